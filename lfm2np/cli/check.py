@@ -43,7 +43,7 @@ from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
 from lfm2np.oracle.targets.exec_target import ExecTarget
-from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded
+from lfm2np.oracle.targets.file_target import FileTarget, Transcript
 from lfm2np.oracle.targets.http_target import HttpTarget
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Ask
@@ -67,6 +67,7 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check answers.jsonl --model DIR
   lfm2np check http://127.0.0.1:8000 --model DIR --cases long --save answers.jsonl --results truths.jsonl
   lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto"""
+PAGES = {"html": as_html, "junit": as_junit}  # the reports, by option
 PADDED = "padded:"
 ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
 
@@ -77,16 +78,17 @@ def run(arguments: argparse.Namespace) -> None:
     TargetError (3) for an engine that can't be run, or arguments that can't be met.
     """
     try:
+        require_folders(arguments)
         recorder = recorder_of(arguments)
         result, place = checked(arguments)
         if arguments.locate is not None and exit_code(result.total.verdict) == 1:
             result = located(result, arguments, recorder)
+        command = command_line()
+        for name, render in PAGES.items():
+            if getattr(arguments, name) is not None:
+                write_whole(Path(getattr(arguments, name)), render(result, command))
     except RequestError as error:
         raise TargetError(str(error)) from None
-    command = command_line()
-    for name, render in (("html", as_html), ("junit", as_junit)):
-        if getattr(arguments, name) is not None:
-            write_whole(Path(getattr(arguments, name)), render(result, command))
     fields = {**as_json(result, command), "scoring": work.throughput(place)}
     print_result(arguments, fields, as_text(result, command))
     verdict = f"{result.total.verdict}: {result.total.reasons[0]}"
@@ -94,6 +96,14 @@ def run(arguments: argparse.Namespace) -> None:
         raise ProofError(verdict)
     if exit_code(result.total.verdict) == 2:
         raise InconclusiveError(verdict)
+
+
+def require_folders(arguments: argparse.Namespace) -> None:
+    """RequestError, before hours of work, if a report can't be written for want of a folder."""
+    for name in PAGES:
+        path = getattr(arguments, name)
+        if path is not None and not Path(path).parent.is_dir():
+            raise RequestError(f"--{name} {path}: {Path(path).parent}: no such folder")
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
@@ -175,7 +185,8 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
-    abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
+    target = FileTarget(arguments.target)
+    abilities, pairs = target.probe(), target.pairs()
     taken, known = formats.format_of(arguments, abilities.engine), Known(place=place)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
     result = judged(

@@ -132,10 +132,10 @@ def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) ->
     name, edits = LATE[fault]
     subject = {"trained": model, "lfm3": lfm3}[name]
     with inject(Fault(fault, "E", "", (), edits)):
-        answers = asked(subject, "small_steps")
+        answers = asked(subject, "few_window_blocks" if fault == "window" else "small_steps")
     result = checked(subject, answers)
     assert result.total.verdict is Verdict.BUG
-    print(result.total.reasons)
+    print(result.total.reasons, result.total.first_wrong)
     first = result.total.first_wrong
     assert first is not None and first.row > 250
 
