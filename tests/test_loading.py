@@ -280,7 +280,7 @@ def test_the_same_weights_stored_wider_give_the_same_bits(model, tmp_path):
         (lambda m: m.score({1, 2}), "expected a sequence of integers"),
         (lambda m: m.generate("a" * 10**6), "1000000 characters, expected at most"),
         (lambda m: m.stream([1], max_tokens=0), "max_tokens 0"),
-        (lambda m: m.score([1]), "1 tokens to score"),
+        (lambda m: m.score([1]), "1 token to score"),
         (lambda m: lfm2np.load(m.path, ["exact"]), "numerics ['exact']: expected one of"),
         (lambda m: lfm2np.load(m.path, "float8"), "numerics 'float8': expected one of exact, float32"),
     ],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import re
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from lfm2np.oracle.check import (
     scored_ahead,
     until_wrong,
 )
+from lfm2np.oracle.cost import cost_lines, cost_of
 from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
@@ -40,12 +43,13 @@ from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
 from lfm2np.oracle.targets.exec_target import ExecTarget
-from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded
+from lfm2np.oracle.targets.file_target import FileTarget, Transcript
 from lfm2np.oracle.targets.http_target import HttpTarget
 from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.targets.transformers_target import TransformersTarget
-from lfm2np.oracle.workloads import CASES
+from lfm2np.oracle.workloads import CASES, LONG
 from lfm2np.progress import ProgressOf
 from lfm2np.whole_file import write_whole
 from lfm2np.work.place import Place
@@ -61,7 +65,9 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check transformers: --format float16 --html report.html
   lfm2np check "exec:./my-engine --threads 4" --model DIR --save answers.jsonl
   lfm2np check answers.jsonl --model DIR
+  lfm2np check http://127.0.0.1:8000 --model DIR --cases long --save answers.jsonl --results truths.jsonl
   lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto"""
+PAGES = {"html": as_html, "junit": as_junit}  # the reports, by option
 PADDED = "padded:"
 ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
 
@@ -72,16 +78,17 @@ def run(arguments: argparse.Namespace) -> None:
     TargetError (3) for an engine that can't be run, or arguments that can't be met.
     """
     try:
+        require_folders(arguments)
         recorder = recorder_of(arguments)
         result, place = checked(arguments)
         if arguments.locate is not None and exit_code(result.total.verdict) == 1:
             result = located(result, arguments, recorder)
+        command = command_line()
+        for name, render in PAGES.items():
+            if getattr(arguments, name) is not None:
+                write_whole(Path(getattr(arguments, name)), render(result, command))
     except RequestError as error:
         raise TargetError(str(error)) from None
-    command = command_line()
-    for name, render in (("html", as_html), ("junit", as_junit)):
-        if getattr(arguments, name) is not None:
-            write_whole(Path(getattr(arguments, name)), render(result, command))
     fields = {**as_json(result, command), "scoring": work.throughput(place)}
     print_result(arguments, fields, as_text(result, command))
     verdict = f"{result.total.verdict}: {result.total.reasons[0]}"
@@ -89,6 +96,14 @@ def run(arguments: argparse.Namespace) -> None:
         raise ProofError(verdict)
     if exit_code(result.total.verdict) == 2:
         raise InconclusiveError(verdict)
+
+
+def require_folders(arguments: argparse.Namespace) -> None:
+    """RequestError, before hours of work, if a report can't be written for want of a folder."""
+    for name in PAGES:
+        path = getattr(arguments, name)
+        if path is not None and not Path(path).parent.is_dir():
+            raise RequestError(f"--{name} {path}: {Path(path).parent}: no such folder")
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
@@ -104,7 +119,10 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
             taken = formats.format_of(arguments, target.probe().engine)  # before anything is asked
             known = Known(place=place)
             with meanwhile(arguments, model, target, taken.name, known) as on:
-                found = ask_all(model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on)
+                longest, announce = arguments.max_model_len, functools.partial(announce_cost, model, arguments)
+                found = ask_all(
+                    model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on, longest, announce
+                )
         del target  # its process has ended, or its weights are let go, before the rest is scored
         result = judged(
             model, found.abilities, taken.name, found.pairs, found.not_put, shown, known, arguments.constants
@@ -114,6 +132,14 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
                 target.probe()
                 result = repeated(model, target, result, known)
         return replace(result, why_format=taken.why, left=found.left), place
+
+
+def announce_cost(model: Model, arguments: argparse.Namespace, asks: Sequence[Ask]) -> None:
+    """What long requests will cost, on stderr."""
+    cost = cost_of(model, asks)
+    positions = model.config.max_position_embeddings
+    for line in cost_lines(cost, min(positions, arguments.max_model_len or positions)) if cost else ():
+        print(line, file=sys.stderr)
 
 
 def meanwhile(
@@ -159,7 +185,8 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
-    abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
+    target = FileTarget(arguments.target)
+    abilities, pairs = target.probe(), target.pairs()
     taken, known = formats.format_of(arguments, abilities.engine), Known(place=place)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
     result = judged(
@@ -220,7 +247,10 @@ def add_check(commands: Commands) -> None:
     formats.add_options(parser)
     most = f"(as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})"
     add(parser, "--at-once N", f"most requests in flight together {most}")
-    add(parser, "--cases NAMES", f"some of {', '.join(CASES)}, separated by commas")
+    few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, which is expensive: its cost is printed first)"
+    add(parser, "--cases NAMES", few)
+    longest = f"tokens of the longest request of {LONG} and its response (the model's max_position_embeddings)"
+    add(parser, "--max-model-len N", longest, type=int)
     add(parser, "--seed N", "seed of the generated requests (0)", default=0)
     add(parser, "--name NAME", "model name, for a server with more than one")
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ def run(arguments: argparse.Namespace) -> None:
     DumpError, ConfigError and CheckpointError (3) for files that can't be read or don't fit each other.
     """
     path = checkpoint_path(arguments.model)
+    if arguments.model is None:
+        print(f"lfm2np: without --model: compared with {path}", file=sys.stderr)
     config = read_config(path, arguments.rope)
     tensors = read_tensors(path, config)
     names = read_names(Path(arguments.names), config) if arguments.names is not None else {}

@@ -46,10 +46,10 @@ def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None
     allowed = margins(truth, known.noises[format_name, truth.spoken], format_named(format_name).bits)
     answer = []
     for position in positions:
-        row, column = position.row, truth.at(position.row, position.token_id)
-        bound = float(allowed.units[row] + LIMIT * allowed.scales[row, column]) + most_shift(truth.vocab_size)
+        index, column = position.row - truth.first, truth.at(position.row, position.token_id)
+        bound = float(allowed.units[index] + LIMIT * allowed.scales[index, column]) + most_shift(truth.vocab_size)
         decided = not sent.temperature and position.margin_ratio > LIMIT
-        answer.append(Right(position.token_id, float(truth.logprobs[row, column]), bound, decided))
+        answer.append(Right(position.token_id, float(truth.logprobs[index, column]), bound, decided))
     return answer
 
 

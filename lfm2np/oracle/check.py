@@ -35,7 +35,7 @@ from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.records import Answer, Ask, failed
 from lfm2np.oracle.targets.target import Abilities, Target, in_flight
 from lfm2np.oracle.total import Total, total, with_causes
-from lfm2np.oracle.workloads import Round, Writer, noted, rounds
+from lfm2np.oracle.workloads import LONG, Round, Writer, noted, rounds
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import AnyPlace, place_of
 
@@ -47,9 +47,15 @@ LEAST_JUDGED = 64  # tokens of the first answers that are judged before the othe
 
 While = Callable[[Sequence[Pair]], bool]  # given all answers so far, after each round: whether to go on
 
+Announce = Callable[[Sequence[Ask]], None]
+
 
 def silent(what: str, done: int, total: int) -> None:
     """No progress is shown."""
+
+
+def unannounced(asks: Sequence[Ask]) -> None:
+    """Nothing is said of the requests."""
 
 
 def always(pairs: Sequence[Pair]) -> bool:
@@ -144,19 +150,24 @@ def ask_all(
     transcript: Transcript | None = None,
     progress: ProgressOf = silent,
     on: While = always,
+    max_model_len: int | None = None,
+    announce: Announce = unannounced,
 ) -> Asked:
     """Sends the workloads, as long as `on` says so.
 
     at_once     most requests in flight together; None: as many as the engine has slots
     transcript  keeps each answer as it comes; requests that it has an answer to are not sent again
+    max_model_len  of long requests: see workloads.Writer
+    announce    gets all requests before the first is sent
     errors      TargetError if the engine can't be run
     """
     abilities = target.probe()
     together = max(1, min(in_flight(at_once, abilities.slots), abilities.at_once))
-    writer = Writer(model.config, model.tokenizer if model.has_tokenizer else None, together, seed)
+    writer = Writer(model.config, model.tokenizer if model.has_tokenizer else None, together, seed, max_model_len)
     split = [possible_asks(batch, abilities) for batch in rounds(writer, cases)]
     not_put = [ask.id for _, impossible in split for ask in impossible]
     plan = noted(possible for possible, _ in split)
+    announce([ask for batch in plan for ask in batch.asks])
     pairs: list[Pair] = []
     for done, batch in enumerate(plan):
         progress("asking", done, len(plan))
@@ -193,7 +204,7 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
 @contextlib.contextmanager
 def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While]:
     """A thread computes what `known` lacks of the answers so far, while later requests run; for engines in separate
-    processes. Nothing else may use `known` meanwhile.
+    processes. Nothing else may use `known` meanwhile. Long requests are left: together they cost one prefill.
 
     At the end and after an error the running computation is waited for and no other starts; an interrupt does not wait.
     Errors in the thread are ignored here: they occur again, and are raised, when the answers are judged.
@@ -203,7 +214,8 @@ def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While
 
     def on(pairs: Sequence[Pair]) -> bool:
         nonlocal taken
-        waiting.put([(ask, fitting(ask, answer, model.config)) for ask, answer in pairs[taken:]])
+        new = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs[taken:]]
+        waiting.put([pair for pair in new if pair[0].case != LONG])
         taken = len(pairs)
         return True
 

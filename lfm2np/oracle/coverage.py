@@ -20,7 +20,7 @@ from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.targets.records import SAMPLED, Ask
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.workloads import CASES, text_of
+from lfm2np.oracle.workloads import DEFAULT_CASES, text_of
 
 Kind = tuple[str, str, str]
 AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
@@ -79,7 +79,7 @@ def not_tested(
     silent = sum(position.error_ratio is None for position in positions)
     asked = {ask.case for ask, _ in pairs}
     excused = {*asked, *(NEED_BATCHES if abilities.at_once == 1 else ()), "stops", "seeds"}
-    cases = [case for case in CASES if case not in excused]
+    cases = [case for case in DEFAULT_CASES if case not in excused]
     lines = []
     if left:
         lines.append(f"{left} requests after one that is certainly wrong")

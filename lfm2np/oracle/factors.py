@@ -16,7 +16,7 @@ FINE = 3.0  # root mean square, in units of the noise: right engines stay below 
 OFF = 5.0
 LEAST_NOISE = 0.15
 LEAST = 4  # positions that a group needs to be called fine
-ROWS = (0, 1, 2, 3, 8, 16, 32, 64, 128, 256, 512)  # bins of positions
+ROWS = (0, 1, 2, 3, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)  # bins of positions
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The requests of a check, chosen so that each class of bug shows: lengths around borders, alone and beside others,
 cold and warm, long after short, beside aborted requests. CASES says which case is there for what.
 
+All cases are sent by default but `long`, which costs too much: see cost.py.
 Everything is drawn from one seed, so two checks of one model send the same requests.
 """
 
@@ -14,7 +15,9 @@ import numpy as np
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.model.config import ModelConfig
+from lfm2np.network.ragged import common_prefix
 from lfm2np.oracle.targets.records import SAMPLED, Ask
+from lfm2np.values import require_count
 
 BATCH = 8  # requests together in most cases: larger batches have a case of their own
 NEW = 16  # tokens generated a request, unless the case says otherwise
@@ -36,6 +39,10 @@ TEXTS = (
 STOPPED = (0, 7, 9)  # of TEXTS: those that go on longest
 SEEDS = (4, 5, 6, 7, 70, 90, 120, 150)  # lengths of prompts, each with a seed of its own; some go in several chunks
 DRAWN = 24  # prompts whose tokens are drawn once: a first token tells most of how it is drawn
+LONG = "long"  # the case of long prompts
+LENGTHS = (4096, 32768)  # of its longest prompts; and as many tokens as the model takes
+FAR_BORDERS = (16, 32, 64, 128, 256, 512, 2048, 8192)  # of blocks and chunks, far from the beginning
+FEW = 4  # tokens generated a request: with one prefill for all of a length, late positions cost little
 SCORED = ("short-prompts", "borders", "long-prompts", "neighbours")  # elsewhere engines must be free to skip prompts
 
 
@@ -55,6 +62,7 @@ class Writer:
     tokenizer: Tokenizer | None
     most_at_once: int
     seed: int = 0
+    max_model_len: int | None = None  # tokens of a long request and its response; None: as many as the model takes
     random: np.random.Generator = field(init=False)
     count: int = 0
 
@@ -64,7 +72,14 @@ class Writer:
         return min(BATCH, self.most_at_once)
 
     def __post_init__(self) -> None:
+        require_count("max_model_len", self.positions, FEW + 1, None)
         self.random = np.random.Generator(np.random.Philox(key=[self.seed, 6]))
+
+    @property
+    def positions(self) -> int:
+        """Of the longest request of the case `long`."""
+        most = self.config.max_position_embeddings
+        return most if self.max_model_len is None else min(most, self.max_model_len)
 
     @property
     def longest(self) -> int:
@@ -97,6 +112,21 @@ class Writer:
             factors={"length": len(ids), **drawn, **factors},
             seed=seed,
         )
+
+    def long_ids(self, length: int) -> tuple[int, ...]:
+        """A prompt of that many tokens in which the same passages return again and again, so that far tokens count."""
+        if self.tokenizer is None:
+            low = min(8, self.config.vocab_size - 1)
+            passages = self.random.integers(low, self.config.vocab_size, (len(TEXTS), 32))
+            order = self.random.integers(len(TEXTS), size=1 + length // passages.shape[1])
+            return tuple(passages[order].ravel()[:length].tolist())
+        ids: list[int] = []
+        text = ""
+        while len(ids) < length:
+            order = self.random.integers(len(TEXTS), size=8 + len(ids) // 16)
+            text += "".join(TEXTS[index] + "\n" for index in order.tolist())
+            ids = self.tokenizer.encode(text)
+        return tuple(ids[:length])
 
     def text(self, ids: Sequence[int]) -> str | None:
         return None if self.tokenizer is None else text_of(self.tokenizer, ids)
@@ -237,12 +267,54 @@ def seeds(writer: Writer) -> Iterator[Round]:
         yield Round(tuple(asks))
 
 
+def long_contexts(writer: Writer) -> Iterator[Round]:
+    """For each length one long prompt, cold and warm; then beginnings of it, around borders far out; then two prompts
+    that leave it late, together. All share its tokens, so that the truth needs one prefill, and a prefix cache as well.
+    """
+    for length in long_lengths(writer.positions):
+        ids = writer.long_ids(length)
+        for temperature in ("cold", "warm"):
+            yield Round((writer.ask(LONG, ids, FEW, prefix=temperature, beside=False),))
+        for point in far_points(length, writer.config.sliding_window):
+            yield Round((writer.ask(LONG, ids[:point], FEW, prefix="warm", beside=False),))
+        beside = writer.at_once > 1
+        leave = [point for point in (length // 2 // 16 * 16, length - length // 8 - 5) if 0 < point < length - 8]
+        asks = [writer.ask(LONG, (*ids[:point], *writer.ids(8)), FEW, prefix="warm", beside=beside) for point in leave]
+        yield from [Round(tuple(asks))] if beside else [Round((ask,)) for ask in asks]
+
+
+def long_lengths(positions: int) -> list[int]:
+    """Tokens of the longest prompts, FEW less than the positions that they and their responses take."""
+    sizes = {*(length for length in LENGTHS if length <= positions), positions}
+    return [size - FEW for size in sorted(sizes) if size > FEW]
+
+
+def left_out_lengths(positions: int) -> list[int]:
+    """Of LENGTHS those that do not fit."""
+    return [length for length in LENGTHS if length > positions]
+
+
+def far_points(length: int, window: int | None) -> list[int]:
+    """Lengths around the last odd multiple of each border and of the window: one token less, as many, one more. Odd, so
+    that a border of 16 is not one of 32 as well. And a few on the way, which show where a late error begins.
+    """
+    points = {4**power for power in range(2, 12)}
+    for size in {*FAR_BORDERS, window or FAR_BORDERS[0]}:
+        border = ((length // size + 1) // 2 * 2 - 1) * size
+        points.update((border - 1, border, border + 1))
+    return sorted(point for point in points if 0 < point < length)
+
+
 @dataclass(frozen=True)
 class Case:
-    """`suspect` is what a wrong answer in this case, and in no simpler one, points to."""
+    """`suspect` is what a wrong answer in this case, and in no simpler one, points to.
+
+    is_default  whether it is sent without being asked for by name
+    """
 
     make: Callable[[Writer], Iterator[Round]]
     suspect: str
+    is_default: bool = True
 
 
 CASES: dict[str, Case] = {
@@ -257,13 +329,19 @@ CASES: dict[str, Case] = {
     "wide-batches": Case(wide_batches, f"rows or slots that only batches of more than {BATCH} requests have"),
     "stops": Case(stops, "where a text is cut at a stop string"),
     "seeds": Case(seeds, "random numbers that depend on more than a request's own seed"),
+    LONG: Case(
+        long_contexts,
+        "what only late positions show: large angles, a window's blocks reused, state kept after many blocks",
+        is_default=False,
+    ),
 }
+DEFAULT_CASES = tuple(name for name, case in CASES.items() if case.is_default)
 
 
 def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Round]:
     """The whole check, the simplest cases first."""
     for name, case in CASES.items():
-        if cases is None or name in cases:
+        if name in (DEFAULT_CASES if cases is None else cases):
             yield from case.make(writer)
 
 
@@ -291,9 +369,3 @@ def noted(plan: Iterable[Round]) -> list[Round]:
         abort, most = "after" if batch.aborted else abort, max(most, len(batch.asks))
         batches.append(replace(batch, asks=tuple(asks)))
     return batches
-
-
-def common_prefix(prompt: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two prompts begin with alike."""
-    shorter = min(len(prompt), len(other))
-    return next((index for index in range(shorter) if prompt[index] != other[index]), shorter)

@@ -75,10 +75,10 @@ def score_batch(
 
 def scorable(token_ids: Sequence[int], config: ModelConfig) -> list[int]:
     ids = require_ids(token_ids, config.vocab_size)
-    if not 2 <= len(ids) <= config.max_position_embeddings:
-        raise RequestError(
-            f"{len(ids)} tokens to score: expected 2 to max_position_embeddings={config.max_position_embeddings}"
-        )
+    most = config.max_position_embeddings
+    if not 2 <= len(ids) <= most:
+        tokens = "token" if len(ids) == 1 else "tokens"
+        raise RequestError(f"{len(ids)} {tokens} to score: expected 2 to max_position_embeddings={most}")
     return ids
 
 

@@ -32,6 +32,10 @@ class Work:
     function: Callable[[LoadedModel, Sequence[Any]], list[Any]]
     num_tokens: Callable[[Any], int]
     is_exact: bool = True  # the same bits on every machine; else results are not recorded
+    num_shared: Callable[[LoadedModel, Any, Any], int] | None = (
+        None  # tokens of an item that are computed once with the
+    )
+    # item before it, if `function` gets both
 
 
 class Record(Protocol):
@@ -94,10 +98,10 @@ def compute(
     results = [record.known(work.kind, item) if record else None for item in items]
     missing = [index for index, result in enumerate(results) if result is None]
     sizes = [work.num_tokens(item) for item in items]
+    shards = cut(missing, sizes, place.max_num_batched_tokens, functools.partial(num_shared, work, model, items))
     total, done = sum(sizes), sum(sizes) - sum(sizes[index] for index in missing)
     if progress:
         progress(done, total)
-    shards = cut(missing, sizes, place.max_num_batched_tokens)
     began = time.perf_counter()
 
     def keep(number: int, computed: list[Any]) -> None:
@@ -128,16 +132,31 @@ def compute(
     return results
 
 
-def cut(indices: Iterable[int], sizes: Sequence[int], most: int) -> list[list[int]]:
-    """The indices in runs whose sizes sum to at most `most`; an item that is larger is a run by itself."""
+def num_shared(work: Work, model: LoadedModel, items: Sequence[Any], index: int, before: int) -> int:
+    return 0 if work.num_shared is None else work.num_shared(model, items[index], items[before])
+
+
+def cut(
+    indices: Iterable[int], sizes: Sequence[int], most: int, shared: Callable[[int, int], int] = lambda *_: 0
+) -> list[list[int]]:
+    """The indices in runs whose sizes sum to at most `most`; an item that is larger is a run by itself.
+
+    Of items with the same long beginning, more than `most` tokens, each counts by what it adds to the one before it,
+    `shared(index, before)` less than its size, and a run may hold twice the tokens of its longest item.
+    """
     runs: list[list[int]] = []
-    room = 0
+    room = tokens = longest = 0
     for index in indices:
-        if not runs or sizes[index] > room:
+        size = sizes[index]
+        common = shared(index, runs[-1][-1]) if runs and min(size, sizes[runs[-1][-1]]) > most else 0
+        if common > most and tokens + size - common <= 2 * max(longest, size):
+            size, longest = size - common, max(longest, size)
+        elif not runs or size > room:
             runs.append([])
-            room = most
+            room, tokens, longest = most, 0, size
         runs[-1].append(index)
-        room -= sizes[index]
+        room -= size
+        tokens += size
     return runs
 
 

@@ -103,7 +103,7 @@ BAD_REQUESTS = [
     (["generate", "--prompt", "a" * 500], "prompt of 501 tokens"),
     (["generate", "--prompt", "\udcff"], "surrogate"),
     (["generate", "--prompt", "a", "--system", "b"], "--system goes with --chat"),
-    (["score", "--prompt-ids", "1"], "1 tokens to score: expected 2 to max_position_embeddings=128"),
+    (["score", "--prompt-ids", "1"], "1 token to score: expected 2 to max_position_embeddings=128"),
     (["score", "--prompt-ids", ",".join(["1"] * 129)], "129 tokens to score"),
     (["score", "--prompt-ids", "1,300"], "300"),
 ]

@@ -81,6 +81,11 @@ def small_steps(model: str, sizes: dict[str, Any]) -> Own:
     return Own(loaded(model), {**PLENTY, **steps, **sizes})
 
 
+def few_window_blocks(model: str, sizes: dict[str, Any]) -> Own:
+    """The same, with so few blocks for layers with a window that they are used again and again."""
+    return small_steps(model, {"num_window_blocks": 7, **sizes})
+
+
 QUICK = ("short-prompts", "neighbours")  # cases
 
 

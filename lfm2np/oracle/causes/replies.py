@@ -42,7 +42,7 @@ class Part:
 
     def right(self, index: int, token: int) -> float:
         row = self.first + index
-        return float(self.truth.logprobs[row, self.truth.at(row, token)])
+        return float(self.truth.logprobs[row - self.truth.first, self.truth.at(row, token)])
 
 
 Undo = Callable[[Part], Sequence[Row] | None]  # the rows with the way undone; None: it does not apply

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from lfm2np.oracle.factors import abort_of, phase_of, place_of
 from lfm2np.oracle.judging.verdict import Position
 
-EDGES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512)
-PERIODS = (8, 16, 32, 64, 128, 256)
+EDGES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
+PERIODS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 IDS = tuple(2**power for power in range(7, 17))
 Mask = NDArray[np.bool_]  # [positions]
 Level = Callable[[Position, Sequence[int]], str | int]  # of a position, and the tokens of its sequence

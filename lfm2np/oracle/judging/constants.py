@@ -263,7 +263,9 @@ def shown(
     noises = noise_of(model, reported.truths, format_name, RIGHT, place=known.place)
 
     def errors_of(number: int) -> Float64:
-        return reported.gathered(lambda index, rows, columns: noises[index].errors[number, rows, columns])
+        return reported.gathered(
+            lambda index, rows, columns: noises[index].errors[number, rows - reported.truths[index].first, columns]
+        )
 
     others = [errors_of(number) for number in range(len(RIGHT))]
     constants = [fit_direction(name, effect, reported, others) for name, effect in suspects.items()]

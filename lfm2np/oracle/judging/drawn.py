@@ -24,7 +24,9 @@ ERROR = 1e-6  # the probability that a right engine is called wrong
 LEAST = 8  # answers with different seeds, for any judgement
 GREEDY = 0.9  # of the stake on the likeliest token; the rest follows the truth
 TEMPERATURES = (0.25, 0.5, 0.7, 1.4, 2.0, 4.0)
-Bet = Callable[[Truth, int, int], float]  # of a truth, a row and a column: the logarithm of what it gives that token
+Bet = Callable[
+    [Truth, int, int], float
+]  # of a truth, an index of a stored row and one of a column: the logarithm of what it gives that token
 
 
 def on_greedy(truth: Truth, row: int, column: int) -> float:
@@ -81,10 +83,10 @@ def drawn_wrongly(
         truth, ids = truths[spoken(ask, answer)], (*ask.prompt_token_ids, *(answer.token_ids or ()))
         for row in range(len(ask.prompt_token_ids) - 1, len(ids) - 1):
             count += 1
-            column = truth.at(row, ids[row + 1])
-            fair = min(0.0, float(truth.logprobs[row, column]) + LIMIT * scales.get((ask.id, row), 0.0))
+            column, index = truth.at(row, ids[row + 1]), row - truth.first
+            fair = min(0.0, float(truth.logprobs[index, column]) + LIMIT * scales.get((ask.id, row), 0.0))
             for name, bet in WAYS.items():
-                capital[name] += bet(truth, row, column) - fair
+                capital[name] += bet(truth, index, column) - fair
         best = max(capital, key=lambda name: capital[name])
         if capital[best] - math.log(len(WAYS)) > -math.log(error):
             return ask.id, f"the {count} tokens drawn so far at temperature 1 are drawn as if {best}"

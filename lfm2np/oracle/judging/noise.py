@@ -43,7 +43,7 @@ from lfm2np.oracle.judging.emulate import Emulated, emulated
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.inputs import inputs_of
 from lfm2np.oracle.judging.routes import routed
-from lfm2np.oracle.judging.truth import Truth, given_routes, num_fed_tokens
+from lfm2np.oracle.judging.truth import Truth, given_routes, num_fed_tokens, num_shared_tokens
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.work.place import AnyPlace, Work, compute
@@ -123,13 +123,13 @@ def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
     return {
         "token_ids": list(truth.token_ids),
         "rows": truth.known_rows,
-        "columns": truth.columns[truth.known_rows],
+        "columns": truth.columns[truth.stored],
         "routes": None if own_routes else truth.routes,
     }
 
 
 def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:
-    rows = truth.known_rows
+    rows = truth.stored
     errors = np.zeros((1, *truth.logprobs.shape), np.float32)
     errors[0, rows] = said["logprobs"] - truth.logprobs[rows]
     if truth.preferred is None or truth.routes is None:
@@ -249,4 +249,10 @@ def loosened(noises: Sequence[Noise]) -> list[Noise]:
     return [replace(noise, spread=np.maximum(noise.spread, least)) for noise in noises]
 
 
-NOISE = Work("noise", noise_items, num_fed_tokens, is_exact=False)
+def num_shared_of_engine(model: LoadedModel, item: Mapping[str, Any], before: Mapping[str, Any]) -> int:
+    """As truth.num_shared_tokens, of one engine."""
+    same = all(item[name] == before[name] for name in ("format", "seed", "draw"))
+    return num_shared_tokens(model, item, before) if same else 0
+
+
+NOISE = Work("noise", noise_items, num_fed_tokens, is_exact=False, num_shared=num_shared_of_engine)

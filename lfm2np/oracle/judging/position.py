@@ -26,7 +26,7 @@ FARTHEST = 80.0  # of a rival, in units of the noise: tie_chance is 0 beyond
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """What a noise allows at each row of a Truth; ratios in units of the noise, beyond one unit of the logits."""
+    """What a noise allows at each row of a Truth's arrays; ratios in units of the noise, beyond one of the logits."""
 
     truth: Truth
     units: NDArray[np.float64]  # [T] see resolution
@@ -48,7 +48,8 @@ class Margins:
 
 def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margins:
     """Of a format with so many bits, at these rows; other rows, and those that the Truth lacks, have no meaning."""
-    first, stop, _ = wanted.indices(len(truth.best))
+    first, stop, _ = (index - truth.first for index in wanted.indices(truth.first + len(truth.best)))
+    first = max(0, first)
     units = resolution(truth.largest, bits)
     best = np.argmax(truth.columns == truth.best[:, None], axis=1)
     scales, gap_ratios = np.empty(truth.logprobs.shape), np.empty(truth.logprobs.shape)
@@ -79,14 +80,16 @@ def position(
 
     The token's own may be reported twice, by itself and among the alternatives: both are judged.
     """
-    truth, unit, best = allowed.truth, float(allowed.units[row]), int(allowed.truth.best[row])
-    logprobs, scale = truth.logprobs[row], allowed.scales[row]
+    truth = allowed.truth
+    index = row - truth.first
+    unit, best = float(allowed.units[index]), int(truth.best[index])
+    logprobs, scale = truth.logprobs[index], allowed.scales[index]
     token_column = truth.at(row, token_id)
     columns = [token_column if token == token_id else truth.at(row, token) for token, _ in reported]
     raw = [value - float(logprobs[column]) for column, (_, value) in zip(columns, reported, strict=True)]
     scales = [float(scale[column]) for column in columns]
     errors = without_normaliser(raw, scales, unit, truth.vocab_size)
-    gap_ratio = float(allowed.gap_ratios[row, token_column])
+    gap_ratio = float(allowed.gap_ratios[index, token_column])
     ratio = max(
         (beyond(error, unit) / scale for error, scale in zip(errors, scales, strict=True)), key=abs, default=None
     )
@@ -97,15 +100,15 @@ def position(
         is_new=is_new,
         token_id=token_id,
         best=best,
-        gap=float(logprobs[allowed.best[row]] - logprobs[token_column]),
+        gap=float(logprobs[allowed.best[index]] - logprobs[token_column]),
         gap_ratio=gap_ratio,
-        margin_ratio=float(allowed.runner_up[row]),
+        margin_ratio=float(allowed.runner_up[index]),
         error=None if logprob is None else logprob - float(logprobs[token_column]),
         error_ratio=ratio,
         error_size=max(sizes, default=None),
         verdict=position_verdict(is_new, token_id, best, gap_ratio, ratio),
         scale=math.hypot(float(scale[token_column]), unit / 2.0),
-        flip_chance=allowed.flip_chance(row) if is_new else None,
+        flip_chance=allowed.flip_chance(index) if is_new else None,
     )
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import NumericsError
+from lfm2np.model.config import ModelConfig
 from lfm2np.network import ragged
 from lfm2np.numerics import elementary
 from lfm2np.numerics.grids import exact_sum
@@ -25,6 +26,7 @@ Array = NDArray[Any]
 Ids = tuple[int, ...]
 Wanted = Mapping[int, Iterable[int]]  # tokens, by row
 LIKELY, OTHERS = 48, 80  # columns of each position: the likeliest tokens, and some others
+LATE = 1024  # rows before the first wanted that are too many to store: a row takes some 3 KB
 UNKNOWN = -1  # instead of a column, in rows that are not wanted
 
 
@@ -39,7 +41,8 @@ class Spoken(NamedTuple):
 class Truth:
     """The exact log-probabilities of one sequence, at T positions and J tokens each; row t predicts token t + 1.
 
-    Of rows that are not wanted only the routes are known; their columns are UNKNOWN. `best` and `squares` are over the
+    The arrays begin at row `first` of the sequence, which is 0 except for late rows of long sequences. Of rows that are
+    not wanted only the routes are known; their columns are UNKNOWN. `best` and `squares` are over the
     whole vocabulary. L sparse layers, N experts, K of a token; without a mixture `routes` and `preferred` are None.
     """
 
@@ -52,27 +55,37 @@ class Truth:
     vocab_size: int
     routes: NDArray[np.int64] | None = None  # [T, L, K] that the tokens took: reported, else the network's
     preferred: NDArray[np.float32] | None = None  # [T, L, N] scores by which they are chosen
+    first: int = 0
 
     @property
     def token_ids(self) -> Ids:
         return self.spoken.token_ids
 
     @property
-    def known_rows(self) -> NDArray[np.int64]:
+    def stored(self) -> NDArray[np.int64]:
+        """Where the known rows stand in the arrays."""
         return np.flatnonzero(self.columns[:, 0] != UNKNOWN)
+
+    @property
+    def known_rows(self) -> NDArray[np.int64]:
+        """Their numbers in the sequence."""
+        return self.first + self.stored
 
     def at(self, row: int, token_id: int) -> int:
         """The column of a token. KeyError if it is not among the columns."""
-        column = int(np.searchsorted(self.columns[row], token_id))
-        if column == self.columns.shape[1] or self.columns[row, column] != token_id:
+        columns = self.columns[row - self.first]
+        column = int(np.searchsorted(columns, token_id))
+        if column == len(columns) or columns[column] != token_id:
             raise KeyError(token_id)
         return column
 
     def covers(self, wanted: Wanted) -> bool:
         """Whether all wanted tokens are among the columns; without any: whether all rows are known."""
-        rows = list(wanted) or range(len(self.columns))
-        known = bool((self.columns[rows, 0] != UNKNOWN).all())
-        return known and all(np.isin(list(tokens), self.columns[row]).all() for row, tokens in wanted.items())
+        rows = list(wanted) or range(self.first + len(self.columns))
+        known = bool(np.isin(rows, self.known_rows).all())
+        return known and all(
+            np.isin(list(tokens), self.columns[row - self.first]).all() for row, tokens in wanted.items()
+        )
 
 
 def truth_of(model: LoadedModel, token_ids: Ids, wanted: Wanted) -> Truth:
@@ -141,10 +154,12 @@ def given_routes(
     return np.concatenate(parts)
 
 
-def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[int]]) -> dict[str, Array]:
+def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[int]]) -> dict[str, Any]:
     """The arrays of a Truth from hidden states [T, D]; as many rows at once as LOGITS_AT_ONCE allows."""
     vocabulary = model.config.vocab_size
     count = num_columns(wanted, vocabulary)
+    first = first_row(wanted, model.config)
+    states = states[first:]
     arrays = {
         "columns": np.full((len(states), count), UNKNOWN, np.int64),
         "logprobs": np.zeros((len(states), count)),
@@ -152,11 +167,18 @@ def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[
         "squares": np.zeros(len(states)),
         "largest": np.zeros(len(states)),
     }
+    wanted = {row - first: tokens for row, tokens in wanted.items()}
     chosen = np.array([row for row in sorted(wanted) if row < len(states)] or range(len(states)), np.int64)
     for part in pieces(len(chosen), vocabulary, LOGITS_AT_ONCE):
         logits = reference.output_logits(model.weights, model.numerics, states[chosen[part]])
         fill_rows(arrays, logits, chosen[part], wanted)
-    return arrays
+    return {**arrays, "first": first} if first else arrays
+
+
+def first_row(wanted: Mapping[int, Sequence[int]], config: ModelConfig) -> int:
+    """The first row that is stored: rows before the first wanted are not, where they are many. Routes need them all."""
+    first = min(wanted, default=0)
+    return first if first >= LATE and not config.sparse_layers else 0
 
 
 def fill_rows(
@@ -225,4 +247,11 @@ def num_fed_tokens(item: Mapping[str, Any]) -> int:
     return len(item["token_ids"]) - 1
 
 
-TRUTH = Work("truth-rows", truth_items, num_fed_tokens)
+def num_shared_tokens(model: LoadedModel, item: Mapping[str, Any], before: Mapping[str, Any]) -> int:
+    """Tokens that go through the network once if both are computed in one pass: see ragged.hidden_states."""
+    if model.config.sparse_layers:
+        return 0
+    return ragged.common_prefix(item["token_ids"][:-1], before["token_ids"][:-1])
+
+
+TRUTH = Work("truth-rows", truth_items, num_fed_tokens, num_shared=num_shared_tokens)

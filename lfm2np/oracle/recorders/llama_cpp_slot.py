@@ -21,11 +21,11 @@ import numpy as np
 
 from lfm2np.checkpoint.files import read_config
 from lfm2np.errors import RequestError
+from lfm2np.network.ragged import common_prefix
 from lfm2np.oracle.recorders.demands import require_model_type, require_request
 from lfm2np.oracle.recorders.llama_cpp_batches import Row
 from lfm2np.oracle.recorders.llama_cpp_recorder import Session
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.workloads import common_prefix
 
 BATCH, UBATCH, CHECKPOINTS = 2048, 512, 32
 BEFORE_END = (4 + UBATCH, 4)  # `checkpoint_offsets`: so many tokens before a prompt's end it is cut

@@ -44,7 +44,7 @@ def as_text(checked: Checked, command: str = "", facts: Mapping[str, str] | None
     blocks = [
         head_lines(checked),
         case_lines(checked),
-        first_wrong_lines(checked.total.first_wrong),
+        first_wrong_lines(checked.total.first_wrong, checked.total.verdict),
         ["where it goes wrong", *map(visible, checked.cause.lines)] if checked.cause else [],
         flip_lines(parts.flips_of(checked)),
         message_lines(checked),
@@ -109,14 +109,17 @@ def case_lines(checked: Checked) -> list[str]:
     return parts.aligned([header, *rows], left=(0, 7)) if rows else []
 
 
-def first_wrong_lines(position: Position | None) -> list[str]:
+def first_wrong_lines(position: Position | None, verdict: Verdict) -> list[str]:
     if position is None:
         return []
     ids = position.ask.prompt_token_ids
     prompt = f"prompt of {plural(len(ids), 'token')}: {parts.some_ids(ids)}"
     behind = f"the oracle's is {position.best}, the engine's is behind it by {parts.gap_words(position)}"
+    if position.token_id == position.best:
+        behind = "the oracle's too"
+    by_itself = "" if position.verdict is verdict else f" by itself, {verdict} with all others"
     return [
-        f"first wrong position: {position.verdict}",
+        f"first wrong position: {position.verdict}{by_itself}",
         f"request    {visible(position.ask.id)} of {visible(position.ask.case)}, {prompt}",
         f"position   {parts.place_words(position)}",
         f"token      {position.token_id}; {behind}",

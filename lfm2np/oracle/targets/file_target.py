@@ -127,6 +127,9 @@ class FileTarget:
             can_abort=any(answer.finish_reason == "abort" for answer in answers),
         )
 
+    def pairs(self) -> list[tuple[Ask, Answer]]:
+        return self._read().pairs()
+
     def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
         transcript = self._read()
         return [transcript.known(ask) or failed(ask, "not recorded") for ask in asks]
@@ -163,7 +166,7 @@ def read_line(line: bytes, where: str) -> dict[str, Any]:
     """Checks its checksum, if it has one. RequestError that names the line."""
     raw = parse_line(decode_text(line, where, RequestError), where)
     if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"ask", "answer"}, {"end"}):
-        names = ", ".join(sorted(raw)) if isinstance(raw, dict) else type(raw).__name__
+        names = (", ".join(sorted(raw)) or "no fields") if isinstance(raw, dict) else type(raw).__name__
         raise RequestError(f"{where}: {names[:80]}, expected an object with ask and answer")
     if FIELD in raw and (changed := damage(raw)):
         raise RequestError(f"{where}: {changed}; a line of your own needs none")

@@ -183,7 +183,8 @@ def vector_noise(
 def bounded(exact: Mapping[str, Any], truth: Truth, noises: Mapping[str, Noise], row: int) -> dict[str, Any]:
     """A position with its bounds and what follows from them."""
     best, *others = (truth.at(row, token_id) for token_id, _, _ in exact["top"])
-    here, noise = slice(row, row + 1), {}
+    index = row - truth.first
+    here, noise = slice(index, index + 1), {}
     for name, format_noise in noises.items():
         gaps = format_noise.gap_scales(np.array([best]), here)[0]
         logprob = two_digits(float(format_noise.scales(truth, here)[0, best]))

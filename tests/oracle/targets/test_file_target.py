@@ -270,3 +270,20 @@ def test_a_length_that_is_not_the_prompts_is_refused(tmp_path: Path) -> None:
     path.write_text(line_of(ask, PAIRS[2][1]))
     with pytest.raises(RequestError, match=r"line 1: factors\.length 2: expected 1, as many as prompt_token_ids"):
         FileTarget(path).probe()
+
+
+def test_a_file_is_read_once_so_that_a_torn_line_warns_once(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b"torn")
+    target = FileTarget(path)
+    with pytest.warns(UserWarning, match="torn") as warned:
+        target.probe()
+        assert target.pairs() == []
+    assert len(warned) == 1
+
+
+def test_an_empty_object_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b"{}\n")
+    with pytest.raises(RequestError, match="line 1: no fields, expected an object"):
+        FileTarget(path).pairs()

@@ -1,0 +1,197 @@
+"""The case `long`: late positions over one shared prefix. Here on few positions, as `max_model_len` allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np.faults import by_name, inject
+from lfm2np.faults.edits import Edit, Fault
+from lfm2np.loading import Model
+from lfm2np.network import ragged
+from lfm2np.oracle.check import Asked, Checked, ask_all, judged
+from lfm2np.oracle.cost import cost_lines, cost_of
+from lfm2np.oracle.judging import truth
+from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.targets.file_target import Transcript
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.workloads import DEFAULT_CASES, FEW, LONG, Writer, far_points, long_lengths, rounds
+from lfm2np.work.place import Place, cut
+from lfm2np.work.results_file import ResultsFile
+
+pytestmark = pytest.mark.rounding
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+POSITIONS = 384
+CHECKPOINTS = "cache.checkpoints[block, index] = window[end : end + columns]"
+STEP = "ids, positions, mixing, progress)"
+ANGLES = "ids, positions // (1 + (positions > 300)) * (1 + (positions > 300)), mixing, progress)"
+AHEAD = "cache.checkpoints[block, index] = window[end - (position > 300) : end + columns - (position > 300)]"
+FREED_EARLY = by_name("window-block-freed-one-early")
+
+
+WORDS = {
+    "angles": "wrong from position ",
+    "checkpoint": "wrong in prompts whose first ",
+    "window": "wrong from position ",
+}
+
+
+def late(edit: Edit) -> Edit:
+    return replace(edit, new=edit.new.replace("+ 1,", "+ (request.num_computed_tokens > 300),"))
+
+
+LATE: dict[str, tuple[str, tuple[Edit, ...]]] = {
+    "angles": ("trained", (Edit("lfm2np.network.step:forward", STEP, ANGLES),)),
+    "checkpoint": ("trained", (Edit("lfm2np.network.cache:keep_checkpoints", CHECKPOINTS, AHEAD),)),
+    "window": ("lfm3", tuple(map(late, FREED_EARLY.edits))),
+}
+
+
+def asked(model: Model, engine: str = "float32", transcript: Transcript | None = None) -> Asked:
+    target = PythonTarget(f"engines:{engine}", model.path)
+    return ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=POSITIONS)
+
+
+def checked(model: Model, answers: Asked, place: Place | None = None) -> Checked:
+    known = Known(place=place or Place())
+    return judged(model, answers.abilities, "float32", answers.pairs, answers.not_put, known=known)
+
+
+@pytest.fixture(scope="module")
+def lfm3() -> Model:
+    return lfm2np.load(FIXTURES / "lfm3")
+
+
+def test_long_is_sent_only_by_name(model: Model) -> None:
+    writer = Writer(model.config, None, 4)
+    assert LONG not in {ask.case for one in rounds(writer) for ask in one.asks}
+    assert LONG not in DEFAULT_CASES
+
+
+def test_the_longest_request_takes_the_last_position(model: Model) -> None:
+    asks = [ask for one in rounds(Writer(model.config, model.tokenizer, 4), [LONG]) for ask in one.asks]
+    lengths = [len(ask.prompt_token_ids) + ask.max_tokens for ask in asks]
+    assert max(lengths) == model.config.max_position_embeddings
+    assert not any(ask.prompt_logprobs for ask in asks)
+
+
+def test_prompts_end_around_borders_far_out() -> None:
+    points = far_points(32764, 1000)
+    for size in (16, 32, 64, 128, 256, 512, 2048, 8192, 1000):
+        borders = [point for point in points if point % size == 0 and point // size % 2]
+        assert borders and {borders[-1] - 1, borders[-1] + 1} <= set(points)
+        assert borders[-1] > 32764 - 2 * size
+
+
+def test_lengths_that_the_model_cannot_hold_are_left_out() -> None:
+    assert long_lengths(1024) == [1024 - FEW]
+    assert long_lengths(4096) == [4096 - FEW]
+    assert long_lengths(262144) == [4096 - FEW, 32768 - FEW, 262144 - FEW]
+
+
+def test_the_cost_is_that_of_one_prefill_and_short_tails(model: Model) -> None:
+    asks = [ask for one in rounds(Writer(model.config, None, 4, max_model_len=POSITIONS), [LONG]) for ask in one.asks]
+    cost = cost_of(model, asks)
+    assert cost is not None and cost.requests == len(asks) and cost.longest == POSITIONS
+    fed = sorted({ask.prompt_token_ids for ask in asks})
+    assert POSITIONS <= cost.truth_tokens <= POSITIONS + len(fed) * (FEW + 8)
+    assert cost.engine_tokens > 10 * cost.truth_tokens * 0.6
+    assert "4096, 32768" in cost_lines(cost, POSITIONS)[-1]
+
+
+def test_the_truth_computes_a_shared_prefix_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its network sees hardly more rows than the longest prompt has."""
+    answers, rows = asked(model), []
+    right = ragged.final_states
+
+    def counted(weights, config, numerics, ids, *others, **named):  # type: ignore[no-untyped-def]
+        rows.append(len(ids) if numerics.name == "exact" else 0)
+        return right(weights, config, numerics, ids, *others, **named)
+
+    monkeypatch.setattr(ragged, "final_states", counted)
+    checked(model, answers, Place(max_num_batched_tokens=64))
+    assert POSITIONS - FEW < sum(rows) < POSITIONS + 24 * (FEW + 8)
+
+
+def test_a_right_engine_is_exact(model: Model, lfm3: Model) -> None:
+    for subject in (model, lfm3):
+        result = checked(subject, asked(subject))
+        assert result.total.verdict is Verdict.EXACT and len(result.positions) > 16 * FEW
+
+
+def test_stored_rows_begin_late_and_change_nothing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = asked(model)
+    whole = checked(model, answers)
+    monkeypatch.setattr(truth, "LATE", 64)
+    late = checked(model, answers)
+    assert late.positions == whole.positions and late.total == whole.total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", LATE)
+def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) -> None:
+    name, edits = LATE[fault]
+    subject = {"trained": model, "lfm3": lfm3}[name]
+    with inject(Fault(fault, "E", "", (), edits)):
+        answers = asked(subject, "few_window_blocks" if fault == "window" else "small_steps")
+    result = checked(subject, answers)
+    assert result.total.verdict is Verdict.BUG
+    assert WORDS[fault] in result.total.reasons[0]
+    first = result.total.first_wrong
+    assert first is not None and first.row > 250
+
+
+class Dying(PythonTarget):
+    left = 5
+
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().answer(asks, aborted)
+
+
+def test_an_interrupted_check_goes_on_to_the_same_report(model: Model, tmp_path: Path) -> None:
+    answers, results = tmp_path / "answers.jsonl", tmp_path / "results.jsonl"
+    with pytest.raises(KeyboardInterrupt), Transcript(answers) as transcript:
+        target = Dying("engines:small_steps", model.path)
+        ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=POSITIONS)
+    with Transcript(answers) as transcript:
+        assert len(transcript.pairs()) == 5
+        resumed = asked(model, "small_steps", transcript)
+    with ResultsFile(results, model) as record:
+        first = checked(model, resumed, Place(record=record))
+    with ResultsFile(results, model) as record:
+        again = checked(model, resumed, Place(record=record))
+    right = checked(model, asked(model, "small_steps"))
+    assert first.total == again.total == right.total
+    assert first.positions == again.positions == right.positions
+
+
+def test_runs_hold_what_shares_a_long_beginning() -> None:
+    sizes = [100, 90, 90, 30, 30, 200]
+
+    def shared(count: int) -> Callable[[int, int], int]:
+        return lambda index, before: min(count, sizes[index] - 1)
+
+    assert cut(range(6), sizes, 40) == [[0], [1], [2], [3], [4], [5]]
+    assert cut(range(3), sizes, 40, shared(80)) == [[0, 1, 2]]
+    assert cut(range(3), sizes, 40, shared(40)) == [[0], [1], [2]]
+    assert cut([5, 0], sizes, 40, shared(50)) == [[5, 0]]
+
+
+def test_common_prefix() -> None:
+    drawn = np.random.Generator(np.random.Philox(key=3))
+    for _ in range(50):
+        ids = drawn.integers(0, 2, 40).tolist()
+        other = drawn.integers(0, 2, 37).tolist()
+        count = next((index for index in range(37) if ids[index] != other[index]), 37)
+        assert ragged.common_prefix(ids, tuple(other)) == count
+        assert ragged.common_prefix(ids, ids[:12]) == 12
