@@ -247,7 +247,7 @@ def add_check(commands: Commands) -> None:
     formats.add_options(parser)
     most = f"(as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})"
     add(parser, "--at-once N", f"most requests in flight together {most}")
-    few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, which is expensive: its cost is printed first)"
+    few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, whose cost is printed first)"
     add(parser, "--cases NAMES", few)
     longest = f"tokens of the longest request of {LONG} and its response (the model's max_position_embeddings)"
     add(parser, "--max-model-len N", longest, type=int)

@@ -40,7 +40,7 @@ from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import total
-from lfm2np.oracle.workloads import CASES, Writer, noted, rounds
+from lfm2np.oracle.workloads import DEFAULT_CASES, Writer, noted, rounds
 
 pytestmark = pytest.mark.rounding
 
@@ -335,7 +335,7 @@ def test_what_is_asked_fits_the_model_and_is_the_same_again(model: Model, at_onc
             assert len(ask.prompt_token_ids) + ask.max_tokens <= subject.config.max_position_embeddings
             if ask.prompt_text is not None:
                 assert subject.tokenizer.encode(ask.prompt_text) == list(ask.prompt_token_ids)
-        assert {ask.case for ask in asks} == set(CASES) - left_out - ({"stops"} if tokenizer is None else set())
+        assert {ask.case for ask in asks} == set(DEFAULT_CASES) - left_out - ({"stops"} if tokenizer is None else set())
 
 
 def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_no_score_and_no_overflow_depends_on_the_number_of_threads(monkeypatch, 
 def test_a_prompt_that_can_not_be_scored_is_named_before_anything_runs() -> None:
     model, place = load(None), Place()
     most = model.config.max_position_embeddings
-    for bad, what in (([1], "1 tokens to"), ([1, 999999], "999999"), ([1] * (most + 1), f"{most + 1} tokens to score")):
+    for bad, what in (([1], "1 token to"), ([1, 999999], "999999"), ([1] * (most + 1), f"{most + 1} tokens to score")):
         with pytest.raises(RequestError, match=f"prompt 1: .*{what}"):
             score_many(model, [[1, 2, 3], bad], place)
     assert place.num_tokens == 0

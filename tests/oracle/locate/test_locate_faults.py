@@ -130,6 +130,7 @@ LFM3S = {
     "full-rotation-for-a-partial-one": of_lfm3(ROTATED, ALONE, "channels 12 to 23 and those 24 further"),
     "wrong-half-of-the-head-rotated": of_lfm3(ROTATED, ALONE),
     "head-size-of-hidden-by-heads": of_lfm3(ROTATED, ALONE, "channels 1 to 11 and those 24 further"),
+    "partial-rotation-of-a-smaller-head": of_lfm3(ROTATED, ALONE, "channels 1 to 11 and those 24 further"),
     "attention-bias-of-the-output-ignored": of_lfm3("model.layers.0.self_attn.out_proj", fixture=LFM3_BIASED),
 }
 IN_STEPS = {"expert-outputs-of-an-earlier-step": ("model.layers.1", "step 4")}
