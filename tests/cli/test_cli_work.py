@@ -145,7 +145,7 @@ BAD_LINES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": 3}, "prompt 3: expected a string"),
     ({"prompt": "a", "request_id": ""}, "request_id '': expected a string"),
     ({"prompt": "a", "max_tokens": 3}, "'max_tokens': expected some of completion, "),
-    ({"prompt_token_ids": [1]}, "1 tokens to score"),
+    ({"prompt_token_ids": [1]}, "1 token to score"),
     ({"prompt_token_ids": [1, 300]}, "300"),
     ({"prompt_token_ids": [1], "completion_token_ids": []}, "none, expected at least one"),
 ]
