@@ -299,8 +299,8 @@ def test_a_body_of_endless_parts_is_refused_before_it_is_parsed():
             status, reply = served.ask("/v1/completions", content)
             assert status == 413 and "lists, objects and keys, expected at most 131072" in reply["error"]["message"]
         assert served.ask("/v1/completions", {"prompt": "[" * 2**18})[0] == 400
-        status, reply = served.ask("/v1/completions", {"prompt": [1] * (2**17 + 1)})
-        assert status == 400 and "131073 elements: expected at most 131072" in reply["error"]["message"]
+        status, reply = served.ask("/v1/completions", {"prompt": [1] * (2**18 + 1)})
+        assert status == 400 and "262145 elements: expected at most 262144" in reply["error"]["message"]
 
 
 @pytest.mark.parametrize("path", PATHS)
