@@ -177,12 +177,12 @@ def reading_of(config: ModelConfig) -> str:
     label = 'labelled "default" beside a partial_rotary_factor below 1, read as '
     whole = f"{label}transformers reads it: all of each head is rotated"
     trained = f'{label}"proportional", as it was trained: {config.partial_rotary_factor:g} of each head is rotated'
-    found = []
+    readings = []
     if config.is_rope_relabelled:
-        found.append(f"rope_parameters.full_attention: {trained if config.partial_rotary_factor < 1.0 else whole}")
+        readings.append(f"rope_parameters.full_attention: {trained if config.partial_rotary_factor < 1.0 else whole}")
     if config.is_sliding_factor_ignored:
-        found.append(f"rope_parameters.sliding_attention: {whole}")
-    return "; ".join(found)
+        readings.append(f"rope_parameters.sliding_attention: {whole}")
+    return "; ".join(readings)
 
 
 def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:

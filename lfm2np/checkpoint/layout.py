@@ -37,7 +37,7 @@ class Module(NamedTuple):
 
 def modules_of(names: Iterable[str], tensors: Mapping[str, StoredTensor]) -> list[Module]:
     """The modules of `names`, which are ours of weights."""
-    called = {name.rpartition(".")[0]: one.name.rpartition(".")[0] for name, one in tensors.items()}
+    called = {name.rpartition(".")[0]: tensor.name.rpartition(".")[0] for name, tensor in tensors.items()}
     modules = [name.removesuffix(".weight") for name in names]
     return [Module(module, called.get(module, module)) for module in modules]
 

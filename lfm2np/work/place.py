@@ -32,10 +32,8 @@ class Work:
     function: Callable[[LoadedModel, Sequence[Any]], list[Any]]
     num_tokens: Callable[[Any], int]
     is_exact: bool = True  # the same bits on every machine; else results are not recorded
-    num_shared: Callable[[LoadedModel, Any, Any], int] | None = (
-        None  # tokens of an item that are computed once with the
-    )
-    # item before it, if `function` gets both
+    # Tokens of an item that are computed once with the item before it, if `function` gets both; None: none.
+    num_shared: Callable[[LoadedModel, Any, Any], int] | None = None
 
 
 class Record(Protocol):

@@ -71,12 +71,12 @@ def lfm3() -> Model:
 
 def test_long_is_sent_only_by_name(model: Model) -> None:
     writer = Writer(model.config, None, 4)
-    assert LONG not in {ask.case for one in rounds(writer) for ask in one.asks}
+    assert LONG not in {ask.case for batch in rounds(writer) for ask in batch.asks}
     assert LONG not in DEFAULT_CASES
 
 
 def test_the_longest_request_takes_the_last_position(model: Model) -> None:
-    asks = [ask for one in rounds(Writer(model.config, model.tokenizer, 4), [LONG]) for ask in one.asks]
+    asks = [ask for batch in rounds(Writer(model.config, model.tokenizer, 4), [LONG]) for ask in batch.asks]
     lengths = [len(ask.prompt_token_ids) + ask.max_tokens for ask in asks]
     assert max(lengths) == model.config.max_position_embeddings
     assert not any(ask.prompt_logprobs for ask in asks)
@@ -97,12 +97,14 @@ def test_lengths_that_the_model_cannot_hold_are_left_out() -> None:
 
 
 def test_the_cost_is_that_of_one_prefill_and_short_tails(model: Model) -> None:
-    asks = [ask for one in rounds(Writer(model.config, None, 4, max_model_len=POSITIONS), [LONG]) for ask in one.asks]
+    asks = [
+        ask for batch in rounds(Writer(model.config, None, 4, max_model_len=POSITIONS), [LONG]) for ask in batch.asks
+    ]
     cost = cost_of(model, asks)
     assert cost is not None and cost.requests == len(asks) and cost.longest == POSITIONS
     fed = sorted({ask.prompt_token_ids for ask in asks})
     assert POSITIONS <= cost.truth_tokens <= POSITIONS + len(fed) * (FEW + 8)
-    assert cost.engine_tokens > 10 * cost.truth_tokens * 0.6
+    assert cost.engine_tokens > 6 * cost.truth_tokens
     assert "4096, 32768" in cost_lines(cost, POSITIONS)[-1]
 
 

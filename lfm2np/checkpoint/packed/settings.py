@@ -145,8 +145,9 @@ def settings_in(directory: Path) -> Settings | None:
     raw = read_object(path, ConfigError)
     settings = settings_of(language_config(raw), str(path))
     if raw.get("model_type") in LANGUAGE_MODEL and isinstance(settings, MlxSettings):
-        own = {name: one for name, one in settings.modules.items() if f"{name}.".startswith(tuple(PREFIXES))}
-        return replace(settings, modules=own)
+        prefixes = tuple(PREFIXES)
+        kept = {name: form for name, form in settings.modules.items() if f"{name}.".startswith(prefixes)}
+        return replace(settings, modules=kept)
     return settings
 
 

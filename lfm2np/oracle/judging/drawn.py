@@ -24,9 +24,7 @@ ERROR = 1e-6  # the probability that a right engine is called wrong
 LEAST = 8  # answers with different seeds, for any judgement
 GREEDY = 0.9  # of the stake on the likeliest token; the rest follows the truth
 TEMPERATURES = (0.25, 0.5, 0.7, 1.4, 2.0, 4.0)
-Bet = Callable[
-    [Truth, int, int], float
-]  # of a truth, an index of a stored row and one of a column: the logarithm of what it gives that token
+Bet = Callable[[Truth, int, int], float]  # of a stored row and a column of a truth: the logarithm of that token's stake
 
 
 def on_greedy(truth: Truth, row: int, column: int) -> float:

@@ -193,7 +193,8 @@ def test_without_a_fault_nothing_is_found(fixture: str) -> None:
         model = loaded(fixture, numerics)
         report = located(model, record(model, prompt_of(fixture)))
         assert report.findings == ()
-        assert max(one.error for one in report.checks) < 0.95  # exact, whose grids follow the largest input of a row
+        bound = 0.95 if "lfm3" in fixture else 0.7  # exact's grids follow the largest input of a row: 0.9 on lfm3
+        assert max(check.error for check in report.checks) < bound
 
 
 @pytest.mark.parametrize("name", MIXTURES)
