@@ -23,7 +23,7 @@ from lfm2np.errors import DumpError
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.locate.mixture import PARTS as MIXTURE_PARTS
 from lfm2np.oracle.locate.operation import Operation
-from lfm2np.oracle.locate.operations import OPTIONAL, operations
+from lfm2np.oracle.locate.operations import OPTIONAL, operations, window_of
 from lfm2np.oracle.locate.patterns import TOKEN, Steps
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.values import plain, show
@@ -37,7 +37,8 @@ REAL = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # little-endian, whatever the machine's own order
 CONV_PARTS = ("in_proj", "u", "conv", "gated", "out_proj")
 ATTENTION_PARTS = (
-    *("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm", "q_rotated", "k_rotated", "attended", "out_proj"),
+    *("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm", "q_rotated", "k_rotated", "attended"),
+    *("g_proj", "gate", "gated", "out_proj"),
 )
 FEED_FORWARD_PARTS = ("w1", "w3", "gated", "w2", *MIXTURE_PARTS)
 FRAMEWORKS = ("np", "pt", "mlx", "tf", "flax")  # what packages that write safetensors put there
@@ -246,7 +247,7 @@ def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConf
     rows = allowed_rows(operation, steps)
     for array in (values, values[0]) if values.ndim > 1 and len(values) == 1 else (values,):
         if array.ndim > 1 and len(array) in rows and array[0].size == width:
-            return causal(array.reshape(len(array), width), operation, steps.tokens)
+            return causal(array.reshape(len(array), width), operation, steps.tokens, config)
         if is_convolution and array.ndim == 2 and len(array) == width and array.shape[1] in (steps.tokens, padded):
             return np.ascontiguousarray(array[:, : steps.tokens].T)
     expected = [f"[{rows[-1]}, {width}]", *([f"[{width}, {padded}]"] if is_convolution else [])]
@@ -264,12 +265,13 @@ def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
     return (steps.count(operation.per),)
 
 
-def causal(rows: Array, operation: Operation, tokens: int) -> Array:
-    """Attention's scores after a row's position become 0: engines put anything there."""
-    if not operation.name.endswith(".self_attn.scores"):
+def causal(rows: Array, operation: Operation, tokens: int, config: ModelConfig) -> Array:
+    """Attention's scores where a row sees nothing become 0: engines put anything there."""
+    if operation.layer is None or not operation.name.endswith(".self_attn.scores"):
         return rows
-    positions = np.arange(tokens - len(rows), tokens)
-    seen = np.arange(tokens) <= positions[:, None]
+    window = window_of(config, operation.layer) or tokens
+    behind = np.arange(tokens - len(rows), tokens)[:, None] - np.arange(tokens)
+    seen = (behind >= 0) & (behind < window)
     return np.where(seen[:, None], rows.reshape(len(rows), -1, tokens), 0.0).reshape(rows.shape)
 
 

@@ -26,8 +26,8 @@ from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
 from lfm2np.oracle.locate.operation import Operation, Oracle
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.patterns import (
-    CONTEXT,
     STEP,
+    Context,
     describe_channels,
     describe_reads,
     describe_rows,
@@ -308,8 +308,8 @@ def finding(
     rows = np.zeros(first + len(values), bool)
     rows[first:] = wrong.any(axis=1)
     in_steps = describe_steps(rows, dump.steps, step.per)
-    if step.per == CONTEXT:
-        in_words = describe_reads(rows, dump.steps)
+    if isinstance(step.per, Context):
+        in_words = describe_reads(rows, dump.steps, step.per)
     else:
         in_words = in_steps if step.per == STEP and in_steps else describe_rows(rows, first, step.per)
     return Finding(

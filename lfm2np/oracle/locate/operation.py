@@ -14,7 +14,7 @@ from lfm2np.checkpoint.weights import vector, widened
 from lfm2np.model.config import MixtureConfig, ModelConfig
 from lfm2np.numerics.matrix import Weights
 from lfm2np.oracle.locate import rounded_inputs, spread
-from lfm2np.oracle.locate.patterns import TOKEN, Steps
+from lfm2np.oracle.locate.patterns import TOKEN, Per, Steps
 from lfm2np.oracle.locate.spread import Measured, Precision
 
 Array = NDArray[Any]
@@ -56,7 +56,7 @@ class Operation:
     compute: Callable[..., Measured]  # of an Oracle and the measured inputs
     heads: int = 0  # its channels are those of so many heads, one after another; 0: there are none
     parts: tuple[str, ...] = ()  # its channels are these, of equal width, one after another
-    per: str = TOKEN  # what has a row: a token, a step, or each token that a step sees
+    per: Per = TOKEN  # what has a row: a token, a step, or each token that a step sees
     by_position: bool = False  # `width` channels for each of the T positions, one position after another
     noun: str = "channel"  # what a column is
     prefers: Callable[..., Measured] | None = None  # of ids of experts: the preferences they are chosen by (mixture.py)

@@ -9,8 +9,8 @@ OPTIONAL tensors are looked at if they are dumped, and nothing is recomputed for
 caches (so that a wrong number that is stored is told from one that is computed), and attention's scores and weights.
 
 T tokens, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, V vocabulary, L convolution taps, S
-steps, C tokens that a step sees. Tensors are [T, width]; `conv.state` is [S, (L-1)*D], `keys_read` and `values_read`
-are [sum of C, G*E].
+steps, C positions that a step sees (of a layer with a window, from its first row's window on). Tensors are [T, width];
+`conv.state` is [S, (L-1)*D], `keys_read` and `values_read` are [sum of C, G*E].
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lfm2np.numerics.rope import Rope, angles, rotary_table
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.mixture import MIXED, mixture_operations
 from lfm2np.oracle.locate.operation import Operation, Oracle, at_precision, is_wanted, product, projection
-from lfm2np.oracle.locate.patterns import CONTEXT, STEP
+from lfm2np.oracle.locate.patterns import STEP, Context
 from lfm2np.oracle.locate.spread import Measured, joined_rows
 
 Array = NDArray[Any]
@@ -130,11 +130,12 @@ def attention_operations(
         name, words, heads = f"{prefix}.{part}_rotated", f"rotation of the {called[part]}", counts[part]
         compute = partial(rotation, config.rope(config.layer_types[index]))
         yield Operation(name, words, index, (f"{prefix}.{part}_layernorm",), heads * head_dim, compute, heads)
-    keys, values = f"{prefix}.k_rotated", f"{prefix}.v_proj"
+    keys, values, window = f"{prefix}.k_rotated", f"{prefix}.v_proj", window_of(config, index)
     for what, read in (("keys", f"{prefix}.keys_read"), ("values", f"{prefix}.values_read")):
         if is_wanted(read, dumped):
             words, source = f"{what} as the step found them in the cache", keys if what == "keys" else values
-            yield Operation(read, words, index, (source,), counts["k"] * head_dim, found_rows, counts["k"], per=CONTEXT)
+            width, compute = counts["k"] * head_dim, partial(found_rows, window)
+            yield Operation(read, words, index, (source,), width, compute, counts["k"], per=Context(window))
             keys, values = (read, values) if what == "keys" else (keys, read)
     yield from mixing_operations(config, index, keys, values, dumped)
     mixed = f"{prefix}.attended"
@@ -150,13 +151,17 @@ def attention_operations(
     yield product(out, words, index, (mixed,), config.hidden_size, partial(projection, out))
 
 
+def window_of(config: ModelConfig, index: int) -> int | None:
+    return config.sliding_window if config.layer_types[index] == SLIDING else None
+
+
 def mixing_operations(
     config: ModelConfig, index: int, keys: str, values: str, dumped: Container[str] | None
 ) -> Iterator[Operation]:
     """From queries and these keys and values to attention's output, through what is dumped of scores and weights."""
     prefix, heads = f"model.layers.{index}.self_attn", config.num_attention_heads
     inputs: tuple[str, ...] = (f"{prefix}.q_rotated", keys)
-    window = config.sliding_window if config.layer_types[index] == SLIDING else None
+    window = window_of(config, index)
     width, words = heads * config.head_dim, "causal attention"
     if window is not None:
         words = f"causal attention to the last {window} positions"
@@ -171,7 +176,7 @@ def mixing_operations(
         text = "softmax of the scores" if len(steps) == 1 else "scores, then their softmax"
         yield Operation(weights, text, index, inputs, heads, partial(chained, steps), heads, by_position=True)
         inputs, words, steps = (weights,), "values, weighted", []
-    compute = partial(attention, window) if len(steps) == 2 else partial(weighted, steps)
+    compute = partial(attention, window) if len(steps) == 2 else partial(weighted, window, steps)
     name = f"{prefix}.attended"
     yield Operation(name, words, index, (*inputs, values), width, compute, heads)
 
@@ -246,40 +251,42 @@ def rotation(rope: Rope, oracle: Oracle, heads: Measured) -> Measured:
     return spread.rotate(shaped, cos, sin, theta, oracle.precision).reshape(tokens, -1)
 
 
-def found_rows(oracle: Oracle, rows: Measured) -> Measured:
+def found_rows(window: int | None, oracle: Oracle, rows: Measured) -> Measured:
     """Of rows [T, width] those that each step sees, one step after another, behind those that came before all steps."""
-    return joined_rows([rows[:end] for end in (oracle.steps.first, *oracle.steps.ends)])
+    return joined_rows([rows[: oracle.steps.first], *(rows[seen] for seen in oracle.steps.seen(window))])
 
 
-def per_step(oracle: Oracle, queries: Measured, *cached: Measured) -> Iterator[tuple[Measured, ...]]:
-    """Queries of each step, and what it sees of keys or values: of [T, width], or of what `found_rows` says.
+def per_step(
+    window: int | None, oracle: Oracle, queries: Measured, *cached: Measured
+) -> Iterator[tuple[slice, list[Measured]]]:
+    """The positions that each step sees; its queries, then keys or values there: of [T, width], or of what
+    `found_rows` says.
 
     What came before the steps sees itself.
     """
-    first, read = oracle.steps.first, 0
-    for span in [*([slice(0, first)] if first else []), *oracle.steps.spans()]:
-        found = slice(read, read + span.stop)
-        yield (
-            queries[span],
-            *(one[: span.stop] if len(one.values) == len(oracle.token_ids) else one[found] for one in cached),
-        )
-        read += span.stop
+    tokens, before, read = len(oracle.token_ids), slice(0, oracle.steps.first), 0
+    spans, views = [before, *oracle.steps.spans()], [before, *oracle.steps.seen(window)]
+    for span, seen in zip(spans, views, strict=True):
+        found = slice(read, read + seen.stop - seen.start)
+        read = found.stop
+        if span.stop > span.start:
+            yield seen, [queries[span], *(one[seen if len(one.values) == tokens else found] for one in cached)]
 
 
 def attention(window: int | None, oracle: Oracle, queries: Measured, keys: Measured, values: Measured) -> Measured:
     made = []
-    for step in per_step(oracle, queries, keys, values):
+    for _, step in per_step(window, oracle, queries, keys, values):
         own, own_keys, own_values = (by_heads(oracle, one) for one in step)
         made.append(spread.attend(own, own_keys, own_values, oracle.precision, window))
     return joined_rows(made).reshape(len(oracle.token_ids), -1)
 
 
 def scores_of(window: int | None, oracle: Oracle, queries: Measured, keys: Measured) -> Measured:
-    """[T, H*T], 0 behind each row's own position."""
+    """[T, H*T], 0 behind each row's own position and before its window."""
     tokens, made = len(oracle.token_ids), []
-    for own, seen in per_step(oracle, queries, keys):
-        scores = spread.scores(by_heads(oracle, own), by_heads(oracle, seen), oracle.precision, window)  # [t, H, C]
-        made.append(scores.widened(tokens).reshape(len(own.values), -1))
+    for seen, (own, own_keys) in per_step(window, oracle, queries, keys):
+        scores = spread.scores(by_heads(oracle, own), by_heads(oracle, own_keys), oracle.precision, window)  # [t, H, C]
+        made.append(scores.widened(seen.start, tokens).reshape(len(own.values), -1))
     return joined_rows(made)
 
 
@@ -294,12 +301,14 @@ def chained(steps: Sequence[Callable[..., Measured]], oracle: Oracle, *inputs: M
     return inputs[0]
 
 
-def weighted(steps: Sequence[Callable[..., Measured]], oracle: Oracle, given: Measured, values: Measured) -> Measured:
+def weighted(
+    window: int | None, steps: Sequence[Callable[..., Measured]], oracle: Oracle, given: Measured, values: Measured
+) -> Measured:
     """Values [T, G*E] times weights [T, H*T], or times what `steps` make weights of."""
     tokens, made = len(oracle.token_ids), []
-    for own, seen in per_step(oracle, chained(steps, oracle, given), values):
-        weights = own.reshape(len(own.values), -1, tokens)[:, :, : len(seen.values)]
-        made.append(spread.mix(weights, by_heads(oracle, seen), oracle.precision))
+    for seen, (own, own_values) in per_step(window, oracle, chained(steps, oracle, given), values):
+        weights = own.reshape(len(own.values), -1, tokens)[:, :, seen]
+        made.append(spread.mix(weights, by_heads(oracle, own_values), oracle.precision))
     return joined_rows(made).reshape(tokens, -1)
 
 

@@ -113,7 +113,17 @@ def ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-TOKEN, STEP, CONTEXT = "token", "step", "context"  # what a row of a tensor belongs to
+TOKEN, STEP = "token", "step"  # what a row of a tensor belongs to
+
+
+@dataclass(frozen=True)
+class Context:
+    """A row for each position that a step sees: of a layer with a window, from its first row's window on."""
+
+    window: int | None = None
+
+
+Per = str | Context
 
 
 @dataclass(frozen=True)
@@ -139,28 +149,37 @@ class Steps:
     def spans(self) -> Iterator[slice]:
         return (slice(start, end) for start, end in zip(self.starts, self.ends, strict=True))
 
-    def count(self, per: str) -> int:
-        """Rows of a tensor with one per token, per step, or per position that each step sees."""
-        return {TOKEN: self.tokens, STEP: len(self.sizes), CONTEXT: sum(self.ends)}[per]
+    def seen(self, window: int | None = None) -> list[slice]:
+        """The positions that each step's rows attend to, from the first row's window on if there is one."""
+        back = self.tokens if window is None else window - 1
+        return [slice(max(0, start - back), end) for start, end in zip(self.starts, self.ends, strict=True)]
 
-    def step_of(self, per: str) -> Indices:
+    def count(self, per: Per) -> int:
+        """Rows of a tensor with one per token, per step, or per position that each step sees."""
+        if isinstance(per, Context):
+            return sum(one.stop - one.start for one in self.seen(per.window))
+        return {TOKEN: self.tokens, STEP: len(self.sizes)}[per]
+
+    def step_of(self, per: Per) -> Indices:
         """The step of each row; -1 for rows before the first step, which contexts also have first."""
         numbers = np.arange(len(self.sizes))
         if per == STEP:
             return numbers
-        counts = self.sizes if per == TOKEN else self.ends
+        counts = self.sizes
+        if isinstance(per, Context):
+            counts = tuple(one.stop - one.start for one in self.seen(per.window))
         return np.concatenate([np.full(self.first, -1), np.repeat(numbers, counts)])
 
-    def place(self, per: str, row: int) -> str:
-        if per == TOKEN:
-            return f"row {row}"
-        if per == STEP:
-            return f"step {row}"
-        step = int(self.step_of(per)[row])
-        return f"position {row - self.first - sum(self.ends[:step])} as step {step} read it"
+    def place(self, per: Per, row: int) -> str:
+        if not isinstance(per, Context):
+            return f"{'row' if per == TOKEN else per} {row}"
+        step_of = self.step_of(per)
+        step = int(step_of[row])
+        position = self.seen(per.window)[step].start + row - int(np.searchsorted(step_of, step))
+        return f"position {position} as step {step} read it"
 
 
-def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: str) -> str:
+def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: Per) -> str:
     """Steps with wrong rows (`wrong`, as many as `per` says); empty if there is only one step."""
     wrong_steps = np.unique(steps.step_of(per)[wrong])
     wrong_steps, total = wrong_steps[wrong_steps >= 0], len(steps.sizes)
@@ -175,8 +194,9 @@ def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: str) -> str:
     return f"from step {first} on ({rows}), right in {listed(np.arange(first), 'step')}"
 
 
-def describe_reads(wrong: NDArray[np.bool_], steps: Steps) -> str:
-    """For a tensor of contexts: the positions that the first wrong step read wrongly."""
-    first = int(steps.step_of(CONTEXT)[wrong][0])
-    positions = np.split(wrong[steps.first :], np.cumsum(steps.ends))[first]
-    return f"{listed(np.flatnonzero(positions), 'position')} of {len(positions)}, as step {first} read them"
+def describe_reads(wrong: NDArray[np.bool_], steps: Steps, context: Context) -> str:
+    """The positions that the first wrong step read wrongly."""
+    step_of, seen = steps.step_of(context), steps.seen(context.window)
+    first = int(step_of[wrong][0])
+    positions = seen[first].start + np.flatnonzero(wrong[step_of == first])
+    return f"{listed(positions, 'position')} of {seen[first].stop}, as step {first} read them"

@@ -97,9 +97,9 @@ class Measured:
         zeros = np.zeros((rows, *self.values.shape[1:]))
         return Measured(np.concatenate([zeros, self.values]), np.concatenate([zeros, self.spread]))
 
-    def widened(self, width: int) -> Measured:
-        """Zeros that are known behind the last axis, up to this width."""
-        missing = [(0, 0)] * (self.values.ndim - 1) + [(0, width - self.values.shape[-1])]
+    def widened(self, start: int, width: int) -> Measured:
+        """The last axis from `start` on among `width` places, of which the others are zeros that are known."""
+        missing = [(0, 0)] * (self.values.ndim - 1) + [(start, width - start - self.values.shape[-1])]
         return Measured(np.pad(self.values, missing), np.pad(self.spread, missing))
 
 

@@ -31,7 +31,9 @@ from lfm2np.numerics import Numerics
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee
 from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.oracle.locate.operations import window_of
 from lfm2np.sampling.params import SamplingParams
+from scheduler.window import FREED
 
 Array = NDArray[Any]
 Dump = dict[str, Array]
@@ -252,6 +254,12 @@ class RecordedEngine:
         self._trace = io.StringIO()
         recorded = replace(model, numerics=cast(Numerics, self._recorder))
         self.engine = Engine(recorded, trace=self._trace, **options)
+        self._block_size = self.engine.scheduler.config.block_size
+        self._windows = {
+            f"model.layers.{index}": window
+            for index in range(model.config.num_hidden_layers)
+            if (window := window_of(model.config, index)) is not None
+        }
         self.finished: dict[str, RequestOutput] = {}
 
     def add(self, request_id: str, token_ids: Sequence[int], max_tokens: int = 1, **params: Any) -> None:
@@ -281,9 +289,10 @@ class RecordedEngine:
         table = rows_by_prefix(self._recorder.passes, plans, sequences, own)
         rows = [table[ids[: position + 1]] for position in range(len(ids))]
         tensors = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        steps = own_steps(plans, own, len(ids))
+        steps = own_steps(plans, own, len(ids), self._block_size)
         sizes = np.array([one.count for one in steps], np.int64)
-        return {"token_ids": np.array(ids, np.int64), "steps": sizes} | tensors | found_in(self._recorder.found, steps)
+        found = found_in(self._recorder.found, steps, self._windows)
+        return {"token_ids": np.array(ids, np.int64), "steps": sizes} | tensors | found
 
 
 @dataclass
@@ -294,16 +303,18 @@ class OwnStep:
     place: int  # in the plan
     start: int
     count: int
+    freed: int  # positions whose blocks of layers with a window were given back
 
 
-def own_steps(plans: Sequence[Any], own: str, tokens: int) -> list[OwnStep]:
+def own_steps(plans: Sequence[Any], own: str, tokens: int, block_size: int) -> list[OwnStep]:
     """Those of the request `own`, one after another up to its last of `tokens` rows."""
     found: list[OwnStep] = []
     for number, scheduled in enumerate(plans):
         for place, entry in enumerate(scheduled):
             if entry["request_id"] == own:
                 found = ending_at(found, entry["start"])
-                found.append(OwnStep(number, place, entry["start"], len(entry["token_ids"])))
+                freed = block_size * entry.get("window_table", ()).count(FREED)
+                found.append(OwnStep(number, place, entry["start"], len(entry["token_ids"]), freed))
     return ending_at(found, tokens)
 
 
@@ -311,14 +322,20 @@ def ending_at(steps: Sequence[OwnStep], end: int) -> list[OwnStep]:
     return [replace(one, count=min(one.count, end - one.start)) for one in steps if one.start < end]
 
 
-def found_in(passes: Sequence[Found], steps: Sequence[OwnStep]) -> Dump:
-    """What these steps found in the caches: a state each, of keys and values all that the kept rows see (NaN: none)."""
+def found_in(passes: Sequence[Found], steps: Sequence[OwnStep], windows: Mapping[str, int]) -> Dump:
+    """What these steps found in the caches: a state each, of keys and values all that the kept rows see (NaN: none).
+
+    windows  of the layers with one, by their names
+    """
     joined: dict[str, list[Array]] = {}
     for one in steps:
         for name, by_request in passes[one.number].items():
-            seen = 1 if name.endswith(".state") else one.start + one.count
-            rows = by_request[one.place][:seen]
-            missing = [(0, seen - len(rows)), (0, 0)]
+            layer = name.partition(".self_attn.")[0]
+            first, end = 0, 1 if name.endswith(".state") else one.start + one.count
+            if layer in windows:
+                first, end = max(0, one.start + 1 - windows[layer]) - one.freed, end - one.freed
+            rows, early = by_request[one.place][max(0, first) : end], max(0, -first)
+            missing = [(early, end - first - early - len(rows)), (0, 0)]
             joined.setdefault(name, []).append(np.pad(rows, missing, constant_values=np.nan))
     return {name: np.concatenate(parts) for name, parts in joined.items()}
 

@@ -17,7 +17,7 @@ from lfm2np.oracle.recorders.own import RecordedEngine
 from lfm2np.speculation.drafters import ScriptedDrafter
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
-TRAINED, BIASED, UNTIED = "trained", "torture/biased_two_taps", "torture/all_attention"
+TRAINED, BIASED, UNTIED, LFM3 = "trained", "torture/biased_two_taps", "torture/all_attention", "lfm3"
 Recorded = dict[str, np.ndarray]
 
 
@@ -104,6 +104,44 @@ def sampled_thrice(model: Model) -> RecordedEngine:
 def with_wrong_drafts(model: Model) -> RecordedEngine:
     run = engine(model, drafter=ScriptedDrafter({"a": prompt(7, 12)}), num_speculative_tokens=3)
     run.add("a", prompt(1, 9), 8)
+    return run
+
+
+# --- past an LFM3's window, of 16 positions
+
+
+def past_the_window_in_chunks(model: Model) -> RecordedEngine:
+    run = engine(model, max_num_batched_tokens=10)
+    run.add("a", prompt(1, 33, 44), 12)
+    run.add("b", prompt(2, 29, 44), 12)
+    return run
+
+
+def past_the_window_swapped(model: Model) -> RecordedEngine:
+    run = engine(model, num_blocks=24, num_host_blocks=48, max_num_seqs=3, watermark=0.0)
+    for index in range(3):
+        run.add("abc"[index], prompt(index, 22, 44), 16)
+    return run
+
+
+def past_the_window_sampled_thrice(model: Model) -> RecordedEngine:
+    run = engine(model)
+    run.add("a", prompt(1, 26, 44), 6, n=3, temperature=2.0, seed=1)
+    return run
+
+
+def past_the_window_with_wrong_drafts(model: Model) -> RecordedEngine:
+    run = engine(model, drafter=ScriptedDrafter({"a": prompt(7, 60, 44)}), num_speculative_tokens=5)
+    run.add("a", prompt(1, 27, 44), 14)
+    return run
+
+
+def past_the_window_after_a_lost_prefix(model: Model) -> RecordedEngine:
+    """The pool of the layers with a window is small: what b would need of its prefix there is gone."""
+    run = engine(model, prefix_caching=True, num_window_blocks=14, max_num_batched_tokens=20)
+    run.add("a", prompt(9, 24, 44) + prompt(1, 40, 44), 3)
+    run.run()
+    run.add("b", prompt(9, 24, 44) + prompt(2, 6, 44), 3)
     return run
 
 

@@ -18,7 +18,7 @@ from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import narrower_format
 from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.locate.patterns import CONTEXT, STEP, TOKEN, describe_channels, describe_rows
+from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, describe_channels, describe_rows
 from lfm2np.oracle.locate.spread import FLOATS, PRECISIONS, Measured
 
 pytestmark = pytest.mark.rounding
@@ -73,7 +73,7 @@ def test_one_number_beyond_its_bound_is_found_in_its_tensor_and_nowhere_else(ten
     first = report_of(SIX, recorded, name).findings[0]
     assert (first.name, first.row, first.channel, first.wrong_numbers) == (tensor, row, channel, 1)
     assert 1.4 < first.error < 3.6
-    words = {STEP: "the only step", CONTEXT: f"position {row} of 12, as step 0 read them", TOKEN: f"only row {row}"}
+    words = {STEP: "the only step", Context(): f"position {row} of 12, as step 0 read them", TOKEN: f"only row {row}"}
     assert first.rows == words[PER[tensor]]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from engine_runs import (
     BIASED,
+    LFM3,
     TRAINED,
     after_a_prefix_hit,
     at_length,
@@ -16,6 +17,11 @@ from engine_runs import (
     loaded,
     located,
     one_after_another,
+    past_the_window_after_a_lost_prefix,
+    past_the_window_in_chunks,
+    past_the_window_sampled_thrice,
+    past_the_window_swapped,
+    past_the_window_with_wrong_drafts,
     prompt,
     rows_of,
     sampled_thrice,
@@ -27,6 +33,7 @@ from engine_runs import (
 )
 
 from lfm2np.faults import FAULTS, inject
+from lfm2np.faults.lfm3 import FAULTS as LFM3_FAULTS
 from lfm2np.loading import Model
 from lfm2np.oracle.recorders.own import RecordedEngine, record
 from lfm2np.speculation.drafters import ScriptedDrafter
@@ -125,8 +132,46 @@ def test_a_fault_in_a_cache_is_distinguished_from_one_in_a_computation(name: str
     assert kinds <= ({"self_attn.q_rotated", "self_attn.k_rotated"} if tensor.endswith("rotated") else stored)
 
 
-def test_every_fault_of_the_state_is_in_the_table() -> None:
+# Of an LFM3: the run, whose rows, and what the first wrong step read wrongly of the layer with a window.
+CHUNKS, SWAPPED, THRICE = past_the_window_in_chunks, past_the_window_swapped, past_the_window_sampled_thrice
+WINDOWS = {
+    "window-block-freed-one-early": (CHUNKS, "a", "positions 0 to 3 of 20, as step 1"),
+    "window-block-read-after-it-was-reused": (CHUNKS, "b", "positions 1 to 3 of 25, as step 2"),
+    "prefix-hit-of-full-layers-only": (past_the_window_after_a_lost_prefix, "b", "positions 9 to 11 of 30, as step 0"),
+    "window-blocks-written-by-the-other-table": (CHUNKS, "a", "positions 20 to 29 of 33, as step 3"),
+    "window-shared-block-written-without-a-copy": (THRICE, "a", "position 26 of 28, as step 2"),
+    "window-blocks-not-copied-with-the-others": (THRICE, "a#1", "positions 24 to 25 of 27, as step 0"),
+    "swapped-window-blocks-loaded-from-the-start": (SWAPPED, "c", "positions 17 to 31 of 33, as step 11"),
+    "swap-leaves-the-window-behind": (SWAPPED, "c", "positions 17 to 31 of 33, as step 11"),
+}
+ONLY_KEEPS_BLOCKS = {
+    "window-blocks-never-given-back",
+    "window-blocks-of-rejected-drafts-leak",
+    "prefix-hit-needs-every-block-of-the-window-layers",
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_fault_of_a_windows_blocks_is_found_in_what_a_step_read(name: str) -> None:
+    build, request, read = WINDOWS[name]
+    model = loaded(LFM3, "float32")
+    assert located(model, rows_of(build(model), request)).findings == ()
+    with inject(name):
+        recorded = rows_of(build(model), request)
+    first, *others = located(model, recorded).findings
+    assert (first.name, first.rows) == ("model.layers.4.self_attn.keys_read", f"{read} read them")
+    assert {one.name.partition(".4.")[2] for one in others} <= {*READ, "self_attn.attended"}
+
+
+def test_rows_behind_rejected_drafts_are_right_past_a_window() -> None:
+    model = loaded(LFM3, "float32")
+    assert located(model, rows_of(past_the_window_with_wrong_drafts(model), "a")).findings == ()
+
+
+def test_every_fault_of_the_state_and_of_windows_blocks_is_in_a_table() -> None:
     assert {one.name for one in FAULTS if one.section == "A"} == STATE.keys() | CHANGES_NO_ACTIVATION
+    windows = {one.name for one in LFM3_FAULTS if one.section == "B"}
+    assert windows == WINDOWS.keys() | ONLY_KEEPS_BLOCKS
 
 
 @pytest.mark.parametrize(("build", "request_name"), sorted({(b, r) for b, r, *_ in STATE.values()}, key=str))

@@ -11,7 +11,7 @@ from safetensors.numpy import save
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
-from lfm2np.oracle.locate.patterns import CONTEXT, STEP, TOKEN, Steps, describe_reads, describe_steps
+from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Per, Steps, describe_reads, describe_steps
 from lfm2np.oracle.recorders import Recorder
 from lfm2np.oracle.recorders.recorder import content_of
 
@@ -165,14 +165,14 @@ def test_a_format_that_is_none_is_an_error() -> None:
         (TOKEN, [5, 6], "from step 1 on (1 row from position 5 on), right in step 0"),
         (STEP, [1], "step 1 of 3"),
         (STEP, [2], "from step 2 on (1 row from position 6 on), right in steps 0 to 1"),
-        (CONTEXT, [2 + 5 + 0], "step 1 of 3"),
-        (CONTEXT, [2 + 0, 2 + 5 + 6 + 3], "steps 0, 2 of 3"),
+        (Context(), [2 + 5 + 0], "step 1 of 3"),
+        (Context(), [2 + 0, 2 + 5 + 6 + 3], "steps 0, 2 of 3"),
     ],
 )
-def test_wrong_steps_in_words(per: str, wrong: list[int], text: str) -> None:
+def test_wrong_steps_in_words(per: Per, wrong: list[int], text: str) -> None:
     """Seven tokens: two from a cache, then steps of 3, 1 and 1."""
     steps = Steps(7, (3, 1, 1))
-    count = {TOKEN: 7, STEP: 3, CONTEXT: 2 + 5 + 6 + 7}[per]
+    count = {TOKEN: 7, STEP: 3, Context(): 2 + 5 + 6 + 7}[per]
     mask = np.zeros(count, bool)
     mask[wrong] = True
     if per == TOKEN and wrong == [5]:
@@ -183,6 +183,17 @@ def test_wrong_steps_in_words(per: str, wrong: list[int], text: str) -> None:
 def test_wrong_reads_in_words() -> None:
     steps, mask = Steps(7, (3, 1, 1)), np.zeros(2 + 5 + 6 + 7, bool)
     mask[[2 + 5 + 1, 2 + 5 + 2, 2 + 5 + 6 + 4]] = True
-    assert describe_reads(mask, steps) == "positions 1 to 2 of 6, as step 1 read them"
-    assert steps.place(CONTEXT, 2 + 5 + 2) == "position 2 as step 1 read it"
+    assert describe_reads(mask, steps, Context()) == "positions 1 to 2 of 6, as step 1 read them"
+    assert steps.place(Context(), 2 + 5 + 2) == "position 2 as step 1 read it"
     assert (steps.place(TOKEN, 4), steps.place(STEP, 1)) == ("row 4", "step 1")
+
+
+def test_what_a_window_hides_was_not_read() -> None:
+    """A window of 3: the first step's three rows see positions 0 to 4, the others 3 each."""
+    steps, context = Steps(7, (3, 1, 1)), Context(3)
+    assert (steps.count(context), steps.count(Context(99))) == (5 + 3 + 3, 5 + 6 + 7)
+    mask = np.zeros(2 + 5 + 3 + 3, bool)
+    mask[[2 + 5 + 1, 2 + 5 + 2]] = True
+    assert describe_reads(mask, steps, context) == "positions 4 to 5 of 6, as step 1 read them"
+    assert steps.place(context, 2 + 5 + 3) == "position 4 as step 2 read it"
+    assert describe_steps(mask, steps, context) == "step 1 of 3"
