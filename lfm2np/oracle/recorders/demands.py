@@ -1,9 +1,11 @@
-"""What every recorder requires: a known version of the engine, since it depends on its internals, and valid
-requests.
+"""What every recorder requires: no older version of the engine than it was run with, since it depends on its internals,
+and valid requests.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,15 +17,28 @@ from lfm2np.oracle.targets.target import TargetError
 
 
 def require_version(package: str, known: Sequence[str]) -> None:
-    """TargetError if a package is missing, or of a version that the recorder was not run with."""
+    """TargetError if a package is missing, or older than the versions that the recorder was run with (`known`, the
+    newest last); a warning if it is newer.
+    """
     try:
         installed = version(package)
     except PackageNotFoundError:
         raise TargetError(f"{package}: not installed, expected {package}=={known[-1]}") from None
-    if installed not in known:
-        raise TargetError(
-            f"{package}: version {installed}, expected {' or '.join(known)}: other versions are not supported"
-        )
+    if installed.partition("+")[0] in known:
+        return
+    if release(installed) <= release(known[-1]):
+        raise TargetError(f"{package}: version {installed}, expected {' or '.join(known)}, or newer")
+    warnings.warn(
+        f"{package}: version {installed} is newer than {known[-1]}, which it was last recorded with: if its operations "
+        f"have other names now, the dump holds fewer of them; install {package}=={known[-1]} to be sure",
+        stacklevel=3,
+    )
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version, without what marks a build or a pre-release."""
+    leading = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in leading[0].split(".")) if leading else ()
 
 
 def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: int, config: ModelConfig) -> None:

@@ -4,7 +4,7 @@ run between them. Needs the extra `peers`.
 Not tapped: of a mixture of experts the scores, and what each expert makes, which transformers has in another order.
 
 B requests of a batch, T columns of a forward pass, D hidden, H query heads, G key/value heads, E head_dim, C columns in
-the cache, L convolution taps, N experts, K experts of a token.
+the cache, of which a layer with a window holds the last, L convolution taps, N experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import load_config
+from lfm2np.model.config import ModelConfig
+from lfm2np.oracle.locate.operations import window_of
 from lfm2np.oracle.recorders.demands import require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.records import Ask
@@ -29,12 +31,14 @@ Array = NDArray[Any]
 VERSIONS = ("5.23.0", "5.24.0")
 EMBEDDINGS = "model.embed_tokens"
 OUTPUTS = (EMBEDDINGS, "_proj", "_norm", "_layernorm", ".w1", ".w2", ".w3", "lm_head")  # ends of modules' names
-INPUTS = {  # by the end of a module's name, what its input is
-    "self_attn.out_proj": "self_attn.attended",
-    "conv.out_proj": "conv.gated",
-    "feed_forward.w2": "feed_forward.gated",
-    "ffn_norm": "residual",
+NAMES = {".q_norm": ".q_layernorm", ".k_norm": ".k_layernorm", ".o_proj": ".out_proj"}  # ends that an LFM3 has, ours
+INPUTS = {  # by the end of a module's name, what its input is; of an LFM2 the first is what the layer attended to
+    ".self_attn.out_proj": ".self_attn.gated",
+    ".conv.out_proj": ".conv.gated",
+    ".feed_forward.w2": ".feed_forward.gated",
+    ".ffn_norm": ".residual",
 }
+ATTENTION = ("full_attention", "sliding_attention")
 ROUTER, EXPERTS = "feed_forward.gate", "feed_forward.experts"  # modules of a mixture
 ROUTED = ("gate", "expert_weights", "experts_chosen")  # what a router returns: [B*T, N], then [B*T, K] twice
 
@@ -55,13 +59,13 @@ def record(
     errors   RequestError for what can't be run; TargetError without the libraries, of other versions, or if they fail
     """
     config = load_config(model)
-    require_model_type(config, "transformers", ("lfm2", "lfm2_moe"))
+    require_model_type(config, "transformers", ("lfm2", "lfm2_moe", "lfm3"))
     require_request(prompts, request, max_tokens, config)
     require_version("transformers", VERSIONS)
     network = load_model(str(model), format)
     prepare(network)
     chosen, row = (list(prompts), request) if padded else ([prompts[request]], 0)
-    own = OwnColumns(network, format, row, max(map(len, chosen)) - len(chosen[row]), len(chosen[row]) + max_tokens - 1)
+    own = OwnColumns(config, format, row, max(map(len, chosen)) - len(chosen[row]), len(chosen[row]) + max_tokens - 1)
     with own.tapped(network):
         generate(network, [Ask(str(index), "record", tuple(prompt), max_tokens) for index, prompt in enumerate(chosen)])
     return own.recorder
@@ -70,10 +74,11 @@ def record(
 class OwnColumns:
     """One request's columns of each forward pass: row `row` of the batch, in the first pass behind `padding`."""
 
-    def __init__(self, network: Any, format: str, row: int, padding: int, tokens: int) -> None:
+    def __init__(self, config: ModelConfig, format: str, row: int, padding: int, tokens: int) -> None:
         self.recorder = Recorder(format=format)
         self.row, self.padding, self.tokens = row, padding, tokens
-        self._layers = list(network.config.layer_types)
+        self._layers, self._has_gates = config.layer_types, config.use_attention_gate
+        self._windows = [window_of(config, layer) or tokens for layer in range(config.num_hidden_layers)]
         self._reached: dict[str, Iterator[int]] = {}
 
     def begin(self, ids: Any) -> None:
@@ -81,10 +86,9 @@ class OwnColumns:
         self._batch = tuple(ids.shape)
         found = ids[self.row].tolist()
         self.recorder.step(found if self.recorder.sizes else found[self.padding :])
-        kinds = {"conv": ("u",), "full_attention": ("rotated", "read", "weights")}
-        for kind, parts in kinds.items():
-            layers = [index for index, one in enumerate(self._layers) if one == kind]
-            self._reached |= {part: iter(layers) for part in parts}
+        convolutions = [index for index, kind in enumerate(self._layers) if kind == "conv"]
+        others = [index for index, kind in enumerate(self._layers) if kind in ATTENTION]
+        self._reached = {"u": iter(convolutions)} | {part: iter(others) for part in ("rotated", "gate")}
 
     @property
     def own(self) -> int:
@@ -111,7 +115,7 @@ class OwnColumns:
             if name == EMBEDDINGS:
                 self.begin(inputs[0])
             for end, meaning in INPUTS.items():
-                if name.endswith(end):
+                if name.endswith(end) and (self._has_gates or end != ".self_attn.out_proj"):
                     self.keep(name.removesuffix(end) + meaning, inputs[0])
             self.keep(name, output[0] if isinstance(output, tuple) else output)
 
@@ -137,37 +141,52 @@ class OwnColumns:
             self.keep(f"{layer}.self_attn.{name}", heads.transpose(1, 2))
         return made
 
-    def updated(self, original: Any, *arguments: Any, **options: Any) -> Any:
+    def updated(self, original: Any, cache: Any, keys: Any, values: Any, layer: int, *more: Any, **options: Any) -> Any:
         """Keys and values [B, G, C, E] as attention finds them in the cache."""
-        made, layer = original(*arguments, **options), self.layer("read")
+        made = original(cache, keys, values, layer, *more, **options)
+        end = len(self.recorder.token_ids)
+        first = max(0, end - self.own - self._windows[layer] + 1)
         for name, heads in zip(("keys_read", "values_read"), made, strict=True):
-            positions = as_numbers(heads[self.row].transpose(0, 1))[self.padding :]
-            self.recorder.keep(f"{layer}.self_attn.{name}", positions.reshape(len(positions), -1))
+            positions = as_numbers(heads[self.row].transpose(0, 1))[first - end :]
+            self.recorder.keep(f"model.layers.{layer}.self_attn.{name}", positions.reshape(len(positions), -1))
         return made
 
-    def eager(self, original: Any, *arguments: Any, **options: Any) -> Any:
-        """Attention's weights [B, H, T, C], where they are made."""
-        made, layer = original(*arguments, **options), self.layer("weights")
-        weights = as_numbers(made[1][self.row].transpose(0, 1))[-self.own :, :, self.padding :]
-        wide = np.pad(weights, ((0, 0), (0, 0), (0, self.tokens - weights.shape[2])))
-        self.recorder.keep(f"{layer}.self_attn.weights", wide.reshape(len(wide), -1))
+    def interface(self, original: Any, *arguments: Any, **options: Any) -> Any:
+        """The attention that the model asks for, tapped."""
+        return around(original(*arguments, **options), self.attended)
+
+    def attended(self, original: Any, module: Any, *arguments: Any, **options: Any) -> Any:
+        """Attention's output [B, T, H, E]; its weights [B, H, T, C], where they are made."""
+        made, prefix = original(module, *arguments, **options), f"model.layers.{module.layer_idx}.self_attn"
+        self.keep(f"{prefix}.attended", made[0])
+        if made[1] is not None:
+            weights, end = as_numbers(made[1][self.row].transpose(0, 1))[-self.own :], len(self.recorder.token_ids)
+            columns = min(weights.shape[2], end)
+            wide = np.pad(weights[:, :, -columns:], ((0, 0), (0, 0), (end - columns, self.tokens - end)))
+            self.recorder.keep(f"{prefix}.weights", wide.reshape(len(wide), -1))
+        return made
+
+    def gates(self, original: Any, *arguments: Any, **options: Any) -> Any:
+        """The heads' gates [B, T, H]: the one sigmoid of an LFM3."""
+        made = original(*arguments, **options)
+        self.keep(f"{self.layer('gate')}.self_attn.gate", made)
         return made
 
     def convolved(self, original: Any, u: Any, *arguments: Any, **options: Any) -> Any:
         """u [B, D, columns]: what the cache holds, if anything, then this pass's columns."""
-        window = self._window([], u)
+        window = self._columns([], u)
         made = original(u, *arguments, **options)
         self._keep_convolution(window, made)
         return made
 
     def stepped(self, original: Any, u: Any, state: Any, *arguments: Any, **options: Any) -> Any:
         """u [B, D, 1] behind the cached columns [B, D, L-1 or L], which are moved on."""
-        window = self._window([state], u)
+        window = self._columns([state], u)
         made = original(u, state, *arguments, **options)
         self._keep_convolution(window, made)
         return made
 
-    def _window(self, before: list[Any], u: Any) -> Array:
+    def _columns(self, before: list[Any], u: Any) -> Array:
         return np.concatenate([as_numbers(one[self.row].T) for one in (*before, u)])  # [columns, D]
 
     def _keep_convolution(self, window: Array, made: Any) -> None:
@@ -187,7 +206,6 @@ class OwnColumns:
         self.taps = network.config.conv_L_cache
         functions = {
             "apply_rotary_pos_emb": self.rotated,
-            "eager_attention_forward": self.eager,
             "causal_conv1d_fn": self.convolved,
             "causal_conv1d_update": self.stepped,
         }
@@ -195,7 +213,17 @@ class OwnColumns:
             for name, wrapper in functions.items():
                 stack.enter_context(patch.object(modeling, name, around(getattr(modeling, name), wrapper)))
             stack.enter_context(patch.object(Cache, "update", around(Cache.update, self.updated)))
-            for name, module in network.named_modules():
+            attentions = modeling.ALL_ATTENTION_FUNCTIONS
+            stack.enter_context(
+                patch.object(attentions, "get_interface", around(attentions.get_interface, self.interface))
+            )
+            if self._has_gates:
+                torch = modeling.torch
+                stack.enter_context(patch.object(torch, "sigmoid", around(torch.sigmoid, self.gates)))
+            for module_name, module in network.named_modules():
+                name = ours(module_name)
+                if type(module).__name__ == "Identity":  # where an LFM3 has no norm behind its operators
+                    continue
                 is_layer = name.startswith("model.layers.") and name.count(".") == 2
                 if name.endswith(ROUTER):
                     stack.callback(module.register_forward_hook(self.routed_hook(name)).remove)
@@ -204,6 +232,14 @@ class OwnColumns:
                 elif is_layer or name.endswith(OUTPUTS):
                     stack.callback(module.register_forward_hook(self.module_hook(name)).remove)
             yield
+
+
+def ours(name: str) -> str:
+    """A module's name as `locate` has it."""
+    for end, meaning in NAMES.items():
+        if name.endswith(end):
+            return name.removesuffix(end) + meaning
+    return name
 
 
 def around(original: Any, wrapper: Callable[..., Any]) -> Callable[..., Any]:

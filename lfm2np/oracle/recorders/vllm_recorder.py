@@ -11,7 +11,7 @@ from typing import Any
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.locate.spread import FLOATS
-from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request
+from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
 from lfm2np.oracle.targets.records import shortened
@@ -54,12 +54,10 @@ def require_vllm() -> None:
     for name, value in IN_PROCESS.items():
         os.environ.setdefault(name, value)
     try:
-        import vllm
         from vllm.platforms import current_platform
     except ImportError as problem:
         raise TargetError(f"vllm: {problem}: expected vLLM {' or '.join(VERSIONS)} for CPUs") from None
-    if vllm.__version__.split("+")[0] not in VERSIONS:
-        raise TargetError(f"vllm: version {vllm.__version__}, expected {' or '.join(VERSIONS)}, that this was run with")
+    require_version("vllm", VERSIONS)
     if not current_platform.is_cpu():
         raise TargetError(f"vllm: platform {current_platform.device_name}, expected cpu, that this was run on")
 

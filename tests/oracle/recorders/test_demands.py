@@ -9,7 +9,13 @@ from builders import PLAIN, mixture
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
-from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
+from lfm2np.oracle.recorders.demands import (
+    release,
+    require_format,
+    require_model_type,
+    require_request,
+    require_version,
+)
 from lfm2np.oracle.targets.target import TargetError
 
 CONFIG = load_config(Path(__file__).parents[3] / "fixtures" / "trained")
@@ -20,12 +26,21 @@ def test_a_package_that_is_not_there_is_named_with_its_version() -> None:
         require_version("no_such_engine", ("1", "2"))
 
 
-def test_another_version_is_refused_and_the_known_one_taken() -> None:
+def test_an_older_version_is_refused_a_newer_one_named_and_the_known_one_taken() -> None:
     import numpy
 
     require_version("numpy", (numpy.__version__,))
-    with pytest.raises(TargetError, match=f"numpy: version {numpy.__version__}, expected 0.1"):
-        require_version("numpy", ("0.1",))
+    with pytest.raises(TargetError, match=f"numpy: version {numpy.__version__}, expected 99.1 or 99.2, or newer"):
+        require_version("numpy", ("99.1", "99.2"))
+    with pytest.warns(UserWarning, match=f"numpy: version {numpy.__version__} is newer than 1.10.2, which it was last"):
+        require_version("numpy", ("1.9.9", "1.10.2"))
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("5.24.0", (5, 24, 0)), ("0.32.0+cpu", (0, 32, 0)), ("2.0rc1", (2, 0)), ("main", ())]
+)
+def test_the_numbers_of_a_version(text: str, numbers: tuple[int, ...]) -> None:
+    assert release(text) == numbers
 
 
 @pytest.mark.parametrize(

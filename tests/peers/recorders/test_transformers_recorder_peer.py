@@ -29,13 +29,17 @@ pytestmark = [
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, BIASED = FIXTURES / "trained", FIXTURES / "torture" / "biased_two_taps"
 DIRECTORIES = [TRAINED, *sorted((FIXTURES / "torture").iterdir())]
-DIRECTORIES = [path for path in DIRECTORIES if load_config(path).model_type != "lfm3"]  # which it refuses
+LFM3 = FIXTURES / "lfm3"
+LFM3S = [LFM3, *(path for path in DIRECTORIES if load_config(path).model_type == "lfm3")]
+DIRECTORIES = [path for path in DIRECTORIES if path not in LFM3S]
 FORMATS = ("float32", "float16", "bfloat16")
 
 
 def prompts(directory: Path) -> list[list[int]]:
-    most = min(60, load_config(directory).vocab_size)
-    return [np.random.default_rng(length).integers(0, most, length).tolist() for length in (12, 5, 7)]
+    """An LFM3's reach past its window."""
+    config = load_config(directory)
+    most, lengths = min(60, config.vocab_size), (48, 37, 7) if config.model_type == "lfm3" else (12, 5, 7)
+    return [np.random.default_rng(length).integers(0, most, length).tolist() for length in lengths]
 
 
 def recorded(directory: Path, format: str, padded: bool = False, **options: Any) -> Recorder:
@@ -161,7 +165,69 @@ def test_an_expert_that_is_another_shows_in_the_sum_of_those_that_chose_it(imple
     assert first.experts.startswith("expert 0: ")
 
 
-def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_recorder, "VERSIONS", ("4.57.0",))
-    with pytest.raises(TargetError, match=r"version 5\.\S+, expected 4\.57\.0: other versions are not supported"):
+# --- LFM3
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("directory", LFM3S, ids=lambda path: path.name)
+def test_an_lfm3_is_right_in_every_operation_past_its_window(directory: Path, format_name: str, padded: bool) -> None:
+    """But where padding reaches a convolution with a bias; and where the window is the token itself, as the cache keeps
+    the last `-sliding_window + 1:` positions, of 1 all: decoding then attends to what the prompt does not.
+    """
+    report = report_of(directory, recorded(directory, format_name, padded, prepare=eager))
+    config = load_config(directory)
+    if padded and config.conv_bias:
+        assert {one.name.rpartition(".conv.")[2] for one in report.findings} == {"state"}
+        return
+    if config.sliding_window == 1:
+        assert {one.name.rpartition(".")[2] for one in report.findings} == {"weights", "attended"}
+        assert all(one.steps.startswith("from step 1 on") for one in report.findings)
+        return
+    assert (report.findings, report.unreached, report.unknown) == ((), (), ())
+    assert max(one.error for one in report.checks) < 0.7
+    attention = sum(kind != "conv" for kind in config.layer_types)
+    for name, expected in {
+        "weights": attention,
+        "gate": attention * config.use_attention_gate,
+        "post_ffn_norm": config.num_hidden_layers * config.use_sandwich_norm,
+    }.items():
+        assert sum(one.name.endswith(f".{name}") for one in report.checks) == expected
+
+
+def broken_window(network: Any) -> None:
+    """One position too many is seen, and kept in the cache."""
+    network.config.sliding_window += 1
+
+
+def without_gates(network: Any) -> None:
+    for layer in network.model.layers:
+        if layer.is_attention_layer:
+            layer.self_attn.g_proj.weight.data[:] = 0.0
+
+
+def exchanged_norms(network: Any) -> None:
+    for layer in network.model.layers:
+        layer.post_operator_norm, layer.post_ffn_norm = layer.post_ffn_norm, layer.post_operator_norm
+
+
+@pytest.mark.parametrize(
+    ("breaks", "name", "rows"),
+    [
+        (broken_window, "model.layers.4.self_attn.attended", "from row 16 on"),
+        (without_gates, "model.layers.2.self_attn.g_proj", "all"),
+        (exchanged_norms, "model.layers.0.post_operator_norm", "all"),
+    ],
+)
+def test_what_an_lfm3_has_that_is_new_is_named(breaks: Callable[[Any], None], name: str, rows: str) -> None:
+    first = report_of(LFM3, recorded(LFM3, "float32", prepare=breaks)).findings[0]
+    assert (first.name, first.rows[: len(rows)]) == (name, rows)
+
+
+def test_an_older_version_is_refused_and_a_newer_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_recorder, "VERSIONS", ("99.0.0",))
+    with pytest.raises(TargetError, match=r"version 5\.\S+, expected 99\.0\.0, or newer"):
         recorded(TRAINED, "float32")
+    monkeypatch.setattr(transformers_recorder, "VERSIONS", ("4.57.0",))
+    with pytest.warns(UserWarning, match=r"transformers: version 5\.\S+ is newer than 4\.57\.0"):
+        assert report_of(TRAINED, recorded(TRAINED, "float32")).findings == ()
