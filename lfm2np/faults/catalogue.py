@@ -1,0 +1,58 @@
+"""The catalogue of faults: text files beside this module, in which every fault is a patch.
+
+    section A
+
+    slot-freed-twice
+    A slot that is given back is free twice, so that two requests get it.
+    seen in: mistral.rs 2306; mistral.rs 2357
+    @@ scheduler.memory:Memory.release
+    - self.free_slots.append(request.slot)
+    + self.free_slots += [request.slot, request.slot]
+
+A blank line ends a fault; `seen in`, which may be missing, names public issues. Behind @@ stands the function, below it
+what goes (-), what comes (+) and what stays, from the third character of a line on. The text that goes and stays has to
+be in the function exactly once; it may begin and end within a line. "@@ NAME" stands for the edits of "shared NAME",
+which many faults need. Lines that begin with # are comments.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from lfm2np.faults.edits import Edit, Fault
+
+FILES = ("guards", "state", "cache", "pool", "scheduling", "sampling", "texts", "model", "mixture", "lfm3")
+
+
+def read_faults() -> tuple[Fault, ...]:
+    """All of them, in the order of FILES and lines."""
+    faults: list[Fault] = []
+    shared: dict[str, tuple[Edit, ...]] = {}
+    section = ""
+    for name in FILES:
+        text = (resources.files("lfm2np.faults") / f"{name}.txt").read_text(encoding="utf-8")
+        for block in text.split("\n\n"):
+            head, *hunks = block.strip("\n").split("\n@@ ")
+            lines = [line for line in head.splitlines() if not line.startswith("#")]
+            edits = tuple(edit for hunk in hunks for edit in edits_of(hunk, shared))
+            match " ".join(lines[:1]).split():
+                case []:
+                    continue  # a comment
+                case ["section", section]:
+                    continue
+                case ["shared", key]:
+                    shared[key] = edits
+                case _:
+                    sentence, _, seen_in = " ".join(lines[1:]).partition(" seen in: ")
+                    faults.append(
+                        Fault(lines[0], section, sentence, tuple(seen_in.split("; ") if seen_in else ()), edits)
+                    )
+    return tuple(faults)
+
+
+def edits_of(hunk: str, shared: dict[str, tuple[Edit, ...]]) -> tuple[Edit, ...]:
+    where, *lines = hunk.splitlines()
+    if not lines:
+        return shared[where]
+    old, new = ("\n".join(line[2:] for line in lines if line[0] != other) for other in "+-")
+    return (Edit(where, old, new),)
