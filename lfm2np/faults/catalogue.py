@@ -17,11 +17,14 @@ which many faults need. Lines that begin with # are comments.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from importlib import resources
+from types import MappingProxyType
 
 from lfm2np.faults.edits import Edit, Fault
 
 FILES = ("guards", "state", "cache", "pool", "scheduling", "sampling", "texts", "model", "mixture", "lfm3")
+Block = tuple[list[str], tuple[Edit, ...]]
 
 
 def read_faults() -> tuple[Fault, ...]:
@@ -29,29 +32,30 @@ def read_faults() -> tuple[Fault, ...]:
     faults: list[Fault] = []
     shared: dict[str, tuple[Edit, ...]] = {}
     section = ""
-    for name in FILES:
-        text = (resources.files("lfm2np.faults") / f"{name}.txt").read_text(encoding="utf-8")
-        for block in text.split("\n\n"):
-            head, *hunks = block.strip("\n").split("\n@@ ")
-            lines = [line for line in head.splitlines() if not line.startswith("#")]
-            edits = tuple(edit for hunk in hunks for edit in edits_of(hunk, shared))
-            match " ".join(lines[:1]).split():
-                case []:
-                    continue  # a comment
-                case ["section", section]:
-                    continue
-                case ["shared", key]:
-                    shared[key] = edits
-                case _:
-                    sentence, _, seen_in = " ".join(lines[1:]).partition(" seen in: ")
-                    faults.append(
-                        Fault(lines[0], section, sentence, tuple(seen_in.split("; ") if seen_in else ()), edits)
-                    )
+    for lines, edits in (block for name in FILES for block in read_blocks(name, shared)):
+        match lines[0].split():
+            case ["section", section]:
+                continue
+            case ["shared", name]:
+                shared[name] = edits
+            case _:
+                sentence, _, reports = " ".join(lines[1:]).partition(" seen in: ")
+                faults.append(Fault(lines[0], section, sentence, tuple(reports.split("; ") if reports else ()), edits))
     return tuple(faults)
 
 
-def edits_of(hunk: str, shared: dict[str, tuple[Edit, ...]]) -> tuple[Edit, ...]:
-    where, *lines = hunk.splitlines()
+def read_blocks(name: str, shared: Mapping[str, tuple[Edit, ...]] = MappingProxyType({})) -> Iterator[Block]:
+    """Of one file: the lines above the patches of each block, and its edits."""
+    text = (resources.files("lfm2np.faults") / f"{name}.txt").read_text(encoding="utf-8")
+    for block in text.split("\n\n"):
+        head, *patches = block.strip("\n").split("\n@@ ")
+        lines = [line for line in head.splitlines() if not line.startswith("#")]
+        if lines:
+            yield lines, tuple(edit for patch in patches for edit in edits_of(patch, shared))
+
+
+def edits_of(patch: str, shared: Mapping[str, tuple[Edit, ...]]) -> tuple[Edit, ...]:
+    where, *lines = patch.splitlines()
     if not lines:
         return shared[where]
     old, new = ("\n".join(line[2:] for line in lines if line[0] != other) for other in "+-")
