@@ -12,7 +12,6 @@ import math
 import os
 import shutil
 import struct
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -116,19 +115,14 @@ def write_tensors(file: IO[bytes], config: ModelConfig, progress: Progress | Non
     done, total = 0, num_weights(config)
     file.write(file_header(config))
     for name, shape in expected_tensors(config).items():
-        for rows in row_blocks(shape):
-            weights = random_weights(rng, name, rows)
+        for start in range(0, shape[0], ROWS):
+            weights = random_weights(rng, name, (min(ROWS, shape[0] - start), *shape[1:]))
             file.write((weights.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes())
             done += weights.size
             if progress:
                 progress(done, total)
     file.flush()
     os.fsync(file.fileno())
-
-
-def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for start in range(0, shape[0], ROWS):
-        yield (min(ROWS, shape[0] - start), *shape[1:])
 
 
 def random_weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -61,9 +61,9 @@ def row_labels(run: Run, step: Step) -> list[str]:
     ]
 
 
-def mark(step: int, *children: object, name: str = "g", class_: str = "") -> Markup:
+def mark(step: int, *children: object) -> Markup:
     """Always shown, and brought out at this step."""
-    return element(name, children, class_=f"mark {class_}".strip(), data_step=step)
+    return element("g", children, class_="mark", data_step=step)
 
 
 def cell(

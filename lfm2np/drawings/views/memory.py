@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -217,23 +218,21 @@ def growth(run: Run) -> Markup:
 
 def sizes_of(run: Run) -> tuple[int, int, int] | None:
     """Numbers of keys and values a token, of convolution state a request, and of keys and values in windowed layers."""
-    for step in run.steps:
-        if step.operations and step.entries:
-            token = state = in_a_window = 0
-            count = len(step.entries)
-            in_windows = {operation["layer"] for operation in step.operations if "window" in operation}
-            for operation in step.operations:
-                if operation["operation"] == "cache_entries":
-                    shape = operation["inputs"]["keys"]["shape"]
-                    if operation["layer"] in in_windows:
-                        in_a_window += 2 * shape[1] * shape[2]
-                    else:
-                        token += 2 * shape[1] * shape[2]
-                elif operation["operation"] == "convolve":
-                    shape = operation["inputs"]["history"]["shape"]
-                    state += shape[0] * shape[1]
-            return token, state // count, in_a_window
-    return None
+    step = next((step for step in run.steps if step.operations and step.entries), None)
+    if step is None:
+        return None
+    in_windows = {operation["layer"] for operation in step.operations if "window" in operation}
+    token = state = in_a_window = 0
+    for operation in step.operations:
+        if operation["operation"] == "cache_entries":
+            numbers = 2 * math.prod(operation["inputs"]["keys"]["shape"][1:])
+            if operation["layer"] in in_windows:
+                in_a_window += numbers
+            else:
+                token += numbers
+        elif operation["operation"] == "convolve":
+            state += math.prod(operation["inputs"]["history"]["shape"])
+    return token, state // len(step.entries), in_a_window
 
 
 def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]], is_windowed: bool = False) -> Markup:
