@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from types import MappingProxyType
 
+from lfm2np.errors import RequestError
 from lfm2np.faults.edits import Edit, Fault
 
 FILES = ("guards", "state", "cache", "pool", "scheduling", "sampling", "texts", "model", "mixture", "lfm3")
@@ -55,8 +56,14 @@ def read_blocks(name: str, shared: Mapping[str, tuple[Edit, ...]] = MappingProxy
 
 
 def edits_of(patch: str, shared: Mapping[str, tuple[Edit, ...]]) -> tuple[Edit, ...]:
+    """RequestError for a line that is none of a patch, or the name of no shared edits."""
     where, *lines = patch.splitlines()
+    if not lines and where not in shared:
+        raise RequestError(f"fault: @@ {where}: nothing below it, expected a patch or the name of shared edits")
     if not lines:
         return shared[where]
+    for line in lines:
+        if line[:2] not in ("- ", "+ ", "  "):
+            raise RequestError(f"fault: @@ {where}: {line!r}, expected '- ', '+ ' or two blanks before a line")
     old, new = ("\n".join(line[2:] for line in lines if line[0] != other) for other in "+-")
     return (Edit(where, old, new),)
