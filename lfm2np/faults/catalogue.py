@@ -17,7 +17,7 @@ which many faults need. Lines that begin with # are comments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
 
@@ -28,12 +28,12 @@ FILES = ("guards", "state", "cache", "pool", "scheduling", "sampling", "texts", 
 Block = tuple[list[str], tuple[Edit, ...]]
 
 
-def read_faults() -> tuple[Fault, ...]:
-    """All of them, in the order of FILES and lines."""
+def read_faults(files: Sequence[str] = FILES) -> tuple[Fault, ...]:
+    """Those of the files, in the order of their lines; the first file has the shared edits."""
     faults: list[Fault] = []
     shared: dict[str, tuple[Edit, ...]] = {}
     section = ""
-    for lines, edits in (block for name in FILES for block in read_blocks(name, shared)):
+    for lines, edits in (block for name in files for block in read_blocks(name, shared)):
         match lines[0].split():
             case ["section", section]:
                 continue
