@@ -71,7 +71,11 @@ def measure_five(
         for _ in range(rounds):
             for way in WAYS:
                 if way == WITHOUT_CACHE and sampled:
-                    seconds = integral(lengths, sampled, time_passes(side, sampled, turns))
+                    times = []
+                    for length in sampled:
+                        times.append(side.ask("time", cell=f"prefill-{length}", steps=1)["steps"][0]["seconds"])
+                        turns.next()
+                    seconds = integral(lengths, sampled, times)
                 else:
                     seconds = side.ask("answer", way=way, longest=longest)["seconds"]
                     turns.next()
@@ -83,14 +87,6 @@ def sampled_lengths(lengths: Sequence[int]) -> list[int]:
     """Evenly spaced, with both ends; all of them where they are few."""
     spaced = np.linspace(min(lengths), max(lengths), min(SAMPLED_LENGTHS, len(set(lengths))))
     return sorted({round(float(length)) for length in spaced})
-
-
-def time_passes(side: SideProcess, sampled: Sequence[int], turns: Turns) -> list[float]:
-    times = []
-    for length in sampled:
-        times.append(side.ask("time", cell=f"prefill-{length}", steps=1)["steps"][0]["seconds"])
-        turns.next()
-    return times
 
 
 def integral(lengths: Sequence[int], sampled: Sequence[int], times: Sequence[float]) -> float:

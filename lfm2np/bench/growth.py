@@ -92,18 +92,14 @@ def measure_growth(
                     turns.next()
     prefills = []
     for length in prompts:
-        prefills.append(measure_prefill(directory, numerics, length, threads))
+        # In a process of its own: what an earlier prompt left free there would be taken again unseen.
+        with SideProcess(numerics, directory, threads) as side:
+            side.ask("load")
+            said = side.ask("prefill_memory", length=length)
+        prefills.append(PrefillMemory(length, said["bytes"], said["cache_bytes"]))
         turns.next()
     lines = [fit_line(count, contexts, [seconds[count, context] for context in contexts]) for count in REQUESTS]
     return Growth(numerics, lines, prefills)
-
-
-def measure_prefill(directory: Path, numerics: str, length: int, threads: int) -> PrefillMemory:
-    """In a process of its own: what an earlier prompt left free there would be taken again unseen."""
-    with SideProcess(numerics, directory, threads) as side:
-        side.ask("load")
-        said = side.ask("prefill_memory", length=length)
-    return PrefillMemory(length, said["bytes"], said["cache_bytes"])
 
 
 def as_json(found: Growth) -> dict[str, Any]:

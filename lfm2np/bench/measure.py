@@ -107,19 +107,13 @@ def measure(
         times.add(process.name, process.ask("time", cell=times.cell.name, steps=STEPS[times.cell.kind]))
         turns.next()
 
-    if together:
+    # Sides that are loaded together, and how often each then takes a turn at a cell.
+    groups = [(list(sides), rounds)] if together else [([side], 1) for _ in range(rounds) for side in sides]
+    for group, turns_each in groups:
         with contextlib.ExitStack() as stack:
-            processes = [start(stack, side) for side in sides]
+            processes = [start(stack, side) for side in group]
             for times in measured.cells:
-                for _ in range(rounds):
-                    for process in processes:
-                        take_turn(process, times)
-        return measured
-    for _ in range(rounds):
-        for side in sides:
-            with contextlib.ExitStack() as stack:
-                process = start(stack, side)
-                for times in measured.cells:
+                for process in processes * turns_each:
                     take_turn(process, times)
     return measured
 

@@ -61,25 +61,6 @@ ECHOES: dict[str, str] = {
     "rms_norm_eps": "norm_eps",
     "theta": "rope_theta",
 }
-READ = {  # all keys that count
-    *(
-        *SIZES,
-        *ONLY,
-        *ECHOES,
-        "model_type",
-        "architectures",
-        "auto_map",
-        "dtype",
-        "torch_dtype",
-        "layer_types",
-        "full_attn_idxs",
-    ),
-    *("head_dim", "conv_bias", "norm_eps", "rope_theta", "rope_parameters", "rope_scaling", "tie_embedding"),
-    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "intermediate_size", "block_ff_dim"),
-    *("block_multiple_of", "block_ffn_dim_multiplier", "block_auto_adjust_ff_dim", "use_sandwich_norm"),
-    *("use_attention_gate", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
-    *("num_dense_layers", "use_expert_bias", "norm_topk_prob", "routed_scaling_factor"),
-}
 MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe only
 LFM3_ONLY = ("sliding_window", "attention_bias")  # keys that an lfm3 may have as it likes
 LFM2_CLASSES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration")  # the last: its text part
@@ -136,6 +117,13 @@ DENSE_ONLY: dict[str, tuple[object, ...]] = {
     # Lfm2Config's adjustment of the feed-forward's width, which Lfm2MoeConfig does not know, and where it does nothing.
     "block_auto_adjust_ff_dim": (False, None),
     "block_ffn_dim_multiplier": (None, 1.0, 1),
+}
+READ = {  # all keys that count
+    *(*SIZES, *ONLY, *ECHOES, *MIXTURE_KEYS, *DENSE_ONLY, "num_local_experts"),
+    *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "layer_types", "full_attn_idxs"),
+    *("head_dim", "conv_bias", "norm_eps", "rope_theta", "rope_parameters", "rope_scaling", "tie_embedding"),
+    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "intermediate_size", "block_ff_dim"),
+    *("block_multiple_of", "use_sandwich_norm", "use_attention_gate"),
 }
 _Raw = Mapping[str, object]
 
@@ -258,15 +246,14 @@ def parse_mixture(raw: _Raw) -> MixtureConfig:
         require(is_right, key, raw.get(key), f"{show_json(allowed[0])} or no such key in an lfm2_moe")
     fields: dict[str, Any] = {key: check(key, raw.get(key, value)) for key, (check, value) in MIXTURE_KEYS.items()}
     mixture, local = MixtureConfig(**fields), raw.get("num_local_experts")
-    if local is not None and not same(local, mixture.num_experts):
-        raise ConfigError(f"num_local_experts: {show_json(local)}, expected num_experts={mixture.num_experts}")
+    is_right = local is None or same(local, mixture.num_experts)
+    require(is_right, "num_local_experts", local, f"num_experts={mixture.num_experts}")
     return mixture
 
 
 def _require_known(raw: _Raw) -> None:
     model_type = raw.get("model_type")
-    if model_type not in MODEL_TYPES:
-        raise ConfigError(f"model_type: {show_json(model_type)}, expected one of {', '.join(MODEL_TYPES)}")
+    require(model_type in MODEL_TYPES, "model_type", model_type, f"one of {', '.join(MODEL_TYPES)}")
     _require_causal(raw)
     for key, allowed in ONLY.items():
         is_done = key not in raw or any(same(raw[key], value) for value in allowed)
@@ -287,21 +274,16 @@ def _require_causal(raw: _Raw) -> None:
     causal = CAUSAL[str(raw["model_type"])]
     expected = f"one of {', '.join(causal)}, for model_type {show_json(raw['model_type'])}"
     for name in classes or ():
-        if name not in causal:
-            raise ConfigError(f"architectures: {show_json(name)}, expected {expected}: lfm2np computes no encoder")
-    if raw.get("auto_map") and not classes:
-        raise ConfigError(
-            f"auto_map: {show_json(raw['auto_map'])}, expected {expected} in architectures beside it: "
-            "the code that it names may compute anything"
-        )
+        require(name in causal, "architectures", name, f"{expected}: lfm2np computes no encoder")
+    beside = f"{expected} in architectures beside it: the code that it names may compute anything"
+    require(bool(classes) or not raw.get("auto_map"), "auto_map", raw.get("auto_map"), beside)
 
 
 def _head_dim(raw: _Raw, hidden_size: int, heads: int) -> int:
     if raw.get("head_dim") is not None:  # null: as absent
         return _size(raw, "head_dim", 0)
-    if hidden_size % heads:
-        expected = f"a multiple of num_attention_heads={heads}, or head_dim"
-        raise ConfigError(f"hidden_size: {hidden_size}, expected {expected}")
+    expected = f"a multiple of num_attention_heads={heads}, or head_dim"
+    require(hidden_size % heads == 0, "hidden_size", hidden_size, expected)
     return hidden_size // heads
 
 
@@ -356,16 +338,17 @@ def _theta_of(key: str, value: object, top: float) -> float:
         inner = value.get(ATTENTION)
         if not isinstance(inner, Mapping) or value.keys() - {ATTENTION, CONV}:
             raise ConfigError(f"{key}: {show_json(value)}, expected an object under full_attention and nothing else")
-        if value.get(CONV) is not None and value[CONV] != inner:
-            raise ConfigError(f"{key}.conv: {show_json(value['conv'])}, expected null or the same as full_attention")
+        is_right = value.get(CONV) is None or value[CONV] == inner
+        require(is_right, f"{key}.conv", value.get(CONV), "null or the same as full_attention")
         return _theta_of(f"{key}.full_attention", dict(inner), top)
     for name in ("rope_type", "type"):
         require_done(value.get(name, "default") == "default", f"{key}.{name}", value.get(name), "'default'")
     unknown = [k for k in value if k not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")]
     if unknown:
         raise ConfigError(f"{key}.{show_json(unknown[0])}: not a parameter of the default RoPE, expected rope_theta")
-    if not any(same(value.get("partial_rotary_factor"), whole) for whole in ONLY["partial_rotary_factor"]):
-        raise ConfigError(f"{key}.partial_rotary_factor: {show_json(value['partial_rotary_factor'])}, expected 1.0")
+    factor = value.get("partial_rotary_factor")
+    is_whole = any(same(factor, whole) for whole in ONLY["partial_rotary_factor"])
+    require(is_whole, f"{key}.partial_rotary_factor", factor, "1.0")
     return require_real("rope_theta", value.get("rope_theta", top), integers=True)
 
 
@@ -379,10 +362,8 @@ def _optional_id(raw: _Raw, key: str, default: int) -> int | None:
 def _eos_ids(raw: _Raw, source: str, default: int | None) -> tuple[int, ...]:
     value = raw.get("eos_token_id", default)
     ids = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
-    if not all(type(token_id) is int for token_id in ids):
-        raise ConfigError(
-            f"{source}: eos_token_id: {show_json(value)}, expected an integer, a list of integers or null"
-        )
+    are_integers = all(type(token_id) is int for token_id in ids)
+    require(are_integers, f"{source}: eos_token_id", value, "an integer, a list of integers or null")
     return tuple(dict.fromkeys(ids))
 
 

@@ -82,10 +82,9 @@ def weight_files(path: Path) -> list[str]:
     """The GGUF and its splits; or as tensors.py chooses them: the single file, else the index and its shards."""
     if is_gguf(path):
         return [one.name for one in open_container(path).paths]
-    directory = path
-    if is_present(directory / SINGLE, CheckpointError):
+    if is_present(path / SINGLE, CheckpointError):
         return [SINGLE]
-    return [INDEX, *sorted(set(read_weight_map(directory / INDEX).values()))]
+    return [INDEX, *sorted(set(read_weight_map(path / INDEX).values()))]
 
 
 def file_sha256(path: Path) -> str:

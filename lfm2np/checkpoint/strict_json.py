@@ -80,9 +80,9 @@ def parse_object(content: bytes, source: str, error: type[Lfm2npError]) -> dict[
     return parsed
 
 
-def read_object(path: Path, error: type[Lfm2npError], limit: int = MAX_JSON_BYTES) -> dict[str, object]:
-    """The JSON object in a file; raises `error` naming the file."""
-    return parse_object(read_bytes(path, limit, error), str(path), error)
+def read_object(path: Path, error: type[Lfm2npError]) -> dict[str, object]:
+    """The JSON object in a file of at most MAX_JSON_BYTES; raises `error` naming the file."""
+    return parse_object(read_bytes(path, MAX_JSON_BYTES, error), str(path), error)
 
 
 def _unique_keys(source: str, error: type[Lfm2npError]) -> Callable[[list[tuple[str, object]]], dict[str, object]]:

@@ -193,19 +193,15 @@ def lfm3_rows(config: ModelConfig) -> list[tuple[str, str]]:
     return [*rows, ("rotation", reading)] if reading else rows
 
 
+MORE_IS_WORSE = ("slices", "row_sum_bits", "rounded_weights", "largest_rounding")  # of a Bound
+
+
 def with_experts_together(bounds: Sequence[Bound]) -> list[Bound]:
     """One line for the same product of all experts of a layer, with the worst of each number."""
     joined: dict[tuple[str, ...], Bound] = {}
     for one in bounds:
         key = tuple(re.sub(r"\.experts\.[0-9]+\.", ".experts.*.", name) for name in one.tensors)
         other = joined.get(key, one)
-        joined[key] = replace(
-            one,
-            tensors=key,
-            slices=max(one.slices, other.slices),
-            row_sum_bits=max(one.row_sum_bits, other.row_sum_bits),
-            activation_bits=min(one.activation_bits, other.activation_bits),
-            rounded_weights=max(one.rounded_weights, other.rounded_weights),
-            largest_rounding=max(one.largest_rounding, other.largest_rounding),
-        )
+        most = {name: max(getattr(one, name), getattr(other, name)) for name in MORE_IS_WORSE}
+        joined[key] = replace(one, tensors=key, activation_bits=min(one.activation_bits, other.activation_bits), **most)
     return list(joined.values())

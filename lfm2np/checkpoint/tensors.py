@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lfm2np.checkpoint.lfm3 import in_file, in_ours
 from lfm2np.checkpoint.packed import auto, compressed, mlx
 from lfm2np.checkpoint.packed.auto import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
+from lfm2np.checkpoint.packed.parts import with_matrices
 from lfm2np.checkpoint.packed.rows import DTYPES as PACKED_DTYPES
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.packed.settings import Settings, settings_in
@@ -98,9 +100,9 @@ def unpacked(
     if settings is None and not mlx.has_their_names(tensors):
         return mlx.with_our_taps(tensors, config)
     if isinstance(settings, CompressedSettings):
-        found = compressed.with_matrices(tensors, config, settings, source)
+        found = with_matrices(tensors, config, source, partial(compressed.read_matrix, settings=settings))
     elif isinstance(settings, AutoSettings):
-        found = auto.with_matrices(tensors, config, settings, source)
+        found = with_matrices(tensors, config, source, partial(auto.read_matrix, settings=settings))
     else:
         found = mlx.in_our_names(tensors, config, settings, source)
     known = layout_of(config).keys() | {HEAD}

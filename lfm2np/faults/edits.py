@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,13 +31,6 @@ class Fault:
     sentence: str  # what the engine then does
     seen_in: tuple[str, ...]
     edits: tuple[Edit, ...]
-
-
-def in_section(section: str) -> Callable[..., Fault]:
-    def fault(name: str, sentence: str, *edits: Edit, seen_in: tuple[str, ...] = ()) -> Fault:
-        return Fault(name, section, sentence, seen_in, edits)
-
-    return fault
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.faults.cache import FAULTS as CACHE
+from lfm2np.faults.catalogue import read_faults
 from lfm2np.faults.edits import Edit, Fault, Variant
-from lfm2np.faults.lfm3 import FAULTS as LFM3
-from lfm2np.faults.mixture import FAULTS as MIXTURE
-from lfm2np.faults.model import FAULTS as MODEL
-from lfm2np.faults.pool import FAULTS as POOL
-from lfm2np.faults.sampling import FAULTS as SAMPLING
-from lfm2np.faults.scheduling import FAULTS as SCHEDULING
-from lfm2np.faults.state import FAULTS as STATE
-from lfm2np.faults.texts import FAULTS as TEXTS
 from lfm2np.faults.variants import VARIANTS
 
 
@@ -78,7 +70,7 @@ def edited_code(function: FunctionType, edit: Edit) -> CodeType:
 
 __all__ = ["FAULTS", "VARIANTS", "by_name"]
 
-FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *POOL, *SCHEDULING, *SAMPLING, *TEXTS, *MODEL, *MIXTURE, *LFM3)
+FAULTS = read_faults()
 
 
 def by_name(name: str) -> Fault | Variant:

@@ -169,19 +169,14 @@ def masked(values: Float64, params: SamplingParams, produced: int, eos_token_ids
 
 def filtered(values: Float64, params: SamplingParams) -> tuple[Float64, Int64]:
     """Temperature, then top_k, top_p and min_p in the profile's order: values [V] and their integer weights [V]."""
-    values = heated(values, params.temperature)
+    with np.errstate(over="ignore", under="ignore"):  # 0 at the largest: no temperature overflows upwards or gives NaN
+        values = (values - values.max()) / params.temperature
     weights = integer_weights(values)
     for keep in FILTERS[params.profile]:
         kept = keep(values, weights, params)
         if kept is not None:
             values, weights = np.where(kept, values, -np.inf), np.where(kept, weights, np.int64(0))
     return values, weights
-
-
-def heated(values: Float64, temperature: float) -> Float64:
-    """(values - max) / temperature; 0 at the largest, so that no temperature overflows upwards or gives NaN."""
-    with np.errstate(over="ignore", under="ignore"):
-        return np.asarray((values - values.max()) / temperature)
 
 
 def integer_weights(processed: Float64) -> Int64:

@@ -175,9 +175,10 @@ def run_shard(work: Work, source: Source, items: Sequence[Any]) -> list[Any]:
 def model_of(source: Source) -> LoadedModel:
     """The model, loaded once in a process, whatever the number of its threads. WorkerError if it is another one."""
     with _loading:
-        return _load(source)
+        return load_source(source)
 
 
+@functools.lru_cache(maxsize=1)
 def load_source(source: Source) -> LoadedModel:
     """WorkerError if it is another checkpoint than in the parent."""
     model = read_model(
@@ -188,6 +189,3 @@ def load_source(source: Source) -> LoadedModel:
             f"{source.path}: a worker has config.json and weights of SHA-256 {model.sha256}, expected {source.sha256}"
         )
     return model
-
-
-_load = functools.lru_cache(maxsize=1)(load_source)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.bench.random_checkpoint import CONFIG
+from lfm2np.bench.random_checkpoint import SMALL, published_config
 from lfm2np.bench.sides.cells import DECODE, PREFILL, Cell, cell_named
 from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.bench.sides.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
@@ -70,7 +70,7 @@ def test_the_floor_has_the_model_s_linear_maps(checkpoint, numerics, cell):
 
 
 def test_the_products_of_lfm2_350m_have_the_size_of_its_matrices():
-    products = list(linear_products(parse_config(CONFIG, "config.json"), cell_named("decode-5x8")))
+    products = list(linear_products(parse_config(published_config(SMALL), "config.json"), cell_named("decode-5x8")))
     assert len(products) == 4 * 16 + 1
     assert {one.rows for one in products} == {5}
     assert sum(one.inputs * one.outputs for one in products) == 354_483_968 - VECTORS

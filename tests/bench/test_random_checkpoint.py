@@ -22,7 +22,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def test_the_shapes_are_those_of_lfm2_350m():
-    config = parse_config(made.CONFIG, "config.json")
+    config = parse_config(made.published_config(made.SMALL), "config.json")
     assert parameter_count(config) == 354_483_968
     assert (config.feed_forward_size, config.head_dim) == (4608, 64)
     assert [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"] == [2, 5, 8, 10, 12, 14]
@@ -58,7 +58,7 @@ def test_an_incomplete_one_is_made_again(tmp_path, harm):
     if harm == "short":
         weights.write_bytes(weights.read_bytes()[:-1])
     elif harm == "other config":
-        (place / "config.json").write_text(json.dumps(made.CONFIG))
+        (place / "config.json").write_text(json.dumps(made.published_config(made.SMALL)))
     else:
         weights.unlink()
     assert made.random_checkpoint(place, RAW) == place

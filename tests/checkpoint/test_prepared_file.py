@@ -22,7 +22,7 @@ from lfm2np.errors import CheckpointError, RequestError
 from lfm2np.loading import load
 from lfm2np.numerics import NAMES, exact
 from lfm2np.numerics.matrix import Matrix
-from lfm2np.work.place import _load, model_of, source_of
+from lfm2np.work.place import load_source, model_of, source_of
 
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"
 SMALL, MIXTURE = TORTURE / "magnitudes", TORTURE / "moe_minimal_config"
@@ -212,7 +212,7 @@ def test_several_at_once_write_one_file(tmp_path: Path) -> None:
 
 
 def test_workers_map_the_file_of_their_parent(tmp_path: Path) -> None:
-    _load.cache_clear()
+    load_source.cache_clear()
     worker = model_of(source_of(load(SMALL, prepared=tmp_path)))
     assert worker.prepared_directory == tmp_path and is_mapped(head(worker))
     assert not is_mapped(head(model_of(source_of(load(SMALL)))))

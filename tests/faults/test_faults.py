@@ -17,6 +17,7 @@ from lfm2np.cli import main
 from lfm2np.conformance import fault_trial
 from lfm2np.conformance.catalogue import ALL
 from lfm2np.faults import FAULTS, VARIANTS, Edit, Fault, Variant, inject
+from lfm2np.faults.catalogue import edits_of
 from lfm2np.faults.inject import find
 
 EVERYTHING: tuple[Fault | Variant, ...] = (*FAULTS, *VARIANTS)
@@ -63,6 +64,20 @@ def test_an_edit_that_does_not_fit_is_an_error_and_changes_nothing(edit: Edit, f
     with pytest.raises(RequestError, match=fragment), inject(Fault("x", "A", "X.", (), (first, edit))):
         pass
     assert find(first.where).__code__ is before
+
+
+def test_a_patch_is_an_edit_of_the_lines_that_go_and_stay():
+    shared = {"guards": (Edit("m:g", "x", ""),)}
+    assert edits_of("m:f\n  if a:\n-     b\n+     c\n+     d", shared) == (
+        Edit("m:f", "if a:\n    b", "if a:\n    c\n    d"),
+    )
+    assert edits_of("guards", shared) == shared["guards"]
+
+
+@pytest.mark.parametrize(("patch", "fragment"), [("m:f\nb", "'b', expected '- '"), ("guard", "nothing below it")])
+def test_a_line_that_is_none_of_a_patch_is_an_error_that_names_it(patch: str, fragment: str):
+    with pytest.raises(RequestError, match=fragment):
+        edits_of(patch, {"guards": ()})
 
 
 def test_an_unknown_fault_is_an_error_that_names_it():

@@ -11,7 +11,6 @@ from engines import QUICK, Kept, checked, checked_target
 
 from lfm2np.faults import inject
 from lfm2np.faults.edits import Edit, Fault
-from lfm2np.faults.state import COMMIT, SLOTS
 from lfm2np.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
 from lfm2np.oracle.check import check, judged
@@ -141,7 +140,7 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
 @pytest.mark.slow
 def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: Model) -> None:
     """An engine that reports 24 slots, whose slots from 20 on share one state: 16 at once do not meet it."""
-    edits = (Edit(COMMIT, SLOTS, SLOTS.replace("segment.entry.slot", "min(segment.entry.slot, 20)")),)
+    edits = (Edit("lfm2np.network.cache:commit", "[segment.entry.slot for", "[min(segment.entry.slot, 20) for"),)
     fault = Fault("slots-from-20-on-share-state", "A", "One state for several slots.", (), edits)
     target = PythonTarget("engines:roomy", model.path)
     with inject(fault):

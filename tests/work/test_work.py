@@ -114,7 +114,7 @@ def test_a_worker_with_another_checkpoint_refuses(model: Model, tmp_path: Path) 
 
 def test_a_worker_loads_a_model_once(model: Model) -> None:
     source = source_of(load(model.path, weights="streamed"))
-    work._load.cache_clear()
+    work.load_source.cache_clear()
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(model_of, [source] * 8))
     assert all(one is found[0] for one in found)

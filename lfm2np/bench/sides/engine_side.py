@@ -75,13 +75,10 @@ class EngineSide:
         if self._model.config.sparse_layers and self._chosen is None:
             self._chosen = Chosen(self._model.numerics)
             self._model = replace(self._model, numerics=cast(Numerics, self._chosen))
-        warm_up = self._warm_up(cell)
-        return [self._time_step(engine) for engine in ready(cell, warm_up + steps)][warm_up:]
-
-    def _warm_up(self, cell: Cell) -> int:
-        """Steps until all is as it stays: in exact a decode's head, one product a step, is tried in each way first."""
+        # Until all is as it stays: in exact a decode's head, one product a step, is tried in each way first.
         is_tried = self._numerics == "exact" and self._weights == "resident" and cell.kind != PREFILL
-        return 2 * TRIES if is_tried else 1
+        warm_up = 2 * TRIES if is_tried else 1
+        return [self._time_step(engine) for engine in ready(cell, warm_up + steps)][warm_up:]
 
     def _prefilling(self, cell: Cell, steps: int) -> Iterator[Engine]:
         """An engine before each step. Each prompt is another, so that no prefix is found in the cache."""
@@ -104,9 +101,9 @@ class EngineSide:
             return {"seconds": seconds}
         return {"seconds": seconds, "experts": sum(self._chosen.counts) / len(self._chosen.counts)}
 
-    def answer_prompts(self, way: str, longest: int) -> float:
+    def answer(self, way: str, longest: int) -> dict[str, float]:
         """Seconds to answer five prompts: see engines.answer_prompts."""
-        return answer_prompts(self._model, way, longest)
+        return {"seconds": answer_prompts(self._model, way, longest)}
 
     def prefill_memory(self, length: int) -> dict[str, int]:
         """The most memory of reading a prompt, STEP_TOKENS a step, beyond what was held before, and its cache's."""

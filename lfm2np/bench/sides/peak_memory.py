@@ -17,21 +17,17 @@ def forget_peak() -> None:
 
 def peak_bytes() -> int:
     """Resident, pages of mapped files included."""
-    return status_bytes("VmHWM") or own_peak()
+    return field_bytes(STATUS, "VmHWM") or own_peak()
 
 
 def resident_bytes() -> int:
     """What is held now; 0 where the system does not say."""
-    return status_bytes("VmRSS") or 0
+    return field_bytes(STATUS, "VmRSS") or 0
 
 
 def available_bytes() -> int | None:
     """What processes could still get without swapping; None where the system does not say."""
     return field_bytes(Path("/proc/meminfo"), "MemAvailable")
-
-
-def status_bytes(name: str) -> int | None:
-    return field_bytes(STATUS, name)
 
 
 def field_bytes(path: Path, name: str) -> int | None:

@@ -42,7 +42,7 @@ class Side(Protocol):
         """Of each step its "seconds", and those of its parts by name, if they are timed."""
 
 
-AnySide = Side | CheckSide | ServeSide
+AnySide = Side | CheckSide | ServeSide  # the last two have methods of their own, and no steps to time
 
 
 def make_side(name: str) -> AnySide:
@@ -66,29 +66,20 @@ def make_side(name: str) -> AnySide:
 
 
 def answer(side: AnySide, directory: Path, threads: int, ask: dict[str, Any]) -> dict[str, Any]:
+    """What a method of the side called `ask` returns for the other fields; memory with what every side has."""
     gc.collect()
     forget_peak()
-    match ask["ask"]:
-        case "load":
+    match ask:
+        case {"ask": "load"}:
             began = time.perf_counter()
             versions = side.load(directory, threads)
             return {"load_seconds": time.perf_counter() - began, "peak_bytes": peak_bytes(), "versions": versions}
-        case "answer":
-            assert isinstance(side, EngineSide)
-            return {"seconds": side.answer_prompts(ask["way"], ask["longest"])}
-        case "prefill_memory":
-            assert isinstance(side, EngineSide)
-            return {**side.prefill_memory(ask["length"])}
-        case "check":
-            assert isinstance(side, CheckSide)
-            return side.check(ask["engine"], ask["first"])
-        case "direct" | "open" | "shut" as what:
-            assert isinstance(side, ServeSide)
-            fields = {name: value for name, value in ask.items() if name != "ask"}
-            return dict(getattr(side, what)(**fields))
-        case _:
+        case {"ask": "time", "cell": cell, "steps": steps}:
             assert not isinstance(side, CheckSide | ServeSide)
-            return {"steps": side.time(cell_named(ask["cell"]), ask["steps"]), "peak_bytes": peak_bytes()}
+            return {"steps": side.time(cell_named(cell), steps), "peak_bytes": peak_bytes()}
+        case {"ask": what, **fields}:
+            return dict(getattr(side, what)(**fields))
+    raise AssertionError(ask)
 
 
 def serve(lines: TextIO, answers: TextIO, side: AnySide, directory: Path, threads: int) -> None:

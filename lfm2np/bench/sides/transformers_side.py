@@ -32,20 +32,14 @@ class TransformersSide:
 
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
         """Seconds of each of `steps` steps, after one that is not counted."""
-        seconds = self._prefill(cell, steps) if cell.kind == PREFILL else self._decode(cell, steps)
-        return [{"seconds": second} for second in seconds[WARM_UP:]]
-
-    def _prefill(self, cell: Cell, steps: int) -> list[float]:
-        return [self.step(self._random_ids(cell), None)[0] for _ in range(WARM_UP + steps)]
-
-    def _decode(self, cell: Cell, steps: int) -> list[float]:
-        cache = self.random_cache(cell)
-        ids = self._random_ids(cell)
-        seconds = []
+        is_prefill = cell.kind == PREFILL
+        cache = None if is_prefill else self.random_cache(cell)
+        ids, found = self._random_ids(cell), []
         for _ in range(WARM_UP + steps):
-            second, ids = self.step(ids, cache)
-            seconds.append(second)
-        return seconds
+            seconds, chosen = self.step(ids, cache)
+            ids = self._random_ids(cell) if is_prefill else chosen
+            found.append({"seconds": seconds})
+        return found[WARM_UP:]
 
     def step(self, ids: Any, cache: Any) -> tuple[float, Any]:
         """Seconds, and the next token of each request [S, 1]. ids [S, t]; without a cache a new one is filled."""

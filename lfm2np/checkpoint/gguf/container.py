@@ -31,19 +31,7 @@ MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT = 32  # unless general.alignment says another
 MAX_DIMENSIONS, MAX_NAME, MAX_SPLITS = 4, 64, 1000
 STRING, ARRAY = 8, 9
-NUMERIC = {  # of a value, by its number in the file: struct's letter, and what messages call it
-    0: ("B", "uint8"),
-    1: ("b", "int8"),
-    2: ("H", "uint16"),
-    3: ("h", "int16"),
-    4: ("I", "uint32"),
-    5: ("i", "int32"),
-    6: ("f", "float32"),
-    7: ("?", "bool"),
-    10: ("Q", "uint64"),
-    11: ("q", "int64"),
-    12: ("d", "float64"),
-}
+NUMERIC = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}  # types of values: struct's and NumPy's letters
 TYPES = {number: name for name, number in NUMBERS.items()}
 SPLIT_NAME = re.compile(r"(?s:(.*)-([0-9]{5})-of-([0-9]{5})\.gguf)")
 
@@ -180,7 +168,7 @@ def _read_value(header: _Header, key: str) -> Value:
     name = f"array of {_kind(header, kind, key)}"
     if kind == STRING:
         return Value(name, [header.string(f"{key}[{index}]") for index in range(count)])
-    letter = NUMERIC[kind][0]
+    letter = NUMERIC[kind]
     content = header.take(count * struct.calcsize(f"<{letter}"), f"{key}: {count} values")
     if letter == "?":
         return Value(name, [_bool(header, one, key) for one in content])
@@ -190,13 +178,13 @@ def _read_value(header: _Header, key: str) -> Value:
 def _kind(header: _Header, kind: int, key: str) -> str:
     if kind != STRING and kind not in NUMERIC:
         raise CheckpointError(f"{header.path}: {key}: value of type {kind}, expected 0 to 12 (arrays not in arrays)")
-    return "string" if kind == STRING else NUMERIC[kind][1]
+    return "string" if kind == STRING else np.dtype(NUMERIC[kind]).name
 
 
 def _read_one(header: _Header, kind: int, key: str) -> Any:
     if kind == STRING:
         return header.string(key)
-    letter = NUMERIC[kind][0]
+    letter = NUMERIC[kind]
     return _bool(header, header.number("B", key), key) if letter == "?" else header.number(letter, key)
 
 

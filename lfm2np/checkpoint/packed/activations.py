@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfm2np.checkpoint.packed.compressed import Parts, class_of, input_scale, matrices
+from lfm2np.checkpoint.packed.compressed import class_of, input_scale
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
+from lfm2np.checkpoint.packed.parts import Parts, matrices
 from lfm2np.checkpoint.packed.settings import settings_in
 from lfm2np.checkpoint.tensors import open_under_our_names
 from lfm2np.model.config import ModelConfig

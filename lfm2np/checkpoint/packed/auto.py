@@ -19,13 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.layout import require_shape
-from lfm2np.checkpoint.packed.compressed import INTEGERS, Dims, Parts, group_of_columns, matrices
-from lfm2np.checkpoint.packed.rows import PackedRows, packed_words, unpacked
+from lfm2np.checkpoint.packed.parts import INTEGERS, Dims, Parts, groups_of_columns, packed_dim
+from lfm2np.checkpoint.packed.rows import PackedRows, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import require_done
 from lfm2np.errors import CheckpointError, ConfigError
-from lfm2np.model.config import ModelConfig
 from lfm2np.model.config_values import require_bool
 from lfm2np.model.layers import Dim
 from lfm2np.values import plain, same, show_json
@@ -125,71 +123,43 @@ def _group_size(told: Mapping[str, object], key: str) -> int:
 # --- matrices
 
 
-def with_matrices(
-    tensors: Mapping[str, StoredTensor], config: ModelConfig, settings: AutoSettings, source: str
-) -> dict[str, StoredTensor]:
-    """What is no part of a quantised matrix keeps its name. CheckpointError names the file, the tensor and the key."""
-    found = dict(tensors)
-    for module, dims in matrices(tensors, config):
-        if f"{module.name}.qweight" not in tensors:
-            continue
-        parts = Parts(tensors, module, source)
-        if skipped := next((one for one in settings.skipped if any(one in name for name in module.names)), None):
-            raise parts.wrong(
-                "qweight", f"expected none from modules_to_not_convert, which has {show_json(skipped)} (config.json)"
-            )
-        if f"{module.name}.weight" in tensors:
-            both = f"{parts.called('weight')} stands beside {parts.called('qweight')}"
-            raise CheckpointError(f"{source}: {both}, expected one of them")
-        made = _gptq(parts, dims, settings) if settings.method == "gptq" else _awq(parts, dims, settings)
-        for name in parts.used:
-            del found[name]
-        found[f"{module.name}.weight"] = made
-    return found
-
-
-def _sizes(parts: Parts, dims: Dims, settings: AutoSettings) -> tuple[int, Dim]:
-    """Of a group, and how many there are."""
-    columns, origin = dims[1]
+def read_matrix(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor | None:
+    """None of a module that is not quantised. CheckpointError names the file, the tensor and the key."""
+    if "qweight" not in parts:
+        return None
+    names = parts.module.names
+    if skipped := next((one for one in settings.skipped if any(one in name for name in names)), None):
+        raise parts.wrong(
+            "qweight", f"expected none from modules_to_not_convert, which has {show_json(skipped)} (config.json)"
+        )
+    if "weight" in parts:
+        both = f"{parts.called('weight')} stands beside {parts.called('qweight')}"
+        raise CheckpointError(f"{parts.source}: {both}, expected one of them")
+    (rows, row_origin), (columns, origin), bits = *dims, settings.bits
     size = settings.group_size or columns
     if columns % size:
         expected = f"a multiple of group_size={size} (config.json)"
         raise parts.wrong("qweight", f"rows of {origin}={columns} numbers, expected {expected}")
-    return size, (columns // size, f"{origin}/group_size")
-
-
-def _packed_dim(dim: Dim, bits: int) -> Dim:
-    return packed_words(bits, dim[0]), f"{dim[1]}*bits/32"
-
-
-def _scales(parts: Parts, dims: Dims, groups: Dim) -> StoredTensor:
-    stored = parts.take("scales", "quant_method", tuple(DTYPES))
-    require_shape(stored, (groups, dims[0]))
-    return stored
-
-
-def _name(settings: AutoSettings) -> str:
-    return f"{settings.method}-{settings.bits}bit-{f'g{settings.group_size}' if settings.group_size else 'channel'}"
-
-
-def _gptq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
-    rows, columns = dims
-    bits, (size, groups) = settings.bits, _sizes(parts, dims, settings)
-    weight = parts.take("qweight", "quant_method", ("I32",))
-    require_shape(weight, (_packed_dim(columns, bits), rows))
-    zeros = parts.take("qzeros", "quant_method", ("I32",))
-    require_shape(zeros, (groups, _packed_dim(rows, bits)))
-    scales = _scales(parts, dims, groups)
+    is_gptq = settings.method == "gptq"
+    if not is_gptq and (rows % 8 or columns % 8):
+        sizes = f"{row_origin}={rows}, {origin}={columns}"
+        raise parts.wrong("qweight", f"{sizes}, expected multiples of 8 from version=gemm")
+    groups, words = (columns // size, f"{origin}/group_size"), packed_dim(dims[0], bits, "bits")
+    stored_dims = (packed_dim(dims[1], bits, "bits"), dims[0]) if is_gptq else (dims[1], words)
+    weight = parts.take("qweight", "quant_method", ("I32",), stored_dims)
+    zeros = parts.take("qzeros", "quant_method", ("I32",), (groups, words))
+    scales = parts.take("scales", "quant_method", tuple(DTYPES), (groups, dims[0]))
     packed = PackedRows(
         f"{bits} bits",
-        columns[0],
-        weight.array.T,
+        columns,
+        weight.array.T if is_gptq else _awq_rows(weight),
         scales.array.T,
         scales.dtype,
-        zeros=_gptq_zeros(zeros, rows[0], settings),
-        group_of=_gptq_groups(parts, dims, size, settings),
+        zeros=_gptq_zeros(zeros, rows, settings) if is_gptq else _awq_order(zeros),
+        group_of=_gptq_groups(parts, dims[1], size, settings) if is_gptq else None,
     )
-    return replace(weight, name=parts.called("weight"), dtype=_name(settings), values=packed)
+    form = f"{settings.method}-{bits}bit-{f'g{settings.group_size}' if settings.group_size else 'channel'}"
+    return replace(weight, name=parts.called("weight"), dtype=form, values=packed)
 
 
 def _gptq_zeros(stored: StoredTensor, rows: int, settings: AutoSettings) -> NDArray[np.integer]:
@@ -206,43 +176,23 @@ def _gptq_zeros(stored: StoredTensor, rows: int, settings: AutoSettings) -> NDAr
     return zeros
 
 
-def _gptq_groups(parts: Parts, dims: Dims, size: int, settings: AutoSettings) -> NDArray[np.int64] | None:
+def _gptq_groups(parts: Parts, columns: Dim, size: int, settings: AutoSettings) -> NDArray[np.int64] | None:
     """The group of each column: those of g_idx, which files without desc_act may leave out."""
-    expected = np.arange(dims[1][0], dtype=np.int64) // size
-    if f"{parts.module.name}.g_idx" not in parts.tensors and not settings.has_order:
-        return None
-    stored = parts.take("g_idx", "desc_act=true", INTEGERS)
+    key, expected = "desc_act=true", np.arange(columns[0], dtype=np.int64) // size
     if settings.has_order:
-        return group_of_columns(stored, dims[1], int(expected[-1]))
-    require_shape(stored, (dims[1],))
-    if not np.array_equal(stored.array.astype(np.int64), expected):
-        why = f"group_size={size} of each group in turn from desc_act=false (config.json)"
-        raise stored.wrong(f"columns in another order, expected {why}")
+        return groups_of_columns(parts, "g_idx", key, columns, int(expected[-1]))
+    if "g_idx" in parts:
+        stored = parts.take("g_idx", key, INTEGERS, (columns,))
+        if not np.array_equal(stored.array.astype(np.int64), expected):
+            why = f"group_size={size} of each group in turn from desc_act=false (config.json)"
+            raise stored.wrong(f"columns in another order, expected {why}")
     return None
 
 
-def _awq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
-    """Its codes are packed anew, rows first: a slice of rows would else begin within words."""
-    rows, columns = dims
-    _, groups = _sizes(parts, dims, settings)
-    if rows[0] % 8 or columns[0] % 8:
-        sizes = f"{rows[1]}={rows[0]}, {columns[1]}={columns[0]}"
-        raise parts.wrong("qweight", f"{sizes}, expected multiples of 8 from version=gemm")
-    weight = parts.take("qweight", "quant_method", ("I32",))
-    require_shape(weight, (columns, _packed_dim(rows, 4)))
-    zeros = parts.take("qzeros", "quant_method", ("I32",))
-    require_shape(zeros, (groups, _packed_dim(rows, 4)))
-    scales = _scales(parts, dims, groups)
-    codes = np.ascontiguousarray(_awq_order(weight))  # [rows, columns]
-    packed = PackedRows(
-        "4 bits",
-        columns[0],
-        codes[:, ::2] | codes[:, 1::2] << np.uint8(4),
-        scales.array.T,
-        scales.dtype,
-        zeros=_awq_order(zeros),
-    )
-    return replace(weight, name=parts.called("weight"), dtype=_name(settings), values=packed)
+def _awq_rows(stored: StoredTensor) -> NDArray[np.uint8]:
+    """Codes packed anew, rows first, two in a byte: a slice of rows would else begin within words."""
+    codes = np.ascontiguousarray(_awq_order(stored))  # [rows, columns]
+    return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
 
 
 def _awq_order(stored: StoredTensor) -> NDArray[np.uint8]:

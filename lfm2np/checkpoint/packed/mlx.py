@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lfm2np.checkpoint.layout import Module, Place, modules_of, require_shape
-from lfm2np.checkpoint.packed.rows import PackedRows, packed_words
+from lfm2np.checkpoint.layout import Place, modules_of, require_shape
+from lfm2np.checkpoint.packed.parts import Parts, packed_dim
+from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.packed.settings import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError, ConfigError
@@ -71,7 +72,9 @@ def in_our_names(
             dims = layout[name]
             if place.expert is not None and config.mixture is not None:
                 dims = ((config.mixture.num_experts, "num_experts"), *dims)
-            whole[place.name] = _whole(tensors, place.name, modules[place.name], dims, settings, used)
+            parts = Parts(tensors, modules[place.name], source)
+            whole[place.name] = _whole(parts, place.name, dims, settings)
+            used |= parts.used
             if place.expert is not None:
                 require_shape(whole[place.name], dims)
         one = whole[place.name]
@@ -96,30 +99,22 @@ def _require_modules(settings: MlxSettings, source: str, known: set[str]) -> Non
             raise ConfigError(f"{source}: {KEY}.{show(path)} (config.json): there is no such module in this model")
 
 
-def _whole(
-    tensors: Mapping[str, StoredTensor],
-    name: str,
-    module: Module,
-    dims: tuple[Dim, ...],
-    settings: MlxSettings | None,
-    used: set[str],
-) -> StoredTensor:
-    """One of theirs, with the tensors that belong to it, which are added to `used`."""
-    weight, scales = tensors[name], f"{module.name}.scales"
-    used.add(name)
+def _whole(parts: Parts, name: str, dims: tuple[Dim, ...], settings: MlxSettings | None) -> StoredTensor:
+    """One of theirs, with the tensors that belong to it."""
+    weight = parts.tensors[name]
+    parts.used.add(name)
     if settings is None:
         return _taps(weight, dims)
-    key, form = settings.of(module.names)
-    if scales not in tensors:
+    key, form = settings.of(parts.module.names)
+    if "scales" not in parts:
         if weight.dtype != "U32" and (key is None or form is None):
             return _taps(weight, dims)
         told = form.key if key and form else f"dtype {weight.dtype}"
-        missing = f"missing {module.called}.scales beside {weight.name}"
+        missing = f"missing {parts.called('scales')} beside {weight.name}"
         raise CheckpointError(f"{weight.source}: {missing}, expected it from {told}")
     if form is None:
-        raise tensors[scales].wrong(f"expected none from {KEY}.{show(key)}=false (config.json)")
-    used.add(scales)
-    return _quantised(tensors, module.name, dims, form, used)
+        raise parts["scales"].wrong(f"expected none from {KEY}.{show(key)}=false (config.json)")
+    return _quantised(parts, dims, form)
 
 
 def _taps(stored: StoredTensor, dims: tuple[Dim, ...]) -> StoredTensor:
@@ -133,45 +128,27 @@ def is_of_taps(dims: tuple[Dim, ...]) -> bool:
     return len(dims) == 3 and dims[1][1] == "depthwise"
 
 
-def _quantised(
-    tensors: Mapping[str, StoredTensor], module: str, dims: tuple[Dim, ...], form: MlxFormat, used: set[str]
-) -> StoredTensor:
-    weight, scales = tensors[f"{module}.weight"], tensors[f"{module}.scales"]
+def _quantised(parts: Parts, dims: tuple[Dim, ...], form: MlxFormat) -> StoredTensor:
     *rows, (columns, origin) = dims
     if len(dims) == 1 or is_of_taps(dims):
-        raise scales.wrong("only matrices are quantised, expected none")
+        raise parts["scales"].wrong("only matrices are quantised, expected none")
     if columns % form.group_size:
         expected = f"a multiple of {form.key}.group_size={form.group_size}"
-        raise weight.wrong(f"rows of {origin}={columns} numbers, expected {expected}")
-    _require_dtype(weight, ("U32",), form)
-    words = packed_words(form.bits, columns), f"{origin}*{form.key}.bits/32"
-    grouped = columns // form.group_size, f"{origin}/{form.key}.group_size"
-    require_shape(weight, (*rows, words))
-    require_shape(scales, (*rows, grouped))
-    biases, biases_name = None, f"{module}.biases"
-    _require_dtype(scales, tuple(DTYPES) if form.mode == "affine" else ("U8",), form)
-    if form.mode == "affine":
-        if biases_name not in tensors:
-            expected = f"expected it from {form.key}.mode=affine"
-            missing = f"missing {scales.name.removesuffix('scales')}biases beside {scales.name}"
-            raise CheckpointError(f"{scales.source}: {missing}, {expected}")
-        biases = tensors[biases_name]
-        used.add(biases_name)
-        _require_dtype(biases, (scales.dtype,), form)
-        require_shape(biases, (*rows, grouped))
+        raise parts["weight"].wrong(f"rows of {origin}={columns} numbers, expected {expected}")
+    key, is_affine = f"{form.key}.mode={form.mode}", form.mode == "affine"
+    grouped = (*rows, (columns // form.group_size, f"{origin}/{form.key}.group_size"))
+    weight = parts.take("weight", key, ("U32",), (*rows, packed_dim((columns, origin), form.bits, f"{form.key}.bits")))
+    scales = parts.take("scales", key, tuple(DTYPES) if is_affine else ("U8",), grouped)
+    if is_affine and "biases" not in parts:
+        missing = f"missing {parts.called('biases')} beside {scales.name}"
+        raise CheckpointError(f"{scales.source}: {missing}, expected it from {key}")
     packed = PackedRows(
         CODINGS.get(form.mode, f"{form.bits} bits"),
         columns,
         weight.array,
         scales.array,
         SCALE_DTYPES.get(form.mode, scales.dtype),
-        biases=None if biases is None else biases.array,
+        biases=parts.take("biases", key, (scales.dtype,), grouped).array if is_affine else None,
     )
-    bits = f"{form.bits}bit-" if form.mode == "affine" else ""
+    bits = f"{form.bits}bit-" if is_affine else ""
     return replace(weight, dtype=f"{form.mode}-{bits}g{form.group_size}", values=packed)
-
-
-def _require_dtype(stored: StoredTensor, expected: tuple[str, ...], form: MlxFormat) -> None:
-    if stored.dtype not in expected:
-        why = f"from {form.key}.mode={form.mode}"
-        raise stored.wrong(f"dtype {stored.dtype}, expected {' or '.join(expected)} {why}")

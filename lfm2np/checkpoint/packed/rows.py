@@ -188,12 +188,10 @@ LARGEST = {"int8": 256.0, "float8": 448.0, "float4": 6.0}  # of a code less its 
 
 def float8_values() -> Float64:
     """[256] of E4M3: sign, 4 bits of exponent with bias 7, 3 of fraction; 0x7F and 0xFF are NaN, infinity has none."""
-    found = []
-    for byte in range(256):
-        exponent, fraction = byte >> 3 & 15, byte & 7
-        size = np.ldexp(8.0 + fraction, exponent - 10) if exponent else np.ldexp(float(fraction), -9)
-        found.append(np.copysign(np.nan if byte & 127 == 127 else size, -1.0 if byte > 127 else 1.0))
-    return np.array(found)
+    byte = np.arange(256)
+    exponent, fraction = byte >> 3 & 15, byte & 7
+    size = np.where(exponent > 0, np.ldexp(8.0 + fraction, exponent - 10), np.ldexp(1.0 * fraction, -9))
+    return np.copysign(np.where(byte & 127 == 127, np.nan, size), np.where(byte > 127, -1.0, 1.0))
 
 
 FLOAT8 = float8_values()

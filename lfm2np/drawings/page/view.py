@@ -54,16 +54,12 @@ def step_text(step: Step, *text: object) -> Markup:
 
 def row_labels(run: Run, step: Step) -> list[str]:
     """The rows of a step's flat array: request, position and token."""
-    return [
-        f"{visible(entry.request_id)} {entry.start + index} {visible(run.word(token))}"
-        for entry in step.entries
-        for index, token in enumerate(entry.token_ids)
-    ]
+    return [f"{visible(entry.request_id)} {place} {visible(run.word(token))}" for entry, place, token in step.rows]
 
 
-def mark(step: int, *children: object, name: str = "g", class_: str = "") -> Markup:
+def mark(step: int, *children: object) -> Markup:
     """Always shown, and brought out at this step."""
-    return element(name, children, class_=f"mark {class_}".strip(), data_step=step)
+    return element("g", children, class_="mark", data_step=step)
 
 
 def cell(

@@ -53,7 +53,8 @@ class Detail:
     def __init__(self, weights: ModelWeights, numerics: Numerics, kept: Kept | None = None) -> None:
         self._numerics, self._kept = numerics, kept or Kept()
         self._names = names_of(weights)
-        self.weights = naming_experts(weights, self._names)
+        layers = (layer_naming_experts(index, layer, self._names) for index, layer in enumerate(weights.layers))
+        self.weights = replace(weights, layers=tuple(layers))
         self._layer: int | None = None
         self._expert: int | None = None  # whose weights were used last
         self._operations: list[dict[str, Any]] = []
@@ -231,13 +232,8 @@ def shown(names: tuple[str, ...]) -> str:
     return ", ".join([first, *(other.rpartition(".")[2] for other in others)])
 
 
-def naming_experts(weights: ModelWeights, names: Names) -> ModelWeights:
-    """The same weights; an expert enters `names` when it is used."""
-    layers = tuple(layer_naming_experts(index, layer, names) for index, layer in enumerate(weights.layers))
-    return replace(weights, layers=layers)
-
-
 def layer_naming_experts(index: int, layer: LayerWeights, names: Names) -> LayerWeights:
+    """The same weights; an expert enters `names` when it is used."""
     mixture = layer.feed_forward
     if isinstance(mixture, FeedForwardWeights):
         return layer

@@ -21,23 +21,23 @@ def before_steps(run: Run) -> Iterator[Cells]:
     cells: Cells = {}
     size = int(run.config["block_size"])
     for step in run.steps:
-        for kind, source, destination in step.moves:
-            pair = moved(kind, source, destination)
-            if pair is not None:
-                copy(cells, *pair, size)
+        for source, destination in copies(step):
+            copy(cells, source, destination, size)
         yield cells
         if not step.abandoned:
             write(cells, step, size)
 
 
-def moved(kind: str, source: int, destination: int) -> tuple[int, int] | None:
-    """From which block to which a move of the plan copies; None for one of the state."""
-    host = -1 - destination, -1 - source
-    return {
-        "copy_block": (source, destination),
-        "save_block": (source, host[0]),
-        "load_block": (host[1], destination),
-    }.get(kind)
+def copies(step: Step) -> Iterator[tuple[int, int]]:
+    """From which block to which the moves of a plan copy; those of the state do not."""
+    for kind, source, destination in step.moves:
+        match kind:
+            case "copy_block":
+                yield source, destination
+            case "save_block":
+                yield source, -1 - destination
+            case "load_block":
+                yield -1 - source, destination
 
 
 def copy(cells: Cells, source: int, destination: int, size: int) -> None:
@@ -84,10 +84,8 @@ def contents(run: Run) -> Iterator[Contents]:
     tokens: dict[int, dict[int, int]] = {}
     size = int(run.config["block_size"])
     for step in run.steps:
-        for kind, source, destination in step.moves:
-            pair = moved(kind, source, destination)
-            if pair is not None:
-                tokens[pair[1]] = dict(tokens.get(pair[0], {}))
+        for source, destination in copies(step):
+            tokens[destination] = dict(tokens.get(source, {}))
         written = set() if step.abandoned else write_tokens(tokens, step, size)
         yield Contents({block: dict(slots) for block, slots in tokens.items() if block >= 0}, frozenset(written))
 

@@ -27,6 +27,11 @@ class Entry:
     def stop(self) -> int:
         return self.start + len(self.token_ids)
 
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The last of the tokens."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
 
 ENTRY_FIELDS = tuple(each.name for each in fields(Entry))
 
@@ -51,6 +56,11 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return sum(len(entry.token_ids) for entry in self.entries)
+
+    @property
+    def rows(self) -> list[tuple[Entry, int, int]]:
+        """Of the flat array: whose each row is, its position and its token."""
+        return [(entry, *row) for entry in self.entries for row in enumerate(entry.token_ids, entry.start)]
 
 
 @dataclass(frozen=True)

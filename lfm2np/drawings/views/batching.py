@@ -140,12 +140,9 @@ def summary(by_requests: Outcome, by_tokens: Outcome) -> Markup:
 
 def rows_of(run: Run, step: Step) -> Markup:
     rows: list[Sequence[object]] = []
-    for entry in step.entries:
-        for offset, token in enumerate(entry.token_ids):
-            answer = ""
-            if offset == len(entry.token_ids) - 1 and entry.request_id in step.tokens:
-                answer = " ".join(visible(run.word(one)) for one in step.tokens[entry.request_id])
-            place = entry.start + offset
-            rows.append([len(rows), visible(entry.request_id), place, visible(run.word(token)), answer])
+    for entry, place, token in step.rows:
+        said = step.tokens.get(entry.request_id, ()) if place == entry.stop - 1 else ()
+        answer = " ".join(visible(run.word(one)) for one in said)
+        rows.append([len(rows), visible(entry.request_id), place, visible(run.word(token)), answer])
     head = ["row", "request", "position", "token", "what comes of it"]
     return table(f"Step {step.number} of the run: its flat array", head, rows)

@@ -70,19 +70,16 @@ def of_step(run: Run, step: Step, states: dict[str, list[Moment]], with_figure: 
 def chart(run: Run, step: Step, states: dict[str, list[Moment]], layer: Routes) -> Markup:
     """A column a token of the flat array; below it a row an expert, with a square where the token chose it."""
     numbers, shown = colours(run), short_names(run.requests)
-    tokens = [
-        (entry.request_id, entry.start + index, token, states[entry.request_id][step.number].state)
-        for entry in step.entries
-        for index, token in enumerate(entry.token_ids)
-    ]
-    drawn = min(len(tokens), MOST_SHOWN)
+    rows = step.rows
+    drawn = min(len(rows), MOST_SHOWN)
     right = LEFT + SIDE * drawn
     shapes: list[object] = [words(LEFT - 8, TOP + SIDE / 2, "tokens", "end", class_="label")]
 
     def square(column: int, y: float, place: str) -> Markup:
-        name, position, token, state = tokens[column]
+        entry, position, token = rows[column]
+        name = entry.request_id
         title = f"row {column}: {visible(name)}, position {position}, {visible(run.word(token))}{place}"
-        kind = "decode" if state == DECODE else "prefill"
+        kind = "decode" if states[name][step.number].state == DECODE else "prefill"
         x = LEFT + column * SIDE
         return cell(x + 1, y + 1, SIDE - 2, SIDE - 2, numbers[name], shown[name], kind, title)
 

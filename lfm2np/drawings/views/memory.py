@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,17 +44,26 @@ MOVES = {
 MOST_SEEN = 64  # rows of a step, and positions, of which it is drawn what they see
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a pool: of layers with full attention, or of windowed ones, which have a pool of their own."""
+
+    run: Run  # as these layers have it: see in_windows
+    pools: Sequence[Pool]  # of each step, as what follows
+    held: Sequence[Contents]
+    behind: Sequence[Mapping[int, str]] | None = None  # of windowed layers: blocks that were given back, and by whom
+
+
 def memory(run: Run) -> View:
-    known, held_after = pools(run), list(contents(run))
-    owned = [one.owners for one in known]
-    in_window = windowed(run)
+    of_all = Blocks(run, pools(run), list(contents(run)))
+    of_windows = windowed(run)
     every = -(-len(run.steps) // MOST_MAPS)
 
     def of_step(step: Step) -> list[Markup]:
-        index = step.number
-        drawn = [map_of(run, step, known[index], held_after[index])] if index % every == 0 else []
-        if in_window and drawn:
-            drawn += in_window.of_step(step)
+        drawn = []
+        if step.number % every == 0:
+            drawn.append(map_of(of_all, step.number))
+            drawn += windows_of(run, of_windows, step) if of_windows else []
         return [*drawn, now(run, step)]
 
     return view_of_run(
@@ -63,66 +73,51 @@ def memory(run: Run) -> View:
         "Memory",
         "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
         "is a few columns for each request, however long it is.",
-        map_legend(run, in_window is not None),
+        map_legend(run, of_windows is not None),
         element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
         by_step(run, of_step),
         element("h3", "All steps"),
-        scrolled(chart(run, owned), "Block pool"),
-        in_window.chart() if in_window else None,
+        scrolled(chart(of_all, "Blocks and their owners"), "Block pool"),
+        windows_chart(of_windows) if of_windows else None,
         growth(run),
-        details("The numbers of the figure", pool_table(run, owned)),
-        details("The numbers of windowed layers", pool_table(in_window.run, in_window.owned, True))
-        if in_window
-        else None,
+        details("The numbers of the figure", pool_table(of_all)),
+        details("The numbers of windowed layers", pool_table(of_windows)) if of_windows else None,
     )
 
 
-@dataclass(frozen=True)
-class Windowed:
-    """What the view has of windowed layers, whose blocks are a pool of their own."""
-
-    whole: Run
-    run: Run  # in_windows(whole)
-    known: Sequence[Pool]
-    held: Sequence[Contents]
-    behind: Sequence[Mapping[int, str]]
-
-    @property
-    def owned(self) -> list[Mapping[int, tuple[str, ...]]]:
-        return [pool.owners for pool in self.known]
-
-    def of_step(self, step: Step) -> list[Markup]:
-        index, window = step.number, self.run.config["sliding_window"]
-        drawn = map_of(self.run, self.run.steps[index], self.known[index], self.held[index], self.behind[index])
-        if not step.entries:
-            return [drawn]
-        if step.num_tokens > MOST_SEEN or max(entry.stop for entry in step.entries) > MOST_SEEN:
-            return [drawn, element("p", "This step has too many rows or positions to draw what each row sees.")]
-        text = (
-            f"A row of a layer with full attention sees every position up to its own, of a windowed layer the last "
-            f"{window}; \u00d7 stands where windowed layers have given the block back."
-        )
-        return [drawn, element("p", text), scrolled(reach(self.whole, step), f"What rows see in step {index}")]
-
-    def chart(self) -> Markup:
-        title = "Blocks of windowed layers and their owners"
-        return joined(
-            element("p", "Windowed layers: a bar that ends before its request does was given back behind the window."),
-            scrolled(chart(self.run, self.owned, title), title),
-        )
-
-
-def windowed(run: Run) -> Windowed | None:
+def windowed(run: Run) -> Blocks | None:
+    """None of a model without windowed layers."""
     windows = in_windows(run)
     if windows is None:
         return None
     known = pools(run, windows)
-    return Windowed(run, windows, known, list(contents(windows)), behind_windows(windows, known))
+    return Blocks(windows, known, list(contents(windows)), behind_windows(windows, known))
 
 
-def chart(
-    run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]], title_of_all: str = "Blocks and their owners"
-) -> Markup:
+def windows_of(run: Run, of_windows: Blocks, step: Step) -> list[Markup]:
+    """The map of a step's windowed layers, and what each of its rows sees."""
+    drawn = map_of(of_windows, step.number)
+    if not step.entries:
+        return [drawn]
+    if step.num_tokens > MOST_SEEN or max(entry.stop for entry in step.entries) > MOST_SEEN:
+        return [drawn, element("p", "This step has too many rows or positions to draw what each row sees.")]
+    text = (
+        f"A row of a layer with full attention sees every position up to its own, of a windowed layer the last "
+        f"{run.config['sliding_window']}; \u00d7 stands where windowed layers have given the block back."
+    )
+    return [drawn, element("p", text), scrolled(reach(run, step), f"What rows see in step {step.number}")]
+
+
+def windows_chart(of_windows: Blocks) -> Markup:
+    title = "Blocks of windowed layers and their owners"
+    return joined(
+        element("p", "Windowed layers: a bar that ends before its request does was given back behind the window."),
+        scrolled(chart(of_windows, title), title),
+    )
+
+
+def chart(drawn: Blocks, title_of_all: str) -> Markup:
+    run, owned = drawn.run, [pool.owners for pool in drawn.pools]
     numbers, names = colours(run), short_names(run.requests)
     blocks = int(run.config["num_blocks"])
     used = 1 + max((block for blocks_of_step in owned for block in blocks_of_step), default=0)
@@ -217,33 +212,32 @@ def growth(run: Run) -> Markup:
 
 def sizes_of(run: Run) -> tuple[int, int, int] | None:
     """Numbers of keys and values a token, of convolution state a request, and of keys and values in windowed layers."""
-    for step in run.steps:
-        if step.operations and step.entries:
-            token = state = in_a_window = 0
-            count = len(step.entries)
-            in_windows = {operation["layer"] for operation in step.operations if "window" in operation}
-            for operation in step.operations:
-                if operation["operation"] == "cache_entries":
-                    shape = operation["inputs"]["keys"]["shape"]
-                    if operation["layer"] in in_windows:
-                        in_a_window += 2 * shape[1] * shape[2]
-                    else:
-                        token += 2 * shape[1] * shape[2]
-                elif operation["operation"] == "convolve":
-                    shape = operation["inputs"]["history"]["shape"]
-                    state += shape[0] * shape[1]
-            return token, state // count, in_a_window
-    return None
+    step = next((step for step in run.steps if step.operations and step.entries), None)
+    if step is None:
+        return None
+    in_windows = {operation["layer"] for operation in step.operations if "window" in operation}
+    token = state = in_a_window = 0
+    for operation in step.operations:
+        if operation["operation"] == "cache_entries":
+            numbers = 2 * math.prod(operation["inputs"]["keys"]["shape"][1:])
+            if operation["layer"] in in_windows:
+                in_a_window += numbers
+            else:
+                token += numbers
+        elif operation["operation"] == "convolve":
+            state += math.prod(operation["inputs"]["history"]["shape"])
+    return token, state // len(step.entries), in_a_window
 
 
-def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]], is_windowed: bool = False) -> Markup:
+def pool_table(counted_blocks: Blocks) -> Markup:
+    is_windowed = counted_blocks.behind is not None  # a trace has the number of free blocks of the other pool only
     rows = []
-    for step, owners in zip(run.steps, owned, strict=True):
-        shared = sum(len(names) > 1 for names in owners.values())
-        free = "\u2013" if step.abandoned else step.free_blocks
-        rows.append([step.number, len(owners), shared, *([] if is_windowed else [free]), len(step.moves)])
-    after = [] if is_windowed else ["free after it"]  # a trace has the number of the other pool only
-    return table("Blocks by step", ["step", "owned", "shared", *after, "moves"], rows)
+    for step, pool in zip(counted_blocks.run.steps, counted_blocks.pools, strict=True):
+        shared = sum(len(names) > 1 for names in pool.owners.values())
+        free = [] if is_windowed else ["\u2013" if step.abandoned else step.free_blocks]
+        rows.append([step.number, len(pool.owners), shared, *free, len(step.moves)])
+    head = ["step", "owned", "shared", *([] if is_windowed else ["free after it"]), "moves"]
+    return table("Blocks by step", head, rows)
 
 
 # --- the map of a step: every block with its tokens, owners and checkpoint, and the state slots
@@ -274,11 +268,10 @@ def checkpoint(x: float, y: float) -> Markup:
     return rectangle(x - 4, y - 4, 8, 8, class_="checkpoint", transform=f"rotate(45 {x:g} {y:g})")
 
 
-def map_of(run: Run, step: Step, pool: Pool, held: Contents, behind: Mapping[int, str] | None = None) -> Markup:
-    """Owners and slots while the step computes, with the tokens that it leaves.
-
-    behind  of windowed layers, which have no slots: the blocks that were given back, and by whom
-    """
+def map_of(drawn: Blocks, index: int) -> Markup:
+    """Owners and slots while a step computes, with the tokens that it leaves; windowed layers have no slots."""
+    run, pool, step = drawn.run, drawn.pools[index], drawn.run.steps[index]
+    behind = None if drawn.behind is None else drawn.behind[index]
     blocks, size = int(run.config["num_blocks"]), int(run.config["block_size"])
     shown = min(blocks, MOST_BLOCKS)
     place = max(9.0, min(38.0, 190.0 / size))
@@ -287,33 +280,32 @@ def map_of(run: Run, step: Step, pool: Pool, held: Contents, behind: Mapping[int
     shapes = []
     for block in range(shown):
         x, y = (block % across) * (width + GAP), MAP_TOP + (block // across) * (HEAD + BODY + GAP)
-        shapes.append(of_block(run, block, (x + 1, y, place), pool, held, (behind or {}).get(block)))
+        shapes.append(of_block(drawn, index, block, (x + 1, y, place)))
     bottom = MAP_TOP + -(-shown // across) * (HEAD + BODY + GAP)
-    title = f"Memory in step {step.number}"
-    text = "Each block of the pool with the tokens that it holds, its owners and its checkpoint"
     if behind is None:
+        where, given_back, height = "", "", bottom + HEAD + BODY + 34
+        title = f"Memory in step {step.number}"
+        holds = "the tokens that it holds, its owners and its checkpoint"
+        text = f"Each block of the pool with {holds}; below, the state slots."
         shapes.append(slots(run, pool.slots, bottom + 8))
-        text += "; below, the state slots."
     else:
+        where, height = "in windowed layers ", bottom + 4
+        given_back = f" Given back behind a window: {table_text(sorted(behind))}." if behind else ""
         title = f"Memory of windowed layers in step {step.number}"
         text = "Each block of the windowed layers' pool with the tokens that it holds and its owners."
-    height = bottom + HEAD + BODY + 34 if behind is None else bottom + 4
-    drawn = figure(title, text, across * (width + GAP) + 8, height, shapes)
     more = f" Blocks from {shown} on are not drawn." if blocks > shown else ""
     found = f", {pool.cached} of them with a prefix that can be found" if pool.cached is not None else ""
-    free = f"{counted(blocks - len(pool.owners), 'block')} free{found}."
-    free += f" Given back behind a window: {table_text(sorted(behind))}." if behind else ""
-    where = "" if behind is None else "in windowed layers "
+    free = f"{counted(blocks - len(pool.owners), 'block')} free{found}.{given_back}"
     owned = f"{where}{len(pool.owners)} of {counted(blocks, 'block')} owned"
     return joined(
         step_text(step, f"While it computes, {owned}; {free}{more}"),
-        scrolled(drawn, title),
+        scrolled(figure(title, text, across * (width + GAP) + 8, height, shapes), title),
     )
 
 
-def of_block(
-    run: Run, block: int, at: tuple[float, float, float], pool: Pool, held: Contents, behind: str | None
-) -> Markup:
+def of_block(drawn: Blocks, step: int, block: int, at: tuple[float, float, float]) -> Markup:
+    run, pool, held = drawn.run, drawn.pools[step], drawn.held[step]
+    behind = drawn.behind[step].get(block) if drawn.behind else None
     (x, y, place), owners = at, pool.owners.get(block, ())
     size = int(run.config["block_size"])
     numbers, names, tokens = colours(run), short_names(run.requests), held.tokens.get(block, {})

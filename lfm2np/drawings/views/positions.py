@@ -28,15 +28,11 @@ def of_step(run: Run, step: Step) -> Markup:
     rotations = [operation for operation in step.operations if operation["operation"] == "rotate"]
     cosines = rotations[0]["inputs"]["cos"]["values"] if rotations else []
     sines = rotations[0]["inputs"]["sin"]["values"] if rotations else []
-    rows, index = [], 0
-    for entry in step.entries:
-        for offset, token in enumerate(entry.token_ids):
-            position = entry.start + offset
-            angle = [number(cosines[index][0], 4), number(sines[index][0], 4)] if index < len(cosines) else ["", ""]
-            rows.append(
-                [index, visible(entry.request_id), visible(run.word(token)), position, *angle, f"0 to {position}"]
-            )
-            index += 1
+    rows = []
+    for index, (entry, position, token) in enumerate(step.rows):
+        angle = [number(cosines[index][0], 4), number(sines[index][0], 4)] if index < len(cosines) else ["", ""]
+        word = visible(run.word(token))
+        rows.append([index, visible(entry.request_id), word, position, *angle, f"0 to {position}"])
     head = ["row", "request", "token", "position = angle of the first pair", "its cosine", "its sine", "may look at"]
     return joined(
         scrolled(chart(run, step), f"Mask rows of step {step.number}"),
@@ -50,28 +46,24 @@ def chart(run: Run, step: Step) -> Markup:
     numbers, shown = colours(run), short_names(run.requests)
     longest = max((entry.stop for entry in step.entries), default=1)
     shapes: list[object] = [words(LEFT, 8, "positions of the row's own request", class_="tick")]
-    row = 0
-    for entry in step.entries:
-        for offset, token in enumerate(entry.token_ids):
-            y, position = TOP + row * SIDE, entry.start + offset
-            label = f"{shown[entry.request_id]} at {position}: {visible(run.word(token))}"
-            shapes.append(words(LEFT - 8, y + SIDE / 2, label, "end", class_="label"))
-            for at in range(longest):
-                sees = at <= position
-                kind = "decode" if at == position else "" if sees else "unseen"
-                title, text = f"{label} {'looks at' if sees else 'does not look at'} position {at}", str(at)
-                if window is not None and at <= position - window:
-                    kind = "idle"
-                    is_freed = entry.window_table[at // size] == FREED
-                    text = "\u00d7" if is_freed else text
-                    title += " in full layers only" + (", and windowed ones gave its block back" if is_freed else "")
-                x, colour = LEFT + at * SIDE + 1, numbers[entry.request_id] if sees else None
-                shapes.append(cell(x, y + 1, SIDE - 2, SIDE - 2, colour, text if sees else "", kind, title))
-            row += 1
+    for row, (entry, position, token) in enumerate(step.rows):
+        y, label = TOP + row * SIDE, f"{shown[entry.request_id]} at {position}: {visible(run.word(token))}"
+        shapes.append(words(LEFT - 8, y + SIDE / 2, label, "end", class_="label"))
+        for at in range(longest):
+            sees = at <= position
+            kind = "decode" if at == position else "" if sees else "unseen"
+            title, text = f"{label} {'looks at' if sees else 'does not look at'} position {at}", str(at)
+            if window is not None and at <= position - window:
+                kind = "idle"
+                is_freed = entry.window_table[at // size] == FREED
+                text = "\u00d7" if is_freed else text
+                title += " in full layers only" + (", and windowed ones gave its block back" if is_freed else "")
+            x, colour = LEFT + at * SIDE + 1, numbers[entry.request_id] if sees else None
+            shapes.append(cell(x, y + 1, SIDE - 2, SIDE - 2, colour, text if sees else "", kind, title))
     description = "A line for each row of the flat array; filled squares are the positions that it attends to."
     if window is not None:
         description += (
             f" Dashed ones with text are beyond the window of {window}: only layers with full attention see them."
         )
     title, width = f"Who looks how far back in step {step.number}", LEFT + SIDE * max(longest, 8) + 8
-    return figure(title, description, width, TOP + SIDE * row + 8, shapes)
+    return figure(title, description, width, TOP + SIDE * step.num_tokens + 8, shapes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from lfm2np.drawings.page.markup import Markup, details, element, joined, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, line, rectangle, words
 from lfm2np.drawings.page.view import (
@@ -52,12 +54,14 @@ def speculation(run: Run) -> View:
 
 def accepted(step: Step, entry: Entry) -> int:
     """How many drafts are what the network says, one after the other: also the one that ends the request."""
-    drafts = entry.token_ids[len(entry.token_ids) - entry.num_drafts :]
-    answer = step.tokens.get(entry.request_id, ())
-    for count, (draft, said) in enumerate(zip(drafts, answer, strict=False)):
-        if draft != said:
-            return count
-    return min(len(drafts), len(answer))
+    pairs = zip(entry.drafts, step.tokens.get(entry.request_id, ()), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def fate_of(index: int, step: Step, entry: Entry) -> str:
+    """Of a draft: those behind the first wrong one are not looked at."""
+    taken, said = accepted(step, entry), len(step.tokens.get(entry.request_id, ()))
+    return "accepted" if index < taken else "rejected" if index == taken < said else "not looked at"
 
 
 def chart(run: Run) -> Markup:
@@ -87,12 +91,10 @@ def now(run: Run, step: Step) -> Markup:
     rows = []
     for entry in step.entries:
         answer = step.tokens.get(entry.request_id, ())
-        drafts = entry.token_ids[len(entry.token_ids) - entry.num_drafts :] if entry.num_drafts else ()
-        taken = accepted(step, entry)
-        for index, draft in enumerate(drafts):
-            fate = "accepted" if index < taken else "rejected" if index == taken < len(answer) else "not looked at"
+        for index, draft in enumerate(entry.drafts):
             said = visible(run.word(answer[index])) if index < len(answer) else "(nothing)"
-            rows.append([visible(entry.request_id), index + 1, visible(run.word(draft)), said, fate])
+            guess = visible(run.word(draft))
+            rows.append([visible(entry.request_id), index + 1, guess, said, fate_of(index, step, entry)])
     if not rows:
         return step_text(step, "No drafts.")
     head = ["request", "draft", "the guess", "the network says", "what becomes of it"]
@@ -127,13 +129,12 @@ def routes_of(run: Run, step: Step) -> Markup:
 
 def route(run: Run, step: Step, entry: Entry, y: float) -> list[object]:
     answer, taken = step.tokens.get(entry.request_id, ()), accepted(step, entry)
-    first = len(entry.token_ids) - entry.num_drafts
-    drafts = entry.token_ids[first:]
+    last = entry.token_ids[len(entry.token_ids) - entry.num_drafts - 1]
     shapes: list[object] = [
         words(LEFT - 12, y, visible(entry.request_id), "end", class_="label"),
-        station(run, LEFT, y, entry.token_ids[first - 1], "none", "the last token"),
+        station(run, LEFT, y, last, "none", "the last token"),
     ]
-    for index, draft in enumerate(drafts):
+    for index, draft in enumerate(entry.drafts):
         x = LEFT + (index + 1) * WIDE
         if index < taken:
             shapes.append(line(x - WIDE + BOX, y, x, y, class_="route"))
@@ -141,8 +142,7 @@ def route(run: Run, step: Step, entry: Entry, y: float) -> list[object]:
         else:
             off = y + 26
             shapes.append(line(x - WIDE + BOX, y if index == taken else off, x, off, class_="route off"))
-            fate = "rejected" if index == taken < len(answer) else "not looked at"
-            shapes.append(station(run, x, off, draft, "rejected", f"a guess, {fate}"))
+            shapes.append(station(run, x, off, draft, "rejected", f"a guess, {fate_of(index, step, entry)}"))
     if len(answer) > taken:
         x = LEFT + (taken + 1) * WIDE
         shapes.append(line(x - WIDE + BOX, y, x, y, class_="route"))

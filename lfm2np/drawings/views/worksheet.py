@@ -30,8 +30,8 @@ def worksheet(alone: Run, together: Run, weights: Mapping[str, Any], run: Run) -
     )
 
 
-def named(step: Step, layer: int | None, operation: str, which: int = 0) -> Mapping[str, Any]:
-    return [one for one in step.operations if one["layer"] == layer and one["operation"] == operation][which]
+def named(step: Step, layer: int, operation: str) -> Operation:
+    return next(one for one in step.operations if one["layer"] == layer and one["operation"] == operation)
 
 
 def listed(values: Sequence[float]) -> str:
