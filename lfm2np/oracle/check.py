@@ -20,8 +20,8 @@ from lfm2np.loading import Model
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
-from lfm2np.oracle.causes.other_reading import reading_cause
 from lfm2np.oracle.causes.replies import ROUNDING, why_positive
+from lfm2np.oracle.causes.wrong_constants import reading_cause
 from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations, not_tested, without_vain
 from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.drawn import drawn_wrongly

@@ -1,13 +1,20 @@
-"""A slightly wrong constant as the cause of errors that look like a format's, or that a format hides."""
+"""An engine whose network is slightly another: a constant is off, or a label of an LFM3's config.json read otherwise.
+
+A constant may cause errors that look like a format's, or that a format hides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.config import reading_of
+from lfm2np.checkpoint.lfm3 import READINGS
+from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
 from lfm2np.oracle.judging.constants import MOST_PRODUCTS, Constant, ConstantSearch, cost, search_constants
 from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, size_of
 from lfm2np.progress import Progress
@@ -71,3 +78,31 @@ def would_show(search: ConstantSearch) -> str:
 
 def amount(share: float) -> str:
     return f"{100.0 * share:.2g} %" if share < 1.0 else f"{share:.2g} times"
+
+
+# --- a label read otherwise
+
+
+MOST_JUDGED = 24  # wrong requests, the shortest, and as many others
+
+
+def reading_cause(
+    model: LoadedModel, format_name: str, pairs: Sequence[Pair], positions: Sequence[Position]
+) -> Suspicion | None:
+    """That the answers are right under the other reading; None if they are not, or there is only one.
+
+    Published configs label a partial rotation "default", under which transformers rotates the whole head: see
+    checkpoint/lfm3.py.
+    """
+    if not model.config.is_rope_relabelled or not is_wrong(positions):
+        return None
+    wrong, asked = requests_of(positions)
+    by_length = sorted(pairs, key=lambda pair: len(pair[0].prompt_token_ids))
+    chosen = [pair for pair in by_length if pair[0].id in wrong][:MOST_JUDGED]
+    chosen += [pair for pair in by_length if pair[0].id in asked and pair[0].id not in wrong][:MOST_JUDGED]
+    reading = next(name for name in READINGS if name != model.rope)
+    other = read_model(model.path, model.numerics.name, rope=reading)
+    if is_wrong(judge(other, format_name, chosen)):
+        return None
+    where = f"right with --rope {reading}: {reading_of(other.config)}"
+    return Suspicion(CERTAIN, where, "the engine reads the rotation's label otherwise", len(wrong), len(asked))
