@@ -1,12 +1,14 @@
-"""What every recorder requires: a known version of the engine, since it depends on its internals, and valid
-requests.
+"""What recorders share: they require a known version of the engine, since they depend on its internals, and valid
+requests; and they run between an engine's functions and those who call them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
@@ -64,3 +66,13 @@ def require_directory(path: Path, engine: str) -> Path:
 def require_format(format: str, known: Sequence[str]) -> None:
     if format not in known:
         raise RequestError(f"format {format!r}: expected one of {', '.join(known)}")
+
+
+def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> Any:
+    """A context manager: while it lasts, owner.name(...) is wrapper(original, ...)."""
+    original = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return wrapper(original, *arguments, **options)
+
+    return patch.object(owner, name, wrapped)
