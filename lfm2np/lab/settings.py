@@ -130,14 +130,6 @@ class Typed:
     values: Mapping[str, str]
 
 
-def read_settings(query: Sequence[tuple[str, str]]) -> Settings:
-    """The run of a link. Problems, with all that is wrong of it."""
-    settings, problems = examine(query)
-    if problems:
-        raise Problems(problems)
-    return settings
-
-
 def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]:
     """The run, with a default for each value that is wrong, and what is wrong by field."""
     if len(query) > MOST_FIELDS:

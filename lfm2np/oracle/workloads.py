@@ -324,7 +324,9 @@ CASES: dict[str, Case] = {
     "prefixes": Case(prefixes, "the prefix cache: a hit without the state that belongs to it"),
     "families": Case(families, "shared blocks that are written", needs_batches=True),
     "aborts": Case(aborts, "memory of an aborted request that is freed too early", needs_batches=True),
-    "wide-batches": Case(wide_batches, f"rows or slots that only batches of more than {BATCH} requests have"),
+    "wide-batches": Case(
+        wide_batches, f"rows or slots that only batches of more than {BATCH} requests have", needs_batches=True
+    ),
     "stops": Case(stops, "where a text is cut at a stop string"),
     "seeds": Case(seeds, "random numbers that depend on more than a request's own seed"),
     LONG: Case(

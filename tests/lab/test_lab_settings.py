@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from links import read_settings
 
 from lfm2np.drawings.demo import hand_model
 from lfm2np.faults import by_name
@@ -26,7 +27,6 @@ from lfm2np.lab.settings import (
     Problems,
     Settings,
     query_of,
-    read_settings,
     typed_of,
 )
 

@@ -47,7 +47,6 @@ class Part:
     words: str
     where: str
     suspect: str
-    is_narrowed: bool  # a level of one more factor belongs to it
     size: float  # requests' worth of wrong positions
 
 
@@ -312,7 +311,7 @@ def whole_part(judged: Positions, choices: Sequence[Choice]) -> Part:
     telling = max(choices, key=gain)
     words = ", ".join(choice.words for choice in choices)
     where = ", ".join(choice.where for choice in choices)
-    return Part(words, where, suspect_of(choices, telling), len(choices) > 1, float(wrong[mask].sum()))
+    return Part(words, where, suspect_of(choices, telling), float(wrong[mask].sum()))
 
 
 def suspect_of(choices: Sequence[Choice], telling: Choice) -> str:
@@ -344,8 +343,7 @@ def wrong_parts(judged: Positions, region: Sequence[Choice]) -> list[Part]:
             mask = others & np.logical_or.reduce([level.mask for level in levels])
             words = " or ".join(level.words for level in levels) + (more and f", {more}")
             where = SCALES[choice.factor].preposition + words
-            size = float(judged.weights[mask & judged.wrong].sum())
-            parts.append(Part(words, where, suspect, bool(more), size))
+            parts.append(Part(words, where, suspect, float(judged.weights[mask & judged.wrong].sum())))
     return parts
 
 
