@@ -17,9 +17,10 @@ from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
-from lfm2np.loading import Model, load
+from lfm2np.loading import Model
 from lfm2np.oracle.check import (
     SCORING,
     Checked,
@@ -110,8 +111,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
     if arguments.at_once is not None and arguments.at_once < 1:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
-    with progress_bar("loading") as show:
-        model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer, rope=arguments.rope)
+    model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
         if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
             return judged_file(model, arguments, place, shown), place
