@@ -8,7 +8,7 @@ import functools
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,19 +224,14 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     )
 
 
-@contextlib.contextmanager
-def transcript_of(arguments: argparse.Namespace) -> Iterator[Transcript | None]:
+def transcript_of(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Transcript | None]:
     """The file of --save or --resume, if any."""
     if arguments.save is not None and arguments.resume is not None:
         raise RequestError("--save and --resume: expected one of them")
+    if arguments.save is not None and Path(arguments.save).exists():
+        raise RequestError(f"--save {arguments.save}: exists already; --resume goes on with it")
     name = arguments.save or arguments.resume
-    if name is None:
-        yield None
-        return
-    if arguments.save is not None and Path(name).exists():
-        raise RequestError(f"--save {name}: exists already; --resume goes on with it")
-    with Transcript(name) as transcript:
-        yield transcript
+    return contextlib.nullcontext() if name is None else Transcript(name)
 
 
 def add_check(commands: Commands) -> None:
@@ -256,21 +251,17 @@ def add_check(commands: Commands) -> None:
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
     add(parser, "--save FILE", "save requests and responses as they come; FILE must not exist")
     add(parser, "--resume FILE", "the same, without repeating the requests in FILE")
-    add(
-        parser,
-        "--locate TARGET",
+    locate_help = (
         "if the engine is wrong, record its shortest wrong request and name the wrong operation; TARGET is the "
-        f"engine itself (for a server or process, print how to dump that request), or {FORMS}",
-        nargs="?",
-        const="",
+        f"engine itself (for a server or process, print how to dump that request), or {FORMS}"
     )
+    add(parser, "--locate TARGET", locate_help, nargs="?", const="")
     add(parser, "--first", "stop at the first response that is certainly wrong; a right engine gets every request")
-    add(
-        parser,
-        "--constants",
+    constants_help = (
         "search every layer for wrong constants that the format's rounding hides, however long it takes; for a "
-        "small model the constants of the whole network are always searched",
+        "small model the constants of the whole network are always searched"
     )
+    add(parser, "--constants", constants_help)
     work.add_options(parser)
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")
