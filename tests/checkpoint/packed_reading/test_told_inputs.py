@@ -20,8 +20,7 @@ from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import BFLOAT16, Ieee
 from lfm2np.numerics.matrix import Matrix, Weights
 from lfm2np.oracle.judging import formats
-from lfm2np.oracle.judging.formats import FORMATS
-from lfm2np.oracle.judging.inputs import inputs_of, rounding_of
+from lfm2np.oracle.judging.formats import FORMATS, inputs_of, rounding_of
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 
