@@ -15,9 +15,8 @@ from lfm2np.lab.settings import (
     MOST_REQUESTS,
     NAMES,
     NUMBERS,
-    ON_OFF,
+    OWN,
     ROW_NUMBERS,
-    SWITCHES,
     Asked,
     Row,
     Typed,
@@ -121,8 +120,7 @@ def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
 
 
 def default(name: str) -> str:
-    setting = NUMBERS[name][0] if name in NUMBERS else CHOICES[name][0] if name in CHOICES else SWITCHES[name]
-    return told(getattr(DEFAULT, setting))
+    return told(getattr(DEFAULT, OWN[name]))
 
 
 def given(name: str, typed: Typed) -> str:
@@ -136,8 +134,7 @@ def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
         more: dict[str, object] = {"inputmode": "numeric", "size": 4, "title": f"{least} to {most}"}
         control = text_input(name, name, given(name, typed), problems, **more)
     else:
-        known = CHOICES[name][1] if name in CHOICES else ON_OFF
-        control = select(name, known, given(name, typed), problems)
+        control = select(name, CHOICES[name][1], given(name, typed), problems)
     return element(
         "div",
         element("label", label, for_=name),

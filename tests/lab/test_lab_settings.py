@@ -21,6 +21,7 @@ from lfm2np.lab.settings import (
     MOST_LESSON,
     MOST_REQUESTS,
     NUMBERS,
+    ON_OFF,
     PAPER_REQUESTS,
     TEACHING_FAULTS,
     Asked,
@@ -37,10 +38,8 @@ ASKED = st.builds(Asked, PROMPTS.filter(str.isprintable), st.integers(0, 60), st
 SETTINGS = st.builds(
     Settings,
     requests=st.lists(ASKED, min_size=1, max_size=8).map(tuple),
-    chunked=st.booleans(),
-    prefix_caching=st.booleans(),
     **{own: st.integers(least, most) for own, least, most in NUMBERS.values()},
-    **{own: st.sampled_from(known) for own, known in CHOICES.values()},
+    **{own: st.booleans() if known == ON_OFF else st.sampled_from(known) for own, known in CHOICES.values()},
 )
 
 
