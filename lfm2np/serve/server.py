@@ -120,6 +120,7 @@ def serving_beside(app: Starlette, limits: Limits) -> Iterator[int]:
 
 
 TRANSPORTS, LIMITS = "transports", "limits"  # names in the state that an application and its server share
+HEAD, READING = "head", "reading"  # what a connection waits for
 LEAST_READ = 2**15  # bytes that a client takes within `write_seconds` of what is waiting for it
 
 
@@ -143,12 +144,10 @@ class Connection(H11Protocol):
     cut off as if he had gone: that ends his request, and what it holds of engine and memory is free.
     """
 
-    _waiting: asyncio.TimerHandle | None = None
-    _reading: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.conn = Framed(h11.SERVER)
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # until the head is there, and until the client has read
         if self.client is not None:
             self.app_state[TRANSPORTS][self.client] = transport
         self._wait_for_head()
@@ -156,28 +155,28 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self.client is not None:
             self.app_state[TRANSPORTS].pop(self.client, None)
-        self._head_is_there()
-        self._stop_looking()
+        self._stop(HEAD)
+        self._stop(READING)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._head_is_there()
-        elif self._waiting is None:
+            self._stop(HEAD)
+        elif HEAD not in self._timers:
             self._wait_for_head()
 
     def on_response_complete(self) -> None:
-        self._head_is_there()  # from now on uvicorn's own limit on idle connections holds
+        self._stop(HEAD)  # from now on uvicorn's own limit on idle connections holds
         super().on_response_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stop_looking()
+        self._stop(READING)
         self._look_later()
 
     def resume_writing(self) -> None:
-        self._stop_looking()
+        self._stop(READING)
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -194,16 +193,15 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _wait_for_head(self) -> None:
-        self._waiting = self.loop.call_later(self._limits.body_seconds, self.transport.abort)
+        self._timers[HEAD] = self.loop.call_later(self._limits.body_seconds, self.transport.abort)
 
-    def _head_is_there(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+    def _stop(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
 
     def _look_later(self) -> None:
         waiting = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(self._limits.write_seconds, self._look, waiting)
+        self._timers[READING] = self.loop.call_later(self._limits.write_seconds, self._look, waiting)
 
     def _look(self, before: int) -> None:
         """Whether the client has read since as many bytes as that were waiting."""
@@ -211,11 +209,6 @@ class Connection(H11Protocol):
             self.transport.abort()
         else:
             self._look_later()
-
-    def _stop_looking(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
 
     @property
     def _limits(self) -> Limits:

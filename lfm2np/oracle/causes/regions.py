@@ -250,10 +250,9 @@ def with_rest(positions: Sequence[Position], most_cuts: int = MOST_CUTS) -> Desc
 def description(judged: Positions, region: Region) -> Description | None:
     """None for a region that may separate by chance."""
     mask = region.mask
-    bad, good = judged.wrong_requests(mask), judged.wrong_requests(~mask)
-    is_right = bad[0] * good[1] < good[0] * bad[1]  # the region; else what it leaves out
-    right = mask if is_right else ~mask
-    outside, inside = judged.wrong_requests(~right), judged.wrong_requests(right)
+    within, without = judged.wrong_requests(mask), judged.wrong_requests(~mask)
+    is_right = within[0] * without[1] < without[0] * within[1]  # the region; else what it leaves out
+    right, inside, outside = (mask, within, without) if is_right else (~mask, without, within)
     chance = so_unlike(*outside, *inside)
     if chance > (MOST_CHANCE_OF_ONE if len(region.choices) == 1 else MOST_CHANCE):
         return None
