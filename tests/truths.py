@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.oracle.judging.truth import Truth, Wanted, truths_of
 
 
 def greedy_steps(model: LoadedModel, prompt: str | Sequence[int], max_tokens: int) -> list[tuple[int, NDArray[Any]]]:
@@ -28,3 +29,8 @@ def greedy_steps(model: LoadedModel, prompt: str | Sequence[int], max_tokens: in
 
 def greedy_tokens(model: LoadedModel, prompt: str | Sequence[int], max_tokens: int) -> tuple[int, ...]:
     return tuple(token_id for token_id, _ in greedy_steps(model, prompt, max_tokens))
+
+
+def truth_of(model: LoadedModel, token_ids: Sequence[int], wanted: Wanted) -> Truth:
+    """Of one sequence."""
+    return truths_of(model, {tuple(token_ids): wanted})[0]

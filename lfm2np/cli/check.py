@@ -8,7 +8,7 @@ import functools
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
-from lfm2np.loading import Model, load
+from lfm2np.loading import Model
 from lfm2np.oracle.check import (
     SCORING,
     Checked,
@@ -110,8 +111,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
     if arguments.at_once is not None and arguments.at_once < 1:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
-    with progress_bar("loading") as show:
-        model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer, rope=arguments.rope)
+    model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
         if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
             return judged_file(model, arguments, place, shown), place
@@ -224,19 +224,14 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     )
 
 
-@contextlib.contextmanager
-def transcript_of(arguments: argparse.Namespace) -> Iterator[Transcript | None]:
+def transcript_of(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Transcript | None]:
     """The file of --save or --resume, if any."""
     if arguments.save is not None and arguments.resume is not None:
         raise RequestError("--save and --resume: expected one of them")
+    if arguments.save is not None and Path(arguments.save).exists():
+        raise RequestError(f"--save {arguments.save}: exists already; --resume goes on with it")
     name = arguments.save or arguments.resume
-    if name is None:
-        yield None
-        return
-    if arguments.save is not None and Path(name).exists():
-        raise RequestError(f"--save {name}: exists already; --resume goes on with it")
-    with Transcript(name) as transcript:
-        yield transcript
+    return contextlib.nullcontext() if name is None else Transcript(name)
 
 
 def add_check(commands: Commands) -> None:
@@ -256,21 +251,17 @@ def add_check(commands: Commands) -> None:
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
     add(parser, "--save FILE", "save requests and responses as they come; FILE must not exist")
     add(parser, "--resume FILE", "the same, without repeating the requests in FILE")
-    add(
-        parser,
-        "--locate TARGET",
+    locate_help = (
         "if the engine is wrong, record its shortest wrong request and name the wrong operation; TARGET is the "
-        f"engine itself (for a server or process, print how to dump that request), or {FORMS}",
-        nargs="?",
-        const="",
+        f"engine itself (for a server or process, print how to dump that request), or {FORMS}"
     )
+    add(parser, "--locate TARGET", locate_help, nargs="?", const="")
     add(parser, "--first", "stop at the first response that is certainly wrong; a right engine gets every request")
-    add(
-        parser,
-        "--constants",
+    constants_help = (
         "search every layer for wrong constants that the format's rounding hides, however long it takes; for a "
-        "small model the constants of the whole network are always searched",
+        "small model the constants of the whole network are always searched"
     )
+    add(parser, "--constants", constants_help)
     work.add_options(parser)
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")

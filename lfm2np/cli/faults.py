@@ -114,14 +114,8 @@ def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
 
 def add_faults(commands: Commands) -> None:
     text = "inject bugs of real engines into this entry, and check that the property suite catches them"
-    parser = add_command(
-        commands,
-        "faults",
-        run_faults,
-        text,
-        "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show",
-        model=False,
-    )
+    example = "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show"
+    parser = add_command(commands, "faults", run_faults, text, example, model=False)
     parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all)")
     add(parser, "--profile", "how many examples of each property (ci)", choices=PROFILES, default="ci")
     add(parser, "--jobs N", "processes at a time (as many as there are cores)", default=os.cpu_count() or 1)
@@ -159,12 +153,6 @@ def require_hypothesis() -> None:
 
 def add_conformance(commands: Commands) -> None:
     text = "print the properties of the suite, which pytest runs on any engine"
-    parser = add_command(
-        commands,
-        "conformance",
-        run_conformance,
-        text,
-        "lfm2np conformance list\n  pytest --pyargs lfm2np.conformance --engine package.module:factory",
-        model=False,
-    )
+    example = "lfm2np conformance list\n  pytest --pyargs lfm2np.conformance --engine package.module:factory"
+    parser = add_command(commands, "conformance", run_conformance, text, example, model=False)
     parser.add_argument("what", choices=["list"], help="list: id, sentence, law, needs and real bugs of each")

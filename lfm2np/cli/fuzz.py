@@ -16,10 +16,11 @@ from lfm2np.cli.check import target_of
 from lfm2np.cli.faults import require_hypothesis
 from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import Commands, add, add_command, one_line
-from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar
+from lfm2np.cli.shared.prompts import load_model
+from lfm2np.cli.shared.terminal import command_line, print_result
 from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
-from lfm2np.loading import Model, load
+from lfm2np.loading import Model
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.work.place import Place
 
@@ -52,8 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         require_numbers(arguments)
         require_place(Path(arguments.out))
-        with progress_bar("loading") as show:
-            model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer, rope=arguments.rope)
+        model = load_model(arguments)
         with work.place_of(arguments, model) as place, player_of(arguments, model) as (player, started):
             findings, counts = fuzzed(arguments, model, place, player, started)
     except RequestError as error:
@@ -90,20 +90,16 @@ def player_of(arguments: argparse.Namespace, model: Model) -> Iterator[tuple[Pla
     if arguments.start is not None and not is_http:
         raise RequestError(f"--start: expected a server as TARGET, not {target!r}")
     started: StartedServer | None = None
-    if arguments.start is not None:
-        started = StartedServer(arguments.start, lambda: answers(target), arguments.start_seconds)
-    try:
-        if started is not None:
+    with contextlib.ExitStack() as stack:
+        if arguments.start is not None:
+            started = StartedServer(arguments.start, lambda: answers(target), arguments.start_seconds)
+            stack.callback(started.close)
             started.start()
         if is_http:
             player: Player = HttpPlayer(target, model.tokenizer_or_none, arguments.name, arguments.timeout)
         else:
             player = local_player(arguments, model)
-        with contextlib.closing(player):
-            yield player, started
-    finally:
-        if started is not None:
-            started.close()
+        yield stack.enter_context(contextlib.closing(player)), started
 
 
 def local_player(arguments: argparse.Namespace, model: Model) -> Player:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
@@ -17,10 +15,11 @@ from lfm2np.cli.shared.parser import MODEL_HELP, Commands, add, add_command
 from lfm2np.cli.shared.terminal import parse_ids, print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names
-from lfm2np.oracle.locate.locate import Report, as_text, locate, shortened, why_inconclusive
+from lfm2np.oracle.locate.locate import as_text, locate, shortened, why_inconclusive
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.demands import require_request
 from lfm2np.oracle.recorders.registry import FORMS, format_of, record_of
+from lfm2np.oracle.reports.report import finite
 from lfm2np.whole_file import write_whole
 
 EXIT_CODES = """exit codes:
@@ -47,25 +46,12 @@ def run(arguments: argparse.Namespace) -> None:
         warnings.warn(f"{arguments.dump}: {len(dump.unknown)} unknown names: {shortened(dump.unknown)}", stacklevel=1)
     with progress_bar("locating") as show:
         report = locate(tensors, config, dump, arguments.format, show)
-    print_result(arguments, as_json(report, str(path)), as_text(report))
+    fields = {"model": str(path), "conclusive": report.is_conclusive, **finite(dataclasses.asdict(report))}
+    print_result(arguments, fields, as_text(report))
     if report.findings:
         raise ProofError(f"{report.findings[0].name}: not what its inputs make")
     if not report.is_conclusive:
         raise InconclusiveError(f"{arguments.dump}: {why_inconclusive(report)}")
-
-
-def as_json(report: Report, model: str) -> dict[str, Any]:
-    """Infinities and NaN as text, which JSON has no numbers for."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(item) for item in value]
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-    fields: dict[str, Any] = plain(dataclasses.asdict(report))
-    return {"model": model, "conclusive": report.is_conclusive, **fields}
 
 
 def add_locate(commands: Commands) -> None:

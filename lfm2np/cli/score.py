@@ -26,7 +26,7 @@ from lfm2np.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_
 from lfm2np.cli.shared.terminal import entry, progress_bar, read_file, terminal_text
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.loading import Model, load
+from lfm2np.loading import Model
 from lfm2np.scoring import teacher_forcing
 from lfm2np.scoring.teacher_forcing import TokenScore, score_many
 from lfm2np.whole_file import write_whole
@@ -149,8 +149,7 @@ MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --results results-1.json
 
 def run_merge(arguments: argparse.Namespace) -> None:
     """ProofError (1) for results that differ: between files, from their own SHA-256, or from what is computed here."""
-    with progress_bar("loading") as show:
-        model = load(arguments.model, "exact", show, rope=arguments.rope)
+    model = load_model(arguments)
     entries = merged(arguments.files, model)
     if not entries:
         raise RequestError(f"{', '.join(arguments.files)}: no results, expected at least one")

@@ -6,12 +6,11 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
-from lfm2np.cli.shared.terminal import print_result, progress_bar, progress_bars
+from lfm2np.cli.shared.prompts import load_model
+from lfm2np.cli.shared.terminal import print_result, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
-from lfm2np.loading import Model, load
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors.files import (
     DOCUMENT,
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def run_make(arguments: argparse.Namespace) -> None:
     require_replaceable(arguments.output)
-    model = loaded(arguments)
+    model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
         vectors = make(model, arguments.seed, progress=shown, executor=place)
     size = write_set(vectors, arguments.output)
@@ -66,7 +65,7 @@ def run_make(arguments: argparse.Namespace) -> None:
 
 def run_verify(arguments: argparse.Namespace) -> None:
     known = read_set(folder_of(arguments))
-    model = loaded(arguments)
+    model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("verifying") as shown:
         found = verify(model, known, shown, place)
     fields = {**counted(known), "differences": [asdict(difference) for difference in found]}
@@ -100,17 +99,6 @@ def folder_of(arguments: argparse.Namespace) -> Path:
         return packaged_set()
     path = Path(arguments.folder)
     return path.parent if path.name == DOCUMENT else path
-
-
-def loaded(arguments: argparse.Namespace) -> Model:
-    with progress_bar("loading") as show:
-        return load(
-            getattr(arguments, "model", None),
-            "exact",
-            show,
-            tokenizer=arguments.tokenizer,
-            rope=getattr(arguments, "rope", READINGS[0]),
-        )
 
 
 def counted(known: VectorSet) -> dict[str, int]:

@@ -18,9 +18,9 @@ from lfm2np.lab.page import lab_page
 from lfm2np.lab.settings import typed_of
 from lfm2np.lab.worker import KEPT, SECONDS, Reply, Worker
 from lfm2np.serve.app import LEFT
-from lfm2np.serve.connections import LIMITS, TRANSPORTS
 from lfm2np.serve.http_bodies import require_access
 from lfm2np.serve.limits import Limits, Refusal
+from lfm2np.serve.server import LIMITS, TRANSPORTS
 from lfm2np.serve.service import Settings as Access
 
 HOST = "127.0.0.1"

@@ -88,7 +88,8 @@ def compute(settings: Settings, models: Models, is_drawn: bool = True) -> Outcom
     if settings.fault:
         for name in NAMES[: len(settings.requests)]:
             said, right = computed.tokens.get(name, ()), sound.tokens.get(name, ())
-            other_logits = differ(computed.logits.get(name, ()), sound.logits.get(name, ()))
+            drawn = zip(computed.logits.get(name, ()), sound.logits.get(name, ()), strict=False)
+            other_logits = any(a != b for a, b in drawn)
             cut = bool(computed.stopped) and said != right and said == right[: len(said)] and not other_logits
             changed[name] = Changed(said != right and not cut, other_logits, cut)
     return Outcome(
@@ -101,10 +102,6 @@ def compute(settings: Settings, models: Models, is_drawn: bool = True) -> Outcom
         stopped=computed.stopped,
         tokens=computed.tokens,
     )
-
-
-def differ(drawn: Sequence[Drawn], other: Sequence[Drawn]) -> bool:
-    return any(a != b for a, b in zip(drawn, other, strict=False))
 
 
 # --- the engine

@@ -15,9 +15,8 @@ from lfm2np.lab.settings import (
     MOST_REQUESTS,
     NAMES,
     NUMBERS,
-    ON_OFF,
+    OWN,
     ROW_NUMBERS,
-    SWITCHES,
     Asked,
     Row,
     Typed,
@@ -95,18 +94,8 @@ def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> 
             _, least, most = ROW_NUMBERS[field]
             text = str(defaults[field]) if text is None else text
             more = {"inputmode": "numeric", "size": 3, "title": f"{least} to {most}"}
-        control = element(
-            "input",
-            type="text",
-            id=identity,
-            name=field,
-            value=as_typed(text),
-            aria_label=f"{label}, request {name}",
-            autocomplete="off",
-            spellcheck="false",
-            **more,
-            **marks(identity, problems),
-        )
+        more |= {"aria_label": f"{label}, request {name}", "spellcheck": "false"}
+        control = text_input(identity, field, text, problems, **more)
         narrow = element("span", f"{HEADS[len(fields)]} ", class_="narrow", aria_hidden="true")
         fields.append(element("td", narrow, control, told_problem(identity, problems)))
     answers = [element("td", cell) for cell in answer_of(name, outcome)]
@@ -131,8 +120,7 @@ def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
 
 
 def default(name: str) -> str:
-    setting = NUMBERS[name][0] if name in NUMBERS else CHOICES[name][0] if name in CHOICES else SWITCHES[name]
-    return told(getattr(DEFAULT, setting))
+    return told(getattr(DEFAULT, OWN[name]))
 
 
 def given(name: str, typed: Typed) -> str:
@@ -143,22 +131,10 @@ def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
     label, about = LABELS[name]
     if name in NUMBERS:
         _, least, most = NUMBERS[name]
-        range_ = f"{least} to {most}"
-        control = element(
-            "input",
-            type="text",
-            inputmode="numeric",
-            size=4,
-            id=name,
-            name=name,
-            value=as_typed(given(name, typed)),
-            title=range_,
-            autocomplete="off",
-            **marks(name, problems),
-        )
+        more: dict[str, object] = {"inputmode": "numeric", "size": 4, "title": f"{least} to {most}"}
+        control = text_input(name, name, given(name, typed), problems, **more)
     else:
-        known = CHOICES[name][1] if name in CHOICES else ON_OFF
-        control = select(name, known, given(name, typed), problems)
+        control = select(name, CHOICES[name][1], given(name, typed), problems)
     return element(
         "div",
         element("label", label, for_=name),
@@ -178,9 +154,10 @@ def select(name: str, known: Sequence[str], given: str, problems: Problem) -> Ma
     return element("select", options, id=name, name=name, **marks(name, problems))
 
 
-def as_typed(text: str) -> Markup:
-    """A field's value: also what can't be seen stays what it was."""
-    return Markup(html.escape(text, quote=True))
+def text_input(identity: str, name: str, text: str, problems: Problem, **more: object) -> Markup:
+    value = Markup(html.escape(text, quote=True))  # also what can't be seen stays what it was
+    fields = {"type": "text", "id": identity, "name": name, "value": value, "autocomplete": "off"}
+    return element("input", **fields, **more, **marks(identity, problems))
 
 
 def marks(identity: str, problems: Problem) -> dict[str, object]:

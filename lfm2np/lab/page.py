@@ -14,10 +14,9 @@ from lfm2np.drawings.views.batching import batching
 from lfm2np.drawings.views.isolation import isolation
 from lfm2np.drawings.views.positions import positions
 from lfm2np.drawings.views.single import single
-from lfm2np.lab.checks import Again, Verdict
 from lfm2np.lab.compute import Outcome, compute
 from lfm2np.lab.form import Problem, form, told_problem
-from lfm2np.lab.lessons import LESSONS, Lesson
+from lfm2np.lab.lessons import LESSONS, Again, Lesson, Verdict
 from lfm2np.lab.models import Models, fitting_problems, understand
 from lfm2np.lab.settings import DEFAULT, TEACHING_FAULTS, Problems, Settings, Typed, query_of, typed_of
 

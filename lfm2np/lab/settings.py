@@ -107,10 +107,12 @@ CHOICES = {  # name in a link -> name here, and what it may be
     "model": ("model", MODELS),
     "policy": ("policy", tuple(name for name in POLICIES if name != "priority")),  # no request here has one
     "fault": ("fault", ("", *TEACHING_FAULTS)),
+    "chunked": ("chunked", ON_OFF),
+    "prefix-cache": ("prefix_caching", ON_OFF),
 }
-SWITCHES = {"chunked": "chunked", "prefix-cache": "prefix_caching"}
 ROW_NUMBERS = {"arrival": ("arrival", 0, MOST_ARRIVAL), "tokens": ("max_tokens", 1, MOST_TOKENS)}
-SINGLE, ROWS = (*NUMBERS, *CHOICES, *SWITCHES), ("prompt", *ROW_NUMBERS)
+OWN = {name: number[0] for name, number in NUMBERS.items()} | {name: choice[0] for name, choice in CHOICES.items()}
+SINGLE, ROWS = tuple(OWN), ("prompt", *ROW_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -128,14 +130,6 @@ class Typed:
 
     rows: tuple[Row, ...]
     values: Mapping[str, str]
-
-
-def read_settings(query: Sequence[tuple[str, str]]) -> Settings:
-    """The run of a link. Problems, with all that is wrong of it."""
-    settings, problems = examine(query)
-    if problems:
-        raise Problems(problems)
-    return settings
 
 
 def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]:
@@ -222,10 +216,8 @@ def value_of(name: str, text: str) -> tuple[str, object, str]:
         own, least, most = NUMBERS[name]
         wrong = number_problem(text, least, most)
         return own, None if wrong else int(text), wrong
-    if name in CHOICES:
-        own, known = CHOICES[name]
-        return own, text, choice_problem(text, known)
-    return SWITCHES[name], text == "on", choice_problem(text, ON_OFF)
+    own, known = CHOICES[name]
+    return own, text == "on" if known is ON_OFF else text, choice_problem(text, known)
 
 
 def number_problem(text: str, least: int, most: int) -> str:
@@ -260,18 +252,12 @@ def query_of(settings: Settings) -> str:
     pairs: list[tuple[str, object]] = []
     for asked in settings.requests:
         pairs += [("prompt", asked.prompt), ("arrival", asked.arrival), ("tokens", asked.max_tokens)]
-    for name, (own, _) in CHOICES.items():
-        pairs.append((name, getattr(settings, own)))
-    for name, own in SWITCHES.items():
-        pairs.append((name, told(getattr(settings, own))))
-    for name, (own, _, _) in NUMBERS.items():
-        pairs.append((name, getattr(settings, own)))
+    pairs += [(name, told(getattr(settings, OWN[name]))) for name in (*CHOICES, *NUMBERS)]
     return urlencode(pairs)
 
 
 def query_name(own: str) -> str:
-    names = {**SWITCHES, **{name: pair[0] for name, pair in (*NUMBERS.items(), *CHOICES.items())}}
-    return next(name for name, known in names.items() if known == own)
+    return next(name for name, known in OWN.items() if known == own)
 
 
 def told(value: object) -> str:

@@ -85,11 +85,8 @@ class Worker:
     def _keep(self, query: str, reply: Reply) -> None:
         with self._state:
             self._kept[query] = reply
-            while len(self._kept) > MOST_KEPT or self._size() > MOST_BYTES:
+            while len(self._kept) > MOST_KEPT or sum(len(page.text) for page in self._kept.values()) > MOST_BYTES:
                 self._kept.popitem(last=False)
-
-    def _size(self) -> int:
-        return sum(len(page.text) for page in self._kept.values())
 
     def _run(self, query: str) -> Reply:
         child = self._start()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.oracle.judging.scored import Pair
@@ -49,8 +48,8 @@ def with_mismatches(
     pairs: Sequence[Pair],
     positions: Sequence[Position],
     tokenizer: Tokenizer | None,
-    ends: Collection[int] = (),
-    more: Mapping[str, str] = MappingProxyType({}),
+    ends: Collection[int],
+    more: Mapping[str, str],
 ) -> Sequence[Pair]:
     """The same pairs, with an error in place of each answer that disagrees with another or with itself.
 
@@ -93,14 +92,12 @@ def goes_on(ask: Ask, answer: Answer) -> bool:
 
 def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, str]:
     """By id, texts that do not end where their stop string begins, or whose tokens continue."""
-    plain = {(ask.prompt_token_ids, ask.max_tokens): answer for ask, answer in pairs if not special(ask)}
+    whole = {(ask.prompt_token_ids, ask.max_tokens): answer.token_ids for ask, answer in pairs if not special(ask)}
     faults = {}
     for ask, answer in pairs:
-        whole = plain.get((ask.prompt_token_ids, ask.max_tokens))
-        if ask.stop and answer.token_ids and whole is not None and whole.token_ids:
-            fault = stop_fault(ask.stop, answer, whole.token_ids, tokenizer)
-            if fault is not None:
-                faults[ask.id] = fault
+        ids = whole.get((ask.prompt_token_ids, ask.max_tokens))
+        if ask.stop and answer.token_ids and ids and (fault := stop_fault(ask.stop, answer, ids, tokenizer)):
+            faults[ask.id] = fault
     return faults
 
 
@@ -109,15 +106,13 @@ def text_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer, ends: Collectio
 
     An engine all of whose texts are empty reports none.
     """
-    faults = {}
     if not any(answer.text for _, answer in pairs):
         pairs = [(ask, replace(answer, text=None)) for ask, answer in pairs]
-    for ask, answer in pairs:
-        if not ask.stop and len(answer.token_ids or ()) == ask.max_tokens:
-            fault = text_fault(tokenizer, ends, None, ask.max_tokens, answer)
-            if fault is not None:
-                faults[ask.id] = fault
-    return faults
+    complete = [
+        (ask, answer) for ask, answer in pairs if not ask.stop and len(answer.token_ids or ()) == ask.max_tokens
+    ]
+    faults = {ask.id: text_fault(tokenizer, ends, None, ask.max_tokens, answer) for ask, answer in complete}
+    return {name: fault for name, fault in faults.items() if fault is not None}
 
 
 def stop_fault(stop: str, answer: Answer, whole: Sequence[int], tokenizer: Tokenizer) -> str | None:
@@ -149,11 +144,7 @@ def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dic
             scales.setdefault(position.ask.id, []).append(position.scale)
     faults: dict[str, str] = {}
     for is_beside, words in ((False, "alone"), (True, "beside others")):
-        compared = [
-            (first, ask, answer)
-            for first, ask, answer in repeats(pairs)
-            if bool(ask.factors.get("beside")) == is_beside
-        ]
+        compared = [repeat for repeat in repeats(pairs) if bool(repeat[1].factors.get("beside")) == is_beside]
         wrong = [ask for first, ask, answer in compared if answer.token_ids != first.token_ids]
         chances = [min(1.0, SPREAD * math.fsum(scales.get(ask.id, [1.0]))) for _, ask, _ in compared]
         if wrong and so_many_or_more(len(wrong), chances) < SEEDS_LIMIT:

@@ -20,8 +20,8 @@ from lfm2np.loading import Model
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
-from lfm2np.oracle.causes.other_reading import reading_cause
 from lfm2np.oracle.causes.replies import ROUNDING, why_positive
+from lfm2np.oracle.causes.wrong_constants import reading_cause
 from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations, not_tested, without_vain
 from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.drawn import drawn_wrongly
@@ -47,15 +47,9 @@ LEAST_JUDGED = 64  # tokens of the first answers that are judged before the othe
 
 While = Callable[[Sequence[Pair]], bool]  # given all answers so far, after each round: whether to go on
 
-Announce = Callable[[Sequence[Ask]], None]
-
 
 def silent(what: str, done: int, total: int) -> None:
     """No progress is shown."""
-
-
-def unannounced(asks: Sequence[Ask]) -> None:
-    """Nothing is said of the requests."""
 
 
 def always(pairs: Sequence[Pair]) -> bool:
@@ -151,7 +145,7 @@ def ask_all(
     progress: ProgressOf = silent,
     on: While = always,
     max_model_len: int | None = None,
-    announce: Announce = unannounced,
+    announce: Callable[[Sequence[Ask]], None] = lambda asks: None,
 ) -> Asked:
     """Sends the workloads, as long as `on` says so.
 
@@ -233,21 +227,17 @@ def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While
     thread = threading.Thread(target=compute, name="lfm2np-ahead", daemon=True)
     thread.start()
 
-    def end() -> None:
-        ended.set()
-        waiting.put([])
-
+    is_interrupted = False
     try:
         yield on
     except KeyboardInterrupt:
-        end()
+        is_interrupted = True
         raise
-    except BaseException:
-        end()
-        thread.join()
-        raise
-    end()
-    thread.join()
+    finally:
+        ended.set()
+        waiting.put([])
+        if not is_interrupted:
+            thread.join()
 
 
 def as_far_as_needed(pairs: Sequence[Pair], on: While) -> Sequence[Pair]:
@@ -308,7 +298,8 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
     for ask, _ in result.pairs:
         order, place = int(ask.factors.get("order", 0)), int(ask.factors.get("place", 0))
         companies.setdefault((order - place, int(ask.factors.get("together", 1))), []).append(ask)
-    whole = [asks for (_, together), asks in companies.items() if len(asks) == together and wrong & ids_of(asks)]
+    whole = [asks for (_, together), asks in companies.items() if len(asks) == together]
+    whole = [asks for asks in whole if any(ask.id in wrong for ask in asks)]
     repeats: list[Repeats] = []
     for asks in sorted(whole, key=len)[:MOST_ROUNDS]:
         failed = failures(model, target, result.format, asks, known)
@@ -331,24 +322,18 @@ def failures(model: Model, target: Target, format_name: str, asks: Sequence[Ask]
     return counts
 
 
-def ids_of(asks: Sequence[Ask]) -> set[str]:
-    return {ask.id for ask in asks}
-
-
 def possible_asks(batch: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
     """The round without what the engine can't do (requests to abort included), and requests that it can't take."""
     impossible = [ask for ask in batch.asks if not abilities.takes_token_ids and ask.prompt_text is None]
-    asks = [ask for ask in batch.asks if ask not in impossible]
-    if not abilities.takes_seeds:
-        asks = [ask for ask in asks if ask.seed is None]
-    if not abilities.takes_stops:
-        asks = [ask for ask in asks if ask.case != "stops"]
-    if not abilities.can_abort:
-        asks = [ask for ask in asks if ask.id not in batch.aborted]
-    if not abilities.tells_prompt_logprobs:
-        asks = [replace(ask, prompt_logprobs=False) for ask in asks]
-    aborted = tuple(name for name in batch.aborted if abilities.can_abort and any(ask.id == name for ask in asks))
-    return Round(tuple(asks), aborted), impossible
+    asks = [
+        replace(ask, prompt_logprobs=ask.prompt_logprobs and abilities.tells_prompt_logprobs)
+        for ask in batch.asks
+        if ask not in impossible
+        and (abilities.takes_seeds or ask.seed is None)
+        and (abilities.takes_stops or ask.case != "stops")
+        and (abilities.can_abort or ask.id not in batch.aborted)
+    ]
+    return Round(tuple(asks), tuple(ask.id for ask in asks if ask.id in batch.aborted)), impossible
 
 
 def whole_answers(
@@ -379,11 +364,8 @@ def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities) -> It
 def answered(target: Target, batch: Round, transcript: Transcript | None) -> list[Pair]:
     """Asks and answers of a round, without the aborted. A round whose answers are all known is not sent again."""
     judged_asks = [ask for ask in batch.asks if ask.id not in batch.aborted]
-    known: dict[str, Answer] = {}
-    for ask in judged_asks if transcript else ():
-        answer = transcript.known(ask) if transcript else None
-        if answer is not None and answer.error is None:
-            known[ask.id] = answer
+    recorded = [transcript.known(ask) for ask in judged_asks] if transcript else []
+    known = {answer.id: answer for answer in recorded if answer is not None and answer.error is None}
     if len(known) < len(judged_asks):
         answers = {answer.id: answer for answer in target.answer(batch.asks, batch.aborted)} if batch.asks else {}
         for ask in judged_asks:

@@ -20,11 +20,10 @@ from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.targets.records import SAMPLED, Ask
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.workloads import DEFAULT_CASES, text_of
+from lfm2np.oracle.workloads import CASES, DEFAULT_CASES, text_of
 
 Kind = tuple[str, str, str]
 AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
-NEED_BATCHES = ("neighbours", "families", "aborts", "wide-batches")
 NEVER_ASKED = ("temperatures other than 0 and 1, top_p, penalties", "preempted requests (lfm2np fuzz)")
 
 MOST_TIMES = 4  # that one request is continued
@@ -78,8 +77,8 @@ def not_tested(
     batch, early = largest_batch(abilities, pairs), early_ends(pairs)
     silent = sum(position.error_ratio is None for position in positions)
     asked = {ask.case for ask, _ in pairs}
-    excused = {*asked, *(NEED_BATCHES if abilities.at_once == 1 else ()), "stops", "seeds"}
-    cases = [case for case in DEFAULT_CASES if case not in excused]
+    possible = [name for name in DEFAULT_CASES if abilities.at_once > 1 or not CASES[name].needs_batches]
+    cases = [name for name in possible if name not in {*asked, "stops", "seeds"}]
     lines = []
     if left:
         lines.append(f"{left} requests after one that is certainly wrong")

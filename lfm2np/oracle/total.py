@@ -21,7 +21,7 @@ from lfm2np.oracle.judging.constants import ConstantSearch
 from lfm2np.oracle.judging.formats import format_named, others
 from lfm2np.oracle.judging.judge import is_far_off, judge
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.scored import Evidence, Known, Pair
 from lfm2np.oracle.judging.verdict import (
     FLIPS_LIMIT,
     LIMIT,
@@ -85,16 +85,16 @@ def total(
     rerouted, route_chance = route_probability(positions)
     wrong = [position for position in positions if position.is_wrong]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
-    known = Known() if known is None else known
+    evidence = Evidence(model, format_name, pairs, positions, Known() if known is None else known, progress)
     is_off = bool(wrong) or size_of(positions) > factors.OFF
     causes = findings(positions) if is_off else []
-    cause = reply_cause(model, format_name, pairs, positions, known) if wrong else None
+    cause = reply_cause(evidence) if wrong else None
     seen: ConstantSearch | None = None
     if cause is None and not (causes and causes[0].sure == CERTAIN and causes[0].explained):  # a region tells all
-        seen = constants_of(model, format_name, pairs, positions, known, is_off, every_constant, progress)
+        seen = constants_of(evidence, is_off, every_constant)
         cause = constant_cause(seen, positions, is_off)
     if cause is None:
-        verdict, reasons = decided(model, format_name, pairs, positions, unanswered, progress, known)
+        verdict, reasons = decided(evidence, unanswered)
         causes = causes or findings(positions) if verdict is Verdict.BUG else []
     else:
         verdict, reasons, causes = Verdict.BUG, wrong_reasons(format_name, positions), [cause]
@@ -121,20 +121,13 @@ def total(
     return with_causes(result, causes)
 
 
-def decided(
-    model: LoadedModel,
-    format_name: str,
-    pairs: Sequence[Pair],
-    positions: Sequence[Position],
-    unanswered: Sequence[str],
-    progress: Progress | None,
-    known: Known,
-) -> tuple[Verdict, list[str]]:
+def decided(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, list[str]]:
+    format_name, pairs, positions = evidence.format_name, evidence.pairs, evidence.positions
     chance = min(flip_probability(positions)[1], route_probability(positions)[1])
     size = size_of(positions)
     if is_wrong(positions) or chance < FLIPS_LIMIT or size > factors.OFF:
         fits = 0.0 < size <= MOST_SIZE  # all but a few errors are the declared format's: those few are no format's
-        like = None if fits else explaining_format(model, format_name, pairs, positions, progress, known)
+        like = None if fits else explaining_format(evidence)
         if like is not None:
             return Verdict.DRIFT, [f"errs like {like} everywhere: not the {format_name} that it declares"]
         return Verdict.BUG, wrong_reasons(format_name, positions)
@@ -205,14 +198,7 @@ def bug_reasons(bugs: Sequence[Position], format_name: str) -> list[str]:
     return reasons
 
 
-def explaining_format(
-    model: LoadedModel,
-    declared: str,
-    pairs: Sequence[Pair],
-    positions: Sequence[Position],
-    progress: Progress | None,
-    known: Known,
-) -> str | None:
+def explaining_format(evidence: Evidence) -> str | None:
     """The first of `others` under which all errors have the right size everywhere, and are not too small.
 
     A format under which a right engine would choose mostly other tokens explains anything, so it is not named. Nor is
@@ -221,13 +207,14 @@ def explaining_format(
     The answer that is furthest off is tried alone first. A region that is right under the declared format must not be
     too exact for the other one: with several bugs no factor may be free of errors, though no format makes them.
     """
-    regions = described(positions)
-    worst = max(positions, key=lambda at: max(at.gap_ratio * at.is_flip, abs(at.error_ratio or 0.0)))
+    model, pairs, known, progress = evidence.model, evidence.pairs, evidence.known, evidence.progress
+    regions = described(evidence.positions)
+    worst = max(evidence.positions, key=lambda at: max(at.gap_ratio * at.is_flip, abs(at.error_ratio or 0.0)))
     first = [pair for pair in pairs if pair[0].id == worst.ask.id]
     tensors = read_tensors(model.path, model.config)
     is_quantised = any(tensor.is_quantised for tensor in tensors.values())
     states_inputs = bool(input_roundings(model.path, model.config))
-    for name in others(declared, is_quantised and is_gguf(model.path), states_inputs, is_quantised):
+    for name in others(evidence.format_name, is_quantised and is_gguf(model.path), states_inputs, is_quantised):
         try:
             if is_far_off(model, name, first, progress, known) or is_wrong(judge(model, name, first, progress, known)):
                 continue
@@ -241,7 +228,8 @@ def explaining_format(
         is_telling = math.fsum(flips) <= MOST_FLIPS * len(flips)
         least = LEAST_OF_STEPS if format_named(name).levels else LEAST_SIZE
         if size_of(judged) >= least and everywhere and likely and is_telling:
-            seen = constants_of(model, name, pairs, judged, known, is_wrong=True, is_wanted=False, progress=progress)
+            under_it = replace(evidence, format_name=name, positions=judged)
+            seen = constants_of(under_it, is_wrong=True, is_wanted=False)
             if seen is None or not seen.found:
                 return name
     return None

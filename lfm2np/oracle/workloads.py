@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.model.config import ModelConfig
@@ -86,11 +87,14 @@ class Writer:
         """Tokens of the longest prompt that leaves room to go on."""
         return max(1, self.config.max_position_embeddings - 2 * NEW)
 
+    def random_ids(self, shape: int | tuple[int, int]) -> NDArray[np.int64]:
+        """Without the special tokens, which stand at the front."""
+        return self.random.integers(min(8, self.config.vocab_size - 1), self.config.vocab_size, shape)
+
     def ids(self, length: int) -> tuple[int, ...]:
         """A prompt of that many tokens: of a text, as far as it reaches, every other time; else random ids."""
         length = min(length, self.longest)
-        low = min(8, self.config.vocab_size - 1)  # special tokens stand at the front
-        drawn = self.random.integers(low, self.config.vocab_size, length)
+        drawn = self.random_ids(length)
         if self.tokenizer is None or self.random.integers(2):
             return tuple(map(int, drawn))
         start = int(self.random.integers(len(TEXTS)))
@@ -107,7 +111,7 @@ class Writer:
             case=case,
             prompt_token_ids=tuple(ids),
             max_tokens=max(1, min(new, self.config.max_position_embeddings - len(ids))),
-            prompt_text=self.text(ids),
+            prompt_text=None if self.tokenizer is None else text_of(self.tokenizer, ids),
             prompt_logprobs=case in SCORED and len(ids) > 1,
             factors={"length": len(ids), **drawn, **factors},
             seed=seed,
@@ -116,8 +120,7 @@ class Writer:
     def long_ids(self, length: int) -> tuple[int, ...]:
         """A prompt of that many tokens in which the same passages return again and again, so that far tokens count."""
         if self.tokenizer is None:
-            low = min(8, self.config.vocab_size - 1)
-            passages = self.random.integers(low, self.config.vocab_size, (len(TEXTS), 32))
+            passages = self.random_ids((len(TEXTS), 32))
             order = self.random.integers(len(TEXTS), size=1 + length // passages.shape[1])
             return tuple(passages[order].ravel()[:length].tolist())
         ids: list[int] = []
@@ -128,8 +131,11 @@ class Writer:
             ids = self.tokenizer.encode(text)
         return tuple(ids[:length])
 
-    def text(self, ids: Sequence[int]) -> str | None:
-        return None if self.tokenizer is None else text_of(self.tokenizer, ids)
+    def alone(self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any) -> Round:
+        return Round((self.ask(case, ids, new, seed, beside=False, **factors),))
+
+    def together(self, case: str, prompts: Iterable[Sequence[int]], new: int = NEW, **factors: Any) -> Round:
+        return Round(tuple(self.ask(case, ids, new, beside=True, **factors) for ids in prompts))
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
@@ -147,7 +153,7 @@ def short_prompts(writer: Writer) -> Iterator[Round]:
     """1 to L+2 tokens, each alone."""
     for length in range(1, writer.config.conv_L_cache + 3):
         for _ in range(2):
-            yield Round((writer.ask("short-prompts", writer.ids(length), beside=False),))
+            yield writer.alone("short-prompts", writer.ids(length))
 
 
 def borders(writer: Writer) -> Iterator[Round]:
@@ -155,13 +161,11 @@ def borders(writer: Writer) -> Iterator[Round]:
     for border in BORDERS:
         for length in (border - 1, border, border + 1):
             if length <= writer.longest:
-                yield Round((writer.ask("borders", writer.ids(length), beside=False),))
+                yield writer.alone("borders", writer.ids(length))
 
 
 def neighbours(writer: Writer) -> Iterator[Round]:
     """The same kinds of prompt together: a ragged batch whose members end at different times."""
-    if writer.at_once < 2:
-        return
     lengths = [1, 2, 3, writer.config.conv_L_cache + 1, 15, 16, 17, 33, 64, 100]
     for turn in range(4):
         asks = []
@@ -187,57 +191,48 @@ def prefixes(writer: Writer) -> Iterator[Round]:
     for length in (17, 32, 50, 64, 96):
         ids = writer.ids(length)
         for temperature in ("cold", "warm", "warm"):
-            yield Round((writer.ask("prefixes", ids, prefix=temperature, beside=False),))
+            yield writer.alone("prefixes", ids, prefix=temperature)
         longer = (*ids, *writer.ids(9))[: writer.longest]
-        yield Round((writer.ask("prefixes", longer, prefix="warm", beside=False),))
+        yield writer.alone("prefixes", longer, prefix="warm")
         branch = (*ids[: len(ids) // 2 + 1], *writer.ids(7))[: writer.longest]
-        yield Round((writer.ask("prefixes", branch, prefix="warm", beside=False),))
+        yield writer.alone("prefixes", branch, prefix="warm")
         twin = (ids[1], *ids[1:])  # the same blocks behind another beginning: no hit
-        yield Round((writer.ask("prefixes", twin, prefix="twin", beside=False),))
+        yield writer.alone("prefixes", twin, prefix="twin")
 
 
 def families(writer: Writer) -> Iterator[Round]:
     """Prompts with a common beginning and different ends, all at once."""
-    if writer.at_once < 2:
-        return
     for length in (16, 33):
         start = writer.ids(length)
-        asks = [
-            writer.ask("families", (*start, *writer.ids(1 + 2 * index))[: writer.longest], prefix="shared", beside=True)
-            for index in range(writer.at_once)
-        ]
-        yield Round(tuple(asks))
+        prompts = [(*start, *writer.ids(1 + 2 * index))[: writer.longest] for index in range(writer.at_once)]
+        yield writer.together("families", prompts, prefix="shared")
 
 
 def aborts(writer: Writer) -> Iterator[Round]:
     """Half of the requests are cancelled midway; neither the others nor later ones may be affected."""
-    if writer.at_once < 2:
-        return
     for turn in range(3):
         asks = [
             writer.ask("aborts", writer.ids(5 + 11 * index + turn), 4 * NEW if index % 2 else NEW, beside=True)
             for index in range(writer.at_once)
         ]
         yield Round(tuple(asks), tuple(ask.id for ask in asks[1::2]))
-        after = [writer.ask("aborts", writer.ids(3 + 13 * index), beside=True) for index in range(writer.at_once)]
-        yield Round(tuple(after))
+        yield writer.together("aborts", [writer.ids(3 + 13 * index) for index in range(writer.at_once)])
 
 
 def long_prompts(writer: Writer) -> Iterator[Round]:
     """Prompts of several chunks, alone and beside short ones."""
     for length in (300, 515):
         if length <= writer.longest:
-            yield Round((writer.ask("long-prompts", writer.ids(length), beside=False),))
+            yield writer.alone("long-prompts", writer.ids(length))
     if writer.at_once > 1:
-        asks = [writer.ask("long-prompts", writer.ids(length), beside=True) for length in (200, 3, 130, 1)]
-        yield Round(tuple(asks))
+        yield writer.together("long-prompts", map(writer.ids, (200, 3, 130, 1)))
 
 
 def wide_batches(writer: Writer) -> Iterator[Round]:
     """As many short requests together as the engine takes, and two more: rows and slots that no other case uses."""
     if writer.most_at_once > BATCH:
         lengths = [1 + index % 18 for index in range(writer.most_at_once + 2)]
-        yield Round(tuple(writer.ask("wide-batches", writer.ids(n), BATCH, beside=True) for n in lengths))
+        yield writer.together("wide-batches", map(writer.ids, lengths), BATCH)
 
 
 def stops(writer: Writer) -> Iterator[Round]:
@@ -245,21 +240,18 @@ def stops(writer: Writer) -> Iterator[Round]:
     if writer.tokenizer is None:
         return
     for index in STOPPED:
-        ids = writer.tokenizer.encode(TEXTS[index])[: writer.longest]
-        yield Round((writer.ask("stops", ids, beside=False),))
+        yield writer.alone("stops", writer.tokenizer.encode(TEXTS[index])[: writer.longest])
 
 
 def seeds(writer: Writer) -> Iterator[Round]:
     """Sampled tokens, twice with the same seed alone, then beside each other; and more with other seeds. The prompts
     are random: a token that is certain is drawn with any seed.
     """
-    low = min(8, writer.config.vocab_size - 1)
     lengths = [min(writer.longest, length) for length in (*SEEDS, *[4] * DRAWN)]
-    prompts = [tuple(map(int, writer.random.integers(low, writer.config.vocab_size, length))) for length in lengths]
-    numbered = list(enumerate(prompts))
+    numbered = [(seed, writer.random_ids(length).tolist()) for seed, length in enumerate(lengths)]
     for prefix in ("cold", "warm"):
         for seed, ids in numbered[: len(SEEDS)]:
-            yield Round((writer.ask("seeds", ids, 2, seed, prefix=prefix, beside=False),))
+            yield writer.alone("seeds", ids, 2, seed, prefix=prefix)
     for start in range(0, len(numbered), writer.at_once) if writer.at_once > 1 else ():
         together = numbered[start : start + writer.at_once]
         prefix = "warm" if start < len(SEEDS) else "cold"
@@ -274,13 +266,15 @@ def long_contexts(writer: Writer) -> Iterator[Round]:
     for length in long_lengths(writer.positions):
         ids = writer.long_ids(length)
         for temperature in ("cold", "warm"):
-            yield Round((writer.ask(LONG, ids, FEW, prefix=temperature, beside=False),))
+            yield writer.alone(LONG, ids, FEW, prefix=temperature)
         for point in far_points(length, writer.config.sliding_window):
-            yield Round((writer.ask(LONG, ids[:point], FEW, prefix="warm", beside=False),))
-        beside = writer.at_once > 1
+            yield writer.alone(LONG, ids[:point], FEW, prefix="warm")
         leave = [point for point in (length // 2 // 16 * 16, length - length // 8 - 5) if 0 < point < length - 8]
-        asks = [writer.ask(LONG, (*ids[:point], *writer.ids(8)), FEW, prefix="warm", beside=beside) for point in leave]
-        yield from [Round(tuple(asks))] if beside else [Round((ask,)) for ask in asks]
+        prompts = [(*ids[:point], *writer.ids(8)) for point in leave]
+        if writer.at_once > 1:
+            yield writer.together(LONG, prompts, FEW, prefix="warm")
+        else:
+            yield from (writer.alone(LONG, ids, FEW, prefix="warm") for ids in prompts)
 
 
 def long_lengths(positions: int) -> list[int]:
@@ -309,24 +303,30 @@ def far_points(length: int, window: int | None) -> list[int]:
 class Case:
     """`suspect` is what a wrong answer in this case, and in no simpler one, points to.
 
-    is_default  whether it is sent without being asked for by name
+    is_default     whether it is sent without being asked for by name
+    needs_batches  whether it is left out for an engine that takes one request at a time
     """
 
     make: Callable[[Writer], Iterator[Round]]
     suspect: str
     is_default: bool = True
+    needs_batches: bool = False
 
 
 CASES: dict[str, Case] = {
     "short-prompts": Case(short_prompts, "the start of a sequence: zeros before the first token, prompts below L"),
     "borders": Case(borders, "lengths around the borders of blocks and chunks"),
     "long-prompts": Case(long_prompts, "state or positions at the border of a chunk"),
-    "neighbours": Case(neighbours, "rows of a ragged batch that leak into each other, or padding that does"),
+    "neighbours": Case(
+        neighbours, "rows of a ragged batch that leak into each other, or padding that does", needs_batches=True
+    ),
     "slot-reuse": Case(slot_reuse, "state of a slot's previous tenant"),
     "prefixes": Case(prefixes, "the prefix cache: a hit without the state that belongs to it"),
-    "families": Case(families, "shared blocks that are written"),
-    "aborts": Case(aborts, "memory of an aborted request that is freed too early"),
-    "wide-batches": Case(wide_batches, f"rows or slots that only batches of more than {BATCH} requests have"),
+    "families": Case(families, "shared blocks that are written", needs_batches=True),
+    "aborts": Case(aborts, "memory of an aborted request that is freed too early", needs_batches=True),
+    "wide-batches": Case(
+        wide_batches, f"rows or slots that only batches of more than {BATCH} requests have", needs_batches=True
+    ),
     "stops": Case(stops, "where a text is cut at a stop string"),
     "seeds": Case(seeds, "random numbers that depend on more than a request's own seed"),
     LONG: Case(
@@ -341,7 +341,8 @@ DEFAULT_CASES = tuple(name for name, case in CASES.items() if case.is_default)
 def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Round]:
     """The whole check, the simplest cases first."""
     for name, case in CASES.items():
-        if name in (DEFAULT_CASES if cases is None else cases):
+        is_wanted = name in (DEFAULT_CASES if cases is None else cases)
+        if is_wanted and (writer.at_once > 1 or not case.needs_batches):
             yield from case.make(writer)
 
 

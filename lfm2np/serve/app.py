@@ -21,7 +21,6 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import Lfm2npError
 from lfm2np.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from lfm2np.serve.calls import LOG, Calls
-from lfm2np.serve.connections import LIMITS, TRANSPORTS
 from lfm2np.serve.desk import Desk
 from lfm2np.serve.http_bodies import Bodies, Left, read_body, require_access
 from lfm2np.serve.jobs import chat_ids, chat_jobs, completion_jobs, prompt_ids, require_tokenizer
@@ -31,6 +30,7 @@ from lfm2np.serve.replies.chats import Chats
 from lfm2np.serve.replies.completions import Completions
 from lfm2np.serve.replies.openapi import openapi
 from lfm2np.serve.replies.shared import TYPES, Detokenized, ModelTold, Tokenized, TokenizerTold, error_reply, token_name
+from lfm2np.serve.server import LIMITS, TRANSPORTS
 from lfm2np.serve.service import Service, Settings
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]

@@ -8,6 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,13 +19,13 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.errors import Lfm2npError
 from lfm2np.serve.bodies import Sampled
-from lfm2np.serve.connections import cut
 from lfm2np.serve.desk import Call
 from lfm2np.serve.http_bodies import Left, read_body, require_access
 from lfm2np.serve.jobs import num_places, takes_long
 from lfm2np.serve.limits import Refusal, refusal_for
 from lfm2np.serve.replies.shared import Answers, error_reply, usage_of
 from lfm2np.serve.runner import Failed, Job, Refused
+from lfm2np.serve.server import cut
 from lfm2np.serve.service import Service
 
 LOG = logging.getLogger("lfm2np.serve")
@@ -32,23 +33,14 @@ NONE: Mapping[str, str] = {}
 FAREWELL_SECONDS = 1.0  # for the last words to a client that does not read
 
 
+@dataclass(frozen=True, eq=False)
 class Calls:
-    """An endpoint.
+    """An endpoint."""
 
-    body_kind   what it takes
-    make_jobs   (service, body, name of the call) -> jobs; RequestError for what can't be met
-    make_answers(model, body) -> how they are told
-    """
-
-    def __init__(
-        self,
-        prefix: str,
-        body_kind: type[Sampled],
-        make_jobs: Callable[[Service, Any, str], list[Job]],
-        make_answers: Callable[[LoadedModel, Any], Answers],
-    ) -> None:
-        self._prefix, self._body_kind = prefix, body_kind
-        self._make_jobs, self._make_answers = make_jobs, make_answers
+    prefix: str  # of the names of its calls
+    body_kind: type[Sampled]  # what it takes
+    make_jobs: Callable[[Service, Any, str], list[Job]]  # of the name of a call; RequestError for what can't be met
+    make_answers: Callable[[LoadedModel, Any], Answers]  # how they are told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began, how = time.monotonic(), "500"
@@ -75,7 +67,7 @@ class Calls:
         """Left, Refusal, RequestError or TimeoutError if there is none."""
         limits = service.settings.limits
         require_access(request, service.settings)
-        body = await read_body(request, self._body_kind, limits)
+        body = await read_body(request, self.body_kind, limits)
         service.require_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise Refusal(400, "stream_options: expected stream true beside it", "stream_options")
@@ -90,13 +82,13 @@ class Calls:
                     service.metrics.observe(output.metrics)
 
     async def _tell(self, service: Service, call: Call, body: Sampled, reply: Reply) -> None:
-        name = f"{self._prefix}-{uuid.uuid4().hex}"
-        make = partial(self._make_jobs, service, body, name)
+        name = f"{self.prefix}-{uuid.uuid4().hex}"
+        make = partial(self.make_jobs, service, body, name)
         service.desk.start(call, await service.beside(make) if takes_long(body) else make())
         head = {"id": name, "created": int(time.time()), "model": service.settings.name}
         head["system_fingerprint"] = service.fingerprint
         tell = self._stream if body.stream else self._whole
-        await tell(call, self._make_answers(service.model, body), head, body, reply)
+        await tell(call, self.make_answers(service.model, body), head, body, reply)
 
     async def _whole(self, call: Call, answers: Answers, head: Mapping[str, Any], body: Sampled, reply: Reply) -> None:
         while not call.is_finished:

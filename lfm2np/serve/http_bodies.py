@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -110,7 +110,7 @@ async def read_body(request: Request, kind: type[B], limits: Limits) -> B:
             return await loop.run_in_executor(bodies.parsing, parsed, content, kind)
         finally:
             del content
-            loop.call_later(TRIM_SECONDS, trim_soon)
+            loop.call_later(TRIM_SECONDS, lambda: loop.run_in_executor(None, trim_memory))
 
 
 async def read_bytes(request: Request, most: int, take: Callable[[int], None]) -> bytes:
@@ -136,7 +136,8 @@ async def read_bytes(request: Request, most: int, take: Callable[[int], None]) -
         if "expect" not in request.headers:  # who asks first sends nothing yet
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DISCARD_SECONDS):
-                    await discard(pieces)
+                    async for _ in pieces:
+                        pass
         raise
     return bytes(content)
 
@@ -145,15 +146,6 @@ def require_size(count: int, most: int) -> None:
     if count > most:
         message = f"a body of more than {most} bytes: expected at most that"
         raise Refusal(413, message, headers={"Connection": "close"})
-
-
-async def discard(pieces: AsyncIterator[bytes]) -> None:
-    async for _ in pieces:
-        pass
-
-
-def trim_soon() -> None:
-    asyncio.get_running_loop().run_in_executor(None, trim_memory)
 
 
 def require_few(content: bytes, marks: tuple[bytes, ...], most: int, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from lfm2np.checkpoint.loaded import LoadedModel
@@ -13,14 +14,7 @@ from lfm2np.serve.limits import Limits
 from lfm2np.serve.runner import Job
 from lfm2np.serve.service import Service
 
-SAMPLING = (
-    *("n", "temperature", "top_p", "top_k", "min_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("min_tokens", "allowed_token_ids", "banned_token_ids", "stop_token_ids", "stop"),
-    *("include_stop_str_in_output", "ignore_eos", "seed", "profile"),
-)
-
-
+SAMPLING = Sampled.model_fields.keys() & {field.name for field in fields(SamplingParams)}
 FEW_TOKENS = 4096  # are checked in a millisecond
 
 

@@ -19,13 +19,13 @@ from served_here import model
 
 import lfm2np
 from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.cli.shared.formats import taken_format
 from lfm2np.fuzz.campaign import Failure
 from lfm2np.fuzz.draw import alphabet_of
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.hand_over import Context, hand_over
 from lfm2np.fuzz.play_http import HttpPlayer
 from lfm2np.fuzz.trace import Sent, Trace
-from lfm2np.oracle.auto_format import taken_format
 from lfm2np.oracle.targets import dialects
 from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras, Field, Location, Metrics, Response
 from lfm2np.oracle.targets.http_target import HttpTarget
@@ -63,7 +63,7 @@ def is_name_of_dialect(node: ast.expr) -> bool:
 
 def sources() -> list[Path]:
     paths = [*(PACKAGE / "oracle" / "targets").glob("*.py"), *(PACKAGE / "fuzz").rglob("*.py")]
-    return [*paths, PACKAGE / "oracle" / "auto_format.py", *(PACKAGE / "cli").rglob("*.py")]
+    return [*paths, *(PACKAGE / "cli").rglob("*.py")]
 
 
 def test_no_other_file_singles_out_a_dialect() -> None:

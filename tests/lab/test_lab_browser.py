@@ -8,11 +8,12 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from links import read_settings
 from page_checks import CONTRAST, each_view
 
 from lfm2np.lab.app import limits_of, make_app
 from lfm2np.lab.lessons import LESSONS
-from lfm2np.lab.settings import CHOICES, TEACHING_FAULTS, query_of, read_settings
+from lfm2np.lab.settings import CHOICES, TEACHING_FAULTS, query_of
 from lfm2np.lab.worker import Worker
 from lfm2np.serve.server import serving_beside
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from lfm2np.lab.checks import Verdict
 from lfm2np.lab.compute import compute
-from lfm2np.lab.lessons import LESSONS
+from lfm2np.lab.lessons import LESSONS, Verdict
 from lfm2np.lab.models import Models, fitting_problems
 from lfm2np.lab.page import again_with, answer
 from lfm2np.lab.settings import Asked, query_of

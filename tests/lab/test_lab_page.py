@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from urllib.parse import parse_qsl, urlencode
 
 import pytest
+from links import read_settings
 
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.page import lab_page
@@ -19,7 +20,6 @@ from lfm2np.lab.settings import (
     Settings,
     examine,
     query_of,
-    read_settings,
     typed_of,
 )
 

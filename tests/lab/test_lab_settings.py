@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from links import read_settings
 
 from lfm2np.drawings.demo import hand_model
 from lfm2np.faults import by_name
@@ -20,13 +21,13 @@ from lfm2np.lab.settings import (
     MOST_LESSON,
     MOST_REQUESTS,
     NUMBERS,
+    ON_OFF,
     PAPER_REQUESTS,
     TEACHING_FAULTS,
     Asked,
     Problems,
     Settings,
     query_of,
-    read_settings,
     typed_of,
 )
 
@@ -37,10 +38,8 @@ ASKED = st.builds(Asked, PROMPTS.filter(str.isprintable), st.integers(0, 60), st
 SETTINGS = st.builds(
     Settings,
     requests=st.lists(ASKED, min_size=1, max_size=8).map(tuple),
-    chunked=st.booleans(),
-    prefix_caching=st.booleans(),
     **{own: st.integers(least, most) for own, least, most in NUMBERS.values()},
-    **{own: st.sampled_from(known) for own, known in CHOICES.values()},
+    **{own: st.booleans() if known == ON_OFF else st.sampled_from(known) for own, known in CHOICES.values()},
 )
 
 

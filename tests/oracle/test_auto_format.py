@@ -9,10 +9,9 @@ import pytest
 
 import lfm2np
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.cli.shared.formats import add_options, format_of
+from lfm2np.cli.shared.formats import add_options, format_of, taken_format
 from lfm2np.cli.shared.parser import add_model
 from lfm2np.errors import RequestError
-from lfm2np.oracle.auto_format import taken_format
 
 
 def tensors(matrices: list[str], norms: str) -> dict[str, StoredTensor]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from truths import truth_of
 from vector_sets import FEW, few, six
 
 from lfm2np import reference
@@ -23,7 +24,7 @@ from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, judged
 from lfm2np.oracle.judging import truth as truth_module
 from lfm2np.oracle.judging.scored import Known
-from lfm2np.oracle.judging.truth import Truth, truth_of, truths_of
+from lfm2np.oracle.judging.truth import Truth, truths_of
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.vectors.files import document_text
 from lfm2np.oracle.vectors.golden import make, verify

@@ -24,8 +24,8 @@ from uvicorn.server import ServerState
 
 from lfm2np.engine.sequential import answer_alone
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.serve.connections import LEAST_READ, LIMITS, TRANSPORTS, Connection
 from lfm2np.serve.limits import Limits
+from lfm2np.serve.server import LEAST_READ, LIMITS, TRANSPORTS, Connection
 
 LONG = {"prompt": [1, 5], "max_tokens": 230, "ignore_eos": True, "temperature": 0}
 

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -44,11 +44,23 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """The requests, and what they are computed with."""
+
+    model: Model
+    jobs: Sequence[Job]
+    seed: int
+    drafter: Drafter | None
+    arguments: argparse.Namespace
+
+
+@dataclass(frozen=True)
 class Ran:
     """What one way of computing the requests came to. A request that was refused has no output."""
 
     outputs: dict[str, RequestOutput]
     refused: dict[str, str]  # why, by request id
+    record: Record
     seconds: float
     metrics: RunMetrics | None = None  # the engine's
 
@@ -59,30 +71,27 @@ def run(arguments: argparse.Namespace) -> None:
         raise RequestError("--trace-detail goes with --trace FILE")
     model = load_model(arguments)
     jobs = read_jobs(model, arguments)
-    engine_seed = seed_of(arguments)
-    drafter = make_drafter(model, arguments)
+    asked = Asked(model, jobs, seed_of(arguments), make_drafter(model, arguments), arguments)
     is_one = arguments.requests is None and len(jobs) == 1
     display = make_display(model, jobs, is_one) if not arguments.json else None
-    batched, alone = Record(), Record()
     if arguments.sequential and not arguments.prove:
-        ran = truth = run_sequential(model, jobs, engine_seed, alone, drafter, display)
+        ran = truth = run_sequential(asked, display)
     else:
-        ran = run_batched(model, jobs, engine_seed, arguments, batched, drafter, display)
-        truth = None
+        ran, truth = run_batched(asked, display), None
     jobs = [job for job in jobs if job.request_id not in ran.refused]
     if not jobs:
         raise RequestError(next(iter(ran.refused.values())))
-    difference = None
+    asked, difference = replace(asked, jobs=jobs), None
     if arguments.prove:
-        truth = run_sequential(model, jobs, engine_seed, alone, drafter, None, "sequential")
-        difference = compare(batched, alone) or compare_outputs(jobs, ran.outputs, truth.outputs)
-    summary = summarise(model, jobs, ran, truth, arguments, difference)
+        truth = run_sequential(asked, None, "sequential")
+        difference = compare(ran.record, truth.record) or compare_outputs(jobs, ran.outputs, truth.outputs)
+    summary = summarise(asked, ran, truth, difference)
     if arguments.json:
         print(json.dumps(as_json(model, jobs, ran.outputs, summary)))
     else:
         if not is_one:
             print_outputs(jobs, ran.outputs, model.tokenizer_or_none)
-        if ran.metrics and (not is_one or arguments.prove or drafter):
+        if ran.metrics and (not is_one or arguments.prove or asked.drafter):
             print_summary(summary, model.numerics.name)
     if difference:
         raise ProofError(difference)
@@ -112,16 +121,9 @@ def raise_failures(jobs: Sequence[Job], ran: Ran, is_one: bool) -> None:
         raise RequestError(f"{len(ran.refused)} of the requests refused: {'; '.join(ran.refused.values())}")
 
 
-def run_batched(
-    model: Model,
-    jobs: Sequence[Job],
-    seed: int,
-    arguments: argparse.Namespace,
-    record: Record,
-    drafter: Drafter | None,
-    display: Display | None,
-) -> Ran:
+def run_batched(asked: Asked, display: Display | None) -> Ran:
     """All requests through the engine, each added at its arrival step. One that is refused does not stop the others."""
+    model, jobs, arguments, record = asked.model, asked.jobs, asked.arguments, Record()
     outputs: dict[str, RequestOutput] = {}
     refused: dict[str, str] = {}
     budget = max(1, arguments.max_num_batched_tokens or 2048)
@@ -131,11 +133,11 @@ def run_batched(
         engine = Engine(
             model if detailed is None else detailed.model,
             room_for=[positions(model, job) for job in jobs if fits(model, job) for _ in range(job.params.n)],
-            seed=seed,
+            seed=asked.seed,
             trace=trace,
             on_logits=record.add if arguments.prove else None,
             progress=watch.layer,
-            drafter=drafter,
+            drafter=asked.drafter,
             **engine_options(arguments),
         )
         waiting = sorted(jobs, key=lambda job: job.arrival_step)
@@ -153,32 +155,25 @@ def run_batched(
             step += 1
         if engine.trace:
             engine.trace.end()
-    return Ran(outputs, refused, engine.metrics.seconds, engine.metrics)
+    return Ran(outputs, refused, record, engine.metrics.seconds, engine.metrics)
 
 
-def run_sequential(
-    model: Model,
-    jobs: Sequence[Job],
-    seed: int,
-    record: Record,
-    drafter: Drafter | None,
-    display: Display | None,
-    name: str = "generating",
-) -> Ran:
+def run_sequential(asked: Asked, display: Display | None, name: str = "generating") -> Ran:
+    model, record = asked.model, Record()
     outputs: dict[str, RequestOutput] = {}
     refused: dict[str, str] = {}
     began, count = time.perf_counter(), 0
-    with Watch(display, 1, most_tokens(model, jobs), name) as watch:
-        for job in jobs:
+    with Watch(display, 1, most_tokens(model, asked.jobs), name) as watch:
+        for job in asked.jobs:
             try:
-                name, ids, params = job.request_id, job.ids, job.params
-                for output in answer_alone(model, name, ids, params, seed, drafter, record.add, watch.layer):
-                    outputs[name] = output
+                request = job.request_id, job.ids, job.params
+                for output in answer_alone(model, *request, asked.seed, asked.drafter, record.add, watch.layer):
+                    outputs[job.request_id] = output
                     count += 1
                     watch.tokens(count, outputs)
             except RequestError as error:
                 refused[job.request_id] = str(error)
-    return Ran(outputs, refused, time.perf_counter() - began)
+    return Ran(outputs, refused, record, time.perf_counter() - began)
 
 
 def fits(model: Model, job: Job) -> bool:
@@ -245,15 +240,9 @@ def sequential_numerics(model: Model, jobs: Sequence[Job]) -> str:
     return ", ".join(sorted({model.truth_of(tokens_of_passes(*size)).numerics.name for size in sizes}))
 
 
-def summarise(
-    model: Model,
-    jobs: Sequence[Job],
-    ran: Ran,
-    truth: Ran | None,
-    arguments: argparse.Namespace,
-    difference: str | None,
-) -> dict[str, Any]:
+def summarise(asked: Asked, ran: Ran, truth: Ran | None, difference: str | None) -> dict[str, Any]:
     """Figures of the run; those of the engine are None where it did not run."""
+    jobs, arguments = asked.jobs, asked.arguments
     lengths = [(len(job.ids), len(sample.token_ids)) for job in jobs for sample in ran.outputs[job.request_id].outputs]
     generated, metrics = sum(output for _, output in lengths), ran.metrics
     seconds = None if metrics is None else metrics.seconds
@@ -271,7 +260,7 @@ def summarise(
         "static_batch_padding": static_padding(lengths, arguments.max_num_seqs or 64),
         "seconds": None if seconds is None else round(seconds, 3),
         "speculative": metrics and speculative_figures(arguments.speculative, metrics),
-        "sequential_numerics": None if truth is None else sequential_numerics(model, jobs),
+        "sequential_numerics": None if truth is None else sequential_numerics(asked.model, jobs),
         "sequential_seconds": None if truth is None else round(truth.seconds, 3),
         "speed_up": round(truth.seconds / seconds, 2) if truth and seconds else None,
         "proved": difference is None if arguments.prove else None,

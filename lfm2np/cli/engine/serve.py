@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TextIO, cast
@@ -62,8 +61,10 @@ def run_serve(arguments: argparse.Namespace) -> None:
         print(as_json if arguments.json else f"{url}: {name} ({fingerprint})", flush=True)
 
     options = engine_options(arguments) | {"seed": seed_of(arguments), "drafter": make_drafter(model, arguments)}
-    with open_trace(arguments.trace) as trace:
-        engine = Engine(model, trace=trace, **options)
+    # Written line by line: a server has no end at which a whole file could appear.
+    lines = contextlib.nullcontext() if arguments.trace is None else contextlib.closing(Lines(arguments.trace))
+    with lines as trace:
+        engine = Engine(model, trace=cast(TextIO | None, trace), **options)
         if not serve(make_app(engine, settings), limits, listening, on_start):
             raise KeyboardInterrupt
         if engine.trace:
@@ -94,16 +95,6 @@ class Lines(io.TextIOBase):
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
-
-
-@contextlib.contextmanager
-def open_trace(name: str | None) -> Iterator[TextIO | None]:
-    """Written line by line: a server has no end at which a whole file could appear."""
-    if name is None:
-        yield None
-        return
-    with contextlib.closing(Lines(name)) as lines:
-        yield cast(TextIO, lines)
 
 
 def add_serve(commands: Commands) -> None:

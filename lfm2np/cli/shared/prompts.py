@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from lfm2np.checkpoint.loaded import WEIGHTS
 from lfm2np.cli.shared.parser import add
@@ -14,26 +14,42 @@ from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
 from lfm2np.numerics import NAMES, TRUTH
 
+LOADED = ("numerics", "weights", "tokenizer", "prepared", "rope")  # options that say how, as far as a command has them
+
 
 def load_model(arguments: argparse.Namespace) -> Model:
+    """The model of --model, in exact arithmetic unless the command has an option for another."""
+    given = vars(arguments)
     with progress_bar("loading") as show:
-        named = getattr(arguments, "tokenizer", None)  # of commands that take text
-        return load(
-            arguments.model, arguments.numerics, show, arguments.weights, named, arguments.prepared, arguments.rope
-        )
+        return load(given.get("model"), progress=show, **{name: given[name] for name in LOADED if name in given})
 
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
+    """Of the only prompt."""
     require_chat(arguments)
-    if arguments.prompt_ids is not None:
-        return model.prompt_ids(parse_ids(arguments.prompt_ids, "--prompt-ids"))
-    if arguments.prompt_ids_file is not None:
-        return model.prompt_ids(parse_ids(read_file(arguments.prompt_ids_file), arguments.prompt_ids_file))
+    ((ids, _, _),) = prompts(model, arguments)
+    return model.prompt_ids(ids)
+
+
+def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[int], str | None, str]]:
+    """Ids, the text that they are of if it is a plain prompt, and what is shown of it."""
+    for text in each(arguments.prompt):
+        yield model.prompt_ids(text), text, text
+    for text in each(arguments.chat):
+        yield model.tokenizer.encode_chat(messages_of(text, arguments.system)), None, text
     if arguments.prompt_file is not None:
-        return model.prompt_ids(read_file(arguments.prompt_file))
-    if arguments.prompt is not None:
-        return model.prompt_ids(arguments.prompt)
-    return model.prompt_ids(model.tokenizer.encode_chat(messages_of(arguments.chat, arguments.system)))
+        text = read_file(arguments.prompt_file)
+        yield model.prompt_ids(text), text, text
+    if arguments.prompt_ids is not None:
+        yield parse_ids(arguments.prompt_ids, "--prompt-ids"), None, arguments.prompt_ids.strip()
+    if arguments.prompt_ids_file is not None:
+        text = read_file(arguments.prompt_ids_file)
+        yield parse_ids(text, arguments.prompt_ids_file), None, text.strip()
+
+
+def each(given: str | Sequence[str] | None) -> Sequence[str]:
+    """Of an option that may be there once, or, if `many`, several times."""
+    return (given,) if isinstance(given, str) else given or ()
 
 
 def require_chat(arguments: argparse.Namespace) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.checkpoint.tokenizer import require_text
-from lfm2np.cli.shared.prompts import messages_of, require_chat
-from lfm2np.cli.shared.terminal import parse_ids, read_file
+from lfm2np.cli.shared.prompts import prompts, require_chat
+from lfm2np.cli.shared.terminal import read_file
 from lfm2np.engine.samples import sample_name
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
@@ -50,23 +50,6 @@ def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
     return [
         Job(str(index), tuple(model.prompt_ids(ids)), prompt, shown, params) for index, (ids, prompt, shown) in chosen
     ]
-
-
-def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[int], str | None, str]]:
-    """Ids, the text that they are of if it is a plain prompt, and what is shown of it."""
-    for text in arguments.prompt or ():
-        yield model.prompt_ids(text), text, text
-    for text in arguments.chat or ():
-        yield model.tokenizer.encode_chat(messages_of(text, arguments.system)), None, text
-    if arguments.prompt_file is not None:
-        text = read_file(arguments.prompt_file)
-        yield model.prompt_ids(text), text, text
-    for source, text in (
-        ("--prompt-ids", arguments.prompt_ids),
-        (arguments.prompt_ids_file, read_file(arguments.prompt_ids_file) if arguments.prompt_ids_file else None),
-    ):
-        if text is not None:
-            yield model.prompt_ids(parse_ids(text, source)), None, text.strip()
 
 
 def read_requests(model: Model, text: str, source: str, defaults: Mapping[str, Any]) -> list[Job]:
@@ -119,8 +102,7 @@ def prompt_and_completion(model: Model, raw: Mapping[str, Any]) -> tuple[list[in
     """Ids of a line that is to be scored, checked; the completion may be empty. RequestError for other keys."""
     if set(raw) - SCORED_KEYS:
         raise RequestError(f"{min(set(raw) - SCORED_KEYS)!r}: expected some of {', '.join(sorted(SCORED_KEYS))}")
-    if ("prompt" in raw) == ("prompt_token_ids" in raw):
-        raise RequestError("expected either prompt or prompt_token_ids")
+    require_one_prompt(raw)
     if "completion" in raw and "completion_token_ids" in raw:
         raise RequestError("expected completion or completion_token_ids, not both")
     for key in ("prompt", "completion", "request_id"):
@@ -132,10 +114,14 @@ def prompt_and_completion(model: Model, raw: Mapping[str, Any]) -> tuple[list[in
     return prompt, model.prompt_ids(raw["completion_token_ids"]) if "completion_token_ids" in raw else []
 
 
+def require_one_prompt(raw: Mapping[str, Any]) -> None:
+    if ("prompt" in raw) == ("prompt_token_ids" in raw):
+        raise RequestError("expected either prompt or prompt_token_ids")
+
+
 def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Mapping[str, Any]) -> Job:
     fields = {key: value for key, value in raw.items() if key in OWN_KEYS}
-    if ("prompt" in fields) == ("prompt_token_ids" in fields):
-        raise RequestError("expected either prompt or prompt_token_ids")
+    require_one_prompt(fields)
     if "prompt" in fields and not isinstance(fields["prompt"], str):
         raise RequestError(f"prompt {fields['prompt']!r}: expected a string")
     ids = model.prompt_ids(fields["prompt"] if "prompt" in fields else fields["prompt_token_ids"])

@@ -12,9 +12,8 @@ a guess   anything else
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from lfm2np.oracle.causes.regions import MOST_CHANCE, Description, described, so_unlike
 from lfm2np.oracle.causes.scales import LEAK
@@ -54,9 +53,6 @@ class Suspicion:
     def line(self) -> str:
         """As the first cause stands in a report."""
         return f"{self.sure}: {self.words}"
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,6 @@ class Part:
     words: str
     where: str
     suspect: str
-    is_narrowed: bool  # a level of one more factor belongs to it
     size: float  # requests' worth of wrong positions
 
 
@@ -251,10 +250,9 @@ def with_rest(positions: Sequence[Position], most_cuts: int = MOST_CUTS) -> Desc
 def description(judged: Positions, region: Region) -> Description | None:
     """None for a region that may separate by chance."""
     mask = region.mask
-    bad, good = judged.wrong_requests(mask), judged.wrong_requests(~mask)
-    is_right = bad[0] * good[1] < good[0] * bad[1]  # the region; else what it leaves out
-    right = mask if is_right else ~mask
-    outside, inside = judged.wrong_requests(~right), judged.wrong_requests(right)
+    within, without = judged.wrong_requests(mask), judged.wrong_requests(~mask)
+    is_right = within[0] * without[1] < without[0] * within[1]  # the region; else what it leaves out
+    right, inside, outside = (mask, within, without) if is_right else (~mask, without, within)
     chance = so_unlike(*outside, *inside)
     if chance > (MOST_CHANCE_OF_ONE if len(region.choices) == 1 else MOST_CHANCE):
         return None
@@ -312,7 +310,7 @@ def whole_part(judged: Positions, choices: Sequence[Choice]) -> Part:
     telling = max(choices, key=gain)
     words = ", ".join(choice.words for choice in choices)
     where = ", ".join(choice.where for choice in choices)
-    return Part(words, where, suspect_of(choices, telling), len(choices) > 1, float(wrong[mask].sum()))
+    return Part(words, where, suspect_of(choices, telling), float(wrong[mask].sum()))
 
 
 def suspect_of(choices: Sequence[Choice], telling: Choice) -> str:
@@ -344,8 +342,7 @@ def wrong_parts(judged: Positions, region: Sequence[Choice]) -> list[Part]:
             mask = others & np.logical_or.reduce([level.mask for level in levels])
             words = " or ".join(level.words for level in levels) + (more and f", {more}")
             where = SCALES[choice.factor].preposition + words
-            size = float(judged.weights[mask & judged.wrong].sum())
-            parts.append(Part(words, where, suspect, bool(more), size))
+            parts.append(Part(words, where, suspect, float(judged.weights[mask & judged.wrong].sum())))
     return parts
 
 

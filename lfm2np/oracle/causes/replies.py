@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
 from lfm2np.oracle.factors import FINE
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
+from lfm2np.oracle.judging.scored import Evidence, Pair, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
-from lfm2np.oracle.judging.verdict import Position, Verdict, size_of
+from lfm2np.oracle.judging.verdict import Verdict, size_of
 from lfm2np.oracle.targets.records import Answer, Ask
 
 Row = Mapping[int, float]  # log-probabilities reported at one position, by token
@@ -49,26 +48,24 @@ Undo = Callable[[Part], Sequence[Row] | None]  # the rows with the way undone; N
 Way = tuple[str, Undo]
 
 
-def reply_cause(
-    model: LoadedModel, format_name: str, pairs: Sequence[Pair], positions: Sequence[Position], known: Known
-) -> Suspicion | None:
+def reply_cause(evidence: Evidence) -> Suspicion | None:
     """The way in which log-probabilities are reported, if all tokens are right and this explains all errors."""
-    if any(position.verdict is Verdict.BUG for position in positions):
+    if any(position.verdict is Verdict.BUG for position in evidence.positions):
         return None
-    usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
-    truths = truths_of(model, usable, known)
+    pairs = usable(evidence.pairs)
+    truths = truths_of(evidence.model, pairs, evidence.known)
 
     def is_right(part: str, all_rows: Sequence[Sequence[Row]]) -> bool:
-        answers = [(ask, with_rows(part, answer, rows)) for (ask, answer), rows in zip(usable, all_rows, strict=True)]
+        answers = [(ask, with_rows(part, answer, rows)) for (ask, answer), rows in zip(pairs, all_rows, strict=True)]
         for some in (answers[:FIRST], answers):  # a few answers rule out most ways
-            judged = judge(model, format_name, some, known=known)
+            judged = judge(evidence.model, evidence.format_name, some, known=evidence.known)
             if is_wrong(judged) or size_of(judged) > FINE:
                 return False
         return True
 
     parts_by_way: dict[str, list[str]] = {}
     for part in PARTS:
-        parts = [part_of(part, ask, answer, truths[spoken(ask, answer)]) for ask, answer in usable]
+        parts = [part_of(part, ask, answer, truths[spoken(ask, answer)]) for ask, answer in pairs]
         if sum(map(len, (row for part in parts for row in part.rows))) < LEAST_REPORTED:
             continue
         if is_right(part, [part.rows for part in parts]):
@@ -81,18 +78,15 @@ def reply_cause(
         return None
     words = "; ".join(f"the log-probabilities of {listed(of)} {way}" for way, of in parts_by_way.items())
     wrong_parts = {part for of in parts_by_way.values() for part in of}
-    right = [part for part in PARTS if part not in wrong_parts and is_reported(part, usable)]
+    reported = [part for part in PARTS if any(any(rows_of(part, *pair)) for pair in pairs)]
+    right = [part for part in reported if part not in wrong_parts]
     also = f" (those of {listed(right)} are right)" if right else ""
-    wrong, asked = requests_of(positions)
+    wrong, asked = requests_of(evidence.positions)
     return Suspicion(CERTAIN, words + also, "", len(wrong), len(asked))
 
 
 def listed(names: Sequence[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1]) if names[1:] else names)
-
-
-def is_reported(part: str, pairs: Sequence[Pair]) -> bool:
-    return any(any(rows_of(part, ask, answer)) for ask, answer in pairs)
 
 
 # --- the parts of an answer

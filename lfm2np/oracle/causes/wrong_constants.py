@@ -1,16 +1,22 @@
-"""A slightly wrong constant as the cause of errors that look like a format's, or that a format hides."""
+"""An engine whose network is slightly another: a constant is off, or a label of an LFM3's config.json read otherwise.
+
+A constant may cause errors that look like a format's, or that a format hides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.config import reading_of
+from lfm2np.checkpoint.lfm3 import READINGS
+from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
 from lfm2np.oracle.judging.constants import MOST_PRODUCTS, Constant, ConstantSearch, cost, search_constants
 from lfm2np.oracle.judging.formats import format_named
-from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.position import is_wrong
+from lfm2np.oracle.judging.scored import Evidence, Pair
 from lfm2np.oracle.judging.verdict import Position, size_of
-from lfm2np.progress import Progress
 
 EXPLAINED = 0.75  # of the squares of errors beyond a format, by the constant that is their cause
 NEARLY = 0.9  # as much as the first explains: another may be it as well
@@ -19,31 +25,20 @@ LARGE = 1.0  # root mean square of errors, in units of the noise, from which eac
 PATIENCE = 10  # times MOST_PRODUCTS, where the engine is wrong anyway
 
 
-def constants_of(
-    model: LoadedModel,
-    format_name: str,
-    pairs: Sequence[Pair],
-    positions: Sequence[Position],
-    known: Known,
-    is_wrong: bool,
-    is_wanted: bool,
-    progress: Progress | None = None,
-) -> ConstantSearch | None:
+def constants_of(evidence: Evidence, is_wrong: bool, is_wanted: bool) -> ConstantSearch | None:
     """What can be said of constants: None if that takes too long and was not requested (`is_wanted`), if nothing is
     off, or if the errors are those of other experts.
     """
-    size = size_of(positions)
-    not_reported = any(answer.token_ids and answer.routes is None for _, answer in pairs) and bool(
-        model.config.sparse_layers
-    )
-    if size == 0.0 or (not_reported and not format_named(format_name).is_fine):
+    model, size = evidence.model, size_of(evidence.positions)
+    lacks_routes = model.config.sparse_layers and any(a.token_ids and a.routes is None for _, a in evidence.pairs)
+    if size == 0.0 or (lacks_routes and not format_named(evidence.format_name).is_fine):
         return None
     most = MOST_PRODUCTS * (PATIENCE if is_wrong else 1)
-    fits = {every: cost(model, len(positions), every) <= most for every in (False, True)}
+    fits = {every: cost(model, len(evidence.positions), every) <= most for every in (False, True)}
     if not is_wanted and not fits[False]:
         return None
     every = is_wanted or (fits[True] and (is_wrong or size > LARGE))
-    return search_constants(model, format_name, pairs, positions, known, every, progress)
+    return search_constants(evidence, every)
 
 
 def constant_cause(search: ConstantSearch | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
@@ -71,3 +66,31 @@ def would_show(search: ConstantSearch) -> str:
 
 def amount(share: float) -> str:
     return f"{100.0 * share:.2g} %" if share < 1.0 else f"{share:.2g} times"
+
+
+# --- a label read otherwise
+
+
+MOST_JUDGED = 24  # wrong requests, the shortest, and as many others
+
+
+def reading_cause(
+    model: LoadedModel, format_name: str, pairs: Sequence[Pair], positions: Sequence[Position]
+) -> Suspicion | None:
+    """That the answers are right under the other reading; None if they are not, or there is only one.
+
+    Published configs label a partial rotation "default", under which transformers rotates the whole head: see
+    checkpoint/lfm3.py.
+    """
+    if not model.config.is_rope_relabelled or not is_wrong(positions):
+        return None
+    wrong, asked = requests_of(positions)
+    by_length = sorted(pairs, key=lambda pair: len(pair[0].prompt_token_ids))
+    chosen = [pair for pair in by_length if pair[0].id in wrong][:MOST_JUDGED]
+    chosen += [pair for pair in by_length if pair[0].id in asked and pair[0].id not in wrong][:MOST_JUDGED]
+    reading = next(name for name in READINGS if name != model.rope)
+    other = read_model(model.path, model.numerics.name, rope=reading)
+    if is_wrong(judge(other, format_name, chosen)):
+        return None
+    where = f"right with --rope {reading}: {reading_of(other.config)}"
+    return Suspicion(CERTAIN, where, "the engine reads the rotation's label otherwise", len(wrong), len(asked))

@@ -62,25 +62,16 @@ def compared(
     others: Mapping[str, LoadedModel | Source], model: LoadedModel, items: Sequence[Mapping[str, Any]], asked: Any
 ) -> list[dict[str, Any]]:
     """Of items with the same checkpoints and parts: the base runs once, all in one ragged pass each."""
-    sequences = [item["token_ids"][: item["stop"]] for item in items]
-    network = network_of(model)
-    first = run_whole(network, model.numerics, sequences)
-    starts = [run.rows.start + item["start"] for run, item in zip(first.runs, items, strict=True)]
-    index = np.concatenate([np.arange(start, run.rows.stop) for start, run in zip(starts, first.runs, strict=True)])
-    sizes = [run.rows.stop - start for start, run in zip(starts, first.runs, strict=True)]
-    spans = [slice(stop - size, stop) for size, stop in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
-    following = np.concatenate([followers(item) for item in items])
-    baseline = Baseline(model.numerics, network.head, first.states[index], following)
-    base_columns = of_base(baseline, first, index)
-    base_results = [cut(base_columns, span, following, error_of(first, number)) for number, span in enumerate(spans)]
-    results: list[dict[str, Any]] = [{"base": columns, "quantised": []} for columns in base_results]
+    baseline = Baseline(model, items)
+    columns, numbers = of_base(baseline), range(len(items))
+    bases = [baseline.cut(columns, number, error_of(baseline.first, number)) for number in numbers]
+    results: list[dict[str, Any]] = [{"base": base, "quantised": []} for base in bases]
     for wanted in asked:
         other = others[wanted["sha256"]]
-        other = loaded(other) if isinstance(other, Source) else other
-        other_columns, again = of_other(model, other, wanted, sequences, baseline, first, index)
-        for number, (result, span) in enumerate(zip(results, spans, strict=True)):
+        columns, again = of_other(baseline, loaded(other) if isinstance(other, Source) else other, wanted)
+        for number, result in enumerate(results):
             error = error_of(again, number) or result["base"].get("error")
-            result["quantised"].append(cut(other_columns, span, following, error))
+            result["quantised"].append(baseline.cut(columns, number, error))
     return results
 
 
@@ -95,34 +86,42 @@ def error_of(base_pass: Pass, number: int) -> str | None:
     return None if error is None else str(error)
 
 
-def cut(columns: Mapping[str, Array], span: slice, following: NDArray[np.int64], error: str | None) -> dict[str, Array]:
-    """One sequence's rows; or its error."""
-    wrong = np.flatnonzero(columns["wrong"][span])
-    if error is None and len(wrong):
-        error = f"a logit in compared row {wrong[0]} is not finite: these weights overflow exact"
-    if error is not None:
-        return {"error": error}  # type: ignore[dict-item]
-    has_follower = following[span] >= 0
-    arrays = {name: values[span] for name, values in columns.items() if name not in ("wrong", "flips", "alone")}
-    arrays["logprobs"] = arrays["logprobs"][has_follower]
-    if "alone" in columns:
-        arrays |= {"alone": columns["alone"][:, span], "flips": columns["flips"][:, span].sum(axis=1)}
-    return {name: np.ascontiguousarray(values) for name, values in arrays.items()}
-
-
 # --- predictions
 
 Piece = tuple[slice, Array, Array, NDArray[np.bool_]]
 
 
 class Baseline:
-    """The base's predictions at R rows, computed in pieces, and cached if they are few."""
+    """The base's pass over items, and its predictions at R rows: computed in pieces, and cached if they are few."""
 
-    def __init__(self, numerics: Numerics, head: Matrix, states: Array, following: NDArray[np.int64]) -> None:
-        self.numerics, self.head, self.states, self.following = numerics, head, states, following
+    def __init__(self, model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> None:
+        self.model, self.numerics, network = model, model.numerics, network_of(model)
+        self.sequences = [item["token_ids"][: item["stop"]] for item in items]
+        self.first, self.head = run_whole(network, self.numerics, self.sequences), network.head
+        pairs = zip(self.first.runs, items, strict=True)
+        rows = [np.arange(run.rows.start + item["start"], run.rows.stop) for run, item in pairs]  # of each item
+        self.index = np.concatenate(rows)  # [R] in the pass
+        ends = np.cumsum([len(part) for part in rows]).tolist()
+        self._spans = [slice(end - len(part), end) for part, end in zip(rows, ends, strict=True)]
+        self.states = self.first.states[self.index]
+        self.following = np.concatenate([followers(item) for item in items])
         self._kept: list[Piece] | None = None
-        if len(states) * head.outputs <= LOGITS_AT_ONCE:
+        if len(self.states) * self.head.outputs <= LOGITS_AT_ONCE:
             self._kept = list(self._compute())
+
+    def cut(self, columns: Mapping[str, Array], number: int, error: str | None) -> dict[str, Array]:
+        """One item's rows; or its error."""
+        span = self._spans[number]
+        wrong = np.flatnonzero(columns["wrong"][span])
+        if error is None and len(wrong):
+            error = f"a logit in compared row {wrong[0]} is not finite: these weights overflow exact"
+        if error is not None:
+            return {"error": error}  # type: ignore[dict-item]
+        arrays = {name: values[span] for name, values in columns.items() if name not in ("wrong", "flips", "alone")}
+        arrays["logprobs"] = arrays["logprobs"][self.following[span] >= 0]
+        if "alone" in columns:
+            arrays |= {"alone": columns["alone"][:, span], "flips": columns["flips"][:, span].sum(axis=1)}
+        return {name: np.ascontiguousarray(values) for name, values in arrays.items()}
 
     def pieces(self) -> Iterator[Piece]:
         """Some rows, their logits [r, V] and log-probabilities [r, V], and which are not finite [r]: see logits_of."""
@@ -148,7 +147,7 @@ def next_logprobs(logprobs: Array, following: NDArray[np.int64]) -> Array:
     return np.take_along_axis(logprobs, np.maximum(following, 0)[:, None], axis=1)[:, 0]
 
 
-def of_base(baseline: Baseline, base_pass: Pass, index: Array) -> dict[str, Array]:
+def of_base(baseline: Baseline) -> dict[str, Array]:
     """Of R rows, by name:
 
     best      [R]       the greedy token
@@ -175,21 +174,13 @@ def of_base(baseline: Baseline, base_pass: Pass, index: Array) -> dict[str, Arra
                 "wrong": wrong,
             }
         )
-    columns = joined(parts)
-    columns["squares"] = np.stack([sum_of_squares(x[index]) for x in (*base_pass.stream, base_pass.states)], axis=1)
+    columns, first = joined(parts), baseline.first
+    columns["squares"] = np.stack([sum_of_squares(x[baseline.index]) for x in (*first.stream, first.states)], axis=1)
     columns["wrong"] |= ~np.isfinite(columns["squares"]).all(axis=1)
     return columns
 
 
-def of_other(
-    model: LoadedModel,
-    other: LoadedModel,
-    asked: Mapping[str, Any],
-    sequences: Sequence[Sequence[int]],
-    baseline: Baseline,
-    first: Pass,
-    index: Array,
-) -> tuple[dict[str, Array], Pass]:
+def of_other(baseline: Baseline, other: LoadedModel, asked: Mapping[str, Any]) -> tuple[dict[str, Array], Pass]:
     """Of R rows, by name, and the pass:
 
     kl         [R]       divergence of the other's distribution from the base's, over the whole vocabulary, nats
@@ -201,8 +192,8 @@ def of_other(
     flips      [U, R]    where that has another greedy token ([U] of a sequence, how many)
     wrong      [R]       where a logit of the other is not finite
     """
-    numerics = model.numerics
-    network = network_of(other)
+    model, numerics, sequences = baseline.model, baseline.numerics, baseline.sequences
+    first, index, network = baseline.first, baseline.index, network_of(other)
     again = run_whole(network, numerics, sequences)
     columns = distances(baseline, network.head, again.states[index])
     streams = zip((*first.stream, first.states), (*again.stream, again.states), strict=True)

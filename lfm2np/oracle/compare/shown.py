@@ -109,43 +109,36 @@ def main_perplexity(figures: Figures) -> Figures | None:
 
 def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
     """Title, header, rows: what was requested beside the main table."""
-    all_figures, columns = compared.figures, names(compared)
-    result = [
-        (
-            "Relative RMS difference of the residual stream, both networks quantised up to there",
-            ["after", *columns],
-            [[name, *cells(rows, lambda row: number(row["error"]))] for name, rows in across(all_figures, "layers")],
-        )
+    figures, columns = compared.figures, names(compared)
+    parts = [(name, rows) for name, rows in across(figures, "parts") if any(row and row["changed"] for row in rows)]
+    if compared.by == "tensor":
+        parts.sort(key=lambda part: -max(cost(row) for row in part[1] if row))
+    layers, routes, answers = across(figures, "layers"), across(figures, "routes"), [each["greedy"] for each in figures]
+    perplexities = []
+    for name, rows in across(figures, "perplexities"):
+        base = next(row for row in rows if row)["base"]
+        perplexities.append([f"{name}: base {digits(base, 6)}", *cells(rows, lambda row: digits(row["quantised"], 6))])
+    greedy = [
+        ["answers that differ", *cells(answers, lambda answers: f"{answers['diverged']} of {answers['requests']}")],
+        ["tokens before that", *cells(answers, lambda answers: f"{answers['same']} of {answers['tokens']}")],
     ]
-    if compared.by != "none":
-        parts = [
-            (name, rows) for name, rows in across(all_figures, "parts") if any(row and row["changed"] for row in rows)
-        ]
-        if compared.by == "tensor":
-            parts.sort(key=lambda part: -max(cost(row) for row in part[1] if row))
-        body = [[name, *cells(rows, part_cell)] for name, rows in parts]
-        title = f"Mean KL (flips) of the base with one {compared.by} alone quantised"
-        result += [(title, [compared.by, *columns], body)] if body else []
-    if any(figures["routes"] for figures in all_figures):
-        body = [
-            [f"layer {name}", *cells(rows, lambda row: f"{row['moved']} of {row['rows']}")]
-            for name, rows in across(all_figures, "routes")
-        ]
-        result.append(("Positions whose token goes to other experts", ["layer", *columns], body))
-    if any(figures["perplexities"] for figures in all_figures):
-        body = []
-        for name, rows in across(all_figures, "perplexities"):
-            base = next(row for row in rows if row)["base"]
-            body.append([f"{name}: base {digits(base, 6)}", *cells(rows, lambda row: digits(row["quantised"], 6))])
-        result.append(("Perplexity", ["of", *columns], body))
-    if any(figures["greedy"] for figures in all_figures):
-        answers = [figures["greedy"] for figures in all_figures]
-        body = [
-            ["answers that differ", *cells(answers, lambda answers: f"{answers['diverged']} of {answers['requests']}")],
-            ["tokens before that", *cells(answers, lambda answers: f"{answers['same']} of {answers['tokens']}")],
-        ]
-        result.append(("Greedy answers", ["", *columns], body))
-    return result
+    bodies = [
+        (
+            *("Relative RMS difference of the residual stream, both networks quantised up to there", "after"),
+            [[name, *cells(rows, lambda row: number(row["error"]))] for name, rows in layers],
+        ),
+        (
+            *(f"Mean KL (flips) of the base with one {compared.by} alone quantised", compared.by),
+            [[name, *cells(rows, part_cell)] for name, rows in parts],
+        ),
+        (
+            *("Positions whose token goes to other experts", "layer"),
+            [[f"layer {name}", *cells(rows, lambda row: f"{row['moved']} of {row['rows']}")] for name, rows in routes],
+        ),
+        ("Perplexity", "of", perplexities),
+        ("Greedy answers", "", greedy if any(answers) else []),
+    ]
+    return [(title, [head, *columns], body) for title, head, body in bodies if body]
 
 
 def cells(rows: Sequence[Figures | None], as_cell: Callable[[Figures], str]) -> Row:

@@ -28,9 +28,8 @@ from lfm2np.model.weights import AttentionWeights, LayerWeights, ModelWeights, S
 from lfm2np.numerics import Numerics, numerics_named
 from lfm2np.oracle.judging.noise import noise_item, noise_of, said_by
 from lfm2np.oracle.judging.position import most_shift
-from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
+from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
-from lfm2np.oracle.judging.verdict import Position
 from lfm2np.progress import Progress
 
 Float64 = NDArray[np.float64]
@@ -170,16 +169,14 @@ class Reported:
         return values
 
 
-def reported_logprobs(
-    model: LoadedModel, pairs: Sequence[Pair], positions: Sequence[Position], known: Known
-) -> Reported | None:
+def reported_logprobs(evidence: Evidence) -> Reported | None:
     """None if fewer than LEAST were reported."""
-    usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
-    truths = truths_of(model, usable, known)
-    of_ask = {ask.id: truths[spoken(ask, answer)] for ask, answer in usable}  # without refuted answers
+    pairs = usable(evidence.pairs)
+    truths = truths_of(evidence.model, pairs, evidence.known)
+    of_ask = {ask.id: truths[spoken(ask, answer)] for ask, answer in pairs}  # without refuted answers
     reported = [
         position
-        for position in positions
+        for position in evidence.positions
         if position.error is not None and position.scale > 0.0 and position.ask.id in of_ask
     ]
     if len(reported) < LEAST:
@@ -201,9 +198,7 @@ def cost(model: LoadedModel, num_tokens: int, every: bool) -> int:
     return passes * parameter_count(model.config, active=True) * num_tokens
 
 
-def effects(
-    model: LoadedModel, reported: Reported, every: bool, progress: Progress | None = None
-) -> dict[str, Float64]:
+def effects(model: LoadedModel, reported: Reported, every: bool, progress: Progress | None) -> dict[str, Float64]:
     """By direction: its effect on each log-probability [N], relative to a change of the constant by itself.
 
     In float32, whose noise is far smaller. `progress(done, total)` counts directions.
@@ -231,36 +226,26 @@ def effects(
     return effects_by_name
 
 
-def search_constants(
-    model: LoadedModel,
-    format_name: str,
-    pairs: Sequence[Pair],
-    positions: Sequence[Position],
-    known: Known,
-    every: bool = False,
-    progress: Progress | None = None,
-) -> ConstantSearch | None:
+def search_constants(evidence: Evidence, every: bool) -> ConstantSearch | None:
     """How much of each direction is in the errors judged under this format; None if too few were reported."""
-    reported = reported_logprobs(model, pairs, positions, known)
+    reported = reported_logprobs(evidence)
     if reported is None:
         return None
     suspects, least = {}, {}
-    for name, effect in effects(model, reported, every, progress).items():
+    for name, effect in effects(evidence.model, reported, every, evidence.progress).items():
         weighted = effect / reported.scales**2
         power = math.sqrt(float(weighted @ effect))
         if power > 0.0:
             least[name] = SEEN * ALIKE / power + allowance(effect, reported)
             if abs(float(weighted @ reported.errors)) > WORTH * power:
                 suspects[name] = effect
-    constants = shown(format_name, reported, suspects, known, model) if suspects else []
+    constants = shown(evidence, reported, suspects) if suspects else []
     return ConstantSearch(tuple(constants), least)
 
 
-def shown(
-    format_name: str, reported: Reported, suspects: Mapping[str, Float64], known: Known, model: LoadedModel
-) -> list[Constant]:
+def shown(evidence: Evidence, reported: Reported, suspects: Mapping[str, Float64]) -> list[Constant]:
     """Those that right engines hardly ever have by accident."""
-    noises = noise_of(model, reported.truths, format_name, RIGHT, place=known.place)
+    noises = noise_of(evidence.model, reported.truths, evidence.format_name, RIGHT, place=evidence.known.place)
 
     def errors_of(number: int) -> Float64:
         return reported.gathered(
@@ -269,9 +254,8 @@ def shown(
 
     others = [errors_of(number) for number in range(len(RIGHT))]
     constants = [fit_direction(name, effect, reported, others) for name, effect in suspects.items()]
-    return sorted(
-        (constant for constant in constants if constant.sure > SEEN), key=lambda constant: -constant.explained
-    )
+    sure = [constant for constant in constants if constant.sure > SEEN]
+    return sorted(sure, key=lambda constant: -constant.explained)
 
 
 def allowance(effect: Float64, reported: Reported) -> float:

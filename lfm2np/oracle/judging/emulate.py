@@ -16,9 +16,9 @@ sum over experts          rounded after each, or once
 frequencies of rotary     powers, repeated products, or exp2: each some units in the last place of float32 off
 quantised weights         which of the two nearest steps a weight goes to: at random, where its scheme is not known
 
-Not drawn: what the inputs of a product are rounded to (inputs.py), and what keys and values are (formats.py); those in
-float16 are added in float16, which llama.cpp does by default, and which is most of what it errs by then. Before they go
-to blocks of 8 or 4 bits every second engine turns heads, as llama.cpp does with those of 64 numbers.
+Not drawn: what the inputs of a product are rounded to, and what keys and values are (formats.py); those in float16
+are added in float16, which llama.cpp does by default, and which is most of what it errs by then. Before they go to
+blocks of 8 or 4 bits every second engine turns heads, as llama.cpp does with those of 64 numbers.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from lfm2np.oracle.judging.formats import (
     KEPT,
     TURNED,
     Format,
+    Inputs,
     Kept,
     Rounding,
     format_named,
@@ -53,7 +54,6 @@ from lfm2np.oracle.judging.formats import (
     out_of_blocks,
     turned,
 )
-from lfm2np.oracle.judging.inputs import Inputs
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
@@ -325,7 +325,7 @@ def number_of(what: str) -> int:
 def emulated(name: str, seed: int, draw: int, inputs: Inputs = MappingProxyType({})) -> Emulated:
     """Draw number `draw` of the engines of a format; the same for the same arguments.
 
-    inputs  what those of each product are rounded to: see inputs.py
+    inputs  what those of each product are rounded to: see formats.inputs_of
     """
     form = format_named(name)
     # Not at random: among any eight in a row each choice is made both ways, in all combinations of three; the first and

@@ -24,7 +24,7 @@ from lfm2np.oracle.judging.formats import Format, format_named
 from lfm2np.oracle.judging.noise import DRAWS, STAGES, loosened, noise_of
 from lfm2np.oracle.judging.position import is_wrong, judged
 from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, swapped
-from lfm2np.oracle.judging.scored import Known, Pair, Scored, add_noises, scored_as, spoken, truths_of
+from lfm2np.oracle.judging.scored import Known, Pair, Scored, add_noises, scored_as, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 from lfm2np.progress import Progress
@@ -47,24 +47,24 @@ def judge(
     clearly wrong, the others need not go through all stages.
     """
     known = Known() if known is None else known
-    usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
-    truths = truths_of(model, usable, known, progress)
-    of_answers = [truths[spoken(ask, answer)] for ask, answer in usable]
+    pairs = usable(pairs)
+    truths = truths_of(model, pairs, known, progress)
+    of_answers = [truths[spoken(ask, answer)] for ask, answer in pairs]
     form, layers = format_named(format_name), model.config.sparse_layers
     without_routes = [truth for truth in of_answers if layers and not truth.spoken.routes and not form.is_fine]
     if without_routes:
-        return judged_by_share(model, form, usable, of_answers, without_routes, known, progress)
+        return judged_by_share(model, form, pairs, of_answers, without_routes, known, progress)
 
     def scored_by(truth: Truth) -> Scored:
         return scored_as(model, truth, known.noises[format_name, truth.spoken])
 
     def ask(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
         add_noises(model, format_name, [of_answers[index] for index in indices], known, draws, progress)
-        return [judged(*usable[index], scored_by(of_answers[index]), form.bits, layers) for index in indices]
+        return [judged(*pairs[index], scored_by(of_answers[index]), form.bits, layers) for index in indices]
 
-    by_answer = staged(stages, len(usable), ask, math.inf if layers else LIMIT * FAR)
+    by_answer = staged(stages, len(pairs), ask, math.inf if layers else LIMIT * FAR)
     left = MOST_REROUTED
-    for index, (pair, truth) in enumerate(zip(usable, of_answers, strict=True)):
+    for index, (pair, truth) in enumerate(zip(pairs, of_answers, strict=True)):
         if layers and pair[1].routes is None and left and is_wrong(by_answer[index]):
             left -= 1
             by_answer[index] = rerouted(model, format_name, pair, scored_by(truth), by_answer[index], known)
@@ -109,7 +109,7 @@ def staged(
 def judged_by_share(
     model: LoadedModel,
     form: Format,
-    usable: Sequence[Pair],
+    pairs: Sequence[Pair],
     of_answers: Sequence[Truth],
     without_routes: Sequence[Truth],
     known: Known,
@@ -123,7 +123,7 @@ def judged_by_share(
     add_noises(model, form.name, distinct, known, DRAWS, progress, own_routes=True)
     loose = dict(zip(distinct, loosened([known.loose[form.name, truth.spoken] for truth in distinct]), strict=True))
     positions = []
-    for (ask, answer), truth in zip(usable, of_answers, strict=True):
+    for (ask, answer), truth in zip(pairs, of_answers, strict=True):
         scored = scored_as(model, truth, known.noises[form.name, truth.spoken], loose.get(truth))
         positions += judged(ask, answer, scored, form.bits, model.config.sparse_layers)
     return smoothed(positions, len(DRAWS))

@@ -40,8 +40,7 @@ from lfm2np.numerics import Numerics
 from lfm2np.numerics.pieces import over_pieces, pieces
 from lfm2np.numerics.rope import RotaryTable, rotary_table
 from lfm2np.oracle.judging.emulate import Emulated, emulated
-from lfm2np.oracle.judging.formats import format_named
-from lfm2np.oracle.judging.inputs import inputs_of
+from lfm2np.oracle.judging.formats import format_named, inputs_of
 from lfm2np.oracle.judging.routes import routed
 from lfm2np.oracle.judging.truth import Truth, given_routes, num_fed_tokens, num_shared_tokens
 from lfm2np.progress import Progress

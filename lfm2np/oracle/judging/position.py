@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,25 +69,30 @@ def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margi
     return Margins(truth, units, best, scales, gap_ratios, runner_up)
 
 
-def position(
-    ask: Ask,
-    row: int,
-    token_id: int,
-    is_new: bool,
-    reported: Sequence[tuple[int, float]],
-    logprob: float | None,
-    allowed: Margins,
-) -> Position:
-    """One token within one noise. `reported` are all log-probabilities reported there, by token, `logprob` its own.
+class Token(NamedTuple):
+    """One token of an answer or its prompt, and what the engine reported there."""
 
-    The token's own may be reported twice, by itself and among the alternatives: both are judged.
+    ask: Ask
+    row: int
+    token_id: int
+    is_new: bool
+    logprob: float | None
+    tops: Mapping[int, float] = MappingProxyType({})  # log-probabilities of alternatives, by token
+
+
+def position(token: Token, allowed: Margins) -> Position:
+    """One token within one noise.
+
+    Its own log-probability may be reported twice, by itself and among the alternatives: both are judged.
     """
+    ask, row, token_id, is_new, logprob, tops = token
     truth = allowed.truth
     index = row - truth.first
     unit, best = float(allowed.units[index]), int(truth.best[index])
     logprobs, scale = truth.logprobs[index], allowed.scales[index]
     token_column = truth.at(row, token_id)
-    columns = [token_column if token == token_id else truth.at(row, token) for token, _ in reported]
+    reported = [*tops.items(), *([] if logprob is None else [(token_id, logprob)])]
+    columns = [truth.at(row, reported_id) for reported_id, _ in reported]
     raw = [value - float(logprobs[column]) for column, (_, value) in zip(columns, reported, strict=True)]
     scales = [float(scale[column]) for column in columns]
     errors = without_normaliser(raw, scales, unit, truth.vocab_size)
@@ -160,37 +167,23 @@ def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence
     rows = slice(0 if prompt else start - 1, start - 1 + len(answer.token_ids or ()))
     strict = margins(scored.truth, scored.noise, bits, rows)
     loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits, rows)
-    positions = [
-        judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, strict, loose)
-        for row, logprob in enumerate(prompt)
-    ]
+    tokens = [Token(ask, row, ask.prompt_token_ids[row + 1], False, logprob) for row, logprob in enumerate(prompt)]
     is_greedy = not ask.factors.get(SAMPLED)
     for index, token_id in enumerate(answer.token_ids or ()):
         row, logprob = start - 1 + index, None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        positions.append(judged_token(ask, row, token_id, is_greedy, tops, logprob, scored, strict, loose))
-    return [with_route(position, scored, routes, layers) for position in positions]
+        tokens.append(Token(ask, row, token_id, is_greedy, logprob, tops))
+    return [with_route(judged_token(token, scored, strict, loose), scored, routes, layers) for token in tokens]
 
 
-def judged_token(
-    ask: Ask,
-    row: int,
-    token_id: int,
-    is_new: bool,
-    tops: Mapping[int, float],
-    logprob: float | None,
-    scored: Scored,
-    strict: Margins,
-    loose: Margins | None,
-) -> Position:
+def judged_token(token: Token, scored: Scored, strict: Margins, loose: Margins | None) -> Position:
     """With the oracle's routes; if it is then wrong, and routes may differ, with the noise of other routes."""
-    reported = [*tops.items(), *([] if logprob is None else [(token_id, logprob)])]
-    strictly = position(ask, row, token_id, is_new, reported, logprob, strict)
+    strictly = position(token, strict)
     if loose is None:
         return strictly
-    columns = [scored.truth.at(row, token) for token in {*tops, token_id}]
-    chance = share_beyond(scored, row, columns, strict)
-    other = position(ask, row, token_id, is_new, reported, logprob, loose)
+    columns = [scored.truth.at(token.row, token_id) for token_id in {*token.tops, token.token_id}]
+    chance = share_beyond(scored, token.row, columns, strict)
+    other = position(token, loose)
     if strictly.verdict not in WRONG:
         return replace(strictly, error_size=other.error_size, scale=other.scale, route_chance=chance)
     if other.verdict in WRONG:

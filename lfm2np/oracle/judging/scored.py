@@ -12,6 +12,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.noise import Noise, joined, noise_of
 from lfm2np.oracle.judging.routes import as_key, margins
 from lfm2np.oracle.judging.truth import Ids, Spoken, Truth, spoken_truths
+from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.progress import Progress
 from lfm2np.work.place import Place
@@ -45,6 +46,23 @@ class Known:
     loose: dict[tuple[str, Spoken], Noise] = field(default_factory=dict)  # of engines with routes of their own
     place: Place = field(default_factory=Place)
     wanted: dict[Spoken, dict[int, set[int]]] = field(default_factory=dict)  # of each truth, tokens by row
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a verdict on all positions together rests on: answers, and their positions judged as one format's."""
+
+    model: LoadedModel
+    format_name: str
+    pairs: Sequence[Pair]
+    positions: Sequence[Position]
+    known: Known
+    progress: Progress | None = None
+
+
+def usable(pairs: Sequence[Pair]) -> list[Pair]:
+    """Those whose answers have tokens."""
+    return [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
 
 
 def spoken(ask: Ask, answer: Answer) -> Spoken:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import NumericsError
-from lfm2np.model.config import ModelConfig
 from lfm2np.network import ragged
 from lfm2np.numerics import elementary
 from lfm2np.numerics.grids import exact_sum
@@ -88,10 +87,6 @@ class Truth:
         )
 
 
-def truth_of(model: LoadedModel, token_ids: Ids, wanted: Wanted) -> Truth:
-    return truths_of(model, {tuple(token_ids): wanted})[0]
-
-
 def truths_of(
     model: LoadedModel, wanted: Mapping[Ids, Wanted], place: AnyPlace = None, progress: Progress | None = None
 ) -> list[Truth]:
@@ -157,8 +152,11 @@ def given_routes(
 def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[int]]) -> dict[str, Any]:
     """The arrays of a Truth from hidden states [T, D]; as many rows at once as LOGITS_AT_ONCE allows."""
     vocabulary = model.config.vocab_size
-    count = num_columns(wanted, vocabulary)
-    first = first_row(wanted, model.config)
+    named = max((len(set(ids)) for ids in wanted.values()), default=0)
+    count = min(vocabulary, named + LIKELY + OTHERS)
+    # Rows before the first wanted are not stored where they are many, unless for their routes.
+    first = min(wanted, default=0)
+    first = first if first >= LATE and not model.config.sparse_layers else 0
     states = states[first:]
     arrays = {
         "columns": np.full((len(states), count), UNKNOWN, np.int64),
@@ -173,12 +171,6 @@ def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[
         logits = reference.output_logits(model.weights, model.numerics, states[chosen[part]])
         fill_rows(arrays, logits, chosen[part], wanted)
     return {**arrays, "first": first} if first else arrays
-
-
-def first_row(wanted: Mapping[int, Sequence[int]], config: ModelConfig) -> int:
-    """The first row that is stored: rows before the first wanted are not, where they are many. Routes need them all."""
-    first = min(wanted, default=0)
-    return first if first >= LATE and not config.sparse_layers else 0
 
 
 def fill_rows(
@@ -210,11 +202,6 @@ def distribution(logits: Array, columns: NDArray[np.int64]) -> tuple[NDArray[np.
     logprobs = np.take_along_axis(below, columns, axis=1) - elementary.log(totals)[:, None]
     shares *= shares
     return logprobs, exact_sum(shares, signed=False) / (totals * totals)
-
-
-def num_columns(wanted: Mapping[int, Sequence[int]], vocab_size: int) -> int:
-    """J: room for the wanted tokens of any row, the likeliest and some others."""
-    return min(vocab_size, max((len(set(ids)) for ids in wanted.values()), default=0) + LIKELY + OTHERS)
 
 
 def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]], count: int) -> NDArray[np.int64]:

@@ -1,14 +1,16 @@
-"""What every recorder requires: no older version of the engine than it was run with, since it depends on its internals,
-and valid requests.
+"""What recorders share: they require no older version of the engine than they were run with, since they depend on its
+internals, and valid requests; and they run between an engine's functions and those who call them.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
@@ -16,12 +18,14 @@ from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.targets.target import TargetError
 
 
-def require_version(package: str, known: Sequence[str]) -> None:
+def require_version(package: str, known: Sequence[str], installed: str | None = None) -> None:
     """TargetError if a package is missing, or older than the versions that the recorder was run with (`known`, the
     newest last); a warning if it is newer.
+
+    installed  its version, if the package itself says it; else as it was installed
     """
     try:
-        installed = version(package)
+        installed = installed or version(package)
     except PackageNotFoundError:
         raise TargetError(f"{package}: not installed, expected {package}=={known[-1]}") from None
     if installed.partition("+")[0] in known:
@@ -79,3 +83,13 @@ def require_directory(path: Path, engine: str) -> Path:
 def require_format(format: str, known: Sequence[str]) -> None:
     if format not in known:
         raise RequestError(f"format {format!r}: expected one of {', '.join(known)}")
+
+
+def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> Any:
+    """A context manager: while it lasts, owner.name(...) is wrapper(original, ...)."""
+    original = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return wrapper(original, *arguments, **options)
+
+    return patch.object(owner, name, wrapped)

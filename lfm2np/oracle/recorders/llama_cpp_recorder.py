@@ -16,8 +16,8 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,8 @@ def record(
     require_model_type(config, "llama.cpp")
     require_request(prompts, request, max_tokens, config)
     tokens = max(map(len, prompts)) + max_tokens
-    with Session(model, gguf, format, len(prompts), tokens, sum(map(len, prompts)), ubatch, unified) as session:
+    num_rows = sum(map(len, prompts))
+    with closing(Session(model, gguf, format, len(prompts), tokens, num_rows, ubatch, unified)) as session:
         recorder = Recorder(format=format)
         total = len(prompts[request]) + max_tokens - 1
         rows = [Row(number, at, token) for number, ids in enumerate(prompts) for at, token in enumerate(ids)]
@@ -111,7 +112,7 @@ class Session:
         sequences: int,
         tokens: int,
         rows: int,
-        ubatch: int = 512,
+        ubatch: int,
         unified: bool = False,
     ) -> None:
         """`tokens`: most of a sequence; `rows`: most of a batch."""
@@ -214,14 +215,6 @@ class Session:
     def close(self) -> None:
         self.api.llama_free(self.context)
         self.api.llama_model_free(self._model)
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _evaluated(self, pointer: int, asks: bool, data: int | None) -> bool:
         """Called with each node before it is computed, and afterwards if that was requested."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def record_restored(
     tokens = max(map(len, prompts)) + max_tokens
     if tokens > BATCH:
         raise RequestError(f"{tokens} tokens of a prompt and its answer, expected at most {BATCH}")
-    with Session(model, gguf, format, 1, tokens, tokens, UBATCH) as session:
+    with closing(Session(model, gguf, format, 1, tokens, tokens, UBATCH)) as session:
         slot = Slot(session)
         answers = [slot.answer(prompt, max_tokens, None) for prompt in prompts[:-1]]
         recorder = Recorder(format=format, prefix=prompts[-1][: slot.take(prompts[-1])])

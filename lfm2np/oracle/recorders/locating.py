@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import Lfm2npError
@@ -95,7 +96,7 @@ def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
         "how to write them   as safetensors: the same page has a writer in C++ and one in Rust, without dependencies",
         f"then                {then}",
     )
-    return Cause(target, trial.ask, trial.prompts, trial.request, trial.max_tokens, bool(count), None, lines)
+    return cause_with(target, trial, lines)
 
 
 def wrong_asks(positions: Sequence[Position]) -> list[tuple[Ask, int]]:
@@ -154,13 +155,10 @@ def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -
         lines = [f"not recorded        {problem}"]
     else:
         lines = ["nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the server)"]
-    return Cause(
-        recorder=target,
-        ask=trial.ask,
-        prompts=trial.prompts,
-        request=trial.request,
-        max_tokens=trial.max_tokens,
-        beside=len(trial.prompts) > 1,
-        finding=asdict(first) if first else None,
-        lines=(f"recorded            {target} {trial.ask}: {tokens}, {others}", *lines),
-    )
+    lines = [f"recorded            {target} {trial.ask}: {tokens}, {others}", *lines]
+    return cause_with(target, trial, lines, asdict(first) if first else None)
+
+
+def cause_with(target: str, trial: Trial, lines: Sequence[str], finding: Mapping[str, Any] | None = None) -> Cause:
+    is_beside = len(trial.prompts) > 1
+    return Cause(target, trial.ask, trial.prompts, trial.request, trial.max_tokens, is_beside, finding, tuple(lines))

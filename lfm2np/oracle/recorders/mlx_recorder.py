@@ -22,7 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import load_config
-from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
+from lfm2np.oracle.recorders.demands import (
+    around,
+    require_format,
+    require_model_type,
+    require_request,
+    require_version,
+)
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.target import TargetError
 
@@ -70,9 +76,8 @@ def record(
         generator = BatchGenerator(
             network, prefill_step_size=chunk, prefill_batch_size=at_once, completion_batch_size=at_once
         )
-        generator.insert(
-            [list(prompt) for prompt in prompts], [max_tokens] * len(prompts)
-        )  # their numbers are 0, 1, ...
+        numbered = [list(prompt) for prompt in prompts]  # 0, 1, ...
+        generator.insert(numbered, [max_tokens] * len(prompts))
         running = len(prompts)
         while running:
             running -= sum(response.finish_reason is not None for response in generator.next()[1])
@@ -244,54 +249,31 @@ def tapped(tap: Tap, network: Any) -> Iterator[None]:
     """While it lasts, batches, passes, modules and attention call the tap."""
     from mlx_lm.generate import GenerationBatch, PromptProcessingBatch
 
-    def prompt(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(batch: Any, tokens: Any) -> Any:
-            tap.batch_begins(batch.uids, [len(prompt_tokens) for prompt_tokens in tokens])
-            return original(batch, tokens)
+    def prompt(original: Callable[..., Any], batch: Any, tokens: Any) -> Any:
+        tap.batch_begins(batch.uids, [len(prompt_tokens) for prompt_tokens in tokens])
+        return original(batch, tokens)
 
-        return run
+    def step(original: Callable[..., Any], batch: Any) -> Any:
+        tap.batch_begins(batch.uids, [1] * len(batch.uids))
+        return original(batch)
 
-    def step(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(batch: Any) -> Any:
-            tap.batch_begins(batch.uids, [1] * len(batch.uids))
-            return original(batch)
+    def attend(original: Callable[..., Any], queries: Any, keys: Any, values: Any, cache: Any, **options: Any) -> Any:
+        tap.attention_runs(keys, values, cache)
+        return original(queries, keys, values, cache=cache, **options)
 
-        return run
-
-    def attend(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(queries: Any, keys: Any, values: Any, cache: Any, **options: Any) -> Any:
-            tap.attention_runs(keys, values, cache)
-            return original(queries, keys, values, cache=cache, **options)
-
-        return run
-
-    def call(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(module: Any, *arguments: Any, **options: Any) -> Any:
-            if module is network:
-                tap.pass_begins(np.array(arguments[0]))
-            output = original(module, *arguments, **options)
-            chosen = arguments[1] if hasattr(module, "down_proj") and len(arguments) > 1 else None
-            tap.module_ran(module, arguments[0], output, chosen)
-            return output
-
-        return run
+    def call(original: Callable[..., Any], module: Any, *arguments: Any, **options: Any) -> Any:
+        if module is network:
+            tap.pass_begins(np.array(arguments[0]))
+        output = original(module, *arguments, **options)
+        chosen = arguments[1] if hasattr(module, "down_proj") and len(arguments) > 1 else None
+        tap.module_ran(module, arguments[0], output, chosen)
+        return output
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(PromptProcessingBatch, "prompt", prompt))
-        stack.enter_context(replaced(GenerationBatch, "_step", step))
+        stack.enter_context(around(PromptProcessingBatch, "prompt", prompt))
+        stack.enter_context(around(GenerationBatch, "_step", step))
         modeling = sys.modules[type(network).__module__]  # of lfm2 or lfm2_moe
-        stack.enter_context(replaced(modeling, "scaled_dot_product_attention", attend))
+        stack.enter_context(around(modeling, "scaled_dot_product_attention", attend))
         for kind in {type(module) for _, module in network.named_modules() if id(module) in tap.names}:
-            stack.enter_context(replaced(kind, "__call__", call))
+            stack.enter_context(around(kind, "__call__", call))
         yield
-
-
-@contextmanager
-def replaced(owner: Any, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """While it lasts, owner.name is `wrapped` of the original."""
-    original = getattr(owner, name)
-    setattr(owner, name, wrapped(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

@@ -24,6 +24,7 @@ from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
+from lfm2np.engine.samples import sample_name
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import expected_tensors
 from lfm2np.model.weights import MixtureWeights, ModelWeights, named_weights
@@ -38,6 +39,11 @@ from scheduler.window import FREED
 Array = NDArray[Any]
 Dump = dict[str, Array]
 LAST, ROUTER = "feed_forward.w2", "feed_forward.gate"  # products after which the next norm is the next layer's
+OUTPUTS = {  # of an operation: under the first of these names that its layer does not have yet
+    "rotate": ("self_attn.q_rotated", "self_attn.k_rotated"),
+    "top_k": ("feed_forward.experts_chosen",),
+    "routing_weights": ("feed_forward.expert_weights",),
+}
 Found = dict[str, list[Array]]  # by tensor, what each request of a pass found in the caches, in the plan's order
 
 
@@ -61,8 +67,17 @@ class RecordingNumerics:
         self.found: list[Found] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Operations that are not recorded."""
-        return getattr(self._numerics, name)
+        """Operations whose output alone is recorded, or nothing."""
+        operation = getattr(self._numerics, name)
+        if name not in OUTPUTS:
+            return operation
+
+        def recorded(*arguments: Any, **named: Any) -> Any:
+            made = operation(*arguments, **named)
+            self._keep_first(OUTPUTS[name], made)
+            return made
+
+        return recorded
 
     def _keep(self, name: str, values: Array) -> None:
         if name:
@@ -159,16 +174,6 @@ class RecordingNumerics:
         self._keep_first(("self_attn.gate",) if gate else ("feed_forward.scores",), made)
         return made
 
-    def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
-        made = self._numerics.top_k(preferred, count)
-        self._keep_first(("feed_forward.experts_chosen",), made)
-        return made
-
-    def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
-        made = self._numerics.routing_weights(scores, normalised, factor)
-        self._keep_first(("feed_forward.expert_weights",), made)
-        return made
-
     def combine_experts(self, outputs: Array, weights: Array) -> Array:
         """[T, K, D] by [T, K], the weights as they arrive here."""
         made = self._numerics.combine_experts(outputs, weights)
@@ -178,14 +183,6 @@ class RecordingNumerics:
             if f"{mlp}.experts_chosen" in kept and kept[f"{mlp}.experts_chosen"].shape == weights.shape:
                 self._keep(f"{mlp}.expert_weights", weights)
                 self._keep(f"{mlp}.expert_outputs", outputs)
-        return made
-
-    def rotate(
-        self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64], float32_table: bool = False
-    ) -> Array:
-        """Of the queries, then of the keys."""
-        made = self._numerics.rotate(x, cos, sin, float32_table)
-        self._keep_first(("self_attn.q_rotated", "self_attn.k_rotated"), made)
         return made
 
     def convolve_ragged(
@@ -338,11 +335,6 @@ def found_in(passes: Sequence[Found], steps: Sequence[OwnStep], windows: Mapping
             missing = [(early, end - first - early - len(rows)), (0, 0)]
             joined.setdefault(name, []).append(np.pad(rows, missing, constant_values=np.nan))
     return {name: np.concatenate(parts) for name, parts in joined.items()}
-
-
-def sample_name(request_id: str, index: int) -> str:
-    """What the scheduler calls a sample."""
-    return request_id if index == 0 else f"{request_id}#{index}"
 
 
 def rows_by_prefix(

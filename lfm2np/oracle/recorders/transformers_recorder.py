@@ -12,9 +12,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.config import load_config
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.locate.operations import window_of
-from lfm2np.oracle.recorders.demands import require_model_type, require_request, require_version
+from lfm2np.oracle.recorders.demands import around, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.transformers_target import generate, load_model
@@ -110,29 +110,20 @@ class OwnColumns:
 
     # --- what hooks and wrapped functions see
 
-    def module_hook(self, name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            if name == EMBEDDINGS:
-                self.begin(inputs[0])
-            for end, meaning in INPUTS.items():
-                if name.endswith(end) and (self._has_gates or end != ".self_attn.out_proj"):
-                    self.keep(name.removesuffix(end) + meaning, inputs[0])
-            self.keep(name, output[0] if isinstance(output, tuple) else output)
+    def module_ran(self, name: str, module: Any, inputs: Any, output: Any) -> None:
+        if name == EMBEDDINGS:
+            self.begin(inputs[0])
+        for end, meaning in INPUTS.items():
+            if name.endswith(end) and (self._has_gates or end != ".self_attn.out_proj"):
+                self.keep(name.removesuffix(end) + meaning, inputs[0])
+        self.keep(name, output[0] if isinstance(output, tuple) else output)
 
-        return hook
+    def router_ran(self, name: str, module: Any, inputs: Any, output: Any) -> None:
+        for part, tensor in zip(ROUTED, output, strict=True):
+            self.keep_flat(name.removesuffix("gate") + part, tensor)
 
-    def routed_hook(self, name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            for part, tensor in zip(ROUTED, output, strict=True):
-                self.keep_flat(name.removesuffix("gate") + part, tensor)
-
-        return hook
-
-    def experts_hook(self, name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            self.keep_flat(name.removesuffix("experts") + "mixed", output)
-
-        return hook
+    def experts_ran(self, name: str, module: Any, inputs: Any, output: Any) -> None:
+        self.keep_flat(name.removesuffix("experts") + "mixed", output)
 
     def rotated(self, original: Any, *arguments: Any, **options: Any) -> Any:
         """Queries [B, H, T, E] and keys [B, G, T, E]."""
@@ -153,7 +144,7 @@ class OwnColumns:
 
     def interface(self, original: Any, *arguments: Any, **options: Any) -> Any:
         """The attention that the model asks for, tapped."""
-        return around(original(*arguments, **options), self.attended)
+        return partial(self.attended, original(*arguments, **options))
 
     def attended(self, original: Any, module: Any, *arguments: Any, **options: Any) -> Any:
         """Attention's output [B, T, H, E]; its weights [B, H, T, C], where they are made."""
@@ -204,33 +195,28 @@ class OwnColumns:
 
         modeling = sys.modules[type(network).__module__]  # of lfm2 or lfm2_moe
         self.taps = network.config.conv_L_cache
-        functions = {
-            "apply_rotary_pos_emb": self.rotated,
-            "causal_conv1d_fn": self.convolved,
-            "causal_conv1d_update": self.stepped,
-        }
         with ExitStack() as stack:
-            for name, wrapper in functions.items():
-                stack.enter_context(patch.object(modeling, name, around(getattr(modeling, name), wrapper)))
-            stack.enter_context(patch.object(Cache, "update", around(Cache.update, self.updated)))
-            attentions = modeling.ALL_ATTENTION_FUNCTIONS
-            stack.enter_context(
-                patch.object(attentions, "get_interface", around(attentions.get_interface, self.interface))
-            )
+            stack.enter_context(around(modeling, "apply_rotary_pos_emb", self.rotated))
+            stack.enter_context(around(modeling, "causal_conv1d_fn", self.convolved))
+            stack.enter_context(around(modeling, "causal_conv1d_update", self.stepped))
+            stack.enter_context(around(Cache, "update", self.updated))
+            stack.enter_context(around(modeling.ALL_ATTENTION_FUNCTIONS, "get_interface", self.interface))
             if self._has_gates:
-                torch = modeling.torch
-                stack.enter_context(patch.object(torch, "sigmoid", around(torch.sigmoid, self.gates)))
+                stack.enter_context(around(modeling.torch, "sigmoid", self.gates))
             for module_name, module in network.named_modules():
                 name = ours(module_name)
                 if type(module).__name__ == "Identity":  # where an LFM3 has no norm behind its operators
                     continue
                 is_layer = name.startswith("model.layers.") and name.count(".") == 2
                 if name.endswith(ROUTER):
-                    stack.callback(module.register_forward_hook(self.routed_hook(name)).remove)
+                    ran = self.router_ran
                 elif name.endswith(EXPERTS):
-                    stack.callback(module.register_forward_hook(self.experts_hook(name)).remove)
+                    ran = self.experts_ran
                 elif is_layer or name.endswith(OUTPUTS):
-                    stack.callback(module.register_forward_hook(self.module_hook(name)).remove)
+                    ran = self.module_ran
+                else:
+                    continue
+                stack.callback(module.register_forward_hook(partial(ran, name)).remove)
             yield
 
 
@@ -240,13 +226,6 @@ def ours(name: str) -> str:
         if name.endswith(end):
             return name.removesuffix(end) + meaning
     return name
-
-
-def around(original: Any, wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(*arguments: Any, **options: Any) -> Any:
-        return wrapper(original, *arguments, **options)
-
-    return wrapped
 
 
 def as_numbers(tensor: Any) -> Array:

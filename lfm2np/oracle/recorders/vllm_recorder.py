@@ -54,10 +54,11 @@ def require_vllm() -> None:
     for name, value in IN_PROCESS.items():
         os.environ.setdefault(name, value)
     try:
+        import vllm
         from vllm.platforms import current_platform
     except ImportError as problem:
         raise TargetError(f"vllm: {problem}: expected vLLM {' or '.join(VERSIONS)} for CPUs") from None
-    require_version("vllm", VERSIONS)
+    require_version("vllm", VERSIONS, vllm.__version__)
     if not current_platform.is_cpu():
         raise TargetError(f"vllm: platform {current_platform.device_name}, expected cpu, that this was run on")
 

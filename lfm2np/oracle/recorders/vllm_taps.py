@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.oracle.recorders.demands import around
+
 Array = NDArray[Any]
 Tensors = dict[str, Any]  # by the names of `locate`, a tensor of PyTorch's each, [T, ...]
 Reading = Callable[[Any, Any], Tensors]  # of inputs and output of a module
@@ -298,22 +300,17 @@ def kernels_kept(into: list[tuple[Any, Any]]) -> Iterator[None]:
     """Appends inputs and outputs of the convolution's kernels; ShortConv imports them at each call."""
     from vllm.model_executor.layers.mamba.ops.cpu import causal_conv1d as kernels
 
-    prefill, decode = kernels.causal_conv1d_fn_cpu, kernels.causal_conv1d_update_cpu
-
-    def prefill_kept(u: Any, *others: Any, **options: Any) -> Any:  # [D, t]
+    def prefill(original: Any, u: Any, *others: Any, **options: Any) -> Any:  # [D, t]
         given = u.T.clone()
-        output = prefill(u, *others, **options)
+        output = original(u, *others, **options)
         into.append((given, output.T.clone()))
         return output
 
-    def decode_kept(u: Any, *others: Any, **options: Any) -> Any:  # [t, D]
+    def decode(original: Any, u: Any, *others: Any, **options: Any) -> Any:  # [t, D]
         given = u.clone()
-        output = decode(u, *others, **options)
+        output = original(u, *others, **options)
         into.append((given, output.clone()))
         return output
 
-    kernels.causal_conv1d_fn_cpu, kernels.causal_conv1d_update_cpu = prefill_kept, decode_kept
-    try:
+    with around(kernels, "causal_conv1d_fn_cpu", prefill), around(kernels, "causal_conv1d_update_cpu", decode):
         yield
-    finally:
-        kernels.causal_conv1d_fn_cpu, kernels.causal_conv1d_update_cpu = prefill, decode

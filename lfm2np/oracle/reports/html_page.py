@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from lfm2np.oracle import factors
+from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.check import Cause, Checked
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.reports import parts
@@ -159,18 +160,15 @@ def first_wrong(position: Position | None) -> str:
 
 def cause(cause: Cause) -> str:
     """The lines of `locate`."""
-    lines = "\n".join(foreign(line) for line in cause.lines)
+    located = "\n".join(foreign(line) for line in cause.lines)
     prompts = [[index, f"<code>{parts.some_ids(ids, 64)}</code>"] for index, ids in enumerate(cause.prompts)]
     together = f"Requests that ran together; recorded was {cause.request}"
-    return f"<pre>{lines}</pre>\n" + table(together, ("request", "prompt"), {"": prompts}, (1,))
+    return f"<pre>{located}</pre>\n" + table(together, ("request", "prompt"), {"": prompts}, (1,))
 
 
 def suspected(checked: Checked) -> str:
-    suspected_bugs = parts.suspects(checked)
-    if suspected_bugs:
-        return "<p>Suspected causes, the likeliest first:</p>\n" + bullets(
-            [foreign(suspect) for suspect in suspected_bugs]
-        )
+    if causes := lines(checked.total.causes):
+        return "<p>Suspected causes, the likeliest first:</p>\n" + bullets(list(map(foreign, causes)))
     if checked.total.verdict is Verdict.DRIFT:
         return "<p>To no bug: another number format explains the errors, as the verdict says.</p>\n"
     return "<p>No class of bug is suspected.</p>\n"
@@ -233,13 +231,17 @@ def cases(checked: Checked) -> str:
 
 
 def missing(checked: Checked) -> str:
-    lines = [f"Ended early: {words}." for words in parts.early_words(checked)]
-    lines += [f"Not tested: {foreign(words)}." for words in checked.not_tested]
-    lines += [f"The engine {words}." for words in parts.limits(checked.abilities)]
-    for case, count in parts.not_put_by_case(checked).items():
-        lines.append(f"Not sent: {plural(count, 'request')} of {foreign(case)}.")
-    lines += [f"{words}." for words in parts.left_words(checked)]
-    content = bullets(lines) if lines else "<p>Everything was tested.</p>\n"
+    sentences = [
+        *(f"Ended early: {words}." for words in parts.early_words(checked)),
+        *(f"Not tested: {foreign(words)}." for words in checked.not_tested),
+        *(f"The engine {words}." for words in parts.limits(checked.abilities)),
+        *(
+            f"Not sent: {plural(n, 'request')} of {foreign(case)}."
+            for case, n in parts.not_put_by_case(checked).items()
+        ),
+        *(f"{words}." for words in parts.left_words(checked)),
+    ]
+    content = bullets(sentences) if sentences else "<p>Everything was tested.</p>\n"
     counted = parts.messages(checked)
     if counted:
         rows = [[foreign(message), count] for message, count in counted[:MOST_ROWS]]

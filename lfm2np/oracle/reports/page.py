@@ -10,55 +10,11 @@ import base64
 import hashlib
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
 
 from lfm2np.oracle.reports.parts import MOST_COMMAND, visible
 
-STYLE = """
-:root { color-scheme: light dark; --page: #ffffff; --text: #1b1d21; --quiet: #50555d; --edge: #767c86;
-  --panel: #f2f3f5; --exact: #0072b2; --tie: #007a5a; --drift: #e69f00; --bug: #c04a00; --unsure: #50555d; }
-@media (prefers-color-scheme: dark) { :root { --page: #15171a; --text: #eceef1; --quiet: #b4bac3; --edge: #868d98;
-  --panel: #22252a; --exact: #56b4e9; --tie: #2fc294; --drift: #e69f00; --bug: #ff8a4c; --unsure: #b4bac3; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--page); color: var(--text);
-  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; }
-h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
-p, ul, ol { max-width: 45rem; }
-a { color: inherit; }
-a:focus-visible, summary:focus-visible, .scroll:focus-visible { outline: 3px solid var(--exact); outline-offset: 2px; }
-nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1rem; list-style: none; padding: 0; }
-nav a { display: inline-block; padding: .25rem 0; }
-code, pre, td { font-variant-numeric: tabular-nums; }
-code { font-family: ui-monospace, monospace; }
-pre { background: var(--panel); padding: .75rem; white-space: pre-wrap; }
-.verdict { border: 2px solid var(--edge); border-left-width: .75rem; padding: .25rem 1rem; background: var(--panel); }
-.verdict.exact { border-color: var(--exact); } .verdict.tie { border-color: var(--tie); }
-.verdict.drift { border-color: var(--drift); } .verdict.bug { border-color: var(--bug); }
-.note { color: var(--quiet); }
-figure { margin: 0; }
-svg { display: block; width: 100%; max-width: 45rem; height: auto; }
-svg text { fill: var(--text); font: 13px system-ui, sans-serif; paint-order: stroke; stroke: var(--page);
-  stroke-width: 3px; }
-.axis, .line { fill: none; stroke: var(--edge); } .line { stroke: var(--text); }
-.noise { stroke-dasharray: 2 4; stroke-width: 1.5; } .limit { stroke-dasharray: 9 4; stroke-width: 1.5; }
-.mark { stroke: var(--text); stroke-width: .7; }
-.mark.exact { fill: var(--exact); stroke: none; } .mark.tie { fill: var(--tie); }
-.mark.drift { fill: var(--drift); } .mark.inconclusive { fill: none; stroke: var(--unsure); stroke-width: 1.5; }
-.mark.bug { fill: none; stroke: var(--bug); stroke-width: 2; }
-.prefill { fill: var(--panel); stroke: var(--edge); } .decode { fill: var(--exact); fill-opacity: .3; }
-.decode { stroke: var(--exact); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: .5rem 0; font-size: .9rem; }
-caption { text-align: left; font-weight: 600; padding: .25rem 0; }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--edge); text-align: right; white-space: nowrap; }
-th { text-align: right; } .word { text-align: left; white-space: normal; min-width: 6rem; }
-tbody th { font-weight: 400; }
-tr.heads th { font-weight: 600; text-align: left; padding-top: .8rem; }
-summary { cursor: pointer; padding: .4rem 0; }
-@media print { nav { display: none; } body { max-width: none; padding: 0; } .scroll { overflow: visible; }
-  details::details-content { content-visibility: visible; block-size: auto; } table { font-size: .75rem; }
-  h2, caption { break-after: avoid; } tr, figure { break-inside: avoid; } }
-"""
+STYLE = "\n" + (resources.files("lfm2np.oracle.reports") / "page.css").read_text(encoding="utf-8")
 Row = Sequence[object]
 
 

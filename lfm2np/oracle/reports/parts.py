@@ -12,7 +12,6 @@ import numpy as np
 import lfm2np
 from lfm2np.numerics.products.blas import blas_kernel, blas_library
 from lfm2np.oracle import factors
-from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
@@ -121,11 +120,6 @@ def flips_of(checked: Checked) -> list[Position]:
     return sorted(
         (position for position in checked.positions if position.is_flip), key=lambda position: -position.gap_ratio
     )
-
-
-def suspects(checked: Checked) -> list[str]:
-    """The suspected causes, the first one first; empty if a number format explains the errors."""
-    return lines(checked.total.causes)
 
 
 def messages(checked: Checked) -> list[tuple[str, int]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lfm2np.oracle import factors
+from lfm2np.oracle.causes import findings
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.wrong_constants import would_show
 from lfm2np.oracle.check import Checked
@@ -19,7 +20,6 @@ from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.reports import parts
 from lfm2np.oracle.reports.parts import number, plural, visible
-from lfm2np.oracle.total import Total
 
 MOST_LINES = 10  # of flips and of messages
 MOST_NOT_TESTED = 600  # characters
@@ -65,6 +65,8 @@ def head_lines(checked: Checked) -> list[str]:
     errors = f"RMS {number(total.rms)}, worst {number(total.worst)}" if reported else "none reported"
     likely = probability_words(total.flip_chance)
     chance = f"; a right engine has so many or more with probability {likely}" if total.flips else ""
+    rerouted = f"{total.rerouted} tokens went to other experts; so many or more with probability"
+    constants = None if total.verdict in WRONG else total.constants
     return [
         f"verdict    {total.verdict}",
         f"not tested {visible('; '.join(checked.not_tested), MOST_NOT_TESTED)}",
@@ -75,24 +77,9 @@ def head_lines(checked: Checked) -> list[str]:
         *(f"early ends {words}" for words in parts.early_words(checked)),
         f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
         f"flips      {total.flips}{chance}",
-        *route_lines(total),
-        *constant_lines(total),
+        *([f"routes     {rerouted} {probability_words(total.route_chance)}"] if total.rerouted else []),
+        *([f"constants  would show if off: {would_show(constants)}"] if constants else []),
     ]
-
-
-def constant_lines(total: Total) -> list[str]:
-    """For an engine that is not wrong: how accurate its constants are known to be."""
-    if total.constants is None or total.verdict in WRONG:
-        return []
-    return [f"constants  would show if off: {would_show(total.constants)}"]
-
-
-def route_lines(total: Total) -> list[str]:
-    """For a mixture of experts, if tokens are known to have gone elsewhere."""
-    if not total.rerouted:
-        return []
-    likely = probability_words(total.route_chance)
-    return [f"routes     {total.rerouted} tokens went to other experts; so many or more with probability {likely}"]
 
 
 def reasons_of(checked: Checked) -> list[str]:
@@ -171,8 +158,8 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "reasons": reasons_of(checked),
         "not_tested": checked.not_tested,
         "early_ends": dataclasses.asdict(early_ends(checked.pairs)),
-        "suspects": parts.suspects(checked),
-        "causes": [cause.as_json() for cause in total.causes],
+        "suspects": findings.lines(total.causes),
+        "causes": [dataclasses.asdict(cause) for cause in total.causes],
         "constants": None if total.constants is None else dataclasses.asdict(total.constants),
         "repeats": [dataclasses.asdict(repeat) for repeat in checked.repeats],
         "regions": regions and regions.as_json(),

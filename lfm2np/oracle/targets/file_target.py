@@ -143,11 +143,6 @@ class FileTarget:
         return self._transcript
 
 
-def recorded_asks(path: str | Path) -> list[Ask]:
-    """The asks of a file, so that a check can judge exactly what was recorded. Errors as in `recorded`."""
-    return [ask for ask, _ in recorded(path).pairs()]
-
-
 def recorded(path: str | Path) -> Transcript:
     """The file must exist. TargetError if it does not, RequestError that names an invalid line."""
     if not Path(path).is_file():

@@ -181,7 +181,8 @@ class HttpClient:
         connection.sock = watch.connection
         self._open.add(watch)
         try:
-            watch.shake_hands()
+            if self._tls is not None:
+                secured.do_handshake()
             yield connection
             if watch.is_cut:  # a response without a length would pass for a whole one
                 raise TimeoutError
@@ -217,10 +218,6 @@ class Watch:
         self._timer = threading.Timer(seconds, self.cut)
         self._timer.daemon = True
         self._timer.start()
-
-    def shake_hands(self) -> None:
-        if isinstance(self.connection, ssl.SSLSocket):
-            self.connection.do_handshake()
 
     def cut(self) -> None:
         self.is_cut = True

@@ -64,11 +64,6 @@ class HttpTarget:
             self._spoken = self._search()
         return self._spoken
 
-    @property
-    def notes(self) -> list[str]:
-        """What was retried, and why: no answer shows it."""
-        return self.client.notes
-
     def probe(self) -> Abilities:
         return self.spoken().abilities
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from lfm2np.engine_protocol import Request, lacking, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask, answer_as_json, checked_answer, failed, shortened
-from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight
+from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer, failed, shortened
+from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight, in_turns
 from lfm2np.sampling.params import SamplingParams
 
 ABORT_AFTER_STEPS = 3
@@ -60,12 +60,7 @@ class PythonTarget:
 
     def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
         """At most `at_once` together."""
-        abilities = self.probe()
-        if not abilities.can_abort:
-            kept = [ask for ask in asks if ask.id not in aborted]
-            answers = iter(self._in_turns(kept, ()))
-            return [failed(ask, NO_ABORT) if ask.id in aborted else next(answers) for ask in asks]
-        return self._in_turns(asks, aborted)
+        return in_turns(self.probe(), asks, aborted, lambda some: self._together(some, aborted))
 
     def close(self) -> None:
         """The engine's own close(), if it has one."""
@@ -105,12 +100,6 @@ class PythonTarget:
             takes_seeds="sampling" not in lacks,
             slots=slots,
         )
-
-    def _in_turns(self, asks: Sequence[Ask], aborted: Collection[str]) -> list[Answer]:
-        answers, at_once = [], self.probe().at_once
-        for start in range(0, len(asks), at_once):
-            answers += self._together(asks[start : start + at_once], aborted)
-        return answers
 
     def _together(self, asks: Sequence[Ask], aborted: Collection[str]) -> list[Answer]:
         """Errors of the engine become Answers; those of its factory are raised."""

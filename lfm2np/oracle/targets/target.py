@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from lfm2np.errors import Lfm2npError
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask, failed
 
 AT_ONCE = 16  # requests in flight together, unless the engine takes fewer
 MOST_AT_ONCE = 64  # of an engine that reports how many it computes together
@@ -41,6 +41,19 @@ class Abilities:
     takes_seeds: bool = False
     slots: int | None = None  # requests that it computes together, others wait; None: not reported
     refused: tuple[str, ...] = ()  # probes for more than that, and why each failed
+
+
+def in_turns(
+    abilities: Abilities,
+    asks: Sequence[Ask],
+    aborted: Collection[str],
+    together: Callable[[Sequence[Ask]], list[Answer]],
+) -> list[Answer]:
+    """`together(asks)` of at most at_once; an ask that is to be aborted is not sent where that is impossible."""
+    possible = [ask for ask in asks if abilities.can_abort or ask.id not in aborted]
+    starts = range(0, len(possible), abilities.at_once)
+    answers = (answer for start in starts for answer in together(possible[start : start + abilities.at_once]))
+    return [next(answers) if abilities.can_abort or ask.id not in aborted else failed(ask, NO_ABORT) for ask in asks]
 
 
 class Target(Protocol):

@@ -12,8 +12,8 @@ from typing import Any
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask, checked_answer, failed, shortened
-from lfm2np.oracle.targets.target import Abilities, TargetError
+from lfm2np.oracle.targets.records import Answer, Ask, checked_answer, failed, shortened
+from lfm2np.oracle.targets.target import Abilities, TargetError, in_turns
 
 DTYPES = ("float32", "bfloat16", "float16")
 PADDED_AT_ONCE = 16
@@ -49,12 +49,7 @@ class TransformersTarget:
         )
 
     def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
-        at_once = self.probe().at_once
-        kept = [ask for ask in asks if ask.id not in aborted]
-        answers = iter(
-            [each for start in range(0, len(kept), at_once) for each in self._together(kept[start : start + at_once])]
-        )
-        return [failed(ask, NO_ABORT) if ask.id in aborted else next(answers) for ask in asks]
+        return in_turns(self.probe(), asks, aborted, self._together)
 
     def close(self) -> None:
         self._model = None

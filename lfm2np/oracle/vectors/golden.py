@@ -33,9 +33,8 @@ from lfm2np.oracle.judging.position import FLOAT32_UNITS
 from lfm2np.oracle.judging.truth import Truth, Wanted, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.own import record
-from lfm2np.oracle.vectors.chosen import Chosen, choose, mentioned
+from lfm2np.oracle.vectors.chosen import NOTES, Chosen, choose, mentioned
 from lfm2np.oracle.vectors.files import TENSORS, VectorSet, tensors_bytes
-from lfm2np.oracle.vectors.notes import NOTES
 from lfm2np.oracle.vectors_plain import allowances
 from lfm2np.progress import Progress, ProgressOf
 from lfm2np.sampling.params import SamplingParams

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from builders import raw_config
 from gguf_bytes import gguf_bytes, model_keys, quantised_tensors, split_bytes, write_splits
+from truths import truth_of
 from vocabularies import keys_of, write_directory, write_file
 
 import lfm2np
@@ -17,7 +18,6 @@ from lfm2np.checkpoint.config import parse_config
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.noise import noise_of
-from lfm2np.oracle.judging.truth import truth_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.vectors.golden import make, model_facts, verify

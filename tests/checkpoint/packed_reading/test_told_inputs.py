@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_compressed_tensors import with_inputs, written
+from truths import truth_of
 
 import lfm2np
 from lfm2np import reference
@@ -19,10 +20,8 @@ from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import BFLOAT16, Ieee
 from lfm2np.numerics.matrix import Matrix, Weights
 from lfm2np.oracle.judging import formats
-from lfm2np.oracle.judging.formats import FORMATS
-from lfm2np.oracle.judging.inputs import inputs_of, rounding_of
+from lfm2np.oracle.judging.formats import FORMATS, inputs_of, rounding_of
 from lfm2np.oracle.judging.noise import noise_of
-from lfm2np.oracle.judging.truth import truth_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 
 IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 40, 30))

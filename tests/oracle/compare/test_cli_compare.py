@@ -22,11 +22,11 @@ from sides import LINES, MOE, SCHEMA, TRAINED, VALIDATOR, figures, quantised, re
 import lfm2np
 from lfm2np.checkpoint.tokenizer import load_tokenizer
 from lfm2np.cli import main
+from lfm2np.oracle.compare.compare import weight_errors
 from lfm2np.oracle.compare.compare_page import layer_figure
 from lfm2np.oracle.compare.pair import Part, files_of
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
 from lfm2np.oracle.compare.shown import FORMAT_VERSION
-from lfm2np.oracle.compare.weights import weight_errors
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from truths import truth_of
 
 from lfm2np.llm import LLM
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly
 from lfm2np.oracle.judging.scored import Known, Pair
-from lfm2np.oracle.judging.truth import Truth, truth_of
+from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 from lfm2np.sampling.params import SamplingParams
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from threads import threads
+from truths import truth_of
 
 import lfm2np
 from lfm2np import reference
@@ -26,7 +27,7 @@ from lfm2np.oracle.judging.emulate import ROTARY_UNITS, emulated, quantised
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import LEAST, Noise, noise_of, said_by, spread_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS, margins
-from lfm2np.oracle.judging.truth import Spoken, Truth, chosen_columns, truth_of, truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, chosen_columns, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.work.place import Place
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging import formats
 from lfm2np.oracle.judging.emulate import added_in_float16, emulated, to_eleven_bits
-from lfm2np.oracle.judging.formats import FORMATS, KEPT, format_named, others, with_kv
-from lfm2np.oracle.judging.inputs import Input, in_blocks_for
+from lfm2np.oracle.judging.formats import FORMATS, KEPT, Input, format_named, in_blocks_for, others, with_kv
 
 F32 = np.float32
 ROWS = st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=70)

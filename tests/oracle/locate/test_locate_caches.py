@@ -33,7 +33,7 @@ from engine_runs import (
 )
 
 from lfm2np.faults import FAULTS, inject
-from lfm2np.faults.lfm3 import FAULTS as LFM3_FAULTS
+from lfm2np.faults.catalogue import read_faults
 from lfm2np.loading import Model
 from lfm2np.oracle.recorders.own import RecordedEngine, record
 from lfm2np.speculation.drafters import ScriptedDrafter
@@ -170,7 +170,7 @@ def test_rows_behind_rejected_drafts_are_right_past_a_window() -> None:
 
 def test_every_fault_of_the_state_and_of_windows_blocks_is_in_a_table() -> None:
     assert {one.name for one in FAULTS if one.section == "A"} == STATE.keys() | CHANGES_NO_ACTIVATION
-    windows = {one.name for one in LFM3_FAULTS if one.section == "B"}
+    windows = {one.name for one in read_faults(("guards", "lfm3")) if one.section == "B"}
     assert windows == WINDOWS.keys() | ONLY_KEEPS_BLOCKS
 
 

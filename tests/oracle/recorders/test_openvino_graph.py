@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from lfm2np.checkpoint.config import load_config
-from lfm2np.oracle.recorders.openvino_graph import TOP, Node, tensors_of
-from lfm2np.oracle.recorders.openvino_recorder import as_rows
+from lfm2np.oracle.recorders.openvino_recorder import TOP, Node, as_rows, tensors_of
 from lfm2np.oracle.targets.target import TargetError
 
 TRAINED = load_config(Path(__file__).parents[3] / "fixtures" / "trained")

@@ -12,7 +12,7 @@ import pytest
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets import file_target
-from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded_asks
+from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, ask_as_json
 from lfm2np.oracle.targets.target import Target, TargetError
 
@@ -27,6 +27,10 @@ PAIRS = [
     (Ask("c", "case", (3,), 1), Answer("c", (), finish_reason="abort")),
 ]
 ONE = {"ask": ask_as_json(PAIRS[0][0]), "answer": answer_as_json(PAIRS[0][1])}
+
+
+def asks_in(path: Path) -> list[Ask]:
+    return [ask for ask, _ in recorded(path).pairs()]
 
 
 @pytest.fixture(autouse=True)
@@ -149,9 +153,9 @@ def test_a_bad_line_is_refused_by_its_number(
     monkeypatch.setattr(file_target, "MAX_LINE", 4096)
     path = tmp_path / "run.jsonl"
     path.write_text("\n".join([line_of(*PAIRS[0]), line, line_of(*PAIRS[2]), ""]))
-    for read in (Transcript, recorded_asks, FileTarget(path).probe):
+    for read in (Transcript, asks_in, FileTarget(path).probe):
         with pytest.raises(RequestError) as caught:
-            read(path) if read in (Transcript, recorded_asks) else read()  # type: ignore[operator, call-arg]
+            read(path) if read in (Transcript, asks_in) else read()  # type: ignore[operator, call-arg]
         assert str(caught.value).startswith(f"{path} line 2: ") and error in str(caught.value)
 
 
@@ -197,7 +201,7 @@ def test_a_file_is_a_target(ended: Path) -> None:
 
 
 def test_the_asks_of_a_file_are_those_that_it_answers(ended: Path) -> None:
-    asks = recorded_asks(ended)
+    asks = asks_in(ended)
     assert [ask.id for ask in asks] == ["a", "b", "c"]
     assert FileTarget(ended).answer(asks) == [answer for _, answer in PAIRS]
 
@@ -232,12 +236,12 @@ def test_a_damaged_file_is_no_target(ended: Path, damaged: Callable[[list[str]],
 def test_lines_of_ones_own_need_neither_checksum_nor_end(path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({"ask": one["ask"], "answer": one["answer"]}) + "\n" for one in lines))
-    assert [ask.id for ask in recorded_asks(path)] == ["a", "b", "c"]
+    assert [ask.id for ask in asks_in(path)] == ["a", "b", "c"]
     with Transcript(path) as transcript:  # what a check adds to them has both
         transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
         transcript.end()
         transcript.end()
-    assert len(path.read_text().splitlines()) == 5 and len(recorded_asks(path)) == 4
+    assert len(path.read_text().splitlines()) == 5 and len(asks_in(path)) == 4
 
 
 def test_a_file_that_is_not_there_is_a_target_error_but_an_empty_transcript(tmp_path: Path) -> None:
@@ -245,7 +249,7 @@ def test_a_file_that_is_not_there_is_a_target_error_but_an_empty_transcript(tmp_
     with pytest.raises(TargetError, match=r"run\.jsonl: no such file"):
         FileTarget(tmp_path / "run.jsonl").probe()
     with pytest.raises(TargetError, match="no such file"):
-        recorded_asks(tmp_path)
+        asks_in(tmp_path)
     (tmp_path / "run.jsonl").touch()
     abilities = FileTarget(tmp_path / "run.jsonl").probe()
     assert (abilities.tells_token_ids, abilities.at_once) == (False, 1)

@@ -222,7 +222,7 @@ def test_a_busy_server_is_asked_again(vllm: Player) -> None:
         vllm.trouble = lambda handler, todo=todo: bool(todo) and (todo.pop()(handler) or True)
         (answer,) = target.answer([ask_of("a")])
         assert answer.error is None and len(answer.token_ids or ()) == 4
-        assert len(target.notes) == 1 and target.notes[0].startswith("tried again: ")
+        assert len(target.client.notes) == 1 and target.client.notes[0].startswith("tried again: ")
         vllm.trouble = None
 
 

@@ -17,7 +17,7 @@ from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.loading import load
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors import files, golden
-from lfm2np.oracle.vectors.chosen import choose, mentioned
+from lfm2np.oracle.vectors.chosen import NOTES, choose, mentioned
 from lfm2np.oracle.vectors.files import (
     DOCUMENT,
     TENSORS,
@@ -30,7 +30,6 @@ from lfm2np.oracle.vectors.files import (
     write_set,
 )
 from lfm2np.oracle.vectors.golden import make, verify
-from lfm2np.oracle.vectors.notes import NOTES
 from scheduler.checksum import sealed
 
 pytestmark = pytest.mark.rounding

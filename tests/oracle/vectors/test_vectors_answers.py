@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from truths import truth_of
 from vector_sets import PLAIN, few, packaged, run, six, trained
 
 from lfm2np import faults
@@ -26,7 +27,6 @@ from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import noise_of
-from lfm2np.oracle.judging.truth import truth_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.vectors import golden

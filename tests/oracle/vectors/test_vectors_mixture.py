@@ -9,13 +9,13 @@ from statistics import median
 
 import pytest
 from test_vectors_answers import emulated_answers, played, verdict
+from truths import truth_of
 from vector_sets import FIXTURES
 
 from lfm2np.loading import Model, load
 from lfm2np.model.weights import MixtureWeights
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.judging.noise import noise_of
-from lfm2np.oracle.judging.truth import truth_of
 from lfm2np.oracle.vectors.files import VectorSet, read_set, write_set
 from lfm2np.oracle.vectors.golden import make, verify
 
