@@ -16,7 +16,7 @@ from lfm2np.cli.program import main
 from lfm2np.conformance.strategies.models import TinyModel, checkpoint, raw_config
 from lfm2np.errors import CheckpointError, ConfigError, RequestError
 from lfm2np.numerics.rope import Rope, inverse_frequencies
-from lfm2np.oracle.recorders import transformers_recorder
+from lfm2np.oracle.recorders import mlx_recorder
 from lfm2np.work.place import model_of, source_of
 
 MINIMAL = {"model_type": "lfm3", "architectures": ["Lfm3ForCausalLM"]}
@@ -136,8 +136,8 @@ def test_compare_refuses_lfm3s_of_two_windows(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_recorder_of_another_engine_refuses_an_lfm3():
-    with pytest.raises(RequestError, match="a model of type lfm3 can't be recorded there, expected lfm2 or lfm2_moe"):
-        transformers_recorder.record(checkpoint(TinyModel(lfm3=True)), [[1, 2]])
+    with pytest.raises(RequestError, match="mlx: a model of type lfm3 can't be recorded there, expected lfm2 or"):
+        mlx_recorder.record(checkpoint(TinyModel(lfm3=True)), [[1, 2]], 0, 1, "float32")
 
 
 def test_info_says_what_an_lfm3_is(capsys: pytest.CaptureFixture[str]):
