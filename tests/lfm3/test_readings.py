@@ -40,13 +40,18 @@ def factory(model, sizes):
 
 
 def checked(
-    published: Path, folder: Path, engine: str, judged_by: str, capsys: pytest.CaptureFixture[str]
+    published: Path,
+    folder: Path,
+    engine: str,
+    judged_by: str,
+    capsys: pytest.CaptureFixture[str],
+    cases: str = "short-prompts",
 ) -> tuple[int, str]:
     (folder / "reads_it_so.py").write_text(ENGINE.format(reading=engine))
     sys.path.insert(0, str(folder))
     sys.modules.pop("reads_it_so", None)
     try:
-        options = ["--model", str(published), "--rope", judged_by, "--cases", "short-prompts,prefixes"]
+        options = ["--model", str(published), "--rope", judged_by, "--cases", cases]
         code = main(["check", "reads_it_so:factory", *options])
     finally:
         sys.path.remove(str(folder))
@@ -80,7 +85,7 @@ def test_the_other_reading_is_no_cause_of_another_bug(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     with inject("window-ignored-in-decoding"):
-        code, out = checked(published, tmp_path, "transformers", "trained", capsys)
+        code, out = checked(published, tmp_path, "transformers", "trained", capsys, "short-prompts,prefixes")
     assert code == 1
     assert "right with --rope" not in out
 

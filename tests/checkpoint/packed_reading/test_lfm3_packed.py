@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -157,9 +158,13 @@ def dequantised(tensors: FILES, config: ModelConfig, form: Form) -> dict[str, St
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("gate", ["g_proj", "gate_proj"])
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("name", "model", "gate"),
+    [
+        (*one, gate)
+        for one, gate in zip(itertools.product(FORMS, MODELS), itertools.cycle(["g_proj", "gate_proj"]), strict=False)
+    ],
+)
 def test_a_quantised_lfm3_is_the_plain_one_of_the_same_numbers(model: str, name: str, gate: str, tmp_path: Path):
     raw, form = raw_config(MODELS[model]), FORMS[name]
     config = config_of(raw)
