@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,12 @@ def checked(model: Model, answers: Asked, place: Place | None = None) -> Checked
     return judged(model, answers.abilities, "float32", answers.pairs, answers.not_put, known=known)
 
 
+@cache
+def of_a_right_engine(model: Model) -> tuple[Asked, Checked]:
+    answers = asked(model)
+    return answers, checked(model, answers)
+
+
 @pytest.fixture(scope="module")
 def lfm3() -> Model:
     return lfm2np.load(FIXTURES / "lfm3")
@@ -110,7 +117,7 @@ def test_the_cost_is_that_of_one_prefill_and_short_tails(model: Model) -> None:
 
 def test_the_truth_computes_a_shared_prefix_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its network sees hardly more rows than the longest prompt has."""
-    answers, rows = asked(model), []
+    (answers, _), rows = of_a_right_engine(model), []
     right = ragged.final_states
 
     def counted(weights, config, numerics, ids, *others, **named):  # type: ignore[no-untyped-def]
@@ -124,13 +131,12 @@ def test_the_truth_computes_a_shared_prefix_once(model: Model, monkeypatch: pyte
 
 def test_a_right_engine_is_exact(model: Model, lfm3: Model) -> None:
     for subject in (model, lfm3):
-        result = checked(subject, asked(subject))
+        _, result = of_a_right_engine(subject)
         assert result.total.verdict is Verdict.EXACT and len(result.positions) > 16 * FEW
 
 
 def test_stored_rows_begin_late_and_change_nothing(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = asked(model)
-    whole = checked(model, answers)
+    answers, whole = of_a_right_engine(model)
     monkeypatch.setattr(truth, "LATE", 64)
     late = checked(model, answers)
     assert late.positions == whole.positions and late.total == whole.total
