@@ -2,8 +2,9 @@
 
     python -m lfm2np.conformance.fault_trial NAME PROFILE
 
-A fault is first tried with few examples of every property, then with those of the profile, until one catches it. A
-variant goes through the whole suite. In a checkout the suite includes tests/internal_properties.
+A fault is first tried with few examples of every property, then with those of the profile, until one catches it; that
+property has to hold without the fault, or its failure is no catch. A variant goes through the whole suite. In a
+checkout the suite includes tests/internal_properties.
 """
 
 from __future__ import annotations
@@ -36,14 +37,25 @@ def suite() -> tuple[Property | Machine, ...]:
 
 
 def try_fault(fault: Fault, profile: str) -> dict[str, Any]:
-    properties = suite()
     with inject(fault):
-        for name in dict.fromkeys(("quick", profile)):
-            for prop in properties:
-                result = run_property(prop, own, name)
-                if result.status == "failed":
-                    return caught_by(result, name)
-    return {"caught": False}
+        failure = first_failure(profile)
+    if failure is None:
+        return {"caught": False}
+    prop, result, name = failure
+    if run_property(prop, own, name).status == "failed":
+        return {"caught": False, "by": f"{prop.id}, which fails without it, too"}
+    return caught_by(result, name)
+
+
+def first_failure(profile: str) -> tuple[Property | Machine, Result, str] | None:
+    """The first property to fail, and under which profile: quick, then this one."""
+    properties = suite()
+    for name in dict.fromkeys(("quick", profile)):
+        for prop in properties:
+            result = run_property(prop, own, name)
+            if result.status == "failed":
+                return prop, result, name
+    return None
 
 
 def try_variant(name: str, profile: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from lfm2np.cli import faults as cli_faults
 from lfm2np.cli import main
 from lfm2np.conformance import fault_trial
 from lfm2np.conformance.catalogue import ALL
+from lfm2np.conformance.runner import Result
 from lfm2np.faults import FAULTS, VARIANTS, Edit, Fault, Variant, inject
 from lfm2np.faults.catalogue import edits_of
 from lfm2np.faults.inject import find
@@ -137,6 +138,24 @@ def test_a_process_without_a_verdict_is_never_a_success(monkeypatch: pytest.Monk
         answer = cli_faults.try_one(one, "quick")
         assert (answer["name"], answer["caught"]) == (one.name, caught)
         assert "ended with code 1" in answer["by"]
+
+
+def test_a_property_that_fails_without_the_fault_too_catches_nothing(monkeypatch: pytest.MonkeyPatch):
+    def always(prop: Any, factory: Any, profile: str) -> Result:
+        return Result(prop.id, "failed", examples=1)
+
+    def once(prop: Any, factory: Any, profile: str, runs: list[str] = []) -> Result:  # noqa: B006
+        runs.append(prop.id)
+        return Result(prop.id, "failed" if len(runs) == 1 else "passed", examples=1)
+
+    first = fault_trial.suite()[0].id
+    monkeypatch.setattr(fault_trial, "run_property", always)
+    assert fault_trial.try_fault(FAULTS[0], "quick") == {
+        "caught": False,
+        "by": f"{first}, which fails without it, too",
+    }
+    monkeypatch.setattr(fault_trial, "run_property", once)
+    assert fault_trial.try_fault(FAULTS[0], "quick")["by"] == first
 
 
 def test_an_installed_copy_tries_the_suite_for_any_engine_and_a_checkout_all(monkeypatch, tmp_path: Path):
