@@ -139,7 +139,9 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     raw = without_settings(language_config_of(path), str(path))
     config = parse_config(raw, str(path), rope)
     if unread := unread_keys(raw, READ):
-        warnings.warn(f"{path}: {', '.join(unread)}: not read, as no published config has such keys", stacklevel=2)
+        warnings.warn(
+            f"{path}: {', '.join(unread)}: not read, as no published config of these models has such keys", stacklevel=2
+        )
     if reading := reading_of(config):
         warnings.warn(f"{path}: {reading}", stacklevel=2)
     generation = directory / "generation_config.json"
@@ -256,6 +258,8 @@ def _require_known(raw: _Raw) -> None:
     require(model_type in MODEL_TYPES, "model_type", model_type, f"one of {', '.join(MODEL_TYPES)}")
     _require_causal(raw)
     for key, allowed in ONLY.items():
+        if model_type == "lfm3" and key == "use_sliding_window":
+            allowed = (True, None)
         is_done = key not in raw or any(same(raw[key], value) for value in allowed)
         if not (model_type == "lfm3" and key in LFM3_ONLY):
             require_done(is_done, key, raw.get(key), f"{show_json(allowed[0])} or no such key")
@@ -274,7 +278,9 @@ def _require_causal(raw: _Raw) -> None:
     causal = CAUSAL[str(raw["model_type"])]
     expected = f"one of {', '.join(causal)}, for model_type {show_json(raw['model_type'])}"
     for name in classes or ():
-        require(name in causal, "architectures", name, f"{expected}: lfm2np computes no encoder")
+        of_another_type = any(name in classes_of_type for classes_of_type in CAUSAL.values())
+        why = "" if of_another_type else ": lfm2np computes no encoder"
+        require(name in causal, "architectures", name, expected + why)
     beside = f"{expected} in architectures beside it: the code that it names may compute anything"
     require(bool(classes) or not raw.get("auto_map"), "auto_map", raw.get("auto_map"), beside)
 

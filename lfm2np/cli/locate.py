@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.parser import MODEL_HELP, Commands, add, add_command
 from lfm2np.cli.shared.terminal import parse_ids, print_result, progress_bar
@@ -48,6 +49,9 @@ def run(arguments: argparse.Namespace) -> None:
         report = locate(tensors, config, dump, arguments.format, show)
     fields = {"model": str(path), "conclusive": report.is_conclusive, **finite(dataclasses.asdict(report))}
     print_result(arguments, fields, as_text(report))
+    if config.is_rope_relabelled and any(one.name.endswith("_rotated") for one in report.findings):
+        other = next(one for one in READINGS if one != arguments.rope)
+        print(f"lfm2np: the rotation's label has another reading: --rope {other}", file=sys.stderr)
     if report.findings:
         raise ProofError(f"{report.findings[0].name}: not what its inputs make")
     if not report.is_conclusive:
@@ -77,7 +81,8 @@ RECORD_EXIT_CODES = """exit codes:
 def run_record(arguments: argparse.Namespace) -> None:
     """Writes the dump. RequestError (2) for arguments that can't be met, TargetError (3) for an engine that can't."""
     path = checkpoint_path(arguments.model)
-    config = read_config(path)
+    reading = READINGS[1] if arguments.target.startswith("transformers:") else READINGS[0]  # its own
+    config = read_config(path, reading)
     prompts = [parse_ids(text, "--prompt-ids") for text in arguments.prompt_ids]
     require_request(prompts, arguments.request, arguments.max_tokens, config)
     record = record_of(arguments.target, path, arguments.format or format_of(arguments.target))

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser(words[0] if words else None).parse_args(words)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = show_warning
+            warnings.showwarning = once(show_warning)
             arguments.run(arguments)
         sys.stdout.flush()
     except Lfm2npError as error:
@@ -87,6 +87,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def discard_output() -> None:
     """Nothing more can be written, nor flushed when the process ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def once(show: Callable[..., None]) -> Callable[..., None]:
+    """Shows each text once, however many places of a command meet it."""
+    shown: set[str] = set()
+
+    def show_new(message: Warning | str, *more: object, **named: object) -> None:
+        if str(message) not in shown:
+            shown.add(str(message))
+            show(message, *more, **named)
+
+    return show_new
 
 
 def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

@@ -182,6 +182,10 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     ),
     "an encoder": ({"architectures": ["Lfm3Model"]}, "architectures: 'Lfm3Model'"),
     "both ways": ({"is_causal": False}, "is_causal: false"),
+    "windows switched off": (
+        {"use_sliding_window": False},
+        "use_sliding_window: false is not implemented",
+    ),
     "a window in an LFM2": (
         {"model_type": "lfm2", "architectures": None, "sliding_window": 8},
         "sliding_window: 8 is not implemented",

@@ -13,6 +13,8 @@ import lfm2np
 from lfm2np.cli import main
 from lfm2np.conformance.strategies.models import checkpoint
 from lfm2np.faults import inject
+from lfm2np.oracle.recorders.own import record
+from lfm2np.oracle.recorders.recorder import content_of
 
 IDS = [5, 17, 3, 3, 9, 22, 11, 8, 20, 4, 17, 3, 6, 13, 2, 19, 7]
 
@@ -103,3 +105,22 @@ def test_commands_read_it_as_asked(published: Path, capsys: pytest.CaptureFixtur
     assert by_reading["trained"] == lfm2np.load(checkpoint(MODELS["all kinds of layers"])).digest()
     assert by_reading["trained"] != by_reading["transformers"]
     assert np.abs(lfm2np.load(published).logits(IDS)).max() > 0
+
+
+@pytest.mark.rounding
+@pytest.mark.filterwarnings("default:.*labelled")
+def test_locate_names_the_other_reading_where_a_rotation_is_wrong(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """And says how it read the label once, not wherever the config is read."""
+    dump = tmp_path / "dump.safetensors"
+    other = lfm2np.load(published, "float32", rope="transformers")
+    dump.write_bytes(content_of(record(other, IDS), "float32"))
+    capsys.readouterr()
+    assert main(["locate", str(dump), "--model", str(published)]) == 1
+    shown = capsys.readouterr()
+    assert "q_rotated" in shown.out
+    assert shown.err.count("labelled") == 1
+    assert "the rotation's label has another reading: --rope transformers" in shown.err
+    assert main(["locate", str(dump), "--model", str(published), "--rope", "transformers"]) == 0
+    assert "another reading" not in capsys.readouterr().err

@@ -88,7 +88,7 @@ SCALES: dict[str, Scale] = {
     "row": Scale(
         lambda position, _: position.row,
         {"below": "before position {}", "from": "from position {} on"},
-        {"below": START, "from": "state, positions, or the border of a block or chunk"},
+        {"below": START, "from": "state, positions, or the border of a window, block or chunk"},
         EDGES,
     ),
     "length": Scale(

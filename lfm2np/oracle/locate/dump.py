@@ -24,7 +24,7 @@ from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.locate.mixture import PARTS as MIXTURE_PARTS
 from lfm2np.oracle.locate.operation import Operation
 from lfm2np.oracle.locate.operations import OPTIONAL, operations, window_of
-from lfm2np.oracle.locate.patterns import TOKEN, Steps
+from lfm2np.oracle.locate.patterns import TOKEN, Context, Steps
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.values import plain, show
 from scheduler.checksum import json_sha256
@@ -200,8 +200,11 @@ def read_ids(entry: tuple[str, tuple[int, ...], bytes], what: str, config: Model
 def read_steps(entry: tuple[str, tuple[int, ...], bytes], what: str, tokens: int) -> tuple[int, ...]:
     """[S] rows of each step, no more than there are tokens."""
     sizes = [int(size) for size in read_whole(entry, what, "S")]
-    if min(sizes) < 1 or sum(sizes) > tokens:
-        raise DumpError(f"{what}: {shortened(sizes)}, expected rows of each step, in sum at most T={tokens}")
+    if min(sizes) < 1:
+        raise DumpError(f"{what}: {min(sizes)}, expected rows of each step, at least 1")
+    if sum(sizes) > tokens:
+        added = f"{shortened(sizes)}, {sum(sizes)} in sum"
+        raise DumpError(f"{what}: {added}, expected rows of each step, in sum at most T={tokens}")
     return tuple(sizes)
 
 
@@ -251,9 +254,18 @@ def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConf
         if is_convolution and array.ndim == 2 and len(array) == width and array.shape[1] in (steps.tokens, padded):
             return np.ascontiguousarray(array[:, : steps.tokens].T)
     expected = [f"[{rows[-1]}, {width}]", *([f"[{width}, {padded}]"] if is_convolution else [])]
+    of_steps = f" in steps of {shortened(steps.sizes)} rows"
+    if operation.per != TOKEN and len(steps.sizes) == 1:
+        of_steps = f" in one step, unless {STEPS} says otherwise"
+    elif steps.first:
+        of_steps += f", {sum(steps.sizes)} in sum"
+    elif len(steps.sizes) == 1:
+        of_steps = ""
+    window = operation.per.window if isinstance(operation.per, Context) else None
+    of_window = f": what each step sees, from {window - 1} positions before its first on" if window else ""
     raise DumpError(
         f"{what}: shape {values.shape}, expected {' or '.join(expected)} for T={steps.tokens} tokens"
-        + (f" in steps of {shortened(steps.sizes)} rows" if len(steps.sizes) > 1 or steps.first else "")
+        f"{of_steps}{of_window}"
     )
 
 

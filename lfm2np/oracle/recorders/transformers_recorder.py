@@ -58,7 +58,7 @@ def record(
     prepare  is called with the loaded model: to choose another attention, say, or other products of experts
     errors   RequestError for what can't be run; TargetError without the libraries, of other versions, or if they fail
     """
-    config = load_config(model)
+    config = load_config(model, "transformers")
     require_model_type(config, "transformers", ("lfm2", "lfm2_moe", "lfm3"))
     require_request(prompts, request, max_tokens, config)
     require_version("transformers", VERSIONS)

@@ -32,10 +32,13 @@ from engine_runs import (
     with_wrong_drafts,
 )
 
+from lfm2np.errors import DumpError
 from lfm2np.faults import FAULTS, inject
 from lfm2np.faults.catalogue import read_faults
 from lfm2np.loading import Model
+from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.recorders.own import RecordedEngine, record
+from lfm2np.oracle.recorders.recorder import content_of
 from lfm2np.speculation.drafters import ScriptedDrafter
 
 pytestmark = pytest.mark.rounding
@@ -161,6 +164,17 @@ def test_a_fault_of_a_windows_blocks_is_found_in_what_a_step_read(name: str) -> 
     first, *others = located(model, recorded).findings
     assert (first.name, first.rows) == ("model.layers.4.self_attn.keys_read", f"{read} read them")
     assert {one.name.partition(".4.")[2] for one in others} <= {*READ, "self_attn.attended"}
+
+
+def test_rows_that_a_window_hides_are_not_taken_for_those_it_shows() -> None:
+    """An engine that dumps all positions is told what was expected, and why."""
+    model = loaded(LFM3, "float32")
+    recorded = rows_of(past_the_window_in_chunks(model), "a")
+    name = "model.layers.4.self_attn.keys_read"
+    recorded[name] = np.concatenate([recorded[name], recorded[name][:1]])
+    message = r"keys_read: shape .*, expected .* rows: what each step sees, from 15 positions before its first on"
+    with pytest.raises(DumpError, match=message):
+        parse_dump(content_of(recorded), "dump", model.config)
 
 
 def test_rows_behind_rejected_drafts_are_right_past_a_window() -> None:

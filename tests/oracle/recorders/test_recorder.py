@@ -116,8 +116,8 @@ def test_what_cannot_be_kept_is_an_error_that_says_why() -> None:
 @pytest.mark.parametrize(
     ("sizes", "name", "shape", "words"),
     [
-        ([3, 2], LAYER, (5, 128), "steps: 3, 2, expected rows of each step, in sum at most T=4"),
-        ([3, 0], LAYER, (4, 128), "steps: 3, 0, expected rows of each step"),
+        ([3, 2], LAYER, (5, 128), "steps: 3, 2, 5 in sum, expected rows of each step, in sum at most T=4"),
+        ([3, 0], LAYER, (4, 128), "steps: 0, expected rows of each step, at least 1"),
         ([2], LAYER, (3, 128), r"expected \[2, 128\] for T=4 tokens in steps of 2 rows"),
         ([3, 1], KEYS, (4, 64), r"expected \[7, 64\] for T=4 tokens in steps of 3, 1 rows"),
         ([3, 1], f"{LAYER}.conv.state", (4, 256), r"expected \[2, 256\]"),
