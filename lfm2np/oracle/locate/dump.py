@@ -254,19 +254,22 @@ def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConf
         if is_convolution and array.ndim == 2 and len(array) == width and array.shape[1] in (steps.tokens, padded):
             return np.ascontiguousarray(array[:, : steps.tokens].T)
     expected = [f"[{rows[-1]}, {width}]", *([f"[{width}, {padded}]"] if is_convolution else [])]
-    of_steps = f" in steps of {shortened(steps.sizes)} rows"
-    if operation.per != TOKEN and len(steps.sizes) == 1:
-        of_steps = f" in one step, unless {STEPS} says otherwise"
-    elif steps.first:
-        of_steps += f", {sum(steps.sizes)} in sum"
-    elif len(steps.sizes) == 1:
-        of_steps = ""
-    window = operation.per.window if isinstance(operation.per, Context) else None
-    of_window = f": what each step sees, from {window - 1} positions before its first on" if window else ""
     raise DumpError(
         f"{what}: shape {values.shape}, expected {' or '.join(expected)} for T={steps.tokens} tokens"
-        f"{of_steps}{of_window}"
+        + counted_by(operation, steps)
     )
+
+
+def counted_by(operation: Operation, steps: Steps) -> str:
+    """The steps, and the window, that an operation's rows are counted by, in words."""
+    words = ""
+    if len(steps.sizes) > 1 or steps.first or operation.per != TOKEN:
+        words = f" in {STEPS} of {shortened(steps.sizes)} rows"
+    if steps.first:
+        words += f", {sum(steps.sizes)} in sum"
+    if isinstance(operation.per, Context) and operation.per.window is not None:
+        words += f": what each step sees, from {operation.per.window - 1} positions before its first on"
+    return words
 
 
 def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
