@@ -62,7 +62,11 @@ ECHOES: dict[str, str] = {
     "theta": "rope_theta",
 }
 MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe only
-LFM3_ONLY = ("sliding_window", "attention_bias")  # keys that an lfm3 may have as it likes
+LFM3_ONLY: dict[str, tuple[object, ...] | None] = {  # the same of an lfm3; None: as it likes
+    "sliding_window": None,
+    "attention_bias": None,
+    "use_sliding_window": (True, None),
+}
 LFM2_CLASSES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration")  # the last: its text part
 CAUSAL = {  # the classes that a config.json may name, by its model_type
     "lfm2": LFM2_CLASSES,
@@ -257,11 +261,9 @@ def _require_known(raw: _Raw) -> None:
     model_type = raw.get("model_type")
     require(model_type in MODEL_TYPES, "model_type", model_type, f"one of {', '.join(MODEL_TYPES)}")
     _require_causal(raw)
-    for key, allowed in ONLY.items():
-        if model_type == "lfm3" and key == "use_sliding_window":
-            allowed = (True, None)
-        is_done = key not in raw or any(same(raw[key], value) for value in allowed)
-        if not (model_type == "lfm3" and key in LFM3_ONLY):
+    for key, allowed in (ONLY | (LFM3_ONLY if model_type == "lfm3" else {})).items():
+        if allowed is not None:
+            is_done = key not in raw or any(same(raw[key], value) for value in allowed)
             require_done(is_done, key, raw.get(key), f"{show_json(allowed[0])} or no such key")
     for key in ("num_experts", "num_local_experts") if model_type != "lfm2_moe" else ():
         is_right = raw.get(key) is None or same(raw[key], 0)

@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
         report = locate(tensors, config, dump, arguments.format, show)
     fields = {"model": str(path), "conclusive": report.is_conclusive, **finite(dataclasses.asdict(report))}
     print_result(arguments, fields, as_text(report))
-    if config.is_rope_relabelled and any(one.name.endswith("_rotated") for one in report.findings):
-        other = next(one for one in READINGS if one != arguments.rope)
+    if config.is_rope_relabelled and any(finding.name.endswith("_rotated") for finding in report.findings):
+        other = next(reading for reading in READINGS if reading != arguments.rope)
         print(f"lfm2np: the rotation's label has another reading: --rope {other}", file=sys.stderr)
     if report.findings:
         raise ProofError(f"{report.findings[0].name}: not what its inputs make")

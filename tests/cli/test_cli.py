@@ -24,7 +24,7 @@ from test_checkpoint import CORRUPT
 from test_config import REFUSALS
 
 import lfm2np
-from lfm2np.cli import main
+from lfm2np.cli import main, program
 from lfm2np.cli.program import COMMANDS, build_parser
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -377,3 +377,11 @@ def test_help_of_a_command_is_the_same_with_and_without_the_others(name: str) ->
         return str(commands.choices[name].format_help())
 
     assert own_help(build_parser(name)) == own_help(build_parser())
+
+
+def test_a_warning_is_shown_once_a_command_wherever_it_comes_from():
+    shown: list[str] = []
+    show = program.once(lambda message, *_: shown.append(str(message)))
+    for text in ("read otherwise", "torn", "read otherwise"):
+        show(UserWarning(text), UserWarning, "config.py", 1)
+    assert shown == ["read otherwise", "torn"]

@@ -112,7 +112,6 @@ def test_commands_read_it_as_asked(published: Path, capsys: pytest.CaptureFixtur
 def test_locate_names_the_other_reading_where_a_rotation_is_wrong(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """And says how it read the label once, not wherever the config is read."""
     dump = tmp_path / "dump.safetensors"
     other = lfm2np.load(published, "float32", rope="transformers")
     dump.write_bytes(content_of(record(other, IDS), "float32"))

@@ -34,12 +34,12 @@ class TransformersSide:
         """Seconds of each of `steps` steps, after one that is not counted."""
         is_prefill = cell.kind == PREFILL
         cache = None if is_prefill else self.random_cache(cell)
-        ids, found = self._random_ids(cell), []
+        ids, times = self._random_ids(cell), []
         for _ in range(WARM_UP + steps):
             seconds, chosen = self.step(ids, cache)
             ids = self._random_ids(cell) if is_prefill else chosen
-            found.append({"seconds": seconds})
-        return found[WARM_UP:]
+            times.append({"seconds": seconds})
+        return times[WARM_UP:]
 
     def step(self, ids: Any, cache: Any) -> tuple[float, Any]:
         """Seconds, and the next token of each request [S, 1]. ids [S, t]; without a cache a new one is filled."""

@@ -128,7 +128,7 @@ def read_matrix(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTenso
     if "qweight" not in parts:
         return None
     names = parts.module.names
-    if skipped := next((one for one in settings.skipped if any(one in name for name in names)), None):
+    if skipped := next((part for part in settings.skipped if any(part in name for name in names)), None):
         raise parts.wrong(
             "qweight", f"expected none from modules_to_not_convert, which has {show_json(skipped)} (config.json)"
         )

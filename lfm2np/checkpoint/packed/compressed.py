@@ -83,9 +83,9 @@ def _told(form: Weights) -> str:
 
 def _require_told_shape(parts: Parts, dims: Dims) -> None:
     stored = parts.take("weight_shape", "format=pack-quantized", INTEGERS, ((2, "dimensions of a matrix"),))
-    told, expected = tuple(stored.array.tolist()), (dims[0][0], dims[1][0])
-    if told != expected:
-        raise stored.wrong(f"{told}, expected {expected} from {origins_of(dims)}")
+    shape, expected = tuple(stored.array.tolist()), (dims[0][0], dims[1][0])
+    if shape != expected:
+        raise stored.wrong(f"{shape}, expected {expected} from {origins_of(dims)}")
 
 
 def _scale_dims(parts: Parts, dims: Dims, form: Weights) -> tuple[Dim, ...]:

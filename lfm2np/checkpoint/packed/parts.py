@@ -65,15 +65,15 @@ def with_matrices(
     read: Callable[[Parts, Dims], StoredTensor | None],
 ) -> dict[str, StoredTensor]:
     """What is no part of a matrix that `read` puts together keeps its name."""
-    found = dict(tensors)
+    joined = dict(tensors)
     for module, dims in matrices(tensors, config):
         parts = Parts(tensors, module, source)
         matrix = read(parts, dims)
         if matrix is not None:
             for name in parts.used:
-                del found[name]
-            found[f"{module.name}.weight"] = matrix
-    return found
+                del joined[name]
+            joined[f"{module.name}.weight"] = matrix
+    return joined
 
 
 def matrices(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> Iterator[tuple[Module, Dims]]:

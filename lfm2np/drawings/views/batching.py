@@ -142,7 +142,7 @@ def rows_of(run: Run, step: Step) -> Markup:
     rows: list[Sequence[object]] = []
     for entry, place, token in step.rows:
         said = step.tokens.get(entry.request_id, ()) if place == entry.stop - 1 else ()
-        answer = " ".join(visible(run.word(one)) for one in said)
+        answer = " ".join(visible(run.word(token)) for token in said)
         rows.append([len(rows), visible(entry.request_id), place, visible(run.word(token)), answer])
     head = ["row", "request", "position", "token", "what comes of it"]
     return table(f"Step {step.number} of the run: its flat array", head, rows)

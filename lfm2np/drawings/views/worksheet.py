@@ -31,7 +31,7 @@ def worksheet(alone: Run, together: Run, weights: Mapping[str, Any], run: Run) -
 
 
 def named(step: Step, layer: int, operation: str) -> Operation:
-    return next(one for one in step.operations if one["layer"] == layer and one["operation"] == operation)
+    return next(each for each in step.operations if each["layer"] == layer and each["operation"] == operation)
 
 
 def listed(values: Sequence[float]) -> str:

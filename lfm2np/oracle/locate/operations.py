@@ -267,26 +267,27 @@ def per_step(
     tokens, before, read = len(oracle.token_ids), slice(0, oracle.steps.first), 0
     spans, views = [before, *oracle.steps.spans()], [before, *oracle.steps.seen(window)]
     for span, seen in zip(spans, views, strict=True):
-        found = slice(read, read + seen.stop - seen.start)
-        read = found.stop
+        stored = slice(read, read + seen.stop - seen.start)
+        read = stored.stop
         if span.stop > span.start:
-            yield seen, [queries[span], *(one[seen if len(one.values) == tokens else found] for one in cached)]
+            views_of_step = [rows[seen if len(rows.values) == tokens else stored] for rows in cached]
+            yield seen, [queries[span], *views_of_step]
 
 
 def attention(window: int | None, oracle: Oracle, queries: Measured, keys: Measured, values: Measured) -> Measured:
     made = []
     for _, step in per_step(window, oracle, queries, keys, values):
-        own, own_keys, own_values = (by_heads(oracle, one) for one in step)
-        made.append(spread.attend(own, own_keys, own_values, oracle.precision, window))
+        asking, keys_read, values_read = (by_heads(oracle, rows) for rows in step)
+        made.append(spread.attend(asking, keys_read, values_read, oracle.precision, window))
     return joined_rows(made).reshape(len(oracle.token_ids), -1)
 
 
 def scores_of(window: int | None, oracle: Oracle, queries: Measured, keys: Measured) -> Measured:
     """[T, H*T], 0 behind each row's own position and before its window."""
     tokens, made = len(oracle.token_ids), []
-    for seen, (own, own_keys) in per_step(window, oracle, queries, keys):
-        scores = spread.scores(by_heads(oracle, own), by_heads(oracle, own_keys), oracle.precision, window)  # [t, H, C]
-        made.append(scores.widened(seen.start, tokens).reshape(len(own.values), -1))
+    for seen, (asking, read) in per_step(window, oracle, queries, keys):
+        scores = spread.scores(by_heads(oracle, asking), by_heads(oracle, read), oracle.precision, window)  # [t, H, C]
+        made.append(scores.widened(seen.start, tokens).reshape(len(asking.values), -1))
     return joined_rows(made)
 
 
@@ -306,9 +307,9 @@ def weighted(
 ) -> Measured:
     """Values [T, G*E] times weights [T, H*T], or times what `steps` make weights of."""
     tokens, made = len(oracle.token_ids), []
-    for seen, (own, own_values) in per_step(window, oracle, chained(steps, oracle, given), values):
-        weights = own.reshape(len(own.values), -1, tokens)[:, :, seen]
-        made.append(spread.mix(weights, by_heads(oracle, own_values), oracle.precision))
+    for seen, (asking, read) in per_step(window, oracle, chained(steps, oracle, given), values):
+        weights = asking.reshape(len(asking.values), -1, tokens)[:, :, seen]
+        made.append(spread.mix(weights, by_heads(oracle, read), oracle.precision))
     return joined_rows(made).reshape(tokens, -1)
 
 

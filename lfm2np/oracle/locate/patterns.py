@@ -154,20 +154,20 @@ class Steps:
         back = self.tokens if window is None else window - 1
         return [slice(max(0, start - back), end) for start, end in zip(self.starts, self.ends, strict=True)]
 
+    def counts(self, context: Context) -> list[int]:
+        """How many positions each step sees."""
+        return [seen.stop - seen.start for seen in self.seen(context.window)]
+
     def count(self, per: Per) -> int:
         """Rows of a tensor with one per token, per step, or per position that each step sees."""
-        if isinstance(per, Context):
-            return sum(one.stop - one.start for one in self.seen(per.window))
-        return {TOKEN: self.tokens, STEP: len(self.sizes)}[per]
+        return sum(self.counts(per)) if isinstance(per, Context) else {TOKEN: self.tokens, STEP: len(self.sizes)}[per]
 
     def step_of(self, per: Per) -> Indices:
         """The step of each row; -1 for rows before the first step, which contexts also have first."""
         numbers = np.arange(len(self.sizes))
         if per == STEP:
             return numbers
-        counts = self.sizes
-        if isinstance(per, Context):
-            counts = tuple(one.stop - one.start for one in self.seen(per.window))
+        counts = self.counts(per) if isinstance(per, Context) else self.sizes
         return np.concatenate([np.full(self.first, -1), np.repeat(numbers, counts)])
 
     def place(self, per: Per, row: int) -> str:

@@ -73,9 +73,9 @@ class RecordingNumerics:
             return operation
 
         def recorded(*arguments: Any, **named: Any) -> Any:
-            made = operation(*arguments, **named)
-            self._keep_first(OUTPUTS[name], made)
-            return made
+            output = operation(*arguments, **named)
+            self._keep_first(OUTPUTS[name], output)
+            return output
 
         return recorded
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import load_config
-from lfm2np.model.config import ModelConfig
+from lfm2np.model.config import CONV, ModelConfig
 from lfm2np.oracle.locate.operations import window_of
 from lfm2np.oracle.recorders.demands import around, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
@@ -38,7 +38,6 @@ INPUTS = {  # by the end of a module's name, what its input is; of an LFM2 the f
     ".feed_forward.w2": ".feed_forward.gated",
     ".ffn_norm": ".residual",
 }
-ATTENTION = ("full_attention", "sliding_attention")
 ROUTER, EXPERTS = "feed_forward.gate", "feed_forward.experts"  # modules of a mixture
 ROUTED = ("gate", "expert_weights", "experts_chosen")  # what a router returns: [B*T, N], then [B*T, K] twice
 
@@ -56,7 +55,7 @@ def record(
 
     padded   all prompts in one left-padded batch; else the request runs alone
     prepare  is called with the loaded model: to choose another attention, say, or other products of experts
-    errors   RequestError for what can't be run; TargetError without the libraries, of other versions, or if they fail
+    errors   RequestError for what can't be run; TargetError without the libraries, of older versions, or if they fail
     """
     config = load_config(model, "transformers")
     require_model_type(config, "transformers", ("lfm2", "lfm2_moe", "lfm3"))
@@ -65,10 +64,12 @@ def record(
     network = load_model(str(model), format)
     prepare(network)
     chosen, row = (list(prompts), request) if padded else ([prompts[request]], 0)
-    own = OwnColumns(config, format, row, max(map(len, chosen)) - len(chosen[row]), len(chosen[row]) + max_tokens - 1)
-    with own.tapped(network):
+    columns = OwnColumns(
+        config, format, row, max(map(len, chosen)) - len(chosen[row]), len(chosen[row]) + max_tokens - 1
+    )
+    with columns.tapped(network):
         generate(network, [Ask(str(index), "record", tuple(prompt), max_tokens) for index, prompt in enumerate(chosen)])
-    return own.recorder
+    return columns.recorder
 
 
 class OwnColumns:
@@ -86,12 +87,13 @@ class OwnColumns:
         self._batch = tuple(ids.shape)
         found = ids[self.row].tolist()
         self.recorder.step(found if self.recorder.sizes else found[self.padding :])
-        convolutions = [index for index, kind in enumerate(self._layers) if kind == "conv"]
-        others = [index for index, kind in enumerate(self._layers) if kind in ATTENTION]
-        self._reached = {"u": iter(convolutions)} | {part: iter(others) for part in ("rotated", "gate")}
+        convolutions = [index for index, kind in enumerate(self._layers) if kind == CONV]
+        others = [index for index, kind in enumerate(self._layers) if kind != CONV]
+        self._reached = {"u": iter(convolutions), "rotated": iter(others), "gate": iter(others)}
 
     @property
-    def own(self) -> int:
+    def count(self) -> int:
+        """Rows of this pass that are the request's."""
         return self.recorder.sizes[-1]
 
     def layer(self, part: str) -> str:
@@ -100,12 +102,12 @@ class OwnColumns:
 
     def keep(self, name: str, tensor: Any) -> None:
         """[B, T, ...], of which the request's rows stay; of logits the last of them may be all there are."""
-        rows = as_numbers(tensor[self.row])[-self.own :]
+        rows = as_numbers(tensor[self.row])[-self.count :]
         self.recorder.keep(name, rows.reshape(len(rows), -1))
 
     def keep_flat(self, name: str, tensor: Any) -> None:
         """[B*T, ...], as a mixture has the batch; whole numbers stay whole."""
-        rows = tensor.reshape(*self._batch, -1)[self.row].detach().cpu()[-self.own :]
+        rows = tensor.reshape(*self._batch, -1)[self.row].detach().cpu()[-self.count :]
         self.recorder.keep(name, as_numbers(rows) if rows.is_floating_point() else rows.numpy())
 
     # --- what hooks and wrapped functions see
@@ -127,20 +129,20 @@ class OwnColumns:
 
     def rotated(self, original: Any, *arguments: Any, **options: Any) -> Any:
         """Queries [B, H, T, E] and keys [B, G, T, E]."""
-        made, layer = original(*arguments, **options), self.layer("rotated")
-        for name, heads in zip(("q_rotated", "k_rotated"), made, strict=True):
+        output, layer = original(*arguments, **options), self.layer("rotated")
+        for name, heads in zip(("q_rotated", "k_rotated"), output, strict=True):
             self.keep(f"{layer}.self_attn.{name}", heads.transpose(1, 2))
-        return made
+        return output
 
     def updated(self, original: Any, cache: Any, keys: Any, values: Any, layer: int, *more: Any, **options: Any) -> Any:
         """Keys and values [B, G, C, E] as attention finds them in the cache."""
-        made = original(cache, keys, values, layer, *more, **options)
+        output = original(cache, keys, values, layer, *more, **options)
         end = len(self.recorder.token_ids)
-        first = max(0, end - self.own - self._windows[layer] + 1)
-        for name, heads in zip(("keys_read", "values_read"), made, strict=True):
+        first = max(0, end - self.count - self._windows[layer] + 1)
+        for name, heads in zip(("keys_read", "values_read"), output, strict=True):
             positions = as_numbers(heads[self.row].transpose(0, 1))[first - end :]
             self.recorder.keep(f"model.layers.{layer}.self_attn.{name}", positions.reshape(len(positions), -1))
-        return made
+        return output
 
     def interface(self, original: Any, *arguments: Any, **options: Any) -> Any:
         """The attention that the model asks for, tapped."""
@@ -148,52 +150,52 @@ class OwnColumns:
 
     def attended(self, original: Any, module: Any, *arguments: Any, **options: Any) -> Any:
         """Attention's output [B, T, H, E]; its weights [B, H, T, C], where they are made."""
-        made, prefix = original(module, *arguments, **options), f"model.layers.{module.layer_idx}.self_attn"
-        self.keep(f"{prefix}.attended", made[0])
-        if made[1] is not None:
-            weights, end = as_numbers(made[1][self.row].transpose(0, 1))[-self.own :], len(self.recorder.token_ids)
+        output, prefix = original(module, *arguments, **options), f"model.layers.{module.layer_idx}.self_attn"
+        self.keep(f"{prefix}.attended", output[0])
+        if output[1] is not None:
+            weights, end = as_numbers(output[1][self.row].transpose(0, 1))[-self.count :], len(self.recorder.token_ids)
             columns = min(weights.shape[2], end)
             wide = np.pad(weights[:, :, -columns:], ((0, 0), (0, 0), (end - columns, self.tokens - end)))
             self.recorder.keep(f"{prefix}.weights", wide.reshape(len(wide), -1))
-        return made
+        return output
 
     def gates(self, original: Any, *arguments: Any, **options: Any) -> Any:
         """The heads' gates [B, T, H]: the one sigmoid of an LFM3."""
-        made = original(*arguments, **options)
-        self.keep(f"{self.layer('gate')}.self_attn.gate", made)
-        return made
+        output = original(*arguments, **options)
+        self.keep(f"{self.layer('gate')}.self_attn.gate", output)
+        return output
 
     def convolved(self, original: Any, u: Any, *arguments: Any, **options: Any) -> Any:
         """u [B, D, columns]: what the cache holds, if anything, then this pass's columns."""
         window = self._columns([], u)
-        made = original(u, *arguments, **options)
-        self._keep_convolution(window, made)
-        return made
+        output = original(u, *arguments, **options)
+        self._keep_convolution(window, output)
+        return output
 
     def stepped(self, original: Any, u: Any, state: Any, *arguments: Any, **options: Any) -> Any:
         """u [B, D, 1] behind the cached columns [B, D, L-1 or L], which are moved on."""
         window = self._columns([state], u)
-        made = original(u, state, *arguments, **options)
-        self._keep_convolution(window, made)
-        return made
+        output = original(u, state, *arguments, **options)
+        self._keep_convolution(window, output)
+        return output
 
     def _columns(self, before: list[Any], u: Any) -> Array:
         return np.concatenate([as_numbers(one[self.row].T) for one in (*before, u)])  # [columns, D]
 
-    def _keep_convolution(self, window: Array, made: Any) -> None:
+    def _keep_convolution(self, window: Array, output: Any) -> None:
         """The request's rows of u, what stands before them, and what comes of it [B, D, columns]."""
         layer, columns = f"{self.layer('u')}.conv", self.taps - 1
-        self.recorder.keep(f"{layer}.u", window[-self.own :])
-        before = np.pad(window[: -self.own], ((columns, 0), (0, 0)))  # zeros where there is nothing
+        self.recorder.keep(f"{layer}.u", window[-self.count :])
+        before = np.pad(window[: -self.count], ((columns, 0), (0, 0)))  # zeros where there is nothing
         self.recorder.keep(f"{layer}.state", before[len(before) - columns :].reshape(1, -1))
-        self.keep(f"{layer}.conv", made.transpose(1, 2))
+        self.keep(f"{layer}.conv", output.transpose(1, 2))
 
     @contextmanager
     def tapped(self, network: Any) -> Iterator[None]:
         """Hooks and wrapped functions, as long as the block lasts."""
         from transformers.cache_utils import Cache
 
-        modeling = sys.modules[type(network).__module__]  # of lfm2 or lfm2_moe
+        modeling = sys.modules[type(network).__module__]  # of lfm2, lfm2_moe or lfm3
         self.taps = network.config.conv_L_cache
         with ExitStack() as stack:
             stack.enter_context(around(modeling, "apply_rotary_pos_emb", self.rotated))

@@ -157,12 +157,15 @@ def dequantised(tensors: FILES, config: ModelConfig, form: Form) -> dict[str, St
     return found
 
 
+GATES = ("g_proj", "gate_proj")  # names of the gate, in turns
+
+
 @pytest.mark.rounding
 @pytest.mark.parametrize(
     ("name", "model", "gate"),
     [
-        (*one, gate)
-        for one, gate in zip(itertools.product(FORMS, MODELS), itertools.cycle(["g_proj", "gate_proj"]), strict=False)
+        (form, model, gate)
+        for (form, model), gate in zip(itertools.product(FORMS, MODELS), itertools.cycle(GATES), strict=False)
     ],
 )
 def test_a_quantised_lfm3_is_the_plain_one_of_the_same_numbers(model: str, name: str, gate: str, tmp_path: Path):

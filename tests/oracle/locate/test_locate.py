@@ -40,13 +40,13 @@ OF_EACH_FORMAT = [
 def test_a_right_engine_of_any_format_stays_within_the_bounds(directory: Path, name: str, draw: int) -> None:
     """From all tensors, from modules' outputs, and from blocks alone."""
     recorded = recorded_under(directory, emulate.emulated(name, 1, draw))
-    modules = {key: one for key, one in recorded.items() if not key.endswith((".attended", ".residual"))}
-    blocks = {key: one for key, one in recorded.items() if key == "token_ids" or key.count(".") == 2}
+    modules = {key: values for key, values in recorded.items() if not key.endswith((".attended", ".residual"))}
+    blocks = {key: values for key, values in recorded.items() if key == "token_ids" or key.count(".") == 2}
     for part, most in ((recorded, 0.7), (modules, 0.7), (blocks, 0.9)):
         report = report_of(directory, part, name)
         assert report.findings == ()
-        assert max(one.error for one in report.checks) < most
-        assert part is blocks or not any(one.is_blunt for one in report.checks)
+        assert max(check.error for check in report.checks) < most
+        assert part is blocks or not any(check.is_blunt for check in report.checks)
 
 
 def test_lfm2nps_own_bfloat16_and_float64_stay_within_the_bounds() -> None:

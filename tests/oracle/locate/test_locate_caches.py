@@ -163,7 +163,7 @@ def test_a_fault_of_a_windows_blocks_is_found_in_what_a_step_read(name: str) -> 
         recorded = rows_of(build(model), request)
     first, *others = located(model, recorded).findings
     assert (first.name, first.rows) == ("model.layers.4.self_attn.keys_read", f"{read} read them")
-    assert {one.name.partition(".4.")[2] for one in others} <= {*READ, "self_attn.attended"}
+    assert {finding.name.partition(".4.")[2] for finding in others} <= {*READ, "self_attn.attended"}
 
 
 def test_rows_that_a_window_hides_are_not_taken_for_those_it_shows() -> None:
@@ -184,7 +184,7 @@ def test_rows_behind_rejected_drafts_are_right_past_a_window() -> None:
 
 def test_every_fault_of_the_state_and_of_windows_blocks_is_in_a_table() -> None:
     assert {one.name for one in FAULTS if one.section == "A"} == STATE.keys() | CHANGES_NO_ACTIVATION
-    windows = {one.name for one in read_faults(("guards", "lfm3")) if one.section == "B"}
+    windows = {fault.name for fault in read_faults(("guards", "lfm3")) if fault.section == "B"}
     assert windows == WINDOWS.keys() | ONLY_KEEPS_BLOCKS
 
 

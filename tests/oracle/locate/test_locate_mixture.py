@@ -59,8 +59,8 @@ def test_a_right_engine_of_any_format_stays_within_the_bounds(name: str, format_
     for (part, seen), draw in zip(PARTS.items(), itertools.cycle(recorded), strict=False):
         report = report_of(mixture(name), seen(recorded[draw]), format_name)
         assert report.findings == (), part
-        assert max(one.error for one in report.checks) < 0.9, part
-        assert part == "no choice" or not any(one.is_blunt for one in report.checks), part
+        assert max(check.error for check in report.checks) < 0.9, part
+        assert part == "no choice" or not any(check.is_blunt for check in report.checks), part
 
 
 @pytest.mark.parametrize("name", MIXTURES)

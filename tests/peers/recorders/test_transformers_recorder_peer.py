@@ -178,21 +178,21 @@ def test_an_lfm3_is_right_in_every_operation_past_its_window(directory: Path, fo
     report = report_of(directory, recorded(directory, format_name, padded, prepare=eager))
     config = load_config(directory)
     if padded and config.conv_bias:
-        assert {one.name.rpartition(".conv.")[2] for one in report.findings} == {"state"}
+        assert {finding.name.rpartition(".conv.")[2] for finding in report.findings} == {"state"}
         return
     if config.sliding_window == 1:
-        assert {one.name.rpartition(".")[2] for one in report.findings} == {"weights", "attended"}
-        assert all(one.steps.startswith("from step 1 on") for one in report.findings)
+        assert {finding.name.rpartition(".")[2] for finding in report.findings} == {"weights", "attended"}
+        assert all(finding.steps.startswith("from step 1 on") for finding in report.findings)
         return
     assert (report.findings, report.unreached, report.unknown) == ((), (), ())
-    assert max(one.error for one in report.checks) < 0.7
+    assert max(check.error for check in report.checks) < 0.7
     attention = sum(kind != "conv" for kind in config.layer_types)
     for name, expected in {
         "weights": attention,
         "gate": attention * config.use_attention_gate,
         "post_ffn_norm": config.num_hidden_layers * config.use_sandwich_norm,
     }.items():
-        assert sum(one.name.endswith(f".{name}") for one in report.checks) == expected
+        assert sum(check.name.endswith(f".{name}") for check in report.checks) == expected
 
 
 def broken_window(network: Any) -> None:
