@@ -1,0 +1,388 @@
+"""What every scheduler must do, and what one may promise beside it; each demand by its name.
+
+A step is judged in the order in which it happens: is the report whole, does it keep the limits, does it compute the
+right tokens; then the copies, all writes, all reads. Whoever reads is shown what should be there and what is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NoReturn
+
+from lfm2np.conformance.schedulers.calls import Calls, Unjudged, Violation
+from lfm2np.conformance.schedulers.ledger import Account
+from lfm2np.conformance.schedulers.memory import BLOCKS, STATES, ZEROS, Memory, Names, Written
+from scheduler.protocol import Copy, Entry, Request, Step
+
+DEMANDS = {
+    "calls": "No call raises, and each returns.",
+    "reports": "A step's report is whole, and its numbers are in range.",
+    "tokens": "Each token of a request is computed once, at its own position, with no gap.",
+    "reads": "Attention reads the keys and values of the request's own tokens, all of them, in order.",
+    "ownership": "No place is written twice in a step, and no free block is read or written.",
+    "windows": "A windowed layer reads every token that its rows see, and nothing else.",
+    "states": "A recurrent layer goes on from the state after the tokens before.",
+    "limits": "No step has more tokens or requests than it may, nor a request twice.",
+    "ends": "A request ends with its last token or its abort: neither earlier nor later, once.",
+    "refusals": "What can never run is refused when it is added, and nothing else.",
+    "progress": "Every request ends.",
+    "leaks": "When no request is left, all memory is free.",
+    "verify": "The scheduler's own checks pass after each call.",
+}
+ALWAYS = ("calls", "reports")  # where one of these is broken, no other demand can be judged
+
+
+class Demands:
+    """The memory that the steps describe, and what is demanded of them."""
+
+    def __init__(self, calls: Calls, judged: frozenset[str]) -> None:
+        self.calls = calls
+        self.judged = judged or frozenset({*DEMANDS, *calls.policies})
+        calls.failed = self.fail
+        self.names = Names()
+        sizes = calls.sizes
+        self.block_size = sizes.get("block_size") or 1
+        self.window = sizes.get("sliding_window") if "windows" not in calls.lacks else None
+        self.memory = Memory(self.block_size)
+        self.ends: dict[str, int] = {}  # of requests that ended, the step
+        self.counts = {name: self._free(name) for name in ("free_blocks", "free_window_blocks", "free_states")}
+        self.num_blocks: int | None = sizes.get("num_blocks")
+
+    def fail(self, demand: str, message: str) -> NoReturn:
+        if demand in self.judged:
+            raise Violation(demand, message)
+        raise Unjudged(f"{demand}: {message}")
+
+    # --- the report
+
+    def checked(self, step: Any) -> Step:
+        """As a Step, with every field of its type and in range."""
+        if not isinstance(step, Step):
+            self.fail("reports", f"step() returned {type(step).__name__}, expected a Step")
+        for number, entry in enumerate(step.entries):
+            where = f"step(): entries[{number}]"
+            if not isinstance(entry, Entry):
+                self.fail("reports", f"{where}: {type(entry).__name__}, expected an Entry")
+            self._check_entry(entry, where)
+        self.copies(step.copies, "step()")
+        return step
+
+    def _check_entry(self, entry: Entry, where: str) -> None:
+        count = len(entry.token_ids)
+        for name in ("start", "num_drafts"):
+            if not is_count(getattr(entry, name)):
+                self.fail("reports", f"{where}.{name}: {getattr(entry, name)!r}, expected an integer of at least 0")
+        if not 0 <= entry.num_drafts < max(1, count):
+            self.fail("reports", f"{where}.num_drafts: {entry.num_drafts} of {count} tokens")
+        most = None if self.num_blocks is None else self.num_blocks * self.block_size
+        self._check_places(entry.writes, f"{where}.writes", count, most)
+        self._check_places(entry.reads, f"{where}.reads", entry.start + count, most)
+        if entry.window is not None:
+            blocks = self.calls.sizes.get("num_window_blocks")
+            most = None if blocks is None else blocks * self.block_size
+            first, stop = entry.window.first, entry.start + count
+            if not is_count(first) or first > stop:
+                self.fail("reports", f"{where}.window.first: {first!r}, expected 0 to {stop}")
+            self._check_places(entry.window.writes, f"{where}.window.writes", count, most)
+            self._check_places(entry.window.reads, f"{where}.window.reads", stop - first, most)
+
+    def _check_places(self, places: Sequence[int], where: str, expected: int, most: int | None) -> None:
+        if len(places) != expected:
+            self.fail("reports", f"{where}: {len(places)} places, expected {expected}")
+        for index, place in enumerate(places):
+            if not is_count(place) or (most is not None and place >= most):
+                limit = "an integer of at least 0" if most is None else f"0 to {most - 1}"
+                self.fail("reports", f"{where}[{index}]: {place!r}, expected {limit}")
+
+    def copies(self, copies: Sequence[Copy], where: str) -> Sequence[Copy]:
+        for number, each in enumerate(copies):
+            if not isinstance(each, Copy):
+                self.fail("reports", f"{where}: copies[{number}]: {type(each).__name__}, expected a Copy")
+            for end in (each.source, each.destination):
+                if end is not None and (end[0] not in {*BLOCKS, *STATES} or not is_count(end[1])):
+                    self.fail("reports", f"{where}: copies[{number}]: {end!r}, expected one of {(*BLOCKS, *STATES)}")
+        return copies
+
+    # --- limits, order, tokens
+
+    def require_limits(self, step: Step) -> None:
+        sizes, lacks = self.calls.sizes, self.calls.lacks
+        tokens = sum(len(entry.token_ids) for entry in step.entries)
+        for name, count, what in (
+            ("max_num_batched_tokens", tokens, "tokens"),
+            ("max_num_seqs", len(step.entries), "requests"),
+        ):
+            most = sizes.get(name)
+            if most is not None and count > most and not (what == "tokens" and "budget" in lacks):
+                self.fail("limits", f"a step of {count} {what}: {name} is {most}")
+        for name, count in Counter(entry.request_id for entry in step.entries).items():
+            if count > 1:
+                self.fail("limits", f"{name}: {count} entries in one step")
+
+    def require_order(self, step: Step, live: Mapping[str, Account]) -> None:
+        """The policies that are declared and judged."""
+        for policy, key in (("fcfs", by_arrival), ("priority", by_priority)):
+            if policy not in self.calls.policies or policy not in self.judged:
+                continue
+            new = [live[each.request_id] for each in step.entries if each.request_id in live]
+            new = [each for each in new if each.first_scheduled < 0]
+            for account in new:
+                for other in live.values():
+                    waits = other.first_scheduled < 0 and other not in new and not other.is_child_to_be
+                    if waits and key(other) < key(account):
+                        self.fail(policy, f"{account.name} is admitted while {other.name} waits")
+        if "decodes-always" in self.calls.policies and "decodes-always" in self.judged:
+            scheduled = {entry.request_id for entry in step.entries}
+            for account in live.values():
+                decodes = account.is_running and account.num_outputs and account.computed == len(account.tokens) - 1
+                if decodes and account.name not in {*scheduled, *step.preempted}:
+                    self.fail("decodes-always", f"{account.name} runs, and gets no token")
+
+    def require_victim(self, victim: Account, live: Mapping[str, Account]) -> None:
+        if "preempts-last" in self.calls.policies and "preempts-last" in self.judged:
+            for other in live.values():
+                if other.is_running and other.arrival > victim.arrival:
+                    self.fail(
+                        "preempts-last", f"{victim.name} is preempted, and {other.name}, which came later, runs on"
+                    )
+
+    def require_tokens(self, entry: Entry, account: Account | None, offered: Mapping[str, Sequence[int]]) -> None:
+        name, start, ids = entry.request_id, entry.start, list(entry.token_ids)
+        if account is None:
+            state = f"it ended in step {self.ends[name]}" if name in self.ends else "no such request was added"
+            self.fail("ends", f"{name} is scheduled: {state}")
+        if not ids:
+            self.fail("tokens", f"{name}: an entry without tokens, at position {start} of {len(account.tokens)}")
+        if account.is_running and start != account.computed:
+            kind = "twice" if start < account.computed else "never"
+            first, last = sorted((start, account.computed))
+            self.fail(
+                "tokens",
+                f"{name}: starts at position {start}, expected {account.computed}: positions {first} to {last - 1} are "
+                f"computed {kind} (it was not preempted)",
+            )
+        known = start + len(ids) - entry.num_drafts
+        if not start < known <= len(account.tokens):
+            self.fail("tokens", f"{name}: positions {start} to {known - 1}, of {len(account.tokens)} known tokens")
+        expected = account.tokens[start:known]
+        if ids[: known - start] != expected:
+            self.fail(
+                "tokens", f"{name}: token ids {ids[: known - start]} from position {start} on, expected {expected}"
+            )
+        drafts = list(offered.get(name, ()))[: entry.num_drafts]
+        if ids[known - start :] != drafts:
+            self.fail("tokens", f"{name}: drafts {ids[known - start :]}, proposed were {drafts}")
+        if entry.num_drafts and known != len(account.tokens):
+            self.fail("tokens", f"{name}: drafts behind position {known - 1}, of {len(account.tokens)} known tokens")
+
+    # --- memory
+
+    def carry_out(self, step: Step, live: Mapping[str, Account], number: int) -> None:
+        """Copies, then writes, then reads."""
+        self.memory.copy(step.copies)
+        self._require_owned(step)
+        for entry in step.entries:
+            self._write(entry, live[entry.request_id], number)
+        for entry in step.entries:
+            self._require_reads(entry, live[entry.request_id])
+            self._require_state(entry, live[entry.request_id])
+
+    def _require_owned(self, step: Step) -> None:
+        free = self._free("free_blocks")
+        if isinstance(free, Collection) and not isinstance(free, str):
+            self._require_free_once(free)
+            numbers = set(free)
+            for entry in step.entries:
+                for what, places in (("writes to", entry.writes), ("reads", entry.reads)):
+                    for place in places:
+                        if place // self.block_size in numbers:
+                            block = place // self.block_size
+                            self.fail("ownership", f"{entry.request_id} {what} place {place}: block {block} is free")
+        users: dict[tuple[str, int], str] = {}
+        for entry in step.entries:
+            written = [("block", place) for place in entry.writes]
+            if entry.window is not None:
+                written += [("window block", place) for place in entry.window.writes]
+            for pair in written:
+                if pair in users:
+                    self.fail("ownership", f"{entry.request_id} and {users[pair]} both write to place {pair[1]}")
+                users[pair] = entry.request_id
+
+    def _require_free_once(self, free: Collection[int]) -> None:
+        for block, count in Counter(free).items():
+            if count > 1:
+                self.fail("ownership", f"block {block} is free {count} times: freed twice")
+
+    def _write(self, entry: Entry, account: Account, number: int) -> None:
+        ids = list(entry.token_ids)
+        stop = entry.start + len(ids)
+        prefixes = account.prefixes_with(ids[len(ids) - entry.num_drafts :], stop)
+        for index, token in enumerate(ids):
+            position = entry.start + index
+            written = Written(prefixes[position], position, token, account.name, number)
+            self.memory.write("block", entry.writes[index], written)
+            if entry.window is not None:
+                self.memory.write("window block", entry.window.writes[index], written)
+
+    def _require_reads(self, entry: Entry, account: Account) -> None:
+        ids = list(entry.token_ids)
+        prefixes = account.prefixes_with(ids[len(ids) - entry.num_drafts :], entry.start + len(ids))
+        for position, place in enumerate(entry.reads):
+            found = self.memory.read("block", place)
+            if found is None or found.prefix != prefixes[position]:
+                self.fail("reads", self._misread(account, position, f"place {place}", found))
+        if self.window is None:
+            return
+        if entry.window is None:
+            self.fail("windows", f"{account.name}: no window in its entry, though the layers have one of {self.window}")
+        needed = max(0, entry.start - self.window + 1)
+        if entry.window.first > needed:
+            self.fail(
+                "windows",
+                f"{account.name}: reads from position {entry.window.first} on; the row of position {entry.start} sees "
+                f"those from {needed} on (window {self.window})",
+            )
+        for position, place in enumerate(entry.window.reads[needed - entry.window.first :], start=needed):
+            found = self.memory.read("window block", place)
+            if found is None or found.prefix != prefixes[position]:
+                self.fail("windows", self._misread(account, position, f"place {place} of windowed layers", found))
+
+    def _misread(self, account: Account, position: int, where: str, found: Written | None) -> str:
+        return f"{account.name}: reads position {position} at {where}: {self._what(account, position, found)}"
+
+    def _what(self, account: Account, position: int, found: Written | None) -> str:
+        """What stands where the request's own token should."""
+        if found is None:
+            return "nothing was written there"
+        when = f"in step {found.step}"
+        if found.request_id == account.name and found.position == position:
+            return f"a stale token {found.token}, which was written {when}"
+        if found.request_id == account.name:
+            return f"its own position {found.position}, written {when}"
+        ended = f", which ended in step {self.ends[found.request_id]}" if found.request_id in self.ends else ""
+        other = "" if found.position != position else ", after other tokens or under another salt"
+        return f"position {found.position} of {found.request_id}{ended}, written {when}{other}"
+
+    def _require_state(self, entry: Entry, account: Account) -> None:
+        if "states" in self.calls.lacks:
+            return
+        if entry.state_to is None:
+            self.fail("states", f"{account.name}: no state_to in its entry")
+        if entry.state_from is None:
+            if entry.start:
+                self.fail("states", f"{account.name}: starts at position {entry.start}, and reads no state")
+            return
+        found = self.memory.states.get(("state", entry.state_from))
+        expected = account.state(entry.start)
+        prefix = ZEROS if found is not None and found.position == 0 else None if found is None else found.prefix
+        if prefix != expected:
+            what = "nothing was written there" if found is None else state_text(found)
+            self.fail(
+                "states",
+                f"{account.name}: goes on at position {entry.start} from state slot {entry.state_from}: {what}; "
+                f"expected the state after {entry.start} of its tokens",
+            )
+
+    def commit(
+        self, entries: Sequence[Entry], live: Mapping[str, Account], answers: Mapping[str, Sequence[int]], number: int
+    ) -> None:
+        """The states after the tokens that are kept: all but the rejected drafts."""
+        if "states" in self.calls.lacks:
+            return
+        for entry in entries:
+            account = live[entry.request_id]
+            accepted = max(0, len(answers.get(entry.request_id, ())) - 1)
+            kept = entry.start + len(entry.token_ids) - entry.num_drafts + accepted
+            stop = entry.start + len(entry.token_ids)
+            prefixes = account.prefixes_with(list(entry.token_ids)[len(entry.token_ids) - entry.num_drafts :], stop)
+            places = [(kept, ("state", entry.state_to))] if entry.state_to is not None else []
+            places += [(tokens, ("checkpoint", slot)) for tokens, slot in entry.checkpoints if tokens <= kept]
+            for tokens, place in places:
+                prefix = prefixes[tokens - 1] if tokens else ZEROS
+                self.memory.states[place] = Written(prefix, tokens, -1, account.name, number)
+
+    # --- ends
+
+    def ended(self, account: Account, step: int) -> None:
+        self.ends[account.name] = step
+
+    def require_endings(self, finished: Any, ended: Collection[str], live: Mapping[str, Account]) -> None:
+        if finished is None:
+            return
+        if isinstance(finished, str) or not isinstance(finished, Collection):
+            self.fail("reports", f"update() returned {type(finished).__name__}, expected request ids or None")
+        for name in sorted(set(finished) - set(ended)):
+            state = f"it ended in step {self.ends[name]}" if name in self.ends else "it is unknown"
+            if name in live:
+                account = live[name]
+                state = f"it has {account.num_outputs} of {account.request.max_tokens} tokens, and none that stops it"
+            self.fail("ends", f"update() says that {name} ends: {state}")
+        for name in sorted(set(ended) - set(finished)):
+            account = live[name]
+            self.fail(
+                "ends",
+                f"update() does not say that {name} ends: it has {account.num_outputs} of {account.request.max_tokens} "
+                f"tokens, the last {account.tokens[-1]}",
+            )
+
+    def require_refusal(self, request: Request, accepted: bool) -> None:
+        """Blocks for all positions but the last token's; what needs the last block or one more may be treated either
+        way, as some schedulers keep one."""
+        free = self.counts["free_blocks"]
+        if free is None or "refusals" in self.calls.lacks:
+            if not accepted:
+                self.fail("refusals", f"{request.request_id} is refused")
+            return
+        capacity = (free if isinstance(free, int) else len(set(free))) * self.block_size
+        needed = len(request.prompt_token_ids) + request.max_tokens - 1
+        windowed = self.window is not None
+        if accepted and needed > capacity:
+            self.fail("refusals", f"{request.request_id}: needs {needed} places, is accepted: there are {capacity}")
+        if not accepted and needed + 1 + self.block_size <= capacity and not windowed:
+            self.fail("refusals", f"{request.request_id}: needs {needed} of {capacity} places, and is refused")
+
+    def require_all_free(self) -> None:
+        for name, before in self.counts.items():
+            now = self._free(name)
+            if before is None or now is None:
+                continue
+            missing = size(before) - size(now)
+            if missing:
+                lost = "" if isinstance(now, int) or isinstance(before, int) else f": {sorted(set(before) - set(now))}"
+                what = name.removeprefix("free_").replace("_", " ")
+                self.fail("leaks", f"no request is left, and {missing} of {size(before)} {what} are not free{lost}")
+
+    def verify(self, live: Mapping[str, Account]) -> None:
+        if self.calls.has("verify"):
+            self.calls.call("verify")
+
+    def _free(self, name: str) -> Any:
+        if not self.calls.has(name):
+            return None
+        free = self.calls.call(name)
+        if free is None or isinstance(free, int):
+            return free
+        return list(free)
+
+
+def size(free: Any) -> int:
+    return free if isinstance(free, int) else len(free)
+
+
+def is_count(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= 0
+
+
+def by_arrival(account: Account) -> tuple[int, int]:
+    return (0, account.arrival)
+
+
+def by_priority(account: Account) -> tuple[int, int]:
+    return (account.request.priority, account.arrival)
+
+
+def state_text(found: Written) -> str:
+    if found.position == 0:
+        return "zeros"
+    return f"the state after {found.position} tokens of {found.request_id}, written in step {found.step}"

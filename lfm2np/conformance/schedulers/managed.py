@@ -1,0 +1,133 @@
+"""A small scheduler of the suite's own, which runs a block manager: requests in the order of arrival, decodes first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.protocol import Copy, Entry, Refused, Request, Step
+
+
+@dataclass(eq=False)
+class Managed:
+    """One request."""
+
+    request: Request
+    tokens: list[int]
+    computed: int = 0
+    children: list[Managed] = field(default_factory=list)
+
+
+class ManagedScheduler:
+    """Whoever can't grow is preempted, the last first; it computes all again but what is found in the cache."""
+
+    def __init__(self, manager: Any, sizes: Mapping[str, Any]) -> None:
+        self.manager = manager
+        self.budget = sizes.get("max_num_batched_tokens", 16)
+        self.most = sizes.get("max_num_seqs", 4)
+        self.capacity = sizes["num_blocks"] * sizes["block_size"]
+        self.waiting: list[Managed] = []
+        self.running: list[Managed] = []
+        self.scheduled: list[tuple[Managed, int]] = []  # and where its tokens of this step end
+        if hasattr(manager, "free_blocks"):
+            self.free_blocks = manager.free_blocks
+        if hasattr(manager, "verify"):
+            self.verify = manager.verify
+        if hasattr(manager, "fork"):
+            self.fork = self._fork
+
+    def add(self, request: Request) -> None:
+        if len(request.prompt_token_ids) + request.max_tokens - 1 > self.capacity:
+            raise Refused(f"request {request.request_id}: larger than the memory")
+        self.waiting.append(Managed(request, list(request.prompt_token_ids)))
+
+    def step(self) -> Step:
+        self.scheduled, left = [], self.budget
+        copies: list[Copy] = []
+        preempted: list[str] = []
+        for each in list(self.running):
+            if each not in self.running or not left or len(self.scheduled) == self.most:
+                continue
+            new = min(left, len(each.tokens) - each.computed)
+            if self._grow(each, each.computed + new, copies, preempted):
+                self.scheduled.append((each, each.computed + new))
+                left -= new
+        while self.waiting and left and len(self.running) < self.most and not preempted:
+            first = self.waiting[0]
+            cached = self.manager.allocate(first.request.request_id, tuple(first.tokens), first.request.cache_salt)
+            if cached is None:
+                break
+            first.computed = cached
+            self.running.append(self.waiting.pop(0))
+            new = min(left, len(first.tokens) - cached)
+            self.scheduled.append((first, cached + new))
+            left -= new
+        return Step([self._entry(each, stop) for each, stop in self.scheduled], copies, preempted)
+
+    def _grow(self, each: Managed, stop: int, copies: list[Copy], preempted: list[str]) -> bool:
+        """Room for tokens that came since; False if it is preempted itself."""
+        name = each.request.request_id
+        known = len(self.manager.places(name))
+        while known < stop:
+            room = self.manager.append(name, tuple(each.tokens[known:stop]))
+            if room is not False:
+                copies += room if room is not True else ()
+                break
+            victim = self.running.pop()
+            self.manager.free(victim.request.request_id)
+            victim.computed = 0
+            self.waiting.insert(0, victim)
+            preempted.append(victim.request.request_id)
+            if victim is each:
+                return False
+        return True
+
+    def _entry(self, each: Managed, stop: int) -> Entry:
+        places = list(self.manager.places(each.request.request_id))[:stop]
+        ids = tuple(each.tokens[each.computed : stop])
+        return Entry(each.request.request_id, each.computed, ids, places[each.computed :], places)
+
+    def update(self, tokens: Mapping[str, Sequence[int]]) -> Collection[str]:
+        ended = []
+        for each, stop in self.scheduled:
+            name = each.request.request_id
+            if each not in self.running:  # aborted in flight
+                continue
+            if hasattr(self.manager, "publish"):
+                self.manager.publish(name, tuple(each.tokens[:stop]))
+            each.computed = stop
+            each.tokens += tokens.get(name, ())
+            if name in tokens and has_ended(each):
+                self._remove(each)
+                ended.append(name)
+        return ended
+
+    def abort(self, request_id: str) -> None:
+        for each in (*self.running, *self.waiting):
+            if each.request.request_id == request_id:
+                self._remove(each)
+
+    def _remove(self, each: Managed) -> None:
+        if each in self.running:
+            self.running.remove(each)
+            self.manager.free(each.request.request_id)
+        else:
+            self.waiting.remove(each)
+
+    def preempt(self, request_id: str) -> None:
+        each = next(one for one in self.running if one.request.request_id == request_id)
+        self.running.remove(each)
+        self.manager.free(request_id)
+        each.computed = 0
+        self.waiting.insert(0, each)
+
+    def _fork(self, parent_id: str, child: Request) -> None:
+        parent = next(one for one in self.running if one.request.request_id == parent_id)
+        self.manager.fork(parent_id, child.request_id)
+        self.running.append(Managed(child, list(parent.tokens), parent.computed))
+
+
+def has_ended(each: Managed) -> bool:
+    outputs = len(each.tokens) - len(each.request.prompt_token_ids)
+    return outputs >= each.request.max_tokens or each.tokens[-1] in each.request.stop_token_ids

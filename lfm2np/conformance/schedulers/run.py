@@ -1,0 +1,286 @@
+"""One scheduler under a program of calls: what it reports is carried out on a memory of names, and judged.
+
+    run = Run("module:factory", {"num_blocks": 4, "block_size": 2, "max_num_seqs": 2, "max_num_batched_tokens": 8})
+    run.add("r0", [0, 1, 0], max_tokens=3)
+    run.step(2)
+    run.drain()
+
+raises Violation, with the demand's name, at the first call that breaks one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lfm2np.conformance.schedulers.calls import Calls, Factory, Violation
+from lfm2np.conformance.schedulers.demands import Demands
+from lfm2np.conformance.schedulers.ledger import Account, next_token
+from scheduler.protocol import Entry, Request, Step
+
+IDLE_STEPS = 10  # steps in a row that may compute nothing while requests are unfinished
+
+
+class Run:
+    """A scheduler, the memory that its steps describe, and an account of each request."""
+
+    def __init__(self, factory: Factory | str, sizes: Mapping[str, Any] | None = None, judged: Collection[str] = ()):
+        """`judged`: the demands and policies that raise; none: all demands, and the policies that it declares."""
+        self.calls = Calls(factory, dict(sizes or {}))
+        self.demands = Demands(self.calls, frozenset(judged))
+        self.live: dict[str, Account] = {}  # not finished, in the order of arrival
+        self.met: Counter[str] = Counter()  # what happened, for the statistics
+        self.log: list[str] = []  # the calls so far, as text
+        self.schedule: list[dict[str, Any]] = []  # the steps so far, as plain data
+        self.steps = 0
+        self.idle = 0
+        self.arrivals = 0
+
+    # --- calls of a program
+
+    def add(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        stop: Collection[int] = (),
+        priority: int = 0,
+        salt: str = "",
+        children: Sequence[str] = (),
+    ) -> bool:
+        """False if it was refused."""
+        options = {"stop": sorted(stop), "priority": priority, "salt": salt, "children": list(children)}
+        given = "".join(f", {key}={value!r}" for key, value in options.items() if value)
+        self._note(f"add({name!r}, {list(prompt)}, {max_tokens}{given})")
+        request = Request(name, tuple(prompt), max_tokens, frozenset(stop), priority, salt, tuple(children))
+        accepted, _ = self.calls.refusable("add", request)
+        self.demands.require_refusal(request, accepted)
+        if not accepted:
+            self.met["refused"] += 1
+            return False
+        for each in (name, *children):
+            account = self._open(replace(request, request_id=each, children=() if each != name else request.children))
+            account.is_child_to_be = each != name
+        self.demands.verify(self.live)
+        return True
+
+    def step(self, count: int = 1) -> None:
+        self._note(f"step({count})")
+        for _ in range(count):
+            self._step()
+
+    def speculate(self, drafts: int, right: int) -> None:
+        """A step with that many drafts proposed for each request, the first `right` of them as the model says."""
+        self._note(f"speculate({drafts}, {right})")
+        self._step(drafts, right)
+
+    def abort(self, name: str) -> None:
+        self._note(f"abort({name!r})")
+        self._abort(name)
+        self.demands.verify(self.live)
+
+    def abort_in_flight(self, name: str) -> None:
+        """The step is planned, then the request is aborted, then the model's tokens come."""
+        self._note(f"abort_in_flight({name!r})")
+        self._step(aborted=name)
+
+    def preempt(self, name: str) -> None:
+        self._note(f"preempt({name!r})")
+        self.calls.call("preempt", name)
+        self._lose(self.live[name])
+        self.demands.verify(self.live)
+
+    def fork(self, parent: str, name: str, more: int) -> None:
+        """A child of a running request, of `more` tokens more."""
+        self._note(f"fork({parent!r}, {name!r}, {more})")
+        account = self.live[parent]
+        request = replace(account.request, request_id=name, max_tokens=account.num_outputs + more, children=())
+        accepted, copies = self.calls.refusable("fork", parent, request)
+        if not accepted:
+            self.met["refused"] += 1
+            return
+        self.demands.memory.copy(self.demands.copies(copies or (), "fork()"))
+        self._split(account, self._open(request))
+        self.met["forks"] += 1
+        self.demands.verify(self.live)
+
+    def drain(self) -> None:
+        """Steps until nothing is left; then all memory must be free.
+
+        Bound: in 20 n m steps, n requests of at most m positions could each be computed twenty times, one token a step.
+        """
+        self._note("drain()")
+        bound = 20 * len(self.live) * max((each.most_positions for each in self.live.values()), default=0) + 20
+        for _ in range(bound):
+            if self.live:
+                self._step()
+        if self.live:
+            self.demands.fail("progress", f"{', '.join(self.live)}: unfinished after {bound} more steps")
+        self.demands.require_all_free()
+
+    def _note(self, call: str) -> None:
+        self.log.append(call)
+
+    # --- one step
+
+    def _step(self, drafts: int = 0, right: int = 0, aborted: str | None = None) -> None:
+        demands = self.demands
+        offered = self._propose(drafts, right) if drafts else {}
+        step = demands.checked(self.calls.call("step"))
+        self._preempted(step)
+        self._require_progress(step)
+        demands.require_limits(step)
+        demands.require_order(step, self.live)
+        for entry in step.entries:
+            demands.require_tokens(entry, self.live.get(entry.request_id), offered)
+        self._record(step)
+        demands.carry_out(step, self.live, self.steps)
+        if aborted is not None:
+            self._abort(aborted)
+        entries = [entry for entry in step.entries if entry.request_id in self.live]
+        answers = self._answers(entries)
+        demands.commit(entries, self.live, answers, self.steps)
+        self._advance(entries, answers)
+        finished = self.calls.call("update", answers)
+        self.steps += 1
+        self._end(finished)
+        demands.verify(self.live)
+
+    def _propose(self, count: int, right: int) -> dict[str, list[int]]:
+        offered = {}
+        for account in self.live.values():
+            if account.is_running and not account.splits and account.computed == len(account.tokens) - 1:
+                tokens = list(account.tokens)
+                for index in range(min(count, account.request.max_tokens - account.num_outputs - 1)):
+                    token = next_token(tokens, account.arrival)
+                    tokens.append(token if index < right else (token + 1) % 4)
+                if len(tokens) > len(account.tokens):
+                    offered[account.name] = tokens[len(account.tokens) :]
+        if offered:
+            self.calls.call("propose", offered)
+        return offered
+
+    def _preempted(self, step: Step) -> None:
+        for name in step.preempted:
+            account = self.live.get(name)
+            if account is None:
+                self.demands.fail("reports", f"step(): preempted: {name!r}, which has ended or is unknown")
+            self.demands.require_victim(account, self.live)
+            self._lose(account)
+        self.met["copies"] += len(step.copies)
+
+    def _lose(self, account: Account) -> None:
+        self.met["preemptions"] += 1
+        account.preemptions += 1
+        account.is_running = False
+
+    def _require_progress(self, step: Step) -> None:
+        self.idle = 0 if step.entries or step.preempted or not self.live else self.idle + 1
+        if self.idle > IDLE_STEPS:
+            self.demands.fail("progress", f"{', '.join(self.live)}: unfinished, and {self.idle} steps computed nothing")
+
+    def _answers(self, entries: Sequence[Entry]) -> dict[str, list[int]]:
+        """By request the drafts that are what the model says, as long as they are, then one token more."""
+        answers: dict[str, list[int]] = {}
+        for entry in entries:
+            account = self.live[entry.request_id]
+            if entry.start + len(entry.token_ids) - entry.num_drafts != len(account.tokens):
+                continue
+            children = [self.live[name] for name in account.request.children if name in self.live]
+            for each in (account, *(children if account.splits else ())):
+                answers[each.name] = accepted(each, entry)
+        return answers
+
+    def _advance(self, entries: Sequence[Entry], answers: Mapping[str, Sequence[int]]) -> None:
+        for entry in entries:
+            account = self.live[entry.request_id]
+            new = answers.get(entry.request_id, ())
+            stop = entry.start + len(entry.token_ids) - entry.num_drafts
+            self._count(entry, account, new)
+            account.is_running = True
+            if account.first_scheduled < 0:
+                account.first_scheduled = self.steps
+            account.computed = stop + max(0, len(new) - 1)
+            if new and account.splits:
+                account.splits = False
+                for name in account.request.children:
+                    if name in self.live:
+                        self._split(account, self.live[name])
+        for name, tokens in answers.items():
+            self.live[name].tokens += tokens
+
+    def _split(self, parent: Account, child: Account) -> None:
+        child.tokens, child.prefixes = list(parent.tokens), list(parent.prefixes[: len(parent.tokens)])
+        child.is_child_to_be = False
+        child.first_scheduled = self.steps
+
+    def _count(self, entry: Entry, account: Account, new: Sequence[int]) -> None:
+        self.met["scheduled tokens"] += len(entry.token_ids)
+        self.met["chunks"] += not new and entry.start + len(entry.token_ids) < len(account.tokens)
+        self.met["hits"] += not account.is_running and entry.start > 0
+        self.met["accepted drafts"] += max(0, len(new) - 1)
+        self.met["rejected drafts"] += entry.num_drafts - max(0, len(new) - 1)
+
+    # --- requests
+
+    def _open(self, request: Request) -> Account:
+        account = Account(request, self.arrivals, list(request.prompt_token_ids), self.demands.names)
+        account.splits = bool(request.children)
+        self.live[request.request_id] = account
+        self.arrivals += 1
+        self.met["requests"] += 1
+        self.met["children"] += len(request.children)
+        return account
+
+    def _abort(self, name: str) -> None:
+        self.calls.call("abort", name)
+        account = self.live.pop(name)
+        self.demands.ended(account, self.steps)
+        self.met["aborts"] += 1
+        for child in account.request.children:  # which have not parted from it go on by themselves
+            if child in self.live:
+                self.live[child].is_child_to_be = False
+
+    def _end(self, finished: Any) -> None:
+        ended = {name for name, account in self.live.items() if account.has_ended}
+        self.demands.require_endings(finished, ended, self.live)
+        for name in ended:
+            self.demands.ended(self.live.pop(name), self.steps)
+            self.met["finished"] += 1
+
+    def _record(self, step: Step) -> None:
+        self.schedule.append(
+            {
+                "step": self.steps,
+                "entries": [
+                    {
+                        "request_id": each.request_id,
+                        "start": each.start,
+                        "token_ids": list(each.token_ids),
+                        "writes": list(each.writes),
+                        "reads": list(each.reads),
+                    }
+                    for each in step.entries
+                ],
+                "copies": [[each.source, each.destination] for each in step.copies],
+                "preempted": list(step.preempted),
+            }
+        )
+
+
+def accepted(account: Account, entry: Entry) -> list[int]:
+    tokens = list(account.tokens)
+    new: list[int] = []
+    drafts = list(entry.token_ids)[len(entry.token_ids) - entry.num_drafts :]
+    for draft in (*drafts, None):
+        new.append(next_token([*tokens, *new], account.arrival))
+        num_outputs = account.num_outputs + len(new)
+        if new[-1] != draft or num_outputs >= account.request.max_tokens or new[-1] in account.request.stop_token_ids:
+            break
+    return new
+
+
+__all__ = ["Run", "Violation"]
