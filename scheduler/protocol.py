@@ -44,6 +44,7 @@ FEATURES = {
     "fork": "fork() of a running request",
     "free": "free_blocks() with the blocks' numbers",
     "preempt": "preempt() from outside",
+    "preemptions": "requests that lose their memory while they run",
     "prefix-caching": "prefixes of earlier requests are found again",
     "priorities": "priorities other than 0",
     "refusals": "a request that can never run is refused when it is added",
@@ -57,7 +58,7 @@ POLICIES = {
     "priority": "requests are admitted in the order of priority, the smallest first, then of arrival",
     "preempts-last": "of those that run, the one that was admitted last is preempted first",
     "decodes-always": "in each step, every running request whose prompt is computed gets a token",
-    "finds-prefixes": "a prompt that repeats one whose blocks are all still cached computes less than its first block",
+    "finds-prefixes": "whoever begins with the first block of a request that runs does not compute this block",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("lfm2np.conformance")
     options: dict[str, dict[str, Any]] = {
         "--engine": {"metavar": "MODULE:FACTORY", "help": "the engine to test (default: lfm2np's own)"},
+        "--scheduler": {
+            "metavar": "MODULE:FACTORY",
+            "help": "a scheduler or a block manager to test instead, without a model: see scheduler/protocol.py",
+        },
         "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
         "--number-format": {
@@ -69,6 +73,7 @@ def chosen_profile(config: pytest.Config) -> str:
 
 
 TERMS, ADVICE = pytest.StashKey[Any](), pytest.StashKey[str]()
+OUTCOME = pytest.StashKey[Any]()  # schedulers.suite.Outcome
 
 
 def terms_of(config: pytest.Config) -> Any:
@@ -101,10 +106,8 @@ def given_terms(config: pytest.Config) -> Any:
     return Terms(model, sizes)
 
 
-def known_failures(path: str | None) -> dict[str, str]:
-    """Property id -> the line's comment. UsageError for a file that can't be read or an id that no property has."""
-    from lfm2np.conformance.catalogue import ALL
-
+def known_failures(path: str | None, known: Collection[str]) -> dict[str, str]:
+    """Property id -> the line's comment. UsageError for a file that can't be read or an id that is not known."""
     if path is None:
         return {}
     try:
@@ -114,30 +117,52 @@ def known_failures(path: str | None) -> dict[str, str]:
     failures = {}
     for number, line in enumerate(text.splitlines(), start=1):
         property_id, _, comment = (part.strip() for part in line.partition("#"))
-        if property_id and property_id not in {prop.id for prop in ALL}:
+        if property_id and property_id not in known:
             raise pytest.UsageError(f"--xfails {path}, line {number}: {property_id!r} is no property")
         if property_id:
             failures[property_id] = comment or "known to fail"
     return failures
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """One of the two files: an engine's properties, or the demands on a scheduler."""
+    left_out = "test_conformance.py" if option(config, "scheduler") else "test_schedulers.py"
+    ours = Path(__file__).parent in collection_path.parents
+    return True if ours and collection_path.name == left_out else None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "property_" in metafunc.fixturenames and metafunc.module.__name__ == "lfm2np.conformance.test_conformance":
+    if metafunc.module.__name__ == "lfm2np.conformance.test_conformance" and "property_" in metafunc.fixturenames:
         from lfm2np.conformance.catalogue import ALL
 
-        xfails = known_failures(option(metafunc.config, "xfails"))
-        cases: Iterator[object] = (
-            pytest.param(
-                prop,
-                id=prop.id,
-                marks=[pytest.mark.xfail(reason=xfails[prop.id], strict=True)] if prop.id in xfails else [],
-            )
-            for prop in ALL
+        metafunc.parametrize("property_", cases({prop.id: prop for prop in ALL}, metafunc.config))
+    if metafunc.module.__name__ == "lfm2np.conformance.schedulers.test_schedulers":
+        from lfm2np.conformance.schedulers.suite import require_scheduler, sentences
+        from lfm2np.errors import RequestError
+
+        try:
+            require_scheduler(option(metafunc.config, "scheduler"))
+        except (RequestError, AssertionError) as error:
+            raise pytest.UsageError(f"--scheduler: {error}") from None
+        metafunc.parametrize("demand", cases({name: name for name in sentences()}, metafunc.config))
+
+
+def cases(values: dict[str, Any], config: pytest.Config) -> list[Any]:
+    """A parameter for each value, by its id; those of --xfails must fail."""
+    xfails = known_failures(option(config, "xfails"), values)
+    return [
+        pytest.param(
+            value, id=name, marks=[pytest.mark.xfail(reason=xfails[name], strict=True)] if name in xfails else []
         )
-        metafunc.parametrize("property_", list(cases))
+        for name, value in values.items()
+    ]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if OUTCOME in terminalreporter.config.stash:
+        for line in terminalreporter.config.stash[OUTCOME].summary():
+            terminalreporter.write_line(line)
+        return
     if "lfm2np.conformance.runner" in sys.modules:
         runner = sys.modules["lfm2np.conformance.runner"]
         terminalreporter.write_line(runner.totals())

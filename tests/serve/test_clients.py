@@ -101,7 +101,7 @@ def test_errors_as_the_openai_package_knows_them(served: Served):
 def test_schemathesis_finds_nothing(served: Served, tmp_path: Path):
     """All its checks but one: a JSON schema can't say which values can't go together or lie beyond this model, so that
     some that fit it are refused with 400. Its own limit of ten seconds a request is lifted: with `ignore_eos` and no
-    `max_tokens` an answer fills all 200 blocks, 783 tokens, which takes six seconds on a machine that does nothing else."""
+    `max_tokens` an answer fills all 200 blocks, 783 tokens: six seconds on a machine that does nothing else."""
     if importlib.util.find_spec("schemathesis") is None:
         pytest.skip("schemathesis is not installed: the extra `clients`")
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{served.port}/openapi.json"]

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from lfm2np.conformance.schedulers.managed import ManagedScheduler
+from lfm2np.conformance.schedulers.managed import as_scheduler
 from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import RequestError
-from scheduler.protocol import FEATURES, POLICIES, SIZES, kind_of
+from scheduler.protocol import FEATURES, POLICIES, SIZES
 
 Factory = Callable[[Mapping[str, Any]], Any]
 SECONDS = 60  # a call that takes longer does not end
@@ -23,7 +23,6 @@ NEEDED = {  # the method that a feature takes
     "free": "free_blocks",
     "preempt": "preempt",
 }
-NOT_OF_MANAGERS = frozenset({"children", "drafts", "priorities", "states", "windows"})
 
 
 class Violation(AssertionError):
@@ -46,21 +45,15 @@ class Calls:
         make: Any = load_factory(factory) if isinstance(factory, str) else factory
         self.failed: Callable[[str, str], NoReturn] = raise_violation
         adapted = self._run("factory", make, sizes)
-        kind = kind_of(adapted)
-        if kind is None:
-            raise RequestError(f"{type(adapted).__name__}: neither a scheduler (add, step, update) nor a block manager")
-        self.lacks = names_in(adapted, "lacks", FEATURES)
-        self.policies = names_in(adapted, "policies", POLICIES)
-        own = dict(getattr(adapted, "sizes", {}))
+        self.adapted = as_scheduler(adapted, sizes)
+        self.lacks = names_in(self.adapted, "lacks", FEATURES)
+        self.lacks |= {feature for feature, method in NEEDED.items() if not hasattr(self.adapted, method)}
+        self.policies = names_in(self.adapted, "policies", POLICIES)
+        own = dict(getattr(self.adapted, "sizes", {}))
         for name in own:
             if name not in SIZES:
                 raise RequestError(f"sizes {name!r}: expected names among {', '.join(SIZES)}")
         self.sizes: dict[str, Any] = {**sizes, **own}
-        self.kind = kind
-        self.adapted: Any = adapted if kind == "scheduler" else ManagedScheduler(adapted, self.sizes)
-        self.lacks |= {feature for feature, method in NEEDED.items() if not hasattr(self.adapted, method)}
-        if kind == "block manager":
-            self.lacks |= NOT_OF_MANAGERS
 
     def has(self, method: str) -> bool:
         return hasattr(self.adapted, method)

@@ -125,19 +125,30 @@ class Demands:
         for policy, key in (("fcfs", by_arrival), ("priority", by_priority)):
             if policy not in self.calls.policies or policy not in self.judged:
                 continue
-            new = [live[each.request_id] for each in step.entries if each.request_id in live]
-            new = [each for each in new if each.first_scheduled < 0]
+            new = [live[each.request_id] for each in step.entries if live[each.request_id].first_scheduled < 0]
             for account in new:
                 for other in live.values():
                     waits = other.first_scheduled < 0 and other not in new and not other.is_child_to_be
                     if waits and key(other) < key(account):
                         self.fail(policy, f"{account.name} is admitted while {other.name} waits")
+        if "finds-prefixes" in self.calls.policies and "finds-prefixes" in self.judged:
+            for entry in step.entries:
+                self._require_hit(entry, step, live)
         if "decodes-always" in self.calls.policies and "decodes-always" in self.judged:
             scheduled = {entry.request_id for entry in step.entries}
             for account in live.values():
                 decodes = account.is_running and account.num_outputs and account.computed == len(account.tokens) - 1
                 if decodes and account.name not in {*scheduled, *step.preempted}:
                     self.fail("decodes-always", f"{account.name} runs, and gets no token")
+
+    def _require_hit(self, entry: Entry, step: Step, live: Mapping[str, Account]) -> None:
+        account, size = live[entry.request_id], self.block_size
+        if account.is_running or entry.start or len(account.tokens) <= size:
+            return
+        for other in live.values():
+            has_block = other.is_running and other.computed >= size and other.name not in step.preempted
+            if has_block and other.prefix(size - 1) == account.prefix(size - 1):
+                self.fail("finds-prefixes", f"{account.name} computes its first block, which {other.name} has, too")
 
     def require_victim(self, victim: Account, live: Mapping[str, Account]) -> None:
         if "preempts-last" in self.calls.policies and "preempts-last" in self.judged:
@@ -147,11 +158,14 @@ class Demands:
                         "preempts-last", f"{victim.name} is preempted, and {other.name}, which came later, runs on"
                     )
 
-    def require_tokens(self, entry: Entry, account: Account | None, offered: Mapping[str, Sequence[int]]) -> None:
-        name, start, ids = entry.request_id, entry.start, list(entry.token_ids)
-        if account is None:
+    def require_unfinished(self, entry: Entry, live: Mapping[str, Account]) -> None:
+        name = entry.request_id
+        if name not in live:
             state = f"it ended in step {self.ends[name]}" if name in self.ends else "no such request was added"
             self.fail("ends", f"{name} is scheduled: {state}")
+
+    def require_tokens(self, entry: Entry, account: Account, offered: Mapping[str, Sequence[int]]) -> None:
+        name, start, ids = entry.request_id, entry.start, list(entry.token_ids)
         if not ids:
             self.fail("tokens", f"{name}: an entry without tokens, at position {start} of {len(account.tokens)}")
         if account.is_running and start != account.computed:

@@ -6,7 +6,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.protocol import Copy, Entry, Refused, Request, Step
+from lfm2np.errors import RequestError
+from scheduler.protocol import Copy, Entry, Refused, Request, Step, kind_of
+
+NOT_OF_MANAGERS = frozenset({"children", "drafts", "priorities", "states", "windows"})  # features
+
+
+def as_scheduler(adapted: Any, sizes: Mapping[str, Any]) -> Any:
+    """A scheduler as it is, a block manager under one of ours. RequestError for what is neither."""
+    kind = kind_of(adapted)
+    if kind is None:
+        raise RequestError(
+            f"{type(adapted).__name__}: neither a scheduler (add, step, update) nor a block manager (allocate, append, "
+            "places, free)"
+        )
+    return adapted if kind == "scheduler" else ManagedScheduler(adapted, {**sizes, **getattr(adapted, "sizes", {})})
 
 
 @dataclass(eq=False)
@@ -23,7 +37,9 @@ class ManagedScheduler:
     """Whoever can't grow is preempted, the last first; it computes all again but what is found in the cache."""
 
     def __init__(self, manager: Any, sizes: Mapping[str, Any]) -> None:
-        self.manager = manager
+        self.manager, self.sizes = manager, sizes
+        self.lacks = NOT_OF_MANAGERS | frozenset(getattr(manager, "lacks", ()))
+        self.policies = frozenset(getattr(manager, "policies", ())) | {"fcfs", "preempts-last"}
         self.budget = sizes.get("max_num_batched_tokens", 16)
         self.most = sizes.get("max_num_seqs", 4)
         self.capacity = sizes["num_blocks"] * sizes["block_size"]

@@ -43,6 +43,8 @@ class OwnScheduler:
             num_window_blocks=sizes.get("num_window_blocks", 0) if window else 0,
         )
         self.policies = {"fcfs", "preempts-last"} if self.config.policy == "fcfs" else set()
+        if self.config.prefix_caching and window is None:
+            self.policies.add("finds-prefixes")
         self.scheduler = scheduler.Scheduler(self.config)
         self.plan: BatchPlan | None = None
         self.drafts: Mapping[str, Sequence[int]] = {}

@@ -132,10 +132,12 @@ class Run:
         step = demands.checked(self.calls.call("step"))
         self._preempted(step)
         self._require_progress(step)
+        for entry in step.entries:
+            demands.require_unfinished(entry, self.live)
         demands.require_limits(step)
         demands.require_order(step, self.live)
         for entry in step.entries:
-            demands.require_tokens(entry, self.live.get(entry.request_id), offered)
+            demands.require_tokens(entry, self.live[entry.request_id], offered)
         self._record(step)
         demands.carry_out(step, self.live, self.steps)
         if aborted is not None:

@@ -21,6 +21,17 @@ from lfm2np.conformance.schedulers.programs import Call, carry_out, programs
 from lfm2np.conformance.schedulers.run import Run
 from scheduler.protocol import FEATURES, POLICIES
 
+COUNTED = {  # what a run counts, and the feature that brings it
+    "chunks": "chunks",
+    "hits": "prefix-caching",
+    "preemptions": "preemptions",
+    "accepted drafts": "drafts",
+    "rejected drafts": "drafts",
+    "forks": "fork",
+    "children": "children",
+    "aborts": "abort",
+    "refused": "refusals",
+}
 PROGRAMS = {"quick": 1500, "ci": 6000, "deep": 60_000}  # by profile
 
 
@@ -41,7 +52,6 @@ class Outcome:
 
     name: str
     profile: str
-    kind: str
     lacks: frozenset[str]
     policies: frozenset[str]
     programs: int = 0
@@ -62,17 +72,33 @@ class Outcome:
                 return "skipped", f"the scheduler lacks {feature}: {FEATURES[feature]}"
         return "passed", ""
 
+    def summary(self) -> list[str]:
+        """What was tried, what was met of it, and what hid what."""
+        rate = self.programs / self.seconds if self.seconds else 0.0
+        met = ", ".join(f"{count:,} {what}" for what, count in self.met.items() if count) or "nothing"
+        lines = [
+            f"{self.name}: {self.programs:,} programs, {rate:,.0f} a second; met: {met}",
+            f"lacks: {', '.join(sorted(self.lacks)) or 'nothing'}",
+        ]
+        never = [what for what, feature in COUNTED.items() if feature not in self.lacks and not self.met[what]]
+        if never:
+            lines.append(f"WARNING: never met {', '.join(never)}")
+        for demand, count in self.stopped.items():
+            lines.append(f"{count:,} programs ended at {demand!r}: what comes behind it was not seen in these")
+        return lines
+
 
 def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = "") -> Outcome:
     """RequestError if the factory's object is no scheduler or declares what is unknown."""
     calls = Calls(factory, FIRST_SIZES)
-    outcome = Outcome(name or str(factory), profile, calls.kind, calls.lacks, calls.policies)
+    outcome = Outcome(name or str(factory), profile, calls.lacks, calls.policies)
     started = time.perf_counter()
     first: dict[str, int] = {}
 
     def judge_all(sizes: dict[str, Any], program: list[Call]) -> None:
         outcome.programs += 1
         run = Run(factory, sizes)
+        outcome.policies |= run.calls.policies
         try:
             carry_out(run, program)
         except Violation as violation:
@@ -85,6 +111,12 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
         outcome.broken[demand] = smallest(factory, outcome.name, calls.lacks, demand, number, profile)
     outcome.seconds = time.perf_counter() - started
     return outcome
+
+
+def require_scheduler(name: str | None) -> None:
+    """RequestError if there is no such factory, or what it makes is no scheduler or declares what is unknown."""
+    if name is not None:
+        Calls(name, FIRST_SIZES)
 
 
 FIRST_SIZES = {
@@ -100,12 +132,17 @@ FIRST_SIZES = {
 }
 
 
-def drawn(test: Callable[[dict[str, Any], list[Call]], None], lacks: frozenset[str], profile: str) -> None:
+def drawn(
+    test: Callable[[dict[str, Any], list[Call]], None], lacks: frozenset[str], profile: str, shrinks: bool = True
+) -> None:
+    """Up to as many programs as the profile says, until one raises; that is shrunk, if wanted, and raised."""
+    phases = [hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrinks else [])]
     settings = hypothesis.settings(
         max_examples=PROGRAMS[profile],
         derandomize=profile != "deep",
         database=None,
         deadline=None,
+        phases=phases,
         print_blob=False,
         report_multiple_bugs=False,
         suppress_health_check=list(hypothesis.HealthCheck),
@@ -143,9 +180,13 @@ def smallest(
 def script(name: str, run: Run) -> str:
     """The program as Python that runs without Hypothesis."""
     calls = "".join(f"run.{call}\n" for call in run.log)
-    return f"from lfm2np.conformance.schedulers.run import Run\n\nrun = Run({name!r}, {run.calls.given})\n{calls}"
+    imports = "from lfm2np.conformance.schedulers.run import Run\n"
+    if name.startswith("with_fault("):
+        imports += "from lfm2np.conformance.schedulers.fault_trials import with_fault\n"
+    made = name if name.startswith("with_fault(") else repr(name)
+    return f"{imports}\nrun = Run({made}, {run.calls.given})\n{calls}"
 
 
-def demands() -> dict[str, str]:
+def sentences() -> dict[str, str]:
     """Each demand and policy, with its sentence."""
     return {**DEMANDS, **POLICIES}

@@ -1,0 +1,77 @@
+"""Does the suite catch bugs in your scheduler? Each fault of faults.py is put in; programs run until one shows it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lfm2np.conformance.schedulers import faults as _catalogue  # noqa: F401  (fills FAULTS)
+from lfm2np.conformance.schedulers.calls import Factory, Violation
+from lfm2np.conformance.schedulers.faulty import FAULTS, SchedulerFault, faults_for, with_fault
+from lfm2np.conformance.schedulers.programs import Call, carry_out
+from lfm2np.conformance.schedulers.run import Run
+from lfm2np.conformance.schedulers.suite import Outcome, drawn, script, sentences, try_scheduler
+from lfm2np.errors import RequestError
+
+
+def trials(factory: Factory | str, names: Sequence[str], profile: str) -> Iterator[Outcome | dict[str, Any]]:
+    """What the suite says of the scheduler as it is, then one row a fault.
+
+    A demand that is broken without a fault is not judged with one: its failure would be no catch.
+    """
+    bare = try_scheduler(factory, profile)
+    yield bare
+    judged = frozenset(sentences()) - bare.broken.keys()
+    for fault in chosen(names, bare.lacks):
+        yield try_fault(factory, fault, bare.lacks, judged, profile)
+
+
+def chosen(names: Sequence[str], lacks: frozenset[str]) -> list[SchedulerFault]:
+    """RequestError for a name that no fault has, or that the scheduler can't have."""
+    for name in names:
+        if name not in FAULTS:
+            raise RequestError(f"fault {name!r}: expected one of {', '.join(FAULTS)}")
+        missing = lacks & set(FAULTS[name].needs)
+        if missing:
+            raise RequestError(f"fault {name!r}: the scheduler lacks {', '.join(sorted(missing))}")
+    return [FAULTS[name] for name in names] if names else faults_for(lacks)
+
+
+def try_fault(
+    factory: Factory | str, fault: SchedulerFault, lacks: frozenset[str], judged: frozenset[str], profile: str
+) -> dict[str, Any]:
+    """Whether it is caught, by which demand, after how many programs, and in how many it changed anything."""
+    row: dict[str, Any] = {
+        "name": fault.name,
+        "sentence": fault.sentence,
+        "seen_in": list(fault.seen_in),
+        "caught": False,
+        "by": "",
+        "programs": 0,
+        "applied": 0,
+        "message": "",
+    }
+    made = with_fault(factory, fault.name)
+
+    def judge(sizes: dict[str, Any], program: list[Call]) -> None:
+        row["programs"] += not row["caught"]
+        run = Run(made, sizes, judged)
+        try:
+            carry_out(run, program)
+        except Violation as violation:
+            if row["caught"]:
+                raise  # the same again
+            row["caught"], row["by"] = True, violation.demand
+            row["message"] = f"{violation}\n{script(with_name(factory, fault.name), run)}"
+            raise
+        finally:
+            row["applied"] += bool(run.calls.adapted.applied)
+
+    with contextlib.suppress(Violation):
+        drawn(judge, lacks, profile, shrinks=False)
+    return row
+
+
+def with_name(factory: Factory | str, fault: str) -> str:
+    return f"with_fault({factory!r}, {fault!r})"

@@ -1,0 +1,488 @@
+"""The catalogue of bugs that faulty.py puts into any scheduler: each is a function or a class with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lfm2np.conformance.schedulers.faulty import Faulty, of_calls, of_entry, of_step
+from scheduler.protocol import Entry, Refused, Request, Step, Window
+
+
+def later(each: Entry, count: int) -> Entry:
+    """Without its first `count` tokens."""
+    window = each.window
+    if window is not None:
+        window = Window(list(window.writes)[count:], window.reads, window.first)
+    ids, writes = list(each.token_ids)[count:], list(each.writes)[count:]
+    return replace(each, start=each.start + count, token_ids=ids, writes=writes, window=window, num_drafts=0)
+
+
+# --- reads
+
+
+@of_entry(seen=("vLLM 27547",))
+def reads_one_place_late(self: Faulty, each: Entry, step: Step) -> Entry:
+    """Every cached token is read one place behind its own."""
+    return replace(each, reads=[place + 1 for place in each.reads[: each.start]] + list(each.reads[each.start :]))
+
+
+@of_entry()
+def reads_blocks_in_wrong_order(self: Faulty, each: Entry, step: Step) -> Entry:
+    """The first two blocks of a table are exchanged."""
+    size, reads = self.block_size, list(each.reads)
+    return (
+        replace(each, reads=[*reads[size : 2 * size], *reads[:size], *reads[2 * size :]])
+        if each.start >= 2 * size
+        else each
+    )
+
+
+@of_entry(seen=("pegainfer 291",))
+def reads_last_block_as_its_predecessor(self: Faulty, each: Entry, step: Step) -> Entry:
+    """The block before the last is read twice, the last never."""
+    size, reads = self.block_size, list(each.reads)
+    first = (len(reads) - 1) // size * size
+    return replace(each, reads=[*reads[:first], *reads[first - size : len(reads) - size]]) if first >= size else each
+
+
+@of_step(seen=("mlx-lm 1169", "mlx-lm 1736"))
+def reads_the_neighbours_table(self: Faulty, step: Step) -> Step:
+    """Each row attends to the blocks of the next row of the batch."""
+    entries = list(step.entries)
+    for index, each in enumerate(step.entries):
+        other = step.entries[(index + 1) % len(step.entries)]
+        cached = list(other.reads[: each.start])
+        if other is not each and len(cached) == each.start:
+            entries[index] = replace(each, reads=cached + list(each.reads[each.start :]))
+    return replace(step, entries=entries)
+
+
+@of_step(seen=("vLLM 41657",))
+def reads_the_row_of_the_step_before(self: Faulty, step: Step) -> Step:
+    """A row's table is that of whoever had the same row in the step before."""
+    entries = []
+    for each, before in zip(step.entries, [*self.rows, *[None] * len(step.entries)], strict=False):
+        stale = None if before is None or before.request_id == each.request_id else list(before.reads[: each.start])
+        fits = stale is not None and len(stale) == each.start
+        entries.append(replace(each, reads=[*(stale or ()), *each.reads[each.start :]]) if fits else each)
+    return replace(step, entries=entries)
+
+
+@of_entry(seen=("mini-sglang 142", "vLLM 45357"))
+def reads_a_block_of_an_ended_request(self: Faulty, each: Entry, step: Step) -> Entry:
+    """The first block is one that an ended request had."""
+    size = self.block_size
+    places = self.ended[-1].reads[:size] if self.ended else ()
+    if each.start < size or len(places) < size:
+        return each
+    return replace(each, reads=[*places, *each.reads[size:]])
+
+
+# --- writes
+
+
+@of_entry()
+def writes_one_place_late(self: Faulty, each: Entry, step: Step) -> Entry:
+    """A decode writes its keys and values behind their place."""
+    most = self.sizes.get("num_blocks", 0) * self.block_size
+    place = each.writes[0] + 1
+    return replace(each, writes=[place]) if self.is_decode(each) and place < most else each
+
+
+@of_entry(seen=("vmlx-swift 211", "nntrainer 3998"))
+def writes_over_the_token_before(self: Faulty, each: Entry, step: Step) -> Entry:
+    """The place of writing is not advanced: a decode overwrites the token before it."""
+    return replace(each, writes=[each.reads[each.start - 1]]) if self.is_decode(each) else each
+
+
+@of_entry(seen=("ferrox 37",))
+def writes_begin_at_the_tables_start(self: Faulty, each: Entry, step: Step) -> Entry:
+    """Whatever is not the first chunk is written from the table's first place on."""
+    return replace(each, writes=list(each.reads[: len(each.writes)])) if each.start else each
+
+
+@of_step()
+def writes_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
+    """The first two rows write their last token to each other's place."""
+    if len(step.entries) < 2:
+        return step
+    first, second = step.entries[:2]
+    return replace(
+        step,
+        entries=[
+            replace(first, writes=[*first.writes[:-1], second.writes[-1]]),
+            replace(second, writes=[*second.writes[:-1], first.writes[-1]]),
+            *step.entries[2:],
+        ],
+    )
+
+
+@of_entry(seen=("ssd 23",))
+def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry, step: Step) -> Entry:
+    """What a chunk has beyond its first block goes into this block again."""
+    size = self.block_size
+    if len(each.writes) <= size:
+        return each
+    return replace(each, writes=[each.writes[index % size] for index in range(len(each.writes))])
+
+
+# --- tokens and positions
+
+
+@of_entry()
+def first_token_left_out(self: Faulty, each: Entry, step: Step) -> Entry:
+    """A request's first chunk begins at its second token."""
+    if not self.is_new(each) or len(each.token_ids) < 2:
+        return each
+    return later(each, 1)
+
+
+@of_entry(seen=("nano-vllm 217", "vLLM 5349"))
+def last_token_computed_twice(self: Faulty, each: Entry, step: Step) -> Entry:
+    """A decode computes the token before in the place of the newest."""
+    before = self.last.get(each.request_id)
+    if before is None or not self.is_decode(each):
+        return each
+    reads, window = list(each.reads)[:-1], each.window
+    if window is not None:
+        places = list(window.reads)[:-1]
+        window = Window(places[-1:], places, window.first) if places else None
+    return replace(
+        each, start=each.start - 1, token_ids=before.token_ids[-1:], writes=reads[-1:], reads=reads, window=window
+    )
+
+
+@of_step(seen=("vLLM 5639", "R-KV 25"))
+def rows_get_each_others_tokens(self: Faulty, step: Step) -> Step:
+    """Two decodes of a batch compute each other's last token."""
+    decodes = [index for index, each in enumerate(step.entries) if self.is_decode(each)]
+    entries = list(step.entries)
+    if len(decodes) > 1:
+        one, other = decodes[:2]
+        entries[one] = replace(entries[one], token_ids=step.entries[other].token_ids)
+        entries[other] = replace(entries[other], token_ids=step.entries[one].token_ids)
+    return replace(step, entries=entries)
+
+
+@of_entry(seen=("vLLM 16832", "vllm-gaudi 524"))
+def newest_token_lost(self: Faulty, each: Entry, step: Step) -> Entry:
+    """A decode computes the token before in the newest one's place."""
+    before = self.last.get(each.request_id)
+    decodes = before is not None and self.is_decode(each)
+    return replace(each, token_ids=[before.token_ids[-1]]) if decodes and before is not None else each
+
+
+@of_entry()
+def positions_start_again(self: Faulty, each: Entry, step: Step) -> Entry:
+    """Each chunk's positions begin at 0."""
+    count = len(each.token_ids)
+    return (
+        replace(each, start=0, reads=list(each.reads[each.start :]), writes=each.writes)
+        if each.start and count
+        else each
+    )
+
+
+@of_entry(needs=("chunks",), seen=("transformers 45513",))
+def chunk_ends_early(self: Faulty, each: Entry, step: Step) -> Entry:
+    """The second chunk of a prompt leaves a gap of one token behind the first."""
+    if self.is_new(each) or len(each.token_ids) < 2:
+        return each
+    return later(each, 1)
+
+
+# --- the prefix cache
+
+
+@of_entry(needs=("prefix-caching",), seen=("vLLM 56525", "SGLang 38319"))
+def hit_of_a_block_not_yet_written(self: Faulty, each: Entry, step: Step) -> Entry:
+    """A hit takes one block more than is cached."""
+    size = self.block_size
+    if not self.is_new(each) or not each.start or len(each.token_ids) <= size:
+        return each
+    return later(each, size)
+
+
+@of_entry(needs=("prefix-caching",), seen=("vLLM 3239",))
+def hit_covers_the_last_token(self: Faulty, each: Entry, step: Step) -> Entry:
+    """A prompt that is cached as a whole leaves nothing to compute."""
+    return later(each, len(each.token_ids)) if self.is_new(each) and each.start else each
+
+
+@of_entry(needs=("prefix-caching",), seen=("vLLM 12621", "vLLM 44701"))
+def hit_of_another_prompt(self: Faulty, each: Entry, step: Step) -> Entry:
+    """The first block of a hit is another request's: its hash says too little."""
+    size = self.block_size
+    others = [entry for name, entry in self.last.items() if name != each.request_id and len(entry.reads) >= size]
+    if not (self.is_new(each) and each.start >= size and others):
+        return each
+    return replace(each, reads=[*others[-1].reads[:size], *each.reads[size:]])
+
+
+@of_entry(needs=("prefix-caching",), seen=("ferrox 37",))
+def adopted_prefix_computed_over(self: Faulty, each: Entry, step: Step) -> Entry:
+    """After a hit, the prompt's first tokens are written where those behind the hit belong."""
+    hit = self.is_new(each) and each.start > 0
+    return replace(each, writes=list(each.reads[: len(each.writes)])) if hit else each
+
+
+# --- limits
+
+
+@of_step(seen=("SGLang 24252",))
+def request_scheduled_twice(self: Faulty, step: Step) -> Step:
+    """The first request of a step stands in it once more."""
+    return replace(step, entries=[*step.entries, *step.entries[:1]])
+
+
+class Exceeding(Faulty):
+    """One that is given larger limits than it says."""
+
+    def step(self) -> Step:
+        step = super().step()
+        tokens = sum(len(each.token_ids) for each in step.entries)
+        beyond = len(step.entries) > self.sizes["max_num_seqs"] or tokens > self.sizes["max_num_batched_tokens"]
+        self.applied += beyond
+        return step
+
+
+@of_calls(needs=("budget",))
+class BudgetIgnored(Exceeding):
+    """A step takes more tokens than max_num_batched_tokens."""
+
+    @staticmethod
+    def given(sizes: dict[str, Any]) -> dict[str, Any]:
+        return {**sizes, "max_num_batched_tokens": sizes["max_num_batched_tokens"] + 8}
+
+
+@of_calls()
+class SlotsIgnored(Exceeding):
+    """A step takes more requests than max_num_seqs."""
+
+    @staticmethod
+    def given(sizes: dict[str, Any]) -> dict[str, Any]:
+        return {**sizes, "max_num_seqs": sizes["max_num_seqs"] + 2}
+
+
+# --- ends
+
+
+@of_step()
+def ended_request_runs_on(self: Faulty, step: Step) -> Step:
+    """A request that has ended is in one more step."""
+    return replace(step, entries=[*step.entries, self.ended[-1]]) if self.ended else step
+
+
+class Reporting(Faulty):
+    """One that changes which requests are said to have ended."""
+
+    def update(self, tokens: Mapping[str, Sequence[int]]) -> Collection[str] | None:
+        ended = super().update(tokens)
+        if ended is None:
+            return None
+        changed = self.report(list(ended), tokens)
+        self.applied += changed != list(ended)
+        return changed
+
+    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+        return ended
+
+
+@of_calls()
+class EndNotReported(Reporting):
+    """The last request to end in a step is not said to have ended."""
+
+    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+        return ended[:-1]
+
+
+@of_calls()
+class EndReportedEarly(Reporting):
+    """Whoever got a token is said to have ended."""
+
+    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+        return list(tokens)
+
+
+@of_calls(needs=("abort",), seen=("vLLM 14326", "vLLM 46283"))
+class AbortForgotten(Faulty):
+    """An abort does nothing."""
+
+    def abort(self, request_id: str) -> None:
+        self.applied += 1
+
+
+@of_calls(seen=("SGLang 24252",))
+class RequestForgotten(Faulty):
+    """A third request is accepted, and never run."""
+
+    def add(self, request: Request) -> None:
+        self.added = getattr(self, "added", 0) + 1
+        if self.added != 3:
+            return self.inner.add(request)  # type: ignore[no-any-return]
+        self.applied += 1
+        return None
+
+
+@of_calls(seen=("nano-vllm 274",))
+class TooLargeAccepted(Faulty):
+    """What can never run is accepted."""
+
+    def add(self, request: Request) -> None:
+        try:
+            self.inner.add(request)
+        except ValueError:
+            self.applied += 1
+
+
+@of_calls()
+class FittingRefused(Faulty):
+    """A prompt of more than one block is refused."""
+
+    def add(self, request: Request) -> None:
+        if len(request.prompt_token_ids) > self.block_size:
+            self.applied += 1
+            raise Refused("too long")
+        self.inner.add(request)
+
+
+# --- memory that is free
+
+
+class Freeing(Faulty):
+    """One that changes which blocks are free, once a request has ended."""
+
+    def free_blocks(self) -> Collection[int] | int:
+        free = self.inner.free_blocks()
+        if not self.ended or isinstance(free, int):
+            return free if not self.ended else self.count(free)
+        changed = self.blocks(list(free))
+        self.applied += changed != list(free)
+        return changed
+
+    def count(self, free: int) -> int:
+        return free
+
+    def blocks(self, free: list[int]) -> list[int]:
+        return free
+
+
+@of_calls(needs=("free",), seen=("vLLM 18485", "SGLang 16067"))
+class BlockLeaked(Freeing):
+    """A block of a request that ended is never free again."""
+
+    def count(self, free: int) -> int:
+        self.applied += 1
+        return free - 1
+
+    def blocks(self, free: list[int]) -> list[int]:
+        leaked = self.ended[0].reads[0] // self.block_size
+        return [block for block in free if block != leaked]
+
+
+@of_calls(needs=("free",), seen=("sglang-jax 982", "mistral.rs 2306"))
+class BlockFreedTwice(Freeing):
+    """A block of a request that ended is put on the free list twice."""
+
+    def count(self, free: int) -> int:
+        self.applied += 1
+        return free + 1
+
+    def blocks(self, free: list[int]) -> list[int]:
+        return [*free, *free[:1]]
+
+
+@of_calls(needs=("free",), seen=("vLLM 45357", "SGLang 35049"))
+class BlockFreedWhileInUse(Freeing):
+    """The first block of a request that runs is free."""
+
+    def free_blocks(self) -> Collection[int] | int:
+        free = self.inner.free_blocks()
+        if isinstance(free, int) or not self.last:
+            return free  # type: ignore[no-any-return]
+        self.applied += 1
+        return [*free, next(iter(self.last.values())).reads[0] // self.block_size]
+
+
+# --- copies
+
+
+@of_step(needs=("fork",), seen=("vLLM 417", "xLLM 1984"))
+def copies_dropped(self: Faulty, step: Step) -> Step:
+    """Nothing is copied before a step: no copy on write, no swap, no restored state."""
+    return replace(step, copies=())
+
+
+@of_step(needs=("fork",))
+def copies_backwards(self: Faulty, step: Step) -> Step:
+    """Blocks and states are copied from their destination to their source."""
+    return replace(
+        step, copies=[replace(c, source=c.destination, destination=c.source) if c.source else c for c in step.copies]
+    )
+
+
+# --- states
+
+
+@of_step(needs=("states",), seen=("SGLang 23975",))
+def states_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
+    """The first two rows of a step read each other's state."""
+    if len(step.entries) < 2:
+        return step
+    first, second = step.entries[:2]
+    exchanged = [
+        replace(first, state_from=second.state_from),
+        replace(second, state_from=first.state_from),
+        *step.entries[2:],
+    ]
+    return replace(step, entries=exchanged)
+
+
+@of_step(needs=("states",), seen=("SGLang 24717", "vLLM 32118"))
+def state_of_the_tenant_before(self: Faulty, step: Step) -> Step:
+    """A new request's state is not set to zeros."""
+    return replace(step, copies=[each for each in step.copies if each.source is not None])
+
+
+@of_entry(needs=("states",), seen=("SGLang 34760", "vLLM 55178"))
+def checkpoint_one_token_off(self: Faulty, each: Entry, step: Step) -> Entry:
+    """The state of a block is taken one token before its end."""
+    return replace(
+        each, checkpoints=[(tokens - 1, slot) for tokens, slot in each.checkpoints if tokens - 1 > each.start]
+    )
+
+
+@of_entry(needs=("states",))
+def state_written_elsewhere(self: Faulty, each: Entry, step: Step) -> Entry:
+    """A chunk's state goes to the slot beside its own."""
+    return replace(each, state_to=each.state_to + 1) if each.state_to is not None else each
+
+
+@of_entry(needs=("states", "prefix-caching"), seen=("vLLM 43090", "vLLM 47861"))
+def hit_without_its_state(self: Faulty, each: Entry, step: Step) -> Entry:
+    """After a prefix hit a recurrent layer begins with no state."""
+    return replace(each, state_from=None) if self.is_new(each) and each.start else each
+
+
+# --- windows
+
+
+@of_entry(needs=("windows",))
+def window_freed_one_block_early(self: Faulty, each: Entry, step: Step) -> Entry:
+    """A windowed layer has lost the oldest block that its rows still see."""
+    window, size = each.window, self.block_size
+    if window is None or each.start - window.first < size:
+        return each
+    return replace(each, window=Window(window.writes, list(window.reads)[size:], window.first + size))
+
+
+@of_entry(needs=("windows",))
+def window_reads_the_other_table(self: Faulty, each: Entry, step: Step) -> Entry:
+    """Windowed layers use the block table of the others."""
+    window = each.window
+    most = self.sizes.get("num_window_blocks", 0) * self.block_size
+    if window is None or max(each.reads, default=0) >= most:
+        return each
+    return replace(each, window=Window(window.writes, list(each.reads)[window.first :], window.first))

@@ -1,0 +1,20 @@
+"""One test a demand: passed, failed with the smallest program, or skipped with the reason. See --scheduler."""
+
+from __future__ import annotations
+
+import pytest
+
+from lfm2np.conformance.plugin import OUTCOME, chosen_profile, option
+from lfm2np.conformance.schedulers.suite import sentences, try_scheduler
+
+
+def test_demand(demand: str, request: pytest.FixtureRequest) -> None:
+    stash = request.config.stash
+    if OUTCOME not in stash:  # all demands are judged in one pass
+        name = option(request.config, "scheduler") or "lfm2np.conformance.schedulers.own:factory"
+        stash[OUTCOME] = try_scheduler(name, chosen_profile(request.config))
+    status, message = stash[OUTCOME].status(demand)
+    if status == "skipped":
+        pytest.skip(message)
+    if status == "failed":
+        pytest.fail(f"{demand}: {sentences()[demand]}\n{message}", pytrace=False)
