@@ -14,6 +14,7 @@ from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
 from lfm2np.drawings.runs.run import Run, read_run
+from lfm2np.drawings.schedule import Schedule, read_schedule, schedule_page, schedule_text
 from lfm2np.drawings.text import as_text
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.loading import Model, load
@@ -24,7 +25,9 @@ EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np draw --demo --model LFM2-8B-A1B -o page.html
   lfm2np generate --prompt "ann has" --prompt "12+30=" --trace run.jsonl --trace-detail
   lfm2np draw run.jsonl -o page.html
-  lfm2np draw run.jsonl --terminal --step 3"""
+  lfm2np draw run.jsonl --terminal --step 3
+  pytest --pyargs lfm2np.conformance --scheduler my.scheduler:factory --schedules failed
+  lfm2np draw failed/reads.json --terminal"""
 
 PARTIAL = "accept a trace without its end, of a run that is under way or was interrupted"
 
@@ -35,12 +38,17 @@ def run(arguments: argparse.Namespace) -> None:
         raise RequestError("--model goes with --demo; a trace has the model that it was recorded of")
     if arguments.tokenizer is not None and arguments.model is None:
         raise RequestError("--tokenizer goes with --model")
+    text = None if arguments.demo else read_file(arguments.trace)
+    schedule = None if text is None else read_schedule(text)
+    if schedule is not None:
+        draw_schedule(schedule, arguments)
+        return
     with progress_bar("loading") as show:
         trained = load(None, "exact", show)
         model = trained
         if arguments.model is not None:
             model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer, rope=arguments.rope)
-    chosen = read(arguments, model)
+    chosen = read(arguments, model, text)
     if arguments.terminal:
         last = len(chosen.steps) - 1
         number = last if arguments.step is None else arguments.step
@@ -60,6 +68,22 @@ def run(arguments: argparse.Namespace) -> None:
     print_result(arguments, fields, f"{arguments.output}: {steps} steps, {size / 1e6:.1f} MB")
 
 
+def draw_schedule(schedule: Schedule, arguments: argparse.Namespace) -> None:
+    """RequestError for an option of traces."""
+    if arguments.step is not None or arguments.partial:
+        raise RequestError("--step and --partial are for traces; a schedule is drawn as a whole")
+    if arguments.terminal:
+        print(schedule_text(schedule))
+        return
+    source = Path(arguments.trace).name
+    command = shlex.join(["lfm2np", "draw", source, "-o", Path(arguments.output).name])
+    drawn = schedule_page(schedule, source, command)
+    write_whole(Path(arguments.output), drawn)
+    size, steps = len(drawn.encode()), len(schedule.steps)
+    fields = {"page": arguments.output, "bytes": size, "steps": steps}
+    print_result(arguments, fields, f"{arguments.output}: {steps} steps, {size / 1e6:.1f} MB")
+
+
 def source_of(arguments: argparse.Namespace, model: Model) -> tuple[str, list[str]]:
     """What the page shows, and the command's arguments that say so. Directories are left out."""
     if not arguments.demo:
@@ -70,12 +94,11 @@ def source_of(arguments: argparse.Namespace, model: Model) -> tuple[str, list[st
     return f"the demo's run on {model.path.name}", ["--demo", "--model", model.path.name]
 
 
-def read(arguments: argparse.Namespace, model: Model) -> Run:
-    if arguments.demo:
+def read(arguments: argparse.Namespace, model: Model, text: str | None) -> Run:
+    if text is None:
         return read_run(demo.main_lines(model))
-    lines = read_file(arguments.trace).splitlines()
     try:
-        return read_run(lines, not arguments.partial)
+        return read_run(text.splitlines(), not arguments.partial)
     except RequestError as error:
         raise RequestError(f"{arguments.trace}: {error}") from None
 
@@ -84,7 +107,7 @@ def add_draw(commands: Commands) -> None:
     text = "show a recorded run step by step: one HTML page, or a step in the terminal"
     parser = add_command(commands, "draw", run, text, EXAMPLE, model=False)
     source = parser.add_mutually_exclusive_group(required=True)
-    add(source, "TRACE", "file written by generate --trace", nargs="?")
+    add(source, "TRACE", "file written by generate --trace, or a schedule of the property suite", nargs="?")
     add(source, "--demo", "a run that shows every feature")
     add_model(parser, "for --demo: checkpoint directory, or a GGUF file (the trained fixture)")
     add(parser, "--tokenizer DIR", f"for --model: {TOKENIZER_HELP}")

@@ -22,6 +22,9 @@ PROFILES = ("quick", "ci")
 
 def run_faults(arguments: argparse.Namespace) -> None:
     """The suite against faults and variants. ProofError if a fault survives, or a variant is flagged."""
+    if arguments.scheduler is not None:
+        run_scheduler_faults(arguments)
+        return
     chosen = [by_name(name) for name in arguments.names] or [*FAULTS, *VARIANTS]
     if arguments.jobs < 1:
         raise RequestError(f"--jobs {arguments.jobs}: expected at least 1")
@@ -112,11 +115,70 @@ def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
         print(f"{change.section if isinstance(change, Fault) else '-'}  {change.name}\n     {change.sentence}{seen}")
 
 
+# --- of any scheduler
+
+
+def run_scheduler_faults(arguments: argparse.Namespace) -> None:
+    """The same for a scheduler of anyone's. ProofError if a fault survives that changed something."""
+    require_hypothesis()
+    from lfm2np.conformance.schedulers.fault_trials import chosen, trials
+    from lfm2np.conformance.schedulers.suite import require_scheduler
+
+    if arguments.list:
+        for fault in chosen(arguments.names, frozenset()):
+            seen = f" ({', '.join(fault.seen_in)})" if fault.seen_in else ""
+            print(f"{fault.name}\n     {fault.sentence}{seen}")
+        return
+    try:
+        lacks = require_scheduler(arguments.scheduler)
+    except AssertionError as problem:
+        raise RequestError(f"--scheduler {arguments.scheduler}: {problem}") from None
+    faults = chosen(arguments.names, lacks)
+    rows: list[dict[str, Any]] = []
+    with progress_bar("faults") as show:
+        bare, *rows = shown_as_they_come(trials(arguments.scheduler, faults, arguments.profile), len(faults), show)
+    if arguments.json:
+        print(json.dumps({"scheduler": arguments.scheduler, "broken": sorted(bare.broken), "faults": rows}))
+    else:
+        print_scheduler_table(bare, rows, arguments.show)
+    survivors = [row["name"] for row in rows if row["applied"] and not row["caught"]]
+    if survivors:
+        raise ProofError(f"faults that survive: {', '.join(survivors)}")
+
+
+def shown_as_they_come(results: Iterator[Any], total: int, show: Any) -> list[Any]:
+    """The first result is of no fault."""
+    done = []
+    for number, result in enumerate(results):
+        done.append(result)
+        show(number, total)
+    return done
+
+
+def print_scheduler_table(bare: Any, rows: Sequence[dict[str, Any]], show: bool) -> None:
+    for line in bare.summary():
+        print(line)
+    if bare.broken:
+        print(f"Broken without any fault, so not judged with one: {', '.join(bare.broken)}")
+    print("\n| fault | seen in | caught by | programs |\n|---|---|---|---|")
+    for row in rows:
+        how = row["by"] if row["caught"] else "**survives**" if row["applied"] else "never met"
+        print(f"| {row['name']} | {', '.join(row['seen_in'])} | {how} | {row['programs']} |")
+        if show and row["caught"]:
+            print(f"\n{row['message']}\n")
+    caught = [row for row in rows if row["caught"]]
+    met = [row for row in rows if row["applied"]]
+    median = f"; programs to the first failure: median {statistics.median(r['programs'] for r in caught):g}"
+    print(f"\n{len(caught)} of {len(met)} faults caught{median if caught else ''}")
+
+
 def add_faults(commands: Commands) -> None:
     text = "inject bugs of real engines into this entry, and check that the property suite catches them"
-    example = "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show"
+    example = """lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show
+  lfm2np faults --scheduler package.module:factory"""
     parser = add_command(commands, "faults", run_faults, text, example, model=False)
     parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all)")
+    add(parser, "--scheduler MODULE:FACTORY", "instead into this scheduler or block manager: see scheduler/protocol.py")
     add(parser, "--profile", "how many examples of each property (ci)", choices=PROFILES, default="ci")
     add(parser, "--jobs N", "processes at a time (as many as there are cores)", default=os.cpu_count() or 1)
     add(parser, "--list", "describe each, and run nothing")

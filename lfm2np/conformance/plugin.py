@@ -42,6 +42,7 @@ def add_options(parser: pytest.Parser) -> None:
             "metavar": "MODULE:FACTORY",
             "help": "a scheduler or a block manager to test instead, without a model: see scheduler/protocol.py",
         },
+        "--schedules": {"metavar": "DIR", "help": "where schedules that break a demand go, for lfm2np draw"},
         "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
         "--number-format": {
@@ -124,6 +125,20 @@ def known_failures(path: str | None, known: Collection[str]) -> dict[str, str]:
     return failures
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """UsageError at once for a --scheduler that is none."""
+    name = option(config, "scheduler")
+    if name is None or not any("conformance" in str(arg) for arg in config.args):
+        return
+    from lfm2np.conformance.schedulers.suite import require_scheduler
+    from lfm2np.errors import RequestError
+
+    try:
+        require_scheduler(name)
+    except (RequestError, AssertionError) as error:
+        raise pytest.UsageError(f"--scheduler {name}: {error}") from None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """One of the two files: an engine's properties, or the demands on a scheduler."""
     left_out = "test_conformance.py" if option(config, "scheduler") else "test_schedulers.py"
@@ -137,13 +152,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         metafunc.parametrize("property_", cases({prop.id: prop for prop in ALL}, metafunc.config))
     if metafunc.module.__name__ == "lfm2np.conformance.schedulers.test_schedulers":
-        from lfm2np.conformance.schedulers.suite import require_scheduler, sentences
-        from lfm2np.errors import RequestError
+        from lfm2np.conformance.schedulers.suite import sentences
 
-        try:
-            require_scheduler(option(metafunc.config, "scheduler"))
-        except (RequestError, AssertionError) as error:
-            raise pytest.UsageError(f"--scheduler: {error}") from None
         metafunc.parametrize("demand", cases({name: name for name in sentences()}, metafunc.config))
 
 

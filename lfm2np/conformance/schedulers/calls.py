@@ -26,11 +26,11 @@ NEEDED = {  # the method that a feature takes
 
 
 class Violation(AssertionError):
-    """A demand that is not met: its name, and what was seen."""
+    """A demand that is not met: its name, what was seen, and the place that was wrong, if it is one."""
 
-    def __init__(self, demand: str, message: str) -> None:
+    def __init__(self, demand: str, message: str, place: tuple[str, int] | None = None) -> None:
         super().__init__(f"{demand}: {message}")
-        self.demand = demand
+        self.demand, self.place = demand, place
 
 
 class Unjudged(Exception):

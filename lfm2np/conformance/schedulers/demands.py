@@ -49,9 +49,9 @@ class Demands:
         self.counts = {name: self._free(name) for name in ("free_blocks", "free_window_blocks", "free_states")}
         self.num_blocks: int | None = sizes.get("num_blocks")
 
-    def fail(self, demand: str, message: str) -> NoReturn:
+    def fail(self, demand: str, message: str, place: tuple[str, int] | None = None) -> NoReturn:
         if demand in self.judged:
-            raise Violation(demand, message)
+            raise Violation(demand, message, place)
         raise Unjudged(f"{demand}: {message}")
 
     # --- the report
@@ -210,9 +210,10 @@ class Demands:
             for entry in step.entries:
                 for what, places in (("writes to", entry.writes), ("reads", entry.reads)):
                     for place in places:
-                        if place // self.block_size in numbers:
-                            block = place // self.block_size
-                            self.fail("ownership", f"{entry.request_id} {what} place {place}: block {block} is free")
+                        block = place // self.block_size
+                        if block in numbers:
+                            text = f"{entry.request_id} {what} place {place}: block {block} is free"
+                            self.fail("ownership", text, ("block", place))
         users: dict[tuple[str, int], str] = {}
         for entry in step.entries:
             written = [("block", place) for place in entry.writes]
@@ -220,7 +221,7 @@ class Demands:
                 written += [("window block", place) for place in entry.window.writes]
             for pair in written:
                 if pair in users:
-                    self.fail("ownership", f"{entry.request_id} and {users[pair]} both write to place {pair[1]}")
+                    self.fail("ownership", f"{entry.request_id} and {users[pair]} both write to place {pair[1]}", pair)
                 users[pair] = entry.request_id
 
     def _require_free_once(self, free: Collection[int]) -> None:
@@ -245,7 +246,7 @@ class Demands:
         for position, place in enumerate(entry.reads):
             found = self.memory.read("block", place)
             if found is None or found.prefix != prefixes[position]:
-                self.fail("reads", self._misread(account, position, f"place {place}", found))
+                self.fail("reads", self._misread(account, position, f"place {place}", found), ("block", place))
         if self.window is None:
             return
         if entry.window is None:
@@ -260,7 +261,8 @@ class Demands:
         for position, place in enumerate(entry.window.reads[needed - entry.window.first :], start=needed):
             found = self.memory.read("window block", place)
             if found is None or found.prefix != prefixes[position]:
-                self.fail("windows", self._misread(account, position, f"place {place} of windowed layers", found))
+                text = self._misread(account, position, f"place {place} of windowed layers", found)
+                self.fail("windows", text, ("window block", place))
 
     def _misread(self, account: Account, position: int, where: str, found: Written | None) -> str:
         return f"{account.name}: reads position {position} at {where}: {self._what(account, position, found)}"
@@ -361,10 +363,11 @@ class Demands:
             now = self._free(name)
             if before is None or now is None:
                 continue
-            missing = size(before) - size(now)
+            missing, what = size(before) - size(now), name.removeprefix("free_").replace("_", " ")
+            if missing < 0:
+                self.fail("leaks", f"no request is left, and {size(now)} {what} are free, of {size(before)}")
             if missing:
                 lost = "" if isinstance(now, int) or isinstance(before, int) else f": {sorted(set(before) - set(now))}"
-                what = name.removeprefix("free_").replace("_", " ")
                 self.fail("leaks", f"no request is left, and {missing} of {size(before)} {what} are not free{lost}")
 
     def verify(self, live: Mapping[str, Account]) -> None:

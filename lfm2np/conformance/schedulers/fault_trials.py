@@ -15,7 +15,9 @@ from lfm2np.conformance.schedulers.suite import Outcome, drawn, script, sentence
 from lfm2np.errors import RequestError
 
 
-def trials(factory: Factory | str, names: Sequence[str], profile: str) -> Iterator[Outcome | dict[str, Any]]:
+def trials(
+    factory: Factory | str, faults: Sequence[SchedulerFault], profile: str
+) -> Iterator[Outcome | dict[str, Any]]:
     """What the suite says of the scheduler as it is, then one row a fault.
 
     A demand that is broken without a fault is not judged with one: its failure would be no catch.
@@ -23,7 +25,7 @@ def trials(factory: Factory | str, names: Sequence[str], profile: str) -> Iterat
     bare = try_scheduler(factory, profile)
     yield bare
     judged = frozenset(sentences()) - bare.broken.keys()
-    for fault in chosen(names, bare.lacks):
+    for fault in faults:
         yield try_fault(factory, fault, bare.lacks, judged, profile)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from lfm2np.conformance.schedulers.calls import Calls, Factory, Violation
 from lfm2np.conformance.schedulers.demands import Demands
 from lfm2np.conformance.schedulers.ledger import Account, next_token
+from lfm2np.conformance.schedulers.schedule import recorded
 from scheduler.protocol import Entry, Request, Step
 
 IDLE_STEPS = 10  # steps in a row that may compute nothing while requests are unfinished
@@ -26,14 +27,23 @@ IDLE_STEPS = 10  # steps in a row that may compute nothing while requests are un
 class Run:
     """A scheduler, the memory that its steps describe, and an account of each request."""
 
-    def __init__(self, factory: Factory | str, sizes: Mapping[str, Any] | None = None, judged: Collection[str] = ()):
-        """`judged`: the demands and policies that raise; none: all demands, and the policies that it declares."""
+    def __init__(
+        self,
+        factory: Factory | str,
+        sizes: Mapping[str, Any] | None = None,
+        judged: Collection[str] = (),
+        records: bool = False,
+    ) -> None:
+        """judged    the demands and policies that raise; none: all demands, and the policies that it declares
+        records   keep in `schedule` what each step did, and what the memory held after its writes
+        """
         self.calls = Calls(factory, dict(sizes or {}))
         self.demands = Demands(self.calls, frozenset(judged))
         self.live: dict[str, Account] = {}  # not finished, in the order of arrival
         self.met: Counter[str] = Counter()  # what happened, for the statistics
         self.log: list[str] = []  # the calls so far, as text
-        self.schedule: list[dict[str, Any]] = []  # the steps so far, as plain data
+        self.records = records
+        self.schedule: list[dict[str, Any]] = []  # the steps so far, as plain data: see schedule.py
         self.steps = 0
         self.idle = 0
         self.arrivals = 0
@@ -138,8 +148,11 @@ class Run:
         demands.require_order(step, self.live)
         for entry in step.entries:
             demands.require_tokens(entry, self.live[entry.request_id], offered)
-        self._record(step)
-        demands.carry_out(step, self.live, self.steps)
+        try:
+            demands.carry_out(step, self.live, self.steps)
+        finally:
+            if self.records:
+                self.schedule.append(recorded(step, self.steps, demands.memory))
         if aborted is not None:
             self._abort(aborted)
         entries = [entry for entry in step.entries if entry.request_id in self.live]
@@ -252,25 +265,6 @@ class Run:
         for name in ended:
             self.demands.ended(self.live.pop(name), self.steps)
             self.met["finished"] += 1
-
-    def _record(self, step: Step) -> None:
-        self.schedule.append(
-            {
-                "step": self.steps,
-                "entries": [
-                    {
-                        "request_id": each.request_id,
-                        "start": each.start,
-                        "token_ids": list(each.token_ids),
-                        "writes": list(each.writes),
-                        "reads": list(each.reads),
-                    }
-                    for each in step.entries
-                ],
-                "copies": [[each.source, each.destination] for each in step.copies],
-                "preempted": list(step.preempted),
-            }
-        )
 
 
 def accepted(account: Account, entry: Entry) -> list[int]:

@@ -42,7 +42,7 @@ class Broken:
     demand: str
     message: str
     script: str  # Python that shows it again
-    schedule: list[dict[str, Any]]  # its steps
+    schedule: dict[str, Any]  # for `lfm2np draw`
     programs: int  # until it was first met
 
 
@@ -113,10 +113,10 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
     return outcome
 
 
-def require_scheduler(name: str | None) -> None:
-    """RequestError if there is no such factory, or what it makes is no scheduler or declares what is unknown."""
-    if name is not None:
-        Calls(name, FIRST_SIZES)
+def require_scheduler(name: str) -> frozenset[str]:
+    """What it lacks. RequestError if there is no such factory, or what it makes is no scheduler or declares what is
+    unknown."""
+    return Calls(name, FIRST_SIZES).lacks
 
 
 FIRST_SIZES = {
@@ -159,7 +159,7 @@ def drawn(
 def smallest(
     factory: Factory | str, name: str, lacks: frozenset[str], demand: str, number: int, profile: str
 ) -> Broken:
-    found: list[tuple[Violation, Run]] = []
+    found: list[tuple[dict[str, Any], list[Call]]] = []
 
     def judge_one(sizes: dict[str, Any], program: list[Call]) -> None:
         run = Run(factory, sizes, {demand})
@@ -167,14 +167,34 @@ def smallest(
             carry_out(run, program)
         except Unjudged:
             return
-        except Violation as violation:
-            found.append((violation, run))
+        except Violation:
+            found.append((sizes, program))
             raise
 
     with contextlib.suppress(Violation):
         drawn(judge_one, lacks, profile)
-    violation, run = found[-1]  # Hypothesis runs the smallest again at the end
-    return Broken(demand, str(violation), script(name, run), run.schedule, number)
+    sizes, program = found[-1]  # Hypothesis runs the smallest again at the end
+    run = Run(factory, sizes, {demand}, records=True)
+    try:
+        carry_out(run, program)
+    except Violation as violation:
+        return Broken(demand, str(violation), script(name, run), as_file(name, run, violation), number)
+    text = f"{demand}: met once, and not again by the same calls: the scheduler depends on more than its calls"
+    return Broken(demand, text, script(name, run), {}, number)
+
+
+def as_file(name: str, run: Run, violation: Violation) -> dict[str, Any]:
+    """What `lfm2np draw` shows of a failing run."""
+    return {
+        "kind": "schedule",
+        "scheduler": name,
+        "sizes": run.calls.given,
+        "block_size": run.demands.block_size,
+        "calls": run.log,
+        "message": str(violation),
+        "place": violation.place,
+        "steps": run.schedule,
+    }
 
 
 def script(name: str, run: Run) -> str:

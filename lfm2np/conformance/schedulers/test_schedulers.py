@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from lfm2np.conformance.plugin import OUTCOME, chosen_profile, option
@@ -16,5 +19,10 @@ def test_demand(demand: str, request: pytest.FixtureRequest) -> None:
     status, message = stash[OUTCOME].status(demand)
     if status == "skipped":
         pytest.skip(message)
+    folder = option(request.config, "schedules")
+    if status == "failed" and folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        schedule = json.dumps(stash[OUTCOME].broken[demand].schedule)
+        Path(folder, f"{demand}.json").write_text(schedule + "\n", encoding="utf-8")
     if status == "failed":
         pytest.fail(f"{demand}: {sentences()[demand]}\n{message}", pytrace=False)

@@ -1,0 +1,179 @@
+"""A schedule that broke a demand of the property suite: each step, what every place held, and the place that was wrong.
+
+The file is what `pytest --pyargs lfm2np.conformance --scheduler ... --schedules DIR` writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lfm2np.drawings.page.markup import Markup, element, visible
+from lfm2np.drawings.page.page import page
+from lfm2np.drawings.page.svg import rectangle, words
+from lfm2np.drawings.page.view import View, cell, view_without_steps
+from lfm2np.errors import RequestError
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SIDE, LEFT, GAP = 22, 190, 6  # of a cell, of the labels before the first, between blocks
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A file's fields; steps as schedulers/schedule.py records them."""
+
+    scheduler: str
+    block_size: int
+    calls: list[str]
+    message: str
+    place: tuple[str, int] | None
+    steps: list[dict[str, Any]]
+    requests: dict[str, int]  # name -> its number, in the order of appearance
+    num_blocks: int  # as many as were used
+
+
+def read_schedule(text: str) -> Schedule | None:
+    """None for a file that is something else; RequestError for a schedule with fields missing."""
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or fields.get("kind") != "schedule":
+        return None
+    try:
+        steps = list(fields["steps"])
+        names = dict.fromkeys(entry["request_id"] for step in steps for entry in step["entries"])
+        blocks = [int(block) for step in steps for block in step["cells"]]
+        size = int(fields["block_size"])
+        blocks += [place // size for step in steps for entry in step["entries"] for place in entry["reads"]]
+        place = fields["place"]
+        return Schedule(
+            fields["scheduler"],
+            size,
+            list(fields["calls"]),
+            fields["message"],
+            None if place is None else (place[0], int(place[1])),
+            steps,
+            {name: number for number, name in enumerate(names)},
+            1 + max(blocks, default=0),
+        )
+    except (KeyError, TypeError, ValueError) as problem:
+        raise RequestError(f"a schedule without what it must have: {problem!r}") from None
+
+
+def is_wrong(schedule: Schedule, number: int, place: int) -> bool:
+    return number == len(schedule.steps) - 1 and schedule.place == ("block", place)
+
+
+def held(step: dict[str, Any], schedule: Schedule, block: int) -> list[Any]:
+    return list(step["cells"].get(str(block), [None] * schedule.block_size))
+
+
+def letter(schedule: Schedule, name: str) -> str:
+    return LETTERS[schedule.requests.get(name, 25) % 26]
+
+
+def entry_text(entry: dict[str, Any]) -> str:
+    first, last = entry["start"], entry["start"] + len(entry["token_ids"]) - 1
+    places = f"{first}" if first == last else f"{first}-{last}"
+    return f"{visible(entry['request_id'])} {places}"
+
+
+# --- in a terminal
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """A line a step: each place by the letter of whose token it holds, a capital where this step wrote it."""
+    key = ", ".join(f"{letter(schedule, name)} {visible(name)}" for name in schedule.requests)
+    labels = [", ".join(map(entry_text, step["entries"])) or "nothing" for step in schedule.steps]
+    width = max(map(len, labels), default=0)
+    lines = [f"blocks of {schedule.block_size}: {key}; capitals were written in that step, . nothing, ! wrong"]
+    for number, (step, label) in enumerate(zip(schedule.steps, labels, strict=True)):
+        blocks = "|".join(
+            "".join(
+                sign(schedule, number, block * schedule.block_size + offset, what) for offset, what in enumerate(row)
+            )
+            for block, row in ((block, held(step, schedule, block)) for block in range(schedule.num_blocks))
+        )
+        extra = f"  preempted: {', '.join(step['preempted'])}" if step["preempted"] else ""
+        lines.append(f"  step {number:>2}  {label:<{width}}  {blocks}{extra}")
+    return "\n".join([*lines, schedule.message])
+
+
+def signs(schedule: Schedule, number: int, block: int) -> str:
+    cells = enumerate(held(schedule.steps[number], schedule, block), start=block * schedule.block_size)
+    return "".join(sign(schedule, number, place, what) for place, what in cells)
+
+
+def sign(schedule: Schedule, number: int, place: int, what: Sequence[Any] | None) -> str:
+    if is_wrong(schedule, number, place):
+        return "!"
+    if what is None:
+        return "."
+    name, _, step = what
+    return letter(schedule, name).upper() if step == schedule.steps[number]["step"] else letter(schedule, name)
+
+
+# --- on a page
+
+
+def schedule_page(schedule: Schedule, source: str, command: str) -> str:
+    views = [
+        view_without_steps(
+            "schedule",
+            "What every place held, step by step",
+            f"{schedule.message}",
+            figure(schedule),
+            element("p", "A cell holds whose token it is, and its position; round cells were written in that step."),
+        ),
+        program(schedule),
+    ]
+    about = element("p", f"{source}: a schedule of {schedule.scheduler}. Made by ", element("code", command), ".")
+    return page(f"A schedule of {schedule.scheduler} that breaks a demand", Markup(about), views)
+
+
+def program(schedule: Schedule) -> View:
+    calls = "\n".join(schedule.calls)
+    return view_without_steps("calls", "The calls", "The smallest program that was found.", element("pre", calls))
+
+
+def figure(schedule: Schedule) -> Markup:
+    size = schedule.block_size
+    width = LEFT + schedule.num_blocks * (size * SIDE + GAP)
+    height = SIDE * (len(schedule.steps) + 1) + 4
+    parts: list[Markup] = []
+    for block in range(schedule.num_blocks):
+        parts.append(
+            words(left(schedule, block * size) + size * SIDE / 2, 12, f"block {block}", "middle", class_="tick")
+        )
+    for number, step in enumerate(schedule.steps):
+        top = SIDE * (number + 1)
+        label = f"step {number}: " + (", ".join(map(entry_text, step["entries"])) or "nothing")
+        parts.append(words(0, top + SIDE / 2, label, "start", class_="tick"))
+        for block in range(schedule.num_blocks):
+            for offset, what in enumerate(held(step, schedule, block)):
+                parts.append(drawn_cell(schedule, number, block * size + offset, what, top))
+    drawing = element("svg", parts, viewBox=f"0 0 {width} {height}", width=width, height=height, role="img")
+    return element("div", drawing, class_="scroll", tabindex=0, role="region", aria_label="The memory, step by step")
+
+
+def left(schedule: Schedule, place: int) -> float:
+    return LEFT + place * SIDE + place // schedule.block_size * GAP
+
+
+def drawn_cell(schedule: Schedule, number: int, place: int, what: Sequence[Any] | None, top: float) -> Markup:
+    x, wrong = left(schedule, place), is_wrong(schedule, number, place)
+    if what is None:
+        drawn = cell(x, top, SIDE - 2, SIDE - 2, None, "!" if wrong else "", "", f"place {place}: nothing")
+    else:
+        name, position, step = what
+        kind = "decode" if step == schedule.steps[number]["step"] else ""
+        text = f"place {place}: position {position} of {name}, written in step {step}"
+        mark = f"{letter(schedule, name)}{position}"
+        drawn = cell(x, top, SIDE - 2, SIDE - 2, schedule.requests.get(name, 0), mark, kind, text)
+    if not wrong:
+        return drawn
+    frame = rectangle(x - 1.5, top - 1.5, SIDE + 1, SIDE + 1, class_="wrong")
+    return element("g", drawn, frame)
