@@ -150,10 +150,11 @@ class Demands:
             if has_block and other.prefix(size - 1) == account.prefix(size - 1):
                 self.fail("finds-prefixes", f"{account.name} computes its first block, which {other.name} has, too")
 
-    def require_victim(self, victim: Account, live: Mapping[str, Account]) -> None:
+    def require_victim(self, victim: Account, live: Mapping[str, Account], preempted: Collection[str]) -> None:
+        """Of those that one step preempts, no order is known."""
         if "preempts-last" in self.calls.policies and "preempts-last" in self.judged:
             for other in live.values():
-                if other.is_running and other.arrival > victim.arrival:
+                if other.is_running and other.arrival > victim.arrival and other.name not in preempted:
                     self.fail(
                         "preempts-last", f"{victim.name} is preempted, and {other.name}, which came later, runs on"
                     )

@@ -183,7 +183,7 @@ class Run:
             account = self.live.get(name)
             if account is None:
                 self.demands.fail("reports", f"step(): preempted: {name!r}, which has ended or is unknown")
-            self.demands.require_victim(account, self.live)
+            self.demands.require_victim(account, self.live, step.preempted)
             self._lose(account)
         self.met["copies"] += len(step.copies)
 
