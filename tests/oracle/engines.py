@@ -75,10 +75,14 @@ def roomy(model: str, sizes: dict[str, Any]) -> Roomy:
     return Roomy(loaded(model, "float32"), {**PLENTY, **Roomy.sizes, **sizes})
 
 
-def small_steps(model: str, sizes: dict[str, Any]) -> Own:
-    """Exact, in blocks of 8 tokens and steps of 32."""
+def small_steps(model: str, sizes: dict[str, Any], form: str = "float64") -> Own:
+    """In blocks of 8 tokens and steps of 32."""
     steps = {"block_size": 8, "max_num_batched_tokens": 32, "max_num_seqs": 4}
-    return Own(loaded(model), {**PLENTY, **steps, **sizes})
+    return Own(loaded(model, form), {**PLENTY, **steps, **sizes})
+
+
+def exact_small_steps(model: str, sizes: dict[str, Any]) -> Own:
+    return small_steps(model, sizes, "exact")
 
 
 def few_window_blocks(model: str, sizes: dict[str, Any]) -> Own:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -37,12 +38,14 @@ from lfm2np.faults import FAULTS, inject
 from lfm2np.faults.catalogue import read_faults
 from lfm2np.loading import Model
 from lfm2np.oracle.locate.dump import parse_dump
+from lfm2np.oracle.locate.locate import Finding
 from lfm2np.oracle.recorders.own import RecordedEngine, record
 from lfm2np.oracle.recorders.recorder import content_of
 from lfm2np.speculation.drafters import ScriptedDrafter
 
 pytestmark = pytest.mark.rounding
 
+Build = Callable[[Model], RecordedEngine]
 READ = ("self_attn.keys_read", "self_attn.values_read")
 # The run, whose rows, which rows of layer 0's convolution are wrong, and which steps found a wrong state there.
 STATE = {
@@ -154,11 +157,17 @@ ONLY_KEEPS_BLOCKS = {
 }
 
 
+@cache
+def findings_of_a_right_engine(build: Build, request: str) -> tuple[Finding, ...]:
+    model = loaded(LFM3, "float32")
+    return located(model, rows_of(build(model), request)).findings
+
+
 @pytest.mark.parametrize("name", WINDOWS)
 def test_a_fault_of_a_windows_blocks_is_found_in_what_a_step_read(name: str) -> None:
     build, request, read = WINDOWS[name]
     model = loaded(LFM3, "float32")
-    assert located(model, rows_of(build(model), request)).findings == ()
+    assert findings_of_a_right_engine(build, request) == ()
     with inject(name):
         recorded = rows_of(build(model), request)
     first, *others = located(model, recorded).findings
@@ -189,9 +198,7 @@ def test_every_fault_of_the_state_and_of_windows_blocks_is_in_a_table() -> None:
 
 
 @pytest.mark.parametrize(("build", "request_name"), sorted({(b, r) for b, r, *_ in STATE.values()}, key=str))
-def test_without_a_fault_the_engines_rows_are_right(
-    build: Callable[[Model], RecordedEngine], request_name: str
-) -> None:
+def test_without_a_fault_the_engines_rows_are_right(build: Build, request_name: str) -> None:
     model = loaded(TRAINED, "float32")
     recorded = rows_of(build(model), request_name)
     report = located(model, recorded)
@@ -225,7 +232,7 @@ def test_the_engines_rows_are_the_references_own_bits() -> None:
                 assert np.array_equal(values, whole[name]), name
 
 
-def cases() -> Iterator[tuple[Callable[[Model], RecordedEngine], str]]:
+def cases() -> Iterator[tuple[Build, str]]:
     yield in_chunks, "a"
     yield with_neighbours, "c"
     yield after_a_prefix_hit, "b"
