@@ -170,20 +170,23 @@ def told(engine: Any) -> dict[str, int]:
     return sizes
 
 
-def load_factory(name: str) -> Factory:
-    """The factory "package.module:name"; the current folder is searched too. RequestError if there is none."""
+def load_factory(name: str, what: str = "engine") -> Factory:
+    """The factory "package.module:name"; the current folder is searched too. RequestError if there is none.
+
+    what    the factory makes, for errors
+    """
     module, _, path = name.partition(":")
     if not module or not path:
-        raise RequestError(f"engine {name!r}: expected package.module:factory")
+        raise RequestError(f"{what} {name!r}: expected package.module:factory")
     search_current_folder()
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as problem:
-        raise RequestError(f"engine {name!r}: can't be imported: {problem}") from None
+        raise RequestError(f"{what} {name!r}: can't be imported: {problem}") from None
     if not callable(found):
-        raise RequestError(f"engine {name!r}: {type(found).__name__}, expected a factory")
+        raise RequestError(f"{what} {name!r}: {type(found).__name__}, expected a factory")
     factory: Factory = found
     return factory
 

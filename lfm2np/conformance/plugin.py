@@ -151,7 +151,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from lfm2np.conformance.catalogue import ALL
 
         metafunc.parametrize("property_", cases({prop.id: prop for prop in ALL}, metafunc.config))
-    if metafunc.module.__name__ == "lfm2np.conformance.schedulers.test_schedulers":
+    if metafunc.module.__name__ == "lfm2np.conformance.test_schedulers":
         from lfm2np.conformance.schedulers.suite import sentences
 
         metafunc.parametrize("demand", cases({name: name for name in sentences()}, metafunc.config))

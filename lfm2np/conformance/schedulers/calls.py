@@ -42,7 +42,7 @@ class Calls:
 
     def __init__(self, factory: Factory | str, sizes: dict[str, Any]) -> None:
         self.given = dict(sizes)
-        make: Any = load_factory(factory) if isinstance(factory, str) else factory
+        make: Any = load_factory(factory, "scheduler") if isinstance(factory, str) else factory
         self.failed: Callable[[str, str], NoReturn] = raise_violation
         adapted = self._run("factory", make, sizes)
         self.adapted = as_scheduler(adapted, sizes)

@@ -177,12 +177,8 @@ def newest_token_lost(self: Faulty, each: Entry, step: Step) -> Entry:
 @of_entry()
 def positions_start_again(self: Faulty, each: Entry, step: Step) -> Entry:
     """Each chunk's positions begin at 0."""
-    count = len(each.token_ids)
-    return (
-        replace(each, start=0, reads=list(each.reads[each.start :]), writes=each.writes)
-        if each.start and count
-        else each
-    )
+    window = each.window and Window(each.window.writes, list(each.window.reads)[-len(each.token_ids) :])
+    return replace(each, start=0, reads=list(each.reads[each.start :]), window=window) if each.start else each
 
 
 @of_entry(needs=("chunks",), seen=("transformers 45513",))

@@ -1,0 +1,414 @@
+"""The suite for schedulers: ours passes it, planted bugs are caught, bad adapters end in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from lfm2np.cli import main
+from lfm2np.conformance.schedulers import calls, own, suite
+from lfm2np.conformance.schedulers.demands import ALWAYS, DEMANDS
+from lfm2np.conformance.schedulers.fault_trials import FAULTS, chosen, try_fault
+from lfm2np.conformance.schedulers.faulty import with_fault
+from lfm2np.conformance.schedulers.managed import ManagedScheduler
+from lfm2np.conformance.schedulers.programs import carry_out
+from lfm2np.conformance.schedulers.run import Run, Violation
+from lfm2np.drawings.schedule import read_schedule, schedule_page, schedule_text
+from lfm2np.errors import RequestError
+from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, entry
+
+SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+EVERYTHING = frozenset(suite.sentences())
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 150)
+
+
+class Tiny:
+    """A block table a request, taken whole; no preemption, no chunks."""
+
+    lacks = frozenset({"prefix-caching", "priorities", "salts", "stops", "children", "states", "windows", "chunks"})
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+        self.free = list(range(sizes["num_blocks"]))
+        self.waiting, self.running, self.batch = [], {}, {}
+
+    def add(self, request):
+        if self.needs(request) > self.sizes["num_blocks"]:
+            raise Refused(request.request_id)
+        self.waiting.append(request)
+
+    def needs(self, request):
+        return -(-(len(request.prompt_token_ids) + request.max_tokens - 1) // self.sizes["block_size"])
+
+    def step(self):
+        left, entries, self.batch = self.sizes["max_num_batched_tokens"], [], {}
+        running = list(self.running.values())
+        while (
+            self.waiting and len(running) < self.sizes["max_num_seqs"] and self.needs(self.waiting[0]) <= len(self.free)
+        ):
+            request = self.waiting.pop(0)
+            table = [self.free.pop() for _ in range(self.needs(request))]
+            running.append([request, list(request.prompt_token_ids), 0, table])
+            self.running[request.request_id] = running[-1]
+        for request, ids, done, table in running:
+            if len(ids) - done <= left:
+                left -= len(ids) - done
+                self.batch[request.request_id] = len(ids)
+                entries.append(entry(request.request_id, ids, done, len(ids), table, self.sizes["block_size"]))
+        return Step(entries)
+
+    def update(self, tokens):
+        ended = []
+        for name, stop in self.batch.items():
+            request, ids, _, table = self.running[name]
+            self.running[name][2] = stop
+            ids += tokens[name]
+            if len(ids) == len(request.prompt_token_ids) + request.max_tokens:
+                self.free += table
+                del self.running[name]
+                ended.append(name)
+        return ended
+
+    def free_blocks(self):
+        return list(self.free)
+
+
+# --- what is right passes
+
+
+def test_our_scheduler_meets_every_demand_and_meets_every_situation(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 400)
+    outcome = suite.try_scheduler(own.factory)
+    assert outcome.broken == {} and outcome.programs == 400 and not outcome.lacks
+    assert {outcome.status(demand)[0] for demand in DEMANDS} == {"passed"}
+    assert not [line for line in outcome.summary() if "never met" in line]
+
+
+def test_a_scheduler_without_much_passes_and_is_told_what_was_left_out(few):
+    outcome = suite.try_scheduler(Tiny)
+    assert outcome.broken == {}
+    assert outcome.status("states") == ("skipped", "the scheduler lacks states: recurrent states")
+    assert outcome.status("fcfs")[0] == "skipped" and outcome.met["finished"] > 100
+
+
+# --- what is wrong is caught
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_caught_on_our_scheduler(name, few):
+    row = try_fault(own.factory, FAULTS[name], frozenset(), EVERYTHING, "quick")
+    assert row["caught"] and row["by"] not in ("calls", "reports", "verify") and row["applied"], row
+
+
+def test_every_fault_is_caught_on_another_scheduler(few):
+    lacks = calls.Calls(Tiny, SIZES).lacks
+    rows = [try_fault(Tiny, fault, lacks, EVERYTHING, "quick") for fault in chosen([], lacks)]
+    assert len(rows) > 25 and [row["name"] for row in rows if not row["caught"]] == []
+
+
+def test_faults_have_a_sentence_and_need_features_that_there_are():
+    for fault in FAULTS.values():
+        assert fault.sentence.endswith(".") and set(fault.needs) <= FEATURES.keys()
+
+
+@pytest.mark.parametrize(
+    ("promised", "policy", "caching"),
+    [
+        ("fcfs", "priority", True),
+        ("priority", "fcfs", True),
+        ("decodes-always", "prefill-first", True),
+        ("finds-prefixes", "fcfs", False),
+    ],
+)
+def test_a_policy_that_is_promised_and_not_kept(promised, policy, caching, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 600)
+
+    class Promising(own.OwnScheduler):
+        def __init__(self, sizes):
+            super().__init__({**sizes, "policy": policy, "prefix_caching": caching, "sliding_window": None})
+            self.sizes, self.policies, self.lacks = {"sliding_window": None}, {promised}, {"windows"}
+
+    assert first_broken(Promising) == promised
+
+
+def first_broken(factory) -> str | None:
+    """The demand that the first program breaks that breaks one, unshrunk."""
+    broken = []
+
+    def judge(sizes, program):
+        try:
+            carry_out(Run(factory, sizes), program)
+        except Violation as violation:
+            broken.append(violation.demand)
+            raise
+
+    with contextlib.suppress(Violation):
+        suite.drawn(judge, factory(suite.FIRST_SIZES).lacks, "quick", shrinks=False)
+    return broken[0] if broken else None
+
+
+def test_whoever_preempts_the_first_does_not_preempt_the_last():
+    class First(Tiny):
+        policies = frozenset({"preempts-last"})
+        steps = 0
+
+        def step(self):
+            self.steps += 1
+            if self.steps < 2:
+                return super().step()
+            name = next(iter(self.running))
+            return Step([], preempted=[name])
+
+    run = Run(First, SIZES)
+    run.add("r0", [0, 1], 3)
+    run.add("r1", [0, 2], 3)
+    with pytest.raises(Violation, match="preempts-last: r0 is preempted, and r1, which came later, runs on"):
+        run.step(2)
+
+
+# --- the smallest program
+
+
+class Leaking(Tiny):
+    def update(self, tokens):
+        before = list(self.free)
+        ended = super().update(tokens)
+        if ended:
+            self.free = before + self.free[len(before) + 1 :]
+        return ended
+
+
+def test_a_failure_is_shrunk_to_a_program_that_shows_it_again(few):
+    outcome = suite.try_scheduler(Leaking, name="somewhere:Leaking")
+    broken = outcome.broken["leaks"]
+    assert broken.message.startswith("leaks: no request is left, and 1 of ")
+    assert broken.script.count("run.add(") == 1 and "run.drain()" in broken.script
+    again = broken.script.replace("'somewhere:Leaking'", "Leaking")
+    with pytest.raises(Violation) as raised:
+        exec(again, {"Leaking": Leaking})
+    assert str(raised.value) == broken.message
+
+
+def test_a_run_is_the_same_by_hand():
+    run = Run(Leaking, SIZES)
+    assert run.add("r0", [0], 1)
+    assert not run.add("r1", [0] * 12, 2)
+    with pytest.raises(Violation, match="leaks: no request is left, and 1 of 6 blocks are not free"):
+        run.drain()
+    assert run.log == ["add('r0', [0], 1)", f"add('r1', {[0] * 12}, 2)", "drain()"]
+
+
+def test_a_wrong_schedule_is_drawn(few, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    fault = with_fault(Tiny, "writes-over-the-token-before")
+    schedule = suite.try_scheduler(fault, name="tiny").broken["reads"].schedule
+    file = tmp_path / "reads.json"
+    file.write_text(json.dumps(schedule))
+    main(["draw", str(file), "--terminal"])
+    text = capsys.readouterr().out
+    assert text.count("!") == 2 and text.rstrip().endswith(schedule["message"])  # the place, and the legend
+    main(["draw", str(file), "-o", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('class="wrong"') == 1 and "run" in page and schedule["calls"][0].split("(")[0] in page
+    assert read_schedule("{}") is None and read_schedule("no JSON") is None
+    with pytest.raises(RequestError, match="a schedule without what it must have"):
+        read_schedule('{"kind": "schedule"}')
+    drawn = read_schedule(json.dumps(schedule))
+    assert drawn is not None and schedule_text(drawn) + "\n" == text and "tiny" in schedule_page(drawn, "a", "b")
+
+
+# --- adapters that are wrong themselves
+
+
+def changed(**fields):
+    """Tiny, whose entries have other values in these fields."""
+
+    class Changed(Tiny):
+        def step(self):
+            step = super().step()
+            for each in step.entries:
+                for name, value in fields.items():
+                    object.__setattr__(each, name, value)
+            return step
+
+    return Changed
+
+
+class Raising(Tiny):
+    def step(self):
+        raise KeyError("a")
+
+
+class Endless(Tiny):
+    def update(self, tokens):
+        while True:
+            pass
+
+
+class Speechless(Tiny):
+    def step(self):
+        super().step()
+
+
+class Lost(Tiny):
+    def step(self):
+        step = super().step()
+        return Step(step.entries, [Copy(("blocks", 0), ("block", 1))])
+
+
+@pytest.mark.parametrize(
+    ("adapter", "line"),
+    [
+        (Raising, r"calls: step\(\) raised KeyError: 'a'"),
+        (Endless, r"calls: update\(.*\) raised Endless: update\(\) has not returned for 0.2 seconds"),
+        (Speechless, r"reports: step\(\) returned NoneType, expected a Step"),
+        (Lost, r"reports: step\(\): copies\[0\]: \('blocks', 0\), expected one of"),
+        (changed(start=-1), r"reports: step\(\): entries\[0\].start: -1, expected an integer of at least 0"),
+        (changed(writes=[0]), r"reports: step\(\): entries\[0\].writes: 1 places, expected 2"),
+        (changed(reads=[0, 99]), r"reports: step\(\): entries\[0\].reads\[1\]: 99, expected 0 to 11"),
+        (changed(reads=[0, "1"]), r"reports: step\(\): entries\[0\].reads\[1\]: '1', expected 0 to 11"),
+        (changed(request_id="x"), r"ends: x is scheduled: no such request was added"),
+        (changed(token_ids=[7, 7]), r"tokens: r0: token ids \[7, 7\] from position 0 on, expected \[0, 1\]"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calls, "SECONDS", 0.2)
+    run = Run(adapter, SIZES)
+    run.add("r0", [0, 1], 2)
+    with pytest.raises(Violation, match=f"^{line}") as raised:
+        run.step()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"lacks": {"swaps"}}, "lacks 'swaps': expected names among abort, "),
+        ({"policies": {"fair"}}, "policies 'fair': expected names among fcfs, "),
+        ({"sizes": {"blocks": 3}}, "sizes 'blocks': expected names among block_size, "),
+    ],
+)
+def test_what_is_declared_wrong_is_named(fields, line):
+    def factory(sizes):
+        made = Tiny(sizes)
+        for name, value in fields.items():
+            setattr(made, name, value)
+        return made
+
+    with pytest.raises(RequestError, match=line):
+        Run(factory, SIZES)
+
+
+def test_what_is_no_scheduler_is_named():
+    with pytest.raises(RequestError, match="dict: neither a scheduler"):
+        Run(dict, SIZES)
+
+
+def test_demands_and_policies_have_sentences():
+    assert set(ALWAYS) <= DEMANDS.keys() and not DEMANDS.keys() & POLICIES.keys()
+    assert all(sentence.endswith(".") for sentence in DEMANDS.values())
+
+
+# --- a block manager
+
+
+class Tables:
+    """Blocks by request; a child of a fork has copies of its own, at once."""
+
+    lacks = frozenset({"prefix-caching", "salts"})
+
+    def __init__(self, sizes):
+        self.size, self.free_list, self.tables, self.lengths = sizes["block_size"], [], {}, {}
+        self.free_list = list(range(sizes["num_blocks"]))
+
+    def allocate(self, name, token_ids, cache_salt):
+        self.tables[name], self.lengths[name] = [], 0
+        if not self.append(name, token_ids):
+            del self.tables[name]
+            return None
+        return 0
+
+    def append(self, name, token_ids):
+        missing = -(-(self.lengths[name] + len(token_ids)) // self.size) - len(self.tables[name])
+        if missing > len(self.free_list):
+            return False
+        self.tables[name] += [self.free_list.pop() for _ in range(missing)]
+        self.lengths[name] += len(token_ids)
+        return True
+
+    def places(self, name):
+        return [block * self.size + offset for block in self.tables[name] for offset in range(self.size)][
+            : self.lengths[name]
+        ]
+
+    def free(self, name):
+        self.free_list += self.tables.pop(name)
+
+    def free_blocks(self):
+        return list(self.free_list)
+
+
+def test_a_block_manager_runs_under_a_small_scheduler(few):
+    outcome = suite.try_scheduler(Tables)
+    assert outcome.broken == {} and outcome.met["preemptions"] and outcome.met["chunks"] and outcome.met["aborts"]
+    assert isinstance(Run(Tables, SIZES).calls.adapted, ManagedScheduler)
+
+
+def test_a_block_manager_that_frees_too_much_is_caught(few):
+    class Shared(Tables):
+        def free(self, name):
+            self.free_list += self.tables[name]
+            self.free_list += self.tables.pop(name)[:1]
+
+    assert first_broken(Shared) in ("ownership", "leaks")
+
+
+# --- from the command line
+
+
+def test_pytest_runs_it_and_writes_schedules(
+    few, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """In this process, so that it draws few programs."""
+    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.conformance"]
+    (tmp_path / "wrong_adapter.py").write_text(
+        "from lfm2np.conformance.schedulers import own\n"
+        "from lfm2np.conformance.schedulers.fault_trials import with_fault\n"
+        "factory = with_fault(own.factory, 'newest-token-lost')\n"
+    )
+    (tmp_path / "known.txt").write_text("tokens  # known\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["--scheduler", "wrong_adapter:factory", "--schedules", "failed", "--xfails", "known.txt"]
+    code = pytest.main([*command, *options])
+    printed = capsys.readouterr().out
+    assert code == 0 and "1 xfailed" in printed and "150 programs" in printed, printed
+    assert read_schedule((tmp_path / "failed" / "tokens.json").read_text()) is not None
+    assert pytest.main([*command, "--scheduler", "wrong_adapter:no"]) == 4
+    assert "has no attribute 'no'" in capsys.readouterr().err
+
+
+def test_faults_of_a_scheduler_from_the_command_line(few, capsys: pytest.CaptureFixture[str]):
+    target = ["faults", "--scheduler", "lfm2np.conformance.schedulers.own:factory", "--profile", "quick"]
+    main([*target, "block-leaked", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["broken"] == [] and [row["by"] for row in printed["faults"]] == ["leaks"]
+    script = "run = Run(with_fault('lfm2np.conformance.schedulers.own:factory', 'block-leaked')"
+    assert script in printed["faults"][0]["message"]
+    main([*target, "block-leaked", "--show"])
+    assert (
+        "run = Run(with_fault('lfm2np.conformance.schedulers.own:factory', 'block-leaked')" in capsys.readouterr().out
+    )
+    main(["faults", "--scheduler", "any", "--list"])
+    assert capsys.readouterr().out.count("\n") == 2 * len(FAULTS)
+
+
+def test_a_request_is_plain_data():
+    assert Request("a", (1,), 2) == Request("a", (1,), 2, frozenset(), 0, "", ())
