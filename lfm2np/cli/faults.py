@@ -190,6 +190,9 @@ def add_faults(commands: Commands) -> None:
 
 def run_conformance(arguments: argparse.Namespace) -> None:
     require_hypothesis()
+    if arguments.scheduler:
+        list_demands(arguments.json)
+        return
     from lfm2np.conformance.catalogue import ALL
 
     if arguments.json:
@@ -205,6 +208,18 @@ def run_conformance(arguments: argparse.Namespace) -> None:
             print(f"     would have caught {', '.join(prop.bugs)}")
 
 
+def list_demands(as_object: bool) -> None:
+    """What every scheduler must do, then what one may promise."""
+    from lfm2np.conformance.schedulers.demands import DEMANDS
+    from scheduler.protocol import POLICIES
+
+    if as_object:
+        print(json.dumps({"demands": DEMANDS, "policies": POLICIES}))
+        return
+    for name, sentence in {**DEMANDS, **{f"{name} (promised)": text for name, text in POLICIES.items()}}.items():
+        print(f"{name}\n     {sentence}")
+
+
 def require_hypothesis() -> None:
     """RequestError without the library that draws the examples."""
     try:
@@ -218,3 +233,4 @@ def add_conformance(commands: Commands) -> None:
     example = "lfm2np conformance list\n  pytest --pyargs lfm2np.conformance --engine package.module:factory"
     parser = add_command(commands, "conformance", run_conformance, text, example, model=False)
     parser.add_argument("what", choices=["list"], help="list: id, sentence, law, needs and real bugs of each")
+    add(parser, "--scheduler", "instead what is demanded of a scheduler, for pytest ... --scheduler")

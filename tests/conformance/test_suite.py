@@ -239,7 +239,7 @@ def test_the_plugin_names_wrong_arguments(tmp_path: Path, arguments: list[str], 
 
 def test_a_missing_file_of_known_failures_is_named():
     with pytest.raises(pytest.UsageError, match=r"--xfails missing\.txt: .*No such file"):
-        known_failures("missing.txt")
+        known_failures("missing.txt", ())
 
 
 @pytest.mark.slow
