@@ -55,7 +55,7 @@ class Outcome:
     lacks: frozenset[str]
     policies: frozenset[str]
     programs: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of processor time
     met: Counter[str] = field(default_factory=Counter)
     broken: dict[str, Broken] = field(default_factory=dict)
     stopped: Counter[str] = field(default_factory=Counter)  # by demand, the programs that ended at it
@@ -75,9 +75,10 @@ class Outcome:
     def summary(self) -> list[str]:
         """What was tried, what was met of it, and what hid what."""
         rate = self.programs / self.seconds if self.seconds else 0.0
-        met = ", ".join(f"{count:,} {what}" for what, count in self.met.items() if count) or "nothing"
+        counts = {what: self.met[what] for what in ("requests", "scheduled tokens", *COUNTED)}
+        met = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing"
         lines = [
-            f"{self.name}: {self.programs:,} programs, {rate:,.0f} a second; met: {met}",
+            f"{self.name}: {self.programs:,} programs, {rate:,.0f} a second of processor time; met: {met}",
             f"lacks: {', '.join(sorted(self.lacks)) or 'nothing'}",
         ]
         never = [what for what, feature in COUNTED.items() if feature not in self.lacks and not self.met[what]]
@@ -92,7 +93,7 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
     """RequestError if the factory's object is no scheduler or declares what is unknown."""
     calls = Calls(factory, FIRST_SIZES)
     outcome = Outcome(name or str(factory), profile, calls.lacks, calls.policies)
-    started = time.perf_counter()
+    started = time.process_time()
     first: dict[str, int] = {}
 
     def judge_all(sizes: dict[str, Any], program: list[Call]) -> None:
@@ -109,7 +110,7 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
     drawn(judge_all, calls.lacks, profile)
     for demand, number in first.items():
         outcome.broken[demand] = smallest(factory, outcome.name, calls.lacks, demand, number, profile)
-    outcome.seconds = time.perf_counter() - started
+    outcome.seconds = time.process_time() - started
     return outcome
 
 
