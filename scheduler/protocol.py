@@ -102,7 +102,7 @@ class Entry:
 
     request_id: str
     start: int  # position of the first token
-    token_ids: Sequence[int]  # drafts at the end
+    token_ids: Sequence[int]  # drafts at the end, and behind them -1 for a row that is computed and never accepted
     writes: Sequence[int]  # one place for each token
     reads: Sequence[int]  # places of positions 0 to start + len(token_ids) - 1, which the last row attends to
     window: Window | None = None

@@ -153,11 +153,12 @@ class Run:
         finally:
             if self.records:
                 self.schedule.append(recorded(step, self.steps, demands.memory))
+        computed = dict(self.live)
         if aborted is not None:
             self._abort(aborted)
         entries = [entry for entry in step.entries if entry.request_id in self.live]
         answers = self._answers(entries)
-        demands.commit(entries, self.live, answers, self.steps)
+        demands.commit(step.entries, computed, answers, self.steps)
         self._advance(entries, answers)
         finished = self.calls.call("update", answers)
         self.steps += 1
