@@ -119,6 +119,7 @@ class Step:
     entries: Sequence[Entry]
     copies: Sequence[Copy] = ()
     preempted: Collection[str] = ()  # requests that lost their memory, or had it copied to the host
+    parted: Collection[str] = ()  # children that go on by themselves from this step on, before the prompt is computed
 
 
 class Refused(ValueError):
