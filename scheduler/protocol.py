@@ -89,11 +89,16 @@ class Copy:
 
 @dataclass(frozen=True)
 class Window:
-    """Where one entry's keys and values are in layers with a sliding window; see Entry."""
+    """Where one entry's keys and values are in layers with a sliding window; see Entry.
 
-    writes: Sequence[int]
-    reads: Sequence[int]  # places of positions `first` to the entry's last
+    A ring writes over what its first rows still see. So it is read before the step writes, and the entry's own tokens
+    are not read from it: they come from the inputs.
+    """
+
+    writes: Sequence[int | None]  # None: of a token that is not kept
+    reads: Sequence[int]  # places of positions `first` to the entry's last; of a ring: to the one before its `start`
     first: int = 0
+    is_ring: bool = False
 
 
 @dataclass(frozen=True)
