@@ -89,11 +89,16 @@ class Copy:
 
 @dataclass(frozen=True)
 class Window:
-    """Where one entry's keys and values are in layers with a sliding window; see Entry."""
+    """Where one entry's keys and values are in layers with a sliding window; see Entry.
 
-    writes: Sequence[int]
-    reads: Sequence[int]  # places of positions `first` to the entry's last
+    A ring writes over what its first rows still see. So it is read before the step writes, and the entry's own tokens
+    are not read from it: they come from the inputs.
+    """
+
+    writes: Sequence[int | None]  # None: of a token that is not kept
+    reads: Sequence[int]  # places of positions `first` to the entry's last; of a ring: to the one before its `start`
     first: int = 0
+    is_ring: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,7 @@ class Step:
     entries: Sequence[Entry]
     copies: Sequence[Copy] = ()
     preempted: Collection[str] = ()  # requests that lost their memory, or had it copied to the host
+    parted: Collection[str] = ()  # children that go on by themselves from this step on, before the prompt is computed
 
 
 class Refused(ValueError):

@@ -82,17 +82,21 @@ class Demands:
         if entry.window is not None:
             blocks = self.calls.sizes.get("num_window_blocks")
             most = None if blocks is None else blocks * self.block_size
-            first, stop = entry.window.first, entry.start + count
+            first, stop = entry.window.first, entry.start + (0 if entry.window.is_ring else count)
             if not is_count(first) or first > stop:
                 self.fail("reports", f"{where}.window.first: {first!r}, expected 0 to {stop}")
-            self._check_places(entry.window.writes, f"{where}.window.writes", count, most)
+            self._check_places(entry.window.writes, f"{where}.window.writes", count, most, may_be_none=True)
             self._check_places(entry.window.reads, f"{where}.window.reads", stop - first, most)
 
-    def _check_places(self, places: Sequence[int], where: str, expected: int, most: int | None) -> None:
+    def _check_places(
+        self, places: Sequence[int | None], where: str, expected: int, most: int | None, may_be_none: bool = False
+    ) -> None:
         if len(places) != expected:
             self.fail("reports", f"{where}: {len(places)} places, expected {expected}")
         for index, place in enumerate(places):
-            if not is_count(place) or (most is not None and place >= most):
+            if may_be_none and place is None:
+                continue
+            if place is None or not is_count(place) or (most is not None and place >= most):
                 limit = "an integer of at least 0" if most is None else f"0 to {most - 1}"
                 self.fail("reports", f"{where}[{index}]: {place!r}, expected {limit}")
 
@@ -198,9 +202,12 @@ class Demands:
     # --- memory
 
     def carry_out(self, step: Step, live: Mapping[str, Account], number: int) -> None:
-        """Copies, then writes, then reads."""
+        """Copies, then what is read from rings, then writes, then all other reads."""
         self.memory.copy(step.copies)
         self._require_owned(step)
+        for entry in step.entries:
+            if entry.window is not None and entry.window.is_ring:
+                self._require_window(entry, live[entry.request_id])
         for entry in step.entries:
             self._write(entry, live[entry.request_id], number)
         for entry in step.entries:
@@ -223,7 +230,7 @@ class Demands:
         for entry in step.entries:
             written = [("block", place) for place in entry.writes]
             if entry.window is not None:
-                written += [("window block", place) for place in entry.window.writes]
+                written += [("window block", place) for place in entry.window.writes if place is not None]
             for pair in written:
                 if pair in users:
                     self.fail("ownership", f"{entry.request_id} and {users[pair]} both write to place {pair[1]}", pair)
@@ -242,8 +249,9 @@ class Demands:
             position = entry.start + index
             written = Written(prefixes[position], position, token, account.name, number)
             self.memory.write("block", entry.writes[index], written)
-            if entry.window is not None:
-                self.memory.write("window block", entry.window.writes[index], written)
+            place = entry.window.writes[index] if entry.window is not None else None
+            if place is not None:
+                self.memory.write("window block", place, written)
 
     def _require_reads(self, entry: Entry, account: Account) -> None:
         ids = list(entry.token_ids)
@@ -252,8 +260,14 @@ class Demands:
             found = self.memory.read("block", place)
             if found is None or found.prefix != prefixes[position]:
                 self.fail("reads", self._misread(account, position, f"place {place}", found), ("block", place))
+        if entry.window is None or not entry.window.is_ring:
+            self._require_window(entry, account)
+
+    def _require_window(self, entry: Entry, account: Account) -> None:
         if self.window is None:
             return
+        ids = list(entry.token_ids)
+        prefixes = account.prefixes_with(ids[len(ids) - entry.num_drafts :], entry.start + len(ids))
         if entry.window is None:
             self.fail("windows", f"{account.name}: no window in its entry, though the layers have one of {self.window}")
         needed = max(0, entry.start - self.window + 1)

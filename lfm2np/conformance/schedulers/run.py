@@ -140,6 +140,7 @@ class Run:
         demands = self.demands
         offered = self._propose(drafts, right) if drafts else {}
         step = demands.checked(self.calls.call("step"))
+        self._part(step.parted)
         self._preempted(step)
         self._require_progress(step)
         for entry in step.entries:
@@ -179,6 +180,13 @@ class Run:
             self.calls.call("propose", offered)
         return offered
 
+    def _part(self, children: Collection[str]) -> None:
+        """Earlier than their parent's prompt is computed: each computes the rest of its prompt itself."""
+        for name in children:
+            if name not in self.live:
+                self.demands.fail("reports", f"step(): parted: {name!r}, which has ended or is unknown")
+            self.live[name].is_child_to_be = False
+
     def _preempted(self, step: Step) -> None:
         for name in step.preempted:
             account = self.live.get(name)
@@ -205,8 +213,7 @@ class Run:
             account = self.live[entry.request_id]
             if entry.start + len(entry.token_ids) - entry.num_drafts != len(account.tokens):
                 continue
-            children = [self.live[name] for name in account.request.children if name in self.live]
-            for each in (account, *(children if account.splits else ())):
+            for each in (account, *(self._children(account) if account.splits else ())):
                 answers[each.name] = accepted(each, entry)
         return answers
 
@@ -222,11 +229,15 @@ class Run:
             account.computed = stop + max(0, len(new) - 1)
             if new and account.splits:
                 account.splits = False
-                for name in account.request.children:
-                    if name in self.live:
-                        self._split(account, self.live[name])
+                for child in self._children(account):
+                    self._split(account, child)
         for name, tokens in answers.items():
             self.live[name].tokens += tokens
+
+    def _children(self, parent: Account) -> list[Account]:
+        """Those that have not parted from it."""
+        children = [self.live[name] for name in parent.request.children if name in self.live]
+        return [child for child in children if child.is_child_to_be]
 
     def _split(self, parent: Account, child: Account) -> None:
         child.tokens, child.prefixes = list(parent.tokens), list(parent.prefixes[: len(parent.tokens)])
