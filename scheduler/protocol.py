@@ -36,6 +36,7 @@ SIZES = (
 )
 FEATURES = {
     "abort": "abort() of a request that waits or runs",
+    "abort-at-once": "a running request that is aborted is in no further step; else until update() names it",
     "abort-in-flight": "abort() between step() and update()",
     "budget": "no more than max_num_batched_tokens tokens in a step",
     "chunks": "requests of more tokens than max_num_batched_tokens",

@@ -362,8 +362,8 @@ class Demands:
             )
 
     def require_refusal(self, request: Request, accepted: bool) -> None:
-        """Blocks for all positions but the last token's; what needs the last block or one more may be treated either
-        way, as some schedulers keep one."""
+        """Blocks for all positions but the last token's; what needs one of the last two blocks or one token more may be
+        treated either way, as some schedulers keep one, and round the prompt up."""
         free = self.counts["free_blocks"]
         if free is None or "refusals" in self.calls.lacks:
             if not accepted:
@@ -374,7 +374,7 @@ class Demands:
         windowed = self.window is not None
         if accepted and needed > capacity:
             self.fail("refusals", f"{request.request_id}: needs {needed} places, is accepted: there are {capacity}")
-        if not accepted and needed + 1 + self.block_size <= capacity and not windowed:
+        if not accepted and needed + 1 + 2 * self.block_size <= capacity and not windowed:
             self.fail("refusals", f"{request.request_id}: needs {needed} of {capacity} places, and is refused")
 
     def require_all_free(self) -> None:

@@ -126,7 +126,9 @@ def chosen(run: Run, index: int, names: Sequence[str]) -> str | None:
 
 def of_live(call: Callable[[Run, str], None]) -> Callable[..., None]:
     def carry(run: Run, index: int) -> None:
-        name = chosen(run, index, [each.name for each in run.live.values() if not each.is_child_to_be])
+        name = chosen(
+            run, index, [each.name for each in run.live.values() if not (each.is_child_to_be or each.is_aborted)]
+        )
         if name is not None:
             call(run, name)
 
@@ -134,7 +136,7 @@ def of_live(call: Callable[[Run, str], None]) -> Callable[..., None]:
 
 
 def preempt(run: Run, index: int) -> None:
-    name = chosen(run, index, [each.name for each in run.live.values() if each.is_running])
+    name = chosen(run, index, [each.name for each in run.live.values() if each.is_running and not each.is_aborted])
     if name is not None:
         run.preempt(name)
 

@@ -156,7 +156,7 @@ class Run:
                 self.schedule.append(recorded(step, self.steps, demands.memory))
         computed = dict(self.live)
         if aborted is not None:
-            self._abort(aborted)
+            self._abort(aborted, {entry.request_id for entry in step.entries})
         entries = [entry for entry in step.entries if entry.request_id in self.live]
         answers = self._answers(entries)
         demands.commit(step.entries, computed, answers, self.steps)
@@ -262,17 +262,21 @@ class Run:
         self.met["children"] += len(request.children)
         return account
 
-    def _abort(self, name: str) -> None:
+    def _abort(self, name: str, in_flight: Collection[str] = ()) -> None:
         self.calls.call("abort", name)
-        account = self.live.pop(name)
-        self.demands.ended(account, self.steps)
         self.met["aborts"] += 1
+        account = self.live[name]
+        if "abort-at-once" in self.calls.lacks and (account.is_running or name in in_flight):
+            account.is_aborted = True
+            return
+        self.demands.ended(self.live.pop(name), self.steps)
         for child in account.request.children:  # which have not parted from it go on by themselves
             if child in self.live:
                 self.live[child].is_child_to_be = False
 
     def _end(self, finished: Any) -> None:
         ended = {name for name, account in self.live.items() if account.has_ended}
+        ended |= {name for name in finished or () if name in self.live and self.live[name].is_aborted}
         self.demands.require_endings(finished, ended, self.live)
         for name in ended:
             self.demands.ended(self.live.pop(name), self.steps)
