@@ -12,6 +12,7 @@ fails here if it is not. (What a child process computes is not seen.)
 """
 
 import functools
+import gc
 import os
 import shutil
 from collections.abc import Generator, Iterator
@@ -64,6 +65,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
     items[:] = [item for item in items if item not in set(slow)]
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests are no garbage: the collector does not walk over them, and over all else seldom."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(2000, 10, 100)
 
 
 def pytest_report_header() -> str:

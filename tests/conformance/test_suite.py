@@ -228,7 +228,7 @@ def test_the_current_folder_is_not_searched_where_python_must_not(tmp_path: Path
     ("arguments", "fragment"),
     [
         (["--engine", "nothing:x"], "engine 'nothing:x': can't be imported"),
-        (["--profile", "slow"], "invalid choice"),
+        pytest.param(["--profile", "slow"], "invalid choice", marks=pytest.mark.slow),  # as any choice of argparse
     ],
 )
 def test_the_plugin_names_wrong_arguments(tmp_path: Path, arguments: list[str], fragment: str):

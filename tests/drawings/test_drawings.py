@@ -9,6 +9,7 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
+import drawn
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -56,22 +57,22 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u2
 
 @pytest.fixture(scope="module")
 def trained() -> Model:
-    return lfm2np.load()
+    return drawn.trained()
 
 
 @pytest.fixture(scope="module")
-def main_lines(trained: Model) -> list[str]:
-    return demo.main_lines(trained)
+def main_lines() -> list[str]:
+    return drawn.demo_lines()
 
 
 @pytest.fixture(scope="module")
-def main_run(main_lines: list[str]) -> Run:
-    return read_run(main_lines)
+def main_run() -> Run:
+    return drawn.demo_run()
 
 
 @pytest.fixture(scope="module")
-def page(trained: Model, main_run: Run) -> str:
-    return draw(main_run, trained, "the demo", "lfm2np draw --demo -o page.html")
+def page() -> str:
+    return drawn.demo_page()
 
 
 # --- markup
@@ -107,8 +108,8 @@ def test_attributes_and_markup_are_kept_apart() -> None:
 # --- runs
 
 
-def test_a_run_is_what_the_trace_says(trained: Model, main_run: Run) -> None:
-    lines = [json.loads(line) for line in demo.main_lines(trained)]
+def test_a_run_is_what_the_trace_says(main_lines: list[str], main_run: Run) -> None:
+    lines = [json.loads(line) for line in main_lines]
     steps = [line for line in lines if line["kind"] == "step"]
     assert len(steps) == len(main_run.steps)
     for line, step in zip(steps, main_run.steps, strict=True):
@@ -279,10 +280,10 @@ def test_the_drawn_leaks_are_what_the_faults_do(trained: Model) -> None:
     ]
     for index, share in enumerate(leak.shares):
         for what, leaks in ((CONVOLUTION, convolution_leaks(leak)), (ATTENTION, attention_leaks(leak))):
-            drawn = [bool(leaks(index, at)) for at in range(share.start, share.stop)]
+            shown = [bool(leaks(index, at)) for at in range(share.start, share.stop)]
             changed = leak.changed(what, share.name)
-            assert all(one for one, leaked in zip(changed, drawn, strict=True) if leaked)
-            assert any(drawn) == any(changed)
+            assert all(one for one, leaked in zip(changed, shown, strict=True) if leaked)
+            assert any(shown) == any(changed)
 
 
 @given(st.lists(st.tuples(st.floats(-2, 2, width=32), st.floats(-2, 2, width=32)), min_size=1, max_size=30))
@@ -330,8 +331,8 @@ class Checked(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_the_same_again(trained: Model, main_run: Run, page: str) -> None:
-    assert page == draw(main_run, trained, "the demo", "lfm2np draw --demo -o page.html")
+def test_the_page_is_whole_and_the_same_again(page: str) -> None:
+    assert page == drawn.draw_demo()
     assert len(page.encode()) < 3_000_000
     checked = Checked()
     checked.feed(page)

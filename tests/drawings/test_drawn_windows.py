@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from drawn import demo_run
 
 import lfm2np
 from lfm2np.drawings import demo
@@ -40,7 +41,7 @@ def windowed_run(model: Model) -> Run:
 
 
 def test_a_run_without_windows_has_none(windowed_run: Run) -> None:
-    assert in_windows(read_run(demo.main_lines(lfm2np.load()))) is None
+    assert in_windows(demo_run()) is None
     windows = in_windows(windowed_run)
     assert windows is not None and windows.config["num_blocks"] == windowed_run.config["num_window_blocks"]
 

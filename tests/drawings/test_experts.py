@@ -11,6 +11,7 @@ from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
 
+import drawn
 import numpy as np
 import pytest
 from hypothesis import given
@@ -173,11 +174,9 @@ def test_streamed_experts_are_recorded_too(model: Model, run: Run) -> None:
 
 
 def test_a_dense_run_has_no_experts() -> None:
-    trained = lfm2np.load()
-    run = read_run(recorded(trained, [Coming("a", "ann", GREEDY)]))
+    run, text = drawn.demo_run(), drawn.demo_page()
     assert not any(routes(step) for step in run.steps)
     assert of_experts(run) == []
-    text = draw(run, trained, "a run", "lfm2np draw")
     assert EXPERT not in text
     assert 'id="experts"' not in text
     assert "expert" not in as_text(run, 0, colour=False)

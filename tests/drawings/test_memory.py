@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from drawn import demo_run
 from hypothesis import given
 
 import lfm2np
@@ -69,7 +70,7 @@ def test_a_schedule_that_no_sound_scheduler_makes_is_told() -> None:
 
 def test_in_the_demo_all_blocks_that_are_not_free_are_owned() -> None:
     """A sample without a slot waits, and has no blocks (it had, on the page)."""
-    run = read_run(demo.main_lines(lfm2np.load()))
+    run = demo_run()
     for step, owned in zip(run.steps, [one.owners for one in pools(run)], strict=True):
         rejected = sum(entry.num_drafts for entry in step.entries)
         still = {block for block, names in owned.items() if set(names) - set(step.finished)}
@@ -77,7 +78,7 @@ def test_in_the_demo_all_blocks_that_are_not_free_are_owned() -> None:
 
 
 def test_the_map_holds_no_rejected_draft() -> None:
-    run = read_run(demo.main_lines(lfm2np.load()))
+    run = demo_run()
     assert any(num_kept(step, entry) < len(entry.token_ids) for step in run.steps for entry in step.entries)
     holds_what_was_computed(run)
 

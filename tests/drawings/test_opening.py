@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import lfm2np
-from lfm2np.drawings import demo, draw
-from lfm2np.drawings.runs.run import read_run
+from drawn import demo_page
 
 
 def test_the_page_opens_on_batching_and_says_what_to_look_at() -> None:
     """Pinned: it opened on some twenty small matrices, and "On" beside "Play" read as a switch."""
-    trained = lfm2np.load()
-    page = draw.draw(read_run(demo.main_lines(trained)), trained, "here", "command")
+    page = demo_page()
     assert '<body data-start="batching">' in page
     lesson = page.partition('id="batching-title"')[2].partition('class="lesson">')[2]
     assert lesson.startswith("Look at the hatched cells. By requests, ")

@@ -24,10 +24,17 @@ from scheduler.checksum import sealed
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 TORTURE = sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())
+ALIKE = {  # to the engine, as to its layers: others like them have shorter schedules
+    "torture/moe_all_experts",
+    "torture/moe_near_ties",
+    "torture/moe_one_a_token",
+    "torture/sharded_mixed_types",
+    "torture/six_heads_two_kv",
+}
 SCHEDULES = [
     ("trained", 0),
     *(pytest.param("trained", seed, marks=pytest.mark.slow) for seed in (1, 2, 3)),
-    *((name, seed) for seed, name in enumerate(TORTURE)),
+    *(pytest.param(name, seed, marks=pytest.mark.slow if name in ALIKE else ()) for seed, name in enumerate(TORTURE)),
 ]
 
 

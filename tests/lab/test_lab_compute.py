@@ -30,7 +30,14 @@ def texts_of(outcome: Outcome) -> list[str]:
     return ["".join(map(outcome.run.word, outcome.tokens[name])) for name in outcome.tokens]
 
 
-@pytest.mark.parametrize("settings", [DEFAULT, PAPER, replace(DEFAULT, drafts=3, prefix_caching=False, budget=40)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(DEFAULT, marks=pytest.mark.slow),
+        PAPER,
+        replace(DEFAULT, drafts=3, prefix_caching=False, budget=40),
+    ],
+)
 def test_a_run_is_the_recorded_one(settings: Settings, models: Models):
     of = models.by_name[settings.model]
     coming = [

@@ -102,7 +102,9 @@ SOLUTIONS: dict[int, Change] = {
 }
 
 
-@pytest.mark.parametrize("number", LESSONS)
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=() if number in (1, 3) else pytest.mark.slow) for number in LESSONS]
+)
 def test_an_answer_is_drawn_with_the_view_to_look_at(number: int, models: Models):
     status, page = answer(query_of(replace(LESSONS[number].start, **SOLUTIONS[number])), models)
     assert status == 200

@@ -119,9 +119,10 @@ def test_weighted_values_over_the_longest_context_equal_python_integers(kind: st
     both = np.empty((1, 2, grids.TERMS))
     exact.share_units(exact.elementary.exp(scores - scores.max()) * grids.power_of_two(exponents.T), both)
     high, low = both[0]
+    assert np.abs(both).max() <= 2**28  # so that no product exceeds 64 bits
     for shares in (high, low):
         for channel in range(2):
-            terms = [int(a) * int(u) for a, u in zip(shares.ravel(), units[:, 0, channel], strict=True)]
+            terms = (shares.ravel().astype(np.int64) * units[:, 0, channel].astype(np.int64)).tolist()
             assert sum(map(abs, terms)) < 2**53
             assert Fraction(float((shares @ units[:, 0])[channel])) == sum(terms)
     assert sum(int(share) for share in high.ravel()) <= 2**28 + grids.TERMS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import QUICK, Kept, checked, checked_right
+from engines import QUICK, Kept, checked, checked_right, checked_target
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ BATCHES = {"neighbours", "families", "aborts", *WIDE}
 
 def test_our_own_engine_is_exact(model: Model) -> None:
     target = Kept("lfm2np.conformance.adapters:own", model.path)
-    result = check(model, target, "float32", at_once=4, cases=QUICK)
+    result = checked_target(model, target)
     assert result.total.verdict is Verdict.EXACT
     assert result.total.worst == 0.0 and result.total.flips == 0
     assert set(result.total.counts) == {"EXACT"}

@@ -29,7 +29,7 @@ from lfm2np.work.results_file import ResultsFile
 
 pytestmark = pytest.mark.rounding
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-POSITIONS = 384
+POSITIONS, FEWER = 384, 160
 CHECKPOINTS = "cache.checkpoints[block, index] = window[end : end + columns]"
 STEP = "ids, positions, mixing, progress)"
 ANGLES = "ids, positions // (1 + (positions > 300)) * (1 + (positions > 300)), mixing, progress)"
@@ -55,9 +55,11 @@ LATE: dict[str, tuple[str, tuple[Edit, ...]]] = {
 }
 
 
-def asked(model: Model, engine: str = "float32", transcript: Transcript | None = None) -> Asked:
+def asked(
+    model: Model, engine: str = "float32", transcript: Transcript | None = None, positions: int = POSITIONS
+) -> Asked:
     target = PythonTarget(f"engines:{engine}", model.path)
-    return ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=POSITIONS)
+    return ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=positions)
 
 
 def checked(model: Model, answers: Asked, place: Place | None = None) -> Checked:
@@ -169,16 +171,16 @@ class Dying(PythonTarget):
 def test_an_interrupted_check_goes_on_to_the_same_report(model: Model, tmp_path: Path) -> None:
     answers, results = tmp_path / "answers.jsonl", tmp_path / "results.jsonl"
     with pytest.raises(KeyboardInterrupt), Transcript(answers) as transcript:
-        target = Dying("engines:small_steps", model.path)
-        ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=POSITIONS)
+        target = Dying("engines:exact_small_steps", model.path)
+        ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=FEWER)
     with Transcript(answers) as transcript:
         assert len(transcript.pairs()) == 5
-        resumed = asked(model, "small_steps", transcript)
+        resumed = asked(model, "exact_small_steps", transcript, FEWER)
     with ResultsFile(results, model) as record:
         first = checked(model, resumed, Place(record=record))
     with ResultsFile(results, model) as record:
         again = checked(model, resumed, Place(record=record))
-    right = checked(model, asked(model, "small_steps"))
+    right = checked(model, asked(model, "exact_small_steps", positions=FEWER))
     assert first.total == again.total == right.total
     assert first.positions == again.positions == right.positions
 

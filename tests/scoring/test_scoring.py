@@ -39,7 +39,7 @@ def sequences(draw: st.DrawFn, vocab_size: int, least: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("directory", [None, *TORTURE], ids=str)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_each_sequence_of_a_ragged_pass_has_the_bits_that_it_has_alone(
     directory: Path | None, data: st.DataObject
@@ -54,7 +54,7 @@ def test_each_sequence_of_a_ragged_pass_has_the_bits_that_it_has_alone(
 
 
 @pytest.mark.parametrize("directory", [None, *TORTURE[:3]], ids=str)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_scores_of_many_are_those_of_each_alone(directory: Path | None, data: st.DataObject) -> None:
     """Whatever the budget of a pass, and however the rows of the logits are cut."""
