@@ -118,6 +118,6 @@ def test_the_page_and_the_terminal_show_windows(windowed_run: Run) -> None:
 
 def test_a_longer_request_than_the_windows_pool_is_drawn(model: Model) -> None:
     """Policies that reserve take the whole length of it; the pool that fits the recorded one may not."""
-    coming = [Coming("a", "count: 23 to 31 ->", demo.greedy(80))]
+    coming = [Coming("a", "count: 23 to 31 ->", demo.greedy(30))]
     run = read_run(recorded(model, coming, **SIZES, num_blocks=32, num_window_blocks=8))
     assert draw(run, lfm2np.load(), "a run", "lfm2np draw run.jsonl -o page.html")

@@ -31,8 +31,18 @@ def float32_of(value: Fraction) -> np.float32:
 
 
 def integer_dot(x: np.ndarray, w: np.ndarray) -> Fraction:
-    """sum x*w of float64 vectors in arbitrary precision."""
-    return sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x, w, strict=True)), Fraction(0))
+    """sum x*w of float64 vectors in arbitrary precision: integers of 53 bits, their products shifted to one unit."""
+    (left, of_left), (right, of_right) = mantissas(x), mantissas(w)
+    exponents = of_left + of_right
+    least = int(exponents.min())
+    terms = zip(left.tolist(), right.tolist(), (exponents - least).tolist(), strict=True)
+    return Fraction(sum(a * b << shift for a, b, shift in terms)) * Fraction(2) ** least
+
+
+def mantissas(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers and exponents of two that float64 values are the products of."""
+    fractions, exponents = np.frexp(x.astype(np.float64))
+    return np.ldexp(fractions, 53).astype(np.int64), exponents.astype(np.int64) - 53
 
 
 def adversarial(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
