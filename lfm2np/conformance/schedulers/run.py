@@ -40,6 +40,7 @@ class Run:
         self.calls = Calls(factory, dict(sizes or {}))
         self.demands = Demands(self.calls, frozenset(judged))
         self.live: dict[str, Account] = {}  # not finished, in the order of arrival
+        self.offered: dict[str, list[int]] = {}  # drafts for the next step that the request is in
         self.met: Counter[str] = Counter()  # what happened, for the statistics
         self.log: list[str] = []  # the calls so far, as text
         self.records = records
@@ -138,7 +139,8 @@ class Run:
 
     def _step(self, drafts: int = 0, right: int = 0, aborted: str | None = None) -> None:
         demands = self.demands
-        offered = self._propose(drafts, right) if drafts else {}
+        if drafts:
+            self.offered |= self._propose(drafts, right)
         step = demands.checked(self.calls.call("step"))
         self._part(step.parted)
         self._preempted(step)
@@ -148,7 +150,7 @@ class Run:
         demands.require_limits(step)
         demands.require_order(step, self.live)
         for entry in step.entries:
-            demands.require_tokens(entry, self.live[entry.request_id], offered)
+            demands.require_tokens(entry, self.live[entry.request_id], self.offered)
         try:
             demands.carry_out(step, self.live, self.steps)
         finally:
@@ -233,6 +235,7 @@ class Run:
                     self._split(account, child)
         for name, tokens in answers.items():
             self.live[name].tokens += tokens
+            self.offered.pop(name, None)
 
     def _children(self, parent: Account) -> list[Account]:
         """Those that have not parted from it."""
