@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from lfm2np.conformance.schedulers.programs import carry_out
 from lfm2np.conformance.schedulers.run import Run, Violation
 from lfm2np.drawings.schedule import read_schedule, schedule_page, schedule_text
 from lfm2np.errors import RequestError
-from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, entry
+from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
 EVERYTHING = frozenset(suite.sentences())
@@ -150,7 +151,7 @@ def first_broken(factory) -> str | None:
             raise
 
     with contextlib.suppress(Violation):
-        suite.drawn(judge, factory(suite.FIRST_SIZES).lacks, "quick", shrinks=False)
+        suite.drawn(judge, calls.Calls(factory, suite.FIRST_SIZES).lacks, "quick", shrinks=False)
     return broken[0] if broken else None
 
 
@@ -317,6 +318,69 @@ def test_demands_and_policies_have_sentences():
 
 
 # --- a block manager
+
+
+class Ring(Tiny):
+    """Beside its blocks, a ring of a window's size for each request."""
+
+    lacks = Tiny.lacks - {"windows"}
+    phase, is_read_first = 0, True
+
+    def __init__(self, sizes):
+        super().__init__({**sizes, "num_window_blocks": None})
+
+    def step(self):
+        size = self.sizes["sliding_window"]
+        entries = super().step().entries
+        return Step([replace(each, window=self.window(each, size)) for each in entries] if size else entries)
+
+    def window(self, each, size):
+        base, stop = size * int(each.request_id[1:]), each.start + len(each.token_ids)
+        first = max(0, each.start - size + 1)
+        writes = [base + at % size if at >= stop - size else None for at in range(each.start, stop)]
+        last = each.start if self.is_read_first else stop
+        reads = [base + (at + self.phase) % size for at in range(first, last)]
+        return Window(writes, reads, first, is_ring=self.is_read_first)
+
+
+class OutOfPhase(Ring):
+    phase = 1
+
+
+class ReadLast(Ring):
+    is_read_first = False
+
+
+class Samples(Tiny):
+    """Each sample of a prompt computes it itself."""
+
+    lacks = Tiny.lacks - {"children"}
+    reports = True
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.parted = []
+
+    def add(self, request):
+        for name in (request.request_id, *request.children):
+            super().add(replace(request, request_id=name, children=()))
+        self.parted += request.children
+
+    def step(self):
+        parted, self.parted = self.parted if self.reports else [], []
+        return replace(super().step(), parted=parted)
+
+
+class Silent(Samples):
+    reports = False
+
+
+@pytest.mark.parametrize(
+    ("factory", "broken"),
+    [(Ring, None), (OutOfPhase, "windows"), (ReadLast, "windows"), (Samples, None), (Silent, "calls")],
+)
+def test_rings_and_samples_that_part_early(factory, broken, few):
+    assert first_broken(factory) == broken
 
 
 class Tables:

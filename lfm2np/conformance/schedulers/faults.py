@@ -471,7 +471,7 @@ def window_freed_one_block_early(self: Faulty, each: Entry, step: Step) -> Entry
     window, size = each.window, self.block_size
     if window is None or each.start - window.first < size:
         return each
-    return replace(each, window=Window(window.writes, list(window.reads)[size:], window.first + size))
+    return replace(each, window=replace(window, reads=list(window.reads)[size:], first=window.first + size))
 
 
 @of_entry(needs=("windows",))
