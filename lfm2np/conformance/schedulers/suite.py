@@ -73,7 +73,6 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
     def judge_all(sizes: dict[str, Any], program: list[Call]) -> None:
         outcome.programs += 1
         run = Run(factory, sizes)
-        outcome.policies |= run.calls.policies  # which may depend on the sizes
         try:
             carry_out(run, program)
         except Violation as violation:
