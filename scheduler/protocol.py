@@ -52,6 +52,7 @@ FEATURES = {
     "salts": "cache_salt",
     "states": "recurrent states",
     "stops": "stop_token_ids",
+    "verify": "verify(): checks of the scheduler's own",
     "windows": "layers with a sliding window",
 }
 POLICIES = {

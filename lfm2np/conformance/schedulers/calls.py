@@ -22,6 +22,7 @@ NEEDED = {  # the method that a feature takes
     "fork": "fork",
     "free": "free_blocks",
     "preempt": "preempt",
+    "verify": "verify",
 }
 
 

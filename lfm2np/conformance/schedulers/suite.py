@@ -67,9 +67,9 @@ class Outcome:
             return "failed", f"after {found.programs} programs: {found.message}\n# shows it again:\n{found.script}"
         if demand in POLICIES and demand not in self.policies:
             return "skipped", f"the scheduler does not promise it: {demand!r} in `policies`"
-        for feature, of in (("states", "states"), ("windows", "windows"), ("free", "leaks"), ("refusals", "refusals")):
-            if demand == of and feature in self.lacks:
-                return "skipped", f"the scheduler lacks {feature}: {FEATURES[feature]}"
+        feature = {"leaks": "free"}.get(demand, demand)
+        if feature in self.lacks:
+            return "skipped", f"the scheduler lacks {feature}: {FEATURES[feature]}"
         return "passed", ""
 
     def summary(self) -> list[str]:
