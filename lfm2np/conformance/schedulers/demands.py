@@ -151,7 +151,8 @@ class Demands:
         if account.is_running or entry.start or len(account.tokens) <= size:
             return
         for other in live.values():
-            has_block = other.is_running and other.computed >= size and other.name not in step.preempted
+            goes_on = other.is_running and not other.is_aborted and other.name not in step.preempted
+            has_block = goes_on and other.computed >= size
             if has_block and other.prefix(size - 1) == account.prefix(size - 1):
                 self.fail("finds-prefixes", f"{account.name} computes its first block, which {other.name} has, too")
 

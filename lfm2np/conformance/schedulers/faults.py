@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from lfm2np.conformance.schedulers.faulty import Faulty, of_calls, of_entry, of_step
-from scheduler.protocol import Entry, Refused, Request, Step, Window
+from scheduler.protocol import Entry, Refused, Request, Step
 
 
 def later(each: Entry, count: int) -> Entry:
     """Without its first `count` tokens."""
     window = each.window
     if window is not None:
-        window = Window(list(window.writes)[count:], window.reads, window.first)
+        window = replace(window, writes=list(window.writes)[count:])
     ids, writes = list(each.token_ids)[count:], list(each.writes)[count:]
     return replace(each, start=each.start + count, token_ids=ids, writes=writes, window=window, num_drafts=0)
 
@@ -148,7 +148,8 @@ def last_token_computed_twice(self: Faulty, each: Entry, step: Step) -> Entry:
     reads, window = list(each.reads)[:-1], each.window
     if window is not None:
         places = list(window.reads)[:-1]
-        window = Window(places[-1:], places, window.first) if places else None
+        writes = window.writes if window.is_ring else places[-1:]
+        window = replace(window, writes=writes, reads=places) if places else None
     return replace(
         each, start=each.start - 1, token_ids=before.token_ids[-1:], writes=reads[-1:], reads=reads, window=window
     )
@@ -177,7 +178,9 @@ def newest_token_lost(self: Faulty, each: Entry, step: Step) -> Entry:
 @of_entry()
 def positions_start_again(self: Faulty, each: Entry, step: Step) -> Entry:
     """Each chunk's positions begin at 0."""
-    window = each.window and Window(each.window.writes, list(each.window.reads)[-len(each.token_ids) :])
+    window = each.window
+    if window is not None:
+        window = replace(window, reads=[] if window.is_ring else list(window.reads)[-len(each.token_ids) :], first=0)
     return replace(each, start=0, reads=list(each.reads[each.start :]), window=window) if each.start else each
 
 
@@ -481,4 +484,6 @@ def window_reads_the_other_table(self: Faulty, each: Entry, step: Step) -> Entry
     most = self.sizes.get("num_window_blocks", 0) * self.block_size
     if window is None or max(each.reads, default=0) >= most:
         return each
-    return replace(each, window=Window(window.writes, list(each.reads)[window.first :], window.first))
+    return replace(
+        each, window=replace(window, reads=list(each.reads)[window.first : window.first + len(window.reads)])
+    )
