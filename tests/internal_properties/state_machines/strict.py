@@ -383,6 +383,7 @@ class StrictScheduler(Moments):
             asdict(subject.prefix_cache.statistics), self.statistics, "statistics of the prefix cache", "at the end"
         )
         for books in self.all_pool_books:
+            books.verify()
             require(books.pool.num_free, books.pool.num_blocks, "free blocks", books.name)
         require(sorted(memory.free_slots), list(range(self.config.max_num_seqs)), "free slots", "at the end")
         require((len(subject.waiting), subject.running), (0, []), "waiting and running", "at the end")
