@@ -81,7 +81,6 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
         "wrong-calls-are-refused",
         "answers-are-judged",
         "corruption-is-seen",
-        "pool-machine",
         "scheduler-machine",
         "engine-machine",
         "every-schedule",

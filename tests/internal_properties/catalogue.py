@@ -1,6 +1,6 @@
 """All of them, and the order in which a fault meets everything.
 
-State machines come first, since what they find is a program of a few calls; then what names the part that is wrong.
+Programs of calls come first, since what they find is a few calls; then what names the part that is wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from internal_properties import (
     plans,
     policies,
     sampling,
+    schedules,
     wrong_calls,
 )
 from internal_properties.internal import properties_of
@@ -24,6 +25,7 @@ from lfm2np.conformance.properties.property import Machine, Property
 EARLY = (drafts, sampling, policies, plans)
 LATE = (misuse, wrong_calls, corruptions, large, memory, outputs)
 early, late = ([each for module in modules for each in properties_of(module)] for modules in (EARLY, LATE))
-INTERNAL: tuple[Property | Machine, ...] = (*drafts.MACHINES, *early, *late)
+calls = properties_of(schedules)
+INTERNAL = (*calls, *early, *late)
 engine_machine, *others = ALL
-EVERYTHING = (*drafts.MACHINES, engine_machine, *early, *others, *late)
+EVERYTHING: tuple[Property | Machine, ...] = (*calls, engine_machine, *early, *others, *late)

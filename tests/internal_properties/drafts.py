@@ -1,4 +1,4 @@
-"""The state machines of pool and scheduler; prompt lookup, draft models, stop strings."""
+"""Prompt lookup, draft models, stop strings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from internal_properties.internal import internal
-from internal_properties.state_machines.scheduler_machine import PoolMachine, SchedulerMachine
 from lfm2np import plain
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.conformance.properties.property import Machine
 from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, models, prompts, sampling_params, scenarios
 from lfm2np.engine.draft_model import ModelDrafter
@@ -190,26 +188,3 @@ def require_draft(model: Model, context: DraftContext, draft: Draft, sampling: s
     for index, (step, weights) in enumerate(zip(steps, draft.weights or (), strict=drawn)):
         if weights.tolist() != distribution(step.logits, params, (), (), ()).tolist():
             raise Violation(f"request {context.request_id}, draft {index}: not the weights that it was drawn from")
-
-
-MACHINES = (
-    Machine(
-        "pool-machine",
-        "The block pool does what a plain list and a dictionary do; misuse is refused and changes nothing.",
-        5,
-        (),
-        ("mistral.rs 2357", "sglang-jax 982", "vLLM 4764"),
-        lambda factory, adapt: PoolMachine,
-        steps=25,
-    ),
-    Machine(
-        "scheduler-machine",
-        "Over a model whose tokens encode what memory holds, any calls in any order give right tokens and memory.",
-        5,
-        (),
-        ("vLLM 4764", "vLLM 12621", "vLLM 5349", "vLLM 56525", "SGLang 38319", "vLLM 45357"),
-        lambda factory, adapt: SchedulerMachine,
-        steps=18,
-        weight=8.0,
-    ),
-)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from internal_properties.internal import internal
+from internal_properties.schedules import StrictRun, fork, preempt
 from internal_properties.state_machines.compare import require
-from internal_properties.state_machines.scheduler_machine import PROMPT, SchedulerMachine
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import Violation, generate, require_truth
+from lfm2np.conformance.schedulers.programs import PROMPT
 from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, greedy_params, models, prompts, scenarios
 from lfm2np.network.cache import Cache, bytes_per_block, default_blocks, default_window_blocks, make_cache
@@ -36,34 +37,30 @@ MANY = 560  # requests
     lambda: st.sampled_from(tuple(POLICIES)),
 )
 def large_schedule(policy: str) -> None:
-    """The scheduler's machine, in one program that is written here."""
-    machine = SchedulerMachine()
-    machine.start(
-        block_size=2,
-        num_blocks=1100,
-        max_num_seqs=280,
-        budget=3000,
-        policy=policy,
-        watermark=0.01,
-        no_caching=False,
-        num_host_blocks=400,
-        taps=3,
+    """The scheduler's strict run, of one program that is written here."""
+    run = StrictRun(
+        {
+            "block_size": 2,
+            "num_blocks": 1100,
+            "max_num_seqs": 280,
+            "max_num_batched_tokens": 3000,
+            "policy": policy,
+            "num_host_blocks": 400,
+        }
     )
-    add(machine, Request("long", PROMPT * (LONG // len(PROMPT)), 6), samples=2)
+    run.add("long", PROMPT * (LONG // len(PROMPT)), 6, children=["long#1"])
     for index in range(MANY if policy == "fcfs" else MANY // 2):
         prompt = (index, *PROMPT[: 1 + index % 4])
-        add(machine, Request(f"m{index}", prompt, 1 + index % 5), samples=1 + (index % 7 == 0))
+        run.add(f"m{index}", prompt, 1 + index % 5, children=[] if index % 7 else [f"m{index}#1"])
     for turn in range(5):
-        machine._step(drafts=1, right=turn % 2)
-        machine.books.require_memory()
+        run.speculate(1, turn % 2)
         for which in range(0, 12, 3):
-            machine.fork(which=which, most=turn + 1)
-        machine.preempt(which=turn)
-        add(machine, Request(f"again{turn}", (*PROMPT * 9, turn), 3), samples=1)
-        machine.finish(which=2 * turn, reason=FinishReason.STOP)
-    machine.abandon(drafts=1, executed=True, patience=0, aborted=False)
-    machine.holds_what_it_must()
-    machine.teardown()
+            fork(run, which, turn + 1)
+        preempt(run, turn)
+        run.add(f"again{turn}", (*PROMPT * 9, turn), 3)
+        run.abort(list(run.live)[2 * turn], "finish")
+    run.abandon(1, True, 0, False)
+    run.drain()
 
 
 @internal(
@@ -111,17 +108,6 @@ def large_batch(policy: str) -> None:
 def check_decoding(request: Request, step: int) -> None:
     if request.is_decoding != (step > 0):
         raise Violation(f"step {step}: is decoding {request.is_decoding}")
-
-
-def add(machine: SchedulerMachine, request: Request, samples: int) -> None:
-    """A request, and its further samples as forks that wait for its prompt."""
-    prompt, most = request.prompt_token_ids, request.max_tokens
-    forks = [Request(f"{request.request_id}#{index}", prompt, most) for index in range(1, samples)]
-    machine.scheduler.add(request, forks)
-    for one in (request, *forks):
-        machine.books.open(one, prompt)
-    if machine.trace:
-        machine.trace.add(request, forks)
 
 
 @internal(

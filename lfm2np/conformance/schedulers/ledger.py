@@ -28,6 +28,7 @@ class Account:
     is_aborted: bool = False  # and runs on, until the scheduler says that it ended
     preemptions: int = 0
     first_scheduled: int = -1  # the step
+    min_tokens: int = 0  # stop tokens do not stop before
 
     @property
     def name(self) -> str:
@@ -45,9 +46,12 @@ class Account:
     @property
     def has_ended(self) -> bool:
         """By its tokens."""
-        if self.num_outputs < 1:
-            return False
-        return self.num_outputs >= self.request.max_tokens or self.tokens[-1] in self.request.stop_token_ids
+        return self.num_outputs > 0 and self.ends_with(self.tokens[-1], self.num_outputs)
+
+    def ends_with(self, token: int, num_outputs: int) -> bool:
+        """Whether `token`, as output number `num_outputs` counted from 1, is the last."""
+        stops = token in self.request.stop_token_ids and num_outputs >= self.min_tokens
+        return stops or num_outputs >= self.request.max_tokens
 
     def prefix(self, position: int) -> int:
         """The name of tokens 0 to `position`."""

@@ -25,9 +25,9 @@ ENDS = {  # the memories that a move copies from and to
 
 
 class OwnScheduler:
-    """scheduler.Scheduler; which of its policies, the seed says."""
+    """scheduler.Scheduler; which of its policies, the seed says. `more`: of SchedulerConfig."""
 
-    def __init__(self, sizes: Mapping[str, Any]) -> None:
+    def __init__(self, sizes: Mapping[str, Any], **more: Any) -> None:
         names = tuple(scheduler.POLICIES)
         window = sizes.get("sliding_window")
         self.config = SchedulerConfig(
@@ -41,6 +41,7 @@ class OwnScheduler:
             max_waiting_tokens=3,
             sliding_window=window,
             num_window_blocks=sizes.get("num_window_blocks", 0) if window else 0,
+            **more,
         )
         self.policies = {"fcfs", "preempts-last"} if self.config.policy == "fcfs" else set()
         if self.config.prefix_caching and window is None:
@@ -76,6 +77,9 @@ class OwnScheduler:
         if drafts:
             plan = self.scheduler.add_drafts(plan, drafts)
         self.plan, self.drafts = plan, {}
+        return self._step(plan)
+
+    def _step(self, plan: BatchPlan) -> Step:
         entries = [self._entry(each) for each in plan.scheduled]
         return Step(entries, [copy_of(move) for move in plan.moves], plan.preempted)
 

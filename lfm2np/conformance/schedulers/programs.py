@@ -27,16 +27,22 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (  # the feature that it takes
 
 number = st.integers(0, 5)
 few = st.integers(0, 4)
-ADD = st.tuples(
-    st.just("add"),
-    st.integers(0, 3),  # blocks
-    st.integers(-1, 2),  # tokens beyond
-    st.integers(0, len(FAMILIES) - 1),
-    st.integers(1, 6),  # tokens to generate
-    st.integers(0, len(OPTIONS) - 1),
-    st.integers(0, 2),  # more requests of the same kind, each a token longer
-    st.sampled_from((0, 0, 0, 1, 2)),  # children
-)
+
+
+def adding(num_options: int) -> st.SearchStrategy[Call]:
+    return st.tuples(
+        st.just("add"),
+        st.integers(0, 3),  # blocks
+        st.integers(-1, 2),  # tokens beyond
+        st.integers(0, len(FAMILIES) - 1),
+        st.integers(1, 6),  # tokens to generate
+        st.integers(0, num_options - 1),
+        st.integers(0, 2),  # more requests of the same kind, each a token longer
+        st.sampled_from((0, 0, 0, 1, 2)),  # children
+    )
+
+
+ADD = adding(len(OPTIONS))
 NOTHING = st.just(("nothing",))
 STEP = st.tuples(st.just("step"), st.integers(1, 4))
 OTHERS = {
@@ -67,16 +73,26 @@ def programs(lacks: frozenset[str]) -> st.SearchStrategy[tuple[dict[str, Any], l
     return st.tuples(SIZES, st.lists(st.one_of(NOTHING, ADD, STEP, ADD, STEP, *others), min_size=10, max_size=16))
 
 
-def carry_out(run: Run, calls: Sequence[Call]) -> None:
-    """All calls, then whatever is left."""
+def carry_out(run: Run, calls: Sequence[Call], functions: Mapping[str, Callable[..., None]] | None = None) -> None:
+    """All calls, then whatever is left. `functions`, by name: CALLS."""
     for name, *numbers in calls:
-        CALLS[name](run, *numbers)
+        (functions or CALLS)[name](run, *numbers)
     run.drain()
 
 
-def add(run: Run, blocks: int, beyond: int, family: int, most: int, option: int, more: int, children: int) -> None:
+def add(
+    run: Run,
+    blocks: int,
+    beyond: int,
+    family: int,
+    most: int,
+    option: int,
+    more: int,
+    children: int,
+    all_options: Sequence[tuple[str, dict[str, Any]]] = OPTIONS,
+) -> None:
     lacks = run.calls.lacks
-    feature, options = OPTIONS[option]
+    feature, options = all_options[option]
     options = {} if feature in lacks else options
     length = blocks * run.demands.block_size + beyond
     for index in range(more + 1):

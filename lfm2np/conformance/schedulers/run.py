@@ -88,15 +88,20 @@ class Run:
         self._note(f"speculate({drafts}, {right})")
         self._step(drafts, right)
 
-    def abort(self, name: str) -> None:
-        self._note(f"abort({name!r})")
-        self._abort(name)
+    def abort(self, name: str, by: str = "abort") -> None:
+        """`by`: the adapter's method, which some schedulers have more than one of."""
+        self._note(f"abort({name!r})" if by == "abort" else f"abort({name!r}, {by!r})")
+        self._abort(name, by)
         self.demands.verify(self.live)
 
-    def abort_in_flight(self, name: str) -> None:
+    def abort_in_flight(self, name: str, drafts: int = 0, by: str = "abort") -> None:
         """The step is planned, then the request is aborted, then the model's tokens come."""
-        self._note(f"abort_in_flight({name!r})")
-        self._step(aborted=name)
+        given = f"{name!r}, {drafts}, {by!r}" if drafts or by != "abort" else repr(name)
+        self._note(f"abort_in_flight({given})")
+        step = self._plan(drafts, right=2)
+        computed = self._compute(step)
+        self._abort(name, by, {entry.request_id for entry in step.entries})
+        self._complete(step, computed)
 
     def preempt(self, name: str) -> None:
         self._note(f"preempt({name!r})")
@@ -137,7 +142,11 @@ class Run:
 
     # --- one step
 
-    def _step(self, drafts: int = 0, right: int = 0, aborted: str | None = None) -> None:
+    def _step(self, drafts: int = 0, right: int = 0) -> None:
+        step = self._plan(drafts, right)
+        self._complete(step, self._compute(step))
+
+    def _plan(self, drafts: int, right: int) -> Step:
         demands = self.demands
         if drafts:
             self.offered |= self._propose(drafts, right)
@@ -151,14 +160,19 @@ class Run:
         demands.require_order(step, self.live)
         for entry in step.entries:
             demands.require_tokens(entry, self.live[entry.request_id], self.offered)
+        return step
+
+    def _compute(self, step: Step) -> dict[str, Account]:
+        """Who is computed, even if it is aborted before the step is complete."""
         try:
-            demands.carry_out(step, self.live, self.steps)
+            self.demands.carry_out(step, self.live, self.steps)
         finally:
             if self.records:
-                self.schedule.append(recorded(step, self.steps, demands.memory))
-        computed = dict(self.live)
-        if aborted is not None:
-            self._abort(aborted, {entry.request_id for entry in step.entries})
+                self.schedule.append(recorded(step, self.steps, self.demands.memory))
+        return dict(self.live)
+
+    def _complete(self, step: Step, computed: Mapping[str, Account]) -> None:
+        demands = self.demands
         entries = [entry for entry in step.entries if entry.request_id in self.live]
         answers = self._answers(entries)
         demands.commit(step.entries, computed, answers, self.steps)
@@ -171,13 +185,12 @@ class Run:
     def _propose(self, count: int, right: int) -> dict[str, list[int]]:
         offered = {}
         for account in self.live.values():
-            if account.is_running and not account.splits and account.computed == len(account.tokens) - 1:
-                tokens = list(account.tokens)
-                for index in range(min(count, account.request.max_tokens - account.num_outputs - 1)):
-                    token = next_token(tokens, account.arrival)
-                    tokens.append(token if index < right else (token + 1) % 4)
-                if len(tokens) > len(account.tokens):
-                    offered[account.name] = tokens[len(account.tokens) :]
+            tokens = list(account.tokens)
+            for index in range(min(count, self._most_drafts(account))):
+                token = next_token(tokens, account.arrival)
+                tokens.append(token if index < right else (token + 1) % 4)
+            if len(tokens) > len(account.tokens):
+                offered[account.name] = tokens[len(account.tokens) :]
         if offered:
             self.calls.call("propose", offered)
         return offered
@@ -188,6 +201,10 @@ class Run:
             if name not in self.live:
                 self.demands.fail("reports", f"step(): parted: {name!r}, which has ended or is unknown")
             self.live[name].is_child_to_be = False
+
+    def _most_drafts(self, account: Account) -> int:
+        decodes = account.is_running and not account.splits and account.computed == len(account.tokens) - 1
+        return account.request.max_tokens - account.num_outputs - 1 if decodes else 0
 
     def _preempted(self, step: Step) -> None:
         for name in step.preempted:
@@ -265,8 +282,8 @@ class Run:
         self.met["children"] += len(request.children)
         return account
 
-    def _abort(self, name: str, in_flight: Collection[str] = ()) -> None:
-        self.calls.call("abort", name)
+    def _abort(self, name: str, by: str, in_flight: Collection[str] = ()) -> None:
+        self.calls.call(by, name)
         self.met["aborts"] += 1
         account = self.live[name]
         if "abort-at-once" in self.calls.lacks and (account.is_running or name in in_flight):
@@ -292,8 +309,7 @@ def accepted(account: Account, entry: Entry) -> list[int]:
     drafts = list(entry.token_ids)[len(entry.token_ids) - entry.num_drafts :]
     for draft in (*drafts, None):
         new.append(next_token([*tokens, *new], account.arrival))
-        num_outputs = account.num_outputs + len(new)
-        if new[-1] != draft or num_outputs >= account.request.max_tokens or new[-1] in account.request.stop_token_ids:
+        if new[-1] != draft or account.ends_with(new[-1], account.num_outputs + len(new)):
             break
     return new
 

@@ -1,5 +1,1 @@
-"""Rule-based state machines of Hypothesis.
-
-The pool, the scheduler over a model without arithmetic (fake_model.py), a whole engine; engine_books.py keeps the books
-of one run of it.
-"""
+"""Books of a run, kept from the calls alone: strict ones of the scheduler and its pools (strict.py), of an engine."""

@@ -1,10 +1,8 @@
-"""How the state machines compare what they found with what they expected."""
+"""How the books compare what they found with what they expected."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from internal_properties.state_machines.fake_model import Cell
 
 
 def require(found: object, expected: object, what: str, who: object) -> None:
@@ -17,7 +15,7 @@ def require_at_most(found: int, most: int, what: str, who: object) -> None:
         raise AssertionError(f"{who}: {what} {found}, expected at most {most}")
 
 
-def require_cells(found: Sequence[Cell], expected: Sequence[Cell], what: str, who: object) -> None:
+def require_cells(found: Sequence[object], expected: Sequence[object], what: str, who: object) -> None:
     """Names the first position that differs."""
     if found != expected:
         for place, (one, other) in enumerate(zip(found, expected, strict=False)):

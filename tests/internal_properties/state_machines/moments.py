@@ -5,37 +5,35 @@ A block is handed out, or published; a request enters, grows, is split off, or s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from internal_properties.state_machines.accounts import Account, Prefix
+import scheduler
+from internal_properties.state_machines.accounts import Account
 from internal_properties.state_machines.compare import require, require_cells
-from internal_properties.state_machines.fake_model import FakeModel, make_cache, state_after
-from scheduler import Move, Request, Scheduler, SchedulerConfig
+from internal_properties.state_machines.pool_books import PoolBooks
+from lfm2np.conformance.schedulers.demands import Demands
+from lfm2np.conformance.schedulers.own import OwnScheduler
+from scheduler import Move
 from scheduler.prefix_cache import block_key
+from scheduler.protocol import Request
 
 ENDINGS = ("complete", "too short", "unknown", "evicted", "window", "disabled")  # why a prefix hit ended
 PATIENCE = 1000  # steps of waiting that one level of priority is worth: see scheduler.policy
 
 
-class Moments:
-    """One scheduler, one fake model, the books of both, and what is required at each moment."""
+class Moments(OwnScheduler):
+    """The scheduler behind its adapter, its books, and what is required at each moment."""
 
-    def __init__(self, config: SchedulerConfig, taps: int) -> None:
-        self.config, self.taps = config, taps
-        self.scheduler = Scheduler(config)
-        self.cache = make_cache(config, taps)
-        self.model = FakeModel(self.cache)
+    demands: Demands  # of the run: names of prefixes, and the memory that the steps describe
+
+    def __init__(self, sizes: Mapping[str, Any]) -> None:
+        super().__init__(sizes, watermark=sizes.get("watermark", 0.01))
+        self.policies = set()  # whatever is promised, the books require
         self.accounts: dict[str, Account] = {}  # all that ever came
         self.live: dict[str, Account] = {}  # those not finished
-        self.prefixes: dict[bytes, Prefix] = {}  # whatever has been computed, by key
-        self.published: dict[bytes, int] = {}  # key -> block
-        self.key_of: dict[int, bytes] = {}  # and back
+        self.prefixes: dict[bytes, list[int]] = {}  # key of a full block that was computed -> names in its cells
         self.steps = 0
-        self.tokens = 0
-        self.endings: list[dict[str, str]] = []  # by step that was completed
-        self.scheduled_tokens = 0  # of those
-        self.preempted = 0  # by plans
         self.statistics: dict[str, Any] = {
             "queries": 0,
             "query_tokens": 0,
@@ -44,64 +42,51 @@ class Moments:
         }
         self._evicted: dict[bytes, None] = {}  # the latest, at most one a block
         self._may_publish = False
-        memory, pool = self.scheduler.memory, self.scheduler.pool
-        self._allocate, self._publish = pool.allocate, pool.publish
+        memory = self.scheduler.memory
+        self.windows = memory.windows
+        self.pool_books = PoolBooks(memory.pool, "pool", self._on_publish, self._on_evict)
+        self.all_pool_books = [self.pool_books]
+        if memory.host_pool is not None:
+            self.all_pool_books.append(PoolBooks(memory.host_pool, "pool of the host"))
+        if self.windows.pool is not None:
+            self.all_pool_books.append(PoolBooks(self.windows.pool, "pool of windowed layers", self._on_window_publish))
         self._enter, self._split, self._swap_out = memory.enter, memory.split, memory.swap_out
         self._grow, self._grow_from_unused = memory.grow, memory.grow_from_unused
-        self.windows = memory.windows
-        if self.windows.pool is not None:
-            self._publish_in_windows = self.windows.pool.publish
-            self.windows.pool.publish = self._on_publish_in_windows  # type: ignore[method-assign]
-        pool.allocate = self._on_allocate  # type: ignore[method-assign]
-        pool.publish = self._on_publish  # type: ignore[method-assign]
-        memory.enter = self._on_enter  # type: ignore[method-assign]
-        memory.split = self._on_split  # type: ignore[method-assign]
-        memory.swap_out = self._on_swap_out  # type: ignore[method-assign]
-        memory.grow = self._on_grow  # type: ignore[method-assign]
-        memory.grow_from_unused = self._on_grow_from_unused  # type: ignore[method-assign]
+        for name in ("enter", "split", "swap_out", "grow", "grow_from_unused"):
+            setattr(memory, name, getattr(self, f"_on_{name}"))
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.block_size)
 
-    def open(self, request: Request, tokens: Sequence[int]) -> Account:
+    def open(self, request: Request, subject: scheduler.Request, tokens: Sequence[int]) -> Account:
         """The books of a request that has just come."""
         arrival = len(self.accounts)
         by_priority = self.config.policy == "priority"
-        key = (self.steps + request.priority * PATIENCE, arrival) if by_priority else (arrival, 0)
-        account = Account(request, seed=arrival, key=key, tokens=list(tokens))
-        self.accounts[request.request_id] = self.live[request.request_id] = account
+        key = (self.steps + subject.priority * PATIENCE, arrival) if by_priority else (arrival, 0)
+        account = Account(request, arrival, list(tokens), self.demands.names, subject=subject, key=key)
+        account.min_tokens = subject.min_tokens
+        self.accounts[subject.request_id] = self.live[subject.request_id] = account
         return account
 
-    def _on_allocate(self) -> tuple[int, bytes | None]:
-        block, evicted = self._allocate()
-        expected = self.key_of.pop(block, None)
-        if expected is not None:
-            del self.published[expected]
-            self._evicted[expected] = None
-            if len(self._evicted) > self.config.num_blocks:
-                del self._evicted[next(iter(self._evicted))]
-        require(evicted, expected, "evicted key", f"block {block}")
-        return block, evicted
+    def _on_evict(self, block: int, key: bytes) -> None:
+        self._evicted[key] = None
+        if len(self._evicted) > self.config.num_blocks:
+            del self._evicted[next(iter(self._evicted))]
 
-    def _on_publish(self, block: int, key: bytes) -> bool:
+    def _on_publish(self, block: int, key: bytes) -> None:
         """After the write, and only what was written."""
         if not self._may_publish:
             raise AssertionError(f"block {block}: published before update()")
-        self._require_block(key, block)
-        done = self._publish(block, key)
-        require(done, key not in self.published, "publish()", f"block {block}")
-        if done:
-            self.published[key], self.key_of[block] = block, key
+        self._require_block("block", block, key)
+        if key not in self.pool_books.block_of:
             self._evicted.pop(key, None)
-        return done
 
-    def _on_publish_in_windows(self, block: int, key: bytes) -> bool:
+    def _on_window_publish(self, block: int, key: bytes) -> None:
         if not self._may_publish:
             raise AssertionError(f"block {block} of windowed layers: published before update()")
-        self._require_window_block(key, block)
-        return self._publish_in_windows(block, key)
+        self._require_block("window block", block, key)
 
-    def _on_enter(self, request: Request, hit: tuple[int, ...], needed: int, moves: list[Move]) -> None:
+    def _on_enter(self, request: scheduler.Request, hit: tuple[int, ...], needed: int, moves: list[Move]) -> None:
         account = self.accounts[request.request_id]
         if not request.host_blocks:
             require(hit, self.longest_prefix(account), "blocks of the prefix hit", account.name)
@@ -111,17 +96,17 @@ class Moments:
         self._enter(request, hit, needed, moves)
         self._note_blocks(request)
 
-    def _on_grow(self, request: Request, count: int, moves: list[Move]) -> bool:
+    def _on_grow(self, request: scheduler.Request, count: int, moves: list[Move]) -> bool:
         done = self._grow(request, count, moves)
         self._note_blocks(request)
         return done
 
-    def _on_grow_from_unused(self, request: Request, stop: int) -> int:
+    def _on_grow_from_unused(self, request: scheduler.Request, stop: int) -> int:
         reached = self._grow_from_unused(request, stop)
         self._note_blocks(request)
         return reached
 
-    def _note_blocks(self, request: Request) -> None:
+    def _note_blocks(self, request: scheduler.Request) -> None:
         account = self.accounts[request.request_id]
         account.most_blocks = max(account.most_blocks, len(request.block_table))
 
@@ -140,7 +125,7 @@ class Moments:
         self.statistics["hit_tokens"] += account.computed
         self.statistics["ended"][reason] += 1
 
-    def _on_split(self, parent: Request, child: Request, reserves: bool, moves: list[Move]) -> bool:
+    def _on_split(self, parent: scheduler.Request, child: scheduler.Request, reserves: bool, moves: list[Move]) -> bool:
         """It shares whenever there is a slot, and, where blocks are reserved, room for all that it will need."""
         computed, memory = self.accounts[parent.request_id].computed, self.scheduler.memory
         own = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
@@ -157,7 +142,7 @@ class Moments:
             self._note_blocks(child)
         return done
 
-    def _on_swap_out(self, request: Request, moves: list[Move]) -> bool:
+    def _on_swap_out(self, request: scheduler.Request, moves: list[Move]) -> bool:
         """It goes to the host whenever something is computed and there is room for all of it."""
         host = self.scheduler.memory.host_pool
         room = host.num_free if host else 0
@@ -202,14 +187,14 @@ class Moments:
         blocks: list[int] = []
         most = account.first_logits // self.config.block_size if self.config.prefix_caching else 0
         for key in self.keys(account, most):
-            if key not in self.published:
+            if key not in self.pool_books.block_of:
                 break
-            blocks.append(self.published[key])
+            blocks.append(self.pool_books.block_of[key])
         return tuple(blocks)
 
     def keys(self, account: Account, count: int) -> list[bytes]:
         """The keys of a request's first blocks, recomputed; each now stands for these tokens and no others."""
-        size, known, salt = self.config.block_size, account.block_keys, account.request.cache_salt
+        size, known, salt = self.config.block_size, account.block_keys, account.subject.cache_salt
         while len(known) < count:
             stop = (len(known) + 1) * size
             known.append(block_key(known[-1] if known else b"", account.tokens[stop - size : stop], salt))
@@ -217,27 +202,27 @@ class Moments:
 
     def _note_computed(self, account: Account) -> None:
         """Every full block that is computed may be published."""
-        size, salt = self.config.block_size, account.request.cache_salt
+        size = self.config.block_size
         for index, key in enumerate(self.keys(account, account.computed // size)):
-            tokens = tuple(account.tokens[: (index + 1) * size])
-            if key not in self.prefixes:
-                cells = list(enumerate(tokens))
-                self.prefixes[key] = Prefix(salt, tokens, cells[-size:], state_after(cells, self.taps))
-            known = self.prefixes[key]
-            require((salt, tokens), (known.salt, known.tokens), "same key for other tokens", account.name)
+            names = [account.prefix(position) for position in range(index * size, (index + 1) * size)]
+            require(self.prefixes.setdefault(key, names), names, "same key for other tokens", account.name)
 
-    def _require_window_block(self, key: bytes, block: int) -> None:
+    def _require_block(self, kind: str, block: int, key: bytes) -> None:
+        """It holds what its key stands for; blocks of all layers have a checkpoint, too."""
         if key not in self.prefixes:
-            raise AssertionError(f"block {block} of windowed layers: published under a key of no computed full block")
-        prefix = self.prefixes[key]
-        where = f"block {block} of windowed layers, published for {prefix.tokens}"
-        require_cells(self.cache.window_blocks[block], prefix.cells, "content", where)
+            raise AssertionError(f"{kind} {block}: published under a key that no computed full block has")
+        names = self.prefixes[key]
+        require_cells(self.cells(kind, [block]), names, "content", f"{kind} {block}, which is published")
+        if kind == "block":
+            require(self.state("checkpoint", block), names[-1], "checkpoint", f"{kind} {block}, which is published")
 
-    def _require_block(self, key: bytes, block: int) -> None:
-        if key not in self.prefixes:
-            raise AssertionError(f"block {block}: published under a key that no computed full block has")
-        prefix = self.prefixes[key]
-        if self.cache.blocks[block] != prefix.cells or self.cache.checkpoints[block] != prefix.checkpoint:
-            where = f"block {block}, published for {prefix.tokens}"
-            require_cells(self.cache.blocks[block], prefix.cells, "content", where)
-            require(self.cache.checkpoints[block], prefix.checkpoint, "checkpoint", where)
+    # --- what stands in memory: names of prefixes
+
+    def cells(self, kind: str, table: Sequence[int]) -> list[int | None]:
+        blocks, empty = self.demands.memory.blocks, [None] * self.config.block_size
+        written = [cell for block in table for cell in blocks.get((kind, block), empty)]
+        return [None if cell is None else cell.prefix for cell in written]
+
+    def state(self, kind: str, number: int) -> int | None:
+        written = self.demands.memory.states.get((kind, number))
+        return None if written is None else written.prefix
