@@ -13,6 +13,7 @@ from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command,
 from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
+from lfm2np.drawings.page.markup import counted
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.schedule import Schedule, read_schedule, schedule_page, schedule_text
 from lfm2np.drawings.text import as_text
@@ -81,7 +82,7 @@ def draw_schedule(schedule: Schedule, arguments: argparse.Namespace) -> None:
     write_whole(Path(arguments.output), drawn)
     size, steps = len(drawn.encode()), len(schedule.steps)
     fields = {"page": arguments.output, "bytes": size, "steps": steps}
-    print_result(arguments, fields, f"{arguments.output}: {steps} steps, {size / 1e6:.1f} MB")
+    print_result(arguments, fields, f"{arguments.output}: {counted(steps, 'step')}, {size / 1e3:.0f} kB")
 
 
 def source_of(arguments: argparse.Namespace, model: Model) -> tuple[str, list[str]]:

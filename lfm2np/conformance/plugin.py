@@ -128,8 +128,12 @@ def known_failures(path: str | None, known: Collection[str]) -> dict[str, str]:
 def pytest_configure(config: pytest.Config) -> None:
     """UsageError at once for a --scheduler that is none."""
     name = option(config, "scheduler")
+    if getattr(config.option, "scheduler", None) == "":
+        raise pytest.UsageError("--scheduler: an empty name, expected package.module:factory")
     if name is None or not any("conformance" in str(arg) for arg in config.args):
         return
+    if option(config, "engine") is not None:
+        raise pytest.UsageError("--scheduler and --engine: expected one of them")
     from lfm2np.conformance.schedulers.suite import require_scheduler
     from lfm2np.errors import RequestError
 

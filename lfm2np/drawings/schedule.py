@@ -17,7 +17,7 @@ from lfm2np.drawings.page.view import View, cell, view_without_steps
 from lfm2np.errors import RequestError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SIDE, LEFT, GAP = 22, 190, 6  # of a cell, of the labels before the first, between blocks
+SIDE, LEFT, GAP, RIGHT = 22, 190, 6, 420  # of a cell, of the labels on the left, between blocks, of those on the right
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,27 @@ def schedule_text(schedule: Schedule) -> str:
     width = max(map(len, labels), default=0)
     lines = [f"blocks of {schedule.block_size}: {key}; capitals were written in that step, . nothing, ! wrong"]
     for number, (step, label) in enumerate(zip(schedule.steps, labels, strict=True)):
-        blocks = "|".join(
-            "".join(
-                sign(schedule, number, block * schedule.block_size + offset, what) for offset, what in enumerate(row)
-            )
-            for block, row in ((block, held(step, schedule, block)) for block in range(schedule.num_blocks))
-        )
-        extra = f"  preempted: {', '.join(step['preempted'])}" if step["preempted"] else ""
+        lines += [f"  {visible(call)}" for call in calls_before(step)]
+        blocks = "|".join(signs(schedule, number, block) for block in range(schedule.num_blocks))
+        extra = "".join(f"  {text}" for text in moved(step))
         lines.append(f"  step {number:>2}  {label:<{width}}  {blocks}{extra}")
     return "\n".join([*lines, schedule.message])
+
+
+def calls_before(step: dict[str, Any]) -> list[str]:
+    """What changed between the step before and this one: not the calls that only take steps."""
+    return [call for call in step["calls"] if not call.startswith(("step(", "drain("))]
+
+
+def moved(step: dict[str, Any]) -> list[str]:
+    """Who was preempted, and what was copied before the step."""
+    copies = [f"{'zeros' if source is None else text_of(source)} to {text_of(end)}" for source, end in step["copies"]]
+    texts = [f"preempted: {', '.join(map(visible, step['preempted']))}"] if step["preempted"] else []
+    return [*texts, f"copied: {', '.join(copies)}"] if copies else texts
+
+
+def text_of(end: Sequence[Any]) -> str:
+    return f"{end[0]} {end[1]}"
 
 
 def signs(schedule: Schedule, number: int, block: int) -> str:
@@ -141,7 +153,7 @@ def program(schedule: Schedule) -> View:
 
 def figure(schedule: Schedule) -> Markup:
     size = schedule.block_size
-    width = LEFT + schedule.num_blocks * (size * SIDE + GAP)
+    width = LEFT + schedule.num_blocks * (size * SIDE + GAP) + RIGHT
     height = SIDE * (len(schedule.steps) + 1) + 4
     parts: list[Markup] = []
     for block in range(schedule.num_blocks):
@@ -152,6 +164,8 @@ def figure(schedule: Schedule) -> Markup:
         top = SIDE * (number + 1)
         label = f"step {number}: " + (", ".join(map(entry_text, step["entries"])) or "nothing")
         parts.append(words(0, top + SIDE / 2, label, "start", class_="tick"))
+        beside = "; ".join([*calls_before(step), *moved(step)])
+        parts.append(words(left(schedule, schedule.num_blocks * size), top + SIDE / 2, beside, "start", class_="tick"))
         for block in range(schedule.num_blocks):
             for offset, what in enumerate(held(step, schedule, block)):
                 parts.append(drawn_cell(schedule, number, block * size + offset, what, top))

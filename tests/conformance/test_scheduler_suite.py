@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lfm2np.cli import main
@@ -112,6 +113,15 @@ def test_every_fault_is_caught_on_another_scheduler(few):
     lacks = calls.Calls(Tiny, SIZES).lacks
     rows = [try_fault(Tiny, fault, lacks, EVERYTHING, "quick") for fault in chosen([], lacks)]
     assert len(rows) > 25 and [row["name"] for row in rows if not row["caught"]] == []
+
+
+def test_the_page_names_every_feature():
+    page = (Path(__file__).parents[2] / "docs" / "engine" / "14-schedulers.md").read_text(encoding="utf-8")
+    assert [f"| `{name}` | {meaning} |" for name, meaning in FEATURES.items()] == [
+        line
+        for line in page.splitlines()
+        if line.startswith("| `") and line.split("`")[1] in FEATURES and line.count("|") == 3
+    ]
 
 
 def test_faults_have_a_sentence_and_need_features_that_there_are():
@@ -263,13 +273,42 @@ class Lost(Tiny):
         return Step(step.entries, [Copy(("blocks", 0), ("block", 1))])
 
 
+class Generating(Tiny):
+    def step(self):
+        step = super().step()
+        return Step(each for each in step.entries)
+
+
+class Twice(Tiny):
+    def update(self, tokens):
+        return super().update(tokens) * 2
+
+
+class Numbering(Tiny):
+    def update(self, tokens):
+        super().update(tokens)
+        return 3
+
+
+class Exiting(Tiny):
+    def step(self):
+        raise SystemExit(3)
+
+
 @pytest.mark.parametrize(
     ("adapter", "line"),
     [
-        (Raising, r"calls: step\(\) raised KeyError: 'a'"),
+        (Raising, r"calls: step\(\) raised KeyError: 'a' \(test_scheduler_suite.py, line \d+\)"),
+        (Exiting, r"calls: step\(\) raised SystemExit: 3"),
+        (Generating, r"reports: step\(\): entries: generator, expected a list or a tuple"),
+        (Numbering, r"reports: update\(\): int, expected request ids"),
+        (Twice, r"ends: update\(\) says 2 times that r0 ends"),
+        (changed(writes=None), r"reports: step\(\): entries\[0\].writes: NoneType, expected a list or a tuple"),
+        (changed(request_id=["r0"]), r"reports: step\(\): entries\[0\].request_id: list, expected a str"),
+        (changed(checkpoints=[3]), r"reports: step\(\): entries\[0\].checkpoints\[0\]: 3, expected \(tokens, "),
         (Endless, r"calls: update\(.*\) raised Endless: update\(\) has not returned for 0.2 seconds"),
         (Speechless, r"reports: step\(\) returned NoneType, expected a Step"),
-        (Lost, r"reports: step\(\): copies\[0\]: \('blocks', 0\), expected one of"),
+        (Lost, r"reports: step\(\): copies\[0\]: \('blocks', 0\), expected \(memory, number\), one of block, "),
         (changed(start=-1), r"reports: step\(\): entries\[0\].start: -1, expected an integer of at least 0"),
         (changed(writes=[0]), r"reports: step\(\): entries\[0\].writes: 1 places, expected 2"),
         (changed(reads=[0, 99]), r"reports: step\(\): entries\[0\].reads\[1\]: 99, expected 0 to 11"),
@@ -282,7 +321,7 @@ class Lost(Tiny):
 def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(calls, "SECONDS", 0.2)
     run = Run(adapter, SIZES)
-    run.add("r0", [0, 1], 2)
+    run.add("r0", [0, 1], 1 if adapter is Twice else 2)
     with pytest.raises(Violation, match=f"^{line}") as raised:
         run.step()
     assert "\n" not in str(raised.value)
@@ -294,6 +333,9 @@ def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.Monke
         ({"lacks": {"swaps"}}, "lacks 'swaps': expected names among abort, "),
         ({"policies": {"fair"}}, "policies 'fair': expected names among fcfs, "),
         ({"sizes": {"blocks": 3}}, "sizes 'blocks': expected names among block_size, "),
+        ({"sizes": {"block_size": "4"}}, "sizes 'block_size': '4', expected an integer of at least 1"),
+        ({"sizes": None}, "sizes None: expected a mapping"),
+        ({"lacks": "states"}, "lacks 'states': expected a set of names"),
     ],
 )
 def test_what_is_declared_wrong_is_named(fields, line):
@@ -305,6 +347,52 @@ def test_what_is_declared_wrong_is_named(fields, line):
 
     with pytest.raises(RequestError, match=line):
         Run(factory, SIZES)
+
+
+@pytest.mark.parametrize(("free", "shown"), [(None, "NoneType"), ("abc", "'abc'"), (-1, "-1"), ([0, "1"], "list")])
+def test_blocks_that_are_none_are_named(free, shown):
+    class Wrong(Tiny):
+        def free_blocks(self):
+            return free
+
+    with pytest.raises(Violation, match=rf"reports: free_blocks\(\) returned {shown}, expected block numbers"):
+        Run(Wrong, SIZES).add("r0", [0], 1)
+
+
+def test_numpy_numbers_are_numbers():
+    class Arrays(Tiny):
+        def step(self):
+            step = super().step()
+            for each in step.entries:
+                object.__setattr__(each, "writes", np.array(each.writes))
+                object.__setattr__(each, "reads", np.array(each.reads))
+                object.__setattr__(each, "start", np.int64(each.start))
+            return step
+
+        def update(self, tokens):
+            return np.array(super().update(tokens))
+
+        def free_blocks(self):
+            return np.array(self.free)
+
+    run = Run(Arrays, SIZES)
+    run.add("r0", [0, 1, 2], 3)
+    run.drain()
+
+
+def test_a_scheduler_that_runs_nothing_has_passed_nothing(few):
+    outcome = suite.try_scheduler(Raising)
+    statuses = {demand: outcome.status(demand)[0] for demand in DEMANDS}
+    assert statuses.pop("calls") == "failed" and statuses.pop("reports") == "passed"
+    assert set(statuses.values()) == {"skipped"}
+    assert outcome.status("reads")[1] == "not seen: no request ended in any program"
+
+
+def test_a_call_that_does_not_return_is_waited_for_once(few, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(calls, "SECONDS", 0.2)
+    outcome = suite.try_scheduler(Endless)
+    assert list(outcome.broken) == ["calls"] and outcome.stopped["calls"] == 1
+    assert outcome.broken["calls"].script.count("\nrun.")
 
 
 def test_what_is_no_scheduler_is_named():
@@ -394,7 +482,7 @@ class Tables:
 
     def allocate(self, name, token_ids, cache_salt):
         self.tables[name], self.lengths[name] = [], 0
-        if not self.append(name, token_ids):
+        if self.append(name, token_ids) is False:
             del self.tables[name]
             return None
         return 0
@@ -423,6 +511,55 @@ def test_a_block_manager_runs_under_a_small_scheduler(few):
     outcome = suite.try_scheduler(Tables)
     assert outcome.broken == {} and outcome.met["preemptions"] and outcome.met["chunks"] and outcome.met["aborts"]
     assert isinstance(Run(Tables, SIZES).calls.adapted, ManagedScheduler)
+
+
+class Sharing(Tables):
+    """A child has its parent's blocks; whoever writes to a block of both gets a copy first."""
+
+    def fork(self, parent, child):
+        self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
+
+    def owners(self, block):
+        return sum(block in table for table in self.tables.values())
+
+    def append(self, name, token_ids):
+        table, copies = self.tables[name], []
+        if self.lengths[name] % self.size and self.owners(table[-1]) > 1:
+            if not self.free_list:
+                return False
+            copies = [Copy(("block", table[-1]), ("block", self.free_list[-1]))]
+            table[-1] = self.free_list.pop()
+        return copies if super().append(name, token_ids) else self.undone(table, copies)
+
+    def undone(self, table, copies):
+        for copy in copies:
+            self.free_list.append(table[-1])
+            table[-1] = copy.source[1]
+        return False
+
+    def free(self, name):
+        table = self.tables.pop(name)
+        self.free_list += [block for block in table if not self.owners(block)]
+
+
+def test_a_block_manager_that_forks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 600)
+    outcome = suite.try_scheduler(Sharing)
+    assert outcome.broken == {} and outcome.met["forks"] and outcome.met["copies"]
+    missing = type("Missing", (Sharing,), {"owners": lambda self, block: 1})
+    assert first_broken(missing) in ("ownership", "reads", "leaks")
+
+
+def test_the_small_scheduler_preempts_who_came_last_after_a_fork():
+    run = Run(Sharing, {"block_size": 2, "num_blocks": 3, "max_num_seqs": 3, "max_num_batched_tokens": 3})
+    run.add("r0", [0], 1)
+    run.add("r1", [0], 2)
+    run.add("r2", [3], 2)
+    run.add("r3", [3, 3], 2)
+    run.step(1)
+    run.fork("r1", "r4", 3)
+    run.drain()
+    assert run.met["preemptions"]
 
 
 def test_a_block_manager_that_frees_too_much_is_caught(few):
@@ -457,6 +594,10 @@ def test_pytest_runs_it_and_writes_schedules(
     assert read_schedule((tmp_path / "failed" / "tokens.json").read_text()) is not None
     assert pytest.main([*command, "--scheduler", "wrong_adapter:no"]) == 4
     assert "has no attribute 'no'" in capsys.readouterr().err
+    assert pytest.main([*command, "--scheduler", ""]) == 4
+    assert "--scheduler: an empty name" in capsys.readouterr().err
+    assert pytest.main([*command, "--scheduler", "wrong_adapter:factory", "--engine", "a:b"]) == 4
+    assert "--scheduler and --engine: expected one of them" in capsys.readouterr().err
 
 
 def test_faults_of_a_scheduler_from_the_command_line(few, capsys: pytest.CaptureFixture[str]):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from lfm2np.conformance.schedulers.managed import as_scheduler
@@ -14,7 +16,8 @@ from lfm2np.errors import RequestError
 from scheduler.protocol import FEATURES, POLICIES, SIZES
 
 Factory = Callable[[Mapping[str, Any]], Any]
-SECONDS = 60  # a call that takes longer does not end
+SECONDS = 20  # a call that takes longer does not end
+ENDLESS = "has not returned for"
 NEEDED = {  # the method that a feature takes
     "abort": "abort",
     "abort-in-flight": "abort",
@@ -32,6 +35,7 @@ class Violation(AssertionError):
     def __init__(self, demand: str, message: str, place: tuple[str, int] | None = None) -> None:
         super().__init__(f"{demand}: {message}")
         self.demand, self.place = demand, place
+        self.is_endless = ENDLESS in message
 
 
 class Unjudged(Exception):
@@ -45,16 +49,12 @@ class Calls:
         self.given = dict(sizes)
         make: Any = load_factory(factory, "scheduler") if isinstance(factory, str) else factory
         self.failed: Callable[[str, str], NoReturn] = raise_violation
-        adapted = self._run("factory", make, sizes)
+        adapted = self._run("factory", make, dict(sizes))
         self.adapted = as_scheduler(adapted, sizes)
         self.lacks = names_in(self.adapted, "lacks", FEATURES)
         self.lacks |= {feature for feature, method in NEEDED.items() if not hasattr(self.adapted, method)}
         self.policies = names_in(self.adapted, "policies", POLICIES)
-        own = dict(getattr(self.adapted, "sizes", {}))
-        for name in own:
-            if name not in SIZES:
-                raise RequestError(f"sizes {name!r}: expected names among {', '.join(SIZES)}")
-        self.sizes: dict[str, Any] = {**sizes, **own}
+        self.sizes: dict[str, Any] = {**sizes, **sizes_in(self.adapted)}
 
     def has(self, method: str) -> bool:
         return hasattr(self.adapted, method)
@@ -69,7 +69,7 @@ class Calls:
                 return True, getattr(self.adapted, method)(*arguments)
         except ValueError:
             return False, None
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             self.failed("calls", raised(method, arguments, problem))
 
     def _run(self, name: str, function: Any, *arguments: Any) -> Any:
@@ -78,7 +78,7 @@ class Calls:
                 return function(*arguments)
         except (Violation, Unjudged):
             raise
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             self.failed("verify" if name == "verify" else "calls", raised(name, arguments, problem))
 
 
@@ -86,16 +86,40 @@ def raise_violation(demand: str, message: str) -> NoReturn:
     raise Violation(demand, message)
 
 
-def raised(name: str, arguments: tuple[Any, ...], problem: Exception) -> str:
+def raised(name: str, arguments: tuple[Any, ...], problem: BaseException) -> str:
+    """One line: the call, what it raised, and where."""
     given = ", ".join(map(repr, arguments))
-    return f"{name}({given if len(given) < 200 else given[:197] + '...'}) raised {type(problem).__name__}: {problem}"
+    given = given if len(given) < 200 else f"{given[:197]}..."
+    frames = traceback.extract_tb(problem.__traceback__)
+    inside = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
+    where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
+    return f"{name}({given}) raised {type(problem).__name__}: {' '.join(str(problem).split())}{where}"
 
 
 def names_in(adapted: Any, attribute: str, known: Mapping[str, str]) -> frozenset[str]:
-    names = frozenset(getattr(adapted, attribute, ()))
+    given = getattr(adapted, attribute, ())
+    if isinstance(given, str) or not hasattr(given, "__iter__"):
+        raise RequestError(f"{attribute} {given!r}: expected a set of names")
+    names = frozenset(given)
     for name in names - known.keys():
         raise RequestError(f"{attribute} {name!r}: expected names among {', '.join(known)}")
     return names
+
+
+def sizes_in(adapted: Any) -> dict[str, Any]:
+    given = getattr(adapted, "sizes", {})
+    if not isinstance(given, Mapping):
+        raise RequestError(f"sizes {given!r}: expected a mapping")
+    for name, value in given.items():
+        if name not in SIZES:
+            raise RequestError(f"sizes {name!r}: expected names among {', '.join(SIZES)}")
+        if name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens") and not is_size(value):
+            raise RequestError(f"sizes {name!r}: {value!r}, expected an integer of at least 1")
+    return dict(given)
+
+
+def is_size(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= 1
 
 
 class Endless(Exception):
@@ -110,7 +134,7 @@ def watched(name: str) -> Iterator[None]:
         return
 
     def ring(*_: object) -> None:
-        raise Endless(f"{name} has not returned for {SECONDS} seconds")
+        raise Endless(f"{name} {ENDLESS} {SECONDS} seconds")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)

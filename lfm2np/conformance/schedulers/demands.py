@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 from lfm2np.conformance.schedulers.calls import Calls, Unjudged, Violation
 from lfm2np.conformance.schedulers.ledger import Account
-from lfm2np.conformance.schedulers.memory import BLOCKS, STATES, ZEROS, Memory, Names, Written
-from scheduler.protocol import Copy, Entry, Request, Step
+from lfm2np.conformance.schedulers.memory import ZEROS, Memory, Names, Written
+from lfm2np.conformance.schedulers.reports import checked_free
+from scheduler.protocol import Entry, Request, Step
 
 DEMANDS = {
     "calls": "No call raises, and each returns.",
@@ -47,67 +49,16 @@ class Demands:
         self.window = sizes.get("sliding_window") if "windows" not in calls.lacks else None
         self.memory = Memory(self.block_size)
         self.ends: dict[str, int] = {}  # of requests that ended, the step
-        self.counts = {name: self._free(name) for name in ("free_blocks", "free_window_blocks", "free_states")}
-        self.num_blocks: int | None = sizes.get("num_blocks")
+
+    @cached_property
+    def counts(self) -> dict[str, int | list[int] | None]:
+        """What is free before the first request."""
+        return {name: self._free(name) for name in ("free_blocks", "free_window_blocks", "free_states")}
 
     def fail(self, demand: str, message: str, place: tuple[str, int] | None = None) -> NoReturn:
         if demand in self.judged:
             raise Violation(demand, message, place)
         raise Unjudged(f"{demand}: {message}")
-
-    # --- the report
-
-    def checked(self, step: Any) -> Step:
-        """As a Step, with every field of its type and in range."""
-        if not isinstance(step, Step):
-            self.fail("reports", f"step() returned {type(step).__name__}, expected a Step")
-        for number, entry in enumerate(step.entries):
-            where = f"step(): entries[{number}]"
-            if not isinstance(entry, Entry):
-                self.fail("reports", f"{where}: {type(entry).__name__}, expected an Entry")
-            self._check_entry(entry, where)
-        self.copies(step.copies, "step()")
-        return step
-
-    def _check_entry(self, entry: Entry, where: str) -> None:
-        count = len(entry.token_ids)
-        for name in ("start", "num_drafts"):
-            if not is_count(getattr(entry, name)):
-                self.fail("reports", f"{where}.{name}: {getattr(entry, name)!r}, expected an integer of at least 0")
-        if not 0 <= entry.num_drafts < max(1, count):
-            self.fail("reports", f"{where}.num_drafts: {entry.num_drafts} of {count} tokens")
-        most = None if self.num_blocks is None else self.num_blocks * self.block_size
-        self._check_places(entry.writes, f"{where}.writes", count, most)
-        self._check_places(entry.reads, f"{where}.reads", entry.start + count, most)
-        if entry.window is not None:
-            blocks = self.calls.sizes.get("num_window_blocks")
-            most = None if blocks is None else blocks * self.block_size
-            first, stop = entry.window.first, entry.start + (0 if entry.window.is_ring else count)
-            if not is_count(first) or first > stop:
-                self.fail("reports", f"{where}.window.first: {first!r}, expected 0 to {stop}")
-            self._check_places(entry.window.writes, f"{where}.window.writes", count, most, may_be_none=True)
-            self._check_places(entry.window.reads, f"{where}.window.reads", stop - first, most)
-
-    def _check_places(
-        self, places: Sequence[int | None], where: str, expected: int, most: int | None, may_be_none: bool = False
-    ) -> None:
-        if len(places) != expected:
-            self.fail("reports", f"{where}: {len(places)} places, expected {expected}")
-        for index, place in enumerate(places):
-            if may_be_none and place is None:
-                continue
-            if place is None or not is_count(place) or (most is not None and place >= most):
-                limit = "an integer of at least 0" if most is None else f"0 to {most - 1}"
-                self.fail("reports", f"{where}[{index}]: {place!r}, expected {limit}")
-
-    def copies(self, copies: Sequence[Copy], where: str) -> Sequence[Copy]:
-        for number, each in enumerate(copies):
-            if not isinstance(each, Copy):
-                self.fail("reports", f"{where}: copies[{number}]: {type(each).__name__}, expected a Copy")
-            for end in (each.source, each.destination):
-                if end is not None and (end[0] not in {*BLOCKS, *STATES} or not is_count(end[1])):
-                    self.fail("reports", f"{where}: copies[{number}]: {end!r}, expected one of {(*BLOCKS, *STATES)}")
-        return copies
 
     # --- limits, order, tokens
 
@@ -217,7 +168,7 @@ class Demands:
 
     def _require_owned(self, step: Step) -> None:
         free = self._free("free_blocks")
-        if isinstance(free, Collection) and not isinstance(free, str):
+        if isinstance(free, list):
             self._require_free_once(free)
             numbers = set(free)
             for entry in step.entries:
@@ -343,11 +294,14 @@ class Demands:
     def ended(self, account: Account, step: int) -> None:
         self.ends[account.name] = step
 
-    def require_endings(self, finished: Any, ended: Collection[str], live: Mapping[str, Account]) -> None:
+    def require_endings(
+        self, finished: Collection[str] | None, ended: Collection[str], live: Mapping[str, Account]
+    ) -> None:
         if finished is None:
             return
-        if isinstance(finished, str) or not isinstance(finished, Collection):
-            self.fail("reports", f"update() returned {type(finished).__name__}, expected request ids or None")
+        for name, count in Counter(finished).items():
+            if count > 1:
+                self.fail("ends", f"update() says {count} times that {name} ends")
         for name in sorted(set(finished) - set(ended)):
             state = f"it ended in step {self.ends[name]}" if name in self.ends else "it is unknown"
             if name in live:
@@ -394,21 +348,14 @@ class Demands:
         if self.calls.has("verify"):
             self.calls.call("verify")
 
-    def _free(self, name: str) -> Any:
+    def _free(self, name: str) -> int | list[int] | None:
         if not self.calls.has(name):
             return None
-        free = self.calls.call(name)
-        if free is None or isinstance(free, int):
-            return free
-        return list(free)
+        return checked_free(self.calls.call(name), name, name != "free_blocks", self.fail)
 
 
 def size(free: Any) -> int:
     return free if isinstance(free, int) else len(free)
-
-
-def is_count(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= 0
 
 
 def by_arrival(account: Account) -> tuple[int, int]:

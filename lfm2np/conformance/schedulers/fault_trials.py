@@ -9,9 +9,8 @@ from typing import Any
 from lfm2np.conformance.schedulers import faults as _catalogue  # noqa: F401  (fills FAULTS)
 from lfm2np.conformance.schedulers.calls import Factory, Violation
 from lfm2np.conformance.schedulers.faulty import FAULTS, SchedulerFault, faults_for, with_fault
-from lfm2np.conformance.schedulers.programs import Call, carry_out
-from lfm2np.conformance.schedulers.run import Run
-from lfm2np.conformance.schedulers.suite import Outcome, drawn, script, sentences, try_scheduler
+from lfm2np.conformance.schedulers.programs import Call
+from lfm2np.conformance.schedulers.suite import Outcome, attempt, drawn, script, sentences, try_scheduler
 from lfm2np.errors import RequestError
 
 
@@ -58,17 +57,13 @@ def try_fault(
 
     def judge(sizes: dict[str, Any], program: list[Call]) -> None:
         row["programs"] += not row["caught"]
-        run = Run(made, sizes, judged)
-        try:
-            carry_out(run, program)
-        except Violation as violation:
-            if row["caught"]:
-                raise  # the same again
+        run, violation = attempt(made, sizes, program, judged)
+        row["applied"] += run is not None and bool(run.calls.adapted.applied)
+        if violation is not None and not row["caught"]:
             row["caught"], row["by"] = True, violation.demand
-            row["message"] = f"{violation}\n{script(with_name(factory, fault.name), run)}"
-            raise
-        finally:
-            row["applied"] += bool(run.calls.adapted.applied)
+            row["message"] = f"{violation}\n{script(with_name(factory, fault.name), sizes, run)}"
+        if violation is not None:
+            raise violation
 
     with contextlib.suppress(Violation):
         drawn(judge, lacks, profile, shrinks=False)

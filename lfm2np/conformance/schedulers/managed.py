@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.errors import RequestError
@@ -29,8 +29,8 @@ class Managed:
 
     request: Request
     tokens: list[int]
+    arrival: int
     computed: int = 0
-    children: list[Managed] = field(default_factory=list)
 
 
 class ManagedScheduler:
@@ -43,6 +43,7 @@ class ManagedScheduler:
         self.budget = sizes.get("max_num_batched_tokens", 16)
         self.most = sizes.get("max_num_seqs", 4)
         self.capacity = sizes["num_blocks"] * sizes["block_size"]
+        self.arrivals = 0
         self.waiting: list[Managed] = []
         self.running: list[Managed] = []
         self.scheduled: list[tuple[Managed, int]] = []  # and where its tokens of this step end
@@ -56,13 +57,21 @@ class ManagedScheduler:
     def add(self, request: Request) -> None:
         if len(request.prompt_token_ids) + request.max_tokens - 1 > self.capacity:
             raise Refused(f"request {request.request_id}: larger than the memory")
-        self.waiting.append(Managed(request, list(request.prompt_token_ids)))
+        self.waiting.append(Managed(request, list(request.prompt_token_ids), self._arrived()))
+
+    def _arrived(self) -> int:
+        self.arrivals += 1
+        return self.arrivals
+
+    def _wait_again(self, each: Managed) -> None:
+        self.waiting.append(each)
+        self.waiting.sort(key=lambda one: one.arrival)
 
     def step(self) -> Step:
         self.scheduled, left = [], self.budget
         copies: list[Copy] = []
         preempted: list[str] = []
-        for each in list(self.running):
+        for each in sorted(self.running, key=lambda one: one.arrival):
             if each not in self.running or not left or len(self.scheduled) == self.most:
                 continue
             new = min(left, len(each.tokens) - each.computed)
@@ -74,6 +83,8 @@ class ManagedScheduler:
             cached = self.manager.allocate(first.request.request_id, tuple(first.tokens), first.request.cache_salt)
             if cached is None:
                 break
+            if isinstance(cached, bool) or not 0 <= cached < len(first.tokens):
+                raise TypeError(f"allocate() returned {cached!r}, expected None or 0 to {len(first.tokens) - 1}")
             first.computed = cached
             self.running.append(self.waiting.pop(0))
             new = min(left, len(first.tokens) - cached)
@@ -84,23 +95,32 @@ class ManagedScheduler:
     def _grow(self, each: Managed, stop: int, copies: list[Copy], preempted: list[str]) -> bool:
         """Room for tokens that came since; False if it is preempted itself."""
         name = each.request.request_id
-        known = len(self.manager.places(name))
+        known = len(self._places(each))
         while known < stop:
             room = self.manager.append(name, tuple(each.tokens[known:stop]))
+            if not isinstance(room, bool | list | tuple):
+                raise TypeError(f"append() returned {type(room).__name__}, expected a bool or copies")
             if room is not False:
                 copies += room if room is not True else ()
                 break
-            victim = self.running.pop()
+            victim = max(self.running, key=lambda one: one.arrival)
+            self.running.remove(victim)
             self.manager.free(victim.request.request_id)
             victim.computed = 0
-            self.waiting.insert(0, victim)
+            self._wait_again(victim)
             preempted.append(victim.request.request_id)
             if victim is each:
                 return False
         return True
 
+    def _places(self, each: Managed) -> list[int]:
+        places = self.manager.places(each.request.request_id)
+        if not hasattr(places, "__len__"):
+            raise TypeError(f"places() returned {type(places).__name__}, expected a list")
+        return list(places)
+
     def _entry(self, each: Managed, stop: int) -> Entry:
-        places = list(self.manager.places(each.request.request_id))[:stop]
+        places = self._places(each)[:stop]
         ids = tuple(each.tokens[each.computed : stop])
         return Entry(each.request.request_id, each.computed, ids, places[each.computed :], places)
 
@@ -136,12 +156,12 @@ class ManagedScheduler:
         self.running.remove(each)
         self.manager.free(request_id)
         each.computed = 0
-        self.waiting.insert(0, each)
+        self._wait_again(each)
 
     def _fork(self, parent_id: str, child: Request) -> None:
         parent = next(one for one in self.running if one.request.request_id == parent_id)
         self.manager.fork(parent_id, child.request_id)
-        self.running.append(Managed(child, list(parent.tokens), parent.computed))
+        self.running.append(Managed(child, list(parent.tokens), self._arrived(), parent.computed))
 
 
 def has_ended(each: Managed) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from lfm2np.conformance.schedulers.calls import Calls, Factory, Violation
 from lfm2np.conformance.schedulers.demands import Demands
 from lfm2np.conformance.schedulers.ledger import Account, next_token
+from lfm2np.conformance.schedulers.reports import checked_copies, checked_ids, checked_step
 from lfm2np.conformance.schedulers.schedule import recorded
 from scheduler.protocol import Entry, Request, Step
 
@@ -45,6 +46,7 @@ class Run:
         self.log: list[str] = []  # the calls so far, as text
         self.records = records
         self.schedule: list[dict[str, Any]] = []  # the steps so far, as plain data: see schedule.py
+        self.recorded = 0  # calls of the log that stand in it
         self.steps = 0
         self.idle = 0
         self.arrivals = 0
@@ -67,6 +69,7 @@ class Run:
         given = "".join(f", {key}={value!r}" for key, value in options.items() if value)
         self._note(f"add({name!r}, {list(prompt)}, {max_tokens}{given})")
         request = Request(name, tuple(prompt), max_tokens, frozenset(stop), priority, salt, tuple(children))
+        _ = self.demands.counts  # before anything is allocated
         accepted, _ = self.calls.refusable("add", request)
         self.demands.require_refusal(request, accepted)
         if not accepted:
@@ -118,7 +121,7 @@ class Run:
         if not accepted:
             self.met["refused"] += 1
             return
-        self.demands.memory.copy(self.demands.copies(copies or (), "fork()"))
+        self.demands.memory.copy(checked_copies(copies or (), "fork()", self.demands.fail))
         self._split(account, self._open(request))
         self.met["forks"] += 1
         self.demands.verify(self.live)
@@ -150,7 +153,17 @@ class Run:
         demands = self.demands
         if drafts:
             self.offered |= self._propose(drafts, right)
-        step = demands.checked(self.calls.call("step"))
+        step = checked_step(self.calls.call("step"), self.calls.sizes, demands.fail)
+        try:
+            self._judge(step)
+        except Violation:
+            self._record(step)
+            raise
+        return step
+
+    def _judge(self, step: Step) -> None:
+        """What can be said before it computes anything."""
+        demands = self.demands
         self._part(step.parted)
         self._preempted(step)
         self._require_progress(step)
@@ -160,16 +173,20 @@ class Run:
         demands.require_order(step, self.live)
         for entry in step.entries:
             demands.require_tokens(entry, self.live[entry.request_id], self.offered)
-        return step
 
     def _compute(self, step: Step) -> dict[str, Account]:
         """Who is computed, even if it is aborted before the step is complete."""
         try:
             self.demands.carry_out(step, self.live, self.steps)
         finally:
-            if self.records:
-                self.schedule.append(recorded(step, self.steps, self.demands.memory))
+            self._record(step)
         return dict(self.live)
+
+    def _record(self, step: Step) -> None:
+        if self.records:
+            calls = self.log[self.recorded :]
+            self.schedule.append(recorded(step, self.steps, self.demands.memory, calls))
+            self.recorded = len(self.log)
 
     def _complete(self, step: Step, computed: Mapping[str, Account]) -> None:
         demands = self.demands
@@ -178,6 +195,8 @@ class Run:
         demands.commit(step.entries, computed, answers, self.steps)
         self._advance(entries, answers)
         finished = self.calls.call("update", answers)
+        if finished is not None:
+            finished = checked_ids(finished, "update()", demands.fail)
         self.steps += 1
         self._end(finished)
         demands.verify(self.live)
@@ -294,7 +313,7 @@ class Run:
             if child in self.live:
                 self.live[child].is_child_to_be = False
 
-    def _end(self, finished: Any) -> None:
+    def _end(self, finished: list[str] | None) -> None:
         ended = {name for name, account in self.live.items() if account.has_ended}
         ended |= {name for name in finished or () if name in self.live and self.live[name].is_aborted}
         self.demands.require_endings(finished, ended, self.live)

@@ -8,8 +8,12 @@ from lfm2np.conformance.schedulers.memory import Memory
 from scheduler.protocol import Step
 
 
-def recorded(step: Step, number: int, memory: Memory) -> dict[str, Any]:
-    """One step; `cells`: by block the (request, position, step of writing) of each place, or None."""
+def recorded(step: Step, number: int, memory: Memory, calls: list[str]) -> dict[str, Any]:
+    """One step.
+
+    calls    those since the step before, and the one that it is of
+    cells    by block the (request, position, step of writing) of each place, or None
+    """
     entries = [
         {
             "request_id": each.request_id,
@@ -28,6 +32,7 @@ def recorded(step: Step, number: int, memory: Memory) -> dict[str, Any]:
     copies = [[each.source and list(each.source), list(each.destination)] for each in step.copies]
     return {
         "step": number,
+        "calls": calls,
         "entries": entries,
         "copies": copies,
         "preempted": sorted(step.preempted),

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis
 
 from lfm2np.conformance.schedulers.calls import Calls, Factory, Unjudged, Violation
-from lfm2np.conformance.schedulers.demands import DEMANDS
+from lfm2np.conformance.schedulers.demands import ALWAYS, DEMANDS
 from lfm2np.conformance.schedulers.programs import Call, carry_out, programs
 from lfm2np.conformance.schedulers.run import Run
 from scheduler.protocol import FEATURES, POLICIES
@@ -67,6 +67,8 @@ class Outcome:
             return "failed", f"after {found.programs} programs: {found.message}\n# shows it again:\n{found.script}"
         if demand in POLICIES and demand not in self.policies:
             return "skipped", f"the scheduler does not promise it: {demand!r} in `policies`"
+        if not self.met["finished"] and demand not in ALWAYS:
+            return "skipped", "not seen: no request ended in any program"
         feature = {"leaks": "free"}.get(demand, demand)
         if feature in self.lacks:
             return "skipped", f"the scheduler lacks {feature}: {FEATURES[feature]}"
@@ -96,20 +98,28 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
     started = time.process_time()
     first: dict[str, int] = {}
 
+    endless: list[Broken] = []  # a call that does not return is waited for once
+
     def judge_all(sizes: dict[str, Any], program: list[Call]) -> None:
+        if endless:
+            return
         outcome.programs += 1
-        run = Run(factory, sizes)
-        outcome.policies |= run.calls.policies
-        try:
-            carry_out(run, program)
-        except Violation as violation:
+        run, violation = attempt(factory, sizes, program)
+        if run is not None:
+            outcome.policies |= run.calls.policies
+            outcome.met.update(run.met)
+        if violation is not None:
             outcome.stopped[violation.demand] += 1
             first.setdefault(violation.demand, outcome.programs)
-        outcome.met.update(run.met)
+            if violation.is_endless:
+                text = script(outcome.name, sizes, run)
+                endless.append(Broken("calls", str(violation), text, {}, outcome.programs))
 
     drawn(judge_all, calls.lacks, profile)
+    outcome.broken.update((each.demand, each) for each in endless)
     for demand, number in first.items():
-        outcome.broken[demand] = smallest(factory, outcome.name, calls.lacks, demand, number, profile)
+        if not endless:
+            outcome.broken[demand] = smallest(factory, outcome.name, calls.lacks, demand, number, profile)
     outcome.seconds = time.process_time() - started
     return outcome
 
@@ -163,25 +173,39 @@ def smallest(
     found: list[tuple[dict[str, Any], list[Call]]] = []
 
     def judge_one(sizes: dict[str, Any], program: list[Call]) -> None:
-        run = Run(factory, sizes, {demand})
-        try:
-            carry_out(run, program)
-        except Unjudged:
-            return
-        except Violation:
+        violation = attempt(factory, sizes, program, {demand})[1]
+        if violation is not None:
             found.append((sizes, program))
-            raise
+            raise violation
 
     with contextlib.suppress(Violation):
         drawn(judge_one, lacks, profile)
     sizes, program = found[-1]  # Hypothesis runs the smallest again at the end
-    run = Run(factory, sizes, {demand}, records=True)
+    run, violation = attempt(factory, sizes, program, {demand}, records=True)
+    if violation is None:
+        text = f"{demand}: met once, and not again by the same calls: the scheduler depends on more than its calls"
+        return Broken(demand, text, script(name, sizes, run), {}, number)
+    schedule = {} if run is None else as_file(name, run, violation)
+    return Broken(demand, str(violation), script(name, sizes, run), schedule, number)
+
+
+def attempt(
+    factory: Factory | str,
+    sizes: dict[str, Any],
+    program: list[Call],
+    judged: Collection[str] = (),
+    records: bool = False,
+) -> tuple[Run | None, Violation | None]:
+    """The run, unless its scheduler could not be made, and the demand that it broke of those that are judged."""
+    run = None
     try:
+        run = Run(factory, sizes, judged, records)
         carry_out(run, program)
     except Violation as violation:
-        return Broken(demand, str(violation), script(name, run), as_file(name, run, violation), number)
-    text = f"{demand}: met once, and not again by the same calls: the scheduler depends on more than its calls"
-    return Broken(demand, text, script(name, run), {}, number)
+        return run, violation if not judged or violation.demand in judged else None
+    except Unjudged:
+        pass
+    return run, None
 
 
 def as_file(name: str, run: Run, violation: Violation) -> dict[str, Any]:
@@ -198,14 +222,14 @@ def as_file(name: str, run: Run, violation: Violation) -> dict[str, Any]:
     }
 
 
-def script(name: str, run: Run) -> str:
+def script(name: str, sizes: dict[str, Any], run: Run | None) -> str:
     """The program as Python that runs without Hypothesis."""
-    calls = "".join(f"run.{call}\n" for call in run.log)
+    calls = "".join(f"run.{call}\n" for call in (run.log if run is not None else ()))
     imports = "from lfm2np.conformance.schedulers.run import Run\n"
     if name.startswith("with_fault("):
         imports += "from lfm2np.conformance.schedulers.fault_trials import with_fault\n"
     made = name if name.startswith("with_fault(") else repr(name)
-    return f"{imports}\nrun = Run({made}, {run.calls.given})\n{calls}"
+    return f"{imports}\nrun = Run({made}, {sizes})\n{calls}"
 
 
 def sentences() -> dict[str, str]:
