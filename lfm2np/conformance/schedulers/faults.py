@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lfm2np.conformance.schedulers.faulty import Faulty, of_calls, of_entry, of_step
+from lfm2np.conformance.schedulers.memory import STATES
 from scheduler.protocol import Entry, Refused, Request, Step
 
 
@@ -441,8 +442,10 @@ def states_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
 
 @of_step(needs=("states",), seen=("SGLang 24717", "vLLM 32118"))
 def state_of_the_tenant_before(self: Faulty, step: Step) -> Step:
-    """A new request's state is not set to zeros."""
-    return replace(step, copies=[each for each in step.copies if each.source is not None])
+    """A new request's state is not set to zeros, and the slot is read as it is."""
+    copies = [each for each in step.copies if each.source is not None or each.destination[0] not in STATES]
+    entries = [replace(each, state_from=each.state_to) if each.start == 0 else each for each in step.entries]
+    return replace(step, copies=copies, entries=entries)
 
 
 @of_entry(needs=("states",), seen=("SGLang 34760", "vLLM 55178"))
