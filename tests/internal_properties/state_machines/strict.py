@@ -197,7 +197,7 @@ class StrictScheduler(Moments):
         require(sorted(held), sorted(needed), "blocks held in windowed layers", name)
         for index in range(entry.start // size, len(entry.window_table)):
             block = entry.window_table[index]
-            owners = sum(one.window_table.count(block) for one in self.scheduler.running)
+            owners = sum(other.window_table.count(block) for other in self.scheduler.running)
             facts = (owners, windows.pool.key_of[block])
             require(facts, (1, None), "owners and key", f"{name}: block {block} of windowed layers, to be written")
 
@@ -209,7 +209,8 @@ class StrictScheduler(Moments):
         if order and waits and min(waits) < order[-1]:
             raise AssertionError(f"{step}: admitted {order[-1]} while {min(waits)} waits")
         if not reserves:
-            require(set(plan.admitted) <= {one.request_id for one in plan.scheduled}, True, "admitted to work:", step)
+            scheduled = {entry.request_id for entry in plan.scheduled}
+            require(set(plan.admitted) <= scheduled, True, "admitted to work:", step)
         if plan.preempted:
             require(reserves, False, "preemption though blocks are reserved:", step)
             least = min(self.accounts[name].key for name in plan.preempted)
@@ -394,7 +395,7 @@ class StrictScheduler(Moments):
             self._require_trace(self.file.getvalue().splitlines())
 
     def _require_trace(self, lines: Sequence[str]) -> None:
-        answered = {name: one.answered for name, one in self.accounts.items() if one.answered}
+        answered = {name: account.answered for name, account in self.accounts.items() if account.answered}
         counted = Replay(
             steps=len(self.endings),
             requests=len(self.accounts),
