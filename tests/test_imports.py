@@ -28,7 +28,7 @@ CALL = {*RUN, "lfm2np.loading", "lfm2np.memory", "lfm2np", "scheduler"}
 ORACLE = {"lfm2np.oracle", "lfm2np.oracle.targets", "lfm2np.oracle.judging"}
 PROTOCOL = "lfm2np.engine_protocol"
 SUITE = [f"lfm2np.conformance.{name}" for name in ("draining", "strategies", "properties")]
-SCHEDULERS = "lfm2np.conformance.schedulers"
+SCHEDULERS, SHRINKING = "lfm2np.conformance.schedulers", "lfm2np.conformance.shrinking"
 ROOMS: dict[str, set[str]] = {
     "scheduler": set(),
     "lfm2np.before_numpy": set(),
@@ -67,8 +67,9 @@ ROOMS: dict[str, set[str]] = {
     SUITE[0]: {PROTOCOL},
     SUITE[1]: {*CALL, PROTOCOL, *SUITE[:1]},
     SUITE[2]: {*CALL, *ORACLE, "lfm2np.plain", PROTOCOL, *SUITE[:2]},
-    SCHEDULERS: {PROTOCOL, "lfm2np.errors", "scheduler"},
-    "lfm2np.conformance": {*CALL, PROTOCOL, *SUITE, SCHEDULERS, "lfm2np.faults"},
+    SHRINKING: set(),
+    SCHEDULERS: {PROTOCOL, SHRINKING, "scheduler"},
+    "lfm2np.conformance": {*CALL, PROTOCOL, *SUITE, SHRINKING, SCHEDULERS, "lfm2np.faults"},
     "lfm2np.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
     "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},
     "lfm2np.drawings.page": {"lfm2np.drawings.runs"},

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,14 +13,13 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import HypothesisException, UnsatisfiedAssumption
-from hypothesis.internal.conjecture import engine as conjecture
-from hypothesis.reporting import with_reporter
 from hypothesis.stateful import run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
 from lfm2np.conformance.properties.driver import TOTALS, WIDE, Violation, make
 from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.properties.rounding import Rounding, format_of, unjudged
+from lfm2np.conformance.shrinking import bounded_shrinking, seconds_left
 from lfm2np.conformance.strategies.families import FAMILIES, Family, has_model, of_family_by_itself, varied
 from lfm2np.conformance.strategies.features import WORDS, advice, fit, place, promised, sparing_words
 from lfm2np.conformance.strategies.lengths import Lengths, lengths_of
@@ -388,35 +386,3 @@ def short(example: Any) -> str:
     if isinstance(example, list):
         return f"[{', '.join(map(short, example))}]"
     return repr(example)
-
-
-# --- how long a failing example is shrunk: an engine that fails everything is to hear so in bounded time
-
-
-MOST_SECONDS = {"quick": 60, "ci": 120, "deep": 300}  # of a property; 300 is Hypothesis's own bound: it has no setting
-SECONDS_OF_ALL = {"quick": 120, "ci": 600, "deep": 10**6}  # of the suite, until each of the rest gets LEAST_SECONDS
-LEAST_SECONDS = 5
-
-
-def seconds_left(profile: str, spent: float) -> int:
-    """For a property, after others that failed took so many seconds."""
-    return max(LEAST_SECONDS, min(MOST_SECONDS[profile], int(SECONDS_OF_ALL[profile] - spent)))
-
-
-@contextlib.contextmanager
-def bounded_shrinking(seconds: int) -> Iterator[list[str]]:
-    """Within it, Hypothesis shrinks for so many seconds. Yields a list that gets a line each time it stopped early."""
-    before, stopped = conjecture.MAX_SHRINKING_SECONDS, list[str]()
-
-    def report(text: object) -> None:
-        if "five minutes" in str(text):  # its own words for that bound
-            stopped.append(f"shrunk for {seconds} s: there may be smaller examples")
-        else:
-            print(text)
-
-    conjecture.MAX_SHRINKING_SECONDS = min(before, seconds)
-    try:
-        with with_reporter(report):
-            yield stopped
-    finally:
-        conjecture.MAX_SHRINKING_SECONDS = before

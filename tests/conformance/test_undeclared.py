@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lfm2np.checkpoint.config import load_config
-from lfm2np.conformance import adapters, runner
+from lfm2np.conformance import adapters, shrinking
 from lfm2np.conformance.catalogue import by_id
 from lfm2np.conformance.draining import Violation
 from lfm2np.conformance.runner import Terms, run_property
@@ -311,8 +311,8 @@ def test_a_failing_example_is_shrunk_for_a_bounded_time(monkeypatch: pytest.Monk
         return result.message
 
     assert "there may be smaller examples" not in said_of(Terms())
-    monkeypatch.setattr(runner, "LEAST_SECONDS", 0)  # over before it begins, however fast the machine is
-    spent = Terms(spent=runner.SECONDS_OF_ALL["quick"])
+    monkeypatch.setattr(shrinking, "LEAST_SECONDS", 0)  # over before it begins, however fast the machine is
+    spent = Terms(spent=shrinking.SECONDS_OF_ALL["quick"])
     assert said_of(spent).endswith("\nshrunk for 0 s: there may be smaller examples")
 
 

@@ -19,6 +19,7 @@ from lfm2np.conformance.schedulers.calls import Calls, Factory, Unjudged, Violat
 from lfm2np.conformance.schedulers.demands import ALWAYS, DEMANDS
 from lfm2np.conformance.schedulers.programs import Call, carry_out, programs
 from lfm2np.conformance.schedulers.run import Run
+from lfm2np.conformance.shrinking import bounded_shrinking, seconds_left
 from scheduler.protocol import FEATURES, POLICIES
 
 COUNTED = {  # what a run counts, and the feature that brings it
@@ -116,11 +117,12 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
                 endless.append(Broken("calls", str(violation), text, {}, outcome.programs))
 
     drawn(judge_all, calls.lacks, profile)
-    outcome.broken.update((each.demand, each) for each in endless)
-    for demand, number in first.items():
-        if not endless:
-            outcome.broken[demand] = smallest(factory, outcome.name, calls.lacks, demand, number, profile)
     outcome.seconds = time.process_time() - started
+    outcome.broken.update((each.demand, each) for each in endless)
+    shrinking = time.monotonic()
+    for demand, number in () if endless else first.items():
+        with bounded_shrinking(seconds_left(profile, time.monotonic() - shrinking)):
+            outcome.broken[demand] = smallest(factory, outcome.name, calls.lacks, demand, number, profile)
     return outcome
 
 
