@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.drawings.page.markup import Markup, element, visible
+from lfm2np.drawings.page.markup import Markup, element, harmless, visible
 from lfm2np.drawings.page.page import page
 from lfm2np.drawings.page.svg import rectangle, words
 from lfm2np.drawings.page.view import View, cell, view_without_steps
@@ -91,7 +91,7 @@ def schedule_text(schedule: Schedule) -> str:
     width = max(map(len, labels), default=0)
     lines = [f"blocks of {schedule.block_size}: {key}; capitals were written in that step, . nothing, ! wrong"]
     for number, (step, label) in enumerate(zip(schedule.steps, labels, strict=True)):
-        lines += [f"  {visible(call)}" for call in calls_before(step)]
+        lines += [f"  {harmless(call)}" for call in calls_before(step)]
         blocks = "|".join(signs(schedule, number, block) for block in range(schedule.num_blocks))
         extra = "".join(f"  {text}" for text in moved(step))
         lines.append(f"  step {number:>2}  {label:<{width}}  {blocks}{extra}")
