@@ -23,15 +23,13 @@ def later(each: Entry, count: int) -> Entry:
 # --- reads
 
 
-@of_entry(seen=("vLLM 27547",))
+@of_entry("Every cached token is read one place behind its own.", seen=("vLLM 27547",))
 def reads_one_place_late(self: Faulty, each: Entry, step: Step) -> Entry:
-    """Every cached token is read one place behind its own."""
     return replace(each, reads=[place + 1 for place in each.reads[: each.start]] + list(each.reads[each.start :]))
 
 
-@of_entry()
+@of_entry("The first two blocks of a table are exchanged.")
 def reads_blocks_in_wrong_order(self: Faulty, each: Entry, step: Step) -> Entry:
-    """The first two blocks of a table are exchanged."""
     size, reads = self.block_size, list(each.reads)
     return (
         replace(each, reads=[*reads[size : 2 * size], *reads[:size], *reads[2 * size :]])
@@ -40,17 +38,15 @@ def reads_blocks_in_wrong_order(self: Faulty, each: Entry, step: Step) -> Entry:
     )
 
 
-@of_entry(seen=("pegainfer 291",))
+@of_entry("The block before the last is read twice, the last never.", seen=("pegainfer 291",))
 def reads_last_block_as_its_predecessor(self: Faulty, each: Entry, step: Step) -> Entry:
-    """The block before the last is read twice, the last never."""
     size, reads = self.block_size, list(each.reads)
     first = (len(reads) - 1) // size * size
     return replace(each, reads=[*reads[:first], *reads[first - size : len(reads) - size]]) if first >= size else each
 
 
-@of_step(seen=("mlx-lm 1169", "mlx-lm 1736"))
+@of_step("Each row attends to the blocks of the next row of the batch.", seen=("mlx-lm 1169", "mlx-lm 1736"))
 def reads_the_neighbours_table(self: Faulty, step: Step) -> Step:
-    """Each row attends to the blocks of the next row of the batch."""
     entries = list(step.entries)
     for index, each in enumerate(step.entries):
         other = step.entries[(index + 1) % len(step.entries)]
@@ -60,9 +56,8 @@ def reads_the_neighbours_table(self: Faulty, step: Step) -> Step:
     return replace(step, entries=entries)
 
 
-@of_step(seen=("vLLM 41657",))
+@of_step("A row's table is that of whoever had the same row in the step before.", seen=("vLLM 41657",))
 def reads_the_row_of_the_step_before(self: Faulty, step: Step) -> Step:
-    """A row's table is that of whoever had the same row in the step before."""
     entries = []
     for each, before in zip(step.entries, [*self.rows, *[None] * len(step.entries)], strict=False):
         stale = None if before is None or before.request_id == each.request_id else list(before.reads[: each.start])
@@ -71,9 +66,8 @@ def reads_the_row_of_the_step_before(self: Faulty, step: Step) -> Step:
     return replace(step, entries=entries)
 
 
-@of_entry(seen=("mini-sglang 142", "vLLM 45357"))
+@of_entry("The first block is one that an ended request had.", seen=("mini-sglang 142", "vLLM 45357"))
 def reads_a_block_of_an_ended_request(self: Faulty, each: Entry, step: Step) -> Entry:
-    """The first block is one that an ended request had."""
     size = self.block_size
     places = self.ended[-1].reads[:size] if self.ended else ()
     if each.start < size or len(places) < size:
@@ -84,29 +78,28 @@ def reads_a_block_of_an_ended_request(self: Faulty, each: Entry, step: Step) -> 
 # --- writes
 
 
-@of_entry()
+@of_entry("A decode writes its keys and values behind their place.")
 def writes_one_place_late(self: Faulty, each: Entry, step: Step) -> Entry:
-    """A decode writes its keys and values behind their place."""
     most = self.sizes.get("num_blocks", 0) * self.block_size
     place = each.writes[0] + 1
     return replace(each, writes=[place]) if self.is_decode(each) and place < most else each
 
 
-@of_entry(seen=("vmlx-swift 211", "nntrainer 3998"))
+@of_entry(
+    "The place of writing is not advanced: a decode overwrites the token before it.",
+    seen=("vmlx-swift 211", "nntrainer 3998"),
+)
 def writes_over_the_token_before(self: Faulty, each: Entry, step: Step) -> Entry:
-    """The place of writing is not advanced: a decode overwrites the token before it."""
     return replace(each, writes=[each.reads[each.start - 1]]) if self.is_decode(each) else each
 
 
-@of_entry(seen=("ferrox 37",))
+@of_entry("Whatever is not the first chunk is written from the table's first place on.", seen=("ferrox 37",))
 def writes_begin_at_the_tables_start(self: Faulty, each: Entry, step: Step) -> Entry:
-    """Whatever is not the first chunk is written from the table's first place on."""
     return replace(each, writes=list(each.reads[: len(each.writes)])) if each.start else each
 
 
-@of_step()
+@of_step("The first two rows write their last token to each other's place.")
 def writes_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
-    """The first two rows write their last token to each other's place."""
     if len(step.entries) < 2:
         return step
     first, second = step.entries[:2]
@@ -120,9 +113,8 @@ def writes_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
     )
 
 
-@of_entry(seen=("ssd 23",))
+@of_entry("What a chunk has beyond its first block goes into this block again.", seen=("ssd 23",))
 def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry, step: Step) -> Entry:
-    """What a chunk has beyond its first block goes into this block again."""
     size = self.block_size
     if len(each.writes) <= size:
         return each
@@ -132,17 +124,15 @@ def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry, step: Step
 # --- tokens and positions
 
 
-@of_entry()
+@of_entry("A request's first chunk begins at its second token.")
 def first_token_left_out(self: Faulty, each: Entry, step: Step) -> Entry:
-    """A request's first chunk begins at its second token."""
     if not self.is_new(each) or len(each.token_ids) < 2:
         return each
     return later(each, 1)
 
 
-@of_entry(seen=("nano-vllm 217", "vLLM 5349"))
+@of_entry("A decode computes the token before in the place of the newest.", seen=("nano-vllm 217", "vLLM 5349"))
 def last_token_computed_twice(self: Faulty, each: Entry, step: Step) -> Entry:
-    """A decode computes the token before in the place of the newest."""
     before = self.last.get(each.request_id)
     if before is None or not self.is_decode(each):
         return each
@@ -156,9 +146,8 @@ def last_token_computed_twice(self: Faulty, each: Entry, step: Step) -> Entry:
     )
 
 
-@of_step(seen=("vLLM 5639", "R-KV 25"))
+@of_step("Two decodes of a batch compute each other's last token.", seen=("vLLM 5639", "R-KV 25"))
 def rows_get_each_others_tokens(self: Faulty, step: Step) -> Step:
-    """Two decodes of a batch compute each other's last token."""
     decodes = [index for index, each in enumerate(step.entries) if self.is_decode(each)]
     entries = list(step.entries)
     if len(decodes) > 1:
@@ -168,26 +157,27 @@ def rows_get_each_others_tokens(self: Faulty, step: Step) -> Step:
     return replace(step, entries=entries)
 
 
-@of_entry(seen=("vLLM 16832", "vllm-gaudi 524"))
+@of_entry("A decode computes the token before in the newest one's place.", seen=("vLLM 16832", "vllm-gaudi 524"))
 def newest_token_lost(self: Faulty, each: Entry, step: Step) -> Entry:
-    """A decode computes the token before in the newest one's place."""
     before = self.last.get(each.request_id)
     decodes = before is not None and self.is_decode(each)
     return replace(each, token_ids=[before.token_ids[-1]]) if decodes and before is not None else each
 
 
-@of_entry()
+@of_entry("Each chunk's positions begin at 0.")
 def positions_start_again(self: Faulty, each: Entry, step: Step) -> Entry:
-    """Each chunk's positions begin at 0."""
     window = each.window
     if window is not None:
         window = replace(window, reads=[] if window.is_ring else list(window.reads)[-len(each.token_ids) :], first=0)
     return replace(each, start=0, reads=list(each.reads[each.start :]), window=window) if each.start else each
 
 
-@of_entry(needs=("chunks",), seen=("transformers 45513",))
+@of_entry(
+    "The second chunk of a prompt leaves a gap of one token behind the first.",
+    needs=("chunks",),
+    seen=("transformers 45513",),
+)
 def chunk_ends_early(self: Faulty, each: Entry, step: Step) -> Entry:
-    """The second chunk of a prompt leaves a gap of one token behind the first."""
     if self.is_new(each) or len(each.token_ids) < 2:
         return each
     return later(each, 1)
@@ -196,24 +186,27 @@ def chunk_ends_early(self: Faulty, each: Entry, step: Step) -> Entry:
 # --- the prefix cache
 
 
-@of_entry(needs=("prefix-caching",), seen=("vLLM 56525", "SGLang 38319"))
+@of_entry("A hit takes one block more than is cached.", needs=("prefix-caching",), seen=("vLLM 56525", "SGLang 38319"))
 def hit_of_a_block_not_yet_written(self: Faulty, each: Entry, step: Step) -> Entry:
-    """A hit takes one block more than is cached."""
     size = self.block_size
     if not self.is_new(each) or not each.start or len(each.token_ids) <= size:
         return each
     return later(each, size)
 
 
-@of_entry(needs=("prefix-caching",), seen=("vLLM 3239",))
+@of_entry(
+    "A prompt that is cached as a whole leaves nothing to compute.", needs=("prefix-caching",), seen=("vLLM 3239",)
+)
 def hit_covers_the_last_token(self: Faulty, each: Entry, step: Step) -> Entry:
-    """A prompt that is cached as a whole leaves nothing to compute."""
     return later(each, len(each.token_ids)) if self.is_new(each) and each.start else each
 
 
-@of_entry(needs=("prefix-caching",), seen=("vLLM 12621", "vLLM 44701"))
+@of_entry(
+    "The first block of a hit is another request's: its hash says too little.",
+    needs=("prefix-caching",),
+    seen=("vLLM 12621", "vLLM 44701"),
+)
 def hit_of_another_prompt(self: Faulty, each: Entry, step: Step) -> Entry:
-    """The first block of a hit is another request's: its hash says too little."""
     size = self.block_size
     others = [entry for name, entry in self.last.items() if name != each.request_id and len(entry.reads) >= size]
     if not (self.is_new(each) and each.start >= size and others):
@@ -221,9 +214,12 @@ def hit_of_another_prompt(self: Faulty, each: Entry, step: Step) -> Entry:
     return replace(each, reads=[*others[-1].reads[:size], *each.reads[size:]])
 
 
-@of_entry(needs=("prefix-caching",), seen=("ferrox 37",))
+@of_entry(
+    "After a hit, the prompt's first tokens are written where those behind the hit belong.",
+    needs=("prefix-caching",),
+    seen=("ferrox 37",),
+)
 def adopted_prefix_computed_over(self: Faulty, each: Entry, step: Step) -> Entry:
-    """After a hit, the prompt's first tokens are written where those behind the hit belong."""
     hit = self.is_new(each) and each.start > 0
     return replace(each, writes=list(each.reads[: len(each.writes)])) if hit else each
 
@@ -231,9 +227,8 @@ def adopted_prefix_computed_over(self: Faulty, each: Entry, step: Step) -> Entry
 # --- limits
 
 
-@of_step(seen=("SGLang 24252",))
+@of_step("The first request of a step stands in it once more.", seen=("SGLang 24252",))
 def request_scheduled_twice(self: Faulty, step: Step) -> Step:
-    """The first request of a step stands in it once more."""
     return replace(step, entries=[*step.entries, *step.entries[:1]])
 
 
@@ -248,19 +243,15 @@ class Exceeding(Faulty):
         return step
 
 
-@of_calls(needs=("budget",))
+@of_calls("A step takes more tokens than max_num_batched_tokens.", needs=("budget",))
 class BudgetIgnored(Exceeding):
-    """A step takes more tokens than max_num_batched_tokens."""
-
     @staticmethod
     def given(sizes: dict[str, Any]) -> dict[str, Any]:
         return {**sizes, "max_num_batched_tokens": sizes["max_num_batched_tokens"] + 8}
 
 
-@of_calls()
+@of_calls("A step takes more requests than max_num_seqs.")
 class SlotsIgnored(Exceeding):
-    """A step takes more requests than max_num_seqs."""
-
     @staticmethod
     def given(sizes: dict[str, Any]) -> dict[str, Any]:
         return {**sizes, "max_num_seqs": sizes["max_num_seqs"] + 2}
@@ -269,9 +260,8 @@ class SlotsIgnored(Exceeding):
 # --- ends
 
 
-@of_step()
+@of_step("A request that has ended is in one more step.")
 def ended_request_runs_on(self: Faulty, step: Step) -> Step:
-    """A request that has ended is in one more step."""
     return replace(step, entries=[*step.entries, self.ended[-1]]) if self.ended else step
 
 
@@ -290,34 +280,26 @@ class Reporting(Faulty):
         return ended
 
 
-@of_calls()
+@of_calls("The last request to end in a step is not said to have ended.")
 class EndNotReported(Reporting):
-    """The last request to end in a step is not said to have ended."""
-
     def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
         return ended[:-1]
 
 
-@of_calls()
+@of_calls("Whoever got a token is said to have ended.")
 class EndReportedEarly(Reporting):
-    """Whoever got a token is said to have ended."""
-
     def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
         return list(tokens)
 
 
-@of_calls(needs=("abort",), seen=("vLLM 14326", "vLLM 46283"))
+@of_calls("An abort does nothing.", needs=("abort",), seen=("vLLM 14326", "vLLM 46283"))
 class AbortForgotten(Faulty):
-    """An abort does nothing."""
-
     def abort(self, request_id: str) -> None:
         self.applied += 1
 
 
-@of_calls(seen=("SGLang 24252",))
+@of_calls("A third request is accepted, and never run.", seen=("SGLang 24252",))
 class RequestForgotten(Faulty):
-    """A third request is accepted, and never run."""
-
     def add(self, request: Request) -> None:
         self.added = getattr(self, "added", 0) + 1
         if self.added != 3:
@@ -326,10 +308,8 @@ class RequestForgotten(Faulty):
         return None
 
 
-@of_calls(seen=("nano-vllm 274",))
+@of_calls("What can never run is accepted.", seen=("nano-vllm 274",))
 class TooLargeAccepted(Faulty):
-    """What can never run is accepted."""
-
     def add(self, request: Request) -> None:
         try:
             self.inner.add(request)
@@ -337,10 +317,8 @@ class TooLargeAccepted(Faulty):
             self.applied += 1
 
 
-@of_calls()
+@of_calls("A prompt of more than one block is refused.")
 class FittingRefused(Faulty):
-    """A prompt of more than one block is refused."""
-
     def add(self, request: Request) -> None:
         if len(request.prompt_token_ids) > self.block_size:
             self.applied += 1
@@ -369,10 +347,8 @@ class Freeing(Faulty):
         return free
 
 
-@of_calls(needs=("free",), seen=("vLLM 18485", "SGLang 16067"))
+@of_calls("A block of a request that ended is never free again.", needs=("free",), seen=("vLLM 18485", "SGLang 16067"))
 class BlockLeaked(Freeing):
-    """A block of a request that ended is never free again."""
-
     def count(self, free: int) -> int:
         self.applied += 1
         return free - 1
@@ -382,10 +358,12 @@ class BlockLeaked(Freeing):
         return [block for block in free if block != leaked]
 
 
-@of_calls(needs=("free",), seen=("sglang-jax 982", "mistral.rs 2306"))
+@of_calls(
+    "A block of a request that ended is put on the free list twice.",
+    needs=("free",),
+    seen=("sglang-jax 982", "mistral.rs 2306"),
+)
 class BlockFreedTwice(Freeing):
-    """A block of a request that ended is put on the free list twice."""
-
     def count(self, free: int) -> int:
         self.applied += 1
         return free + 1
@@ -394,10 +372,8 @@ class BlockFreedTwice(Freeing):
         return [*free, *free[:1]]
 
 
-@of_calls(needs=("free",), seen=("vLLM 45357", "SGLang 35049"))
+@of_calls("The first block of a request that runs is free.", needs=("free",), seen=("vLLM 45357", "SGLang 35049"))
 class BlockFreedWhileInUse(Freeing):
-    """The first block of a request that runs is free."""
-
     def free_blocks(self) -> Collection[int] | int:
         free = self.inner.free_blocks()
         if isinstance(free, int) or not self.last:
@@ -409,15 +385,17 @@ class BlockFreedWhileInUse(Freeing):
 # --- copies
 
 
-@of_step(needs=("fork",), seen=("vLLM 417", "xLLM 1984"))
+@of_step(
+    "Nothing is copied before a step: no copy on write, no swap, no restored state.",
+    needs=("fork",),
+    seen=("vLLM 417", "xLLM 1984"),
+)
 def copies_dropped(self: Faulty, step: Step) -> Step:
-    """Nothing is copied before a step: no copy on write, no swap, no restored state."""
     return replace(step, copies=())
 
 
-@of_step(needs=("fork",))
+@of_step("Blocks and states are copied from their destination to their source.", needs=("fork",))
 def copies_backwards(self: Faulty, step: Step) -> Step:
-    """Blocks and states are copied from their destination to their source."""
     return replace(
         step, copies=[replace(c, source=c.destination, destination=c.source) if c.source else c for c in step.copies]
     )
@@ -426,9 +404,8 @@ def copies_backwards(self: Faulty, step: Step) -> Step:
 # --- states
 
 
-@of_step(needs=("states",), seen=("SGLang 23975",))
+@of_step("The first two rows of a step read each other's state.", needs=("states",), seen=("SGLang 23975",))
 def states_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
-    """The first two rows of a step read each other's state."""
     if len(step.entries) < 2:
         return step
     first, second = step.entries[:2]
@@ -440,49 +417,53 @@ def states_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
     return replace(step, entries=exchanged)
 
 
-@of_step(needs=("states",), seen=("SGLang 24717", "vLLM 32118"))
+@of_step(
+    "A new request's state is not set to zeros, and the slot is read as it is.",
+    needs=("states",),
+    seen=("SGLang 24717", "vLLM 32118"),
+)
 def state_of_the_tenant_before(self: Faulty, step: Step) -> Step:
-    """A new request's state is not set to zeros, and the slot is read as it is."""
     copies = [each for each in step.copies if each.source is not None or each.destination[0] not in STATES]
     entries = [replace(each, state_from=each.state_to) if each.start == 0 else each for each in step.entries]
     return replace(step, copies=copies, entries=entries)
 
 
-@of_entry(needs=("states",), seen=("SGLang 34760", "vLLM 55178"))
+@of_entry(
+    "The state of a block is taken one token before its end.", needs=("states",), seen=("SGLang 34760", "vLLM 55178")
+)
 def checkpoint_one_token_off(self: Faulty, each: Entry, step: Step) -> Entry:
-    """The state of a block is taken one token before its end."""
     return replace(
         each, checkpoints=[(tokens - 1, slot) for tokens, slot in each.checkpoints if tokens - 1 > each.start]
     )
 
 
-@of_entry(needs=("states",))
+@of_entry("A chunk's state goes to the slot beside its own.", needs=("states",))
 def state_written_elsewhere(self: Faulty, each: Entry, step: Step) -> Entry:
-    """A chunk's state goes to the slot beside its own."""
     return replace(each, state_to=each.state_to + 1) if each.state_to is not None else each
 
 
-@of_entry(needs=("states", "prefix-caching"), seen=("vLLM 43090", "vLLM 47861"))
+@of_entry(
+    "After a prefix hit a recurrent layer begins with no state.",
+    needs=("states", "prefix-caching"),
+    seen=("vLLM 43090", "vLLM 47861"),
+)
 def hit_without_its_state(self: Faulty, each: Entry, step: Step) -> Entry:
-    """After a prefix hit a recurrent layer begins with no state."""
     return replace(each, state_from=None) if self.is_new(each) and each.start else each
 
 
 # --- windows
 
 
-@of_entry(needs=("windows",))
+@of_entry("A windowed layer has lost the oldest block that its rows still see.", needs=("windows",))
 def window_freed_one_block_early(self: Faulty, each: Entry, step: Step) -> Entry:
-    """A windowed layer has lost the oldest block that its rows still see."""
     window, size = each.window, self.block_size
     if window is None or each.start - window.first < size:
         return each
     return replace(each, window=replace(window, reads=list(window.reads)[size:], first=window.first + size))
 
 
-@of_entry(needs=("windows",))
+@of_entry("Windowed layers use the block table of the others.", needs=("windows",))
 def window_reads_the_other_table(self: Faulty, each: Entry, step: Step) -> Entry:
-    """Windowed layers use the block table of the others."""
     window = each.window
     most = self.sizes.get("num_window_blocks", 0) * self.block_size
     if window is None or max(each.reads, default=0) >= most:

@@ -81,41 +81,47 @@ StepChange = Callable[[Faulty, Step], Step]
 FAULTS: dict[str, SchedulerFault] = {}
 
 
-def of_entry(*, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()) -> Callable[[EntryChange], EntryChange]:
-    """A fault that changes each entry by itself; its name and its sentence are the function's."""
+def of_entry(
+    sentence: str, *, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()
+) -> Callable[[EntryChange], EntryChange]:
+    """A fault that changes each entry by itself; its name is the function's."""
 
     def register(function: EntryChange) -> EntryChange:
-        note(function, {"entry": function}, needs, seen)
+        note(function.__name__, sentence, {"entry": function}, needs, seen)
         return function
 
     return register
 
 
-def of_step(*, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()) -> Callable[[StepChange], StepChange]:
+def of_step(
+    sentence: str, *, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()
+) -> Callable[[StepChange], StepChange]:
     """A fault that changes a step as a whole."""
 
     def register(function: StepChange) -> StepChange:
-        note(function, {"changed": function}, needs, seen)
+        note(function.__name__, sentence, {"changed": function}, needs, seen)
         return function
 
     return register
 
 
-def of_calls(*, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()) -> Callable[[type[Faulty]], type[Faulty]]:
+def of_calls(
+    sentence: str, *, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()
+) -> Callable[[type[Faulty]], type[Faulty]]:
     """A fault that is a class of its own: of calls, or of what they return."""
 
     def register(made: type[Faulty]) -> type[Faulty]:
         name = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in made.__name__).strip("-")
-        FAULTS[name] = SchedulerFault(name, " ".join((made.__doc__ or "").split()), made, needs, seen)
+        FAULTS[name] = SchedulerFault(name, sentence, made, needs, seen)
         return made
 
     return register
 
 
-def note(function: Any, methods: dict[str, Any], needs: tuple[str, ...], seen: tuple[str, ...]) -> None:
-    name = function.__name__.replace("_", "-")
-    made = type(function.__name__, (Faulty,), methods)
-    FAULTS[name] = SchedulerFault(name, " ".join((function.__doc__ or "").split()), made, needs, seen)
+def note(name: str, sentence: str, methods: dict[str, Any], needs: tuple[str, ...], seen: tuple[str, ...]) -> None:
+    name = name.replace("_", "-")
+    made = type(name, (Faulty,), methods)
+    FAULTS[name] = SchedulerFault(name, sentence, made, needs, seen)
 
 
 def with_fault(factory: Factory | str, name: str) -> Factory:
