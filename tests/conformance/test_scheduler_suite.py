@@ -124,6 +124,15 @@ def test_the_page_names_every_feature():
     ]
 
 
+def test_the_table_of_real_schedulers_is_of_the_results():
+    top = Path(__file__).parents[2]
+    command = [sys.executable, str(top / "fixtures" / "schedulers" / "run.py"), "--table"]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert table.count("\n") > 10 and table in (top / "docs" / "engine" / "14-schedulers.md").read_text(
+        encoding="utf-8"
+    )
+
+
 def test_faults_have_a_sentence_and_need_features_that_there_are():
     for fault in FAULTS.values():
         assert fault.sentence.endswith(".") and set(fault.needs) <= FEATURES.keys()
