@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,9 +130,8 @@ def test_the_table_of_real_schedulers_is_of_the_results():
     top = Path(__file__).parents[2]
     command = [sys.executable, str(top / "fixtures" / "schedulers" / "run.py"), "--table"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert table.count("\n") > 10 and table in (top / "docs" / "engine" / "14-schedulers.md").read_text(
-        encoding="utf-8"
-    )
+    page = top / "docs" / "engine" / "14-schedulers.md"
+    assert table.count("\n") > 10 and table in page.read_text(encoding="utf-8")
 
 
 def test_faults_have_a_sentence_and_need_features_that_there_are():
