@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,12 @@ SIZES = {  # option -> its name in engine_protocol.TOLD, and what it is
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
     """Options only where the suite is asked for: anyone else's --model or --profile are his own."""
-    if any("lfm2np.conformance" in arg or "lfm2np/conformance" in arg for arg in args):
+    if asks_for_suite(args):
         add_options(parser)
+
+
+def asks_for_suite(args: Iterable[object]) -> bool:
+    return any("lfm2np.conformance" in str(arg) or "lfm2np/conformance" in str(arg) for arg in args)
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -127,10 +131,12 @@ def known_failures(path: str | None, known: Collection[str]) -> dict[str, str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """UsageError at once for a --scheduler that is none."""
-    name = option(config, "scheduler")
+    if not asks_for_suite((*config.invocation_params.args, *config.args)):
+        return
     if getattr(config.option, "scheduler", None) == "":
         raise pytest.UsageError("--scheduler: an empty name, expected package.module:factory")
-    if name is None or not any("conformance" in str(arg) for arg in config.args):
+    name = option(config, "scheduler")
+    if name is None:
         return
     if option(config, "engine") is not None:
         raise pytest.UsageError("--scheduler and --engine: expected one of them")

@@ -126,6 +126,25 @@ def test_the_page_names_every_feature():
     ]
 
 
+def test_another_plugins_option_is_its_own(tmp_path: Path):
+    """The plugin is loaded into every run of pytest where this package is installed."""
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--scheduler')")
+    folder = tmp_path / "conformance"
+    folder.mkdir()
+    (folder / "test_theirs.py").write_text("def test_theirs(pytestconfig): assert pytestconfig.option.scheduler == ''")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--scheduler=", "conformance"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_numbers_of_programs_and_faults_in_prose_are_right():
+    top = Path(__file__).parents[2]
+    page = " ".join((top / "docs" / "engine" / "14-schedulers.md").read_text(encoding="utf-8").split())
+    quick, ci, deep = (f"{suite.PROGRAMS[name]:,}" for name in ("quick", "ci", "deep"))
+    assert f"`quick` ({quick} programs), `ci` ({ci}) or `deep` ({deep}," in page
+    assert f"puts {len(FAULTS)} bugs of real engines into it" in (top / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 def test_the_table_of_real_schedulers_is_of_the_results():
     top = Path(__file__).parents[2]
     command = [sys.executable, str(top / "fixtures" / "schedulers" / "run.py"), "--table"]
@@ -623,6 +642,8 @@ def test_faults_of_a_scheduler_from_the_command_line(few, capsys: pytest.Capture
     )
     main(["faults", "--scheduler", "any", "--list"])
     assert capsys.readouterr().out.count("\n") == 2 * len(FAULTS)
+    main(["faults", "--scheduler", "any", "--list", "--json"])
+    assert [fault["name"] for fault in json.loads(capsys.readouterr().out)["faults"]] == list(FAULTS)
 
 
 def test_a_request_is_plain_data():
