@@ -124,6 +124,13 @@ def run_scheduler_faults(arguments: argparse.Namespace) -> None:
     from lfm2np.conformance.schedulers.fault_trials import chosen, trials
     from lfm2np.conformance.schedulers.suite import require_scheduler
 
+    if arguments.list and arguments.json:
+        about_each = [
+            {"name": fault.name, "sentence": fault.sentence, "needs": fault.needs, "seen_in": fault.seen_in}
+            for fault in chosen(arguments.names, frozenset())
+        ]
+        print(json.dumps({"faults": about_each}))
+        return
     if arguments.list:
         for fault in chosen(arguments.names, frozenset()):
             seen = f" ({', '.join(fault.seen_in)})" if fault.seen_in else ""

@@ -209,9 +209,9 @@ class Demands:
         ids = list(entry.token_ids)
         prefixes = account.prefixes_with(ids[len(ids) - entry.num_drafts :], entry.start + len(ids))
         for position, place in enumerate(entry.reads):
-            found = self.memory.read("block", place)
-            if found is None or found.prefix != prefixes[position]:
-                self.fail("reads", self._misread(account, position, f"place {place}", found), ("block", place))
+            cell = self.memory.read("block", place)
+            if cell is None or cell.prefix != prefixes[position]:
+                self.fail("reads", self._misread(account, position, f"place {place}", cell), ("block", place))
         if entry.window is None or not entry.window.is_ring:
             self._require_window(entry, account)
 
@@ -230,26 +230,26 @@ class Demands:
                 f"those from {needed} on (window {self.window})",
             )
         for position, place in enumerate(entry.window.reads[needed - entry.window.first :], start=needed):
-            found = self.memory.read("window block", place)
-            if found is None or found.prefix != prefixes[position]:
-                text = self._misread(account, position, f"place {place} of windowed layers", found)
+            cell = self.memory.read("window block", place)
+            if cell is None or cell.prefix != prefixes[position]:
+                text = self._misread(account, position, f"place {place} of windowed layers", cell)
                 self.fail("windows", text, ("window block", place))
 
-    def _misread(self, account: Account, position: int, where: str, found: Written | None) -> str:
-        return f"{account.name}: reads position {position} at {where}: {self._what(account, position, found)}"
+    def _misread(self, account: Account, position: int, where: str, cell: Written | None) -> str:
+        return f"{account.name}: reads position {position} at {where}: {self._what(account, position, cell)}"
 
-    def _what(self, account: Account, position: int, found: Written | None) -> str:
+    def _what(self, account: Account, position: int, cell: Written | None) -> str:
         """What stands where the request's own token should."""
-        if found is None:
+        if cell is None:
             return "nothing was written there"
-        when = f"in step {found.step}"
-        if found.request_id == account.name and found.position == position:
-            return f"a stale token {found.token}, which was written {when}"
-        if found.request_id == account.name:
-            return f"its own position {found.position}, written {when}"
-        ended = f", which ended in step {self.ends[found.request_id]}" if found.request_id in self.ends else ""
-        other = "" if found.position != position else ", after other tokens or under another salt"
-        return f"position {found.position} of {found.request_id}{ended}, written {when}{other}"
+        when = f"in step {cell.step}"
+        if cell.request_id == account.name and cell.position == position:
+            return f"a stale token {cell.token}, which was written {when}"
+        if cell.request_id == account.name:
+            return f"its own position {cell.position}, written {when}"
+        ended = f", which ended in step {self.ends[cell.request_id]}" if cell.request_id in self.ends else ""
+        other = "" if cell.position != position else ", after other tokens or under another salt"
+        return f"position {cell.position} of {cell.request_id}{ended}, written {when}{other}"
 
     def _require_state(self, entry: Entry, account: Account) -> None:
         if "states" in self.calls.lacks:
@@ -260,11 +260,11 @@ class Demands:
             if entry.start:
                 self.fail("states", f"{account.name}: starts at position {entry.start}, and reads no state")
             return
-        found = self.memory.states.get(("state", entry.state_from))
+        state = self.memory.states.get(("state", entry.state_from))
         expected = account.state(entry.start)
-        prefix = ZEROS if found is not None and found.position == 0 else None if found is None else found.prefix
+        prefix = ZEROS if state is not None and state.position == 0 else None if state is None else state.prefix
         if prefix != expected:
-            what = "nothing was written there" if found is None else state_text(found)
+            what = "nothing was written there" if state is None else state_text(state)
             self.fail(
                 "states",
                 f"{account.name}: goes on at position {entry.start} from state slot {entry.state_from}: {what}; "
@@ -366,7 +366,7 @@ def by_priority(account: Account) -> tuple[int, int]:
     return (account.request.priority, account.arrival)
 
 
-def state_text(found: Written) -> str:
-    if found.position == 0:
+def state_text(state: Written) -> str:
+    if state.position == 0:
         return "zeros"
-    return f"the state after {found.position} tokens of {found.request_id}, written in step {found.step}"
+    return f"the state after {state.position} tokens of {state.request_id}, written in step {state.step}"

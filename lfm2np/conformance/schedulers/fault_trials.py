@@ -53,11 +53,11 @@ def try_fault(
         "applied": 0,
         "message": "",
     }
-    made = with_fault(factory, fault.name)
+    faulty = with_fault(factory, fault.name)
 
     def judge(sizes: dict[str, Any], program: list[Call]) -> None:
         row["programs"] += not row["caught"]
-        run, violation = attempt(made, sizes, program, judged)
+        run, violation = attempt(faulty, sizes, program, judged)
         row["applied"] += run is not None and bool(run.calls.adapted.applied)
         if violation is not None and not row["caught"]:
             row["caught"], row["by"] = True, violation.demand

@@ -151,9 +151,9 @@ def rows_get_each_others_tokens(self: Faulty, step: Step) -> Step:
     decodes = [index for index, each in enumerate(step.entries) if self.is_decode(each)]
     entries = list(step.entries)
     if len(decodes) > 1:
-        one, other = decodes[:2]
-        entries[one] = replace(entries[one], token_ids=step.entries[other].token_ids)
-        entries[other] = replace(entries[other], token_ids=step.entries[one].token_ids)
+        first, second = decodes[:2]
+        entries[first] = replace(entries[first], token_ids=step.entries[second].token_ids)
+        entries[second] = replace(entries[second], token_ids=step.entries[first].token_ids)
     return replace(step, entries=entries)
 
 

@@ -110,31 +110,30 @@ def of_calls(
 ) -> Callable[[type[Faulty]], type[Faulty]]:
     """A fault that is a class of its own: of calls, or of what they return."""
 
-    def register(made: type[Faulty]) -> type[Faulty]:
-        name = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in made.__name__).strip("-")
-        FAULTS[name] = SchedulerFault(name, sentence, made, needs, seen)
-        return made
+    def register(fault: type[Faulty]) -> type[Faulty]:
+        name = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in fault.__name__).strip("-")
+        FAULTS[name] = SchedulerFault(name, sentence, fault, needs, seen)
+        return fault
 
     return register
 
 
 def note(name: str, sentence: str, methods: dict[str, Any], needs: tuple[str, ...], seen: tuple[str, ...]) -> None:
     name = name.replace("_", "-")
-    made = type(name, (Faulty,), methods)
-    FAULTS[name] = SchedulerFault(name, sentence, made, needs, seen)
+    FAULTS[name] = SchedulerFault(name, sentence, type(name, (Faulty,), methods), needs, seen)
 
 
 def with_fault(factory: Factory | str, name: str) -> Factory:
     """A factory of the same scheduler with that bug."""
-    make: Any = load_factory(factory) if isinstance(factory, str) else factory
+    make: Any = load_factory(factory, "scheduler") if isinstance(factory, str) else factory
 
     def faulty(sizes: Mapping[str, Any]) -> Faulty:
-        fault, own = FAULTS[name].make, dict(sizes)
-        given = fault.given(own)
+        fault, asked = FAULTS[name].make, dict(sizes)
+        given = fault.given(asked)
         inner = as_scheduler(make(given), given)
         used = {**given, **getattr(inner, "sizes", {})}
         return fault(
-            inner, {key: own[key] if key in own and value == given[key] else value for key, value in used.items()}
+            inner, {key: asked[key] if key in asked and value == given[key] else value for key, value in used.items()}
         )
 
     return faulty

@@ -65,13 +65,13 @@ class ManagedScheduler:
 
     def _wait_again(self, each: Managed) -> None:
         self.waiting.append(each)
-        self.waiting.sort(key=lambda one: one.arrival)
+        self.waiting.sort(key=lambda managed: managed.arrival)
 
     def step(self) -> Step:
         self.scheduled, left = [], self.budget
         copies: list[Copy] = []
         preempted: list[str] = []
-        for each in sorted(self.running, key=lambda one: one.arrival):
+        for each in sorted(self.running, key=lambda managed: managed.arrival):
             if each not in self.running or not left or len(self.scheduled) == self.most:
                 continue
             new = min(left, len(each.tokens) - each.computed)
@@ -103,7 +103,7 @@ class ManagedScheduler:
             if room is not False:
                 copies += room if room is not True else ()
                 break
-            victim = max(self.running, key=lambda one: one.arrival)
+            victim = max(self.running, key=lambda managed: managed.arrival)
             self.running.remove(victim)
             self.manager.free(victim.request.request_id)
             victim.computed = 0
@@ -151,15 +151,18 @@ class ManagedScheduler:
         else:
             self.waiting.remove(each)
 
+    def _running(self, request_id: str) -> Managed:
+        return next(each for each in self.running if each.request.request_id == request_id)
+
     def preempt(self, request_id: str) -> None:
-        each = next(one for one in self.running if one.request.request_id == request_id)
+        each = self._running(request_id)
         self.running.remove(each)
         self.manager.free(request_id)
         each.computed = 0
         self._wait_again(each)
 
     def _fork(self, parent_id: str, child: Request) -> None:
-        parent = next(one for one in self.running if one.request.request_id == parent_id)
+        parent = self._running(parent_id)
         self.manager.fork(parent_id, child.request_id)
         self.running.append(Managed(child, list(parent.tokens), self._arrived(), parent.computed))
 

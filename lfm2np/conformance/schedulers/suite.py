@@ -64,8 +64,8 @@ class Outcome:
     def status(self, demand: str) -> tuple[str, str]:
         """passed, failed or skipped, and why."""
         if demand in self.broken:
-            found = self.broken[demand]
-            return "failed", f"after {found.programs} programs: {found.message}\n# shows it again:\n{found.script}"
+            broken = self.broken[demand]
+            return "failed", f"after {broken.programs} programs: {broken.message}\n# shows it again:\n{broken.script}"
         if demand in POLICIES and demand not in self.policies:
             return "skipped", f"the scheduler does not promise it: {demand!r} in `policies`"
         if not self.met["finished"] and demand not in ALWAYS:
@@ -172,17 +172,17 @@ def drawn(
 def smallest(
     factory: Factory | str, name: str, lacks: frozenset[str], demand: str, number: int, profile: str
 ) -> Broken:
-    found: list[tuple[dict[str, Any], list[Call]]] = []
+    failing: list[tuple[dict[str, Any], list[Call]]] = []
 
     def judge_one(sizes: dict[str, Any], program: list[Call]) -> None:
         violation = attempt(factory, sizes, program, {demand})[1]
         if violation is not None:
-            found.append((sizes, program))
+            failing.append((sizes, program))
             raise violation
 
     with contextlib.suppress(Violation):
         drawn(judge_one, lacks, profile)
-    sizes, program = found[-1]  # Hypothesis runs the smallest again at the end
+    sizes, program = failing[-1]  # Hypothesis runs the smallest again at the end
     run, violation = attempt(factory, sizes, program, {demand}, records=True)
     if violation is None:
         text = f"{demand}: met once, and not again by the same calls: the scheduler depends on more than its calls"
@@ -230,8 +230,8 @@ def script(name: str, sizes: dict[str, Any], run: Run | None) -> str:
     imports = "from lfm2np.conformance.schedulers.run import Run\n"
     if name.startswith("with_fault("):
         imports += "from lfm2np.conformance.schedulers.fault_trials import with_fault\n"
-    made = name if name.startswith("with_fault(") else repr(name)
-    return f"{imports}\nrun = Run({made}, {sizes})\n{calls}"
+    factory = name if name.startswith("with_fault(") else repr(name)
+    return f"{imports}\nrun = Run({factory}, {sizes})\n{calls}"
 
 
 def sentences() -> dict[str, str]:
