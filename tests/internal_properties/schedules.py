@@ -91,7 +91,7 @@ class StrictRun(Run):
         self.steps += 1
         for account in self.live.values():
             account.is_running = False
-        self.demands.verify(self.live)
+        self.demands.verify()
 
     def drain(self) -> None:
         """At most 18 n m steps, for n requests of at most m positions each, none of which comes anew.

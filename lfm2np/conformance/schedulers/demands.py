@@ -344,7 +344,7 @@ class Demands:
                 lost = "" if isinstance(now, int) or isinstance(before, int) else f": {sorted(set(before) - set(now))}"
                 self.fail("leaks", f"no request is left, and {missing} of {size(before)} {what} are not free{lost}")
 
-    def verify(self, live: Mapping[str, Account]) -> None:
+    def verify(self) -> None:
         if self.calls.has("verify"):
             self.calls.call("verify")
 

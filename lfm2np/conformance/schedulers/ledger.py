@@ -26,7 +26,6 @@ class Account:
     splits: bool = False  # its children part from it when its prompt is computed
     is_child_to_be: bool = False  # one of these, until then
     is_aborted: bool = False  # and runs on, until the scheduler says that it ended
-    preemptions: int = 0
     first_scheduled: int = -1  # the step
     min_tokens: int = 0  # stop tokens do not stop before
 

@@ -70,7 +70,7 @@ SIZES = st.fixed_dictionaries(
 def programs(lacks: frozenset[str]) -> st.SearchStrategy[tuple[dict[str, Any], list[Call]]]:
     """Sizes, and a dozen calls. A list of that many shrinks to calls that do nothing, which are left out."""
     others = [each for feature, each in OTHERS.items() if feature not in lacks]
-    return st.tuples(SIZES, st.lists(st.one_of(NOTHING, ADD, STEP, ADD, STEP, *others), min_size=10, max_size=16))
+    return st.tuples(SIZES, st.lists(st.one_of(NOTHING, ADD, STEP, *others), min_size=10, max_size=16))
 
 
 def carry_out(run: Run, calls: Sequence[Call], functions: Mapping[str, Callable[..., None]] | None = None) -> None:

@@ -78,7 +78,7 @@ class Run:
         for each in (name, *children):
             account = self._open(replace(request, request_id=each, children=() if each != name else request.children))
             account.is_child_to_be = each != name
-        self.demands.verify(self.live)
+        self.demands.verify()
         return True
 
     def step(self, count: int = 1) -> None:
@@ -95,7 +95,7 @@ class Run:
         """`by`: the adapter's method, which some schedulers have more than one of."""
         self._note(f"abort({name!r})" if by == "abort" else f"abort({name!r}, {by!r})")
         self._abort(name, by)
-        self.demands.verify(self.live)
+        self.demands.verify()
 
     def abort_in_flight(self, name: str, drafts: int = 0, by: str = "abort") -> None:
         """The step is planned, then the request is aborted, then the model's tokens come."""
@@ -110,7 +110,7 @@ class Run:
         self._note(f"preempt({name!r})")
         self.calls.call("preempt", name)
         self._lose(self.live[name])
-        self.demands.verify(self.live)
+        self.demands.verify()
 
     def fork(self, parent: str, name: str, more: int) -> None:
         """A child of a running request, of `more` tokens more."""
@@ -124,7 +124,7 @@ class Run:
         self.demands.memory.copy(checked_copies(copies or (), "fork()", self.demands.fail))
         self._split(account, self._open(request))
         self.met["forks"] += 1
-        self.demands.verify(self.live)
+        self.demands.verify()
 
     def drain(self) -> None:
         """Steps until nothing is left; then all memory must be free.
@@ -199,7 +199,7 @@ class Run:
             finished = checked_ids(finished, "update()", demands.fail)
         self.steps += 1
         self._end(finished)
-        demands.verify(self.live)
+        demands.verify()
 
     def _propose(self, count: int, right: int) -> dict[str, list[int]]:
         offered = {}
@@ -236,7 +236,6 @@ class Run:
 
     def _lose(self, account: Account) -> None:
         self.met["preemptions"] += 1
-        account.preemptions += 1
         account.is_running = False
 
     def _require_progress(self, step: Step) -> None:
@@ -331,6 +330,3 @@ def accepted(account: Account, entry: Entry) -> list[int]:
         if new[-1] != draft or account.ends_with(new[-1], account.num_outputs + len(new)):
             break
     return new
-
-
-__all__ = ["Run", "Violation"]

@@ -52,7 +52,6 @@ class Outcome:
     """Of all demands on one scheduler."""
 
     name: str
-    profile: str
     lacks: frozenset[str]
     policies: frozenset[str]
     programs: int = 0
@@ -95,7 +94,7 @@ class Outcome:
 def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = "") -> Outcome:
     """RequestError if the factory's object is no scheduler or declares what is unknown."""
     calls = Calls(factory, FIRST_SIZES)
-    outcome = Outcome(name or str(factory), profile, calls.lacks, calls.policies)
+    outcome = Outcome(name or str(factory), calls.lacks, calls.policies)
     started = time.process_time()
     first: dict[str, int] = {}
 
