@@ -1,0 +1,216 @@
+"""Exact log-probabilities of sampled tokens under several readings of one distribution: raw, tempered, filtered.
+
+A view is the processing that an engine may have applied before it sampled or reported: penalties, temperature, then
+min_p, top_k and top_p in the order of the view's profile (sampling/choice.py). All views of a sequence share one pass
+through the network.
+
+Each filter keeps the likeliest tokens, so what is kept is the beginning of the tokens in descending order, and a view
+is one sort, one cumulative sum and a length. The probabilities are choice.py's integers: every sum is exact. A right
+engine with rounding errors may keep a few tokens more or less: `low` and `high` bound its log-probability if its logits
+are off by a tolerance.
+
+R answer tokens, W views, X tolerances, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np import reference
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.errors import NumericsError
+from lfm2np.network import ragged
+from lfm2np.numerics import elementary
+from lfm2np.numerics.grids import exact_sum
+from lfm2np.numerics.pieces import over_pieces, pieces
+from lfm2np.oracle.judging.routes import routed
+from lfm2np.oracle.judging.truth import given_routes, num_fed_tokens, num_shared_tokens, truth_rows
+from lfm2np.sampling.choice import WEIGHT_BITS, penalised
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
+from lfm2np.work.place import Work
+
+Array = NDArray[Any]
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "profile",
+)
+
+
+def view_of(params: SamplingParams) -> dict[str, Any]:
+    """The fields of a view, as plain data."""
+    return {name: getattr(params, name) for name in FIELDS}
+
+
+def view_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each item the arrays of `views_of_rows`, or `error`: the same bits on every machine.
+
+    item  {"token_ids": prompt and answer, "start": index of the first answer token, "views": [see view_of],
+          "tolerances": [nats], "columns": whether the arrays of a Truth are wanted too, "routes": [T, L, K] or None}
+    """
+    sequences = [item["token_ids"][:-1] for item in items]
+    given = given_routes(model, sequences, [item.get("routes") for item in items])
+    numerics, kept = routed(model.numerics, given)
+    states, runs = ragged.hidden_states(model.weights, model.config, numerics, sequences)
+    results: list[dict[str, Any]] = []
+    for item, run in zip(items, runs, strict=True):
+        try:
+            if run.error:
+                raise run.error
+            result: dict[str, Any] = views_of_rows(model, states[run.rows][item["start"] - 1 :], item)
+            if item.get("columns"):
+                wanted = {row: [item["token_ids"][row + 1]] for row in range(item["start"] - 1, len(states[run.rows]))}
+                result |= {"truth": truth_rows(model, states[run.rows], wanted)}
+                if given is not None:
+                    result["truth"] |= {"routes": kept.chosen()[run.rows], "preferred": kept.preferred()[run.rows]}
+            results.append(result)
+        except NumericsError as error:
+            results.append({"error": str(error)})
+    return results
+
+
+def views_of_rows(model: LoadedModel, states: Array, item: Mapping[str, Any]) -> dict[str, Array]:
+    """From hidden states [R, D] that predict the answer's tokens; see `view_items`.
+
+    logprobs  [W, R] of each answer token, nats; -inf where the filters exclude it
+    low       [W, X, R] and high: the least and most that a right engine may report whose logits are off by a tolerance
+    squares   [W, R] sum of p^2 before the filters
+    entropy   [R] of the raw distribution, nats
+    """
+    ids, start = item["token_ids"], item["start"]
+    views = [SamplingParams(**view) for view in item["views"]]
+    tolerances = item.get("tolerances", ())
+    count, tokens = len(states), np.array(ids[start:], np.int64)
+    result = {
+        "logprobs": np.empty((len(views), count)),
+        "low": np.empty((len(views), len(tolerances), count)),
+        "high": np.empty((len(views), len(tolerances), count)),
+        "squares": np.empty((len(views), count)),
+        "entropy": np.empty(count),
+    }
+    for part in pieces(count, model.config.vocab_size, LOGITS_AT_ONCE):
+        logits = reference.output_logits(model.weights, model.numerics, states[part])
+        if item.get("head_bits"):
+            logits = rounded(logits, item["head_bits"])
+
+        def compute(rows: slice, logits: Array = logits, first: int = part.start) -> None:
+            at = slice(first + rows.start, first + rows.stop)
+            result["entropy"][at] = entropy_of(logits[rows])
+            for number, view in enumerate(views):
+                values = processed(logits[rows], view, ids, range(start + at.start, start + at.stop), start)
+                for name, column in viewed(values, tokens[at], view, tolerances).items():
+                    result[name][number, ..., at] = column
+
+        over_pieces(compute, len(logits), logits.shape[1])
+    return result
+
+
+def rounded(logits: Array, bits: int) -> Array:
+    """Logits to so many significant bits, ties to even: a head that computes in a narrower format."""
+    fraction, exponent = np.frexp(logits.astype(np.float64))
+    return np.asarray(np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits), np.float32)
+
+
+def entropy_of(logits: Array) -> Float64:
+    """[r] nats, of logits [r, V]: log of the sum minus the mean; both sums are exact."""
+    values = logits.astype(np.float64)
+    values -= values.max(-1, keepdims=True)
+    shares = elementary.exp(values)
+    totals = exact_sum(shares, signed=False)
+    return np.asarray(elementary.log(totals) + exact_sum(shares * -values, signed=False) / totals)
+
+
+def processed(logits: Array, view: SamplingParams, ids: Sequence[int], places: range, start: int) -> Float64:
+    """Logits [r, V] of the tokens at these places after penalties and temperature, the largest of each row 0."""
+    if (view.repetition_penalty, view.presence_penalty, view.frequency_penalty) == (1.0, 0.0, 0.0):
+        values = logits.astype(np.float64)
+    else:
+        prompt = ids[:start]
+        rows = [penalised(row, view, prompt, ids[start:place]) for row, place in zip(logits, places, strict=True)]
+        values = np.stack(rows)
+    values -= values.max(-1, keepdims=True)
+    return values if view.temperature == 0.0 else values / view.temperature
+
+
+def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Sequence[float]) -> dict[str, Array]:
+    """Of processed logits [r, V] and their tokens [r]: what views_of_rows has, [r] or [X, r]."""
+    shares = elementary.exp(values)
+    chosen = np.take_along_axis(values, tokens[:, None], axis=1)[:, 0]
+    totals = exact_sum(shares, signed=False)
+    squares = exact_sum(shares * shares, signed=False) / (totals * totals)
+    is_filtered = view.temperature > 0.0 and (view.top_k > 0 or view.top_p < 1.0 or view.min_p > 0.0)
+    if not is_filtered:
+        logprobs = chosen - elementary.log(totals)
+        same = np.tile(logprobs, (len(tolerances), 1))
+        return {"logprobs": logprobs, "low": same, "high": same, "squares": squares}
+    weights = np.rint(np.ldexp(shares, WEIGHT_BITS)).astype(np.int64)
+    ranks = np.count_nonzero(weights > np.take_along_axis(weights, tokens[:, None], axis=1), axis=1)
+    descending = -np.sort(-weights, axis=1)
+    cumulative = np.cumsum(descending, axis=1)
+
+    def logprobs_of(counts: Int64) -> Float64:
+        """If so many of the likeliest tokens are kept, [r]."""
+        mass = np.take_along_axis(cumulative, counts[:, None] - 1, axis=1)[:, 0]
+        logs = chosen - elementary.log(np.ldexp(mass.astype(np.float64), -WEIGHT_BITS))
+        return np.where(ranks < counts, logs, -np.inf)
+
+    low, high = np.empty((len(tolerances), len(tokens))), np.empty((len(tolerances), len(tokens)))
+    for number, tolerance in enumerate(tolerances):
+        slack = tolerance / view.temperature
+        fewest = num_kept(descending, cumulative, view, -slack * np.sqrt(squares), -slack)
+        most = num_kept(descending, cumulative, view, slack * np.sqrt(squares), slack)
+        low[number] = logprobs_of(most)
+        high[number] = np.where(ranks < most, logprobs_of(np.maximum(fewest, ranks + 1)), -np.inf)
+    exact = num_kept(descending, cumulative, view, np.zeros(len(tokens)), 0.0)
+    return {"logprobs": logprobs_of(exact), "low": low, "high": high, "squares": squares}
+
+
+def num_kept(descending: Int64, cumulative: Int64, view: SamplingParams, mass: Float64, slack: float) -> Int64:
+    """[r] how many of the likeliest tokens the filters keep, if top_p moves by `mass` [r] and min_p by so many nats.
+
+    Without either exactly those of choice.filtered. Two logits differ by up to twice the error of one: sqrt(2) times,
+    if their errors are independent.
+    """
+    size = descending.shape[1]
+    kept = np.count_nonzero(descending > 0, axis=1)
+
+    def at_least(weights: Array) -> Int64:
+        return np.asarray(np.minimum(kept, np.count_nonzero(descending >= weights, axis=1)))
+
+    for name in ("min_p", "top_k", "top_p") if view.profile == "vllm" else ("top_k", "top_p", "min_p"):
+        if name == "min_p" and view.min_p > 0.0:
+            factor = elementary.exp(np.array([-slack * np.sqrt(2.0)]))  # 1 without slack
+            kept = at_least(np.ldexp(view.min_p * factor, WEIGHT_BITS)[:, None])
+        elif name == "top_k" and 0 < view.top_k < size:
+            kept = at_least(descending[:, view.top_k - 1 : view.top_k])
+        elif name == "top_p" and view.top_p < 1.0:
+            totals = np.take_along_axis(cumulative, np.maximum(kept, 1)[:, None] - 1, axis=1)[:, 0]
+            enough = [
+                enough_of(view.top_p, total, moved) for total, moved in zip(totals.tolist(), mass.tolist(), strict=True)
+            ]
+            before = cumulative - descending < np.array(enough, np.int64)[:, None]
+            kept = np.minimum(kept, np.count_nonzero(before, axis=1))
+    return np.asarray(kept)
+
+
+def enough_of(top_p: float, total: int, moved: float) -> int:
+    """The least weight that top_p asks for: exactly so, or with the threshold moved by a share of the total."""
+    if moved == 0.0:
+        numerator, denominator = top_p.as_integer_ratio()
+        return -(-numerator * total // denominator)
+    return max(1, int(min(1.0, max(0.0, top_p + moved)) * total))
+
+
+VIEWS = Work("views", view_items, num_fed_tokens, num_shared=num_shared_tokens)
