@@ -36,6 +36,7 @@ Int64 = NDArray[np.int64]
 AUTO = "auto"
 AUTO_FORMATS = ("float32", "float16", "bfloat16")  # the finest first
 SCORING, JUDGING, EXPLAINING = "exact log-probabilities", "rounding errors", "hypotheses"
+SCREENING, MOST_TRIED = 4, 4  # all hypotheses on a quarter of the tokens, then so many on all
 MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines once one of them is wrong
 Shown = Callable[[str], Progress | None]
 
@@ -242,9 +243,7 @@ class Judge:
         chosen: list[int] = []
         first = 0
         for each in self.scores:
-            sampled = np.ones(len(each.entropy), np.bool_)
-            if each.rollout.is_sampled is not None:
-                sampled = np.array(each.rollout.is_sampled, np.bool_)
+            sampled = np.array(each.rollout.is_sampled, np.bool_)
             if each.rollout.sampling.temperature == 0.0:
                 impossible = self.not_greedy(each, format_name)
             else:
@@ -287,22 +286,31 @@ class Judge:
         worst = [float(np.nanmax(part, initial=0.0)) for part in self.by_rollout(side.fit.sizes)]
         order = sorted(range(len(worst)), key=lambda index: -worst[index])
         indices = self.sample(self.options.cause_tokens, order)
-        part, values = [self.scores[index] for index in indices], self.part(side.reported, indices)
         previous = self.previous if isinstance(self.previous, LoadedModel) else None
         tried = hypotheses_of(self.model, self.beside, self.options.chunks, None if quick else previous)
         if quick:
             tried = [each for each in tried if each.name in (AS_IT_IS, "head precision")]
+        few = self.sample(self.options.cause_tokens // SCREENING, order)
+        if len(tried) > MOST_TRIED and len(few) < len(indices):
+            found = self.tried(side, few, tried)
+            likely = [each.hypothesis for each in found[:MOST_TRIED]]
+            tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
+        found = self.tried(side, indices, tried)
+        tokens = self.part(np.arange(len(side.reported)), indices)
+        return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
+
+    def tried(self, side: Side, indices: Sequence[int], hypotheses: Sequence[Hypothesis]) -> list[Explanation]:
+        """On these rollouts, in any of the formats and readings, the likeliest first."""
+        assert side.fit is not None
+        part, values = [self.scores[index] for index in indices], self.part(side.reported, indices)
         names = dict.fromkeys((side.fit.format_name, *AUTO_FORMATS))
         spreads = [spread_of(self.model, part, name, self.known) for name in names]
         predictions = causes.predictions_of(
-            self.model, part, tried, self.previous, self.known.place, self.shown(EXPLAINING)
+            self.model, part, hypotheses, self.previous, self.known.place, self.shown(EXPLAINING)
         )
         readings = list(dict.fromkeys((side.expected, *READINGS)))
-        found = explanations(
-            values, side.expected, tried, predictions, spreads, readings, self.model.config.vocab_size
-        )
-        tokens = self.part(np.arange(len(side.reported)), indices)
-        return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
+        size = self.model.config.vocab_size
+        return explanations(values, side.expected, hypotheses, predictions, spreads, readings, size)
 
     def with_cause(self, side: Side, found: Sequence[Explanation]) -> Side:
         assert side.fit is not None
@@ -335,4 +343,4 @@ def cause_words(explanation: Explanation, reading: str) -> str:
 
 def mode_of(rollout: Rollout, side: str) -> str:
     mode = rollout.logprobs_mode if side == "sampler" else rollout.trainer_logprobs_mode
-    return mode.removesuffix("_logprobs")
+    return mode

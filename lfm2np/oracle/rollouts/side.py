@@ -22,9 +22,9 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle import factors
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import DRAWS, LEAST, STAGES, Noise, loosened
-from lfm2np.oracle.judging.position import beyond, margins, most_shift, resolution
+from lfm2np.oracle.judging.position import FLOAT32_UNITS, most_shift
 from lfm2np.oracle.judging.scored import Known, add_noises
-from lfm2np.oracle.judging.verdict import LIMIT, Verdict
+from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.rollouts.scores import TOLERANCES, Scores
 from lfm2np.progress import Progress
 
@@ -61,9 +61,7 @@ def values_of(scores: Sequence[Scores], side: str) -> Float64:
         rollout = each.rollout
         reported = getattr(rollout, f"{side}_logprobs")
         values = np.full(len(rollout.token_ids), np.nan) if reported is None else np.array(reported, np.float64)
-        if rollout.is_sampled is not None:
-            values = np.where(rollout.is_sampled, values, np.nan)
-        parts.append(values)
+        parts.append(np.where(rollout.is_sampled, values, np.nan))
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
@@ -73,22 +71,32 @@ class Spread:
 
     squares  [N] mean squares of emulated engines' errors of the token's log-probability
     logits   [N] tau: the size of the logits' errors
-    units    [N] one unit in the last place of the largest logit
+    ulps     [N] one unit in the last place of the largest logit, in the format
+    largest  [N] in absolute value
+    bits     of the format's significand
     """
 
     format_name: str
     squares: Mapping[bool, Float64]  # at the request's temperature (True), or at 1
     logits: Float64
-    units: Float64
+    ulps: Float64
+    largest: Float64
+    bits: int
     temperatures: Float64  # [N]
 
     def scales(self, values: Predicted, is_tempered: bool) -> tuple[Float64, Float64]:
-        """[N] standard deviations, and the units of the logits as they reach the log-probability."""
+        """[N] standard deviations, and what rounding the logits and the log-probability themselves may do.
+
+        With each logit off by up to half a unit, log p[y] is off by up to (1 - p[y]) units. Its own rounding, and the
+        logarithm of a sum in float32, do not shrink as p[y] goes to 1.
+        """
         temperature = self.temperatures if is_tempered else np.ones_like(self.temperatures)
         p = np.exp(np.minimum(values.logprobs, 0.0))
         shape = (1.0 - p) ** 2 + np.maximum(0.0, values.squares - p * p)
         both = self.squares[is_tempered] + (self.logits / temperature) ** 2 * shape
-        return np.maximum(LEAST, np.sqrt(both / 2.0)), self.units / temperature
+        size = np.ldexp(np.where(np.isfinite(values.logprobs), np.abs(values.logprobs), 0.0), -self.bits)
+        float32 = FLOAT32_UNITS * np.ldexp(self.largest / temperature, -23)
+        return np.maximum(LEAST, np.sqrt(both / 2.0)), (1.0 - p) * self.ulps / temperature + size + float32
 
 
 def spread_of(
@@ -123,7 +131,9 @@ def spread_of(
             False: joined(error_squares(each, noise, 1.0) for each, noise in zip(scores, noises, strict=True)),
         },
         joined(noise.spread[each.rows] for each, noise in zip(scores, noises, strict=True)),
-        joined(resolution(each.truth.largest[each.rows], form.bits) for each in scores),
+        joined(np.ldexp(1.0, np.frexp(each.truth.largest[each.rows])[1] - form.bits) for each in scores),
+        joined(each.truth.largest[each.rows] for each in scores),
+        form.bits,
         joined(np.full(len(each.entropy), t) for each, t in zip(scores, temperatures, strict=True)),
     )
 
