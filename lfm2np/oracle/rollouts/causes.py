@@ -7,9 +7,11 @@ the format's rounding error, and "unexplained" stands where none does so.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,9 @@ Variant = dict[str, Any]
 MOST_BEFORE = 3  # sequences of a pack: what leaks through more of them is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
 MOST_OUTLIERS = 0.01  # of the tokens under a hypothesis that rounds, as float32 noise flips some roundings
+MOST_EXPLAINED = 0.98  # of the squared error
 LEAST_GAIN = 10.0  # nats in all by which an error in the network must beat the network without it
+LEAST_OF_TOKENS = 0.5  # nats of a token, if the network without it explains everything too
 AS_IT_IS = "as computed"
 
 
@@ -40,11 +44,13 @@ class Hypothesis:
 
     name    the kind, by which it is reported
     detail  which of its kind
+    bits    of the significand that it rounds to: no error in a format as coarse as that
     """
 
     name: str
     detail: str
     variants: Callable[[Rollout], Variant | None]
+    bits: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +75,17 @@ class Explanation:
 
     @property
     def is_adequate(self) -> bool:
-        """Whether what is left is within the format's rounding error."""
+        """Whether what is left is within the format's rounding error, or almost nothing of a large error.
+
+        The error spread is that of the network without the error: with it, it may be several times as large.
+        """
+        if self.hypothesis.detail and self.explained >= MOST_EXPLAINED:
+            return True
         reported = max(1, int(np.count_nonzero(self.fit.reported)))
         outliers = np.count_nonzero(self.fit.wrong) / reported
         sizes = np.minimum(self.fit.sizes[self.fit.reported], 2.0 * factors.OFF)
         rms = math.sqrt(float(np.mean(sizes**2))) if len(sizes) else 0.0
-        return outliers <= (MOST_OUTLIERS if self.hypothesis.detail else 0.0) and rms <= factors.OFF
+        return bool(outliers <= (MOST_OUTLIERS if self.hypothesis.detail else 0.0) and rms <= factors.OFF)
 
 
 # --- the hypotheses
@@ -84,7 +95,7 @@ def hypotheses_of(
     model: LoadedModel, rollouts: Sequence[Rollout], chunks: Sequence[int] = (), previous: LoadedModel | None = None
 ) -> list[Hypothesis]:
     """Those that the file and the model leave possible; `rollouts` are all of the file, for what stood beside each."""
-    made = [Hypothesis(AS_IT_IS, "", lambda rollout: None)]
+    made = [Hypothesis(AS_IT_IS, "", partial(always, None))]
     made += head_hypotheses()
     made += pack_hypotheses(rollouts)
     made += padding_hypotheses(model, rollouts)
@@ -92,10 +103,14 @@ def hypotheses_of(
     made += route_hypotheses(rollouts)
     if previous is not None:
         made += [
-            Hypothesis("stale weights", name, lambda rollout, name=name: {"part": name})
-            for name in part_names(model, previous)
+            Hypothesis("stale weights", name, partial(always, {"part": name})) for name in part_names(model, previous)
         ]
     return made
+
+
+def always(variant: Variant | None, rollout: Rollout) -> Variant | None:
+    """The same of every rollout."""
+    return variant
 
 
 def head_hypotheses() -> list[Hypothesis]:
@@ -103,7 +118,8 @@ def head_hypotheses() -> list[Hypothesis]:
         Hypothesis(
             "head precision",
             f"logits in {name}" + (", and the head's inputs" if inputs else ""),
-            lambda rollout, bits=bits, inputs=inputs: {"head_bits": bits, "rounds_inputs": inputs},
+            partial(always, {"head_bits": bits, "rounds_inputs": inputs}),
+            bits,
         )
         for name, bits in (("bfloat16", 8), ("float16", 11))
         for inputs in (True, False)
@@ -116,16 +132,16 @@ def pack_hypotheses(rollouts: Sequence[Rollout]) -> list[Hypothesis]:
     if not before:
         return []
 
-    def leak(conv: bool, attend: bool) -> Callable[[Rollout], Variant | None]:
-        return lambda rollout: (
-            {"before": before[rollout.id], "conv": conv, "attend": attend} if rollout.id in before else None
-        )
-
     return [
-        Hypothesis("state leaks in a pack", "convolution", leak(True, False)),
-        Hypothesis("state leaks in a pack", "attention", leak(False, True)),
-        Hypothesis("state leaks in a pack", "convolution and attention", leak(True, True)),
+        Hypothesis("state leaks in a pack", "convolution", partial(seen, before, True, False)),
+        Hypothesis("state leaks in a pack", "attention", partial(seen, before, False, True)),
+        Hypothesis("state leaks in a pack", "convolution and attention", partial(seen, before, True, True)),
     ]
+
+
+def seen(before: Mapping[str, list[list[int]]], conv: bool, attend: bool, rollout: Rollout) -> Variant | None:
+    """By the convolution, by attention: what stands before the rollout, if anything does."""
+    return {"before": before[rollout.id], "conv": conv, "attend": attend} if rollout.id in before else None
 
 
 def packed_before(rollouts: Sequence[Rollout]) -> dict[str, list[list[int]]]:
@@ -157,15 +173,10 @@ def padding_hypotheses(model: LoadedModel, rollouts: Sequence[Rollout]) -> list[
     if not padding:
         return []
 
-    def unmasked(conv: bool, attend: bool) -> Callable[[Rollout], Variant | None]:
-        return lambda rollout: (
-            {"before": padding[rollout.id], "conv": conv, "attend": attend} if rollout.id in padding else None
-        )
-
     return [
-        Hypothesis("padding is not masked", "convolution and attention", unmasked(True, True)),
-        Hypothesis("padding is not masked", "convolution", unmasked(True, False)),
-        Hypothesis("padding is not masked", "attention", unmasked(False, True)),
+        Hypothesis("padding is not masked", "convolution and attention", partial(seen, padding, True, True)),
+        Hypothesis("padding is not masked", "convolution", partial(seen, padding, True, False)),
+        Hypothesis("padding is not masked", "attention", partial(seen, padding, False, True)),
     ]
 
 
@@ -196,12 +207,12 @@ def route_hypotheses(rollouts: Sequence[Rollout]) -> list[Hypothesis]:
     if not any(rollout.routes is not None for rollout in rollouts):
         return []
     earlier: dict[str, Any] = {}
-    for before, rollout in zip(rollouts, rollouts[1:], strict=False):
+    for before, rollout in itertools.pairwise(rollouts):
         if before.routes is not None and rollout.routes is not None:
             rows = len(rollout.routes)
             earlier[rollout.id] = (*before.routes[:rows], *rollout.routes[len(before.routes) :])
     return [
-        Hypothesis("routes of another run", "the network's own", lambda rollout: {"routes": "own"}),
+        Hypothesis("routes of another run", "the network's own", partial(always, {"routes": "own"})),
         Hypothesis(
             "routes of another run",
             "of the token before",
@@ -254,7 +265,7 @@ def predictions_of(
 def by_reading(scores: Sequence[Scores], changes: Mapping[int, Mapping[str, Any]]) -> dict[str, Predicted] | None:
     if any("error" in result for result in changes.values()):
         return None
-    fields = ("logprobs", "low", "high", "squares")
+    fields = ("logprobs", "low", "high", "squares", "least")
     changed = [
         each if index not in changes else _with(each, {name: changes[index][name] for name in fields})
         for index, each in enumerate(scores)
@@ -294,14 +305,17 @@ def explanations(
         if values is None:
             continue
         tried = [
-            fit(reported, values[reading], spread, reading, vocab_size) for reading in readings for spread in spreads
+            fit(reported, values[reading], spread, reading, vocab_size)
+            for reading in readings
+            for spread in spreads
+            if spread.bits > hypothesis.bits
         ]
-        best = max(tried, key=lambda each: math.fsum(each.log_likelihood().tolist()))
+        best = max(tried, key=lambda each: each.log_likelihood)
         with np.errstate(invalid="ignore"):
             left = np.minimum(np.abs(best.errors), 50.0)
             shifts = values[best.reading].logprobs - base[expected].logprobs
         explained = 1.0 - math.fsum((left[known] ** 2).tolist()) / total if total else 0.0
-        likelihood = math.fsum(best.log_likelihood().tolist())
+        likelihood = best.log_likelihood
         made.append(Explanation(hypothesis, best, likelihood, max(0.0, explained), np.nan_to_num(shifts)))
     return sorted(made, key=lambda each: each.log_likelihood - each.handicap, reverse=True)
 

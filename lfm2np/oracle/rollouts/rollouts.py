@@ -18,16 +18,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import margins
-from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.rollouts import causes
-from lfm2np.oracle.rollouts.causes import AS_IT_IS, Explanation, Hypothesis, explanations, hypotheses_of, reading_words
+from lfm2np.oracle.rollouts.causes import (
+    AS_IT_IS,
+    LEAST_OF_TOKENS,
+    Explanation,
+    Hypothesis,
+    explanations,
+    hypotheses_of,
+    reading_words,
+)
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import READINGS, Scores, ids_of, scores_of
-from lfm2np.oracle.rollouts.side import SIDES, Fit, Spread, fit, predicted, spread_of, values_of
+from lfm2np.oracle.rollouts.side import SIDES, Fit, fit, predicted, spread_of, values_of
 from lfm2np.progress import Progress
 from lfm2np.work.place import Place, Source
 
@@ -170,14 +178,17 @@ class Judge:
         formats = [self.options.formats[name]] if self.options.formats[name] != AUTO else list(AUTO_FORMATS)
         stated = self.stated_reading(name)
         readings = list(READINGS) if stated == AUTO else [stated]
-        best = self.likeliest(reported, formats, readings)
+        best, likeliest = self.likeliest(reported, formats, readings)
         expected = best.reading if stated == AUTO else stated
         judged = self.judged(reported, best.format_name, best.reading)
         choices = self.wrong_choices(best.format_name) if name == SIDES[0] else np.zeros(0, np.int64)
         side = self.decided(name, reported, expected, judged, choices)
-        if judged.is_right and (self.options.formats[name] != AUTO or judged.format_name == AUTO_FORMATS[0]):
+        if len(choices) and judged.is_right:
+            return side  # nothing that a log-probability could explain
+        is_finest = judged.format_name == AUTO_FORMATS[0]
+        if judged.is_right and best is likeliest and (self.options.formats[name] != AUTO or is_finest):
             return side
-        return self.explained(side, quick=judged.is_right)
+        return self.explained(side, judged.is_right and best is likeliest, stated == AUTO)
 
     def stated_reading(self, name: str) -> str:
         """Of the options, else of the file if all its lines agree, else auto."""
@@ -204,8 +215,10 @@ class Judge:
         ends = np.cumsum([0, *(len(each.entropy) for each in self.scores)])
         return np.concatenate([values[ends[index] : ends[index + 1]] for index in indices])
 
-    def likeliest(self, reported: Float64, formats: Sequence[str], readings: Sequence[str]) -> Fit:
-        """On a sample, the format and reading that what was reported is most like."""
+    def likeliest(self, reported: Float64, formats: Sequence[str], readings: Sequence[str]) -> tuple[Fit, Fit]:
+        """On a sample, the format and reading that what was reported is most like: of those that explain all of it, if
+        any do, and of all.
+        """
         indices = self.sample(self.options.cause_tokens // 2)
         part, values = [self.scores[index] for index in indices], self.part(reported, indices)
         if np.isnan(values).all():
@@ -215,7 +228,9 @@ class Judge:
         for format_name in formats:
             spread = spread_of(self.model, part, format_name, self.known)
             fits += [fit(values, predicted(part, reading), spread, reading, vocab_size) for reading in readings]
-        return max(fits, key=lambda each: math.fsum(each.log_likelihood().tolist()))
+        return max(fits, key=lambda each: (each.is_right, each.log_likelihood)), max(
+            fits, key=lambda each: each.log_likelihood
+        )
 
     def judged(self, reported: Float64, format_name: str, reading: str) -> Fit:
         """All tokens; rollouts in doubt by all emulated engines (see judge.py)."""
@@ -263,9 +278,7 @@ class Judge:
         ratios = np.take_along_axis(allowed.gap_ratios[scores.rows], columns[:, None], axis=1)[:, 0]
         return np.asarray(ratios > LIMIT)
 
-    def decided(
-        self, name: str, reported: Float64, expected: str, judged: Fit, choices: Int64
-    ) -> Side:
+    def decided(self, name: str, reported: Float64, expected: str, judged: Fit, choices: Int64) -> Side:
         """Before anything is explained."""
         wrong, count = int(np.count_nonzero(judged.wrong)), int(np.count_nonzero(judged.reported))
         reasons = []
@@ -280,8 +293,12 @@ class Judge:
         why = f"all {count} log-probabilities are within what {judged.format_name} explains"
         return Side(name, Verdict.EXACT, (why,), reported, expected, judged, choices=choices)
 
-    def explained(self, side: Side, quick: bool) -> Side:
-        """With the hypotheses tried; `quick`: only those that may hide within a coarse format."""
+    def explained(self, side: Side, quick: bool, is_free: bool) -> Side:
+        """With the hypotheses tried.
+
+        quick    only those that may hide within a coarse format
+        is_free  whether any reading may be the side's
+        """
         assert side.fit is not None
         worst = [float(np.nanmax(part, initial=0.0)) for part in self.by_rollout(side.fit.sizes)]
         order = sorted(range(len(worst)), key=lambda index: -worst[index])
@@ -296,6 +313,9 @@ class Judge:
             likely = [each.hypothesis for each in found[:MOST_TRIED]]
             tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
         found = self.tried(side, indices, tried)
+        if is_free and found[0].fit.reading != side.expected:
+            side = replace(side, expected=found[0].fit.reading)
+            found = self.tried(side, indices, tried)
         tokens = self.part(np.arange(len(side.reported)), indices)
         return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
 
@@ -315,6 +335,11 @@ class Judge:
     def with_cause(self, side: Side, found: Sequence[Explanation]) -> Side:
         assert side.fit is not None
         best = found[0]
+        plain = next(each for each in found if each.hypothesis.name == AS_IT_IS)
+        tokens = np.count_nonzero(best.fit.reported)
+        gain = LEAST_OF_TOKENS * tokens if plain.fit.is_right and best.fit.reading == plain.fit.reading else 0.0
+        if side.verdict is Verdict.EXACT and best.log_likelihood < plain.log_likelihood + gain:
+            best = plain
         is_error = best.hypothesis.name != AS_IT_IS
         reading = self.reading_words(side.expected, best.fit.reading)
         if is_error and best.is_adequate:
@@ -342,5 +367,4 @@ def cause_words(explanation: Explanation, reading: str) -> str:
 
 
 def mode_of(rollout: Rollout, side: str) -> str:
-    mode = rollout.logprobs_mode if side == "sampler" else rollout.trainer_logprobs_mode
-    return mode
+    return rollout.logprobs_mode if side == "sampler" else rollout.trainer_logprobs_mode

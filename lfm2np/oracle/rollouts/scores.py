@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.oracle.judging.routes import as_key
 from lfm2np.oracle.judging.truth import Ids, Spoken, Truth
 from lfm2np.oracle.judging.views import VIEWS, view_of
-from lfm2np.oracle.judging.routes import as_key
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.progress import Progress
 from lfm2np.sampling.params import SamplingParams
@@ -32,7 +32,7 @@ Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 READINGS = ("raw", "tempered", "processed", "unpenalised", "filtered")
 TOLERANCES = (3e-5, 1e-3, 3e-2, 0.5)  # nats of a logit, for filters in formats from float32 to bfloat16
-PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+PENALTIES: dict[str, Any] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 def readings_of(params: SamplingParams) -> dict[str, SamplingParams]:
@@ -58,7 +58,8 @@ class Scores:
     numbers   by reading, which of the W it is
     logprobs  [W, R] nats; -inf for a token that the filters exclude
     low, high [W, X, R] what a right engine may report whose logits are off by that tolerance
-    squares   [W, R] sum of p^2 before the filters
+    squares   [W, R] sum of p^2 over the kept tokens
+    least     [W, R] of the kept tokens the least likely, nats below the likeliest
     entropy   [R] of the raw distribution, nats
     """
 
@@ -69,6 +70,7 @@ class Scores:
     low: Float64
     high: Float64
     squares: Float64
+    least: Float64
     entropy: Float64
 
     @property
@@ -91,7 +93,7 @@ def item_of(rollout: Rollout, model: LoadedModel) -> tuple[dict[str, Any], dict[
         if view not in views:
             views.append(view)
         numbers[name] = views.index(view)
-    item = {
+    item: dict[str, Any] = {
         "token_ids": list(ids_of(rollout)),
         "start": len(rollout.prompt_token_ids),
         "views": views,
@@ -121,7 +123,7 @@ def scores_of(
         if "error" in result:
             failed.append((rollout, result["error"]))
             continue
-        arrays = {name: result[name] for name in ("logprobs", "low", "high", "squares", "entropy")}
+        arrays = {name: result[name] for name in ("logprobs", "low", "high", "squares", "least", "entropy")}
         spoken = Spoken(ids_of(rollout), as_key(rollout.routes, len(ids_of(rollout)) - 1))
         truth = Truth(spoken=spoken, vocab_size=model.config.vocab_size, **result["truth"])
         scores.append(Scores(rollout, truth, pairs[index][1], **arrays))

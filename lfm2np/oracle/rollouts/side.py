@@ -25,13 +25,16 @@ from lfm2np.oracle.judging.noise import DRAWS, LEAST, STAGES, Noise, loosened
 from lfm2np.oracle.judging.position import FLOAT32_UNITS, most_shift
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.rollouts.scores import TOLERANCES, Scores
+from lfm2np.oracle.rollouts.scores import READINGS, TOLERANCES, Scores
 from lfm2np.progress import Progress
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 SIDES = ("sampler", "trainer")
+AT_ONE = ("raw", "filtered")  # readings at temperature 1
+ROUNDED = 1e-6  # nats
 FREEDOM = 4.0  # of Student's t: few right engines' errors are normal, and one outlier must not decide
+WIDEST = 50.0  # nats
 EXCLUDED = -60.0  # nats: the log-likelihood of a value that a hypothesis says can't be reported
 
 
@@ -69,7 +72,7 @@ def values_of(scores: Sequence[Scores], side: str) -> Float64:
 class Spread:
     """Errors that a format allows at N tokens, by the temperature of a reading.
 
-    squares  [N] mean squares of emulated engines' errors of the token's log-probability
+    squares  [N] by reading: mean squares of emulated engines' errors of the token's log-probability
     logits   [N] tau: the size of the logits' errors
     ulps     [N] one unit in the last place of the largest logit, in the format
     largest  [N] in absolute value
@@ -77,23 +80,23 @@ class Spread:
     """
 
     format_name: str
-    squares: Mapping[bool, Float64]  # at the request's temperature (True), or at 1
+    squares: Mapping[str, Float64]
     logits: Float64
     ulps: Float64
     largest: Float64
     bits: int
     temperatures: Float64  # [N]
 
-    def scales(self, values: Predicted, is_tempered: bool) -> tuple[Float64, Float64]:
+    def scales(self, values: Predicted, reading: str) -> tuple[Float64, Float64]:
         """[N] standard deviations, and what rounding the logits and the log-probability themselves may do.
 
         With each logit off by up to half a unit, log p[y] is off by up to (1 - p[y]) units. Its own rounding, and the
         logarithm of a sum in float32, do not shrink as p[y] goes to 1.
         """
-        temperature = self.temperatures if is_tempered else np.ones_like(self.temperatures)
+        temperature = self.temperatures if reading not in AT_ONE else np.ones_like(self.temperatures)
         p = np.exp(np.minimum(values.logprobs, 0.0))
         shape = (1.0 - p) ** 2 + np.maximum(0.0, values.squares - p * p)
-        both = self.squares[is_tempered] + (self.logits / temperature) ** 2 * shape
+        both = self.squares[reading] + (self.logits / temperature) ** 2 * shape
         size = np.ldexp(np.where(np.isfinite(values.logprobs), np.abs(values.logprobs), 0.0), -self.bits)
         float32 = FLOAT32_UNITS * np.ldexp(self.largest / temperature, -23)
         return np.maximum(LEAST, np.sqrt(both / 2.0)), (1.0 - p) * self.ulps / temperature + size + float32
@@ -127,8 +130,8 @@ def spread_of(
     return Spread(
         format_name,
         {
-            True: joined(error_squares(each, n, t) for each, n, t in zip(scores, noises, temperatures, strict=True)),
-            False: joined(error_squares(each, noise, 1.0) for each, noise in zip(scores, noises, strict=True)),
+            reading: joined(error_squares(each, noise, reading) for each, noise in zip(scores, noises, strict=True))
+            for reading in READINGS
         },
         joined(noise.spread[each.rows] for each, noise in zip(scores, noises, strict=True)),
         joined(np.ldexp(1.0, np.frexp(each.truth.largest[each.rows])[1] - form.bits) for each in scores),
@@ -142,17 +145,19 @@ def joined(parts: Any) -> Float64:
     return np.concatenate([*parts, np.zeros(0)])
 
 
-def error_squares(scores: Scores, noise: Noise, temperature: float) -> Float64:
-    """[R] mean squares over engines of the answer tokens' errors at a temperature."""
+def error_squares(scores: Scores, noise: Noise, reading: str) -> Float64:
+    """[R] mean squares over engines of the answer tokens' errors, under a reading."""
     rows, truth = scores.rows, scores.truth
+    temperature = 1.0 if reading in AT_ONE else scores.rollout.sampling.temperature or 1.0
     tokens = np.array(scores.rollout.token_ids, np.int64)
     columns = np.argmax(truth.columns[rows] == tokens[:, None], axis=1)
     tempered = truth.logprobs[rows] / temperature
-    q = np.exp(tempered - tempered.max(axis=1, keepdims=True))
+    below = tempered - tempered.max(axis=1, keepdims=True)
+    q = np.where(below >= scores.least[scores.numbers[reading]][:, None] - ROUNDED, np.exp(below), 0.0)
     q /= q.sum(axis=1, keepdims=True)
     errors = noise.errors[:, rows].astype(np.float64)
     chosen = np.take_along_axis(errors, columns[None, :, None], axis=2)[..., 0]
-    if temperature != 1.0:
+    if reading != "raw":
         chosen = (chosen - (errors * q).sum(axis=2)) / temperature
     return np.asarray(np.mean(chosen**2, axis=0))
 
@@ -167,6 +172,7 @@ class Fit:
     ratios: Float64  # beyond a unit of the logits and what filters allow, in units of the scale
     sizes: Float64  # the whole error beyond what filters allow, in units of scale and unit together
     scales: Float64  # nats, the unit of the logits included
+    likelihoods: Float64  # [N] logarithms of the density of what was reported; 0 where nothing was
 
     @cached_property
     def reported(self) -> NDArray[np.bool_]:
@@ -185,9 +191,9 @@ class Fit:
     def is_right(self) -> bool:
         return not self.wrong.any() and self.rms <= factors.OFF
 
-    def log_likelihood(self) -> Float64:
-        """[N] of what was reported, under Student's t with these scales; 0 where nothing was."""
-        return np.where(self.reported, log_density(self.sizes, self.scales), 0.0)
+    @property
+    def log_likelihood(self) -> float:
+        return math.fsum(self.likelihoods.tolist())
 
 
 def log_density(sizes: Float64, scales: Float64) -> Float64:
@@ -200,8 +206,7 @@ def log_density(sizes: Float64, scales: Float64) -> Float64:
 
 def fit(reported: Float64, values: Predicted, spread: Spread, reading: str, vocab_size: int) -> Fit:
     """How a side's values [N] lie about a prediction."""
-    is_tempered = reading not in ("raw", "filtered")
-    scales, units = spread.scales(values, is_tempered)
+    scales, units = spread.scales(values, reading)
     needed = np.searchsorted(TOLERANCES, LIMIT * spread.logits)
     at = np.minimum(needed, len(TOLERANCES) - 1)[None]
     low, high = (np.take_along_axis(bound, at, axis=0)[0] for bound in (values.low, values.high))
@@ -210,10 +215,14 @@ def fit(reported: Float64, values: Predicted, spread: Spread, reading: str, voca
         excess = np.where(reported > high, reported - high, np.where(reported < low, reported - low, 0.0))
     same = np.isneginf(reported) & np.isneginf(values.low.min(axis=0, initial=0.0))
     excess = np.where(same, 0.0, excess)
+    high, low = np.where(np.isfinite(high), high, 0.0), np.where(np.isfinite(low), low, -WIDEST)
     shift = most_shift(vocab_size)
     left = np.abs(np.sign(excess) * np.maximum(0.0, np.abs(excess) - shift))
     ratios = np.sign(excess) * np.maximum(0.0, left - units) / scales
     both = np.hypot(scales, units / 2.0)
     nan = np.isnan(reported)
     ratios[nan], excess[nan] = np.nan, np.nan
-    return Fit(spread.format_name, reading, errors, ratios, np.abs(excess) / both, both)
+    wide = np.hypot(both, np.minimum(high - low, WIDEST) / 2.0)  # what filters leave open is no evidence
+    deviations = np.where(np.isfinite(errors), np.abs(errors), np.abs(excess))
+    likelihoods = np.where(nan, 0.0, log_density(deviations / wide, wide))
+    return Fit(spread.format_name, reading, errors, ratios, np.abs(excess) / both, both, likelihoods)

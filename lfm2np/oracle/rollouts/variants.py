@@ -173,7 +173,10 @@ def with_part(model: LoadedModel, previous: LoadedModel | Source | None, part: s
 def part_names(model: LoadedModel, previous: LoadedModel) -> list[str]:
     """All, and the parts whose weights differ between the checkpoints, in the network's order."""
     parts = parts_of(model.config, previous.config, list(tensors_of(model)), "layer")
-    return [ALL_WEIGHTS, *(part.name for part in parts if any(is_changed(model, previous, name) for name in part.tensors))]
+    return [
+        ALL_WEIGHTS,
+        *(part.name for part in parts if any(is_changed(model, previous, name) for name in part.tensors)),
+    ]
 
 
 def is_changed(model: LoadedModel, previous: LoadedModel, name: str) -> bool:
