@@ -109,25 +109,43 @@ class Judged:
             bad = ~np.isfinite(sum(columns.values()))
         return {name: np.where(bad, np.nan, values) for name, values in columns.items()}
 
-    def clipped(self, mended: str | None = None) -> dict[str, float]:
-        """Shares of the ratio trainer / sampler below and above the bounds, on the tokens that `mended`'s cause was
-        tried on: as they are, or with that side's cause removed. Without `mended` of all tokens.
+    def clipped(self, name: str | None = None, is_mended: bool = False) -> dict[str, float]:
+        """Shares of the ratio trainer / sampler below and above the bounds: of all tokens, or of those that a side's
+        cause was tried on, as they are or with that cause removed.
         """
         s, t = (self.sides[side].reported for side in SIDES)
-        if mended is not None:
-            side = self.sides[mended]
+        if name is not None:
+            side = self.sides[name]
+            shifts = side.cause.shifts if side.cause is not None and is_mended else 0.0
             s, t = s[side.sample], t[side.sample]
-            shifts = np.zeros(len(s)) if side.cause is None else side.cause.shifts
-            s, t = (s - shifts, t) if mended == "sampler" else (s, t - shifts)
+            s, t = (s - shifts, t) if name == SIDES[0] else (s, t - shifts)
         with np.errstate(invalid="ignore", over="ignore"):
             ratios = np.exp(t - s)
         ratios = ratios[~np.isnan(ratios)]
-        low, high = self.options.clip
         count = max(1, len(ratios))
+        low, high = self.options.clip
         return {
             "below": float(np.count_nonzero(ratios < low)) / count,
             "above": float(np.count_nonzero(ratios > high)) / count,
         }
+
+    def by_rollout(self, values: Any) -> list[Any]:
+        """[N] cut into those of each rollout."""
+        return np.split(values, np.cumsum([len(each.entropy) for each in self.scores])[:-1]) if self.scores else []
+
+    def reading_of(self, side: Side) -> str:
+        """What a side does instead of what it should report, by its cause; "" for nothing."""
+        assert side.cause is not None
+        return longest_words(self.scores, side.expected, side.cause.fit.reading)
+
+    def meaning_words(self) -> str:
+        """How what the trainer reports differs from what the sampler reports."""
+        return longest_words(self.scores, *(meant(self.sides[name]) for name in SIDES))
+
+
+def longest_words(scores: Sequence[Scores], expected: str, actual: str) -> str:
+    """Of all requests' sampling parameters the fullest answer."""
+    return max((reading_words(expected, actual, each.rollout.sampling) for each in scores), key=len, default="")
 
 
 def judge_rollouts(
@@ -314,7 +332,9 @@ class Judge:
             tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
         found = self.tried(side, indices, tried)
         if is_free and found[0].fit.reading != side.expected:
-            side = replace(side, expected=found[0].fit.reading)
+            best = found[0].fit
+            fit_of_all = self.judged(side.reported, best.format_name, best.reading)
+            side = replace(side, expected=best.reading, fit=fit_of_all)
             found = self.tried(side, indices, tried)
         tokens = self.part(np.arange(len(side.reported)), indices)
         return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
@@ -341,7 +361,7 @@ class Judge:
         if side.verdict is Verdict.EXACT and best.log_likelihood < plain.log_likelihood + gain:
             best = plain
         is_error = best.hypothesis.name != AS_IT_IS
-        reading = self.reading_words(side.expected, best.fit.reading)
+        reading = longest_words(self.scores, side.expected, best.fit.reading)
         if is_error and best.is_adequate:
             return replace(side, verdict=Verdict.BUG, cause=best, reasons=(cause_words(best, reading), *side.reasons))
         if side.verdict is not Verdict.BUG:
@@ -354,10 +374,6 @@ class Judge:
         nearest = f"; nearest: {cause_words(best, reading)}, {best.explained:.0%} of the squared error"
         unexplained = "unexplained" + (nearest if is_error or reading else "")
         return replace(side, reasons=(unexplained, *side.reasons))
-
-    def reading_words(self, expected: str, actual: str) -> str:
-        words = [reading_words(expected, actual, each.rollout.sampling) for each in self.scores]
-        return max(words, key=len, default="")
 
 
 def cause_words(explanation: Explanation, reading: str) -> str:
