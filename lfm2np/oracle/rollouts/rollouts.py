@@ -331,7 +331,7 @@ class Judge:
             likely = [each.hypothesis for each in found[:MOST_TRIED]]
             tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
         found = self.tried(side, indices, tried)
-        if is_free and found[0].fit.reading != side.expected:
+        if is_free and side.verdict is not Verdict.EXACT and found[0].fit.reading != side.expected:
             best = found[0].fit
             fit_of_all = self.judged(side.reported, best.format_name, best.reading)
             side = replace(side, expected=best.reading, fit=fit_of_all)

@@ -12,12 +12,13 @@ MOST_HYPOTHESES = 4
 SHOWN_MEASURES = (  # of the table, in the text; all are in --json and on the page
     "sampling/sampling_logp_difference/mean",
     "sampling/sampling_logp_difference/max",
-    "train_rollout_logprob_abs_diff",
-    "kl",
-    "k3_kl",
-    "ppl_ratio",
-    "chi2_token",
+    "train/train_rollout_logprob_abs_diff",
+    "rollout_corr/kl",
+    "rollout_corr/k3_kl",
+    "rollout_corr/ppl_ratio",
+    "rollout_corr/chi2_token",
     "token_mult_prob_error",
+    "share of ratios outside [0.9, 1.1]",
 )
 PARTS = {
     "sampler": "the sampler's error",
