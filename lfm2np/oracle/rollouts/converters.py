@@ -9,7 +9,7 @@ record under the schema's names and are taken over. Unfit if a record lacks what
 - vLLM 0.32, vllm/outputs.py, RequestOutput, and vllm/entrypoints/openai, the two kinds of completions;
 - slime (2026-08), slime/utils/types.py, Sample, and slime/ray/rollout.py, the training data;
 - NeMo RL (2026-08), nemo_rl/algorithms/grpo.py, train_data_step*.jsonl;
-- prime-rl (2026-08), prime_rl/transports/rollouts/types.py, TrainingSample, and its form before.
+- prime-rl 0.8, prime_rl/trainer/rl/token_export.py, and prime_rl/transports/rollouts/types.py, TrainingSample.
 """
 
 from __future__ import annotations
@@ -220,11 +220,16 @@ def from_nemo_rl(raw: Record) -> list[Fields]:
 
 
 def from_prime_rl(raw: Record) -> list[Fields]:
-    """prime-rl: a TrainingSample by the names of its fields: token_ids, mask, logprobs, temperatures.
+    """prime-rl: token_exports, and a TrainingSample by the names of its fields.
 
-    Before, it was prompt_ids, completion_ids, completion_mask, completion_logprobs, completion_temperatures. The answer
-    begins with the first token that the mask has; its tokens must have one temperature.
+    token_exports: token_ids, loss_mask, inference_logprobs, trainer_logprobs, step. TrainingSample: token_ids, mask,
+    logprobs, temperatures; before: prompt_ids, completion_ids, completion_mask, completion_logprobs,
+    completion_temperatures. The answer begins with the first token that the mask has, and its tokens must have one
+    temperature.
     """
+    if "inference_logprobs" in raw:
+        sequence = _of_flat(raw, "token_ids", "loss_mask", ("inference_logprobs", "trainer_logprobs"))
+        return [_take_over(sequence, raw, but=("trainer_logprobs",))]
     if "completion_logprobs" in raw:
         sequence = {
             "prompt_token_ids": raw.get("prompt_ids"),
@@ -249,10 +254,17 @@ CONVERTERS: dict[str, Callable[[Record], Iterable[Fields]]] = {
 }
 # Names of a record's form, each with the keys of which one set has to be there; the first that fits counts.
 KEYS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
-    (NATIVE, (("prompt_token_ids", "token_ids"), ("sampler_logprobs",), ("token_ids", "trainer_logprobs"))),
+    (NATIVE, (("prompt_token_ids", "token_ids"), ("sampler_logprobs",))),
     ("vllm", (("choices",), ("outputs", "prompt_token_ids"), ("request", "response"))),
     ("verl", (("prompt_ids", "response_ids"), ("prompts", "responses"))),
-    ("prime-rl", (("completion_ids", "completion_logprobs"), ("token_ids", "mask", "logprobs"))),
+    (
+        "prime-rl",
+        (
+            ("token_ids", "inference_logprobs"),
+            ("completion_ids", "completion_logprobs"),
+            ("token_ids", "mask", "logprobs"),
+        ),
+    ),
     ("trl", (("prompt_ids", "completion_ids"),)),
     ("slime", (("tokens", "response_length"), ("tokens", "response_lengths"))),
     ("nemo-rl", (("token_ids", "generation_logprobs"), ("token_ids", "prev_logprobs"))),
