@@ -5,7 +5,7 @@ each field. Fields of the schema that the project has no name for (temperature, 
 record under the schema's names and are taken over. Unfit if a record lacks what is needed. The names are those of
 
 - TRL 1.16, trl/trainer/grpo_trainer.py: the output of a rollout_func and of _generate_and_score_completions;
-- verl 0.8, verl/experimental/agent_loop/agent_loop.py, AgentLoopOutput, and verl/protocol.py, DataProto;
+- verl 0.9, verl/experimental/agent_loop/agent_loop.py, AgentLoopOutput, and verl/protocol.py, DataProto;
 - vLLM 0.32, vllm/outputs.py, RequestOutput, and vllm/entrypoints/openai, the two kinds of completions;
 - slime (2026-08), slime/utils/types.py, Sample, and slime/ray/rollout.py, the training data;
 - NeMo RL (2026-08), nemo_rl/algorithms/grpo.py, train_data_step*.jsonl;
@@ -32,6 +32,7 @@ TAKEN_OVER = (
     *("id", "step", "group", "pack", "logprobs_mode", "trainer_logprobs_mode", "trainer_logprobs", "trainer_routes"),
     *("left_padding", "pad_token_id", *SAMPLING),
 )
+STEPS = ("min_global_steps", "max_global_steps")  # verl: of the weights at an answer's first and last token
 VLLM_LEAST = -9999.0  # vLLM's servers write it for what is less, minus infinity above all, as JSON has no infinity
 
 
@@ -67,10 +68,20 @@ def from_verl(raw: Record) -> list[Fields]:
 
     AgentLoopOutput: prompt_ids, response_ids, response_mask, response_logprobs, routed_experts. DataProto: prompts,
     responses, response_mask, attention_mask, rollout_log_probs, old_log_probs (the trainer's), routed_experts; of its
-    non-tensor part uid is the group. A batch of a DataProto must have its attention_mask.
+    non-tensor part uid is the group, min_global_steps and max_global_steps, if they are equal, are the step. A batch of
+    a DataProto must have its attention_mask.
     """
     if "response_ids" in raw:
-        names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "routed_experts", "uid")
+        names = (
+            "prompt_ids",
+            "response_ids",
+            "response_mask",
+            "response_logprobs",
+            "routed_experts",
+            "uid",
+            *STEPS,
+            "extra_fields",
+        )
         sequences = []
         for row in _rows(raw, "response_ids", names):
             sequence = {
@@ -80,11 +91,22 @@ def from_verl(raw: Record) -> list[Fields]:
                 "is_sampled": row.get("response_mask"),
                 "routes": row.get("routed_experts"),
                 "group": row.get("uid"),
+                "step": _only_step(row.get("extra_fields")),
             }
             sequences.append(_take_over(sequence, row))
         return sequences
     logprobs = ("rollout_log_probs", "old_log_probs")
-    columns = ("prompts", "responses", "response_mask", "attention_mask", *logprobs, "routed_experts", "uid")
+    columns = (
+        "prompts",
+        "responses",
+        "response_mask",
+        "attention_mask",
+        *logprobs,
+        "routed_experts",
+        "uid",
+        *STEPS,
+        "extra_fields",
+    )
     if _is_batch(raw, "responses") and raw.get("attention_mask") is None:
         raise Unfit(kinds.MISSING, "attention_mask: missing, expected it in a batch, to know what is padding")
     return [_of_data_proto(row) for row in _rows(raw, "responses", columns)]
@@ -109,9 +131,16 @@ def _of_data_proto(row: Record) -> Fields:
         "is_sampled": answer["response_mask"],
         "routes": routes[padded:] if isinstance(routes, list) else routes,
         "group": row.get("uid"),
+        "step": _only_step(row),
         "left_padding": padded,
     }
     return _take_over(sequence, row)
+
+
+def _only_step(row: object) -> object:
+    """The step whose weights answered, if they were not replaced midway."""
+    steps = [row.get(name) for name in STEPS] if isinstance(row, Mapping) else [None]
+    return steps[0] if all(step == steps[0] for step in steps) else None
 
 
 def from_vllm(raw: Record) -> list[Fields]:

@@ -275,10 +275,9 @@ def _require_known(raw: Mapping[str, Any]) -> None:
     for name in raw:
         if name not in FIELDS:
             near = difflib.get_close_matches(name, FIELDS, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise Unfit(
-                kinds.UNKNOWN_FIELD, f"field {plain(name)}: unknown, expected some of {', '.join(FIELDS)}{hint}"
-            )
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            expected = f"expected some of {', '.join(FIELDS)}"
+            raise Unfit(kinds.UNKNOWN_FIELD, f"field {plain(name)}: unknown{hint}, {expected}")
 
 
 def _list(raw: Mapping[str, Any], name: str, expected: str) -> list[Any] | tuple[Any, ...]:
@@ -351,7 +350,7 @@ def _logprob(name: str, value: object) -> float:
     try:
         number = float(number)
     except OverflowError:  # a whole number beyond float64
-        number = math.copysign(math.inf, number)
+        number = math.inf if number > 0 else -math.inf
     if math.isnan(number):
         raise Unfit(kinds.NAN, f"{name} NaN: expected a number")
     if number == math.inf:
