@@ -199,12 +199,21 @@ def _vllm_logprobs(raw: Any, ids: Sequence[Any], where: str) -> list[Any] | None
 
 
 def from_slime(raw: Record) -> list[Fields]:
-    """slime: a Sample's to_dict(), and columns of training data.
+    """slime: a Sample's to_dict(), the debug data of rollouts and of training, and columns of training data.
 
     Sample: tokens (prompt and answer), response_length, loss_mask, rollout_log_probs, rollout_routed_experts, index,
-    group_index. Training data: the same in lists, as response_lengths and loss_masks; log_probs are the trainer's.
+    group_index. Debug data, which slime writes with torch.save: {"rollout_id", "samples"}, whose rollout_id is the
+    step. Training data: response_lengths, loss_masks, sample_index, and log_probs, the trainer's; as columns, these are
+    lists.
     """
-    plural = {"response_lengths": "response_length", "loss_masks": "loss_mask"}
+    if isinstance(raw.get("samples"), list):
+        sequences = []
+        for index, sample in enumerate(raw["samples"]):
+            if not isinstance(sample, Mapping):
+                raise Unfit(kinds.WRONG_VALUE, f"samples[{index}] {show_json(sample)}: expected an object")
+            sequences += from_slime({"step": raw.get("rollout_id"), **sample})
+        return sequences
+    plural = {"response_lengths": "response_length", "loss_masks": "loss_mask", "sample_index": "index"}
     raw = {plural.get(name, name): value for name, value in raw.items()}
     names = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "log_probs", "rollout_routed_experts")
     sequences = []
@@ -295,7 +304,7 @@ KEYS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
         ),
     ),
     ("trl", (("prompt_ids", "completion_ids"),)),
-    ("slime", (("tokens", "response_length"), ("tokens", "response_lengths"))),
+    ("slime", (("tokens", "response_length"), ("tokens", "response_lengths"), ("samples",))),
     ("nemo-rl", (("token_ids", "generation_logprobs"), ("token_ids", "prev_logprobs"))),
 )
 TEXTS = (
