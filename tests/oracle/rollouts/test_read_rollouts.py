@@ -103,6 +103,13 @@ def test_minus_infinity_is_a_value_however_it_is_written(model: Model) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "NaN": ({"sampler_logprobs": [-1, math.nan, -1]}, kinds.NAN, "sampler_logprobs[1] NaN: expected a number"),
+    "NaN among floats": ({"sampler_logprobs": [-1.0, math.nan, -2.0]}, kinds.NAN, "sampler_logprobs[1] NaN"),
+    "infinity among floats": (
+        {"sampler_logprobs": [-math.inf, math.inf, 0.0]},
+        kinds.INFINITE,
+        "sampler_logprobs[1] Inf",
+    ),
+    "positive among floats": ({"sampler_logprobs": [-1.0, 0.5, -2.0]}, kinds.POSITIVE, "sampler_logprobs[1] 0.5"),
     "NaN in a string": ({"sampler_logprobs": [-1, "NaN", -1]}, kinds.NAN, "sampler_logprobs[1] NaN"),
     "infinity": ({"trainer_logprobs": [math.inf, 0, 0]}, kinds.INFINITE, "trainer_logprobs[0] Infinity"),
     "huge": ({"trainer_logprobs": [10**400, 0, 0]}, kinds.INFINITE, "trainer_logprobs[0] Infinity"),
@@ -258,7 +265,12 @@ def test_the_schema_s_example_is_read(model: Model) -> None:
 
 # What depends on the model or on another field, which a schema does not know.
 UNSEEN = {"NaN in a string", "short", "long", "neither", "outside", "too long", "short mask", "all masked", "routes"}
-UNSEEN |= {"null among them", "NaN", "no id"}  # null may stand where nothing was sampled; 2.0 is an integer
+UNSEEN |= {
+    "null among them",
+    "NaN",
+    "NaN among floats",
+    "no id",
+}  # null may stand where nothing was sampled; 2.0 is an integer
 
 
 @pytest.mark.parametrize("name", sorted(set(WRONG) - UNSEEN))
