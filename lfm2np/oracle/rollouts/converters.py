@@ -148,8 +148,8 @@ def from_vllm(raw: Record) -> list[Fields]:
 
     A response: id, choices with token_ids, logprobs (token_logprobs, or content of a chat), routed_experts, and
     prompt_token_ids in the choice or, of a chat, beside it. A RequestOutput: request_id, prompt_token_ids, outputs with
-    token_ids and logprobs, {id: {logprob}} a token. {"request": ..., "response": ...} takes the request's parameters.
-    -9999 is what its servers write for minus infinity.
+    token_ids and logprobs, {id: {logprob}} a token or FlatLogprobs. {"request": ..., "response": ...} takes the
+    request's parameters. -9999 is what its servers write for minus infinity.
     """
     if isinstance(raw.get("response"), Mapping):
         request = raw["request"] if isinstance(raw.get("request"), Mapping) else {}
@@ -183,7 +183,9 @@ def from_vllm(raw: Record) -> list[Fields]:
 def _vllm_logprobs(raw: Any, ids: Sequence[Any], where: str) -> list[Any] | None:
     if raw is None:
         return None
-    if isinstance(raw, Mapping):
+    if isinstance(raw, Mapping) and "start_indices" in raw:
+        raw = _unflattened(raw, where)
+    elif isinstance(raw, Mapping):
         raw = raw["token_logprobs"] if raw.get("token_logprobs") is not None else raw.get("content")
     if not isinstance(raw, list) or len(raw) != len(ids):
         shown = f"{len(raw)} entries" if isinstance(raw, list) else show_json(raw)
@@ -196,6 +198,18 @@ def _vllm_logprobs(raw: Any, ids: Sequence[Any], where: str) -> list[Any] | None
         is_least = isinstance(value, int | float) and value <= VLLM_LEAST
         values.append(-math.inf if is_least else value)
     return values
+
+
+def _unflattened(raw: Record, where: str) -> list[dict[str, Any]]:
+    """vllm/logprobs.py, FlatLogprobs, as {id: log-probability} a token."""
+    names = ("start_indices", "end_indices", "token_ids", "logprobs")
+    starts, ends, ids, logprobs = (_list(raw, name) for name in names)
+    if len(starts) != len(ends) or len(ids) != len(logprobs) or set(map(type, (*starts, *ends))) - {int}:
+        raise Unfit(kinds.WRONG_VALUE, f"{where}.logprobs {show_json(raw)}: expected vLLM's FlatLogprobs")
+    ranges = [range(start, end) for start, end in zip(starts, ends, strict=True)]
+    if any(rows and not 0 <= rows[0] <= rows[-1] < len(ids) for rows in ranges):
+        raise Unfit(kinds.WRONG_VALUE, f"{where}.logprobs {show_json(raw)}: expected indices below {len(ids)}")
+    return [{str(ids[row]): logprobs[row] for row in rows} for rows in ranges]
 
 
 def from_slime(raw: Record) -> list[Fields]:

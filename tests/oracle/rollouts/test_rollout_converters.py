@@ -258,6 +258,26 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"id": "9"},
     ),
+    "vLLM, FlatLogprobs": (
+        "vllm",
+        {
+            "request_id": "9",
+            "prompt_token_ids": PROMPT,
+            "outputs": [
+                {
+                    "token_ids": ANSWER,
+                    "logprobs": {
+                        "start_indices": [0, 2, 3],
+                        "end_indices": [2, 3, 4],
+                        "token_ids": [5, 6, 7, 8],
+                        "logprobs": [-0.5, -1.0, -2.0, -3.0],
+                        "ranks": [1, 2, 1, 1],
+                    },
+                }
+            ],
+        },
+        {"id": "9"},
+    ),
     "slime, columns": (
         "slime",
         {"tokens": [[*PROMPT, *ANSWER]], "response_lengths": [3], "rollout_log_probs": [LOGPROBS]},
@@ -342,6 +362,20 @@ LACKING: dict[str, tuple[dict[str, Any], str, str]] = {
         {"choices": [{"token_ids": ANSWER, "prompt_token_ids": PROMPT, "logprobs": {"token_logprobs": [-1.0]}}]},
         kinds.LENGTHS,
         "choices[0].logprobs: 1 entries, expected 3",
+    ),
+    "vLLM's indices": (
+        {
+            "prompt_token_ids": PROMPT,
+            "outputs": [
+                {
+                    "token_ids": ANSWER,
+                    "logprobs": {"start_indices": [0], "end_indices": [2], "token_ids": [6], "logprobs": [-1.0]},
+                }
+            ],
+        },
+        kinds.WRONG_VALUE,
+        "outputs[0].logprobs {'end_indices': [2], 'logprobs': [-1.0], 'start_indices': [0], 'token_ids': [6]}: "
+        "expected indices below 1",
     ),
     "vLLM's prompt": (
         {"choices": [{"token_ids": ANSWER, "logprobs": {"token_logprobs": LOGPROBS}}]},
