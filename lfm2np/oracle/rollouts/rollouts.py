@@ -34,7 +34,7 @@ from lfm2np.oracle.rollouts.causes import (
     reading_words,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.scores import READINGS, Scores, ids_of, scores_of
+from lfm2np.oracle.rollouts.scores import OTHERS, READINGS, Scores, ids_of, scores_of
 from lfm2np.oracle.rollouts.side import SIDES, Fit, fit, predicted, spread_of, values_of
 from lfm2np.progress import Progress
 from lfm2np.work.place import Place, Source
@@ -45,6 +45,7 @@ AUTO = "auto"
 AUTO_FORMATS = ("float32", "float16", "bfloat16")  # the finest first
 SCORING, JUDGING, EXPLAINING = "exact log-probabilities", "rounding errors", "hypotheses"
 SCREENING, MOST_TRIED = 4, 4  # all hypotheses on a quarter of the tokens, then so many on all
+PERMUTATIONS, LEAST_CHANCE = 999, 0.01
 MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines once one of them is wrong
 Shown = Callable[[str], Progress | None]
 
@@ -151,7 +152,7 @@ def longest_words(scores: Sequence[Scores], expected: str, actual: str) -> str:
 def judge_rollouts(
     model: LoadedModel,
     rollouts: Sequence[Rollout],
-    options: Options = Options(),  # noqa: B008: frozen
+    options: Options,
     place: Place | None = None,
     shown: Shown = lambda name: None,
     previous: LoadedModel | Source | None = None,
@@ -195,7 +196,7 @@ class Judge:
             return Side(name, Verdict.INCONCLUSIVE, ("no log-probabilities were reported",), reported)
         formats = [self.options.formats[name]] if self.options.formats[name] != AUTO else list(AUTO_FORMATS)
         stated = self.stated_reading(name)
-        readings = list(READINGS) if stated == AUTO else [stated]
+        readings = [*READINGS, *OTHERS] if stated == AUTO else [stated]
         best, likeliest = self.likeliest(reported, formats, readings)
         expected = best.reading if stated == AUTO else stated
         judged = self.judged(reported, best.format_name, best.reading)
@@ -339,6 +340,27 @@ class Judge:
         tokens = self.part(np.arange(len(side.reported)), indices)
         return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
 
+    def growth(self, side: Side) -> str:
+        """That errors grow with the training step, if they do: the chance that an order of the rollouts drawn at random
+        ranks them so by step (Spearman); "" if it is not small.
+        """
+        assert side.fit is not None
+        known = [index for index, each in enumerate(self.scores) if each.rollout.step is not None]
+        steps = np.array([self.scores[index].rollout.step for index in known], np.float64)
+        if len(set(steps.tolist())) < 2:
+            return ""
+        parts = self.by_rollout(np.minimum(side.fit.sizes, LIMIT**3))
+        sizes = np.array([np.nanmean(parts[index]) if np.isfinite(parts[index]).any() else 0.0 for index in known])
+        ranks = [np.unique(values, return_inverse=True)[1].astype(np.float64) for values in (steps, sizes)]
+        steps, sizes = (rank - rank.mean() for rank in ranks)
+        rng = np.random.default_rng(self.options.seed)
+        drawn = np.array([float(steps @ rng.permutation(sizes)) for _ in range(PERMUTATIONS)])
+        chance = (1 + np.count_nonzero(drawn >= float(steps @ sizes))) / (1 + PERMUTATIONS)
+        if chance > LEAST_CHANCE:
+            return ""
+        hint = "" if self.previous is not None else "; --previous DIR would tell by the weights of the step before"
+        return f"stale weights: no format explains the errors, and they grow with the step (p = {chance:.2g}){hint}"
+
     def tried(self, side: Side, indices: Sequence[int], hypotheses: Sequence[Hypothesis]) -> list[Explanation]:
         """On these rollouts, in any of the formats and readings, the likeliest first."""
         assert side.fit is not None
@@ -348,7 +370,7 @@ class Judge:
         predictions = causes.predictions_of(
             self.model, part, hypotheses, self.previous, self.known.place, self.shown(EXPLAINING)
         )
-        readings = list(dict.fromkeys((side.expected, *READINGS)))
+        readings = list(dict.fromkeys((side.expected, *READINGS, *OTHERS)))
         size = self.model.config.vocab_size
         return explanations(values, side.expected, hypotheses, predictions, spreads, readings, size)
 
@@ -371,6 +393,8 @@ class Judge:
         if not is_error and best.fit.is_right and not len(side.choices):
             words = f"errs like {best.fit.format_name} everywhere, not like {side.fit.format_name}"
             return replace(side, verdict=Verdict.DRIFT, reasons=(words, *side.reasons))
+        if grows := self.growth(side):
+            return replace(side, reasons=(grows, *side.reasons))
         nearest = f"; nearest: {cause_words(best, reading)}, {best.explained:.0%} of the squared error"
         unexplained = "unexplained" + (nearest if is_error or reading else "")
         return replace(side, reasons=(unexplained, *side.reasons))
