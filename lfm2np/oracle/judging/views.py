@@ -166,7 +166,8 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
         }
     weights = np.rint(np.ldexp(shares, WEIGHT_BITS)).astype(np.int64)
     ranks = np.count_nonzero(weights > np.take_along_axis(weights, tokens[:, None], axis=1), axis=1)
-    descending = -np.sort(-weights, axis=1)
+    ascending = np.sort(-weights, axis=1)
+    descending = -ascending
     cumulative = np.cumsum(descending, axis=1)
 
     def logprobs_of(counts: Int64, ranks: Int64) -> Float64:
@@ -214,25 +215,26 @@ def num_kept(descending: Int64, cumulative: Int64, view: SamplingParams, mass: F
     if their errors are independent.
     """
     size = descending.shape[1]
-    kept = np.count_nonzero(descending > 0, axis=1)
-
-    def at_least(weights: Array) -> Int64:
-        return np.asarray(np.minimum(kept, np.count_nonzero(descending >= weights, axis=1)))
-
+    kept = places(-descending, np.zeros(len(descending), np.int64))  # those above 0
     for name in ("min_p", "top_k", "top_p") if view.profile == "vllm" else ("top_k", "top_p", "min_p"):
         if name == "min_p" and view.min_p > 0.0:
             factor = elementary.exp(np.array([-SQRT2 * slack]))  # 1 without slack
-            kept = at_least(np.ldexp(view.min_p * factor, WEIGHT_BITS)[:, None])
+            least = np.ceil(np.ldexp(view.min_p * factor, WEIGHT_BITS)).astype(np.int64)
+            kept = np.minimum(kept, places(-descending, np.repeat(1 - least, len(descending))))
         elif name == "top_k" and 0 < view.top_k < size:
-            kept = at_least(descending[:, view.top_k - 1 : view.top_k])
+            kept = np.minimum(kept, places(-descending, 1 - descending[:, view.top_k - 1]))
         elif name == "top_p" and view.top_p < 1.0:
             totals = np.take_along_axis(cumulative, np.maximum(kept, 1)[:, None] - 1, axis=1)[:, 0]
             enough = [
                 enough_of(view.top_p, total, moved) for total, moved in zip(totals.tolist(), mass.tolist(), strict=True)
             ]
-            before = cumulative - descending < np.array(enough, np.int64)[:, None]
-            kept = np.minimum(kept, np.count_nonzero(before, axis=1))
+            kept = np.minimum(kept, places(cumulative, np.array(enough, np.int64)) + 1)
     return np.asarray(kept)
+
+
+def places(ascending: Int64, values: Int64) -> Int64:
+    """[r] how many of each row [r, V] are below the row's value."""
+    return np.array([np.searchsorted(row, value) for row, value in zip(ascending, values, strict=True)], np.int64)
 
 
 def enough_of(top_p: float, total: int, moved: float) -> int:

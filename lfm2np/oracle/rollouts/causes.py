@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle import factors
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import OTHERS, READINGS, Scores, ids_of, item_of
-from lfm2np.oracle.rollouts.side import Fit, Predicted, Spread, fit, predicted
+from lfm2np.oracle.rollouts.side import BEFORE, Fit, Predicted, Spread, fit, predicted
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
 from lfm2np.progress import Progress
 from lfm2np.sampling.params import SamplingParams
@@ -44,7 +44,7 @@ class Hypothesis:
 
     name    the kind, by which it is reported
     detail  which of its kind
-    bits    of the significand that it rounds to: no error in a format as coarse as that
+    bits    of the significand that it rounds to: tried in formats of more than twice as many
     """
 
     name: str
@@ -233,19 +233,21 @@ def predictions_of(
     model: LoadedModel,
     scores: Sequence[Scores],
     hypotheses: Sequence[Hypothesis],
+    readings: Sequence[str],
     previous: LoadedModel | Source | None = None,
     place: AnyPlace = None,
     progress: Progress | None = None,
 ) -> list[Mapping[str, Predicted] | None]:
-    """Of each hypothesis the predicted values by reading; None where it changes no rollout of the sample, or where the
-    network so changed overflows.
+    """Of each hypothesis the predicted values by reading, of these; None where it changes no rollout of the sample, or
+    where the network so changed overflows.
     """
+    needed = list(dict.fromkeys(each for reading in readings for each in (reading, BEFORE.get(reading, reading))))
     items, owners = [], []
-    for number, hypothesis in enumerate(hypotheses):
-        for index, each in enumerate(scores):
+    for index, each in enumerate(scores):  # what shares a pass stands together: see variants.run
+        for number, hypothesis in enumerate(hypotheses):
             variant = hypothesis.variants(each.rollout)
             if variant is not None:
-                item, _ = item_of(each.rollout, model)
+                item, _ = item_of(each.rollout, needed)
                 del item["columns"]
                 if isinstance(variant.get("routes"), tuple):
                     item["routes"] = np.asarray(variant["routes"], np.int64)[: len(item["token_ids"]) - 1]
@@ -257,24 +259,26 @@ def predictions_of(
     for (number, index), result in zip(owners, results, strict=True):
         changed[number][index] = result
     return [
-        by_reading(scores, changes) if changes or hypothesis.name == AS_IT_IS else None
+        by_reading(scores, changes, needed) if changes or hypothesis.name == AS_IT_IS else None
         for hypothesis, changes in zip(hypotheses, changed, strict=True)
     ]
 
 
-def by_reading(scores: Sequence[Scores], changes: Mapping[int, Mapping[str, Any]]) -> dict[str, Predicted] | None:
+def by_reading(
+    scores: Sequence[Scores], changes: Mapping[int, Mapping[str, Any]], readings: Sequence[str]
+) -> dict[str, Predicted] | None:
+    """Of the sample, where some rollouts have other values, by number; None if one can't be computed."""
     if any("error" in result for result in changes.values()):
         return None
-    fields = ("logprobs", "low", "high", "squares", "least")
-    changed = [
-        each if index not in changes else _with(each, {name: changes[index][name] for name in fields})
-        for index, each in enumerate(scores)
-    ]
-    return {reading: predicted(changed, reading) for reading in (*READINGS, *OTHERS)}
+    changed = [changed_by(each, changes.get(index), readings) for index, each in enumerate(scores)]
+    return {reading: predicted(changed, reading) for reading in readings}
 
 
-def _with(scores: Scores, arrays: Mapping[str, Any]) -> Scores:
-    return Scores(scores.rollout, scores.truth, scores.numbers, **arrays, entropy=scores.entropy)
+def changed_by(scores: Scores, arrays: Mapping[str, Any] | None, readings: Sequence[str]) -> Scores:
+    if arrays is None:
+        return scores
+    fields = {name: arrays[name] for name in ("logprobs", "low", "high", "squares", "least")}
+    return replace(scores, numbers=item_of(scores.rollout, readings)[1], **fields)
 
 
 # --- which explains best
@@ -308,9 +312,10 @@ def explanations(
             fit(reported, values[reading], spread, reading, vocab_size)
             for reading in readings
             for spread in spreads
-            if spread.bits > hypothesis.bits
+            if spread.bits > 2 * hypothesis.bits
         ]
-        best = max(tried, key=lambda each: each.log_likelihood)
+        is_plain = hypothesis.name == AS_IT_IS
+        best = max(tried, key=lambda each: (is_plain and each.is_right, each.log_likelihood))
         with np.errstate(invalid="ignore"):
             left = np.minimum(np.abs(best.errors), 50.0)
             shifts = values[best.reading].logprobs - base[expected].logprobs

@@ -81,6 +81,8 @@ def side_figures(judged: Judged, side: Side) -> dict[str, Any]:
         figures["cause"] = {
             "words": cause_words(side.cause, reading),
             "explained": side.cause.explained,
+            "format": side.cause.fit.format_name,
+            "rms": plain(side.cause.fit.rms),
             "tokens": len(side.sample),
             "clipped": clipped_words(judged, side.name),
         }

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.judge import FAR
 from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import margins
 from lfm2np.oracle.judging.scored import Known, add_noises
@@ -34,7 +35,7 @@ from lfm2np.oracle.rollouts.causes import (
     reading_words,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.scores import OTHERS, READINGS, Scores, ids_of, scores_of
+from lfm2np.oracle.rollouts.scores import ALL_READINGS, OTHERS, READINGS, Scores, ids_of, scores_of
 from lfm2np.oracle.rollouts.side import SIDES, Fit, fit, predicted, spread_of, values_of
 from lfm2np.progress import Progress
 from lfm2np.work.place import Place, Source
@@ -132,7 +133,7 @@ class Judged:
 
     def by_rollout(self, values: Any) -> list[Any]:
         """[N] cut into those of each rollout."""
-        return np.split(values, np.cumsum([len(each.entropy) for each in self.scores])[:-1]) if self.scores else []
+        return cut(values, self.scores)
 
     def reading_of(self, side: Side) -> str:
         """What a side does instead of what it should report, by its cause; "" for nothing."""
@@ -142,6 +143,11 @@ class Judged:
     def meaning_words(self) -> str:
         """How what the trainer reports differs from what the sampler reports."""
         return longest_words(self.scores, *(meant(self.sides[name]) for name in SIDES))
+
+
+def cut(values: Any, scores: Sequence[Scores]) -> list[Any]:
+    """[N] into those of each rollout."""
+    return np.split(values, np.cumsum([len(each.entropy) for each in scores])[:-1]) if scores else []
 
 
 def longest_words(scores: Sequence[Scores], expected: str, actual: str) -> str:
@@ -238,18 +244,28 @@ class Judge:
         """On a sample, the format and reading that what was reported is most like: of those that explain all of it, if
         any do, and of all.
         """
-        indices = self.sample(self.options.cause_tokens // 2)
+        indices = self.sample(self.options.cause_tokens // SCREENING)
         part, values = [self.scores[index] for index in indices], self.part(reported, indices)
         if np.isnan(values).all():
             part, values = list(self.scores), reported
-        vocab_size = self.model.config.vocab_size
         fits = []
         for format_name in formats:
-            spread = spread_of(self.model, part, format_name, self.known)
-            fits += [fit(values, predicted(part, reading), spread, reading, vocab_size) for reading in readings]
-        return max(fits, key=lambda each: (each.is_right, each.log_likelihood)), max(
-            fits, key=lambda each: each.log_likelihood
-        )
+            best = self.best_reading(part, values, format_name, readings)
+            worst = float(np.max(np.abs(best.ratios[best.reported]), initial=0.0))
+            if not best.is_right and worst <= LIMIT * FAR:  # by one emulated engine
+                wrong = [any(flags) for flags in cut(best.wrong, part)]
+                truths = [each.truth for each, is_wrong in zip(part, wrong, strict=True) if is_wrong]
+                add_noises(self.model, format_name, truths[:MOST_REFINED], self.known, DRAWS)
+                best = self.best_reading(part, values, format_name, readings)
+            fits.append(best)
+        likeliest = max(fits, key=lambda each: each.log_likelihood)
+        return max(fits, key=lambda each: (each.is_right, each.log_likelihood)), likeliest
+
+    def best_reading(self, scores: Sequence[Scores], values: Float64, format_name: str, readings: Sequence[str]) -> Fit:
+        """That leaves the fewest tokens wrong; of several the likeliest."""
+        spread, size = spread_of(self.model, scores, format_name, self.known), self.model.config.vocab_size
+        fits = [fit(values, predicted(scores, reading), spread, reading, size) for reading in readings]
+        return min(fits, key=lambda each: (np.count_nonzero(each.wrong), -each.log_likelihood))
 
     def judged(self, reported: Float64, format_name: str, reading: str) -> Fit:
         """All tokens; rollouts in doubt by all emulated engines (see judge.py)."""
@@ -270,7 +286,7 @@ class Judge:
         return result
 
     def by_rollout(self, values: Float64) -> list[Float64]:
-        return np.split(values, np.cumsum([len(each.entropy) for each in self.scores])[:-1])
+        return cut(values, self.scores)
 
     def wrong_choices(self, format_name: str) -> Int64:
         """[N'] tokens that a right sampler of this format can't have chosen."""
@@ -321,22 +337,23 @@ class Judge:
         assert side.fit is not None
         worst = [float(np.nanmax(part, initial=0.0)) for part in self.by_rollout(side.fit.sizes)]
         order = sorted(range(len(worst)), key=lambda index: -worst[index])
-        indices = self.sample(self.options.cause_tokens, order)
+        indices = self.sample(self.options.cause_tokens // (SCREENING if quick else 1), order)
+        readings = [side.expected] if quick else list(dict.fromkeys((side.expected, *ALL_READINGS)))
         previous = self.previous if isinstance(self.previous, LoadedModel) else None
         tried = hypotheses_of(self.model, self.beside, self.options.chunks, None if quick else previous)
         if quick:
             tried = [each for each in tried if each.name in (AS_IT_IS, "head precision")]
         few = self.sample(self.options.cause_tokens // SCREENING, order)
         if len(tried) > MOST_TRIED and len(few) < len(indices):
-            found = self.tried(side, few, tried)
+            found = self.tried(side, few, tried, readings)
             likely = [each.hypothesis for each in found[:MOST_TRIED]]
             tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
-        found = self.tried(side, indices, tried)
+        found = self.tried(side, indices, tried, readings)
         if is_free and side.verdict is not Verdict.EXACT and found[0].fit.reading != side.expected:
             best = found[0].fit
             fit_of_all = self.judged(side.reported, best.format_name, best.reading)
             side = replace(side, expected=best.reading, fit=fit_of_all)
-            found = self.tried(side, indices, tried)
+            found = self.tried(side, indices, tried, readings)
         tokens = self.part(np.arange(len(side.reported)), indices)
         return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
 
@@ -361,16 +378,17 @@ class Judge:
         hint = "" if self.previous is not None else "; --previous DIR would tell by the weights of the step before"
         return f"stale weights: no format explains the errors, and they grow with the step (p = {chance:.2g}){hint}"
 
-    def tried(self, side: Side, indices: Sequence[int], hypotheses: Sequence[Hypothesis]) -> list[Explanation]:
-        """On these rollouts, in any of the formats and readings, the likeliest first."""
+    def tried(
+        self, side: Side, indices: Sequence[int], hypotheses: Sequence[Hypothesis], readings: Sequence[str]
+    ) -> list[Explanation]:
+        """On these rollouts, in any of the formats, under these readings, the likeliest first."""
         assert side.fit is not None
         part, values = [self.scores[index] for index in indices], self.part(side.reported, indices)
         names = dict.fromkeys((side.fit.format_name, *AUTO_FORMATS))
         spreads = [spread_of(self.model, part, name, self.known) for name in names]
         predictions = causes.predictions_of(
-            self.model, part, hypotheses, self.previous, self.known.place, self.shown(EXPLAINING)
+            self.model, part, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
         )
-        readings = list(dict.fromkeys((side.expected, *READINGS, *OTHERS)))
         size = self.model.config.vocab_size
         return explanations(values, side.expected, hypotheses, predictions, spreads, readings, size)
 
@@ -385,7 +403,9 @@ class Judge:
         is_error = best.hypothesis.name != AS_IT_IS
         reading = longest_words(self.scores, side.expected, best.fit.reading)
         if is_error and best.is_adequate:
-            return replace(side, verdict=Verdict.BUG, cause=best, reasons=(cause_words(best, reading), *side.reasons))
+            hidden = f"hidden within {side.fit.format_name}: {best.fit.format_name} with this error is likelier"
+            more = side.reasons if side.verdict is Verdict.BUG else (hidden,)
+            return replace(side, verdict=Verdict.BUG, cause=best, reasons=(cause_words(best, reading), *more))
         if side.verdict is not Verdict.BUG:
             return side
         if not is_error and best.fit.is_right and reading:

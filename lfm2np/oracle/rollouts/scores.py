@@ -33,6 +33,7 @@ Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 READINGS = ("raw", "tempered", "processed", "unpenalised", "filtered")
 OTHERS = {f"at temperature {value:g}": value for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2)}
+ALL_READINGS = (*READINGS, *OTHERS)
 TOLERANCES = (3e-5, 1e-3, 2e-2, 0.1, 0.5)  # nats of a logit, for filters in formats from float32 to bfloat16
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
@@ -95,12 +96,13 @@ def ids_of(rollout: Rollout) -> Ids:
     return (*rollout.prompt_token_ids, *rollout.token_ids)
 
 
-def item_of(rollout: Rollout, model: LoadedModel) -> tuple[dict[str, Any], dict[str, int]]:
+def item_of(rollout: Rollout, readings: Sequence[str] = ALL_READINGS) -> tuple[dict[str, Any], dict[str, int]]:
     """The item of views.VIEWS, and the number of each reading's view."""
     views: list[dict[str, Any]] = []
     numbers = {}
-    for name, params in readings_of(rollout.sampling).items():
-        view = view_of(params)
+    params = readings_of(rollout.sampling)
+    for name in readings:
+        view = view_of(params[name])
         if view not in views:
             views.append(view)
         numbers[name] = views.index(view)
@@ -124,7 +126,7 @@ def scores_of(
     `progress(done, total)` counts tokens. Answers to one prompt follow each other, so that it is computed once.
     """
     ordered = sorted(range(len(rollouts)), key=lambda index: ids_of(rollouts[index]))
-    pairs = {index: item_of(rollouts[index], model) for index in ordered}
+    pairs = {index: item_of(rollouts[index]) for index in ordered}
     results = compute(VIEWS, model, [pairs[index][0] for index in ordered], place, progress)
     by_index = dict(zip(ordered, results, strict=True))
     scores: list[Scores] = []

@@ -64,6 +64,12 @@ def side_lines(name: str, side: Mapping[str, Any]) -> list[str]:
             f"{'':<11}{each['behind_the_best_per_token']:>8.3f} nats a token behind  {each['name']}{detail}, "
             f"{each['reading']}, {each['format']}{fits}"
         )
+    if side["cause"]:
+        cause = side["cause"]
+        lines.append(
+            f"{'':<9}{cause['words']} explains {cause['explained']:.1%} of the squared error; what is left is "
+            f"{number(cause['rms'])} of {cause['format']}'s rounding error (rms, {cause['tokens']} tokens)"
+        )
     clipped = side["cause"] and side["cause"]["clipped"]
     if clipped:
         before, after = (clipped[when]["below"] + clipped[when]["above"] for when in ("before", "after"))

@@ -25,26 +25,32 @@ from lfm2np.oracle.judging.noise import DRAWS, LEAST, STAGES, Noise, loosened
 from lfm2np.oracle.judging.position import FLOAT32_UNITS, most_shift
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.rollouts.scores import OTHERS, READINGS, TOLERANCES, Scores, temperature_of
+from lfm2np.oracle.rollouts.scores import ALL_READINGS, TOLERANCES, Scores, temperature_of
 from lfm2np.progress import Progress
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 SIDES = ("sampler", "trainer")
+BEFORE = {"processed": "tempered", "unpenalised": "tempered", "filtered": "raw"}  # readings before their filters
 ROUNDED = 1e-6  # nats
 FREEDOM = 4.0  # of Student's t: few right engines' errors are normal, and one outlier must not decide
 WIDEST = 50.0  # nats
+MOVED = 0.1  # the chance that filters keep other tokens, where they may
 EXCLUDED = -60.0  # nats: the log-likelihood of a value that a hypothesis says can't be reported
 
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """What is predicted for N tokens under one reading: exact, and within tolerances of the logits [X, N]."""
+    """What is predicted for N tokens under one reading: exact, and within tolerances of the logits [X, N].
+
+    before  the same without the filters, where there are any: what scales an error if they keep other tokens
+    """
 
     logprobs: Float64
     low: Float64
     high: Float64
     squares: Float64  # [N]
+    before: Predicted | None = None
 
 
 def predicted(scores: Sequence[Scores], reading: str) -> Predicted:
@@ -53,7 +59,8 @@ def predicted(scores: Sequence[Scores], reading: str) -> Predicted:
     def of_all(name: str) -> Float64:
         return np.concatenate([getattr(s, name)[w] for s, w in zip(scores, numbers, strict=True)], axis=-1)
 
-    return Predicted(of_all("logprobs"), of_all("low"), of_all("high"), of_all("squares"))
+    before = predicted(scores, BEFORE[reading]) if reading in BEFORE else None
+    return Predicted(of_all("logprobs"), of_all("low"), of_all("high"), of_all("squares"), before)
 
 
 def values_of(scores: Sequence[Scores], side: str) -> Float64:
@@ -129,7 +136,7 @@ def spread_of(
         format_name,
         {
             reading: joined(error_squares(each, noise, reading) for each, noise in zip(scores, noises, strict=True))
-            for reading in (*READINGS, *OTHERS)
+            for reading in ALL_READINGS
         },
         joined(noise.spread[each.rows] for each, noise in zip(scores, noises, strict=True)),
         joined(np.ldexp(1.0, np.frexp(each.truth.largest[each.rows])[1] - form.bits) for each in scores),
@@ -139,7 +146,7 @@ def spread_of(
             reading: joined(
                 np.full(len(each.entropy), temperature_of(reading, each.rollout.sampling)) for each in scores
             )
-            for reading in (*READINGS, *OTHERS)
+            for reading in ALL_READINGS
         },
     )
 
@@ -213,6 +220,13 @@ def fit(reported: Float64, values: Predicted, spread: Spread, reading: str, voca
     needed = np.searchsorted(TOLERANCES, LIMIT * spread.logits)
     at = np.minimum(needed, len(TOLERANCES) - 1)[None]
     low, high = (np.take_along_axis(bound, at, axis=0)[0] for bound in (values.low, values.high))
+    if values.before is not None:
+        loose, loose_units = spread.scales(values.before, BEFORE[reading])
+        is_open = low < high
+        scales, units = (
+            np.where(is_open, np.maximum(*pair), pair[0]) for pair in ((scales, loose), (units, loose_units))
+        )
+    both = np.hypot(scales, units / 2.0)
     with np.errstate(invalid="ignore"):
         errors = reported - values.logprobs
         excess = np.where(reported > high, reported - high, np.where(reported < low, reported - low, 0.0))
@@ -222,10 +236,11 @@ def fit(reported: Float64, values: Predicted, spread: Spread, reading: str, voca
     shift = most_shift(vocab_size)
     left = np.abs(np.sign(excess) * np.maximum(0.0, np.abs(excess) - shift))
     ratios = np.sign(excess) * np.maximum(0.0, left - units) / scales
-    both = np.hypot(scales, units / 2.0)
     nan = np.isnan(reported)
     ratios[nan], excess[nan] = np.nan, np.nan
-    wide = np.hypot(both, np.minimum(high - low, WIDEST) / 2.0)  # what filters leave open is no evidence
-    deviations = np.where(np.isfinite(errors), np.abs(errors), np.abs(excess))
-    likelihoods = np.where(nan, 0.0, log_density(deviations / wide, wide))
+    exact = log_density(np.abs(errors) / both, both)
+    wide = np.hypot(both, np.minimum(high - low, WIDEST) / 2.0)
+    moved = log_density(np.where(np.isfinite(errors), np.abs(errors), np.abs(excess)) / wide, wide)
+    either = np.logaddexp(exact + math.log1p(-MOVED), moved + math.log(MOVED))  # the filters keep other tokens, or not
+    likelihoods = np.where(nan, 0.0, np.where(low < high, either, exact))
     return Fit(spread.format_name, reading, errors, ratios, np.abs(excess) / both, both, likelihoods)

@@ -72,16 +72,21 @@ def variant_items(
 
 
 def run(model: LoadedModel, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """All in one flat batch."""
-    layouts, ids, positions = laid_out(items)
-    given = given_routes(model, [(*flat(item), *item["token_ids"][:-1]) for item in items], list(map(routes_of, items)))
+    """All in one flat batch; items that differ only in the head are one sequence of it."""
+    keys = [key_of(item) for item in items]
+    distinct = [items[keys.index(key)] for key in dict.fromkeys(keys)]
+    layouts, ids, positions = laid_out(distinct)
+    sequences = [(*flat(item), *item["token_ids"][:-1]) for item in distinct]
+    given = given_routes(model, sequences, list(map(routes_of, distinct)))
     numerics, _ = routed(model.numerics, given)
     convolved = [run for layout in layouts for run in layout[0]]
     attended = [run for layout in layouts for run in layout[1]]
     mixing = Mixing(partial(ragged.convolve, numerics, convolved), partial(ragged.attend, numerics, attended))
     states = final_states(model.weights, model.config, numerics, ids, positions, mixing)
     results: list[dict[str, Any]] = []
-    for item, (_, attention, rows) in zip(items, layouts, strict=True):
+    by_key = dict(zip(dict.fromkeys(keys), layouts, strict=True))
+    for item, key in zip(items, keys, strict=True):
+        _, attention, rows = by_key[key]
         error = next((run.error for run in attention if run.error), None)
         try:
             if error:
@@ -94,6 +99,13 @@ def run(model: LoadedModel, items: Sequence[Item]) -> list[dict[str, Any]]:
         except NumericsError as problem:
             results.append({"error": str(problem)})
     return results
+
+
+def key_of(item: Item) -> str:
+    """The same for items whose network differs in nothing before the head."""
+    variant = {name: value for name, value in item["variant"].items() if name not in ("head_bits", "rounds_inputs")}
+    routes = item.get("routes")
+    return repr((item["token_ids"], variant, None if routes is None else np.asarray(routes).tolist()))
 
 
 def routes_of(item: Item) -> Array | None:

@@ -1,0 +1,160 @@
+"""Rollouts judged: committed files of transformers with planted errors, and made ones whose truth is known."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.rollouts import variants
+from lfm2np.oracle.rollouts.causes import packed_before, reading_words
+from lfm2np.oracle.rollouts.figures import figures_of
+from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
+from lfm2np.oracle.rollouts.rollouts import Options, judge_rollouts
+from lfm2np.oracle.rollouts.scores import ids_of, item_of, scores_of
+from lfm2np.sampling.params import SamplingParams
+
+FILES = lfm2np.trained_fixture().parent / "rollouts"
+CAUSES = {
+    "planted_pack.jsonl": "state leaks in a pack (convolution)",
+    "planted_chunk.jsonl": "state lost at a chunk border (convolution, every 64 tokens)",
+    "planted_head.jsonl": "head precision (logits in bfloat16, and the head's inputs)",
+}
+FEW = Options(cause_tokens=600)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lfm2np.load(lfm2np.trained_fixture())
+
+
+def read(name, model):
+    path = FILES / name
+    return read_rollouts(path.read_text(encoding="utf-8"), str(path), model.config)[0]
+
+
+@pytest.fixture(scope="module")
+def made(model):
+    """Three rollouts whose sampler and trainer both report the exact values."""
+    rng = np.random.default_rng(7)
+    rollouts = [
+        Rollout(str(index), tuple(rng.integers(8, 512, 20).tolist()), tuple(rng.integers(8, 512, 12).tolist()))
+        for index in range(3)
+    ]
+    return exact(model, rollouts, "raw")
+
+
+def exact(model, rollouts, reading):
+    """With the exact values of a reading as both sides' reports."""
+    scores, failed = scores_of(model, rollouts)
+    assert not failed
+    values = [tuple(each.logprobs[each.numbers[reading]].tolist()) for each in scores]
+    return [replace(r, sampler_logprobs=v, trainer_logprobs=v) for r, v in zip(rollouts, values, strict=True)]
+
+
+@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.rounding
+def test_a_planted_error_is_named(name, model):
+    judged = judge_rollouts(model, read(name, model), FEW)
+    figures = figures_of(judged)
+    assert figures["sides"]["sampler"]["verdict"] == "EXACT"
+    assert figures["sides"]["trainer"]["verdict"] == "BUG"
+    assert figures["sides"]["trainer"]["cause"]["words"] == CAUSES[name]
+    assert figures["difference"]["largest_residual"] < 1e-6
+    json.dumps(figures, allow_nan=False)
+
+
+@pytest.mark.rounding
+def test_sides_that_mean_different_things_are_both_right(model):
+    figures = figures_of(judge_rollouts(model, read("planted_log_s.jsonl", model), FEW))
+    assert [side["verdict"] for side in figures["sides"].values()] == ["EXACT", "EXACT"]
+    assert figures["difference"]["meaning"] == "not renormalised over the kept tokens"
+    assert figures["difference"]["parts"]["meaning"]["share"] > 0.9
+    assert figures["verdict"] == "BUG"
+
+
+def test_the_exact_values_are_right_and_a_wrong_one_is_not(made, model):
+    right = judge_rollouts(model, made, FEW)
+    assert [side.verdict for side in right.sides.values()] == [Verdict.EXACT, Verdict.EXACT]
+    values = list(made[1].trainer_logprobs)
+    values[3] -= 0.5
+    wrong = judge_rollouts(model, [made[0], replace(made[1], trainer_logprobs=tuple(values)), made[2]], FEW)
+    assert wrong.sides["sampler"].verdict is Verdict.EXACT
+    assert wrong.sides["trainer"].verdict is Verdict.BUG
+    assert np.flatnonzero(wrong.sides["trainer"].fit.wrong).tolist() == [12 + 3]
+    assert wrong.parts["trainer"][15] == pytest.approx(-0.5, abs=1e-9)
+
+
+def test_tokens_that_were_not_sampled_are_fed_and_not_judged(made, model):
+    values = list(made[0].sampler_logprobs)
+    values[2] = 0.0
+    sampled = tuple(index != 2 for index in range(12))
+    judged = judge_rollouts(model, [replace(made[0], sampler_logprobs=tuple(values), is_sampled=sampled)], FEW)
+    assert judged.sides["sampler"].verdict is Verdict.EXACT
+    assert np.count_nonzero(judged.sides["sampler"].fit.reported) == 11
+
+
+def test_a_token_that_the_filters_exclude_is_the_samplers_bug(made, model):
+    """Drawn at random from the vocabulary, but said to be the likeliest."""
+    greedy = [replace(each, sampling=SamplingParams(top_k=1), logprobs_mode="raw") for each in made]
+    side = judge_rollouts(model, greedy, FEW).sides["sampler"]
+    assert side.verdict is Verdict.BUG
+    assert len(side.choices) > 20
+    assert "sampling parameters exclude" in side.reasons[0]
+
+
+def test_a_variant_that_changes_nothing_has_the_same_bits(made, model):
+    rollout = made[0]
+    item, _ = item_of(rollout)
+    del item["columns"]
+    base = scores_of(model, [rollout])[0][0]
+    nothing: list[dict] = [{}, {"borders": []}, {"before": [], "conv": True, "attend": True}]
+    for variant in nothing:
+        (result,) = variants.variant_items(None, model, [{**item, "variant": variant}])
+        assert np.array_equal(result["logprobs"], base.logprobs)
+
+
+def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(made, model):
+    """With convolution and attention both, the sequence is the longer one's end."""
+    before, rollout = made[0], made[1]
+    item, _ = item_of(rollout)
+    del item["columns"]
+    variant = {"before": [list(ids_of(before))], "conv": True, "attend": True}
+    (result,) = variants.variant_items(None, model, [{**item, "variant": variant}])
+    whole = replace(rollout, prompt_token_ids=(*ids_of(before), *rollout.prompt_token_ids))
+    assert np.array_equal(result["logprobs"], scores_of(model, [whole])[0][0].logprobs)
+
+
+def test_all_state_lost_is_a_shorter_prompt(made, model):
+    rollout = made[2]
+    item, _ = item_of(rollout)
+    del item["columns"]
+    (result,) = variants.variant_items(None, model, [{**item, "variant": {"borders": [13], "attend": False}}])
+    short = replace(rollout, prompt_token_ids=rollout.prompt_token_ids[13:])
+    assert np.allclose(result["logprobs"], scores_of(model, [short])[0][0].logprobs, rtol=0, atol=1e-5)
+
+
+def test_weights_of_the_model_itself_are_not_stale(model):
+    assert variants.part_names(model, model) == [variants.ALL_WEIGHTS]
+
+
+def test_the_sequences_before_in_a_pack(made):
+    packed = [replace(each, pack=pack) for each, pack in zip(made, ("a", "b", "a"), strict=True)]
+    assert packed_before(packed) == {"2": [list(ids_of(made[0]))]}
+
+
+def test_words_of_readings():
+    cool = SamplingParams(temperature=0.7, top_p=0.9)
+    assert reading_words("processed", "raw", cool) == "temperature not applied, not renormalised over the kept tokens"
+    assert reading_words("processed", "tempered", cool) == "not renormalised over the kept tokens"
+    assert reading_words("raw", "tempered", cool) == "temperature applied"
+    assert reading_words("raw", "tempered", SamplingParams()) == ""
+
+
+def test_log_probabilities_of_no_side(made, model):
+    silent = [replace(each, sampler_logprobs=None, trainer_logprobs=None) for each in made]
+    figures = figures_of(judge_rollouts(model, silent, FEW))
+    assert figures["verdict"] == "INCONCLUSIVE"
+    assert figures["difference"] is None
