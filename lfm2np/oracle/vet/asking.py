@@ -1,6 +1,6 @@
 """Questions to a provider through OpenAI's chat completions or completions, as any of its clients would ask them.
 
-What a strict server may refuse is tried in turn: token ids and log-probabilities, log-probabilities alone, neither.
+What a strict server may refuse is tried in turn: token ids and log-probabilities, either of them, neither.
 A refused or failed request is a Reply with `error`; the bounds and retries are those of targets/http_client.py.
 """
 
@@ -16,13 +16,13 @@ from lfm2np.oracle.targets.records import shortened
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.vet.hypotheses import sent
 from lfm2np.oracle.vet.questions import Question
-from lfm2np.oracle.vet.replies import Reply, numbers
+from lfm2np.oracle.vet.replies import Reply, is_id, numbers
 from lfm2np.sampling.params import SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EXTRAS: dict[str, tuple[Mapping[str, Any], ...]] = {
-    CHAT: ({"logprobs": True, "return_token_ids": True}, {"logprobs": True}, {}),
-    COMPLETIONS: ({"logprobs": 1, "return_token_ids": True}, {"logprobs": 1}, {}),
+    CHAT: ({"logprobs": True, "return_token_ids": True}, {"logprobs": True}, {"return_token_ids": True}, {}),
+    COMPLETIONS: ({"logprobs": 1, "return_token_ids": True}, {"logprobs": 1}, {"return_token_ids": True}, {}),
 }
 
 
@@ -43,7 +43,7 @@ class Provider:
         self.client = HttpClient(url, timeout)
         self.path = CHAT if chat else COMPLETIONS
         self._fields: dict[str, Any] = {**sent(sampling), "max_tokens": max_tokens}
-        self._extras = list(EXTRAS[self.path] if logprobs else EXTRAS[self.path][-1:])
+        self._extras = list(EXTRAS[self.path] if logprobs else EXTRAS[self.path][2:])
         self._model, self._at_once = model, at_once
         self._is_known = False
 
@@ -127,12 +127,12 @@ def reply_of(question: Question, raw: Mapping[str, Any]) -> Reply:
     tokens, logprobs = tokens_and_logprobs(choice.get("logprobs"))
     finish = choice.get("finish_reason")
     ids = choice.get("token_ids")
-    are_ids = isinstance(ids, list) and bool(ids) and all(type(token_id) is int and token_id >= 0 for token_id in ids)
+    token_ids = tuple(ids) if isinstance(ids, list) and ids and all(map(is_id, ids)) else None
     return Reply(
         question,
         text if isinstance(text, str) else None,
         finish if isinstance(finish, str) else None,
-        tuple(ids) if are_ids else None,
+        token_ids,
         tokens,
         logprobs,
         count_of(counts.get("prompt_tokens")),

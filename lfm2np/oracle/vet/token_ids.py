@@ -112,5 +112,3 @@ def ids_by_text(tokenizer: Tokenizer) -> dict[str, int | None]:
         text = spelled.decode("utf-8", "replace") if spelled else entry
         ids[text] = None if text in ids else token_id
     return ids
-
-
