@@ -15,6 +15,9 @@ A right engine has rounding errors, so the odds are made fairer than the hypothe
   other than the rounding error are never told apart, however long it takes.
 - No token counts for more than MOST nats: the tokenizer, the end of an answer and the server's own words are not
   in the hypothesis.
+- Tokens that are those of a text, tokenised again, may be others than were sampled. No hypothesis describes them, so
+  ways that nobody claims would gain by that: on such tokens only the candidates bet against each other, and no token
+  counts for more than MOST_OF_TEXT nats.
 
 Source: Ville 1939; Ramdas et al. 2023, Game-theoretic statistics and safe anytime-valid inference, sections 2 and 3.
 """
@@ -25,6 +28,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +39,7 @@ from lfm2np.oracle.vet.reported import PLAIN, WIDE, log_densities, log_mean
 
 Float64 = NDArray[np.float64]
 MOST = 3.0  # nats against a hypothesis, of one token
+MOST_OF_TEXT = 1.0
 SHARED = 0.01  # of each bet follows the hypothesis itself: a way that excludes a token loses no more than 4.6 nats
 ALIGNED = 0.25  # fixtures/vet.py measures it
 ANY = 0.05  # of the bet on tokens as likely as any other
@@ -88,7 +93,7 @@ class Ledger:
                 after[token] = after.get(token, 0) + 1
         return counts
 
-    def joined(self, name: str) -> Float64:
+    def joined(self, name: str) -> NDArray[Any]:
         return np.concatenate([getattr(answer, name) for answer in self.answers], axis=-1)
 
     def standings(self, alpha: float) -> list[Standing]:
@@ -97,7 +102,7 @@ class Ledger:
             return [Standing(0.0, "", None) for _ in self.hypotheses.each]
         logprobs, upper = self.joined("logprobs"), self.joined("upper")
         squares, warmer = self.joined("squares"), self.joined("warmer")
-        counts = np.concatenate(self._counts, axis=-1)
+        counts, certain = np.concatenate(self._counts, axis=-1), self.joined("certain")
         ends = np.cumsum([len(answer) for answer in self.answers]) - 1
         densities = self._densities()
         standings = []
@@ -106,6 +111,8 @@ class Ledger:
             ways = self._ways(logprobs[number], warmer[number], counts)
             odds, variance = self._odds(number, np.maximum(upper[number], logprobs[number]), squares[number])
             factors = factors_of(np.concatenate([logprobs[others], ways]), odds)
+            factors[:, ~certain] = np.minimum(factors[:, ~certain], MOST_OF_TEXT)
+            factors[len(others) :, ~certain] = 0.0
             price = ALIGNED * np.sqrt(np.cumsum(variance) * np.cumsum(factors**2, axis=1))
             capitals = np.cumsum(factors, axis=1) - price
             names = [self.hypotheses.each[other].name for other in others] + list(WAYS)

@@ -6,6 +6,7 @@ else in float32: what it rounds, any such engine rounds alike. Those numbers are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,9 +34,8 @@ CACHE_DRAW = 1  # the emulated engine that stands for all with such a cache
 DRAWS = STAGES[1]  # emulated engines that give the rounding error of each token
 WARMER = (0.5, 0.7, 0.85, 1.2, 1.4, 2.0)  # factors of the temperature: ways to sample that nobody claims
 RAW = SamplingParams()
-LEAST_SCALE = (
-    1e-3  # nats: what servers round log-probabilities to when they write them, or lose when they sum in float32
-)
+IMPLAUSIBLE = math.log(1e-3)  # of a token of a text, under every hypothesis
+LEAST_SCALE = 1e-3  # nats: what servers round log-probabilities to, or lose when they sum in float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +49,7 @@ class Likelihoods:
     raw       [P, R] before temperature and filters
     scales    [P, R] standard deviation of the rounding error of `raw`, None where nothing was reported
     reported  [R] NaN where nothing was reported
+    certain   [R] whether the server named the token
     """
 
     token_ids: NDArray[np.int64]
@@ -60,6 +61,7 @@ class Likelihoods:
     raw: Float64
     scales: Float64 | None
     reported: Float64
+    certain: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -125,7 +127,7 @@ class Scorer:
         for position, index in enumerate(usable):
             views = [results_of_pair[position] for results_of_pair in by_pair]
             failed: str | None = next((view["error"] for view in views if "error" in view), None)
-            results[index] = failed or self._joined(answers[index][1], prompts[index], views)
+            results[index] = failed or as_far_as_plausible(self._joined(answers[index][1], prompts[index], views))
         return [result if result is not None else "answers that can't be computed" for result in results]
 
     def views(self) -> list[dict[str, Any]]:
@@ -204,7 +206,25 @@ class Scorer:
             np.stack([view["logprobs"][0] for view in views]),
             np.stack([view["scales"] for view in views]) if has_scales else None,
             reported if has_scales else np.full(len(tokens), np.nan),
+            np.full(len(tokens), tokens.are_certain),
         )
+
+
+def as_far_as_plausible(answer: Likelihoods) -> Likelihoods | str:
+    """Tokens of a text up to the first that no hypothesis finds plausible: there the model said other tokens.
+
+    Such tokens are as rare under each hypothesis as under another, so no side gains by leaving them out.
+    """
+    implausible = np.flatnonzero(~answer.certain & (answer.logprobs.max(axis=0) < IMPLAUSIBLE))
+    if not len(implausible):
+        return answer
+    if implausible[0] == 0:
+        return "texts that no hypothesis gives with such tokens"
+    rows = slice(0, int(implausible[0]))
+    arrays: dict[str, Any] = {
+        name: value[..., rows] for name, value in vars(answer).items() if isinstance(value, np.ndarray)
+    }
+    return replace(answer, **arrays)
 
 
 def has_reported(tokens: Tokens) -> bool:

@@ -9,7 +9,7 @@ whatever it is. The end of an answer is a token too: without it, answers that ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
@@ -22,10 +22,14 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True)
 class Tokens:
-    """Ids [R] and what was reported of them, None where nothing was."""
+    """Ids [R] and what was reported of them, None where nothing was.
+
+    are_certain  whether the server named them; else they are those of the text, tokenised again
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float | None, ...]
+    are_certain: bool = True
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -46,10 +50,11 @@ def tokens_of(reply: Reply, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) 
         if None not in ids:
             known = tuple(token_id for token_id in ids if token_id is not None)
             return with_end(reply, known, reply.logprobs, tokenizer, eos_token_ids)
-    return with_end(reply, ids_of_text(reply, tokenizer, eos_token_ids), None, tokenizer, eos_token_ids)
+    tokens = with_end(reply, ids_of_text(reply, tokenizer), None, tokenizer, eos_token_ids)
+    return replace(tokens, are_certain=False)
 
 
-def ids_of_text(reply: Reply, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+def ids_of_text(reply: Reply, tokenizer: Tokenizer) -> tuple[int, ...]:
     if not reply.text:
         if reply.finish_reason == STOP and reply.text == "":
             return ()
