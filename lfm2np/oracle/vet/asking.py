@@ -127,7 +127,7 @@ def reply_of(question: Question, raw: Mapping[str, Any]) -> Reply:
     tokens, logprobs = tokens_and_logprobs(choice.get("logprobs"))
     finish = choice.get("finish_reason")
     ids = choice.get("token_ids")
-    token_ids = tuple(ids) if isinstance(ids, list) and ids and all(map(is_id, ids)) else None
+    token_ids = tuple(ids) if isinstance(ids, list) and ids and all(map(is_id, ids)) else ids_of_entries(choice)
     return Reply(
         question,
         text if isinstance(text, str) else None,
@@ -138,6 +138,16 @@ def reply_of(question: Question, raw: Mapping[str, Any]) -> Reply:
         count_of(counts.get("prompt_tokens")),
         count_of(counts.get("completion_tokens")),
     )
+
+
+def ids_of_entries(choice: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """As llama.cpp and mlx-lm name them among the log-probabilities."""
+    part = choice.get("logprobs")
+    entries = part.get("content") if isinstance(part, dict) else None
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        return None
+    ids = tuple(entry.get("id") for entry in entries)
+    return tuple(token_id for token_id in ids if is_id(token_id)) if all(map(is_id, ids)) else None
 
 
 def count_of(value: Any) -> int | None:

@@ -7,7 +7,7 @@ is asked for, are the claim unless another candidate is named.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -171,13 +171,13 @@ def shown(sampling: SamplingParams) -> str:
     return " ".join(f"{name}={getattr(sampling, name):g}" for name in names)
 
 
-def sent(sampling: SamplingParams) -> Mapping[str, float]:
-    """The fields of a request: those that do something, as a strict server refuses what it doesn't know."""
-    return {name: float(value) if name != "top_k" else int(value) for name, value in _words(sampling)}
-
-
-def _words(sampling: SamplingParams) -> list[tuple[str, str]]:
-    return [(name, value) for name, _, value in (word.partition("=") for word in shown(sampling).split())]
+def sent(sampling: SamplingParams) -> dict[str, float]:
+    """The fields of a request: OpenAI's, and of the others those that do something, as a strict server refuses what it
+    does not know.
+    """
+    neutral = SamplingParams()
+    names = [name for name in SAMPLED_BY[2:] if getattr(sampling, name) != getattr(neutral, name)]
+    return {name: getattr(sampling, name) for name in (*SAMPLED_BY[:2], *names)}
 
 
 def with_template(tokenizer: Tokenizer, template: str, source: str) -> Tokenizer:

@@ -53,11 +53,22 @@ def as_text(result: Vetted) -> str:
     lines.append(f"used       {paid}" + (f", cost {result.cost:.2g}" if result.cost else ""))
     for why, count in result.left_out.most_common():
         lines.append(f"left out   {count} answers: {visible(why)}")
+    lines += prompt_hint(result)
     rows: list[tuple[str, ...]] = [("hypothesis", "verdict", "evidence against", "best bet against it")]
     for each, standing in zip(result.hypotheses.each, result.standings, strict=True):
         verdict = "left" if standing.rejected is None else f"rejected after {standing.rejected} tokens"
         rows.append((each.name, verdict, f"10^{standing.capital / math.log(10.0):.1f}", standing.by or "none"))
     return "\n".join([*lines, "", *table(rows)])
+
+
+def prompt_hint(result: Vetted) -> list[str]:
+    """Where the server counts other prompts than the claim has."""
+    if not result.more_prompt or set(result.more_prompt) == {0}:
+        return []
+    (more, count), *_ = result.more_prompt.most_common()
+    words = f"{abs(more)} tokens {'more' if more > 0 else 'less'} than the claim's" if more else "as the claim's"
+    total = result.more_prompt.total()
+    return [f"prompts    the server counts {words} for {count} of {total}: it may lay them out or split them otherwise"]
 
 
 def verdict_of(result: Vetted) -> str:
@@ -94,6 +105,7 @@ def as_json(result: Vetted) -> dict[str, Any]:
         "answer_tokens": result.answer_tokens,
         "cost": result.cost,
         "left_out": dict(result.left_out),
+        "more_prompt_tokens": {str(more): count for more, count in result.more_prompt.items()},
         "candidates": [
             {
                 "name": candidate.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import Counter
@@ -11,7 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Protocol
 
-from lfm2np.errors import RequestError
+from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.vet.betting import Ledger, Standing
@@ -68,6 +69,7 @@ class Vetted:
     answer_tokens: int = 0  # paid for
     prompt_tokens: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    more_prompt: Counter[int] = field(default_factory=Counter)  # tokens by which the server's count exceeds the claim's
     stopped: str = ""
 
     @property
@@ -135,6 +137,7 @@ class Session:
         for reply in replies:
             result.prompt_tokens += reply.prompt_tokens or 0
             result.answer_tokens += reply.num_tokens if reply.error is None else 0
+            self._compare_prompts(reply)
             try:
                 usable.append((reply.question, self._tokens(reply)))
             except LeftOut as why:
@@ -155,6 +158,13 @@ class Session:
         model = self.hypotheses.claim.model
         tokens = tokens_of(reply, model.tokenizer, model.config.eos_token_ids)
         return tokens if self.use_logprobs else Tokens(tokens.token_ids, (None,) * len(tokens))
+
+    def _compare_prompts(self, reply: Reply) -> None:
+        """Servers count in ways of their own: a hint at another layout, and no evidence."""
+        if reply.prompt_tokens is not None:
+            with contextlib.suppress(RequestError, TokenizerError):
+                expected = self.scorer.prompts(reply.question)[self.scorer.pairs.index((0, 0))]
+                self.result.more_prompt[reply.prompt_tokens - len(expected)] += 1
 
     def is_over(self) -> bool:
         """Whether the verdict stands, or the bounds are reached; the reason is then in the result."""
