@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from lfm2np.errors import NumericsError, RequestError
 from lfm2np.network import ragged
 from lfm2np.oracle.judging.noise import DRAWS, noise_of
 from lfm2np.oracle.judging.truth import truths_of
+from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.judging.views import processed
 from lfm2np.oracle.vet.betting import ALIGNED, factors_of
 from lfm2np.oracle.vet.hypotheses import Hypotheses
-from lfm2np.oracle.vet.likelihoods import Scorer, rounding_scales
+from lfm2np.oracle.vet.likelihoods import RAW, Scorer, rounding_scales
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.reported import expected_gain
 from lfm2np.progress import Progress
@@ -83,6 +84,10 @@ def planned(
     prompts = [scorer.prompts(question) for question in questions]
     standing = scorer.pairs.index((0, 0))
     answers = sampled(claim, [ids[standing] for ids in prompts], sampling, max_tokens, seed)
+    sequences = [(ids[standing], answer) for ids, answer in zip(prompts, answers, strict=True) if answer]
+    if not sequences:
+        raise RequestError("the claimed checkpoint gives empty answers to all questions of the plan")
+    spreads = tuple(spread_of(candidate, sequences) for candidate in hypotheses.candidates)
     states = [
         states_of(scorer.networks[number], [ids[place] for ids in prompts], answers)
         for place, (number, _) in enumerate(scorer.pairs)
@@ -90,14 +95,10 @@ def planned(
     tables: list[list[Float64]] = []
     for done, (ids, answer) in enumerate(zip(prompts, answers, strict=True)):
         if answer:
-            tables.append(compared(hypotheses, scorer, [of_pair[done] for of_pair in states], ids, answer))
+            tables.append(compared(hypotheses, scorer, [of_pair[done] for of_pair in states], ids, answer, spreads))
         if progress:
             progress(done + 1, len(prompts))
     asked = [question for question, answer in zip(questions, answers, strict=True) if answer]
-    if not tables:
-        raise RequestError("the claimed checkpoint gives empty answers to all questions of the plan")
-    sequences = [(ids[standing], answer) for ids, answer in zip(prompts, answers, strict=True) if answer]
-    spreads = tuple(spread_of(candidate, sequences) for candidate in hypotheses.candidates)
     telling = kinds_of(hypotheses, asked, tables)
     chosen = [index for index, question in enumerate(asked) if question.kind in telling]
     kl, factors, squares, within, entropy = (
@@ -150,6 +151,7 @@ def compared(
     states: Sequence[NDArray[Any]],
     prompts: Sequence[Sequence[int]],
     answer: Sequence[int],
+    spreads: Sequence[float],
 ) -> list[Float64]:
     """At each of R positions: divergences [H, H, R], expected factors and their squares [H, H, R], sum p^2 and the
     entropy [H, R].
@@ -158,11 +160,14 @@ def compared(
     for (number, _), of_answer in zip(scorer.pairs, states, strict=True):
         network = scorer.networks[number]
         logits.append(reference.output_logits(network.weights, network.numerics, of_answer))
-    logprobs = []
+    logprobs, upper = [], []
     for each in hypotheses.each:
         pair = scorer.pairs.index((each.candidate, each.rendering))
-        ids = [*prompts[pair], *answer]
-        logprobs.append(distribution(logits[pair], hypotheses.samplings[each.sampling], ids, len(prompts[pair])))
+        ids, tolerance = [*prompts[pair], *answer], LIMIT * spreads[each.candidate]
+        sampling, start = hypotheses.samplings[each.sampling], len(prompts[pair])
+        exact, most = distribution(logits[pair], sampling, ids, start, tolerance)
+        logprobs.append(exact)
+        upper.append(most)
     count, rows = len(logprobs), len(answer)
     kl, factors, squares = (
         np.zeros((count, count, rows)),
@@ -176,7 +181,7 @@ def compared(
         entropy[true] = -(p * np.where(p > 0, expected, 0.0)).sum(axis=1)
         for other, odds in enumerate(logprobs):
             if other != true:
-                gain = factors_of(expected, odds)
+                gain = factors_of(expected, upper[other])
                 kl[true, other] = np.where(p > 0, p * np.maximum(expected - odds, EXCLUDED), 0.0).sum(axis=1)
                 factors[true, other], squares[true, other] = (p * gain).sum(axis=1), (p * gain**2).sum(axis=1)
     return [kl, factors, squares, within, entropy]
@@ -199,13 +204,27 @@ def states_of(
     return states
 
 
-def distribution(logits: NDArray[Any], sampling: SamplingParams, ids: Sequence[int], start: int) -> Float64:
-    """[R, V] log-probabilities that tokens are drawn by; EXCLUDED where filters exclude one."""
+def distribution(
+    logits: NDArray[Any], sampling: SamplingParams, ids: Sequence[int], start: int, tolerance: float
+) -> tuple[Float64, Float64]:
+    """[R, V] log-probabilities that tokens are drawn by, EXCLUDED where filters exclude one; and the most that a right
+    engine may give them, whose logits are off by a tolerance.
+    """
     rows = processed(logits, sampling, ids, range(start, start + len(logits)), start)
-    if sampling.top_k or sampling.top_p < 1.0 or sampling.min_p:
-        plain = SamplingParams(top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
-        rows = np.stack([choice.filtered(row, plain)[0] for row in rows])
-    rows = np.maximum(rows, EXCLUDED)
+    plain = SamplingParams(top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    if plain == RAW:
+        exact = normalised(rows)
+        return exact, exact
+    slack = tolerance / sampling.temperature
+    loose = replace(
+        plain, top_p=min(1.0, sampling.top_p + slack), min_p=sampling.min_p * math.exp(-math.sqrt(2.0) * slack)
+    )
+    kept, most = (np.stack([choice.filtered(row, view)[0] for row in rows]) for view in (plain, loose))
+    kept, most = np.maximum(kept, EXCLUDED), np.maximum(most, EXCLUDED)
+    return normalised(kept), np.where(most > EXCLUDED, most - np.log(np.exp(kept).sum(axis=1, keepdims=True)), EXCLUDED)
+
+
+def normalised(rows: Float64) -> Float64:
     return np.asarray(rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)))
 
 
