@@ -179,10 +179,10 @@ def compared(
         p = np.exp(expected)
         within[true] = (p * p).sum(axis=1)
         entropy[true] = -(p * np.where(p > 0, expected, 0.0)).sum(axis=1)
-        for other, odds in enumerate(logprobs):
+        for other in range(count):
             if other != true:
                 gain = factors_of(expected, upper[other])
-                kl[true, other] = np.where(p > 0, p * np.maximum(expected - odds, EXCLUDED), 0.0).sum(axis=1)
+                kl[true, other] = np.where(p > 0, p * (expected - upper[other]), 0.0).sum(axis=1)
                 factors[true, other], squares[true, other] = (p * gain).sum(axis=1), (p * gain**2).sum(axis=1)
     return [kl, factors, squares, within, entropy]
 

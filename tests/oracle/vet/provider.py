@@ -17,7 +17,9 @@ def chat(text: str, ids: list[int] | None = None, logprobs: list[float] | None =
     if ids is not None:
         choice["token_ids"] = ids
     if logprobs is not None:
-        entries = [{"token": f"token_id:{token}", "logprob": value} for token, value in zip(ids or [], logprobs)]
+        entries = [
+            {"token": f"token_id:{token}", "logprob": value} for token, value in zip(ids or [], logprobs, strict=True)
+        ]
         choice["logprobs"] = {"content": entries}
     return {"choices": [choice | more], "usage": {"prompt_tokens": 20, "completion_tokens": len(ids or text.split())}}
 

@@ -22,7 +22,7 @@ def normalised(logits):
 
 
 def answer(random, distributions, truth, noise=0.0, reports=None):
-    """Drawn from one of the distributions [3, LENGTH, V], whose logits have an error; `reports`: the error of values."""
+    """Drawn from one of the distributions [3, LENGTH, V], whose logits have an error; with reported values or not."""
     logits = distributions[truth] + noise * random.standard_normal(distributions[truth].shape)
     actual = normalised(logits)
     tokens = np.array([random.choice(VOCABULARY, p=np.exp(row)) for row in actual])
