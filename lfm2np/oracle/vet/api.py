@@ -112,7 +112,7 @@ def run(
         raise RequestError(f"alpha {alpha:g}: expected a number between 0 and 0.5")
     plan = planned(
         hypotheses,
-        of_plan(questions, recorded, system, chat, seed, num_planned),
+        of_plan(questions, None if provider else recorded, system, chat, seed, num_planned),
         max_tokens,
         alpha,
         seed,

@@ -64,10 +64,11 @@ class Plan:
     answer_tokens: float
 
     def needed(self, hypotheses: Hypotheses, number: int, with_reported: bool) -> float:
-        """Tokens until all but a hypothesis and those like it are rejected, if it is true."""
+        """Tokens until all but a hypothesis and those like it are rejected, if it is true: whole answers."""
         table = self.reported if with_reported else self.tokens
         others = [other for other in range(len(table)) if not hypotheses.is_alike(number, other)]
-        return max((float(table[number, other]) for other in others), default=0.0)
+        most, length = max((float(table[number, other]) for other in others), default=0.0), max(1.0, self.answer_tokens)
+        return most if math.isinf(most) else math.ceil(most / length) * length
 
 
 def planned(
