@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lfm2np.errors import ConfigError, Lfm2npError
 from lfm2np.values import show_json
@@ -66,23 +67,30 @@ def parse_object(content: bytes, source: str, error: type[Lfm2npError]) -> dict[
             raise error(f"{source}: the number {text[:40]} overflows, expected a finite number")
         return number
 
-    text = decode_text(content, source, error)
-    try:
-        parsed = json.loads(
-            text, object_pairs_hook=_unique_keys(source, error), parse_constant=no_constant, parse_float=finite
-        )
-    except RecursionError:
-        raise error(f"{source}: JSON nested too deeply") from None
-    except ValueError as problem:  # also an integer of more than 4300 digits
-        raise error(f"{source}: not JSON: {problem}") from None
+    parsed = _parsed(content, source, error, parse_constant=no_constant, parse_float=finite)
     if not isinstance(parsed, dict):
         raise error(f"{source}: a JSON {KINDS[type(parsed)]}, expected an object")
     return parsed
 
 
+def parse_value(content: bytes, source: str, error: type[Lfm2npError]) -> object:
+    """Any JSON value, with NaN, Infinity and -Infinity as Python's json writes them; `error` for a duplicate key."""
+    return _parsed(content, source, error)
+
+
 def read_object(path: Path, error: type[Lfm2npError]) -> dict[str, object]:
     """The JSON object in a file of at most MAX_JSON_BYTES; raises `error` naming the file."""
     return parse_object(read_bytes(path, MAX_JSON_BYTES, error), str(path), error)
+
+
+def _parsed(content: bytes, source: str, error: type[Lfm2npError], **hooks: Any) -> object:
+    text = decode_text(content, source, error)
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys(source, error), **hooks)
+    except RecursionError:
+        raise error(f"{source}: JSON nested too deeply") from None
+    except ValueError as problem:  # also an integer of more than 4300 digits
+        raise error(f"{source}: not JSON: {problem}") from None
 
 
 def _unique_keys(source: str, error: type[Lfm2npError]) -> Callable[[list[tuple[str, object]]], dict[str, object]]:

@@ -37,6 +37,7 @@ from lfm2np.work.place import Work
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+SQRT2 = 2.0**0.5
 FIELDS = (
     "temperature",
     "top_k",
@@ -86,7 +87,8 @@ def views_of_rows(model: LoadedModel, states: Array, item: Mapping[str, Any]) ->
 
     logprobs  [W, R] of each answer token, nats; -inf where the filters exclude it
     low       [W, X, R] and high: the least and most that a right engine may report whose logits are off by a tolerance
-    squares   [W, R] sum of p^2 before the filters
+    squares   [W, R] sum of p^2 over the kept tokens
+    least     [W, R] of the kept tokens the least likely, nats below the likeliest; -inf without filters
     entropy   [R] of the raw distribution, nats
     """
     ids, start = item["token_ids"], item["start"]
@@ -98,6 +100,7 @@ def views_of_rows(model: LoadedModel, states: Array, item: Mapping[str, Any]) ->
         "low": np.empty((len(views), len(tolerances), count)),
         "high": np.empty((len(views), len(tolerances), count)),
         "squares": np.empty((len(views), count)),
+        "least": np.empty((len(views), count)),
         "entropy": np.empty(count),
     }
     for part in pieces(count, model.config.vocab_size, LOGITS_AT_ONCE):
@@ -154,15 +157,21 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
     if not is_filtered:
         logprobs = chosen - elementary.log(totals)
         same = np.tile(logprobs, (len(tolerances), 1))
-        return {"logprobs": logprobs, "low": same, "high": same, "squares": squares}
+        return {
+            "logprobs": logprobs,
+            "low": same,
+            "high": same,
+            "squares": squares,
+            "least": np.full_like(totals, -np.inf),
+        }
     weights = np.rint(np.ldexp(shares, WEIGHT_BITS)).astype(np.int64)
     ranks = np.count_nonzero(weights > np.take_along_axis(weights, tokens[:, None], axis=1), axis=1)
     descending = -np.sort(-weights, axis=1)
     cumulative = np.cumsum(descending, axis=1)
 
-    def logprobs_of(counts: Int64) -> Float64:
-        """If so many of the likeliest tokens are kept, [r]."""
-        mass = np.take_along_axis(cumulative, counts[:, None] - 1, axis=1)[:, 0]
+    def logprobs_of(counts: Int64, ranks: Int64) -> Float64:
+        """If so many of the likeliest tokens are kept, and the row's own is of this rank, [r]."""
+        mass = np.take_along_axis(cumulative, np.maximum(counts, 1)[:, None] - 1, axis=1)[:, 0]
         logs = chosen - elementary.log(np.ldexp(mass.astype(np.float64), -WEIGHT_BITS))
         return np.where(ranks < counts, logs, -np.inf)
 
@@ -171,10 +180,21 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
         slack = tolerance / view.temperature
         fewest = num_kept(descending, cumulative, view, -slack * np.sqrt(squares), -slack)
         most = num_kept(descending, cumulative, view, slack * np.sqrt(squares), slack)
-        low[number] = logprobs_of(most)
-        high[number] = np.where(ranks < most, logprobs_of(np.maximum(fewest, ranks + 1)), -np.inf)
+        raised = np.take_along_axis(shares, tokens[:, None], axis=1) * elementary.exp(np.array([SQRT2 * slack]))
+        least_ranks = np.count_nonzero(weights > np.ldexp(raised, WEIGHT_BITS), axis=1)  # among near ties the first
+        low[number] = logprobs_of(most, ranks)
+        high[number] = logprobs_of(np.where(least_ranks < most, np.maximum(fewest, least_ranks + 1), 0), least_ranks)
     exact = num_kept(descending, cumulative, view, np.zeros(len(tokens)), 0.0)
-    return {"logprobs": logprobs_of(exact), "low": low, "high": high, "squares": squares}
+    last = np.take_along_axis(descending, exact[:, None] - 1, axis=1)
+    shares = np.where(weights >= last, shares, 0.0)
+    totals = exact_sum(shares, signed=False)
+    return {
+        "logprobs": logprobs_of(exact, ranks),
+        "low": low,
+        "high": high,
+        "squares": exact_sum(shares * shares, signed=False) / (totals * totals),
+        "least": elementary.log(np.ldexp(last[:, 0].astype(np.float64), -WEIGHT_BITS)),
+    }
 
 
 def num_kept(descending: Int64, cumulative: Int64, view: SamplingParams, mass: Float64, slack: float) -> Int64:
@@ -191,7 +211,7 @@ def num_kept(descending: Int64, cumulative: Int64, view: SamplingParams, mass: F
 
     for name in ("min_p", "top_k", "top_p") if view.profile == "vllm" else ("top_k", "top_p", "min_p"):
         if name == "min_p" and view.min_p > 0.0:
-            factor = elementary.exp(np.array([-slack * np.sqrt(2.0)]))  # 1 without slack
+            factor = elementary.exp(np.array([-SQRT2 * slack]))  # 1 without slack
             kept = at_least(np.ldexp(view.min_p * factor, WEIGHT_BITS)[:, None])
         elif name == "top_k" and 0 < view.top_k < size:
             kept = at_least(descending[:, view.top_k - 1 : view.top_k])

@@ -101,7 +101,7 @@ def answer_from_json(raw: Any) -> Answer:
             raise RequestError(f"{name}: {len(values)} entries for {len(ids or ())} token_ids, expected one each")
     prompt = _optional(fields, "prompt_logprobs", _numbers)
     texts = {name: _optional(fields, name, _text) for name in ("text", "finish_reason", "error")}
-    routes = _optional(fields, "routes", _routes)
+    routes = _optional(fields, "routes", read_routes)
     refuted = True if fields.get("refuted") else None
     return Answer(_text(fields, "id"), ids, logprobs, top, prompt, refuted=refuted, routes=routes, **texts)
 
@@ -194,8 +194,8 @@ def _numbers(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
     return tuple(_number(item, f"{name}[{index}]") for index, item in enumerate(values))
 
 
-def _routes(fields: Mapping[str, Any], name: str) -> Routes:
-    """oracle/judging/routes.py, which knows the model, checks the sizes."""
+def read_routes(fields: Mapping[str, Any], name: str) -> Routes:
+    """The field as nested tuples; RequestError. oracle/judging/routes.py, which knows the model, checks the sizes."""
     return tuple(
         tuple(
             tuple(_whole(expert, f"{name}[{row}][{layer}]", -1) for expert in _list(experts, f"{name}[{row}][{layer}]"))

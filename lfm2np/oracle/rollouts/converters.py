@@ -1,0 +1,370 @@
+"""Other projects' records of sampled answers as lines of rollouts.schema.json: one function each.
+
+Every function takes one JSON object and gives the sequences in it: more than one if it is a batch, a list of lists in
+each field. Fields of the schema that the project has no name for (temperature, step, group, pack, ...) may stand in the
+record under the schema's names and are taken over. Unfit if a record lacks what is needed. The names are those of
+
+- TRL 1.16, trl/trainer/grpo_trainer.py: the output of a rollout_func and of _generate_and_score_completions;
+- verl 0.8, verl/experimental/agent_loop/agent_loop.py, AgentLoopOutput, and verl/protocol.py, DataProto;
+- vLLM 0.32, vllm/outputs.py, RequestOutput, and vllm/entrypoints/openai, the two kinds of completions;
+- slime (2026-08), slime/utils/types.py, Sample, and slime/ray/rollout.py, the training data;
+- NeMo RL (2026-08), nemo_rl/algorithms/grpo.py, train_data_step*.jsonl;
+- prime-rl (2026-08), prime_rl/transports/rollouts/types.py, TrainingSample, and its form before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from lfm2np.oracle.rollouts import kinds
+from lfm2np.oracle.rollouts.kinds import Unfit
+from lfm2np.oracle.targets.dialects import vllm as vllm_dialect
+from lfm2np.values import show_json
+
+Record = Mapping[str, Any]
+Fields = dict[str, Any]
+
+NATIVE = "native"
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+TAKEN_OVER = (
+    *("id", "step", "group", "pack", "logprobs_mode", "trainer_logprobs_mode", "trainer_logprobs", "trainer_routes"),
+    *("left_padding", "pad_token_id", *SAMPLING),
+)
+VLLM_LEAST = -9999.0  # vLLM's servers write it for what is less, minus infinity above all, as JSON has no infinity
+
+
+def from_trl(raw: Record) -> list[Fields]:
+    """TRL: prompt_ids, completion_ids, logprobs or sampling_per_token_logps, env_mask or tool_mask.
+
+    old_per_token_logps are the trainer's. prompt_mask and completion_mask, where they are, say what is padding. Of
+    logprobs [tokens][alternatives], as vLLM gives them to TRL, there may be one alternative only.
+    """
+    masks, old = ("env_mask", "tool_mask"), "old_per_token_logps"
+    names = ("prompt_ids", "completion_ids", "logprobs", "sampling_per_token_logps", old, *masks)
+    sequences = []
+    for row in _rows(raw, "completion_ids", (*names, "prompt_mask", "completion_mask")):
+        padded, prompt = _without(row, "prompt_ids", "prompt_mask")
+        answer = {name: _without(row, name, "completion_mask")[1] for name in names[1:]}
+        logprobs = answer["logprobs"] if answer["logprobs"] is not None else answer["sampling_per_token_logps"]
+        sequences.append(
+            {
+                "prompt_token_ids": prompt,
+                "token_ids": answer["completion_ids"],
+                "sampler_logprobs": _only_alternative(logprobs, "logprobs"),
+                "trainer_logprobs": answer[old],
+                "is_sampled": next((answer[mask] for mask in masks if answer[mask] is not None), None),
+                "left_padding": padded,
+            }
+        )
+        _take_over(sequences[-1], row)
+    return sequences
+
+
+def from_verl(raw: Record) -> list[Fields]:
+    """verl: AgentLoopOutput, and the rows of a DataProto, padded to the left and right of the border.
+
+    AgentLoopOutput: prompt_ids, response_ids, response_mask, response_logprobs, routed_experts. DataProto: prompts,
+    responses, response_mask, attention_mask, rollout_log_probs, old_log_probs (the trainer's), routed_experts; of its
+    non-tensor part uid is the group. A batch of a DataProto must have its attention_mask.
+    """
+    if "response_ids" in raw:
+        names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "routed_experts", "uid")
+        sequences = []
+        for row in _rows(raw, "response_ids", names):
+            sequence = {
+                "prompt_token_ids": row.get("prompt_ids"),
+                "token_ids": row["response_ids"],
+                "sampler_logprobs": row.get("response_logprobs"),
+                "is_sampled": row.get("response_mask"),
+                "routes": row.get("routed_experts"),
+                "group": row.get("uid"),
+            }
+            sequences.append(_take_over(sequence, row))
+        return sequences
+    logprobs = ("rollout_log_probs", "old_log_probs")
+    columns = ("prompts", "responses", "response_mask", "attention_mask", *logprobs, "routed_experts", "uid")
+    if _is_batch(raw, "responses") and raw.get("attention_mask") is None:
+        raise Unfit(kinds.MISSING, "attention_mask: missing, expected it in a batch, to know what is padding")
+    return [_of_data_proto(row) for row in _rows(raw, "responses", columns)]
+
+
+def _of_data_proto(row: Record) -> Fields:
+    prompts, responses = (_list(row, name) for name in ("prompts", "responses"))
+    mask, border = row.get("attention_mask"), len(prompts)
+    parts = dict(row)
+    if mask is not None:
+        _require_length("attention_mask", _list(row, "attention_mask"), border + len(responses))
+        parts |= {"prompt_mask": mask[:border], "completion_mask": mask[border:]}
+    padded, prompt = _without(parts, "prompts", "prompt_mask")
+    names = ("responses", "response_mask", "rollout_log_probs", "old_log_probs")
+    answer = {name: _without(parts, name, "completion_mask")[1] for name in names}
+    routes = row.get("routed_experts")
+    sequence = {
+        "prompt_token_ids": prompt,
+        "token_ids": answer["responses"],
+        "sampler_logprobs": answer["rollout_log_probs"],
+        "trainer_logprobs": answer["old_log_probs"],
+        "is_sampled": answer["response_mask"],
+        "routes": routes[padded:] if isinstance(routes, list) else routes,
+        "group": row.get("uid"),
+        "left_padding": padded,
+    }
+    return _take_over(sequence, row)
+
+
+def from_vllm(raw: Record) -> list[Fields]:
+    """vLLM: a response of its server, asked with logprobs and return_token_ids; or a RequestOutput as a dictionary.
+
+    A response: id, choices with token_ids, logprobs (token_logprobs, or content of a chat), routed_experts, and
+    prompt_token_ids in the choice or, of a chat, beside it. A RequestOutput: request_id, prompt_token_ids, outputs with
+    token_ids and logprobs, {id: {logprob}} a token. {"request": ..., "response": ...} takes the request's parameters.
+    -9999 is what its servers write for minus infinity.
+    """
+    if isinstance(raw.get("response"), Mapping):
+        request = raw["request"] if isinstance(raw.get("request"), Mapping) else {}
+        asked = {name: request[name] for name in SAMPLING if request.get(name) is not None}
+        raw = {**asked, **{name: raw[name] for name in TAKEN_OVER if name in raw}, **raw["response"]}
+    choices = _list(raw, "outputs" if "outputs" in raw else "choices")
+    request_id = raw.get("request_id", raw.get("id"))
+    sequences = []
+    for position, choice in enumerate(choices):
+        where = f"{'outputs' if 'outputs' in raw else 'choices'}[{position}]"
+        if not isinstance(choice, Mapping):
+            raise Unfit(kinds.WRONG_VALUE, f"{where} {show_json(choice)}: expected an object")
+        ids = choice.get("token_ids")
+        routes = choice.get("routed_experts")
+        if ids is None:
+            raise Unfit(kinds.MISSING, f"{where}.token_ids: missing, expected them as return_token_ids gives them")
+        prompt = choice.get("prompt_token_ids") or raw.get("prompt_token_ids")
+        index = choice.get("index", position)
+        sequence = {
+            "id": request_id if len(choices) == 1 or request_id is None else f"{request_id}/{index}",
+            "prompt_token_ids": prompt,
+            "token_ids": ids,
+            "sampler_logprobs": _vllm_logprobs(choice.get("logprobs"), _list(choice, "token_ids"), where),
+            "routes": vllm_dialect.routes(routes, f"{where}.routed_experts") if isinstance(routes, str) else routes,
+            "group": request_id if len(choices) > 1 else None,
+        }
+        sequences.append(_take_over(sequence, raw, but=("id",)))
+    return sequences
+
+
+def _vllm_logprobs(raw: Any, ids: Sequence[Any], where: str) -> list[Any] | None:
+    if raw is None:
+        return None
+    if isinstance(raw, Mapping):
+        raw = raw["token_logprobs"] if raw.get("token_logprobs") is not None else raw.get("content")
+    if not isinstance(raw, list) or len(raw) != len(ids):
+        shown = f"{len(raw)} entries" if isinstance(raw, list) else show_json(raw)
+        raise Unfit(kinds.LENGTHS, f"{where}.logprobs: {shown}, expected {len(ids)}, one for each of token_ids")
+    values = []
+    for token_id, entry in zip(ids, raw, strict=True):
+        if isinstance(entry, Mapping) and "logprob" not in entry:
+            entry = entry.get(str(token_id), entry.get(token_id))
+        value = entry.get("logprob") if isinstance(entry, Mapping) else entry
+        is_least = isinstance(value, int | float) and value <= VLLM_LEAST
+        values.append(-math.inf if is_least else value)
+    return values
+
+
+def from_slime(raw: Record) -> list[Fields]:
+    """slime: a Sample's to_dict(), and columns of training data.
+
+    Sample: tokens (prompt and answer), response_length, loss_mask, rollout_log_probs, rollout_routed_experts, index,
+    group_index. Training data: the same in lists, as response_lengths and loss_masks; log_probs are the trainer's.
+    """
+    plural = {"response_lengths": "response_length", "loss_masks": "loss_mask"}
+    raw = {plural.get(name, name): value for name, value in raw.items()}
+    names = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "log_probs", "rollout_routed_experts")
+    sequences = []
+    for row in _rows(raw, "tokens", (*names, "index", "group_index")):
+        tokens, count = _list(row, "tokens"), row.get("response_length")
+        if type(count) is not int or not 0 <= count <= len(tokens):
+            raise Unfit(
+                kinds.WRONG_VALUE, f"response_length {show_json(count)}: expected 0 to {len(tokens)}, a part of tokens"
+            )
+        border = len(tokens) - count
+        sequence = {
+            "id": row.get("index"),
+            "prompt_token_ids": tokens[:border],
+            "token_ids": tokens[border:],
+            "sampler_logprobs": row.get("rollout_log_probs"),
+            "trainer_logprobs": row.get("log_probs"),
+            "is_sampled": row.get("loss_mask"),
+            "routes": row.get("rollout_routed_experts"),
+            "group": row.get("group_index"),
+        }
+        sequences.append(_take_over(sequence, row))
+    return sequences
+
+
+def from_nemo_rl(raw: Record) -> list[Fields]:
+    """NeMo RL: train_data_step*.jsonl: token_ids, token_loss_mask, input_lengths, generation_logprobs, prev_logprobs.
+
+    Log-probabilities stand at their token, padding to the right; prev_logprobs are the trainer's. The answer begins
+    with the first token that the mask has.
+    """
+    logprobs = ("generation_logprobs", "prev_logprobs")
+    names = ("token_ids", "token_loss_mask", "input_lengths", *logprobs)
+    sequences = []
+    for row in _rows(raw, "token_ids", names):
+        length = row.get("input_lengths", len(_list(row, "token_ids")))
+        length = length[0] if isinstance(length, list) and length else length
+        if type(length) is not int or length < 0:
+            raise Unfit(kinds.WRONG_VALUE, f"input_lengths {show_json(length)}: expected a whole number, at least 0")
+        shortened = {name: _list(row, name)[:length] for name in names if isinstance(row.get(name), list)}
+        sequences.append(_take_over(_of_flat(shortened, "token_ids", "token_loss_mask", logprobs), row))
+    return sequences
+
+
+def from_prime_rl(raw: Record) -> list[Fields]:
+    """prime-rl: a TrainingSample by the names of its fields: token_ids, mask, logprobs, temperatures.
+
+    Before, it was prompt_ids, completion_ids, completion_mask, completion_logprobs, completion_temperatures. The answer
+    begins with the first token that the mask has; its tokens must have one temperature.
+    """
+    if "completion_logprobs" in raw:
+        sequence = {
+            "prompt_token_ids": raw.get("prompt_ids"),
+            "token_ids": raw.get("completion_ids"),
+            "sampler_logprobs": raw["completion_logprobs"],
+            "is_sampled": raw.get("completion_mask"),
+            "temperature": _only_temperature(raw, "completion_temperatures", "completion_mask"),
+        }
+    else:
+        sequence = _of_flat(raw, "token_ids", "mask", ("logprobs",))
+        sequence["temperature"] = _only_temperature(raw, "temperatures", "mask")
+    return [_take_over(sequence, raw)]
+
+
+CONVERTERS: dict[str, Callable[[Record], Iterable[Fields]]] = {
+    "trl": from_trl,
+    "verl": from_verl,
+    "vllm": from_vllm,
+    "slime": from_slime,
+    "nemo-rl": from_nemo_rl,
+    "prime-rl": from_prime_rl,
+}
+# Names of a record's form, each with the keys of which one set has to be there; the first that fits counts.
+KEYS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
+    (NATIVE, (("prompt_token_ids", "token_ids"), ("sampler_logprobs",), ("token_ids", "trainer_logprobs"))),
+    ("vllm", (("choices",), ("outputs", "prompt_token_ids"), ("request", "response"))),
+    ("verl", (("prompt_ids", "response_ids"), ("prompts", "responses"))),
+    ("prime-rl", (("completion_ids", "completion_logprobs"), ("token_ids", "mask", "logprobs"))),
+    ("trl", (("prompt_ids", "completion_ids"),)),
+    ("slime", (("tokens", "response_length"), ("tokens", "response_lengths"))),
+    ("nemo-rl", (("token_ids", "generation_logprobs"), ("token_ids", "prev_logprobs"))),
+)
+TEXTS = (
+    ("verl's rollout_data_dir", ("input", "output", "score")),
+    ("TRL's log_completions", ("prompt", "completion", "advantage")),
+)
+
+
+def form_of(raw: Record) -> str:
+    """ "native" or a name of CONVERTERS, by the keys; Unfit for others."""
+    for name, sets in KEYS:
+        if any(all(key in raw for key in keys) for keys in sets):
+            return name
+    for writer, keys in TEXTS:
+        if all(key in raw for key in keys):
+            raise Unfit(
+                kinds.UNKNOWN_FORM,
+                f"keys {', '.join(keys)}: texts as {writer} has them, expected token ids",
+            )
+    some = "; ".join(f"{name}: {' and '.join(sets[0])}" for name, sets in KEYS)
+    raise Unfit(kinds.UNKNOWN_FORM, f"keys {show_json(sorted(raw))}: expected those of a form ({some})")
+
+
+def _take_over(sequence: Fields, row: Record, but: Sequence[str] = ()) -> Fields:
+    """Adds fields that the record has under the schema's names, unless the project's names already gave them."""
+    for name in TAKEN_OVER:
+        if sequence.get(name) is None and row.get(name) is not None and name not in but:
+            sequence[name] = row[name]
+    return sequence
+
+
+def _is_batch(raw: Record, name: str) -> bool:
+    values = raw.get(name)
+    return isinstance(values, list) and len(values) > 0 and all(isinstance(value, list) for value in values)
+
+
+def _rows(raw: Record, main: str, columns: Iterable[str]) -> list[Record]:
+    """The record, or the rows of a batch: of `columns` and the fields taken over, those that are lists are split."""
+    if not _is_batch(raw, main):
+        return [raw]
+    count = len(raw[main])
+    split = {name: raw[name] for name in (*columns, *TAKEN_OVER) if isinstance(raw.get(name), list)}
+    for name, values in split.items():
+        if len(values) != count:
+            raise Unfit(kinds.LENGTHS, f"{name}: {len(values)} rows, expected {count}, as many as {main}")
+    shared = {name: value for name, value in raw.items() if name not in split}
+    return [{**shared, **{name: values[row] for name, values in split.items()}} for row in range(count)]
+
+
+def _list(raw: Record, name: str) -> list[Any]:
+    value = raw.get(name)
+    if value is None:
+        raise Unfit(kinds.MISSING, f"{name}: missing, expected a list")
+    if not isinstance(value, list):
+        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected a list")
+    return value
+
+
+def _require_length(name: str, values: Sequence[Any], count: int) -> None:
+    if len(values) != count:
+        raise Unfit(kinds.LENGTHS, f"{name}: {len(values)} entries, expected {count}")
+
+
+def _without(row: Record, name: str, mask_name: str) -> tuple[int, list[Any] | None]:
+    """(number of the first entry that is no padding, the entries from it to the last that is none)."""
+    if row.get(name) is None:
+        return 0, None
+    values, mask = _list(row, name), row.get(mask_name)
+    if mask is None:
+        return 0, values
+    _require_length(name, values, len(_list(row, mask_name)))
+    kept = [index for index, is_token in enumerate(mask) if is_token]
+    return (kept[0], values[kept[0] : kept[-1] + 1]) if kept else (len(values), [])
+
+
+def _only_alternative(logprobs: list[Any] | None, name: str) -> list[Any] | None:
+    if not logprobs or not all(isinstance(entry, list) for entry in logprobs):
+        return logprobs
+    for index, entry in enumerate(logprobs):
+        if len(entry) != 1:
+            raise Unfit(
+                kinds.LENGTHS, f"{name}[{index}]: {len(entry)} alternatives, expected the sampled token's alone"
+            )
+    return [entry[0] for entry in logprobs]
+
+
+def _of_flat(row: Record, ids: str, mask: str, logprobs: Sequence[str]) -> Fields:
+    """Prompt and answer of one list of tokens. `logprobs`: names of the sampler's and, if two, the trainer's."""
+    tokens, is_sampled = _list(row, ids), _list(row, mask)
+    values = {name: _list(row, name) for name in logprobs if row.get(name) is not None}
+    for name, entries in {mask: is_sampled, **values}.items():
+        _require_length(name, entries, len(tokens))
+    border = next((index for index, drawn in enumerate(is_sampled) if drawn), len(tokens))
+    answer = {name: entries[border:] for name, entries in values.items()}
+    names = dict(zip(("sampler_logprobs", "trainer_logprobs"), logprobs, strict=False))
+    return {
+        "prompt_token_ids": tokens[:border],
+        "token_ids": tokens[border:],
+        "is_sampled": is_sampled[border:],
+        **{field: answer.get(name) for field, name in names.items()},
+    }
+
+
+def _only_temperature(raw: Record, name: str, mask: str) -> float | None:
+    if raw.get(name) is None:
+        return None
+    values, drawn = _list(raw, name), raw.get(mask)
+    if isinstance(drawn, list):
+        _require_length(name, values, len(drawn))
+        values = [value for value, is_sampled in zip(values, drawn, strict=True) if is_sampled]
+    if any(value != values[0] for value in values):
+        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(sorted(set(values)))}: expected the same for all tokens")
+    return values[0] if values else None

@@ -1,0 +1,394 @@
+"""A sampled answer with the log-probabilities of sampler and trainer, and a file of them: JSON lines, one a sequence.
+
+oracle/schemas/rollouts.schema.json has every field. Records of TRL, verl, vLLM, slime, NeMo RL and prime-rl are
+recognised by their keys and read as they are (converters.py); a record may be a batch. In a long file a few bad lines
+are no reason to refuse the rest: they are left out, counted by kind, and the first of each kind is named.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, TypeGuard
+
+from lfm2np.checkpoint.strict_json import KINDS as JSON_KINDS
+from lfm2np.checkpoint.strict_json import parse_value
+from lfm2np.errors import RequestError
+from lfm2np.model.config import ModelConfig
+from lfm2np.oracle.causes.replies import ROUNDING, why_positive
+from lfm2np.oracle.judging.routes import fitted
+from lfm2np.oracle.rollouts import kinds
+from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE, SAMPLING, form_of
+from lfm2np.oracle.rollouts.kinds import Unfit
+from lfm2np.oracle.targets.records import Routes, read_routes, shortened
+from lfm2np.sampling.params import SamplingParams, from_json
+from lfm2np.values import plain, require_count, show_json
+
+MODES = {"raw": "raw", "processed": "processed", "auto": "auto"}
+MODES |= {"raw_logprobs": "raw", "processed_logprobs": "processed"}  # vLLM's names
+SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # in strings, as pydantic can write them
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled answer. Log-probabilities are natural logarithms (nats).
+
+    id                     different in each rollout of a file; where it stands in the file ("line 3") if it has none
+    prompt_token_ids       at least one, without padding
+    token_ids              the answer, at least one; what a tool or an environment put in between stands here too
+    sampler_logprobs       of each token of the answer, by the engine that sampled it; None: not reported
+    trainer_logprobs       the same by the trainer
+    sampling               how the answer was sampled: the fields of SAMPLING; all others have their defaults
+    logprobs_mode          what sampler_logprobs are: "raw" (of the model's logits), "processed" (after penalties,
+                           temperature and filters, as the tokens were drawn), "auto" (not reported)
+    trainer_logprobs_mode  the same of trainer_logprobs
+    is_sampled             of each token of the answer, whether the sampler drew it: the others are fed, not judged;
+                           () at construction stands for all
+    routes                 [positions][layers][experts] of the sampler, for prompt and answer but the answer's last
+                           token, as judging/routes.py has them; None: not reported
+    trainer_routes         the same of the trainer
+    step                   number of the training step whose weights answered; None: not reported
+    group                  names the answers that belong together, such as those to one prompt; None: not reported
+    pack                   the trainer put the sequences of one pack one after another in one row, in the file's order;
+                           None: not reported
+    left_padding           tokens of padding to the left of the prompt in the trainer's row
+    pad_token_id           the token that stands there; None: there is none
+
+    A log-probability may be -inf: the token lies outside what top-k, top-p or min-p keep. Those of tokens that were not
+    sampled are 0, whatever was reported.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    sampler_logprobs: tuple[float, ...] | None = None
+    trainer_logprobs: tuple[float, ...] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs_mode: str = "auto"
+    trainer_logprobs_mode: str = "auto"
+    is_sampled: tuple[bool, ...] = ()
+    routes: Routes | None = None
+    trainer_routes: Routes | None = None
+    step: int | None = None
+    group: str | None = None
+    pack: str | None = None
+    left_padding: int = 0
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.is_sampled:
+            object.__setattr__(self, "is_sampled", (True,) * len(self.token_ids))
+
+
+# Of a line in the schema's form. `metadata` may hold anything and is not read.
+FIELDS = (*(f.name for f in fields(Rollout) if f.name != "sampling"), *SAMPLING, "metadata")
+
+
+@dataclass(frozen=True)
+class Left:
+    """Lines, or sequences of a batch, that are left out for the same kind of reason.
+
+    kind   one of kinds.py
+    count  how many
+    first  the first of them, as one line: file, line number, field, value, what was expected
+    """
+
+    kind: str
+    count: int
+    first: str
+
+
+class _Record(NamedTuple):
+    """One sequence: where it stands in the file, and what it is in the schema's form, or why it can't be read."""
+
+    where: str
+    raw: Mapping[str, Any] | RequestError
+
+
+def read_rollouts(
+    text: str | Iterable[str],
+    source: str,
+    config: ModelConfig,
+    form: str = "auto",
+    defaults: Mapping[str, Any] | None = None,
+) -> tuple[list[Rollout], list[Left]]:
+    """The usable sequences in the file's order, and what is left out, the most frequent kind first.
+
+    text      JSON lines, or one JSON value over many lines; or an iterable of lines, such as an open file
+    source    its name, for messages
+    form      "native" (the schema's), a name of CONVERTERS, or "auto": by the keys of each line
+    defaults  fields such as temperature or logprobs_mode, for sequences that lack them
+
+    RequestError where no sequence can be used, and for a form or a default that can't be.
+    """
+    if form not in ("auto", NATIVE, *CONVERTERS):
+        raise RequestError(f"form {form!r}: expected one of auto, {NATIVE}, {', '.join(CONVERTERS)}")
+    defaults = defaults or {}
+    _require_known(defaults)
+    rollouts: dict[str, Rollout] = {}
+    places: dict[str, str] = {}
+    left: dict[str, Left] = {}
+    count = 0
+    for where, raw in _records(text, source, form):
+        count += 1
+        try:
+            if isinstance(raw, RequestError):
+                raise raw
+            reported = {key: value for key, value in raw.items() if value is not None}
+            rollout = rollout_from_json({"id": where, **defaults, **reported}, config)
+            if rollout.id in places:
+                raise Unfit(kinds.SAME_ID, f"id {plain(rollout.id)}: as in {places[rollout.id]}, expected another")
+        except RequestError as problem:
+            kind = getattr(problem, "kind", kinds.WRONG_VALUE)
+            known = left.get(kind) or Left(kind, 0, shortened(f"{source}, {where}: {problem}"))
+            left[kind] = Left(kind, known.count + 1, known.first)
+        else:
+            rollouts[rollout.id], places[rollout.id] = rollout, where
+    if not count:
+        raise RequestError(f"{source}: no rollouts, expected one JSON object a line")
+    by_count = sorted(left.values(), key=lambda kind: -kind.count)
+    if not rollouts:
+        reasons = "; ".join(f"{kind.kind} ({kind.count}), first {kind.first}" for kind in by_count)
+        raise RequestError(f"{source}: {count} sequences, none of which can be used: {reasons}")
+    return list(rollouts.values()), by_count
+
+
+def rollout_from_json(raw: Mapping[str, Any], config: ModelConfig) -> Rollout:
+    """A line in the schema's form, checked against the model. RequestError names field, value and what was expected."""
+    _require_known(raw)
+    prompt, answer = (_ids(raw, name, config.vocab_size) for name in ("prompt_token_ids", "token_ids"))
+    count, most = len(prompt) + len(answer), config.max_position_embeddings
+    if count > most:
+        raise Unfit(
+            kinds.TOO_LONG,
+            f"prompt_token_ids and token_ids: {len(prompt)} + {len(answer)} tokens, expected at most "
+            f"max_position_embeddings={most}",
+        )
+    is_sampled = _are_sampled(raw, len(answer))
+    logprobs = {name: _logprobs(raw, name, is_sampled) for name in ("sampler_logprobs", "trainer_logprobs")}
+    if all(values is None for values in logprobs.values()):
+        raise Unfit(
+            kinds.NO_LOGPROBS, "sampler_logprobs and trainer_logprobs: both missing, expected those of a side at least"
+        )
+    padding = require_count("left_padding", raw.get("left_padding", 0), 0, None)
+    pad_token_id = raw.get("pad_token_id", config.pad_token_id if padding else None)
+    if padding and pad_token_id is None:
+        raise Unfit(kinds.MISSING, f"pad_token_id: missing, expected the token of left_padding={padding}")
+    return Rollout(
+        id=_name(raw, "id") or "",
+        prompt_token_ids=prompt,
+        token_ids=answer,
+        sampler_logprobs=logprobs["sampler_logprobs"],
+        trainer_logprobs=logprobs["trainer_logprobs"],
+        sampling=from_json({name: raw[name] for name in SAMPLING if raw.get(name) is not None}),
+        logprobs_mode=_mode(raw, "logprobs_mode"),
+        trainer_logprobs_mode=_mode(raw, "trainer_logprobs_mode"),
+        is_sampled=is_sampled,
+        routes=_routes(raw, "routes", count - 1, config),
+        trainer_routes=_routes(raw, "trainer_routes", count - 1, config),
+        step=None if raw.get("step") is None else require_count("step", raw["step"], 0, None),
+        group=_name(raw, "group"),
+        pack=_name(raw, "pack"),
+        left_padding=padding,
+        pad_token_id=None if pad_token_id is None else _id("pad_token_id", pad_token_id, config.vocab_size),
+    )
+
+
+def rollout_as_json(rollout: Rollout) -> dict[str, Any]:
+    """The fields of its line; what has its default is left out. json.dumps writes -inf as -Infinity, as it is read."""
+    values: dict[str, Any] = {f.name: getattr(rollout, f.name) for f in fields(Rollout) if f.name != "sampling"}
+    if all(rollout.is_sampled):
+        del values["is_sampled"]
+    values |= {name: getattr(rollout.sampling, name) for name in SAMPLING}
+    default = {f.name: f.default for f in (*fields(SamplingParams), *fields(Rollout))}
+    return {name: value for name, value in values.items() if default[name] is NO_DEFAULT or value != default[name]}
+
+
+def _records(text: str | Iterable[str], source: str, form: str) -> Iterator[_Record]:
+    seen: dict[bytes, str] = {}
+    for where, content, value in _values(text, source):
+        digest = hashlib.sha256(content.strip().encode(errors="surrogatepass")).digest()
+        try:
+            if isinstance(value, RequestError):
+                raise value
+            if digest in seen:
+                raise Unfit(kinds.SAME_LINE, f"the same as {seen[digest]}, expected each once")
+            seen[digest] = where
+            rows = _converted(value, form)
+        except RequestError as problem:
+            yield _Record(where, problem)
+            continue
+        for row, raw in enumerate(rows):
+            yield _Record(where if len(rows) == 1 else f"{where}, row {row}", raw)
+
+
+def _values(text: str | Iterable[str], source: str) -> Iterator[tuple[str, str, object]]:
+    """(where, text, JSON value or RequestError) of each line, and of each entry of a line that is a list.
+
+    Lines end with a line feed alone: JSON's strings may hold the other characters at which str.splitlines ends one.
+    """
+    lines = text.split("\n") if isinstance(text, str) else text
+    numbered: Iterator[tuple[int, str]] = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    first = list(itertools.islice(numbered, 1))
+    if first and _starts_here(first[0][1]):
+        rest = list(numbered)
+        whole = "\n".join(line for _, line in (*first, *rest))
+        if isinstance(_parsed(whole, source), RequestError):
+            numbered = iter(rest)
+        else:
+            first, numbered = [(first[0][0], whole)], iter(())
+    for number, line in itertools.chain(first, numbered):
+        where = f"line {number}"
+        value = _parsed(line, where)
+        if isinstance(value, list):
+            for index, entry in enumerate(value):
+                yield f"{where}, entry {index}", repr(entry), entry
+        else:
+            yield where, line, value
+
+
+def _starts_here(line: str) -> bool:
+    """Whether a line may be the first of many of one JSON value."""
+    return line.lstrip()[0] in "[{" and isinstance(_parsed(line, "line"), RequestError)
+
+
+def _parsed(text: str, where: str) -> object:
+    """The JSON value, or what is wrong with the text."""
+    try:
+        return parse_value(text.encode(), where, RequestError)
+    except UnicodeEncodeError as problem:
+        return Unfit(kinds.NOT_JSON, f"not UTF-8: a lone surrogate at character {problem.start}")
+    except RequestError as problem:
+        return Unfit(kinds.NOT_JSON, str(problem).removeprefix(f"{where}: "))
+
+
+def _converted(value: object, form: str) -> list[Mapping[str, Any]]:
+    """The sequences of one record, in the schema's form."""
+    if not isinstance(value, dict):
+        raise Unfit(kinds.UNKNOWN_FORM, f"a JSON {JSON_KINDS[type(value)]}, expected an object")
+    name = form_of(value) if form == "auto" else form
+    return [value] if name == NATIVE else list(CONVERTERS[name](value))
+
+
+def _require_known(raw: Mapping[str, Any]) -> None:
+    for name in raw:
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise Unfit(
+                kinds.UNKNOWN_FIELD, f"field {plain(name)}: unknown, expected some of {', '.join(FIELDS)}{hint}"
+            )
+
+
+def _list(raw: Mapping[str, Any], name: str, expected: str) -> list[Any] | tuple[Any, ...]:
+    value = raw.get(name)
+    if value is None:
+        raise Unfit(kinds.MISSING, f"{name}: missing, expected {expected}")
+    if not isinstance(value, list | tuple):
+        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected {expected}")
+    return value
+
+
+def _ids(raw: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
+    values = _list(raw, name, "a list of token ids")
+    if not values:
+        raise Unfit(kinds.EMPTY, f"{name} []: expected at least one token id")
+    if set(map(type, values)) != {int} or min(values) < 0 or max(values) >= vocab_size:
+        for index, value in enumerate(values):
+            _id(f"{name}[{index}]", value, vocab_size)
+    return tuple(values)
+
+
+def _id(name: str, value: object, vocab_size: int) -> int:
+    if type(value) is not int:
+        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected a token id")
+    if not 0 <= value < vocab_size:
+        raise Unfit(kinds.OUTSIDE, f"{name} {show_json(value)}: expected 0 to vocab_size-1={vocab_size - 1}")
+    return value
+
+
+def _are_sampled(raw: Mapping[str, Any], count: int) -> tuple[bool, ...]:
+    if raw.get("is_sampled") is None:
+        return (True,) * count
+    values = _list(raw, "is_sampled", "a list of true and false")
+    _require_length("is_sampled", values, count)
+    for index, value in enumerate(values):
+        if value not in (0, 1):
+            raise Unfit(kinds.WRONG_VALUE, f"is_sampled[{index}] {show_json(value)}: expected true or false, 1 or 0")
+    if not any(values):
+        raise Unfit(kinds.NO_SAMPLED, f"is_sampled: false for all {count} tokens, expected at least one that is true")
+    return tuple(map(bool, values))
+
+
+def _require_length(name: str, values: list[Any] | tuple[Any, ...], count: int) -> None:
+    if len(values) != count:
+        raise Unfit(kinds.LENGTHS, f"{name}: {len(values)} entries, expected {count}, one for each of token_ids")
+
+
+def _logprobs(raw: Mapping[str, Any], name: str, is_sampled: tuple[bool, ...]) -> tuple[float, ...] | None:
+    if raw.get(name) is None:
+        return None
+    values = _list(raw, name, "a list of numbers")
+    _require_length(name, values, len(is_sampled))
+    if all(is_sampled) and set(map(type, values)) == {float} and math.isfinite(sum(values)) and max(values) <= ROUNDING:
+        return tuple(values)
+    judged = [_logprob(f"{name}[{index}]", value) if is_sampled[index] else 0.0 for index, value in enumerate(values)]
+    if max(judged) > ROUNDING:
+        index = next(index for index, value in enumerate(judged) if value > ROUNDING)
+        why = why_positive([value for value, drawn in zip(judged, is_sampled, strict=True) if drawn])
+        raise Unfit(kinds.POSITIVE, f"{name}[{index}] {judged[index]}: expected at most 0{why}")
+    return tuple(judged)
+
+
+def _logprob(name: str, value: object) -> float:
+    """The number, which may be -inf."""
+    if value is None:
+        raise Unfit(kinds.ABSENT, f"{name} null: expected a number")
+    number = SPELLED.get(value) if isinstance(value, str) else value
+    if not _is_number(number):
+        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected a number")
+    try:
+        number = float(number)
+    except OverflowError:  # a whole number beyond float64
+        number = math.copysign(math.inf, number)
+    if math.isnan(number):
+        raise Unfit(kinds.NAN, f"{name} NaN: expected a number")
+    if number == math.inf:
+        raise Unfit(kinds.INFINITE, f"{name} Infinity: expected a number, at most 0")
+    return number
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return type(value) in (int, float)
+
+
+def _routes(raw: Mapping[str, Any], name: str, rows: int, config: ModelConfig) -> Routes | None:
+    if raw.get(name) is None:
+        return None
+    try:
+        return fitted(read_routes(raw, name), rows, config)
+    except RequestError as problem:
+        shown = str(problem)
+        raise Unfit(kinds.BAD_ROUTES, shown if shown.startswith(name) else f"{name}: {shown}") from None
+
+
+def _mode(raw: Mapping[str, Any], name: str) -> str:
+    value = raw.get(name, "auto")
+    if not isinstance(value, str) or value not in MODES:
+        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected one of {', '.join(MODES)}")
+    return MODES[value]
+
+
+def _name(raw: Mapping[str, Any], name: str) -> str | None:
+    """Text, or a whole number as text."""
+    value = raw.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected text or a whole number")
+    return str(value)

@@ -1,0 +1,370 @@
+"""Rollouts judged: both sides against the exact log-probabilities, their difference in three parts, and its causes.
+
+With t and s what trainer and sampler report of a token, and m what each means to report, exact:
+
+    t - s = (t - m_trainer) - (s - m_sampler) + (m_trainer - m_sampler)
+
+the trainer's error, the sampler's error, and what they mean by it (temperature, filters, penalties: scores.READINGS).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.noise import DRAWS
+from lfm2np.oracle.judging.position import margins
+from lfm2np.oracle.judging.scored import Known, add_noises
+from lfm2np.oracle.judging.verdict import LIMIT, Verdict
+from lfm2np.oracle.rollouts import causes
+from lfm2np.oracle.rollouts.causes import (
+    AS_IT_IS,
+    LEAST_OF_TOKENS,
+    Explanation,
+    Hypothesis,
+    explanations,
+    hypotheses_of,
+    reading_words,
+)
+from lfm2np.oracle.rollouts.rollout import Rollout
+from lfm2np.oracle.rollouts.scores import READINGS, Scores, ids_of, scores_of
+from lfm2np.oracle.rollouts.side import SIDES, Fit, fit, predicted, spread_of, values_of
+from lfm2np.progress import Progress
+from lfm2np.work.place import Place, Source
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+AUTO = "auto"
+AUTO_FORMATS = ("float32", "float16", "bfloat16")  # the finest first
+SCORING, JUDGING, EXPLAINING = "exact log-probabilities", "rounding errors", "hypotheses"
+SCREENING, MOST_TRIED = 4, 4  # all hypotheses on a quarter of the tokens, then so many on all
+MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines once one of them is wrong
+Shown = Callable[[str], Progress | None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """formats   of sampler and trainer: a name of formats.py, or auto
+    readings     what each side reports: see scores.READINGS; auto: the likeliest, unless the file says it
+    cause_tokens about how many tokens, prompts included, the hypotheses are tried on
+    chunks       sizes of chunks to try beside powers of two
+    clip         [low, high] of the importance ratio trainer / sampler
+    """
+
+    formats: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(SIDES, AUTO))
+    readings: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(SIDES, AUTO))
+    cause_tokens: int = 4000
+    chunks: Sequence[int] = ()
+    clip: tuple[float, float] = (0.8, 1.2)
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """What is said of one side. `fit` is None where it reported nothing.
+
+    expected   the reading that it should have reported
+    explained  the hypotheses that were tried, the likeliest first; empty where nothing had to be explained
+    cause      the first of them if it is adequate and not the network as computed under the expected reading
+    sample     which of the N tokens they were tried on
+    choices    which of them the sampler can't have chosen: excluded by its filters, or not greedy
+    """
+
+    name: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    reported: Float64
+    expected: str = "raw"
+    fit: Fit | None = None
+    explained: tuple[Explanation, ...] = ()
+    cause: Explanation | None = None
+    sample: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    choices: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """All rollouts. Arrays of N answer tokens, in the order of `scores`."""
+
+    scores: Sequence[Scores]
+    failed: Sequence[tuple[Rollout, str]]
+    sides: Mapping[str, Side]
+    options: Options
+    exact: Mapping[str, Float64]  # m of each side
+
+    @property
+    def parts(self) -> dict[str, Float64]:
+        """t - s and its three parts; NaN where one side reported nothing, or a value is infinite."""
+        s, t = (self.sides[side].reported for side in SIDES)
+        m_s, m_t = (self.exact[side] for side in SIDES)
+        with np.errstate(invalid="ignore"):
+            columns = {"difference": t - s, "trainer": t - m_t, "sampler": m_s - s, "meaning": m_t - m_s}
+            bad = ~np.isfinite(sum(columns.values()))
+        return {name: np.where(bad, np.nan, values) for name, values in columns.items()}
+
+    def clipped(self, mended: str | None = None) -> dict[str, float]:
+        """Shares of the ratio trainer / sampler below and above the bounds, on the tokens that `mended`'s cause was
+        tried on: as they are, or with that side's cause removed. Without `mended` of all tokens.
+        """
+        s, t = (self.sides[side].reported for side in SIDES)
+        if mended is not None:
+            side = self.sides[mended]
+            s, t = s[side.sample], t[side.sample]
+            shifts = np.zeros(len(s)) if side.cause is None else side.cause.shifts
+            s, t = (s - shifts, t) if mended == "sampler" else (s, t - shifts)
+        with np.errstate(invalid="ignore", over="ignore"):
+            ratios = np.exp(t - s)
+        ratios = ratios[~np.isnan(ratios)]
+        low, high = self.options.clip
+        count = max(1, len(ratios))
+        return {
+            "below": float(np.count_nonzero(ratios < low)) / count,
+            "above": float(np.count_nonzero(ratios > high)) / count,
+        }
+
+
+def judge_rollouts(
+    model: LoadedModel,
+    rollouts: Sequence[Rollout],
+    options: Options = Options(),  # noqa: B008: frozen
+    place: Place | None = None,
+    shown: Shown = lambda name: None,
+    previous: LoadedModel | Source | None = None,
+    beside: Sequence[Rollout] | None = None,
+) -> Judged:
+    """Each side judged, and explained where it is wrong.
+
+    beside    all rollouts of the file, where `rollouts` are a sample of them: what stood beside each
+    previous  the checkpoint of the step before
+    """
+    known = Known(place=place or Place())
+    scores, failed = scores_of(model, rollouts, known.place, shown(SCORING))
+    judge = Judge(model, scores, options, known, shown, previous, beside or rollouts)
+    sides: dict[str, Side] = {}
+    for name in SIDES:
+        sides[name] = judge.side(name, sides.get(SIDES[0]))
+    exact = {name: predicted(scores, meant(side)).logprobs if scores else np.zeros(0) for name, side in sides.items()}
+    return Judged(scores, failed, sides, options, exact)
+
+
+def meant(side: Side) -> str:
+    """The reading that a side reports."""
+    return side.expected if side.fit is None else side.fit.reading
+
+
+@dataclass(eq=False)
+class Judge:
+    """What judging a side needs; `known` keeps rounding errors that were computed."""
+
+    model: LoadedModel
+    scores: Sequence[Scores]
+    options: Options
+    known: Known
+    shown: Shown
+    previous: LoadedModel | Source | None
+    beside: Sequence[Rollout]
+
+    def side(self, name: str, other: Side | None) -> Side:
+        reported = values_of(self.scores, name)
+        if np.isnan(reported).all():
+            return Side(name, Verdict.INCONCLUSIVE, ("no log-probabilities were reported",), reported)
+        formats = [self.options.formats[name]] if self.options.formats[name] != AUTO else list(AUTO_FORMATS)
+        stated = self.stated_reading(name)
+        readings = list(READINGS) if stated == AUTO else [stated]
+        best, likeliest = self.likeliest(reported, formats, readings)
+        expected = best.reading if stated == AUTO else stated
+        judged = self.judged(reported, best.format_name, best.reading)
+        choices = self.wrong_choices(best.format_name) if name == SIDES[0] else np.zeros(0, np.int64)
+        side = self.decided(name, reported, expected, judged, choices)
+        if len(choices) and judged.is_right:
+            return side  # nothing that a log-probability could explain
+        is_finest = judged.format_name == AUTO_FORMATS[0]
+        if judged.is_right and best is likeliest and (self.options.formats[name] != AUTO or is_finest):
+            return side
+        return self.explained(side, judged.is_right and best is likeliest, stated == AUTO)
+
+    def stated_reading(self, name: str) -> str:
+        """Of the options, else of the file if all its lines agree, else auto."""
+        if self.options.readings[name] != AUTO:
+            return self.options.readings[name]
+        modes = {mode_of(each.rollout, name) for each in self.scores}
+        return modes.pop() if len(modes) == 1 else AUTO
+
+    def sample(self, most: int, first: Sequence[int] = ()) -> list[int]:
+        """Rollouts of about so many tokens: those of `first`, up to half of the tokens, then drawn ones."""
+        drawn = np.random.default_rng(self.options.seed).permutation(len(self.scores)).tolist()
+        chosen: list[int] = []
+        tokens = 0
+        for most_tokens, indices in ((most // 2, first), (most, drawn)):
+            for index in indices:
+                size = len(ids_of(self.scores[index].rollout))
+                if index not in chosen and (tokens + size <= most_tokens or not chosen):
+                    chosen.append(index)
+                    tokens += size
+        return sorted(chosen)
+
+    def part(self, values: Any, indices: Sequence[int]) -> Any:
+        """Of [N] those of some rollouts."""
+        ends = np.cumsum([0, *(len(each.entropy) for each in self.scores)])
+        return np.concatenate([values[ends[index] : ends[index + 1]] for index in indices])
+
+    def likeliest(self, reported: Float64, formats: Sequence[str], readings: Sequence[str]) -> tuple[Fit, Fit]:
+        """On a sample, the format and reading that what was reported is most like: of those that explain all of it, if
+        any do, and of all.
+        """
+        indices = self.sample(self.options.cause_tokens // 2)
+        part, values = [self.scores[index] for index in indices], self.part(reported, indices)
+        if np.isnan(values).all():
+            part, values = list(self.scores), reported
+        vocab_size = self.model.config.vocab_size
+        fits = []
+        for format_name in formats:
+            spread = spread_of(self.model, part, format_name, self.known)
+            fits += [fit(values, predicted(part, reading), spread, reading, vocab_size) for reading in readings]
+        return max(fits, key=lambda each: (each.is_right, each.log_likelihood)), max(
+            fits, key=lambda each: each.log_likelihood
+        )
+
+    def judged(self, reported: Float64, format_name: str, reading: str) -> Fit:
+        """All tokens; rollouts in doubt by all emulated engines (see judge.py)."""
+        progress = self.shown(JUDGING)
+        values, vocab_size = predicted(self.scores, reading), self.model.config.vocab_size
+        spread = spread_of(self.model, self.scores, format_name, self.known, progress=progress)
+        result = fit(reported, values, spread, reading, vocab_size)
+        worst = [float(np.nanmax(np.abs(part), initial=0.0)) for part in self.by_rollout(result.ratios)]
+        doubtful = [index for index, size in enumerate(worst) if size > LIMIT / math.sqrt(len(DRAWS))]
+        doubtful.sort(key=lambda index: -worst[index])
+        for chosen in (doubtful[:1], doubtful[1:MOST_REFINED], doubtful[MOST_REFINED:]):
+            if not chosen or (chosen == doubtful[MOST_REFINED:] and result.wrong.any()):
+                break
+            truths = [self.scores[index].truth for index in chosen]
+            add_noises(self.model, format_name, truths, self.known, DRAWS)
+            spread = spread_of(self.model, self.scores, format_name, self.known)
+            result = fit(reported, values, spread, reading, vocab_size)
+        return result
+
+    def by_rollout(self, values: Float64) -> list[Float64]:
+        return np.split(values, np.cumsum([len(each.entropy) for each in self.scores])[:-1])
+
+    def wrong_choices(self, format_name: str) -> Int64:
+        """[N'] tokens that a right sampler of this format can't have chosen."""
+        chosen: list[int] = []
+        first = 0
+        for each in self.scores:
+            sampled = np.array(each.rollout.is_sampled, np.bool_)
+            if each.rollout.sampling.temperature == 0.0:
+                impossible = self.not_greedy(each, format_name)
+            else:
+                impossible = np.isneginf(each.high[each.numbers["processed"], -1])
+            chosen += (first + np.flatnonzero(sampled & impossible)).tolist()
+            first += len(each.entropy)
+        return np.array(chosen, np.int64)
+
+    def not_greedy(self, scores: Scores, format_name: str) -> NDArray[np.bool_]:
+        """[R] tokens further behind the greedy one than the format explains; only without penalties."""
+        if scores.numbers["processed"] != scores.numbers["raw"]:
+            return np.zeros(len(scores.entropy), np.bool_)
+        noise = self.known.noises[format_name, scores.truth.spoken]
+        allowed = margins(scores.truth, noise, format_named(format_name).bits)
+        tokens = np.array(scores.rollout.token_ids, np.int64)
+        columns = np.argmax(scores.truth.columns[scores.rows] == tokens[:, None], axis=1)
+        ratios = np.take_along_axis(allowed.gap_ratios[scores.rows], columns[:, None], axis=1)[:, 0]
+        return np.asarray(ratios > LIMIT)
+
+    def decided(self, name: str, reported: Float64, expected: str, judged: Fit, choices: Int64) -> Side:
+        """Before anything is explained."""
+        wrong, count = int(np.count_nonzero(judged.wrong)), int(np.count_nonzero(judged.reported))
+        reasons = []
+        if len(choices):
+            reasons.append(f"{len(choices)} tokens that its sampling parameters exclude")
+        if wrong:
+            reasons.append(f"{wrong} of {count} log-probabilities are further off than {judged.format_name} explains")
+        elif not judged.is_right:
+            reasons.append(f"errors are {judged.rms:.3g} times what {judged.format_name} explains on the average")
+        if reasons:
+            return Side(name, Verdict.BUG, tuple(reasons), reported, expected, judged, choices=choices)
+        why = f"all {count} log-probabilities are within what {judged.format_name} explains"
+        return Side(name, Verdict.EXACT, (why,), reported, expected, judged, choices=choices)
+
+    def explained(self, side: Side, quick: bool, is_free: bool) -> Side:
+        """With the hypotheses tried.
+
+        quick    only those that may hide within a coarse format
+        is_free  whether any reading may be the side's
+        """
+        assert side.fit is not None
+        worst = [float(np.nanmax(part, initial=0.0)) for part in self.by_rollout(side.fit.sizes)]
+        order = sorted(range(len(worst)), key=lambda index: -worst[index])
+        indices = self.sample(self.options.cause_tokens, order)
+        previous = self.previous if isinstance(self.previous, LoadedModel) else None
+        tried = hypotheses_of(self.model, self.beside, self.options.chunks, None if quick else previous)
+        if quick:
+            tried = [each for each in tried if each.name in (AS_IT_IS, "head precision")]
+        few = self.sample(self.options.cause_tokens // SCREENING, order)
+        if len(tried) > MOST_TRIED and len(few) < len(indices):
+            found = self.tried(side, few, tried)
+            likely = [each.hypothesis for each in found[:MOST_TRIED]]
+            tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
+        found = self.tried(side, indices, tried)
+        if is_free and found[0].fit.reading != side.expected:
+            side = replace(side, expected=found[0].fit.reading)
+            found = self.tried(side, indices, tried)
+        tokens = self.part(np.arange(len(side.reported)), indices)
+        return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
+
+    def tried(self, side: Side, indices: Sequence[int], hypotheses: Sequence[Hypothesis]) -> list[Explanation]:
+        """On these rollouts, in any of the formats and readings, the likeliest first."""
+        assert side.fit is not None
+        part, values = [self.scores[index] for index in indices], self.part(side.reported, indices)
+        names = dict.fromkeys((side.fit.format_name, *AUTO_FORMATS))
+        spreads = [spread_of(self.model, part, name, self.known) for name in names]
+        predictions = causes.predictions_of(
+            self.model, part, hypotheses, self.previous, self.known.place, self.shown(EXPLAINING)
+        )
+        readings = list(dict.fromkeys((side.expected, *READINGS)))
+        size = self.model.config.vocab_size
+        return explanations(values, side.expected, hypotheses, predictions, spreads, readings, size)
+
+    def with_cause(self, side: Side, found: Sequence[Explanation]) -> Side:
+        assert side.fit is not None
+        best = found[0]
+        plain = next(each for each in found if each.hypothesis.name == AS_IT_IS)
+        tokens = np.count_nonzero(best.fit.reported)
+        gain = LEAST_OF_TOKENS * tokens if plain.fit.is_right and best.fit.reading == plain.fit.reading else 0.0
+        if side.verdict is Verdict.EXACT and best.log_likelihood < plain.log_likelihood + gain:
+            best = plain
+        is_error = best.hypothesis.name != AS_IT_IS
+        reading = self.reading_words(side.expected, best.fit.reading)
+        if is_error and best.is_adequate:
+            return replace(side, verdict=Verdict.BUG, cause=best, reasons=(cause_words(best, reading), *side.reasons))
+        if side.verdict is not Verdict.BUG:
+            return side
+        if not is_error and best.fit.is_right and reading:
+            return replace(side, cause=best, reasons=(reading, *side.reasons))
+        if not is_error and best.fit.is_right and not len(side.choices):
+            words = f"errs like {best.fit.format_name} everywhere, not like {side.fit.format_name}"
+            return replace(side, verdict=Verdict.DRIFT, reasons=(words, *side.reasons))
+        nearest = f"; nearest: {cause_words(best, reading)}, {best.explained:.0%} of the squared error"
+        unexplained = "unexplained" + (nearest if is_error or reading else "")
+        return replace(side, reasons=(unexplained, *side.reasons))
+
+    def reading_words(self, expected: str, actual: str) -> str:
+        words = [reading_words(expected, actual, each.rollout.sampling) for each in self.scores]
+        return max(words, key=len, default="")
+
+
+def cause_words(explanation: Explanation, reading: str) -> str:
+    hypothesis = explanation.hypothesis
+    words = [] if hypothesis.name == AS_IT_IS else [f"{hypothesis.name} ({hypothesis.detail})"]
+    return ", ".join([*words, *([reading] if reading else [])])
+
+
+def mode_of(rollout: Rollout, side: str) -> str:
+    return rollout.logprobs_mode if side == "sampler" else rollout.trainer_logprobs_mode
