@@ -64,11 +64,14 @@ class Plan:
     answer_tokens: float
 
     def needed(self, hypotheses: Hypotheses, number: int, with_reported: bool) -> float:
-        """Tokens until all but a hypothesis and those like it are rejected, if it is true: whole answers."""
+        """Tokens until all but a hypothesis and those like it are rejected, if it is true.
+
+        Decisions come at ends of answers: half of one more, in whole answers.
+        """
         table = self.reported if with_reported else self.tokens
         others = [other for other in range(len(table)) if not hypotheses.is_alike(number, other)]
         most, length = max((float(table[number, other]) for other in others), default=0.0), max(1.0, self.answer_tokens)
-        return most if math.isinf(most) else math.ceil(most / length) * length
+        return most if math.isinf(most) else math.ceil(most / length + 0.5) * length
 
 
 def planned(
@@ -100,8 +103,9 @@ def planned(
         if progress:
             progress(done + 1, len(prompts))
     asked = [question for question, answer in zip(questions, answers, strict=True) if answer]
-    telling = kinds_of(hypotheses, asked, tables)
-    chosen = [index for index, question in enumerate(asked) if question.kind in telling]
+    ranked, others = halves(asked)
+    telling = kinds_of(hypotheses, [asked[index] for index in ranked], [tables[index] for index in ranked])
+    chosen = [index for index in others if asked[index].kind in telling]
     kl, factors, squares, within, entropy = (
         np.concatenate([tables[index][part] for index in chosen], axis=-1) for part in range(5)
     )
@@ -242,6 +246,17 @@ def spread_of(candidate: Any, sequences: Sequence[tuple[Sequence[int], Sequence[
         return MOST_SPREAD
     spreads = [noise.spread[truth.stored] for truth, noise in zip(truths, noises, strict=True)]
     return min(MOST_SPREAD, float(np.sqrt(np.mean(np.concatenate(spreads) ** 2))))
+
+
+def halves(questions: Sequence[Question]) -> tuple[list[int], list[int]]:
+    """Of each kind every second one, and the others: those that choose kinds would make them seem better than they are.
+    A kind with one question is in both.
+    """
+    by_kind: dict[str, list[int]] = {}
+    for index, question in enumerate(questions):
+        by_kind.setdefault(question.kind, []).append(index)
+    first = sorted(index for kind in by_kind.values() for index in kind[::2])
+    return first, sorted(index for kind in by_kind.values() for index in kind[1::2] or kind)
 
 
 def kinds_of(
