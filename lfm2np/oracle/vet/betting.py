@@ -7,7 +7,7 @@ hypotheses, half among ways that nobody claims, so that a list without the truth
 was rejected stays rejected; what is accepted is what is left.
 
 A right engine has rounding errors, so the odds are made fairer than the hypothesis' own:
-- What filters drop or keep by a rounding error counts as kept (`upper`).
+- A token that filters drop counts as kept where a rounding error may keep it (`upper`).
 - Errors d of its logits, at random and of size tau, give token y the probability p[y] (1 + tau^2 (sum p^2 - p[y])) on
   the average, up to higher orders, as E exp(d[y] - log sum p exp d) is: these are the odds.
 - Errors may be aligned with the difference between two candidates, as both come from rounding the same network: with a
@@ -109,7 +109,8 @@ class Ledger:
         for number in range(len(upper)):
             others = [other for other in range(len(upper)) if other != number]
             ways = self._ways(logprobs[number], warmer[number], counts)
-            odds, variance = self._odds(number, np.maximum(upper[number], logprobs[number]), squares[number])
+            possible = np.where(np.isfinite(logprobs[number]), logprobs[number], upper[number])
+            odds, variance = self._odds(number, possible, squares[number])
             factors = factors_of(np.concatenate([logprobs[others], ways]), odds)
             factors[:, ~certain] = np.minimum(factors[:, ~certain], MOST_OF_TEXT)
             factors[len(others) :, ~certain] = 0.0

@@ -20,6 +20,7 @@ from lfm2np.oracle.judging.formats import KV, format_named
 from lfm2np.oracle.judging.noise import STAGES, engine_of, noise_of
 from lfm2np.oracle.judging.position import resolution
 from lfm2np.oracle.judging.truth import Spoken, Truth, num_fed_tokens
+from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.judging.views import VIEWS, view_items, view_of
 from lfm2np.oracle.vet.hypotheses import Candidate, Hypotheses
 from lfm2np.oracle.vet.questions import Question
@@ -225,6 +226,11 @@ def as_far_as_plausible(answer: Likelihoods) -> Likelihoods | str:
         name: value[..., rows] for name, value in vars(answer).items() if isinstance(value, np.ndarray)
     }
     return replace(answer, **arrays)
+
+
+def tolerance_of(spread: float) -> float:
+    """Of logits, up to which filters may keep or drop a token; a power of two, as results are kept by it."""
+    return float(2.0 ** math.ceil(math.log2(LIMIT * max(spread, 1e-6))))
 
 
 def has_reported(tokens: Tokens) -> bool:

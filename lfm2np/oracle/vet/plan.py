@@ -23,11 +23,10 @@ from lfm2np.errors import NumericsError, RequestError
 from lfm2np.network import ragged
 from lfm2np.oracle.judging.noise import DRAWS, noise_of
 from lfm2np.oracle.judging.truth import truths_of
-from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.judging.views import processed
 from lfm2np.oracle.vet.betting import ALIGNED, factors_of
 from lfm2np.oracle.vet.hypotheses import Hypotheses
-from lfm2np.oracle.vet.likelihoods import RAW, Scorer, rounding_scales
+from lfm2np.oracle.vet.likelihoods import RAW, Scorer, rounding_scales, tolerance_of
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.reported import expected_gain
 from lfm2np.progress import Progress
@@ -168,7 +167,7 @@ def compared(
     logprobs, upper = [], []
     for each in hypotheses.each:
         pair = scorer.pairs.index((each.candidate, each.rendering))
-        ids, tolerance = [*prompts[pair], *answer], LIMIT * spreads[each.candidate]
+        ids, tolerance = [*prompts[pair], *answer], tolerance_of(spreads[each.candidate])
         sampling, start = hypotheses.samplings[each.sampling], len(prompts[pair])
         exact, most = distribution(logits[pair], sampling, ids, start, tolerance)
         logprobs.append(exact)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +12,10 @@ from functools import partial
 from typing import Protocol
 
 from lfm2np.errors import RequestError, TokenizerError
-from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.vet.betting import Ledger, Standing
 from lfm2np.oracle.vet.hypotheses import Hypotheses
-from lfm2np.oracle.vet.likelihoods import Likelihoods, Scorer
+from lfm2np.oracle.vet.likelihoods import Likelihoods, Scorer, tolerance_of
 from lfm2np.oracle.vet.plan import Plan
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.replies import Reply, ReplyFile
@@ -126,11 +124,6 @@ class Session:
         standings = self.ledger.standings(self.alpha)
         self.result = Vetted(self.hypotheses, self.plan, self.alpha, self.bounds, self.spreads, standings)
 
-    @property
-    def tolerances(self) -> list[float]:
-        """Of logits, up to which filters may keep or drop a token; powers of two, as results are kept by them."""
-        return [2.0 ** math.ceil(math.log2(LIMIT * max(spread, 1e-6))) for spread in self.spreads]
-
     def take(self, replies: Sequence[Reply]) -> None:
         """Judges some replies, and says what stands now."""
         result, usable = self.result, []
@@ -143,7 +136,7 @@ class Session:
             except LeftOut as why:
                 result.left_out[str(why)] += 1
         shown = partial(self.progress, SCORING) if self.progress else None
-        scored = self.scorer.score(usable, self.tolerances, self.use_logprobs, shown)
+        scored = self.scorer.score(usable, list(map(tolerance_of, self.spreads)), self.use_logprobs, shown)
         for (_, tokens), likelihoods in zip(usable, scored, strict=True):
             if not isinstance(likelihoods, Likelihoods):
                 result.left_out[likelihoods] += 1
