@@ -42,6 +42,7 @@ MOST = 3.0  # nats against a hypothesis, of one token
 MOST_OF_TEXT = 1.0
 SHARED = 0.01  # of each bet follows the hypothesis itself: a way that excludes a token loses no more than 4.6 nats
 ALIGNED = 0.25  # fixtures/vet.py measures it
+LOOSE = 0.1  # of a bet on a filtered hypothesis follows its filters if they keep all that a rounding error may keep
 ANY = 0.05  # of the bet on tokens as likely as any other
 ORDERS, STRENGTHS = (1, 2), (4.0, 32.0)  # of the way that learns: tokens of context, and the weight of the hypothesis
 WAYS = (
@@ -101,6 +102,7 @@ class Ledger:
         if not self.answers:
             return [Standing(0.0, "", None) for _ in self.hypotheses.each]
         logprobs, upper = self.joined("logprobs"), self.joined("upper")
+        bets = np.logaddexp(math.log1p(-LOOSE) + logprobs, math.log(LOOSE) + self.joined("loose"))
         squares, warmer = self.joined("squares"), self.joined("warmer")
         counts, certain = np.concatenate(self._counts, axis=-1), self.joined("certain")
         ends = np.cumsum([len(answer) for answer in self.answers]) - 1
@@ -111,7 +113,7 @@ class Ledger:
             ways = self._ways(logprobs[number], warmer[number], counts)
             possible = np.where(np.isfinite(logprobs[number]), logprobs[number], upper[number])
             odds, variance = self._odds(number, possible, squares[number])
-            factors = factors_of(np.concatenate([logprobs[others], ways]), odds)
+            factors = factors_of(np.concatenate([bets[others], ways]), odds)
             factors[:, ~certain] = np.minimum(factors[:, ~certain], MOST_OF_TEXT)
             factors[len(others) :, ~certain] = 0.0
             price = ALIGNED * np.sqrt(np.cumsum(variance) * np.cumsum(factors**2, axis=1))

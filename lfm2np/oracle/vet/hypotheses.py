@@ -18,11 +18,12 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.strict_json import decode_text, read_bytes
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
-from lfm2np.oracle.judging.formats import KEPT, with_kv
+from lfm2np.oracle.judging.formats import KEPT, format_named, with_kv
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.sampling.params import SamplingParams
 
 FLOATS = ("F32", "F16", "BF16")
+CACHE_BITS = {"float32": 24, "float16": 11, "bfloat16": 8, "q8_0": 7, "float8": 4, "q4_0": 3}  # significant
 AS_SENT = "as sent"
 SAMPLED_BY = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -41,9 +42,15 @@ class Candidate:
     def format_name(self) -> str:
         """What an engine computes in that runs it: its rounding is what a right provider may be off by."""
         path, config = self.model.path, self.model.config
+        if not is_gguf(path):
+            return with_kv("bfloat16", self.kv)
         types = {tensor.dtype for tensor in read_tensors(path, config).values() if len(tensor.shape) == 2}
-        in_blocks = is_gguf(path) and not types <= set(FLOATS)
-        return with_kv("q8" if in_blocks else "bfloat16", self.kv)
+        return with_kv("float16" if types <= set(FLOATS) else "q8", self.kv)
+
+    @property
+    def has_coarse_cache(self) -> bool:
+        """Whether its rounding is coarser than all else, so that engines round it alike."""
+        return self.kv is not None and CACHE_BITS[self.kv] + 2 < format_named(self.format_name).bits
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Exact log-probabilities of an answer's tokens under every hypothesis, and what rounding a right provider may add.
 
 A candidate whose cache is coarser than all else is computed by an emulated engine that rounds keys and values so, all
-else in float32: what it rounds, any such engine rounds alike. Those numbers are not the same bits everywhere.
+else in float32: what it rounds, any such engine rounds alike. Those numbers are not the same bits everywhere. Where all
+else is as coarse, no two engines round the cache alike: then it is only a larger rounding error.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Likelihoods:
     """One answer of R tokens under H hypotheses, P pairs of a candidate and a rendering, W factors of the temperature.
 
     logprobs  [H, R] nats, -inf where filters exclude the token
+    loose     [H, R] if filters keep all that they may keep by a rounding error
     upper     [H, R] the most that a right engine may give it: filters that keep or drop a token by a rounding error
     squares   [H, R] sum of p^2 before filters
     warmer    [H, W, R] logprobs at other temperatures
@@ -56,6 +58,7 @@ class Likelihoods:
     token_ids: NDArray[np.int64]
     before: tuple[int, int]  # the prompt's last two tokens as sent
     logprobs: Float64
+    loose: Float64
     upper: Float64
     squares: Float64
     warmer: Float64
@@ -70,7 +73,7 @@ class Likelihoods:
 
 def network_of(candidate: Candidate) -> LoadedModel:
     """What computes a candidate: exact arithmetic, or an emulated engine with its cache."""
-    if candidate.kv is None:
+    if not candidate.has_coarse_cache:
         return candidate.model
     numerics, weights = engine_of(candidate.model, f"float32{KV}{candidate.kv}", 0, CACHE_DRAW)
     return replace(candidate.model, numerics=numerics, weights=weights)
@@ -164,7 +167,7 @@ class Scorer:
             }
             for (prompt, tokens), wanted in zip(ids, wants, strict=True)
         ]
-        work, place = (VIEWS, self._places[number]) if candidate.kv is None else (ROUNDED_VIEWS, Place())
+        work, place = (VIEWS, self._places[number]) if not candidate.has_coarse_cache else (ROUNDED_VIEWS, Place())
         results: list[dict[str, Any]] = compute(work, network, items, place, progress)
         wanted = [index for index, result in enumerate(results) if "truth" in result]
         truths = [
@@ -196,11 +199,14 @@ class Scorer:
         ]
         reported = np.array([np.nan if value is None else value for value in tokens.logprobs])
         has_scales = all("scales" in view for view in views)
-        upper = np.stack([at[h.candidate, h.rendering]["high"][1 + h.sampling, 0] for h in each])
+        loose, upper = (
+            np.stack([at[h.candidate, h.rendering][name][1 + h.sampling, 0] for h in each]) for name in ("low", "high")
+        )
         return Likelihoods(
             np.array(tokens.token_ids, np.int64),
             (prompts[0][-2] if len(prompts[0]) > 1 else -1, prompts[0][-1]),
             of("logprobs"),
+            loose,
             upper,
             of("squares"),
             np.stack(warmer),

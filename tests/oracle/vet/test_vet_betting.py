@@ -35,6 +35,7 @@ def answer(random, distributions, truth, noise=0.0, reports=None):
         (-1, -1),
         chosen,
         chosen,
+        chosen,
         (np.exp(distributions) ** 2).sum(axis=-1),
         np.stack([np.take_along_axis(part, tokens[None, :, None], axis=2)[..., 0] for part in warmer], axis=1),
         chosen,
@@ -82,7 +83,9 @@ def test_a_list_without_the_truth_is_refuted():
         chosen = np.take_along_axis(distributions, drawn.token_ids[None, :, None], axis=2)[..., 0]
         warmer = [normalised(distributions / factor) for factor in WARMER]
         taken = [np.take_along_axis(part, drawn.token_ids[None, :, None], axis=2)[..., 0] for part in warmer]
-        ledger.add(replace(drawn, logprobs=chosen, upper=chosen, raw=chosen, warmer=np.stack(taken, axis=1)))
+        ledger.add(
+            replace(drawn, logprobs=chosen, loose=chosen, upper=chosen, raw=chosen, warmer=np.stack(taken, axis=1))
+        )
     standings = ledger.standings(ALPHA)
     assert all(standing.rejected is not None for standing in standings)
     assert "temperature" in standings[0].by or standings[0].by in "abc"
