@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,14 @@ REPORTS = "with log-probabilities of another model"
 @dataclass(frozen=True, eq=False)
 class Standing:
     """Of one hypothesis. capital: the largest logarithm against it; by: the way that has most of it then;
-    rejected: after how many tokens, None if it is left.
+    rejected: after how many tokens, None if it is left; fits: after how many tokens what is reported refutes that it is
+    another model's, None if not yet. Tokens alone can't say that: 0.
     """
 
     capital: float
     by: str
     rejected: int | None
+    fits: int | None = 0
 
 
 @dataclass(eq=False)
@@ -125,7 +127,11 @@ class Ledger:
                 capitals[: len(others)] += [log_mean(densities[other][PLAIN]) - fair for other in others]
                 capitals = np.vstack([capitals, log_mean(densities[number][WIDE]) - fair])
                 names, weights = [*names, REPORTS], [*weights, 0.5 / (len(WAYS) + 1)]
-            standings.append(standing_of(capitals, np.array(weights), names, alpha, ends))
+            standing = standing_of(capitals, np.array(weights), names, alpha, ends)
+            if densities is not None:
+                likelier = log_mean(densities[number][PLAIN]) - densities[number][WIDE].max(axis=(0, 1))
+                standing = replace(standing, fits=first_above(likelier, alpha, ends))
+            standings.append(standing)
         return standings
 
     def _ways(self, logprobs: Float64, warmer: Float64, counts: Float64) -> Float64:
@@ -183,7 +189,13 @@ def standing_of(
     shares = capitals[:, ends] + np.log(weights)[:, None]
     largest = shares.max(axis=0)
     total = largest + np.log(np.exp(shares - largest).sum(axis=0))
-    crossed = np.flatnonzero(total >= -math.log(alpha))
-    at = int(crossed[0]) if len(crossed) else int(np.argmax(total))
+    rejected = first_above(np.repeat(total, np.diff(ends, prepend=-1)), alpha, ends)
+    at = int(np.argmax(total)) if rejected is None else int(np.searchsorted(ends, rejected - 1))
     best = int(np.argmax(shares[:, at]))
-    return Standing(float(total.max()), names[best], int(ends[at]) + 1 if len(crossed) else None)
+    return Standing(float(total.max()), names[best], rejected)
+
+
+def first_above(logarithms: Float64, alpha: float, ends: NDArray[np.int64]) -> int | None:
+    """After how many tokens 1 / alpha is reached, at the end of an answer; None: never."""
+    crossed = np.flatnonzero(logarithms[ends] >= -math.log(alpha))
+    return int(ends[crossed[0]]) + 1 if len(crossed) else None

@@ -28,7 +28,7 @@ from lfm2np.oracle.vet.betting import ALIGNED, factors_of
 from lfm2np.oracle.vet.hypotheses import Hypotheses
 from lfm2np.oracle.vet.likelihoods import RAW, Scorer, rounding_scales, tolerance_of
 from lfm2np.oracle.vet.questions import Question
-from lfm2np.oracle.vet.reported import expected_gain
+from lfm2np.oracle.vet.reported import RIGHT, expected_gain
 from lfm2np.progress import Progress
 from lfm2np.sampling import choice
 from lfm2np.sampling.params import SamplingParams
@@ -36,6 +36,7 @@ from lfm2np.work.place import MAX_NUM_BATCHED_TOKENS, cut
 
 Float64 = NDArray[np.float64]
 EXCLUDED = -700.0  # nats, of a token that filters exclude
+LEAST_GROWTH = 1e-9  # nats a token: less is a rounding of the sums
 MOST_SPREAD = 1.0  # nats: a format with larger errors says nothing
 
 
@@ -298,7 +299,7 @@ def expected_tokens(
             inside = within[other]
             price = ALIGNED * tau * math.sqrt(float(np.mean(1.0 - inside)) * float(squares[true, other].mean()))
             growth[true, other] = max(0.0, float(factors[true, other].mean()) - price)
-            if growth[true, other] > 0.0:
+            if growth[true, other] > LEAST_GROWTH:
                 tokens[true, other] = threshold(count, alpha) / growth[true, other]
     return tokens, growth
 
@@ -352,6 +353,6 @@ def with_reported(hypotheses: Hypotheses, growth: Float64, gain: Float64, alpha:
     pairs = sorted({(each.candidate, each.rendering) for each in hypotheses.each})
     at = [pairs.index((each.candidate, each.rendering)) for each in hypotheses.each]
     total = growth + gain[np.ix_(at, at)]
-    needed = threshold(len(growth), alpha) + math.log(6.0)
+    needed = threshold(len(growth), alpha) + math.log(2.0 * len(RIGHT))
     with np.errstate(divide="ignore"):
-        return np.where(total > 0.0, needed / total, np.inf)
+        return np.where(total > LEAST_GROWTH, needed / total, np.inf)

@@ -18,15 +18,10 @@ from lfm2np.oracle.vet.likelihoods import LEAST_SCALE, Likelihoods
 Float64 = NDArray[np.float64]
 DEGREES = 4.0
 COUNTED = 0.5  # of the logarithm
-SCALES = (
-    0.5,
-    1.0,
-    2.0,
-    8.0,
-    32.0,
-    128.0,
-)  # times the emulated engines' rounding error; the last ones no right engine has
-PLAIN, WIDE = (slice(None), slice(0, 3)), (slice(None), slice(3, None))
+RIGHT = tuple(2.0 ** (step / 4.0) for step in range(-4, 5))  # times the emulated engines' rounding error
+OTHER = (4.0, 8.0, 32.0, 128.0)  # times it: no right engine has so much
+SCALES = (*RIGHT, *OTHER)
+PLAIN, WIDE = (slice(None), slice(0, len(RIGHT))), (slice(None), slice(len(RIGHT), None))
 
 
 def log_densities(answer: Likelihoods, pair: int, number: int, temperature: float) -> Float64:

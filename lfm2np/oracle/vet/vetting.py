@@ -81,7 +81,8 @@ class Vetted:
             return Outcome.NONE
         same = all(self.hypotheses.is_alike(self.left[0], number) for number in self.left)
         rivals = any(not self.hypotheses.is_alike(self.left[0], number) for number in range(len(self.standings)))
-        return Outcome.ACCEPTED if same and rivals and self.num_tokens else Outcome.UNDECIDED
+        fits = any(self.standings[number].fits is not None for number in self.left)
+        return Outcome.ACCEPTED if same and rivals and fits and self.num_tokens else Outcome.UNDECIDED
 
     @property
     def accepted(self) -> int | None:

@@ -1,6 +1,7 @@
 """Candidates, layouts and samplings as they are written, and what comes of them."""
 
 import pytest
+from quantise import write_types
 
 import lfm2np
 from lfm2np.errors import RequestError
@@ -95,3 +96,11 @@ def test_a_question_of_another_form_is_refused(raw):
 def test_a_question_survives_a_file():
     for question in (QUESTION, Question("k", prompt="Once")):
         assert question_from_json(question.as_json(), "line 1") == question
+
+
+def test_a_cache_is_emulated_only_where_it_is_coarser_than_all_else(tmp_path):
+    (half,) = write_types(lfm2np.trained_fixture(), ["F16"], tmp_path)
+    coarse = {kv: Candidate("a", MODEL, kv).has_coarse_cache for kv in ("q4_0", "float8", "q8_0", "bfloat16")}
+    assert coarse == {"q4_0": True, "float8": True, "q8_0": False, "bfloat16": False}
+    assert Candidate("a", lfm2np.load(half), "q8_0").has_coarse_cache and not Candidate("a", MODEL).has_coarse_cache
+    assert Candidate("a", lfm2np.load(half), "q8_0").format_name == "float16 kv:q8_0"
