@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.oracle.vet.betting import MOST, MOST_OF_TEXT, Ledger, factors_of
+from lfm2np.oracle.vet.betting import ALIGNED, MOST, MOST_OF_TEXT, Ledger, factors_of
 from lfm2np.oracle.vet.hypotheses import Candidate, hypotheses_of
 from lfm2np.oracle.vet.likelihoods import WARMER, Likelihoods
 from lfm2np.oracle.vet.reported import expected_gain
@@ -73,22 +73,53 @@ def test_candidates_closer_than_rounding_errors_are_not_told_apart():
         assert all(standing.rejected is None for standing in run(seed, 0.01, noise=0.2, answers=60))
 
 
-def test_a_list_without_the_truth_is_refuted():
-    """A truth that is hotter than all candidates."""
+def hotter(ledger, are_certain):
+    """Answers of a truth that is hotter than all candidates."""
     random = np.random.default_rng(1)
-    ledger = Ledger(HYPOTHESES, VOCABULARY, (0.0,) * 3)
     for _ in range(60):
         distributions = contexts(random, 0.3)
         drawn = answer(random, normalised(distributions / 1.6), 0)
         chosen = np.take_along_axis(distributions, drawn.token_ids[None, :, None], axis=2)[..., 0]
         warmer = [normalised(distributions / factor) for factor in WARMER]
         taken = [np.take_along_axis(part, drawn.token_ids[None, :, None], axis=2)[..., 0] for part in warmer]
-        ledger.add(
-            replace(drawn, logprobs=chosen, loose=chosen, upper=chosen, raw=chosen, warmer=np.stack(taken, axis=1))
-        )
-    standings = ledger.standings(ALPHA)
+        same = dict.fromkeys(("logprobs", "loose", "upper", "raw"), chosen)
+        certain = np.full(LENGTH, are_certain)
+        ledger.add(replace(drawn, warmer=np.stack(taken, axis=1), certain=certain, **same))
+    return ledger.standings(ALPHA)
+
+
+def test_a_list_without_the_truth_is_refuted():
+    standings = hotter(Ledger(HYPOTHESES, VOCABULARY, (0.0,) * 3), True)
     assert all(standing.rejected is not None for standing in standings)
-    assert "temperature" in standings[0].by or standings[0].by in "abc"
+
+
+def test_ways_that_nobody_claims_do_not_bet_on_tokens_of_a_text():
+    alone = hypotheses_of([Candidate("a", MODEL)], None, [], [SamplingParams()])
+    (certain,), (uncertain,) = (hotter(FirstOnly(alone, VOCABULARY, (0.0,)), way) for way in (True, False))
+    assert certain.rejected is not None and "temperature" in certain.by
+    assert uncertain.rejected is None and uncertain.capital <= 0.0
+
+
+class FirstOnly(Ledger):
+    """Of answers under three hypotheses, the first."""
+
+    def add(self, answer):
+        names = ("logprobs", "loose", "upper", "squares", "warmer", "raw")
+        super().add(replace(answer, **{name: getattr(answer, name)[:1] for name in names}))
+
+
+def test_errors_that_may_be_aligned_are_paid_for():
+    """The price of a difference between candidates that is as large as the rounding errors."""
+    random, apart, tau = np.random.default_rng(7), 0.2, 0.2
+    free, paid = (Ledger(HYPOTHESES, VOCABULARY, (spread,) * 3) for spread in (0.0, tau))
+    for _ in range(40):
+        drawn = answer(random, contexts(random, apart), 0)
+        free.add(drawn)
+        paid.add(drawn)
+    difference = free.standings(ALPHA)[1].capital - paid.standings(ALPHA)[1].capital
+    logprobs = free.joined("logprobs")
+    price = ALIGNED * tau * np.sqrt(40 * LENGTH * np.sum((logprobs[0] - logprobs[1]) ** 2))
+    assert 0.5 * price < difference < 1.5 * price
 
 
 def test_reported_values_decide_sooner_and_do_not_accuse():
