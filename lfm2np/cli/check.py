@@ -19,7 +19,7 @@ from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars
-from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.errors import InconclusiveError, ProofError, RequestError, WorkerError
 from lfm2np.loading import Model
 from lfm2np.oracle.check import (
     SCORING,
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
         for name, render in PAGES.items():
             if getattr(arguments, name) is not None:
                 write_whole(Path(getattr(arguments, name)), render(result, command))
-    except RequestError as error:
+    except (RequestError, WorkerError) as error:  # a lost worker says nothing of the engine
         raise TargetError(str(error)) from None
     fields = {**as_json(result, command), "scoring": work.throughput(place)}
     print_result(arguments, fields, as_text(result, command))

@@ -33,7 +33,8 @@ from lfm2np.whole_file import write_whole
 from lfm2np.work.results_file import line_of, merged, spot_check
 
 EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
-  lfm2np score --requests requests.jsonl --workers 2 --results results.jsonl --json"""
+  lfm2np score --requests requests.jsonl --workers 2 --results results.jsonl --json
+  lfm2np score --requests requests.jsonl --dask tcp://scheduler:8786 --results results.jsonl"""
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ def read_sequences(model: Model, text: str, source: str) -> list[Scored]:
 
 def run_score(arguments: argparse.Namespace) -> None:
     has_completion = arguments.completion is not None or arguments.completion_ids is not None
-    if arguments.requests is None and (arguments.workers or arguments.results is not None):
-        raise RequestError("--workers and --results go with --requests")
+    if arguments.requests is None and (arguments.workers or arguments.dask or arguments.results is not None):
+        raise RequestError("--workers, --dask and --results go with --requests")
     if arguments.requests is not None and (has_completion or arguments.system is not None):
         raise RequestError("--requests has prompts and completions in its lines")
     model = load_model(arguments)
@@ -153,7 +154,8 @@ def run_merge(arguments: argparse.Namespace) -> None:
     entries = merged(arguments.files, model)
     if not entries:
         raise RequestError(f"{', '.join(arguments.files)}: no results, expected at least one")
-    checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed)
+    with work.place_of(arguments, model) as place:
+        checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed, place)
     write_whole(arguments.output, "".join(line_of(item, model.sha256) for item in entries.values()))
     if arguments.json:
         print(json.dumps({"output": arguments.output, "items": len(entries), "checked": list(map(str, checked))}))
@@ -170,3 +172,5 @@ def add_merge(commands: Commands) -> None:
     add(parser, "-o --output FILE", "file to write or replace", required=True)
     add(parser, "--spot-check K", "recompute K items, and fail if a bit differs (0)", default=0)
     add(parser, "--seed N", "seed that chooses those items (0)", default=0)
+    work.add_executor_options(parser)
+    parser.set_defaults(results=None)

@@ -10,7 +10,7 @@ from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import print_result, progress_bars
-from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.errors import InconclusiveError, ProofError, RequestError, WorkerError
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors.files import (
     DOCUMENT,
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise RequestError("--format: expected --answers with it")
         else:
             run_verify(arguments)
-    except RequestError as error:
+    except (RequestError, WorkerError) as error:
         raise VectorsError(str(error)) from None
 
 

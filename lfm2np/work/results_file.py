@@ -28,7 +28,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.values import same, show
-from lfm2np.work.place import Work, compute
+from lfm2np.work.place import AnyPlace, Work, compute
 from scheduler.checksum import canonical, damage, json_sha256
 
 FORMAT_VERSION = 2
@@ -184,7 +184,12 @@ def merged(paths: Iterable[str | Path], model: LoadedModel) -> dict[str, Entry]:
 
 
 def spot_check(
-    model: LoadedModel, entries: Sequence[Entry], works: Mapping[str, Work], count: int, seed: int
+    model: LoadedModel,
+    entries: Sequence[Entry],
+    works: Mapping[str, Work],
+    count: int,
+    seed: int,
+    place: AnyPlace = None,
 ) -> list[Entry]:
     """Computes `count` entries again, drawn by the seed, and returns them. ProofError for one of other bits."""
     if not 0 <= count <= len(entries):
@@ -195,7 +200,7 @@ def spot_check(
         if kind not in works:
             raise RequestError(f"{kind!r}: no known kind of work, expected one of {', '.join(works)}")
         same_kind = [entry for entry in chosen if entry.kind == kind]
-        results = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in same_kind])
+        results = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in same_kind], place)
         for entry, result in zip(same_kind, results, strict=True):
             expected = line_sha256(model.sha256, entry.kind, entry.item, encoded(result))
             if entry.sha256 != expected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -162,8 +163,9 @@ def test_a_bad_line_is_named(
 
 
 BAD_OPTIONS: list[tuple[list[str], str]] = [
-    (["score", "--prompt", "a", "--workers", "2"], "--workers and --results go with --requests"),
-    (["score", "--prompt", "a", "--results", "f"], "--workers and --results go with --requests"),
+    (["score", "--prompt", "a", "--workers", "2"], "--workers, --dask and --results go with --requests"),
+    (["score", "--prompt", "a", "--results", "f"], "--workers, --dask and --results go with --requests"),
+    (["score", "--prompt", "a", "--dask", "tcp://h:1"], "--workers, --dask and --results go with --requests"),
     (["score", "--requests", "REQUESTS", "--completion", "a"], "--requests has prompts and completions in its lines"),
     (["score", "--requests", "REQUESTS", "--system", "a"], "--requests has prompts and completions in its lines"),
     (["score", "--requests", "REQUESTS", "--workers", "-1"], "--workers -1: expected a whole number, at least 0"),
@@ -174,6 +176,19 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
     (["score", "--requests", "TWICE"], "two requests have one request_id: '1'"),
     (["score", "--requests", "EMPTY"], "no requests, expected one JSON object a line"),
 ]
+
+
+def test_a_cluster_needs_the_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    options = ["score", "--requests", written(tmp_path / "r.jsonl", [{"prompt": "a"}]), "--dask", "tcp://h:1"]
+    code, found = failure(capsys, *options)
+    assert code == 2
+    assert "needs the extra `dask`: pip install 'lfm2np[dask]'" in found
+    with pytest.raises(SystemExit, match="2"):
+        main([*options, "--workers", "2"])
+    assert "not allowed with argument" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD_OPTIONS)

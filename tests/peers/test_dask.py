@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
-from collections.abc import Iterator
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
 
 import lfm2np
+from lfm2np.cli import main
+from lfm2np.cli.shared import dask_cluster
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import WorkerError
 from lfm2np.loading import Model
@@ -20,10 +29,11 @@ from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.vectors.files import packaged_set, read_set
 from lfm2np.oracle.vectors.golden import verify
 from lfm2np.scoring.teacher_forcing import score_many
-from lfm2np.work.place import Place
+from lfm2np.work.place import Place, source_of
 from lfm2np.work.results_file import ResultsFile, merged, spot_check
 from lfm2np.work.shards import map_shards
 
+VERSION = lfm2np.__version__
 pytestmark = pytest.mark.peers
 
 SEQUENCES = [[random.Random(seed).randrange(8, 500) for _ in range(3 + seed % 9)] for seed in range(60)]
@@ -84,3 +94,119 @@ def test_check_and_vectors_run_there_too(client: Client, model: Model) -> None:
     found = check(model, target, "float32", cases=["short-prompts"], executor=executor)
     assert str(found.total.verdict) == "EXACT" and found.total.worst == 0.0
     assert verify(model, read_set(packaged_set()), executor=executor) == []
+
+
+# --- --dask ADDRESS
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> str:
+    """60 shards, so that some wait while others are computed."""
+    lines = [json.dumps({"prompt_token_ids": ids * 40}) + "\n" for ids in SEQUENCES]
+    (tmp_path / "requests.jsonl").write_text("".join(lines))
+    return str(tmp_path / "requests.jsonl")
+
+
+def score(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]:
+    """Exit code, outputs, and the lines on stderr that are not progress."""
+    code = main(["score", "--json", *words])
+    captured = capsys.readouterr()
+    return code, json.loads(captured.out)["outputs"] if captured.out else None, captured.err
+
+
+def when_lines(path: Path, act: Callable[[], None]) -> threading.Thread:
+    """Acts as soon as there are results."""
+
+    def watch() -> None:
+        while not (path.exists() and path.read_bytes().count(b"\n")):
+            time.sleep(0.01)
+        act()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def test_the_command_line_gives_the_same_bits_though_a_worker_is_killed_midway(
+    client: Client, requests: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, killed, lines = tmp_path / "results.jsonl", list[int](), list[int]()
+
+    def kill() -> None:
+        killed.append(min(workers(client)))
+        os.kill(killed[0], signal.SIGKILL)
+        lines.append(results.read_bytes().count(b"\n"))
+
+    options = ["--requests", requests]
+    killer = when_lines(results, kill)
+    code, found, _ = score(capsys, *options, "--dask", client.scheduler.address, "--results", str(results))
+    killer.join()
+    assert code == 0 and lines[0] < len(SEQUENCES)
+    assert found == score(capsys, *options)[1]
+    client.wait_for_workers(3)
+    assert killed[0] not in workers(client)
+    merge = ["merge", str(results), "-o", str(tmp_path / "merged.jsonl"), "--spot-check", "5", "--dask"]
+    assert main([*merge, client.scheduler.address]) == 0
+    assert capsys.readouterr().out.endswith("60 items from 1 files; 5 computed again\n")
+
+
+def test_a_cluster_without_workers_ends_the_run_and_what_was_computed_stays(
+    requests: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask_cluster, "WITHOUT_WORKERS", 1.0)
+    results = tmp_path / "results.jsonl"
+    options = ["--requests", requests, "--results", str(results)]
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        scheduler = str(tmp_path / "scheduler.json")
+        Path(scheduler).write_text(json.dumps({"address": cluster.scheduler_address}))
+        killer = when_lines(results, lambda: cluster.scale(0))
+        code, _, message = score(capsys, *options, "--dask", scheduler)
+        killer.join()
+        assert code == 1 and "had no worker for 1 seconds; with --results FILE, the same command resumes" in message
+        kept = results.read_bytes().count(b"\n")
+        assert 0 < kept < len(SEQUENCES)
+        code, _, message = score(capsys, *options, "--dask", scheduler)
+        assert code == 1 and "no worker within 1 seconds" in message
+    code, found, _ = score(capsys, *options)
+    assert code == 0 and found == score(capsys, "--requests", requests)[1]
+
+
+def test_an_address_where_no_scheduler_answers_is_one_line(
+    requests: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask_cluster, "CONNECTING", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        addresses = [f"127.0.0.1:{mute.getsockname()[1]}", "tcp://127.0.0.1:1", "http://h:1", "here", "missing.json"]
+        for address in addresses:
+            code, _, message = score(capsys, "--requests", requests, "--dask", address)
+            assert code == 2
+            assert message.splitlines()[-1].startswith(f"lfm2np: RequestError: --dask {address}: no Dask scheduler")
+
+
+def test_a_worker_that_cannot_compute_is_named_before_any_work(
+    client: Client, requests: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> str:
+        code, _, message = score(capsys, "--requests", requests, "--dask", client.scheduler.address)
+        assert code == 1
+        return message.splitlines()[-1]
+
+    for changed, expected in (
+        ({"sha256": "0" * 64}, f"expected {'0' * 64}"),
+        ({"path": "/nowhere"}, "CheckpointError: /nowhere"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                dask_cluster, "source_of", lambda model, changed=changed: replace(source_of(model), **changed)
+            )
+            assert "WorkerError: worker tcp://" in (message := refused()) and expected in message
+    with monkeypatch.context() as patched:
+        patched.setattr(lfm2np, "__version__", "9.9")
+        assert refused().endswith(f"lfm2np {VERSION}, expected 9.9, as here")
+        check = ["check", "lfm2np.conformance.adapters:own", "--dask", client.scheduler.address]
+        assert main(check) == 3  # 1 would say that the engine is wrong
+    client.run(lambda: sys.modules.update(lfm2np=None))  # type: ignore[call-overload]
+    try:
+        assert "ModuleNotFoundError" in refused()
+    finally:
+        client.restart()

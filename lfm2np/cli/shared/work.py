@@ -1,4 +1,4 @@
-"""What score, check and vectors share: worker processes and files of results."""
+"""What commands that map over sequences share: worker processes, a Dask cluster, and files of results."""
 
 from __future__ import annotations
 
@@ -27,8 +27,15 @@ WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add(parser, "--workers N", "compute in N worker processes (0: in this one)", default=0)
+    add_executor_options(parser)
     add(parser, "--results FILE", "save results as they come, and reuse those in FILE; see lfm2np merge")
+
+
+def add_executor_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    add(group, "--workers N", "compute in N worker processes (0: in this one)", default=0)
+    cluster_help = "compute on the workers of a Dask cluster: tcp://HOST:PORT of its scheduler, or a scheduler file"
+    add(group, "--dask ADDRESS", cluster_help)
 
 
 @contextlib.contextmanager
@@ -36,6 +43,12 @@ def place_of(arguments: argparse.Namespace, model: Model) -> Iterator[Place]:
     workers = require_count("--workers", arguments.workers, 0, None)
     with contextlib.ExitStack() as stack:
         record = None if arguments.results is None else stack.enter_context(ResultsFile(arguments.results, model))
+        if arguments.dask is not None:
+            from lfm2np.cli.shared.dask_cluster import connected  # slow to import
+
+            cluster = stack.enter_context(connected(arguments.dask, model))
+            yield Place(cluster.lend, record, cluster.at_once)
+            return
         if not workers:
             yield Place(record=record)
             return

@@ -175,26 +175,36 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
         logs = chosen - elementary.log(np.ldexp(mass.astype(np.float64), -WEIGHT_BITS))
         return np.where(ranks < counts, logs, -np.inf)
 
+    exact = num_kept(descending, cumulative, view, np.zeros(len(tokens)), 0.0)
+    last = np.take_along_axis(descending, exact[:, None] - 1, axis=1)
+    kept = np.where(weights >= last, shares, 0.0)
+    kept_totals, kept_squares = exact_sum(kept, signed=False), exact_sum(kept * kept, signed=False)
+    mass = mass_errors(kept_totals / totals, kept_squares / (totals * totals), squares)
     low, high = np.empty((len(tolerances), len(tokens))), np.empty((len(tolerances), len(tokens)))
     for number, tolerance in enumerate(tolerances):
         slack = tolerance / view.temperature
-        fewest = num_kept(descending, cumulative, view, -slack * np.sqrt(squares), -slack)
-        most = num_kept(descending, cumulative, view, slack * np.sqrt(squares), slack)
+        fewest = num_kept(descending, cumulative, view, -slack * mass, -slack)
+        most = num_kept(descending, cumulative, view, slack * mass, slack)
         raised = np.take_along_axis(shares, tokens[:, None], axis=1) * elementary.exp(np.array([SQRT2 * slack]))
         least_ranks = np.count_nonzero(weights > np.ldexp(raised, WEIGHT_BITS), axis=1)  # among near ties the first
         low[number] = logprobs_of(most, ranks)
         high[number] = logprobs_of(np.where(least_ranks < most, np.maximum(fewest, least_ranks + 1), 0), least_ranks)
-    exact = num_kept(descending, cumulative, view, np.zeros(len(tokens)), 0.0)
-    last = np.take_along_axis(descending, exact[:, None] - 1, axis=1)
-    shares = np.where(weights >= last, shares, 0.0)
-    totals = exact_sum(shares, signed=False)
     return {
         "logprobs": logprobs_of(exact, ranks),
         "low": low,
         "high": high,
-        "squares": exact_sum(shares * shares, signed=False) / (totals * totals),
+        "squares": kept_squares / (kept_totals * kept_totals),
         "least": elementary.log(np.ldexp(last[:, 0].astype(np.float64), -WEIGHT_BITS)),
     }
+
+
+def mass_errors(kept: Float64, kept_squares: Float64, squares: Float64) -> Float64:
+    """[r] by how much the mass of the kept tokens moves with errors of the logits, independent and of size 1.
+
+    Its derivative by a kept token's logit is p (1 - mass), by another's -p mass.
+    """
+    left_squares = np.maximum(0.0, squares - kept_squares)
+    return np.asarray(np.sqrt((1.0 - kept) ** 2 * kept_squares + kept**2 * left_squares))
 
 
 def num_kept(descending: Int64, cumulative: Int64, view: SamplingParams, mass: Float64, slack: float) -> Int64:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle import factors
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.scores import READINGS, Scores, ids_of, item_of
+from lfm2np.oracle.rollouts.scores import OTHERS, READINGS, Scores, ids_of, item_of
 from lfm2np.oracle.rollouts.side import Fit, Predicted, Spread, fit, predicted
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
 from lfm2np.progress import Progress
@@ -270,7 +270,7 @@ def by_reading(scores: Sequence[Scores], changes: Mapping[int, Mapping[str, Any]
         each if index not in changes else _with(each, {name: changes[index][name] for name in fields})
         for index, each in enumerate(scores)
     ]
-    return {reading: predicted(changed, reading) for reading in READINGS}
+    return {reading: predicted(changed, reading) for reading in (*READINGS, *OTHERS)}
 
 
 def _with(scores: Scores, arrays: Mapping[str, Any]) -> Scores:
@@ -324,6 +324,8 @@ def reading_words(expected: str, actual: str, sampling: SamplingParams) -> str:
     """What a side does that reports `actual` where `expected` was meant; "" if they are the same."""
     if expected == actual:
         return ""
+    if actual in OTHERS or expected in OTHERS:
+        return f"{actual} instead of {expected}" if expected in OTHERS else f"{actual}, which the file does not say"
     words = []
     has_filters = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
     tempered = {name: name not in ("raw", "filtered") for name in READINGS}

@@ -5,11 +5,11 @@ each field. Fields of the schema that the project has no name for (temperature, 
 record under the schema's names and are taken over. Unfit if a record lacks what is needed. The names are those of
 
 - TRL 1.16, trl/trainer/grpo_trainer.py: the output of a rollout_func and of _generate_and_score_completions;
-- verl 0.8, verl/experimental/agent_loop/agent_loop.py, AgentLoopOutput, and verl/protocol.py, DataProto;
+- verl 0.9, verl/experimental/agent_loop/agent_loop.py, AgentLoopOutput, and verl/protocol.py, DataProto;
 - vLLM 0.32, vllm/outputs.py, RequestOutput, and vllm/entrypoints/openai, the two kinds of completions;
 - slime (2026-08), slime/utils/types.py, Sample, and slime/ray/rollout.py, the training data;
 - NeMo RL (2026-08), nemo_rl/algorithms/grpo.py, train_data_step*.jsonl;
-- prime-rl (2026-08), prime_rl/transports/rollouts/types.py, TrainingSample, and its form before.
+- prime-rl 0.8, prime_rl/trainer/rl/token_export.py, and prime_rl/transports/rollouts/types.py, TrainingSample.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ TAKEN_OVER = (
     *("id", "step", "group", "pack", "logprobs_mode", "trainer_logprobs_mode", "trainer_logprobs", "trainer_routes"),
     *("left_padding", "pad_token_id", *SAMPLING),
 )
+STEPS = ("min_global_steps", "max_global_steps")  # verl: of the weights at an answer's first and last token
 VLLM_LEAST = -9999.0  # vLLM's servers write it for what is less, minus infinity above all, as JSON has no infinity
 
 
@@ -67,10 +68,20 @@ def from_verl(raw: Record) -> list[Fields]:
 
     AgentLoopOutput: prompt_ids, response_ids, response_mask, response_logprobs, routed_experts. DataProto: prompts,
     responses, response_mask, attention_mask, rollout_log_probs, old_log_probs (the trainer's), routed_experts; of its
-    non-tensor part uid is the group. A batch of a DataProto must have its attention_mask.
+    non-tensor part uid is the group, min_global_steps and max_global_steps, if they are equal, are the step. A batch of
+    a DataProto must have its attention_mask.
     """
     if "response_ids" in raw:
-        names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "routed_experts", "uid")
+        names = (
+            "prompt_ids",
+            "response_ids",
+            "response_mask",
+            "response_logprobs",
+            "routed_experts",
+            "uid",
+            *STEPS,
+            "extra_fields",
+        )
         sequences = []
         for row in _rows(raw, "response_ids", names):
             sequence = {
@@ -80,11 +91,22 @@ def from_verl(raw: Record) -> list[Fields]:
                 "is_sampled": row.get("response_mask"),
                 "routes": row.get("routed_experts"),
                 "group": row.get("uid"),
+                "step": _only_step(row.get("extra_fields")),
             }
             sequences.append(_take_over(sequence, row))
         return sequences
     logprobs = ("rollout_log_probs", "old_log_probs")
-    columns = ("prompts", "responses", "response_mask", "attention_mask", *logprobs, "routed_experts", "uid")
+    columns = (
+        "prompts",
+        "responses",
+        "response_mask",
+        "attention_mask",
+        *logprobs,
+        "routed_experts",
+        "uid",
+        *STEPS,
+        "extra_fields",
+    )
     if _is_batch(raw, "responses") and raw.get("attention_mask") is None:
         raise Unfit(kinds.MISSING, "attention_mask: missing, expected it in a batch, to know what is padding")
     return [_of_data_proto(row) for row in _rows(raw, "responses", columns)]
@@ -109,9 +131,16 @@ def _of_data_proto(row: Record) -> Fields:
         "is_sampled": answer["response_mask"],
         "routes": routes[padded:] if isinstance(routes, list) else routes,
         "group": row.get("uid"),
+        "step": _only_step(row),
         "left_padding": padded,
     }
     return _take_over(sequence, row)
+
+
+def _only_step(row: object) -> object:
+    """The step whose weights answered, if they were not replaced midway."""
+    steps = [row.get(name) for name in STEPS] if isinstance(row, Mapping) else [None]
+    return steps[0] if all(step == steps[0] for step in steps) else None
 
 
 def from_vllm(raw: Record) -> list[Fields]:
@@ -119,8 +148,8 @@ def from_vllm(raw: Record) -> list[Fields]:
 
     A response: id, choices with token_ids, logprobs (token_logprobs, or content of a chat), routed_experts, and
     prompt_token_ids in the choice or, of a chat, beside it. A RequestOutput: request_id, prompt_token_ids, outputs with
-    token_ids and logprobs, {id: {logprob}} a token. {"request": ..., "response": ...} takes the request's parameters.
-    -9999 is what its servers write for minus infinity.
+    token_ids and logprobs, {id: {logprob}} a token or FlatLogprobs. {"request": ..., "response": ...} takes the
+    request's parameters. -9999 is what its servers write for minus infinity.
     """
     if isinstance(raw.get("response"), Mapping):
         request = raw["request"] if isinstance(raw.get("request"), Mapping) else {}
@@ -154,7 +183,9 @@ def from_vllm(raw: Record) -> list[Fields]:
 def _vllm_logprobs(raw: Any, ids: Sequence[Any], where: str) -> list[Any] | None:
     if raw is None:
         return None
-    if isinstance(raw, Mapping):
+    if isinstance(raw, Mapping) and "start_indices" in raw:
+        raw = _unflattened(raw, where)
+    elif isinstance(raw, Mapping):
         raw = raw["token_logprobs"] if raw.get("token_logprobs") is not None else raw.get("content")
     if not isinstance(raw, list) or len(raw) != len(ids):
         shown = f"{len(raw)} entries" if isinstance(raw, list) else show_json(raw)
@@ -169,13 +200,34 @@ def _vllm_logprobs(raw: Any, ids: Sequence[Any], where: str) -> list[Any] | None
     return values
 
 
+def _unflattened(raw: Record, where: str) -> list[dict[str, Any]]:
+    """vllm/logprobs.py, FlatLogprobs, as {id: log-probability} a token."""
+    names = ("start_indices", "end_indices", "token_ids", "logprobs")
+    starts, ends, ids, logprobs = (_list(raw, name) for name in names)
+    if len(starts) != len(ends) or len(ids) != len(logprobs) or set(map(type, (*starts, *ends))) - {int}:
+        raise Unfit(kinds.WRONG_VALUE, f"{where}.logprobs {show_json(raw)}: expected vLLM's FlatLogprobs")
+    ranges = [range(start, end) for start, end in zip(starts, ends, strict=True)]
+    if any(rows and not 0 <= rows[0] <= rows[-1] < len(ids) for rows in ranges):
+        raise Unfit(kinds.WRONG_VALUE, f"{where}.logprobs {show_json(raw)}: expected indices below {len(ids)}")
+    return [{str(ids[row]): logprobs[row] for row in rows} for rows in ranges]
+
+
 def from_slime(raw: Record) -> list[Fields]:
-    """slime: a Sample's to_dict(), and columns of training data.
+    """slime: a Sample's to_dict(), the debug data of rollouts and of training, and columns of training data.
 
     Sample: tokens (prompt and answer), response_length, loss_mask, rollout_log_probs, rollout_routed_experts, index,
-    group_index. Training data: the same in lists, as response_lengths and loss_masks; log_probs are the trainer's.
+    group_index. Debug data, which slime writes with torch.save: {"rollout_id", "samples"}, whose rollout_id is the
+    step. Training data: response_lengths, loss_masks, sample_index, and log_probs, the trainer's; as columns, these are
+    lists.
     """
-    plural = {"response_lengths": "response_length", "loss_masks": "loss_mask"}
+    if isinstance(raw.get("samples"), list):
+        sequences = []
+        for index, sample in enumerate(raw["samples"]):
+            if not isinstance(sample, Mapping):
+                raise Unfit(kinds.WRONG_VALUE, f"samples[{index}] {show_json(sample)}: expected an object")
+            sequences += from_slime({"step": raw.get("rollout_id"), **sample})
+        return sequences
+    plural = {"response_lengths": "response_length", "loss_masks": "loss_mask", "sample_index": "index"}
     raw = {plural.get(name, name): value for name, value in raw.items()}
     names = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "log_probs", "rollout_routed_experts")
     sequences = []
@@ -220,11 +272,16 @@ def from_nemo_rl(raw: Record) -> list[Fields]:
 
 
 def from_prime_rl(raw: Record) -> list[Fields]:
-    """prime-rl: a TrainingSample by the names of its fields: token_ids, mask, logprobs, temperatures.
+    """prime-rl: token_exports, and a TrainingSample by the names of its fields.
 
-    Before, it was prompt_ids, completion_ids, completion_mask, completion_logprobs, completion_temperatures. The answer
-    begins with the first token that the mask has; its tokens must have one temperature.
+    token_exports: token_ids, loss_mask, inference_logprobs, trainer_logprobs, step. TrainingSample: token_ids, mask,
+    logprobs, temperatures; before: prompt_ids, completion_ids, completion_mask, completion_logprobs,
+    completion_temperatures. The answer begins with the first token that the mask has, and its tokens must have one
+    temperature.
     """
+    if "inference_logprobs" in raw:
+        sequence = _of_flat(raw, "token_ids", "loss_mask", ("inference_logprobs", "trainer_logprobs"))
+        return [_take_over(sequence, raw, but=("trainer_logprobs",))]
     if "completion_logprobs" in raw:
         sequence = {
             "prompt_token_ids": raw.get("prompt_ids"),
@@ -249,12 +306,19 @@ CONVERTERS: dict[str, Callable[[Record], Iterable[Fields]]] = {
 }
 # Names of a record's form, each with the keys of which one set has to be there; the first that fits counts.
 KEYS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
-    (NATIVE, (("prompt_token_ids", "token_ids"), ("sampler_logprobs",), ("token_ids", "trainer_logprobs"))),
+    (NATIVE, (("prompt_token_ids", "token_ids"), ("sampler_logprobs",))),
     ("vllm", (("choices",), ("outputs", "prompt_token_ids"), ("request", "response"))),
     ("verl", (("prompt_ids", "response_ids"), ("prompts", "responses"))),
-    ("prime-rl", (("completion_ids", "completion_logprobs"), ("token_ids", "mask", "logprobs"))),
+    (
+        "prime-rl",
+        (
+            ("token_ids", "inference_logprobs"),
+            ("completion_ids", "completion_logprobs"),
+            ("token_ids", "mask", "logprobs"),
+        ),
+    ),
     ("trl", (("prompt_ids", "completion_ids"),)),
-    ("slime", (("tokens", "response_length"), ("tokens", "response_lengths"))),
+    ("slime", (("tokens", "response_length"), ("tokens", "response_lengths"), ("samples",))),
     ("nemo-rl", (("token_ids", "generation_logprobs"), ("token_ids", "prev_logprobs"))),
 )
 TEXTS = (

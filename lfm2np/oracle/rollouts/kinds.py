@@ -20,8 +20,8 @@ POSITIVE = "positive log-probability"
 OUTSIDE = "token id outside the vocabulary"
 TOO_LONG = "longer than the model's context"
 BAD_ROUTES = "unusable routes"
-SAME_ID = "duplicate id"
-SAME_LINE = "duplicate line"
+SAME_ID = "duplicate id"  # of another answer
+SAME_ROLLOUT = "duplicate rollout"
 
 
 class Unfit(RequestError):

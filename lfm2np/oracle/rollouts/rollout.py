@@ -8,7 +8,6 @@ are no reason to refuse the rest: they are left out, counted by kind, and the fi
 from __future__ import annotations
 
 import difflib
-import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -124,7 +123,8 @@ def read_rollouts(
     form      "native" (the schema's), a name of CONVERTERS, or "auto": by the keys of each line
     defaults  fields such as temperature or logprobs_mode, for sequences that lack them
 
-    RequestError where no sequence can be used, and for a form or a default that can't be.
+    Of sequences with one id the first counts. Without ids, equal ones are as many samples. RequestError where no
+    sequence can be used, and for a form or a default that can't be.
     """
     if form not in ("auto", NATIVE, *CONVERTERS):
         raise RequestError(f"form {form!r}: expected one of auto, {NATIVE}, {', '.join(CONVERTERS)}")
@@ -142,7 +142,8 @@ def read_rollouts(
             reported = {key: value for key, value in raw.items() if value is not None}
             rollout = rollout_from_json({"id": where, **defaults, **reported}, config)
             if rollout.id in places:
-                raise Unfit(kinds.SAME_ID, f"id {plain(rollout.id)}: as in {places[rollout.id]}, expected another")
+                kind = kinds.SAME_ROLLOUT if rollout == rollouts[rollout.id] else kinds.SAME_ID
+                raise Unfit(kind, f"id {plain(rollout.id)}: as in {places[rollout.id]}, expected another")
         except RequestError as problem:
             kind = getattr(problem, "kind", kinds.WRONG_VALUE)
             known = left.get(kind) or Left(kind, 0, shortened(f"{source}, {where}: {problem}"))
@@ -210,15 +211,10 @@ def rollout_as_json(rollout: Rollout) -> dict[str, Any]:
 
 
 def _records(text: str | Iterable[str], source: str, form: str) -> Iterator[_Record]:
-    seen: dict[bytes, str] = {}
-    for where, content, value in _values(text, source):
-        digest = hashlib.sha256(content.strip().encode(errors="surrogatepass")).digest()
+    for where, value in _values(text, source):
         try:
             if isinstance(value, RequestError):
                 raise value
-            if digest in seen:
-                raise Unfit(kinds.SAME_LINE, f"the same as {seen[digest]}, expected each once")
-            seen[digest] = where
             rows = _converted(value, form)
         except RequestError as problem:
             yield _Record(where, problem)
@@ -227,8 +223,8 @@ def _records(text: str | Iterable[str], source: str, form: str) -> Iterator[_Rec
             yield _Record(where if len(rows) == 1 else f"{where}, row {row}", raw)
 
 
-def _values(text: str | Iterable[str], source: str) -> Iterator[tuple[str, str, object]]:
-    """(where, text, JSON value or RequestError) of each line, and of each entry of a line that is a list.
+def _values(text: str | Iterable[str], source: str) -> Iterator[tuple[str, object]]:
+    """(where, JSON value or RequestError) of each line, and of each entry of a line that is a list.
 
     Lines end with a line feed alone: JSON's strings may hold the other characters at which str.splitlines ends one.
     """
@@ -247,9 +243,9 @@ def _values(text: str | Iterable[str], source: str) -> Iterator[tuple[str, str, 
         value = _parsed(line, where)
         if isinstance(value, list):
             for index, entry in enumerate(value):
-                yield f"{where}, entry {index}", repr(entry), entry
+                yield f"{where}, entry {index}", entry
         else:
-            yield where, line, value
+            yield where, value
 
 
 def _starts_here(line: str) -> bool:
@@ -279,10 +275,9 @@ def _require_known(raw: Mapping[str, Any]) -> None:
     for name in raw:
         if name not in FIELDS:
             near = difflib.get_close_matches(name, FIELDS, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise Unfit(
-                kinds.UNKNOWN_FIELD, f"field {plain(name)}: unknown, expected some of {', '.join(FIELDS)}{hint}"
-            )
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            expected = f"expected some of {', '.join(FIELDS)}"
+            raise Unfit(kinds.UNKNOWN_FIELD, f"field {plain(name)}: unknown{hint}, {expected}")
 
 
 def _list(raw: Mapping[str, Any], name: str, expected: str) -> list[Any] | tuple[Any, ...]:
@@ -355,7 +350,7 @@ def _logprob(name: str, value: object) -> float:
     try:
         number = float(number)
     except OverflowError:  # a whole number beyond float64
-        number = math.copysign(math.inf, number)
+        number = math.inf if number > 0 else -math.inf
     if math.isnan(number):
         raise Unfit(kinds.NAN, f"{name} NaN: expected a number")
     if number == math.inf:

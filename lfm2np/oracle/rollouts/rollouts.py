@@ -34,7 +34,7 @@ from lfm2np.oracle.rollouts.causes import (
     reading_words,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.scores import READINGS, Scores, ids_of, scores_of
+from lfm2np.oracle.rollouts.scores import OTHERS, READINGS, Scores, ids_of, scores_of
 from lfm2np.oracle.rollouts.side import SIDES, Fit, fit, predicted, spread_of, values_of
 from lfm2np.progress import Progress
 from lfm2np.work.place import Place, Source
@@ -45,6 +45,7 @@ AUTO = "auto"
 AUTO_FORMATS = ("float32", "float16", "bfloat16")  # the finest first
 SCORING, JUDGING, EXPLAINING = "exact log-probabilities", "rounding errors", "hypotheses"
 SCREENING, MOST_TRIED = 4, 4  # all hypotheses on a quarter of the tokens, then so many on all
+PERMUTATIONS, LEAST_CHANCE = 999, 0.01
 MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines once one of them is wrong
 Shown = Callable[[str], Progress | None]
 
@@ -109,31 +110,49 @@ class Judged:
             bad = ~np.isfinite(sum(columns.values()))
         return {name: np.where(bad, np.nan, values) for name, values in columns.items()}
 
-    def clipped(self, mended: str | None = None) -> dict[str, float]:
-        """Shares of the ratio trainer / sampler below and above the bounds, on the tokens that `mended`'s cause was
-        tried on: as they are, or with that side's cause removed. Without `mended` of all tokens.
+    def clipped(self, name: str | None = None, is_mended: bool = False) -> dict[str, float]:
+        """Shares of the ratio trainer / sampler below and above the bounds: of all tokens, or of those that a side's
+        cause was tried on, as they are or with that cause removed.
         """
         s, t = (self.sides[side].reported for side in SIDES)
-        if mended is not None:
-            side = self.sides[mended]
+        if name is not None:
+            side = self.sides[name]
+            shifts = side.cause.shifts if side.cause is not None and is_mended else 0.0
             s, t = s[side.sample], t[side.sample]
-            shifts = np.zeros(len(s)) if side.cause is None else side.cause.shifts
-            s, t = (s - shifts, t) if mended == "sampler" else (s, t - shifts)
+            s, t = (s - shifts, t) if name == SIDES[0] else (s, t - shifts)
         with np.errstate(invalid="ignore", over="ignore"):
             ratios = np.exp(t - s)
         ratios = ratios[~np.isnan(ratios)]
-        low, high = self.options.clip
         count = max(1, len(ratios))
+        low, high = self.options.clip
         return {
             "below": float(np.count_nonzero(ratios < low)) / count,
             "above": float(np.count_nonzero(ratios > high)) / count,
         }
 
+    def by_rollout(self, values: Any) -> list[Any]:
+        """[N] cut into those of each rollout."""
+        return np.split(values, np.cumsum([len(each.entropy) for each in self.scores])[:-1]) if self.scores else []
+
+    def reading_of(self, side: Side) -> str:
+        """What a side does instead of what it should report, by its cause; "" for nothing."""
+        assert side.cause is not None
+        return longest_words(self.scores, side.expected, side.cause.fit.reading)
+
+    def meaning_words(self) -> str:
+        """How what the trainer reports differs from what the sampler reports."""
+        return longest_words(self.scores, *(meant(self.sides[name]) for name in SIDES))
+
+
+def longest_words(scores: Sequence[Scores], expected: str, actual: str) -> str:
+    """Of all requests' sampling parameters the fullest answer."""
+    return max((reading_words(expected, actual, each.rollout.sampling) for each in scores), key=len, default="")
+
 
 def judge_rollouts(
     model: LoadedModel,
     rollouts: Sequence[Rollout],
-    options: Options = Options(),  # noqa: B008: frozen
+    options: Options,
     place: Place | None = None,
     shown: Shown = lambda name: None,
     previous: LoadedModel | Source | None = None,
@@ -177,7 +196,7 @@ class Judge:
             return Side(name, Verdict.INCONCLUSIVE, ("no log-probabilities were reported",), reported)
         formats = [self.options.formats[name]] if self.options.formats[name] != AUTO else list(AUTO_FORMATS)
         stated = self.stated_reading(name)
-        readings = list(READINGS) if stated == AUTO else [stated]
+        readings = [*READINGS, *OTHERS] if stated == AUTO else [stated]
         best, likeliest = self.likeliest(reported, formats, readings)
         expected = best.reading if stated == AUTO else stated
         judged = self.judged(reported, best.format_name, best.reading)
@@ -313,11 +332,34 @@ class Judge:
             likely = [each.hypothesis for each in found[:MOST_TRIED]]
             tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
         found = self.tried(side, indices, tried)
-        if is_free and found[0].fit.reading != side.expected:
-            side = replace(side, expected=found[0].fit.reading)
+        if is_free and side.verdict is not Verdict.EXACT and found[0].fit.reading != side.expected:
+            best = found[0].fit
+            fit_of_all = self.judged(side.reported, best.format_name, best.reading)
+            side = replace(side, expected=best.reading, fit=fit_of_all)
             found = self.tried(side, indices, tried)
         tokens = self.part(np.arange(len(side.reported)), indices)
         return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
+
+    def growth(self, side: Side) -> str:
+        """That errors grow with the training step, if they do: the chance that an order of the rollouts drawn at random
+        ranks them so by step (Spearman); "" if it is not small.
+        """
+        assert side.fit is not None
+        known = [index for index, each in enumerate(self.scores) if each.rollout.step is not None]
+        steps = np.array([self.scores[index].rollout.step for index in known], np.float64)
+        if len(set(steps.tolist())) < 2:
+            return ""
+        parts = self.by_rollout(np.minimum(side.fit.sizes, LIMIT**3))
+        sizes = np.array([np.nanmean(parts[index]) if np.isfinite(parts[index]).any() else 0.0 for index in known])
+        ranks = [np.unique(values, return_inverse=True)[1].astype(np.float64) for values in (steps, sizes)]
+        steps, sizes = (rank - rank.mean() for rank in ranks)
+        rng = np.random.default_rng(self.options.seed)
+        drawn = np.array([float(steps @ rng.permutation(sizes)) for _ in range(PERMUTATIONS)])
+        chance = (1 + np.count_nonzero(drawn >= float(steps @ sizes))) / (1 + PERMUTATIONS)
+        if chance > LEAST_CHANCE:
+            return ""
+        hint = "" if self.previous is not None else "; --previous DIR would tell by the weights of the step before"
+        return f"stale weights: no format explains the errors, and they grow with the step (p = {chance:.2g}){hint}"
 
     def tried(self, side: Side, indices: Sequence[int], hypotheses: Sequence[Hypothesis]) -> list[Explanation]:
         """On these rollouts, in any of the formats and readings, the likeliest first."""
@@ -328,7 +370,7 @@ class Judge:
         predictions = causes.predictions_of(
             self.model, part, hypotheses, self.previous, self.known.place, self.shown(EXPLAINING)
         )
-        readings = list(dict.fromkeys((side.expected, *READINGS)))
+        readings = list(dict.fromkeys((side.expected, *READINGS, *OTHERS)))
         size = self.model.config.vocab_size
         return explanations(values, side.expected, hypotheses, predictions, spreads, readings, size)
 
@@ -341,7 +383,7 @@ class Judge:
         if side.verdict is Verdict.EXACT and best.log_likelihood < plain.log_likelihood + gain:
             best = plain
         is_error = best.hypothesis.name != AS_IT_IS
-        reading = self.reading_words(side.expected, best.fit.reading)
+        reading = longest_words(self.scores, side.expected, best.fit.reading)
         if is_error and best.is_adequate:
             return replace(side, verdict=Verdict.BUG, cause=best, reasons=(cause_words(best, reading), *side.reasons))
         if side.verdict is not Verdict.BUG:
@@ -351,13 +393,11 @@ class Judge:
         if not is_error and best.fit.is_right and not len(side.choices):
             words = f"errs like {best.fit.format_name} everywhere, not like {side.fit.format_name}"
             return replace(side, verdict=Verdict.DRIFT, reasons=(words, *side.reasons))
+        if grows := self.growth(side):
+            return replace(side, reasons=(grows, *side.reasons))
         nearest = f"; nearest: {cause_words(best, reading)}, {best.explained:.0%} of the squared error"
         unexplained = "unexplained" + (nearest if is_error or reading else "")
         return replace(side, reasons=(unexplained, *side.reasons))
-
-    def reading_words(self, expected: str, actual: str) -> str:
-        words = [reading_words(expected, actual, each.rollout.sampling) for each in self.scores]
-        return max(words, key=len, default="")
 
 
 def cause_words(explanation: Explanation, reading: str) -> str:

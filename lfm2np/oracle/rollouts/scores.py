@@ -7,7 +7,8 @@ processed     after penalties, temperature and filters, renormalised (vLLM's pro
 unpenalised   as processed, without penalties
 filtered      filters without the temperature
 
-Where a request's sampling leaves two of them the same, the first has its name.
+Where a request's sampling leaves two of them the same, the first has its name. A file may not say how it was sampled:
+where a request is said to be sampled at temperature 1 without filters, some other temperatures are readings too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from lfm2np.work.place import AnyPlace, compute
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 READINGS = ("raw", "tempered", "processed", "unpenalised", "filtered")
-TOLERANCES = (3e-5, 1e-3, 3e-2, 0.5)  # nats of a logit, for filters in formats from float32 to bfloat16
+OTHERS = {f"at temperature {value:g}": value for value in (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2)}
+TOLERANCES = (3e-5, 1e-3, 2e-2, 0.1, 0.5)  # nats of a logit, for filters in formats from float32 to bfloat16
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -41,13 +43,22 @@ def readings_of(params: SamplingParams) -> dict[str, SamplingParams]:
     tempered = SamplingParams(temperature=params.temperature or 1.0)
     if params.temperature == 0.0:
         plain = replace(plain, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-    return {
+    readings = {
         "raw": SamplingParams(),
         "tempered": tempered,
         "processed": plain,
         "unpenalised": replace(plain, **PENALTIES),
         "filtered": replace(plain, temperature=1.0),
     }
+    is_unsaid = plain == SamplingParams()
+    return readings | {
+        name: SamplingParams(temperature=value) if is_unsaid else tempered for name, value in OTHERS.items()
+    }
+
+
+def temperature_of(reading: str, params: SamplingParams) -> float:
+    """By which the logits are divided."""
+    return readings_of(params)[reading].temperature or 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,13 +25,12 @@ from lfm2np.oracle.judging.noise import DRAWS, LEAST, STAGES, Noise, loosened
 from lfm2np.oracle.judging.position import FLOAT32_UNITS, most_shift
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.rollouts.scores import READINGS, TOLERANCES, Scores
+from lfm2np.oracle.rollouts.scores import OTHERS, READINGS, TOLERANCES, Scores, temperature_of
 from lfm2np.progress import Progress
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 SIDES = ("sampler", "trainer")
-AT_ONE = ("raw", "filtered")  # readings at temperature 1
 ROUNDED = 1e-6  # nats
 FREEDOM = 4.0  # of Student's t: few right engines' errors are normal, and one outlier must not decide
 WIDEST = 50.0  # nats
@@ -85,7 +84,7 @@ class Spread:
     ulps: Float64
     largest: Float64
     bits: int
-    temperatures: Float64  # [N]
+    temperatures: Mapping[str, Float64]  # [N] by reading
 
     def scales(self, values: Predicted, reading: str) -> tuple[Float64, Float64]:
         """[N] standard deviations, and what rounding the logits and the log-probability themselves may do.
@@ -93,7 +92,7 @@ class Spread:
         With each logit off by up to half a unit, log p[y] is off by up to (1 - p[y]) units. Its own rounding, and the
         logarithm of a sum in float32, do not shrink as p[y] goes to 1.
         """
-        temperature = self.temperatures if reading not in AT_ONE else np.ones_like(self.temperatures)
+        temperature = self.temperatures[reading]
         p = np.exp(np.minimum(values.logprobs, 0.0))
         shape = (1.0 - p) ** 2 + np.maximum(0.0, values.squares - p * p)
         both = self.squares[reading] + (self.logits / temperature) ** 2 * shape
@@ -126,18 +125,22 @@ def spread_of(
         loose = loosened([known.loose[format_name, truths[index].spoken] for index in free])
         for index, noise in zip(free, loose, strict=True):
             noises[index] = noise
-    temperatures = [each.rollout.sampling.temperature or 1.0 for each in scores]
     return Spread(
         format_name,
         {
             reading: joined(error_squares(each, noise, reading) for each, noise in zip(scores, noises, strict=True))
-            for reading in READINGS
+            for reading in (*READINGS, *OTHERS)
         },
         joined(noise.spread[each.rows] for each, noise in zip(scores, noises, strict=True)),
         joined(np.ldexp(1.0, np.frexp(each.truth.largest[each.rows])[1] - form.bits) for each in scores),
         joined(each.truth.largest[each.rows] for each in scores),
         form.bits,
-        joined(np.full(len(each.entropy), t) for each, t in zip(scores, temperatures, strict=True)),
+        {
+            reading: joined(
+                np.full(len(each.entropy), temperature_of(reading, each.rollout.sampling)) for each in scores
+            )
+            for reading in (*READINGS, *OTHERS)
+        },
     )
 
 
@@ -148,7 +151,7 @@ def joined(parts: Any) -> Float64:
 def error_squares(scores: Scores, noise: Noise, reading: str) -> Float64:
     """[R] mean squares over engines of the answer tokens' errors, under a reading."""
     rows, truth = scores.rows, scores.truth
-    temperature = 1.0 if reading in AT_ONE else scores.rollout.sampling.temperature or 1.0
+    temperature = temperature_of(reading, scores.rollout.sampling)
     tokens = np.array(scores.rollout.token_ids, np.int64)
     columns = np.argmax(truth.columns[rows] == tokens[:, None], axis=1)
     tempered = truth.logprobs[rows] / temperature

@@ -244,8 +244,13 @@ def has_reported(tokens: Tokens) -> bool:
 
 
 def rounding_scales(candidate: Candidate, truths: Sequence[Truth], starts: Sequence[int]) -> list[Float64]:
-    """[R] of each answer: the spread of its tokens' raw log-probabilities in the candidate's format, nats."""
-    form = format_named(candidate.format_name)
+    """[R] of each answer: the spread of its tokens' raw log-probabilities in the candidate's format, nats.
+
+    Without its cache's where that is no coarser: candidates that differ in nothing but the size of errors, which a few
+    emulated engines don't give to a few per cent, must not be told apart by it.
+    """
+    base, _, _ = candidate.format_name.partition(KV)
+    form = format_named(candidate.format_name if candidate.has_coarse_cache else base)
     scales = []
     noises = noise_of(candidate.model, truths, form.name, DRAWS)
     for truth, noise, start in zip(truths, noises, starts, strict=True):

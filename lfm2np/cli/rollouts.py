@@ -1,0 +1,169 @@
+"""`lfm2np rollouts FILE`: who errs, sampler or trainer, in what they report of sampled answers, and why."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lfm2np.checkpoint.files import checkpoint_sha256
+from lfm2np.cli.shared import work
+from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.prompts import load_model
+from lfm2np.cli.shared.terminal import command_line, print_result, progress_bars
+from lfm2np.errors import CheckpointError, ConfigError, InconclusiveError, ProofError, RequestError
+from lfm2np.loading import Model, load
+from lfm2np.oracle.compare.pair import files_of, require_same_network
+from lfm2np.oracle.judging.formats import FORMATS, format_named
+from lfm2np.oracle.judging.verdict import WRONG, Verdict
+from lfm2np.oracle.reports.parts import environment
+from lfm2np.oracle.rollouts.api import judge_some
+from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE
+from lfm2np.oracle.rollouts.figures import figures_of, verdict_of
+from lfm2np.oracle.rollouts.rollout import read_rollouts
+from lfm2np.oracle.rollouts.rollouts import AUTO, EXPLAINING, JUDGING, SCORING, Judged, Options
+from lfm2np.oracle.rollouts.rollouts_page import as_html
+from lfm2np.oracle.rollouts.scores import READINGS
+from lfm2np.oracle.rollouts.shown import as_text
+from lfm2np.oracle.rollouts.side import SIDES
+from lfm2np.oracle.targets.target import TargetError
+from lfm2np.values import require_count
+from lfm2np.whole_file import write_whole
+from lfm2np.work.place import Place, Source
+
+EXAMPLE = """lfm2np rollouts rollouts.jsonl --model LFM2-350M
+  lfm2np rollouts rollouts.jsonl --model LFM2-350M --sampler-format bfloat16 --trainer-format float32 --html report.html
+  lfm2np rollouts dump.jsonl --from verl --temperature 0.7 --model LFM2-350M --sample 200 --workers 2"""
+EXIT_CODES = """exit codes:
+  0    every reported log-probability is within the rounding error of its number format
+  1    a side is wrong: DRIFT or BUG
+  2    inconclusive: no side reported log-probabilities
+  3    the arguments, the file or the checkpoint can't be used
+  130  interrupted"""
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def run_rollouts(arguments: argparse.Namespace) -> None:
+    """ProofError (1) if a side is wrong, InconclusiveError (2) if neither reported anything, TargetError (3) for
+    arguments or a file that can't be used.
+    """
+    try:
+        judged = judged_file(arguments)
+    except (RequestError, CheckpointError, ConfigError) as error:
+        raise TargetError(str(error)) from None
+    verdict = verdict_of(judged)
+    reasons = [f"{name}: {side.reasons[0]}" for name, side in judged.sides.items() if side.verdict is verdict]
+    words = "; ".join(reasons) or f"the trainer's differ from the sampler's: {judged.meaning_words()}"
+    if verdict in WRONG:
+        raise ProofError(f"{verdict}: {words}")
+    if verdict is Verdict.INCONCLUSIVE:
+        raise InconclusiveError(f"{verdict}: {words}")
+
+
+def judged_file(arguments: argparse.Namespace) -> Judged:
+    """Judged, printed and written."""
+    options = options_of(arguments)
+    if arguments.html is not None and not Path(arguments.html).parent.is_dir():  # before a long run, not after it
+        raise RequestError(f"--html {arguments.html}: {Path(arguments.html).parent}: no such directory")
+    sample = None if arguments.sample is None else require_count("--sample", arguments.sample, 1, None)
+    model = load_model(arguments)
+    usable, left = read(arguments, model)
+    previous = None if arguments.previous is None else previous_of(arguments.previous, model)
+    with work.place_of(arguments, model) as place, progress_bars(SCORING, JUDGING, EXPLAINING) as show:
+        judged, sampled_of = judge_some(
+            model, usable, options, sample, place, lambda what: partial(show, what), loaded_for(place, previous)
+        )
+    command = command_line()
+    figures = figures_of(judged, left, sampled_of)
+    fields = {**figures, "model": model.sha256, "command": command, "scoring": work.throughput(place), **environment()}
+    if arguments.html is not None:
+        write_whole(Path(arguments.html), as_html(judged, figures, model, command))
+    print_result(arguments, fields, as_text(figures))
+    return judged
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """RequestError names the option."""
+    formats = {side: getattr(arguments, f"{side}_format") for side in SIDES}
+    for side, name in formats.items():
+        if name != AUTO:
+            try:
+                format_named(name)
+            except RequestError as problem:
+                raise RequestError(f"--{side}-format: {problem}") from None
+    return Options(
+        formats,
+        {side: getattr(arguments, f"{side}_reports") for side in SIDES},
+        require_count("--cause-tokens", arguments.cause_tokens, 1, None),
+        whole_numbers("--chunks", arguments.chunks) if arguments.chunks else (),
+        clip_of(arguments.clip),
+        require_count("--seed", arguments.seed, 0, None),
+    )
+
+
+def whole_numbers(name: str, text: str) -> list[int]:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", text):
+        raise RequestError(f"{name} {text!r}: expected whole numbers above 0 with commas between them")
+    return [int(part) for part in text.split(",")]
+
+
+def clip_of(text: str) -> tuple[float, float]:
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low, high = 1.0, 0.0
+    if not 0.0 <= low <= 1.0 <= high < float("inf"):
+        raise RequestError(f"--clip {text!r}: expected LOW,HIGH with LOW up to 1 and HIGH from 1, such as 0.8,1.2")
+    return low, high
+
+
+def read(arguments: argparse.Namespace, model: Model) -> Any:
+    """The usable rollouts and what is left out. RequestError for a file that can't be read, or without any."""
+    defaults = {name: getattr(arguments, name) for name in DEFAULTS if getattr(arguments, name) is not None}
+    path = Path(arguments.file)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return read_rollouts(lines, arguments.file, model.config, arguments.form, defaults)
+    except OSError as problem:
+        raise RequestError(f"{path}: {problem.strerror}, expected a file of rollouts") from None
+    except UnicodeDecodeError as problem:
+        raise RequestError(f"{path}: byte {problem.start} of a block is not UTF-8, expected JSON lines") from None
+
+
+def previous_of(path: str, model: Model) -> Model:
+    """The checkpoint of the step before: RequestError if it is another network."""
+    require_same_network(files_of(model.path), files_of(path))
+    return load(path, "exact")
+
+
+def loaded_for(place: Place, previous: Model | None) -> Model | Source | None:
+    """Workers load it themselves."""
+    if previous is None or place.executor is None:
+        return previous
+    return Source(str(previous.path.absolute()), "exact", checkpoint_sha256(previous.path))
+
+
+def add_rollouts(commands: Commands) -> None:
+    text = "compare sampled answers' log-probabilities, of sampler and trainer, with the exact ones, and say who errs"
+    parser = add_command(commands, "rollouts", run_rollouts, text, EXAMPLE, exit_codes=EXIT_CODES)
+    add(parser, "FILE", "JSON lines, one sequence a line; records of TRL, verl, vLLM and others are recognised")
+    form_help = "whose records these are (auto: by their keys)"
+    add(parser, "--from FORM", form_help, dest="form", choices=[AUTO, NATIVE, *CONVERTERS], default=AUTO)
+    for side in SIDES:
+        format_help = f"number format of the {side}: {', '.join(FORMATS)}, also with a cache format, as in "
+        add(parser, f"--{side}-format FORMAT", format_help + "'bfloat16 kv:float8' (auto: the likeliest)", default=AUTO)
+        reports_help = f"what the {side} reports (auto: as the file says, else the likeliest)"
+        add(parser, f"--{side}-reports READING", reports_help, choices=[AUTO, *READINGS], default=AUTO)
+    for name in DEFAULTS:
+        kind = int if name == "top_k" else float
+        add(parser, f"--{name.replace('_', '-')} X", f"{name} of sequences that do not say it", type=kind)
+    add(parser, "--previous DIR", "checkpoint of the step before, to look for stale weights, layer by layer")
+    add(parser, "--chunks N,N", "sizes of chunks to try, beside powers of two, where state may be lost")
+    add(parser, "--clip LOW,HIGH", "bounds of the ratio trainer / sampler (0.8,1.2)", default="0.8,1.2")
+    add(parser, "--sample N", "judge N sequences, drawn with the seed, and say what that leaves open")
+    add(parser, "--cause-tokens N", "try causes on about N tokens, prompts included (4000)", default=4000)
+    add(parser, "--seed N", "seed of what is drawn (0)", default=0)
+    work.add_options(parser)
+    add(parser, "--html FILE", "write an HTML report with pictures")

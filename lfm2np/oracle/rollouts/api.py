@@ -1,0 +1,76 @@
+"""`lfm2np.rollouts`: a file of rollouts judged, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.loading import load
+from lfm2np.oracle.rollouts.figures import figures_of
+from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
+from lfm2np.oracle.rollouts.rollouts import AUTO, Judged, Options, Shown, judge_rollouts
+from lfm2np.oracle.rollouts.side import SIDES
+from lfm2np.progress import Progress
+from lfm2np.work.place import AnyPlace, Source, place_of
+
+
+def rollouts(
+    file: str | Path,
+    model: LoadedModel | str | Path | None = None,
+    *,
+    form: str = AUTO,
+    defaults: Mapping[str, Any] | None = None,
+    formats: Mapping[str, str] | None = None,
+    readings: Mapping[str, str] | None = None,
+    previous: LoadedModel | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+    place: AnyPlace = None,
+) -> dict[str, Any]:
+    """The figures of `lfm2np rollouts --json`: see lfm2np/oracle/schemas/rollouts.schema.json for the file.
+
+    model     loaded under `exact`, or a checkpoint's path; None: the trained fixture
+    form      auto, native, or a name of converters.CONVERTERS
+    defaults  fields that lines lack, such as temperature
+    formats   {"sampler": ..., "trainer": ...} number formats; auto where one is missing
+    readings  what each side reports: raw, processed, ...; auto where one is missing
+    previous  the checkpoint of the step before, for stale weights
+    sample    so many sequences, drawn with the seed; None: all
+    place     as lfm2np.score_many's executor
+
+    RequestError where no line can be used.
+    """
+    loaded = model if isinstance(model, LoadedModel) else load(model, "exact")
+    with Path(file).open(encoding="utf-8", errors="strict") as lines:
+        usable, left = read_rollouts(lines, str(file), loaded.config, form, defaults)
+    options = Options(
+        dict.fromkeys(SIDES, AUTO) | dict(formats or {}), dict.fromkeys(SIDES, AUTO) | dict(readings or {}), seed=seed
+    )
+    judged, sampled_of = judge_some(loaded, usable, options, sample, place, previous=previous)
+    return figures_of(judged, left, sampled_of)
+
+
+def no_progress(name: str) -> Progress | None:
+    return None
+
+
+def judge_some(
+    model: LoadedModel,
+    usable: list[Rollout],
+    options: Options,
+    sample: int | None,
+    place: AnyPlace = None,
+    shown: Shown = no_progress,
+    previous: LoadedModel | Source | None = None,
+) -> tuple[Judged, int | None]:
+    """All of them, or a sample drawn with the seed, in the file's order; and how many they were sampled of."""
+    chosen = usable
+    if sample is not None and sample < len(usable):
+        indices = np.random.default_rng(options.seed).permutation(len(usable))[:sample]
+        chosen = [usable[index] for index in sorted(indices.tolist())]
+    judged = judge_rollouts(model, chosen, options, place_of(place), shown, previous, usable)
+    return judged, len(usable) if len(chosen) < len(usable) else None

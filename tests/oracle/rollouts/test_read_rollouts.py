@@ -1,0 +1,352 @@
+"""Files of rollouts in the schema's form: what is read, and what is left out, counted and named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+import lfm2np
+from lfm2np.errors import RequestError
+from lfm2np.loading import Model
+from lfm2np.oracle.rollouts import kinds
+from lfm2np.oracle.rollouts.converters import SAMPLING
+from lfm2np.oracle.rollouts.rollout import FIELDS, Left, Rollout, read_rollouts, rollout_as_json
+from lfm2np.sampling.params import SamplingParams, from_json
+
+SCHEMA = json.loads(
+    Path(lfm2np.__file__).with_name("oracle").joinpath("schemas", "rollouts.schema.json").read_text(encoding="utf-8")
+)
+VALIDATOR = Draft202012Validator(SCHEMA)
+GOOD: dict[str, Any] = {
+    "prompt_token_ids": [1, 332, 39],
+    "token_ids": [288, 38, 7],
+    "sampler_logprobs": [-0.75, -0.0625, -0.001],
+    "trainer_logprobs": [-0.76, -0.061, 0.0],
+}
+VOCABULARY, CONTEXT = 512, 1024
+
+
+def lines(*records: Any) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def left_of(model: Model, *records: Any, **options: Any) -> list[Left]:
+    """What is left out of the records beside a good line."""
+    rollouts, left = read_rollouts(lines({**GOOD, "id": "good"}, *records), "f.jsonl", model.config, **options)
+    assert [rollout.id for rollout in rollouts] == ["good"]
+    return left
+
+
+def test_a_line_is_read_with_its_defaults(model: Model) -> None:
+    rollouts, left = read_rollouts(lines(GOOD), "f.jsonl", model.config)
+    assert left == []
+    assert rollouts == [
+        Rollout(
+            id="line 1",
+            prompt_token_ids=(1, 332, 39),
+            token_ids=(288, 38, 7),
+            sampler_logprobs=(-0.75, -0.0625, -0.001),
+            trainer_logprobs=(-0.76, -0.061, 0.0),
+            sampling=SamplingParams(),
+            logprobs_mode="auto",
+            is_sampled=(True, True, True),
+        )
+    ]
+
+
+def test_every_field_is_read(model: Model) -> None:
+    record = {
+        **GOOD,
+        "id": 7,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": -1,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logprobs_mode": "processed_logprobs",
+        "trainer_logprobs_mode": "raw",
+        "is_sampled": [1, 0, True],
+        "step": 3,
+        "group": 4,
+        "pack": "p",
+        "left_padding": 2,
+        "metadata": {"reward": 1.0},
+    }
+    (rollout,), left = read_rollouts(lines(record), "f.jsonl", model.config)
+    assert left == [] and not complaints(record)
+    assert (rollout.id, rollout.group, rollout.pack, rollout.step) == ("7", "4", "p", 3)
+    assert rollout.sampling == from_json({name: record[name] for name in SAMPLING})
+    assert (rollout.logprobs_mode, rollout.trainer_logprobs_mode) == ("processed", "raw")
+    assert rollout.is_sampled == (True, False, True)
+    assert rollout.sampler_logprobs == (-0.75, 0.0, -0.001)
+    assert (rollout.left_padding, rollout.pad_token_id) == (2, model.config.pad_token_id)
+
+
+def test_minus_infinity_is_a_value_however_it_is_written(model: Model) -> None:
+    bare = '{"prompt_token_ids": [1], "token_ids": [5, 6], "sampler_logprobs": [-1, -Infinity]}\n'
+    text = bare + lines({**GOOD, "trainer_logprobs": [-1, "-Infinity", -1e999]}).replace("-Infinity, ", "-1e999, ")
+    rollouts, left = read_rollouts(text, "f.jsonl", model.config)
+    assert left == []
+    assert rollouts[0].sampler_logprobs == (-1.0, -math.inf)
+    assert rollouts[1].trainer_logprobs == (-1.0, -math.inf, -math.inf)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "NaN": ({"sampler_logprobs": [-1, math.nan, -1]}, kinds.NAN, "sampler_logprobs[1] NaN: expected a number"),
+    "NaN among floats": ({"sampler_logprobs": [-1.0, math.nan, -2.0]}, kinds.NAN, "sampler_logprobs[1] NaN"),
+    "infinity among floats": (
+        {"sampler_logprobs": [-math.inf, math.inf, 0.0]},
+        kinds.INFINITE,
+        "sampler_logprobs[1] Inf",
+    ),
+    "positive among floats": ({"sampler_logprobs": [-1.0, 0.5, -2.0]}, kinds.POSITIVE, "sampler_logprobs[1] 0.5"),
+    "NaN in a string": ({"sampler_logprobs": [-1, "NaN", -1]}, kinds.NAN, "sampler_logprobs[1] NaN"),
+    "infinity": ({"trainer_logprobs": [math.inf, 0, 0]}, kinds.INFINITE, "trainer_logprobs[0] Infinity"),
+    "huge": ({"trainer_logprobs": [10**400, 0, 0]}, kinds.INFINITE, "trainer_logprobs[0] Infinity"),
+    "positive": ({"sampler_logprobs": [-1, 0.5, -2]}, kinds.POSITIVE, "sampler_logprobs[1] 0.5: expected at most 0"),
+    "probabilities": ({"sampler_logprobs": [0.9, 0.5, 1]}, kinds.POSITIVE, "may be probabilities"),
+    "without sign": ({"sampler_logprobs": [9, 0.5, 1]}, kinds.POSITIVE, "may lack their sign"),
+    "null among them": ({"sampler_logprobs": [-1, None, -1]}, kinds.ABSENT, "sampler_logprobs[1] null"),
+    "text": ({"sampler_logprobs": [-1, "x", -1]}, kinds.WRONG_VALUE, "sampler_logprobs[1] 'x': expected a number"),
+    "true": ({"sampler_logprobs": [-1, True, -1]}, kinds.WRONG_VALUE, "sampler_logprobs[1] true: expected a number"),
+    "no list": ({"sampler_logprobs": -1}, kinds.WRONG_VALUE, "sampler_logprobs -1: expected a list of numbers"),
+    "short": ({"sampler_logprobs": [-1]}, kinds.LENGTHS, "sampler_logprobs: 1 entries, expected 3"),
+    "long": ({"trainer_logprobs": [-1] * 4}, kinds.LENGTHS, "trainer_logprobs: 4 entries, expected 3"),
+    "neither": ({"sampler_logprobs": None, "trainer_logprobs": None}, kinds.NO_LOGPROBS, "both missing"),
+    "outside": ({"token_ids": [1, 2, VOCABULARY]}, kinds.OUTSIDE, "token_ids[2] 512: expected 0 to vocab_size-1=511"),
+    "negative": ({"prompt_token_ids": [-1]}, kinds.OUTSIDE, "prompt_token_ids[0] -1: expected 0 to"),
+    "no id": ({"token_ids": [1, 2.0, 3]}, kinds.WRONG_VALUE, "token_ids[1] 2.0: expected a token id"),
+    "a truth value": ({"token_ids": [1, True, 3]}, kinds.WRONG_VALUE, "token_ids[1] true: expected a token id"),
+    "no answer": ({"token_ids": []}, kinds.EMPTY, "token_ids []: expected at least one token id"),
+    "no prompt": ({"prompt_token_ids": []}, kinds.EMPTY, "prompt_token_ids []: expected at least one"),
+    "null prompt": ({"prompt_token_ids": None}, kinds.MISSING, "prompt_token_ids: missing, expected a list of token"),
+    "too long": ({"prompt_token_ids": [1] * CONTEXT}, kinds.TOO_LONG, "max_position_embeddings=1024"),
+    "temperature": ({"temperature": -1}, kinds.WRONG_VALUE, "temperature -1: expected a finite number, at least 0"),
+    "top_p": ({"top_p": 0}, kinds.WRONG_VALUE, "top_p 0: expected a number above 0, at most 1"),
+    "mode": ({"logprobs_mode": "raw_logits"}, kinds.WRONG_VALUE, "logprobs_mode 'raw_logits': expected one of raw,"),
+    "step": ({"step": 1.5}, kinds.WRONG_VALUE, "step 1.5: expected a whole number, at least 0"),
+    "id": ({"id": [1]}, kinds.WRONG_VALUE, "id [1]: expected text or a whole number"),
+    "mask": ({"is_sampled": [1, 2, 1]}, kinds.WRONG_VALUE, "is_sampled[1] 2: expected true or false"),
+    "short mask": ({"is_sampled": [1]}, kinds.LENGTHS, "is_sampled: 1 entries, expected 3"),
+    "all masked": ({"is_sampled": [0, 0, 0]}, kinds.NO_SAMPLED, "is_sampled: false for all 3 tokens"),
+    "routes": ({"routes": [[[0, 1]]]}, kinds.BAD_ROUTES, "routes: the model has no experts"),
+    "trainer's routes": ({"trainer_routes": 3}, kinds.BAD_ROUTES, "trainer_routes: int, expected a list"),
+    "unknown": (
+        {"trainer_logprob": [1]},
+        kinds.UNKNOWN_FIELD,
+        "trainer_logprob: unknown (did you mean trainer_logprobs?)",
+    ),
+    "padding": ({"left_padding": -1}, kinds.WRONG_VALUE, "left_padding -1: expected a whole number, at least 0"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_bad_line_is_left_out_and_named(name: str, model: Model) -> None:
+    change, kind, words = WRONG[name]
+    (left,) = left_of(model, {**GOOD, **change}, {**GOOD, **change, "id": change.get("id", "another")})
+    assert (left.kind, left.count) == (kind, 2)
+    assert left.first.startswith("f.jsonl, line 2: ") and words in left.first, left.first
+    assert "\n" not in left.first
+
+
+def test_what_is_no_record_is_left_out_and_named(model: Model) -> None:
+    text = lines({**GOOD, "id": "good"}, 5, [GOOD, 3], {"rows": 1}) + '{"token_ids": [1\n'
+    rollouts, left = read_rollouts(text, "f.jsonl", model.config)
+    assert [rollout.id for rollout in rollouts] == ["good", "line 3, entry 0"]
+    assert {(kind.kind, kind.count) for kind in left} == {(kinds.UNKNOWN_FORM, 3), (kinds.NOT_JSON, 1)}
+    assert left[0].first == "f.jsonl, line 2: a JSON number, expected an object"
+    assert left[1].first.startswith("f.jsonl, line 5: not JSON: ")
+
+
+def test_of_one_id_the_first_counts_and_equal_samples_without_ids_all_do(model: Model) -> None:
+    a = {**GOOD, "id": "a"}
+    rollouts, left = read_rollouts(lines(a, a, {**a, "step": 2}, GOOD, GOOD), "f.jsonl", model.config)
+    assert [(rollout.id, rollout.step) for rollout in rollouts] == [("a", None), ("line 4", None), ("line 5", None)]
+    assert {(kind.kind, kind.count) for kind in left} == {(kinds.SAME_ROLLOUT, 1), (kinds.SAME_ID, 1)}
+    assert left[0].first == "f.jsonl, line 2: id a: as in line 1, expected another"
+
+
+def test_the_most_frequent_kind_comes_first(model: Model) -> None:
+    short, nan = ({**GOOD, "sampler_logprobs": values} for values in ([-1], [math.nan, -1, -1]))
+    assert [(kind.kind, kind.count) for kind in left_of(model, nan, short, short)] == [
+        (kinds.LENGTHS, 2),
+        (kinds.NAN, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "f.jsonl: no rollouts, expected one JSON object a line"),
+        (" \n\n", "f.jsonl: no rollouts"),
+        ("[]", "f.jsonl: no rollouts"),
+        ("hello\n", "f.jsonl: 1 sequences, none of which can be used: not JSON (1), first f.jsonl, line 1: not JSON"),
+        (
+            '{"a": 1}\n{"a": 1}\n',
+            "f.jsonl: 2 sequences, none of which can be used: unknown form (2), first f.jsonl, line 1",
+        ),
+    ],
+)
+def test_a_file_of_which_nothing_can_be_used_is_refused(text: str, words: str, model: Model) -> None:
+    with pytest.raises(RequestError) as problem:
+        read_rollouts(text, "f.jsonl", model.config)
+    assert str(problem.value).startswith(words) and "\n" not in str(problem.value)
+
+
+def test_a_form_or_default_that_cannot_be_is_refused(model: Model) -> None:
+    with pytest.raises(RequestError, match="form 'x': expected one of auto, native, trl"):
+        read_rollouts(lines(GOOD), "f.jsonl", model.config, "x")
+    with pytest.raises(RequestError, match="field temprature: unknown"):
+        read_rollouts(lines(GOOD), "f.jsonl", model.config, defaults={"temprature": 1})
+
+
+def test_defaults_are_for_lines_that_lack_them(model: Model) -> None:
+    records = GOOD, {**GOOD, "temperature": 0.5}, {**GOOD, "temperature": None}
+    rollouts, _ = read_rollouts(lines(*records), "f.jsonl", model.config, defaults={"temperature": 0.7})
+    assert [rollout.sampling.temperature for rollout in rollouts] == [0.7, 0.5, 0.7]
+
+
+def test_a_list_an_indented_value_and_an_open_file_are_read_too(model: Model, tmp_path: Path) -> None:
+    records = [{**GOOD, "id": name} for name in "abc"]
+    path = tmp_path / "f.jsonl"
+    path.write_text(lines(*records), encoding="utf-8")
+    with path.open(encoding="utf-8") as file:
+        expected = read_rollouts(file, "f", model.config)
+    assert len(expected[0]) == 3
+    for text in (json.dumps(records), json.dumps(records, indent=1), lines(*records)):
+        assert read_rollouts(text, "f", model.config) == expected
+    alone = read_rollouts(json.dumps(records[0], indent=1), "f", model.config)
+    assert alone == (expected[0][:1], [])
+
+
+def test_a_line_ends_with_a_line_feed_only(model: Model) -> None:
+    """JSON's strings may hold what str.splitlines takes for the end of a line: verl writes texts so."""
+    record = json.dumps({**GOOD, "metadata": "a\u2028b\x85c"}, ensure_ascii=False)
+    rollouts, left = read_rollouts(f"{record}\r\n{record}\r\n", "f", model.config)
+    assert (len(rollouts), left) == (2, [])
+
+
+def test_routes_are_read_as_a_check_reads_them(published: Model) -> None:
+    experts = [[[0, 1]] * len(published.config.sparse_layers)] * 5
+    (rollout,), left = read_rollouts(
+        lines({**GOOD, "prompt_token_ids": [1, 2, 3], "token_ids": [4, 5, 6], "routes": experts}), "f", published.config
+    )
+    assert left == [] and rollout.routes is not None and rollout.trainer_routes is None
+    assert [len(rollout.routes), len(rollout.routes[0])] == [5, len(published.config.sparse_layers)]
+
+
+# --- the schema
+
+
+def complaints(record: Any) -> list[str]:
+    return [error.message[:200] for error in VALIDATOR.iter_errors(record)]
+
+
+def test_the_schema_names_the_fields_of_a_line() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    assert set(SCHEMA["properties"]) == set(FIELDS)
+    assert [complaints(example) for example in SCHEMA["examples"]] == [[]]
+
+
+def test_the_schema_s_example_is_read(model: Model) -> None:
+    rollouts, left = read_rollouts(lines(*SCHEMA["examples"]), "f", model.config)
+    assert (len(rollouts), left) == (1, [])
+
+
+# What depends on the model or on another field, which a schema does not know.
+UNSEEN = {"NaN in a string", "short", "long", "neither", "outside", "too long", "short mask", "all masked", "routes"}
+UNSEEN |= {
+    "null among them",
+    "NaN",
+    "NaN among floats",
+    "no id",
+}  # null may stand where nothing was sampled; 2.0 is an integer
+
+
+@pytest.mark.parametrize("name", sorted(set(WRONG) - UNSEEN))
+def test_the_schema_refuses_what_the_reader_refuses(name: str) -> None:
+    assert complaints({**GOOD, **WRONG[name][0]}) != []
+
+
+# --- any rollout, and any damage
+
+LOGPROB = st.one_of(st.floats(max_value=0.0, allow_nan=False), st.just(-math.inf))
+NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> Rollout:
+    count = draw(st.integers(1, 6))
+    token_ids = st.integers(0, VOCABULARY - 1)
+    is_sampled = draw(st.lists(st.booleans(), min_size=count, max_size=count).filter(any))
+
+    def logprobs() -> tuple[float, ...]:
+        values = draw(st.lists(LOGPROB, min_size=count, max_size=count))
+        return tuple(value if drawn else 0.0 for value, drawn in zip(values, is_sampled, strict=True))
+
+    has = draw(st.sampled_from([(True, True), (True, False), (False, True)]))
+    padding = draw(st.integers(0, 3))
+    return Rollout(
+        id=draw(NAME),
+        prompt_token_ids=tuple(draw(st.lists(token_ids, min_size=1, max_size=6))),
+        token_ids=tuple(draw(st.lists(token_ids, min_size=count, max_size=count))),
+        sampler_logprobs=logprobs() if has[0] else None,
+        trainer_logprobs=logprobs() if has[1] else None,
+        sampling=SamplingParams(
+            temperature=draw(st.floats(0, 3)),
+            top_p=draw(st.floats(0, 1, exclude_min=True)),
+            top_k=draw(st.integers(0, 9)),
+            min_p=draw(st.floats(0, 1)),
+            repetition_penalty=draw(st.floats(0.5, 2)),
+            presence_penalty=draw(st.floats(-2, 2)),
+            frequency_penalty=draw(st.floats(-2, 2)),
+        ),
+        logprobs_mode=draw(st.sampled_from(["raw", "processed", "auto"])),
+        trainer_logprobs_mode=draw(st.sampled_from(["raw", "processed", "auto"])),
+        is_sampled=tuple(is_sampled),
+        step=draw(st.none() | st.integers(0, 10**6)),
+        group=draw(st.none() | NAME),
+        pack=draw(st.none() | NAME),
+        left_padding=padding,
+        pad_token_id=draw(token_ids) if padding else None,
+    )
+
+
+@given(st.lists(rollouts(), min_size=1, max_size=4, unique_by=lambda rollout: rollout.id))
+def test_what_is_written_is_read_again_and_of_the_schema(model: Model, given_rollouts: list[Rollout]) -> None:
+    records = [rollout_as_json(rollout) for rollout in given_rollouts]
+    assert read_rollouts(lines(*records), "f", model.config) == (given_rollouts, [])
+    assert [complaints(json.loads(json.dumps(record))) for record in records] == [[]] * len(records)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(rollouts(), st.sampled_from(FIELDS), JUNK, st.none() | st.integers(0, 200))
+def test_damage_is_read_or_counted_and_harms_no_other_line(
+    model: Model, rollout: Rollout, name: str, junk: Any, cut: int | None
+) -> None:
+    record = rollout_as_json(dataclasses.replace(rollout, id="damaged"))
+    damaged = json.dumps({**record, name: junk})[:cut]
+    text = f"{lines({**GOOD, 'id': 'before'})}{damaged}\n{lines({**GOOD, 'id': 'behind'})}"
+    readable, left = read_rollouts(text, "f", model.config)
+    others = [other for other in readable if other.id in ("before", "behind")]
+    assert [other.id for other in others] == ["before", "behind"] or junk in ("before", "behind")
+    assert len(readable) + sum(kind.count for kind in left) == (3 if damaged.strip() else 2)
+    for kind in left:
+        assert kind.first.startswith("f, line 2: ") and kind.first.isprintable()
