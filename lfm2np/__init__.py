@@ -7,7 +7,11 @@ model.generate("sort: 3 1 2 ->").text       # greedy
 lfm2np.LLM().generate(["sort: 3 1 2 ->", "add: 34 + 58 ->"], lfm2np.SamplingParams(temperature=0.0))
 model.score([1, 17, 42])                    # log-probability, rank, margin of each token
 lfm2np.score_many(model, prompts, executor) # the same of many, on any concurrent.futures.Executor
+lfm2np.vet(candidates, url)                 # which checkpoint answers there
 """
+
+import importlib
+from typing import Any
 
 import lfm2np.before_numpy  # noqa: F401  (first, as it says)
 from lfm2np.checkpoint.loaded import draft_fixture, lfm3_fixture, moe_fixture, trained_fixture
@@ -30,6 +34,15 @@ from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.scoring.teacher_forcing import TokenScore, score_many
 from lfm2np.speculation.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
+
+LAZY = {"vet": "lfm2np.oracle.vet.api"}  # functions that need what stands on this package: imported when they are used
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(LAZY[name]), name)
+
 
 __version__ = "0.2.0"  # the one place; pyproject.toml reads it here
 

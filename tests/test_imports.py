@@ -60,6 +60,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.oracle": {*CALL, "lfm2np.oracle.targets", "lfm2np.oracle.judging", PROTOCOL},
     "lfm2np.oracle.reports": {*ORACLE, "lfm2np", "lfm2np.numerics"},
     "lfm2np.oracle.compare": {*CALL, *ORACLE, "lfm2np.oracle.reports"},
+    "lfm2np.oracle.vet": {*CALL, *ORACLE, "lfm2np.oracle.reports"},
     "lfm2np.oracle.rollouts": {*CALL, *ORACLE, "lfm2np.oracle.reports", "lfm2np.oracle.compare"},
     "lfm2np.oracle.locate": {*CALL, "lfm2np.oracle.judging"},
     "lfm2np.oracle.recorders": {*CALL, *ORACLE, "lfm2np.oracle.locate", PROTOCOL},

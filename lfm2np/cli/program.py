@@ -25,6 +25,7 @@ COMMANDS = {  # the module of each, in the order of the help; its function add_C
     "conformance": "lfm2np.cli.faults",
     "check": "lfm2np.cli.check",
     "compare": "lfm2np.cli.compare",
+    "vet": "lfm2np.cli.vet",
     "rollouts": "lfm2np.cli.rollouts",
     "fuzz": "lfm2np.cli.fuzz",
     "record": "lfm2np.cli.locate",
