@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from run_pages import CHECKOUT, DOCS
-
-
-def sphinx(source: Path, to: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """As docs/README.md says, with conf.py of docs/."""
-    command: Sequence[str] = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-c", str(DOCS)]
-    return subprocess.run(
-        [*command, *options, str(source), str(to)], cwd=CHECKOUT, capture_output=True, text=True, check=False
-    )
+from run_pages import DOCS
+from sphinx_build import sphinx
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

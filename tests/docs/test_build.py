@@ -8,8 +8,8 @@ import html_pages
 import pytest
 import rooms
 import schemas
-from conftest import sphinx
 from run_pages import CHECKOUT
+from sphinx_build import sphinx
 
 pytestmark = pytest.mark.docs
 
