@@ -75,6 +75,7 @@ def test_sides_that_mean_different_things_are_both_right(model):
     assert figures["verdict"] == "BUG"
 
 
+@pytest.mark.rounding
 def test_the_exact_values_are_right_and_a_wrong_one_is_not(made, model):
     right = judge_rollouts(model, made, FEW)
     assert [side.verdict for side in right.sides.values()] == [Verdict.EXACT, Verdict.EXACT]
@@ -87,6 +88,7 @@ def test_the_exact_values_are_right_and_a_wrong_one_is_not(made, model):
     assert wrong.parts["trainer"][15] == pytest.approx(-0.5, abs=1e-9)
 
 
+@pytest.mark.rounding
 def test_tokens_that_were_not_sampled_are_fed_and_not_judged(made, model):
     values = list(made[0].sampler_logprobs)
     values[2] = 0.0
@@ -96,6 +98,7 @@ def test_tokens_that_were_not_sampled_are_fed_and_not_judged(made, model):
     assert np.count_nonzero(judged.sides["sampler"].fit.reported) == 11
 
 
+@pytest.mark.rounding
 def test_a_token_that_the_filters_exclude_is_the_samplers_bug(made, model):
     """Drawn at random from the vocabulary, but said to be the likeliest."""
     greedy = [replace(each, sampling=SamplingParams(top_k=1), logprobs_mode="raw") for each in made]
@@ -153,6 +156,7 @@ def test_words_of_readings():
     assert reading_words("raw", "tempered", SamplingParams()) == ""
 
 
+@pytest.mark.rounding
 def test_log_probabilities_of_no_side(made, model):
     silent = [replace(each, sampler_logprobs=None, trainer_logprobs=None) for each in made]
     figures = figures_of(judge_rollouts(model, silent, FEW))
