@@ -35,7 +35,10 @@ from lfm2np.sampling.params import SamplingParams
 from lfm2np.scoring.teacher_forcing import TokenScore, score_many
 from lfm2np.speculation.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
 
-LAZY = {"vet": "lfm2np.oracle.vet.api"}  # functions that need what stands on this package: imported when they are used
+LAZY = {  # functions that need what stands on this package: imported when they are used
+    "rollouts": "lfm2np.oracle.rollouts.api",
+    "vet": "lfm2np.oracle.vet.api",
+}
 
 
 def __getattr__(name: str) -> Any:
