@@ -7,6 +7,7 @@ model.generate("sort: 3 1 2 ->").text       # greedy
 lfm2np.LLM().generate(["sort: 3 1 2 ->", "add: 34 + 58 ->"], lfm2np.SamplingParams(temperature=0.0))
 model.score([1, 17, 42])                    # log-probability, rank, margin of each token
 lfm2np.score_many(model, prompts, executor) # the same of many, on any concurrent.futures.Executor
+lfm2np.rollouts("rollouts.jsonl")             # who errs, sampler or trainer
 lfm2np.vet(candidates, url)                 # which checkpoint answers there
 """
 
