@@ -34,8 +34,9 @@ CHUNKS = tuple(2**k for k in range(3, 14))
 MOST_OUTLIERS = 0.01  # of the tokens under a hypothesis that rounds, as float32 noise flips some roundings
 MOST_EXPLAINED = 0.98  # of the squared error
 LEAST_GAIN = 10.0  # nats in all by which an error in the network must beat the network without it
-LEAST_OF_TOKENS = 0.5  # nats of a token, if the network without it explains everything too
-AS_IT_IS = "as computed"
+LEAST_OF_ALL = 20.0  # the same where the network without it explains everything, too;
+LEAST_OF_TOKENS = 0.5  # of each token for the head's precision, which rounds all of them
+AS_IT_IS, HEAD, CHUNKED = "as computed", "head precision", "state lost at a chunk border"
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def always(variant: Variant | None, rollout: Rollout) -> Variant | None:
 def head_hypotheses() -> list[Hypothesis]:
     return [
         Hypothesis(
-            "head precision",
+            HEAD,
             f"logits in {name}" + (", and the head's inputs" if inputs else ""),
             partial(always, {"head_bits": bits, "rounds_inputs": inputs}),
             bits,
@@ -197,8 +198,8 @@ def border_hypotheses(rollouts: Sequence[Rollout], chunks: Sequence[int]) -> lis
 
     made = [Hypothesis("state lost between prefill and decode", "convolution", before_answer)]
     for size in sizes:
-        made.append(Hypothesis("state lost at a chunk border", f"convolution, every {size} tokens", every(size, True)))
-        made.append(Hypothesis("state lost at a chunk border", f"all state, every {size} tokens", every(size, False)))
+        made.append(Hypothesis(CHUNKED, f"convolution, every {size} tokens", every(size, True)))
+        made.append(Hypothesis(CHUNKED, f"all state, every {size} tokens", every(size, False)))
     return made
 
 

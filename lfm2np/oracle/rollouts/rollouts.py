@@ -27,6 +27,9 @@ from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.rollouts import causes
 from lfm2np.oracle.rollouts.causes import (
     AS_IT_IS,
+    CHUNKED,
+    HEAD,
+    LEAST_OF_ALL,
     LEAST_OF_TOKENS,
     Explanation,
     Hypothesis,
@@ -331,7 +334,7 @@ class Judge:
     def explained(self, side: Side, quick: bool, is_free: bool) -> Side:
         """With the hypotheses tried.
 
-        quick    only those that may hide within a coarse format
+        quick    not those of chunks, which are many
         is_free  whether any reading may be the side's
         """
         assert side.fit is not None
@@ -340,9 +343,8 @@ class Judge:
         indices = self.sample(self.options.cause_tokens // (SCREENING if quick else 1), order)
         readings = [side.expected] if quick else list(dict.fromkeys((side.expected, *ALL_READINGS)))
         previous = self.previous if isinstance(self.previous, LoadedModel) else None
-        tried = hypotheses_of(self.model, self.beside, self.options.chunks, None if quick else previous)
-        if quick:
-            tried = [each for each in tried if each.name in (AS_IT_IS, "head precision")]
+        tried = hypotheses_of(self.model, self.beside, self.options.chunks, previous)
+        tried = [each for each in tried if not quick or each.name != CHUNKED]
         few = self.sample(self.options.cause_tokens // SCREENING, order)
         if len(tried) > MOST_TRIED and len(few) < len(indices):
             found = self.tried(side, few, tried, readings)
@@ -354,8 +356,18 @@ class Judge:
             fit_of_all = self.judged(side.reported, best.format_name, best.reading)
             side = replace(side, expected=best.reading, fit=fit_of_all)
             found = self.tried(side, indices, tried, readings)
+        side = self.in_its_format(side, found)
         tokens = self.part(np.arange(len(side.reported)), indices)
         return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
+
+    def in_its_format(self, side: Side, found: Sequence[Explanation]) -> Side:
+        """A side that was wrong in the likeliest format, and is right in another one: by all tokens."""
+        plain = next(each for each in found if each.hypothesis.name == AS_IT_IS).fit
+        is_other = plain.is_right and plain.reading == side.expected and side.verdict is Verdict.BUG
+        if not is_other or len(side.choices) or self.options.formats[side.name] != AUTO:
+            return side
+        fit_of_all = self.judged(side.reported, plain.format_name, plain.reading)
+        return self.decided(side.name, side.reported, side.expected, fit_of_all, side.choices)
 
     def growth(self, side: Side) -> str:
         """That errors grow with the training step, if they do: the chance that an order of the rollouts drawn at random
@@ -397,7 +409,7 @@ class Judge:
         best = found[0]
         plain = next(each for each in found if each.hypothesis.name == AS_IT_IS)
         tokens = np.count_nonzero(best.fit.reported)
-        gain = LEAST_OF_TOKENS * tokens if plain.fit.is_right and best.fit.reading == plain.fit.reading else 0.0
+        gain = LEAST_OF_TOKENS * tokens if best.hypothesis.name == HEAD else LEAST_OF_ALL
         if side.verdict is Verdict.EXACT and best.log_likelihood < plain.log_likelihood + gain:
             best = plain
         is_error = best.hypothesis.name != AS_IT_IS
