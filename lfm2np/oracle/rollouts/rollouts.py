@@ -251,21 +251,24 @@ class Judge:
         part, values = [self.scores[index] for index in indices], self.part(reported, indices)
         if np.isnan(values).all():
             part, values = list(self.scores), reported
-        fits = []
-        for format_name in formats:
-            best = self.best_reading(part, values, format_name, readings)
-            worst = float(np.max(np.abs(best.ratios[best.reported]), initial=0.0))
-            if not best.is_right and worst <= LIMIT * FAR:  # by one emulated engine
-                wrong = [any(flags) for flags in cut(best.wrong, part)]
-                truths = [each.truth for each, is_wrong in zip(part, wrong, strict=True) if is_wrong]
-                add_noises(self.model, format_name, truths[:MOST_REFINED], self.known, DRAWS)
-                best = self.best_reading(part, values, format_name, readings)
-            fits.append(best)
+        fits = [self.best_reading(part, values, format_name, readings) for format_name in formats]
         likeliest = max(fits, key=lambda each: each.log_likelihood)
         return max(fits, key=lambda each: (each.is_right, each.log_likelihood)), likeliest
 
     def best_reading(self, scores: Sequence[Scores], values: Float64, format_name: str, readings: Sequence[str]) -> Fit:
-        """That leaves the fewest tokens wrong; of several the likeliest."""
+        """That leaves the fewest tokens wrong; of several the likeliest. By one emulated engine, by all where that is
+        in doubt.
+        """
+        best = self.least_wrong(scores, values, format_name, readings)
+        worst = [float(np.max(np.abs(part[~np.isnan(part)]), initial=0.0)) for part in cut(best.ratios, scores)]
+        doubtful = [index for index, size in enumerate(worst) if size > LIMIT / math.sqrt(len(DRAWS))]
+        if best.is_right or max(worst) > LIMIT * FAR:
+            return best
+        truths = [scores[index].truth for index in doubtful[:MOST_REFINED]]
+        add_noises(self.model, format_name, truths, self.known, DRAWS)
+        return self.least_wrong(scores, values, format_name, readings)
+
+    def least_wrong(self, scores: Sequence[Scores], values: Float64, format_name: str, readings: Sequence[str]) -> Fit:
         spread, size = spread_of(self.model, scores, format_name, self.known), self.model.config.vocab_size
         fits = [fit(values, predicted(scores, reading), spread, reading, size) for reading in readings]
         return min(fits, key=lambda each: (np.count_nonzero(each.wrong), -each.log_likelihood))
@@ -356,18 +359,22 @@ class Judge:
             fit_of_all = self.judged(side.reported, best.format_name, best.reading)
             side = replace(side, expected=best.reading, fit=fit_of_all)
             found = self.tried(side, indices, tried, readings)
-        side = self.in_its_format(side, found)
+        side = self.in_its_format(side, indices)
         tokens = self.part(np.arange(len(side.reported)), indices)
         return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
 
-    def in_its_format(self, side: Side, found: Sequence[Explanation]) -> Side:
-        """A side that was wrong in the likeliest format, and is right in another one: by all tokens."""
-        plain = next(each for each in found if each.hypothesis.name == AS_IT_IS).fit
-        is_other = plain.is_right and plain.reading == side.expected and side.verdict is Verdict.BUG
-        if not is_other or len(side.choices) or self.options.formats[side.name] != AUTO:
+    def in_its_format(self, side: Side, indices: Sequence[int]) -> Side:
+        """A side that was wrong in the likeliest format, if it is right in another: on these rollouts, then on all."""
+        if side.verdict is not Verdict.BUG or len(side.choices) or self.options.formats[side.name] != AUTO:
             return side
-        fit_of_all = self.judged(side.reported, plain.format_name, plain.reading)
-        return self.decided(side.name, side.reported, side.expected, fit_of_all, side.choices)
+        assert side.fit is not None
+        part, values = [self.scores[index] for index in indices], self.part(side.reported, indices)
+        for name in AUTO_FORMATS:
+            if name != side.fit.format_name and self.best_reading(part, values, name, [side.expected]).is_right:
+                fit_of_all = self.judged(side.reported, name, side.expected)
+                if fit_of_all.is_right:
+                    return self.decided(side.name, side.reported, side.expected, fit_of_all, side.choices)
+        return side
 
     def growth(self, side: Side) -> str:
         """That errors grow with the training step, if they do: the chance that an order of the rollouts drawn at random
@@ -397,6 +404,8 @@ class Judge:
         assert side.fit is not None
         part, values = [self.scores[index] for index in indices], self.part(side.reported, indices)
         names = dict.fromkeys((side.fit.format_name, *AUTO_FORMATS))
+        for name in names:
+            self.best_reading(part, values, name, [side.expected])  # with as many emulated engines as it takes
         spreads = [spread_of(self.model, part, name, self.known) for name in names]
         predictions = causes.predictions_of(
             self.model, part, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
