@@ -96,8 +96,9 @@ def causes(figures: Mapping[str, Any]) -> str:
             for each in figures["sides"][name].get("hypotheses", ())
         ]
         if rows:
-            text += table(f"Hypotheses about the {name}", header, {"": rows}, (0, 1, 2, 3)) + bars(name, rows)
-            text += mended(figures["sides"][name])
+            text += table(f"Hypotheses about the {name}", header, {"": rows}, (0, 1, 2, 3))
+        if rows and figures["sides"][name]["cause"]:
+            text += bars(name, rows) + mended(figures["sides"][name])
     return text or "<p>Nothing had to be explained.</p>\n"
 
 

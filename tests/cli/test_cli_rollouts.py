@@ -1,0 +1,73 @@
+"""`lfm2np rollouts` as a command: what it refuses, its exit codes and its files."""
+
+import json
+
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np.cli import main
+from lfm2np.oracle.rollouts.rollout import Rollout
+from lfm2np.oracle.rollouts.scores import scores_of
+
+FILES = lfm2np.trained_fixture().parent / "rollouts"
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    """A file whose sampler reports the exact values; the last line lacks one."""
+    rng = np.random.default_rng(3)
+    model = lfm2np.load(lfm2np.trained_fixture())
+    rollouts = [Rollout(str(n), tuple(rng.integers(8, 512, 9).tolist()), (20, 30, 40)) for n in range(3)]
+    lines = [
+        {
+            "id": each.rollout.id,
+            "prompt_token_ids": each.rollout.prompt_token_ids,
+            "token_ids": each.rollout.token_ids,
+            "sampler_logprobs": each.logprobs[0].tolist()[: 3 if each.rollout.id != "2" else 2],
+        }
+        for each in scores_of(model, rollouts)[0]
+    ]
+    path = tmp_path_factory.mktemp("rollouts") / "right.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.rounding
+def test_right_rollouts_exit_with_0_and_count_what_is_left_out(right, capsys, tmp_path):
+    page = tmp_path / "page.html"
+    assert main(["rollouts", str(right), "--json", "--html", str(page), "--results", str(tmp_path / "kept.jsonl")]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["rollouts"] == 2
+    assert figures["left_out"][0]["count"] == 1
+    assert "right.jsonl, line 3" in figures["left_out"][0]["first"]
+    assert figures["scoring"]["tokens"] > 0
+    assert "Sampler and trainer" in page.read_text(encoding="utf-8")
+    assert main(["rollouts", str(right), "--json", "--results", str(tmp_path / "kept.jsonl")]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["scoring"]["tokens"] < figures["scoring"]["tokens"]  # exact scores are known, rounding errors are not
+    assert again["sides"] == figures["sides"]
+
+
+@pytest.mark.rounding
+def test_a_sample_says_what_it_leaves_open(right, capsys):
+    assert main(["rollouts", str(right), "--sample", "1"]) == 0
+    assert "1 rollout (a sample of 2)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing.jsonl"], "missing.jsonl"),
+        ([str(FILES / "planted_pack.jsonl"), "--clip", "1.2,0.8"], "--clip '1.2,0.8': expected LOW,HIGH"),
+        ([str(FILES / "planted_pack.jsonl"), "--chunks", "a"], "--chunks 'a'"),
+        ([str(FILES / "planted_pack.jsonl"), "--sample", "0"], "--sample 0"),
+        ([str(FILES / "planted_pack.jsonl"), "--trainer-format", "fp16"], "--trainer-format: format 'fp16'"),
+        ([str(FILES / "planted_pack.jsonl"), "--html", "no/such/folder.html"], "no such directory"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_exit_code_3(arguments, words, capsys):
+    assert main(["rollouts", *arguments]) == 3
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
