@@ -21,7 +21,7 @@ from lfm2np.oracle.judging.verdict import WRONG, Verdict
 from lfm2np.oracle.reports.parts import environment
 from lfm2np.oracle.rollouts.api import judge_some
 from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE
-from lfm2np.oracle.rollouts.figures import figures_of, verdict_of
+from lfm2np.oracle.rollouts.figures import MISMATCH, figures_of, verdict_of
 from lfm2np.oracle.rollouts.rollout import read_rollouts
 from lfm2np.oracle.rollouts.rollouts import AUTO, EXPLAINING, JUDGING, SCORING, Judged, Options
 from lfm2np.oracle.rollouts.rollouts_page import as_html
@@ -29,6 +29,7 @@ from lfm2np.oracle.rollouts.scores import READINGS
 from lfm2np.oracle.rollouts.shown import as_text
 from lfm2np.oracle.rollouts.side import SIDES
 from lfm2np.oracle.targets.target import TargetError
+from lfm2np.sampling.params import SamplingParams
 from lfm2np.values import require_count
 from lfm2np.whole_file import write_whole
 from lfm2np.work.place import Place, Source
@@ -38,7 +39,7 @@ EXAMPLE = """lfm2np rollouts rollouts.jsonl --model LFM2-350M
   lfm2np rollouts dump.jsonl --from verl --temperature 0.7 --model LFM2-350M --sample 200 --workers 2"""
 EXIT_CODES = """exit codes:
   0    every reported log-probability is within the rounding error of its number format
-  1    a side is wrong: DRIFT or BUG
+  1    a side is wrong (DRIFT or BUG), or they report different things (MISMATCH)
   2    inconclusive: no side reported log-probabilities
   3    the arguments, the file or the checkpoint can't be used
   130  interrupted"""
@@ -54,11 +55,11 @@ def run_rollouts(arguments: argparse.Namespace) -> None:
     except (RequestError, CheckpointError, ConfigError) as error:
         raise TargetError(str(error)) from None
     verdict = verdict_of(judged)
-    reasons = [f"{name}: {side.reasons[0]}" for name, side in judged.sides.items() if side.verdict is verdict]
+    reasons = [f"{name}: {side.reasons[0]}" for name, side in judged.sides.items() if side.verdict == verdict]
     words = "; ".join(reasons) or f"the trainer's differ from the sampler's: {judged.meaning_words()}"
-    if verdict in WRONG:
+    if verdict in (*WRONG, MISMATCH):
         raise ProofError(f"{verdict}: {words}")
-    if verdict is Verdict.INCONCLUSIVE:
+    if verdict == Verdict.INCONCLUSIVE:
         raise InconclusiveError(f"{verdict}: {words}")
 
 
@@ -122,6 +123,7 @@ def clip_of(text: str) -> tuple[float, float]:
 def read(arguments: argparse.Namespace, model: Model) -> Any:
     """The usable rollouts and what is left out. RequestError for a file that can't be read, or without any."""
     defaults = {name: getattr(arguments, name) for name in DEFAULTS if getattr(arguments, name) is not None}
+    SamplingParams(**defaults)  # RequestError names an option that can't be
     path = Path(arguments.file)
     try:
         with path.open(encoding="utf-8") as lines:

@@ -331,7 +331,8 @@ def reading_words(expected: str, actual: str, sampling: SamplingParams) -> str:
     if expected == actual:
         return ""
     if actual in OTHERS or expected in OTHERS:
-        return f"{actual} instead of {expected}" if expected in OTHERS else f"{actual}, which the file does not say"
+        side, reading = ("", actual) if actual in OTHERS else ("the sampler's are ", expected)
+        return f"{side}{reading}, which the file does not say"
     words = []
     has_filters = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
     tempered = {name: name not in ("raw", "filtered") for name in READINGS}

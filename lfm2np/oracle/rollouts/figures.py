@@ -38,21 +38,24 @@ def figures_of(judged: Judged, left: Sequence[Left] = (), sampled_of: int | None
         "difference": difference_figures(judged, sampled_of is not None),
         "measures": {name: measures_of(judged, pair) for name, pair in PAIRS.items()},
         "by": {name: groups for name, groups in groups_of(judged).items() if groups},
-        "verdict": str(verdict_of(judged)),
+        "verdict": verdict_of(judged),
     }
 
 
-def verdict_of(judged: Judged) -> Verdict:
-    """The worst of the sides, BUG if each is right but they report different things; INCONCLUSIVE if neither reported
-    anything.
+MISMATCH = "MISMATCH"
+
+
+def verdict_of(judged: Judged) -> str:
+    """The worst of the sides; MISMATCH if each is right and they report different things, INCONCLUSIVE if neither
+    reported anything.
     """
     verdicts = [side.verdict for side in judged.sides.values()]
-    if all(side.fit is not None for side in judged.sides.values()) and judged.meaning_words():
-        return Verdict.BUG
-    for verdict in (Verdict.BUG, Verdict.DRIFT, Verdict.EXACT):
+    for verdict in (Verdict.BUG, Verdict.DRIFT):
         if verdict in verdicts:
-            return verdict
-    return Verdict.INCONCLUSIVE
+            return str(verdict)
+    if all(side.fit is not None for side in judged.sides.values()) and judged.meaning_words():
+        return MISMATCH
+    return str(Verdict.EXACT if Verdict.EXACT in verdicts else Verdict.INCONCLUSIVE)
 
 
 def side_figures(judged: Judged, side: Side) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from lfm2np.oracle.rollouts.causes import (
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import ALL_READINGS, OTHERS, READINGS, Scores, ids_of, scores_of
 from lfm2np.oracle.rollouts.side import SIDES, Fit, fit, predicted, spread_of, values_of
+from lfm2np.oracle.total import MOST_SIZE
 from lfm2np.progress import Progress
 from lfm2np.work.place import Place, Source
 
@@ -49,6 +50,7 @@ AUTO = "auto"
 AUTO_FORMATS = ("float32", "float16", "bfloat16")  # the finest first
 SCORING, JUDGING, EXPLAINING = "exact log-probabilities", "rounding errors", "hypotheses"
 SCREENING, MOST_TRIED = 4, 4  # all hypotheses on a quarter of the tokens, then so many on all
+LEAST_EXPLAINED = 0.8  # of the squared error, for a hypothesis to be named as the nearest
 PERMUTATIONS, LEAST_CHANCE = 999, 0.01
 MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines once one of them is wrong
 Shown = Callable[[str], Progress | None]
@@ -271,6 +273,7 @@ class Judge:
     def least_wrong(self, scores: Sequence[Scores], values: Float64, format_name: str, readings: Sequence[str]) -> Fit:
         spread, size = spread_of(self.model, scores, format_name, self.known), self.model.config.vocab_size
         fits = [fit(values, predicted(scores, reading), spread, reading, size) for reading in readings]
+        fits = [each for each in fits if each.reading not in OTHERS or each.rms <= MOST_SIZE]  # one is free to fit
         return min(fits, key=lambda each: (np.count_nonzero(each.wrong), -each.log_likelihood))
 
     def judged(self, reported: Float64, format_name: str, reading: str) -> Fit:
@@ -331,8 +334,9 @@ class Judge:
             reasons.append(f"errors are {judged.rms:.3g} times what {judged.format_name} explains on the average")
         if reasons:
             return Side(name, Verdict.BUG, tuple(reasons), reported, expected, judged, choices=choices)
-        why = f"all {count} log-probabilities are within what {judged.format_name} explains"
-        return Side(name, Verdict.EXACT, (why,), reported, expected, judged, choices=choices)
+        why = [f"all {count} log-probabilities are within what {judged.format_name} explains"]
+        why += [f"{judged.reading}, which the file does not say"] if judged.reading in OTHERS else []
+        return Side(name, Verdict.EXACT, tuple(why), reported, expected, judged, choices=choices)
 
     def explained(self, side: Side, quick: bool, is_free: bool) -> Side:
         """With the hypotheses tried.
@@ -437,7 +441,7 @@ class Judge:
         if grows := self.growth(side):
             return replace(side, reasons=(grows, *side.reasons))
         nearest = f"; nearest: {cause_words(best, reading)}, {best.explained:.0%} of the squared error"
-        unexplained = "unexplained" + (nearest if is_error or reading else "")
+        unexplained = "unexplained" + (nearest if (is_error or reading) and best.explained >= LEAST_EXPLAINED else "")
         return replace(side, reasons=(unexplained, *side.reasons))
 
 

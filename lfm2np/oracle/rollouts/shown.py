@@ -45,7 +45,9 @@ def as_text(figures: Mapping[str, Any]) -> str:
 
 def head(figures: Mapping[str, Any]) -> str:
     of = "" if figures["sampled_of"] is None else f" (a sample of {figures['sampled_of']})"
-    return f"{plural(figures['rollouts'], 'rollout')}{of}, {plural(figures['tokens'], 'answer token')}"
+    left = sum(each["count"] for each in figures["left_out"])
+    more = f"; {left} more left out" if left else ""
+    return f"{plural(figures['rollouts'], 'rollout')}{of}, {plural(figures['tokens'], 'answer token')}{more}"
 
 
 def side_lines(name: str, side: Mapping[str, Any]) -> list[str]:
@@ -55,7 +57,8 @@ def side_lines(name: str, side: Mapping[str, Any]) -> list[str]:
         return lines
     lines.append(
         f"{'':<9}reports {side['reading']} log-probabilities in {side['format']}: error {number(side['rms'])} of its "
-        f"rounding error (rms), at most {number(side['worst'])}; {number(side['mean_abs_error'])} nats on the average"
+        f"rounding error (rms), beyond a unit of the logits at most {number(side['worst'])}; "
+        f"{number(side['mean_abs_error'])} nats on the average"
     )
     for each in side["hypotheses"][:MOST_HYPOTHESES] if side["cause"] or side["verdict"] != "EXACT" else []:
         detail = f" ({each['detail']})" if each["detail"] else ""

@@ -124,7 +124,8 @@ class Ledger:
             weights = [0.5 / max(1, len(others))] * len(others) + [0.5 / (len(WAYS) + 1)] * len(WAYS)
             if densities is not None:
                 fair = densities[number][PLAIN].max(axis=(0, 1))
-                capitals[: len(others)] += [log_mean(densities[other][PLAIN]) - fair for other in others]
+                for place, other in enumerate(others):
+                    capitals[place] += log_mean(densities[other][PLAIN]) - fair
                 capitals = np.vstack([capitals, log_mean(densities[number][WIDE]) - fair])
                 names, weights = [*names, REPORTS], [*weights, 0.5 / (len(WAYS) + 1)]
             standing = standing_of(capitals, np.array(weights), names, alpha, ends)

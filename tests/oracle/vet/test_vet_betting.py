@@ -148,3 +148,10 @@ def test_tokens_of_a_text_count_for_less_and_only_candidates_bet_on_them():
 def test_the_expected_gain_grows_with_the_distance_and_is_nothing_without():
     gains = expected_gain(np.array([0.0, 0.1, 1.0, 10.0]))
     assert gains[0] == 0.0 and (np.diff(gains) > 0.0).all()
+
+
+@pytest.mark.rounding
+def test_one_candidate_alone_is_judged_by_nobody_else():
+    answers = lfm2np.trained_fixture().parent / "answers" / "transformers-bfloat16.jsonl"
+    figures = lfm2np.vet({"bf16": lfm2np.trained_fixture()}, answers=answers)
+    assert "none" not in figures["verdict"].lower()
