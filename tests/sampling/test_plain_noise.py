@@ -13,7 +13,8 @@ WORDS = st.integers(0, 2**64 - 1)
 def test_noise_is_a_philox_block_of_its_seed_and_place(
     seed: int, sample_index: int, position: int, purpose: int
 ) -> None:
-    generator = np.random.Philox(key=[seed, sample_index], counter=[0, position, purpose, 0])  # counts up first
+    key, counter = (np.array(words, np.uint64) for words in ([seed, sample_index], [0, position, purpose, 0]))
+    generator = np.random.Philox(key=key, counter=counter)  # counts up first
     words = [int(word) for word in generator.random_raw(4)]
     assert plain.noise_words(seed, sample_index, position, purpose) == tuple(words)
     assert plain.uniform_noise(seed, sample_index, position, purpose) == words[0] * 2**64 + words[1]
