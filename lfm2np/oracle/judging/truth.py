@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,19 +116,31 @@ def spoken_truths(
 
 def truth_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each sequence the arrays of its Truth, or `error`: the same bits on every machine."""
+    return over_states(
+        model, items, lambda item, states, routes: truth_rows(model, states, dict(item["wanted"])) | routes
+    )
+
+
+def over_states(
+    model: LoadedModel,
+    items: Sequence[Mapping[str, Any]],
+    result_of: Callable[[Mapping[str, Any], Array, dict[str, Array]], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """result_of(item, states [T, D], routes) of each item, all in one ragged pass over their tokens but the last; or
+    `error`, where attention or the function meets a number that is not finite. `routes` has a Truth's `routes` and
+    `preferred`; without experts nothing.
+    """
     sequences = [item["token_ids"][:-1] for item in items]
     given = given_routes(model, sequences, [item.get("routes") for item in items])
     numerics, kept = routed(model.numerics, given)
     states, runs = ragged.hidden_states(model.weights, model.config, numerics, sequences)
+    chosen = {} if given is None else {"routes": kept.chosen(), "preferred": kept.preferred()}
     results: list[dict[str, Any]] = []
     for item, run in zip(items, runs, strict=True):
         try:
             if run.error:
                 raise run.error
-            result = truth_rows(model, states[run.rows], dict(item["wanted"]))
-            if given is not None:
-                result |= {"routes": kept.chosen()[run.rows], "preferred": kept.preferred()[run.rows]}
-            results.append(result)
+            results.append(result_of(item, states[run.rows], {name: rows[run.rows] for name, rows in chosen.items()}))
         except NumericsError as error:
             results.append({"error": str(error)})
     return results

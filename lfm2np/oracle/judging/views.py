@@ -22,13 +22,10 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.errors import NumericsError
-from lfm2np.network import ragged
 from lfm2np.numerics import elementary
 from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.pieces import over_pieces, pieces
-from lfm2np.oracle.judging.routes import routed
-from lfm2np.oracle.judging.truth import given_routes, num_fed_tokens, num_shared_tokens, truth_rows
+from lfm2np.oracle.judging.truth import num_fed_tokens, num_shared_tokens, over_states, truth_rows
 from lfm2np.sampling.choice import WEIGHT_BITS, penalised
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
@@ -61,25 +58,15 @@ def view_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[d
     item  {"token_ids": prompt and answer, "start": index of the first answer token, "views": [see view_of],
           "tolerances": [nats], "columns": whether the arrays of a Truth are wanted too, "routes": [T, L, K] or None}
     """
-    sequences = [item["token_ids"][:-1] for item in items]
-    given = given_routes(model, sequences, [item.get("routes") for item in items])
-    numerics, kept = routed(model.numerics, given)
-    states, runs = ragged.hidden_states(model.weights, model.config, numerics, sequences)
-    results: list[dict[str, Any]] = []
-    for item, run in zip(items, runs, strict=True):
-        try:
-            if run.error:
-                raise run.error
-            result: dict[str, Any] = views_of_rows(model, states[run.rows][item["start"] - 1 :], item)
-            if item.get("columns"):
-                wanted = {row: [item["token_ids"][row + 1]] for row in range(item["start"] - 1, len(states[run.rows]))}
-                result |= {"truth": truth_rows(model, states[run.rows], wanted)}
-                if given is not None:
-                    result["truth"] |= {"routes": kept.chosen()[run.rows], "preferred": kept.preferred()[run.rows]}
-            results.append(result)
-        except NumericsError as error:
-            results.append({"error": str(error)})
-    return results
+
+    def result_of(item: Mapping[str, Any], states: Array, routes: dict[str, Array]) -> dict[str, Any]:
+        result: dict[str, Any] = views_of_rows(model, states[item["start"] - 1 :], item)
+        if item.get("columns"):
+            wanted = {row: [item["token_ids"][row + 1]] for row in range(item["start"] - 1, len(states))}
+            result["truth"] = truth_rows(model, states, wanted) | routes
+        return result
+
+    return over_states(model, items, result_of)
 
 
 def views_of_rows(model: LoadedModel, states: Array, item: Mapping[str, Any]) -> dict[str, Array]:
@@ -176,7 +163,7 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
         logs = chosen - elementary.log(np.ldexp(mass.astype(np.float64), -WEIGHT_BITS))
         return np.where(ranks < counts, logs, -np.inf)
 
-    exact = num_kept(descending, cumulative, view, np.zeros(len(tokens)), 0.0)
+    exact = num_kept(ascending, cumulative, view, np.zeros(len(tokens)), 0.0)
     last = np.take_along_axis(descending, exact[:, None] - 1, axis=1)
     kept = np.where(weights >= last, shares, 0.0)
     kept_totals, kept_squares = exact_sum(kept, signed=False), exact_sum(kept * kept, signed=False)
@@ -184,8 +171,8 @@ def viewed(values: Float64, tokens: Int64, view: SamplingParams, tolerances: Seq
     low, high = np.empty((len(tolerances), len(tokens))), np.empty((len(tolerances), len(tokens)))
     for number, tolerance in enumerate(tolerances):
         slack = tolerance / view.temperature
-        fewest = num_kept(descending, cumulative, view, -slack * mass, -slack)
-        most = num_kept(descending, cumulative, view, slack * mass, slack)
+        fewest = num_kept(ascending, cumulative, view, -slack * mass, -slack)
+        most = num_kept(ascending, cumulative, view, slack * mass, slack)
         raised = np.take_along_axis(shares, tokens[:, None], axis=1) * elementary.exp(np.array([SQRT2 * slack]))
         least_ranks = np.count_nonzero(weights > np.ldexp(raised, WEIGHT_BITS), axis=1)  # among near ties the first
         low[number] = logprobs_of(most, ranks)
@@ -208,21 +195,22 @@ def mass_errors(kept: Float64, kept_squares: Float64, squares: Float64) -> Float
     return np.asarray(np.sqrt((1.0 - kept) ** 2 * kept_squares + kept**2 * left_squares))
 
 
-def num_kept(descending: Int64, cumulative: Int64, view: SamplingParams, mass: Float64, slack: float) -> Int64:
+def num_kept(ascending: Int64, cumulative: Int64, view: SamplingParams, mass: Float64, slack: float) -> Int64:
     """[r] how many of the likeliest tokens the filters keep, if top_p moves by `mass` [r] and min_p by so many nats.
 
+    ascending [r, V] are the weights times -1, cumulative [r, V] their sums from the likeliest token on.
     Without either exactly those of choice.filtered. Two logits differ by up to twice the error of one: sqrt(2) times,
     if their errors are independent.
     """
-    size = descending.shape[1]
-    kept = places(-descending, np.zeros(len(descending), np.int64))  # those above 0
+    size = ascending.shape[1]
+    kept = places(ascending, np.zeros(len(ascending), np.int64))  # those above 0
     for name in ("min_p", "top_k", "top_p") if view.profile == "vllm" else ("top_k", "top_p", "min_p"):
         if name == "min_p" and view.min_p > 0.0:
             factor = elementary.exp(np.array([-SQRT2 * slack]))  # 1 without slack
             least = np.ceil(np.ldexp(view.min_p * factor, WEIGHT_BITS)).astype(np.int64)
-            kept = np.minimum(kept, places(-descending, np.repeat(1 - least, len(descending))))
+            kept = np.minimum(kept, places(ascending, np.repeat(1 - least, len(ascending))))
         elif name == "top_k" and 0 < view.top_k < size:
-            kept = np.minimum(kept, places(-descending, 1 - descending[:, view.top_k - 1]))
+            kept = np.minimum(kept, places(ascending, 1 + ascending[:, view.top_k - 1]))
         elif name == "top_p" and view.top_p < 1.0:
             totals = np.take_along_axis(cumulative, np.maximum(kept, 1)[:, None] - 1, axis=1)[:, 0]
             enough = [
