@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.files import checkpoint_sha256
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import load_model
@@ -32,7 +31,6 @@ from lfm2np.oracle.targets.target import TargetError
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.values import require_count
 from lfm2np.whole_file import write_whole
-from lfm2np.work.place import Place, Source
 
 EXAMPLE = """lfm2np rollouts rollouts.jsonl --model LFM2-350M
   lfm2np rollouts rollouts.jsonl --model LFM2-350M --sampler-format bfloat16 --trainer-format float32 --html report.html
@@ -74,7 +72,7 @@ def judged_file(arguments: argparse.Namespace) -> Judged:
     previous = None if arguments.previous is None else previous_of(arguments.previous, model)
     with work.place_of(arguments, model) as place, progress_bars(SCORING, JUDGING, EXPLAINING) as show:
         judged, sampled_of = judge_some(
-            model, usable, options, sample, place, lambda what: partial(show, what), loaded_for(place, previous)
+            model, usable, options, sample, place, lambda what: partial(show, what), previous
         )
     command = command_line()
     figures = figures_of(judged, left, sampled_of)
@@ -138,13 +136,6 @@ def previous_of(path: str, model: Model) -> Model:
     """The checkpoint of the step before: RequestError if it is another network."""
     require_same_network(files_of(model.path), files_of(path))
     return load(path, "exact")
-
-
-def loaded_for(place: Place, previous: Model | None) -> Model | Source | None:
-    """Workers load it themselves."""
-    if previous is None or place.executor is None:
-        return previous
-    return Source(str(previous.path.absolute()), "exact", checkpoint_sha256(previous.path))
 
 
 def add_rollouts(commands: Commands) -> None:

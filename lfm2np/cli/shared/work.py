@@ -17,13 +17,14 @@ from lfm2np.loading import Model
 from lfm2np.memory import keep_freed_memory
 from lfm2np.numerics.pieces import THREAD_VARIABLES, threads_of
 from lfm2np.oracle.judging.truth import TRUTH
+from lfm2np.oracle.judging.views import VIEWS
 from lfm2np.oracle.vectors.golden import VECTOR
 from lfm2np.scoring.teacher_forcing import SCORE
 from lfm2np.values import require_count
 from lfm2np.work.place import Place
 from lfm2np.work.results_file import ResultsFile
 
-WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR)}
+WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR, VIEWS)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
 from lfm2np.oracle.rollouts.rollouts import AUTO, Judged, Options, Shown, judge_rollouts
 from lfm2np.oracle.rollouts.side import SIDES
 from lfm2np.progress import Progress
-from lfm2np.work.place import AnyPlace, Source, place_of
+from lfm2np.work.place import AnyPlace, place_of
 
 
 def rollouts(
@@ -65,7 +65,7 @@ def judge_some(
     sample: int | None,
     place: AnyPlace = None,
     shown: Shown = no_progress,
-    previous: LoadedModel | Source | None = None,
+    previous: LoadedModel | None = None,
 ) -> tuple[Judged, int | None]:
     """All of them, or a sample drawn with the seed, in the file's order; and how many they were sampled of."""
     chosen = usable

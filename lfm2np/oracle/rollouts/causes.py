@@ -25,11 +25,11 @@ from lfm2np.oracle.rollouts.side import BEFORE, Fit, Predicted, Spread, fit, pre
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
 from lfm2np.progress import Progress
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import AnyPlace, Source, compute
+from lfm2np.work.place import AnyPlace, Place, compute, place_of, source_of
 
 Float64 = NDArray[np.float64]
 Variant = dict[str, Any]
-MOST_BEFORE = 3  # sequences of a pack: what leaks through more of them is below any rounding error
+MOST_BEFORE = 3  # sequences of a pack: what leaks through more convolutions is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
 MOST_OUTLIERS = 0.01  # of the tokens under a hypothesis that rounds, as float32 noise flips some roundings
 MOST_EXPLAINED = 0.98  # of the squared error
@@ -37,6 +37,7 @@ LEAST_GAIN = 10.0  # nats in all by which an error in the network must beat the 
 LEAST_OF_ALL = 20.0  # the same where the network without it explains everything, too;
 LEAST_OF_TOKENS = 0.5  # of each token for the head's precision, which rounds all of them
 AS_IT_IS, HEAD, CHUNKED = "as computed", "head precision", "state lost at a chunk border"
+ROUTES = "routes of another run"
 
 
 @dataclass(frozen=True)
@@ -96,17 +97,16 @@ def hypotheses_of(
     model: LoadedModel, rollouts: Sequence[Rollout], chunks: Sequence[int] = (), previous: LoadedModel | None = None
 ) -> list[Hypothesis]:
     """Those that the file and the model leave possible; `rollouts` are all of the file, for what stood beside each."""
-    made = [Hypothesis(AS_IT_IS, "", partial(always, None))]
-    made += head_hypotheses()
-    made += pack_hypotheses(rollouts)
-    made += padding_hypotheses(model, rollouts)
-    made += border_hypotheses(rollouts, chunks)
-    made += route_hypotheses(rollouts)
-    if previous is not None:
-        made += [
-            Hypothesis("stale weights", name, partial(always, {"part": name})) for name in part_names(model, previous)
-        ]
-    return made
+    parts = [] if previous is None else part_names(model, previous)
+    return [
+        Hypothesis(AS_IT_IS, "", partial(always, None)),
+        *head_hypotheses(),
+        *pack_hypotheses(rollouts),
+        *padding_hypotheses(model, rollouts),
+        *border_hypotheses(rollouts, chunks),
+        *route_hypotheses(rollouts),
+        *(Hypothesis("stale weights", name, partial(always, {"part": name})) for name in parts),
+    ]
 
 
 def always(variant: Variant | None, rollout: Rollout) -> Variant | None:
@@ -132,9 +132,9 @@ def pack_hypotheses(rollouts: Sequence[Rollout]) -> list[Hypothesis]:
     before = packed_before(rollouts)
     if not before:
         return []
-
+    near = {name: sequences[-MOST_BEFORE:] for name, sequences in before.items()}
     return [
-        Hypothesis("state leaks in a pack", "convolution", partial(seen, before, True, False)),
+        Hypothesis("state leaks in a pack", "convolution", partial(seen, near, True, False)),
         Hypothesis("state leaks in a pack", "attention", partial(seen, before, False, True)),
         Hypothesis("state leaks in a pack", "convolution and attention", partial(seen, before, True, True)),
     ]
@@ -146,14 +146,14 @@ def seen(before: Mapping[str, list[list[int]]], conv: bool, attend: bool, rollou
 
 
 def packed_before(rollouts: Sequence[Rollout]) -> dict[str, list[list[int]]]:
-    """By id, the sequences before it in its pack, at most MOST_BEFORE; none for the first of a pack."""
+    """By id, the sequences before it in its pack; none for the first of a pack."""
     packs: dict[str, list[Rollout]] = {}
     before = {}
     for rollout in rollouts:
         if rollout.pack is not None:
             earlier = packs.setdefault(rollout.pack, [])
             if earlier:
-                before[rollout.id] = [list(ids_of(each)) for each in earlier[-MOST_BEFORE:]]
+                before[rollout.id] = [list(ids_of(each)) for each in earlier]
             earlier.append(rollout)
     return before
 
@@ -173,7 +173,6 @@ def padding_hypotheses(model: LoadedModel, rollouts: Sequence[Rollout]) -> list[
             padding[rollout.id] = [[token or 0] * count]
     if not padding:
         return []
-
     return [
         Hypothesis("padding is not masked", "convolution and attention", partial(seen, padding, True, True)),
         Hypothesis("padding is not masked", "convolution", partial(seen, padding, True, False)),
@@ -196,16 +195,21 @@ def border_hypotheses(rollouts: Sequence[Rollout], chunks: Sequence[int]) -> lis
     def before_answer(rollout: Rollout) -> Variant:
         return {"borders": [len(rollout.prompt_token_ids)], "attend": True}
 
-    made = [Hypothesis("state lost between prefill and decode", "convolution", before_answer)]
-    for size in sizes:
-        made.append(Hypothesis(CHUNKED, f"convolution, every {size} tokens", every(size, True)))
-        made.append(Hypothesis(CHUNKED, f"all state, every {size} tokens", every(size, False)))
-    return made
+    return [
+        Hypothesis("state lost between prefill and decode", "convolution", before_answer),
+        *(
+            Hypothesis(CHUNKED, f"{state}, every {size} tokens", every(size, attend))
+            for size in sizes
+            for state, attend in (("convolution", True), ("all state", False))
+        ),
+    ]
 
 
 def route_hypotheses(rollouts: Sequence[Rollout]) -> list[Hypothesis]:
-    """Experts other than those reported: the network's own, the token's before, the sequence's before."""
-    if not any(rollout.routes is not None for rollout in rollouts):
+    """Experts other than those that the sampler reports: the trainer's, the network's own, the token's before, the
+    sequence's before.
+    """
+    if not any(rollout.routes is not None or rollout.trainer_routes is not None for rollout in rollouts):
         return []
     earlier: dict[str, Any] = {}
     for before, rollout in itertools.pairwise(rollouts):
@@ -213,14 +217,19 @@ def route_hypotheses(rollouts: Sequence[Rollout]) -> list[Hypothesis]:
             rows = len(rollout.routes)
             earlier[rollout.id] = (*before.routes[:rows], *rollout.routes[len(before.routes) :])
     return [
-        Hypothesis("routes of another run", "the network's own", partial(always, {"routes": "own"})),
         Hypothesis(
-            "routes of another run",
+            ROUTES,
+            "those that the trainer reports",
+            lambda rollout: None if rollout.trainer_routes is None else {"routes": rollout.trainer_routes},
+        ),
+        Hypothesis(ROUTES, "the network's own", partial(always, {"routes": "own"})),
+        Hypothesis(
+            ROUTES,
             "of the token before",
             lambda rollout: None if rollout.routes is None else {"routes": (rollout.routes[0], *rollout.routes[:-1])},
         ),
         Hypothesis(
-            "routes of another run",
+            ROUTES,
             "of the sequence before in the file",
             lambda rollout: {"routes": earlier[rollout.id]} if rollout.id in earlier else None,
         ),
@@ -235,7 +244,7 @@ def predictions_of(
     scores: Sequence[Scores],
     hypotheses: Sequence[Hypothesis],
     readings: Sequence[str],
-    previous: LoadedModel | Source | None = None,
+    previous: LoadedModel | None = None,
     place: AnyPlace = None,
     progress: Progress | None = None,
 ) -> list[Mapping[str, Predicted] | None]:
@@ -255,7 +264,10 @@ def predictions_of(
                     variant = {}
                 items.append({**item, "variant": variant})
                 owners.append((number, index))
-    results = compute(variant_work(previous), model, items, place, progress)
+    place = place_of(place)
+    unrecorded = Place(place.executor, None, place.at_once, place.max_num_batched_tokens)  # an item names no checkpoint
+    there = previous if previous is None or place.executor is None else source_of(previous)
+    results = compute(variant_work(there), model, items, unrecorded, progress)
     changed: list[dict[int, Mapping[str, Any]]] = [{} for _ in hypotheses]
     for (number, index), result in zip(owners, results, strict=True):
         changed[number][index] = result
@@ -305,7 +317,7 @@ def explanations(
         before = np.minimum(np.abs(reported - base[expected].logprobs), 50.0)
     known = ~np.isnan(reported)
     total = math.fsum((before[known] ** 2).tolist())
-    made = []
+    explained_by = []
     for hypothesis, values in zip(hypotheses, predictions, strict=True):
         if values is None:
             continue
@@ -322,8 +334,8 @@ def explanations(
             shifts = values[best.reading].logprobs - base[expected].logprobs
         explained = 1.0 - math.fsum((left[known] ** 2).tolist()) / total if total else 0.0
         likelihood = best.log_likelihood
-        made.append(Explanation(hypothesis, best, likelihood, max(0.0, explained), np.nan_to_num(shifts)))
-    return sorted(made, key=lambda each: each.log_likelihood - each.handicap, reverse=True)
+        explained_by.append(Explanation(hypothesis, best, likelihood, max(0.0, explained), np.nan_to_num(shifts)))
+    return sorted(explained_by, key=lambda each: each.log_likelihood - each.handicap, reverse=True)
 
 
 def reading_words(expected: str, actual: str, sampling: SamplingParams) -> str:

@@ -13,10 +13,11 @@ from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.rollouts.causes import Explanation
 from lfm2np.oracle.rollouts.measures import measures
 from lfm2np.oracle.rollouts.rollout import Left
-from lfm2np.oracle.rollouts.rollouts import Judged, Side, cause_words
+from lfm2np.oracle.rollouts.rollouts import Judged, Side, cause_words, cut
 from lfm2np.oracle.rollouts.side import SIDES
 
 Float64 = NDArray[np.float64]
+MISMATCH = "MISMATCH"
 DRAWS, MOST = 1000, 0.95  # of the bootstrap over rollouts, and its interval
 PAIRS = {"sampler_trainer": SIDES, "sampler_truth": (SIDES[0], "truth"), "trainer_truth": (SIDES[1], "truth")}
 Edges = Sequence[tuple[float, str]]
@@ -40,9 +41,6 @@ def figures_of(judged: Judged, left: Sequence[Left] = (), sampled_of: int | None
         "by": {name: groups for name, groups in groups_of(judged).items() if groups},
         "verdict": verdict_of(judged),
     }
-
-
-MISMATCH = "MISMATCH"
 
 
 def verdict_of(judged: Judged) -> str:
@@ -87,12 +85,12 @@ def side_figures(judged: Judged, side: Side) -> dict[str, Any]:
             "format": side.cause.fit.format_name,
             "rms": plain(side.cause.fit.rms),
             "tokens": len(side.sample),
-            "clipped": clipped_words(judged, side.name),
+            "clipped": clipped_shares(judged, side.name),
         }
     return figures
 
 
-def clipped_words(judged: Judged, name: str) -> dict[str, Any] | None:
+def clipped_shares(judged: Judged, name: str) -> dict[str, Any] | None:
     """Shares of clipped ratios on the tokens that the cause was tried on, as they are and mended."""
     if any(side.fit is None for side in judged.sides.values()):
         return None
@@ -143,7 +141,7 @@ def difference_figures(judged: Judged, has_interval: bool) -> dict[str, Any] | N
         "clipped": judged.clipped(),
     }
     if has_interval:
-        figures["mean_abs_interval"] = interval(judged.by_rollout(np.abs(whole)), judged.options.seed)
+        figures["mean_abs_interval"] = interval(cut(np.abs(whole), judged.scores), judged.options.seed)
     return figures
 
 
@@ -164,7 +162,7 @@ def measures_of(judged: Judged, pair: Sequence[str]) -> dict[str, float | None] 
     known = np.isfinite(first) & np.isfinite(second)
     if not known.any():
         return None
-    lengths = [int(np.count_nonzero(part)) for part in judged.by_rollout(known)]
+    lengths = [int(np.count_nonzero(part)) for part in cut(known, judged.scores)]
     values = measures(first[known], second[known], [length for length in lengths if length])
     return {name: plain(value) for name, value in values.items()}
 

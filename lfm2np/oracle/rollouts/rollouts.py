@@ -33,16 +33,15 @@ from lfm2np.oracle.rollouts.causes import (
     LEAST_OF_TOKENS,
     Explanation,
     Hypothesis,
-    explanations,
     hypotheses_of,
     reading_words,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.scores import ALL_READINGS, OTHERS, READINGS, Scores, ids_of, scores_of
+from lfm2np.oracle.rollouts.scores import ALL_READINGS, OTHERS, Scores, ids_of, scores_of
 from lfm2np.oracle.rollouts.side import SIDES, Fit, fit, predicted, spread_of, values_of
 from lfm2np.oracle.total import MOST_SIZE
 from lfm2np.progress import Progress
-from lfm2np.work.place import Place, Source
+from lfm2np.work.place import Place
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -136,10 +135,6 @@ class Judged:
             "above": float(np.count_nonzero(ratios > high)) / count,
         }
 
-    def by_rollout(self, values: Any) -> list[Any]:
-        """[N] cut into those of each rollout."""
-        return cut(values, self.scores)
-
     def reading_of(self, side: Side) -> str:
         """What a side does instead of what it should report, by its cause; "" for nothing."""
         assert side.cause is not None
@@ -166,7 +161,7 @@ def judge_rollouts(
     options: Options,
     place: Place | None = None,
     shown: Shown = lambda name: None,
-    previous: LoadedModel | Source | None = None,
+    previous: LoadedModel | None = None,
     beside: Sequence[Rollout] | None = None,
 ) -> Judged:
     """Each side judged, and explained where it is wrong.
@@ -177,9 +172,7 @@ def judge_rollouts(
     known = Known(place=place or Place())
     scores, failed = scores_of(model, rollouts, known.place, shown(SCORING))
     judge = Judge(model, scores, options, known, shown, previous, beside or rollouts)
-    sides: dict[str, Side] = {}
-    for name in SIDES:
-        sides[name] = judge.side(name, sides.get(SIDES[0]))
+    sides = {name: judge.side(name) for name in SIDES}
     exact = {name: predicted(scores, meant(side)).logprobs if scores else np.zeros(0) for name, side in sides.items()}
     return Judged(scores, failed, sides, options, exact)
 
@@ -198,16 +191,16 @@ class Judge:
     options: Options
     known: Known
     shown: Shown
-    previous: LoadedModel | Source | None
+    previous: LoadedModel | None
     beside: Sequence[Rollout]
 
-    def side(self, name: str, other: Side | None) -> Side:
+    def side(self, name: str) -> Side:
         reported = values_of(self.scores, name)
         if np.isnan(reported).all():
             return Side(name, Verdict.INCONCLUSIVE, ("no log-probabilities were reported",), reported)
         formats = [self.options.formats[name]] if self.options.formats[name] != AUTO else list(AUTO_FORMATS)
         stated = self.stated_reading(name)
-        readings = [*READINGS, *OTHERS] if stated == AUTO else [stated]
+        readings = list(ALL_READINGS) if stated == AUTO else [stated]
         best, likeliest = self.likeliest(reported, formats, readings)
         expected = best.reading if stated == AUTO else stated
         judged = self.judged(reported, best.format_name, best.reading)
@@ -273,8 +266,10 @@ class Judge:
     def least_wrong(self, scores: Sequence[Scores], values: Float64, format_name: str, readings: Sequence[str]) -> Fit:
         spread, size = spread_of(self.model, scores, format_name, self.known), self.model.config.vocab_size
         fits = [fit(values, predicted(scores, reading), spread, reading, size) for reading in readings]
-        fits = [each for each in fits if each.reading not in OTHERS or each.rms <= MOST_SIZE]  # one is free to fit
-        return min(fits, key=lambda each: (np.count_nonzero(each.wrong), -each.log_likelihood))
+        tight = [
+            each for each in fits if each.reading not in OTHERS or each.rms <= MOST_SIZE
+        ]  # temperatures fit freely
+        return min(tight or fits, key=lambda each: (np.count_nonzero(each.wrong), -each.log_likelihood))
 
     def judged(self, reported: Float64, format_name: str, reading: str) -> Fit:
         """All tokens; rollouts in doubt by all emulated engines (see judge.py)."""
@@ -282,7 +277,7 @@ class Judge:
         values, vocab_size = predicted(self.scores, reading), self.model.config.vocab_size
         spread = spread_of(self.model, self.scores, format_name, self.known, progress=progress)
         result = fit(reported, values, spread, reading, vocab_size)
-        worst = [float(np.nanmax(np.abs(part), initial=0.0)) for part in self.by_rollout(result.ratios)]
+        worst = [float(np.nanmax(np.abs(part), initial=0.0)) for part in cut(result.ratios, self.scores)]
         doubtful = [index for index, size in enumerate(worst) if size > LIMIT / math.sqrt(len(DRAWS))]
         doubtful.sort(key=lambda index: -worst[index])
         for chosen in (doubtful[:1], doubtful[1:MOST_REFINED], doubtful[MOST_REFINED:]):
@@ -293,9 +288,6 @@ class Judge:
             spread = spread_of(self.model, self.scores, format_name, self.known)
             result = fit(reported, values, spread, reading, vocab_size)
         return result
-
-    def by_rollout(self, values: Float64) -> list[Float64]:
-        return cut(values, self.scores)
 
     def wrong_choices(self, format_name: str) -> Int64:
         """[N'] tokens that a right sampler of this format can't have chosen."""
@@ -345,27 +337,25 @@ class Judge:
         is_free  whether any reading may be the side's
         """
         assert side.fit is not None
-        worst = [float(np.nanmax(part, initial=0.0)) for part in self.by_rollout(side.fit.sizes)]
+        worst = [float(np.nanmax(part, initial=0.0)) for part in cut(side.fit.sizes, self.scores)]
         order = sorted(range(len(worst)), key=lambda index: -worst[index])
         indices = self.sample(self.options.cause_tokens // (SCREENING if quick else 1), order)
         readings = [side.expected] if quick else list(dict.fromkeys((side.expected, *ALL_READINGS)))
-        previous = self.previous if isinstance(self.previous, LoadedModel) else None
-        tried = hypotheses_of(self.model, self.beside, self.options.chunks, previous)
+        tried = hypotheses_of(self.model, self.beside, self.options.chunks, self.previous)
         tried = [each for each in tried if not quick or each.name != CHUNKED]
         few = self.sample(self.options.cause_tokens // SCREENING, order)
         if len(tried) > MOST_TRIED and len(few) < len(indices):
-            found = self.tried(side, few, tried, readings)
-            likely = [each.hypothesis for each in found[:MOST_TRIED]]
+            likely = [each.hypothesis for each in self.tried(side, few, tried, readings)[:MOST_TRIED]]
             tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
-        found = self.tried(side, indices, tried, readings)
-        if is_free and side.verdict is not Verdict.EXACT and found[0].fit.reading != side.expected:
-            best = found[0].fit
+        explanations = self.tried(side, indices, tried, readings)
+        if is_free and side.verdict is not Verdict.EXACT and explanations[0].fit.reading != side.expected:
+            best = explanations[0].fit
             fit_of_all = self.judged(side.reported, best.format_name, best.reading)
             side = replace(side, expected=best.reading, fit=fit_of_all)
-            found = self.tried(side, indices, tried, readings)
+            explanations = self.tried(side, indices, tried, readings)
         side = self.in_its_format(side, indices)
         tokens = self.part(np.arange(len(side.reported)), indices)
-        return self.with_cause(replace(side, explained=tuple(found), sample=tokens), found)
+        return self.with_cause(replace(side, explained=tuple(explanations), sample=tokens))
 
     def in_its_format(self, side: Side, indices: Sequence[int]) -> Side:
         """A side that was wrong in the likeliest format, if it is right in another: on these rollouts, then on all."""
@@ -389,7 +379,7 @@ class Judge:
         steps = np.array([self.scores[index].rollout.step for index in known], np.float64)
         if len(set(steps.tolist())) < 2:
             return ""
-        parts = self.by_rollout(np.minimum(side.fit.sizes, LIMIT**3))
+        parts = cut(np.minimum(side.fit.sizes, LIMIT**3), self.scores)
         sizes = np.array([np.nanmean(parts[index]) if np.isfinite(parts[index]).any() else 0.0 for index in known])
         ranks = [np.unique(values, return_inverse=True)[1].astype(np.float64) for values in (steps, sizes)]
         steps, sizes = (rank - rank.mean() for rank in ranks)
@@ -415,12 +405,13 @@ class Judge:
             self.model, part, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
         )
         size = self.model.config.vocab_size
-        return explanations(values, side.expected, hypotheses, predictions, spreads, readings, size)
+        return causes.explanations(values, side.expected, hypotheses, predictions, spreads, readings, size)
 
-    def with_cause(self, side: Side, found: Sequence[Explanation]) -> Side:
+    def with_cause(self, side: Side) -> Side:
+        """With the verdict and reasons that its explanations lead to."""
         assert side.fit is not None
-        best = found[0]
-        plain = next(each for each in found if each.hypothesis.name == AS_IT_IS)
+        best = side.explained[0]
+        plain = next(each for each in side.explained if each.hypothesis.name == AS_IT_IS)
         tokens = np.count_nonzero(best.fit.reported)
         gain = LEAST_OF_TOKENS * tokens if best.hypothesis.name == HEAD else LEAST_OF_ALL
         if side.verdict is Verdict.EXACT and best.log_likelihood < plain.log_likelihood + gain:

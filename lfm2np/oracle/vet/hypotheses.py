@@ -145,9 +145,9 @@ def name_of(candidate: Candidate, rendering: Rendering, sampling: SamplingParams
 
 def parse_candidate(text: str) -> tuple[str, str, str | None]:
     """NAME=PATH[,kv=FORMAT] -> name, path, format of the cache. RequestError for another form."""
-    name, found, rest = text.partition("=")
+    name, sign, rest = text.partition("=")
     path, _, options = rest.partition(",kv=")
-    if not name or not found or not path:
+    if not name or not sign or not path:
         raise RequestError(f"candidate {text!r}: expected NAME=DIR or NAME=FILE.gguf, with ,kv=q8_0 behind it at most")
     if options and options not in KEPT:
         raise RequestError(f"candidate {text!r}: kv={options}: expected one of {', '.join(KEPT)}")
@@ -158,8 +158,8 @@ def parse_sampling(text: str) -> SamplingParams:
     """'temperature=0.7 top_p=0.9' -> what tokens are drawn from. RequestError for another name or value."""
     fields: dict[str, Any] = {}
     for word in text.replace(",", " ").split():
-        name, found, value = word.partition("=")
-        if name not in SAMPLED_BY or not found or name in fields:
+        name, sign, value = word.partition("=")
+        if name not in SAMPLED_BY or not sign or name in fields:
             raise RequestError(f"sampling {word!r}: expected NAME=NUMBER once each, of {', '.join(SAMPLED_BY)}")
         try:
             fields[name] = int(value) if name == "top_k" else float(value)

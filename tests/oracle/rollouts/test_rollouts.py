@@ -1,20 +1,25 @@
 """Rollouts judged: committed files of transformers with planted errors, and made ones whose truth is known."""
 
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import lfm2np
+from lfm2np.cli.shared.work import WORKS
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.rollouts import variants
-from lfm2np.oracle.rollouts.causes import packed_before, reading_words
+from lfm2np.oracle.rollouts.causes import pack_hypotheses, packed_before, reading_words, route_hypotheses
 from lfm2np.oracle.rollouts.figures import figures_of
 from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
 from lfm2np.oracle.rollouts.rollouts import Options, judge_rollouts
 from lfm2np.oracle.rollouts.scores import ids_of, item_of, scores_of
 from lfm2np.sampling.params import SamplingParams
+from lfm2np.work.place import Place
+from lfm2np.work.results_file import ResultsFile, merged, spot_check
 
 FILES = lfm2np.trained_fixture().parent / "rollouts"
 CAUSES = {
@@ -162,3 +167,57 @@ def test_log_probabilities_of_no_side(made, model):
     figures = figures_of(judge_rollouts(model, silent, FEW))
     assert figures["verdict"] == "INCONCLUSIVE"
     assert figures["difference"] is None
+
+
+@pytest.mark.rounding
+def test_a_temperature_that_the_file_does_not_say(model):
+    """TRL's own file, whose sampler drew at 0.7: every format is tried under that reading, also those that it is far
+    from fitting.
+    """
+    side = judge_rollouts(model, read("trl_rollouts.jsonl", model), FEW).sides["sampler"]
+    assert (side.verdict, side.fit.reading) == (Verdict.EXACT, "at temperature 0.7")
+    assert "which the file does not say" in side.reasons[1]
+
+
+def test_an_attention_leak_sees_all_of_the_pack_and_a_convolution_the_last(made):
+    packed = [replace(made[0], id=str(number), pack="a") for number in range(6)]
+    conv, attention, both = pack_hypotheses(packed)
+    assert [len(each.variants(packed[5])["before"]) for each in (conv, attention, both)] == [3, 5, 5]
+
+
+def test_routes_that_the_trainer_reports_are_tried(made):
+    routes = (((0, 1),),) * 3
+    tried = route_hypotheses([replace(made[0], trainer_routes=routes)])
+    assert tried[0].variants(replace(made[0], trainer_routes=routes)) == {"routes": routes}
+    assert route_hypotheses(made) == []
+
+
+@pytest.mark.rounding
+def test_stale_weights_are_named_with_workers_too(made, model, tmp_path):
+    """By another checkpoint of the network. No variant is recorded, as its item does not name that checkpoint."""
+    older = changed_layer(model, tmp_path)
+    (scores,), _ = scores_of(older, made[:1])
+    values = tuple(scores.logprobs[scores.numbers["raw"]].tolist())
+    rollouts = [replace(made[0], trainer_logprobs=values), *made[1:]]
+    with ResultsFile(tmp_path / "results.jsonl", model) as record, ThreadPoolExecutor(1) as executor:
+        judged = judge_rollouts(model, rollouts, FEW, Place(executor, record), previous=older)
+    assert "stale weights" in {each.hypothesis.name for each in judged.sides["trainer"].explained[:3]}
+    assert '"variants"' not in (tmp_path / "results.jsonl").read_text(encoding="utf-8")
+    entries = merged([str(tmp_path / "results.jsonl")], model)
+    assert len(spot_check(model, list(entries.values()), WORKS, 1, 0)) == 1
+
+
+def changed_layer(model, folder):
+    """The checkpoint with the two halves of one matrix of the first layer changed for each other."""
+    shutil.copytree(model.path, folder / "older")
+    path = folder / "older" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    start, stop = (
+        8 + size + offset
+        for offset in json.loads(data[8 : 8 + size])["model.layers.0.feed_forward.w1.weight"]["data_offsets"]
+    )
+    middle = (start + stop) // 2
+    data[start:stop] = data[middle:stop] + data[start:middle]
+    path.write_bytes(data)
+    return lfm2np.load(folder / "older")
