@@ -158,6 +158,20 @@ def test_a_property_that_fails_without_the_fault_too_catches_nothing(monkeypatch
     assert fault_trial.try_fault(FAULTS[0], "quick")["by"] == first
 
 
+def test_nothing_computed_under_a_fault_is_left_when_its_catch_is_tried_without_it(monkeypatch: pytest.MonkeyPatch):
+    """A fault of the reference would fail the property once more: by the logits that were kept."""
+    sizes: list[int] = []
+
+    def fills(prop: Any, factory: Any, profile: str) -> Result:
+        sizes.append(sum(cached.cache_info().currsize for cached in fault_trial.COMPUTED))
+        fault_trial.load_once(lfm2np.trained_fixture())
+        return Result(prop.id, "failed" if len(sizes) == 1 else "passed", examples=1)
+
+    monkeypatch.setattr(fault_trial, "run_property", fills)
+    assert fault_trial.try_fault(FAULTS[0], "quick")["caught"]
+    assert sizes[1] == 0
+
+
 def test_an_installed_copy_tries_the_suite_for_any_engine_and_a_checkout_all(monkeypatch, tmp_path: Path):
     assert fault_trial.suite() == PROPERTIES
     monkeypatch.setattr(fault_trial, "__file__", str(tmp_path / "lfm2np" / "conformance" / "fault_trial.py"))
