@@ -40,14 +40,14 @@ def fixture(model: Model, name: str, **options: Any) -> list[Rollout]:
 
 def errors_of(model: Model, rollouts: Sequence[Rollout], side: str, *ways: tuple[float, float]) -> list[Any]:
     """Reported less exact log-probabilities of all sampled tokens, for each way (temperature, top-p) of sampling."""
-    found: list[list[Any]] = [[] for _ in ways]
+    results: list[list[Any]] = [[] for _ in ways]
     for rollout in rollouts:
         logits = np.asarray(model.logits([*rollout.prompt_token_ids, *rollout.token_ids]), np.float64)
         rows = logits[len(rollout.prompt_token_ids) - 1 : -1]
-        for collected, way in zip(found, ways, strict=True):
+        for collected, way in zip(results, ways, strict=True):
             exact = chosen_logprobs(rows, rollout.token_ids, *way)
             collected.append((np.array(getattr(rollout, side)) - exact)[np.array(rollout.is_sampled)])
-    return [np.concatenate(collected) for collected in found]
+    return [np.concatenate(collected) for collected in results]
 
 
 def chosen_logprobs(
@@ -102,10 +102,10 @@ def test_trl_s_own_metrics_of_its_batches_are_ours(model: Model) -> None:
     logged = json.loads((FIXTURES / "trl_metrics.json").read_text(encoding="utf-8"))
     assert logged[1]["sampling/importance_sampling_ratio/min"] == 0.0  # an answer's ratio above 3, masked
     for step, metrics in enumerate(logged):
-        found = measures(*sides([rollout for rollout in rollouts if rollout.step == step]))
+        results = measures(*sides([rollout for rollout in rollouts if rollout.step == step]))
         assert len(metrics) == 5
         for name, value in metrics.items():
-            assert found[name] == pytest.approx(value, rel=1e-6), name  # float32
+            assert results[name] == pytest.approx(value, rel=1e-6), name  # float32
 
 
 @pytest.mark.parametrize("name", ["trl_rollouts.jsonl", "trl_completions.jsonl"])
@@ -135,12 +135,12 @@ def test_verl_s_agent_loops_and_its_batch_are_the_same_answers(model: Model) -> 
 
 
 def test_verl_s_own_metrics_of_its_batch_are_ours(model: Model) -> None:
-    found = measures(*sides(fixture(model, "verl_batch.json")))
+    results = measures(*sides(fixture(model, "verl_batch.json")))
     logged = json.loads((FIXTURES / "verl_metrics.json").read_text(encoding="utf-8"))
     assert logged.pop("training/rollout_probs_diff_valid") == 1
     assert len(logged) == 17
     for name, value in logged.items():
-        assert found[name] == pytest.approx(value, rel=2e-6, abs=2e-7), name  # float32
+        assert results[name] == pytest.approx(value, rel=2e-6, abs=2e-7), name  # float32
 
 
 def test_verl_s_dump_has_texts_only_and_says_so(model: Model) -> None:
@@ -328,8 +328,8 @@ def test_a_form_is_recognised_by_its_keys_or_by_its_name(name: str, named: bool,
     (rollout, *_), _ = read_rollouts(json.dumps(record), "f", model.config, form if named else "auto")
     fields = {"prompt_token_ids": tuple(PROMPT), "token_ids": tuple(ANSWER), "sampler_logprobs": tuple(LOGPROBS)}
     for field, value in {**fields, **beside}.items():
-        found = rollout.sampling.temperature if field == "temperature" else getattr(rollout, field)
-        assert found == value, field
+        results = rollout.sampling.temperature if field == "temperature" else getattr(rollout, field)
+        assert results == value, field
 
 
 LACKING: dict[str, tuple[dict[str, Any], str, str]] = {

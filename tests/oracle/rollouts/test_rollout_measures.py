@@ -43,18 +43,18 @@ def test_all_measures_but_trl_s_and_the_shares_are_among_them() -> None:
 def test_the_simple_case() -> None:
     """One token of probability 1/2 by the sampler and 1/4 by the trainer, one of 1/2 by both, in two answers."""
     half, quarter = math.log(0.5), math.log(0.25)
-    found = measures([half, half], [quarter, half], [1, 1])
-    assert found["rollout_corr/kl"] == pytest.approx(math.log(2) / 2)
-    assert found["rollout_corr/k3_kl"] == pytest.approx((0.5 + math.log(2) - 1) / 2)
-    assert found["rollout_corr/training_ppl"] == pytest.approx(3.0)
-    assert found["rollout_corr/rollout_ppl"] == pytest.approx(2.0)
-    assert found["rollout_corr/ppl_ratio"] == pytest.approx(1.5)
-    assert found["rollout_corr/chi2_token"] == pytest.approx(-3 / 8)
-    assert found["training/rollout_probs_diff_mean"] == pytest.approx(1 / 8)
-    assert found["token_mult_prob_error"] == pytest.approx(1.5)
-    assert found["sampling/importance_sampling_ratio/min"] == pytest.approx(0.5)
-    assert found["share of ratios outside [0.9, 1.1]"] == found["share of ratios outside [0.8, 1.2]"] == 0.5
-    assert math.isnan(found["training/rollout_actor_probs_pearson_corr"])  # the sampler has one value only
+    figures = measures([half, half], [quarter, half], [1, 1])
+    assert figures["rollout_corr/kl"] == pytest.approx(math.log(2) / 2)
+    assert figures["rollout_corr/k3_kl"] == pytest.approx((0.5 + math.log(2) - 1) / 2)
+    assert figures["rollout_corr/training_ppl"] == pytest.approx(3.0)
+    assert figures["rollout_corr/rollout_ppl"] == pytest.approx(2.0)
+    assert figures["rollout_corr/ppl_ratio"] == pytest.approx(1.5)
+    assert figures["rollout_corr/chi2_token"] == pytest.approx(-3 / 8)
+    assert figures["training/rollout_probs_diff_mean"] == pytest.approx(1 / 8)
+    assert figures["token_mult_prob_error"] == pytest.approx(1.5)
+    assert figures["sampling/importance_sampling_ratio/min"] == pytest.approx(0.5)
+    assert figures["share of ratios outside [0.9, 1.1]"] == figures["share of ratios outside [0.8, 1.2]"] == 0.5
+    assert math.isnan(figures["training/rollout_actor_probs_pearson_corr"])  # the sampler has one value only
 
 
 def test_trl_s_modes_of_clipping() -> None:
@@ -85,9 +85,9 @@ LOGPROBS = st.lists(st.tuples(*[st.floats(-50, 0)] * 2), min_size=1, max_size=20
 def test_sides_that_agree_differ_by_nothing(pairs: list[tuple[float, float]], first: int) -> None:
     values = [sampler for sampler, _ in pairs]
     lengths = [len(values)] if first >= len(values) else [first, len(values) - first]
-    found = measures(values, values, lengths)
+    figures = measures(values, values, lengths)
     no_difference = {"sampling/importance_sampling_ratio", "ppl_ratio", "token_mult_prob_error"}
-    for name, value in found.items():
+    for name, value in figures.items():
         if name.endswith(("training_ppl", "rollout_ppl", "log_ppl", "pearson_corr")):
             continue
         if name.endswith("_std") and len(values) == 1:
@@ -100,8 +100,8 @@ def test_sides_that_agree_differ_by_nothing(pairs: list[tuple[float, float]], fi
 @given(LOGPROBS)
 def test_k3_is_never_negative_and_shares_are_shares(pairs: list[tuple[float, float]]) -> None:
     sampler, trainer = zip(*pairs, strict=True)
-    found = measures(sampler, trainer, [len(pairs)])
-    for name, value in found.items():
+    figures = measures(sampler, trainer, [len(pairs)])
+    for name, value in figures.items():
         if name.endswith(("k3_kl", "gen_kl_error", "policy_kl_error", "mismatch_kl/all/mean")):
             assert value >= 0.0, name
         if name.startswith("share"):
@@ -109,9 +109,9 @@ def test_k3_is_never_negative_and_shares_are_shares(pairs: list[tuple[float, flo
 
 
 def test_a_token_outside_the_trainer_s_kept_set_is_no_crash() -> None:
-    found = measures([-1.0, -2.0], [-1.0, -math.inf], [2])
-    assert found["rollout_corr/kl"] == math.inf
-    assert found["rollout_corr/chi2_token"] == pytest.approx(-0.5)
-    assert found["sampling/importance_sampling_ratio/mean"] == 0.0
-    assert found["share of ratios outside [0.8, 1.2]"] == 0.5
+    figures = measures([-1.0, -2.0], [-1.0, -math.inf], [2])
+    assert figures["rollout_corr/kl"] == math.inf
+    assert figures["rollout_corr/chi2_token"] == pytest.approx(-0.5)
+    assert figures["sampling/importance_sampling_ratio/mean"] == 0.0
+    assert figures["share of ratios outside [0.8, 1.2]"] == 0.5
     assert math.isnan(measures([-math.inf], [-math.inf], [1])["rollout_corr/kl"])

@@ -41,7 +41,7 @@ def read(name, model):
 
 
 @pytest.fixture(scope="module")
-def made(model):
+def exact_rollouts(model):
     """Three rollouts whose sampler and trainer both report the exact values."""
     rng = np.random.default_rng(7)
     rollouts = [
@@ -81,12 +81,14 @@ def test_sides_that_mean_different_things_are_both_right(model):
 
 
 @pytest.mark.rounding
-def test_the_exact_values_are_right_and_a_wrong_one_is_not(made, model):
-    right = judge_rollouts(model, made, FEW)
+def test_the_exact_values_are_right_and_a_wrong_one_is_not(exact_rollouts, model):
+    right = judge_rollouts(model, exact_rollouts, FEW)
     assert [side.verdict for side in right.sides.values()] == [Verdict.EXACT, Verdict.EXACT]
-    values = list(made[1].trainer_logprobs)
+    values = list(exact_rollouts[1].trainer_logprobs)
     values[3] -= 0.5
-    wrong = judge_rollouts(model, [made[0], replace(made[1], trainer_logprobs=tuple(values)), made[2]], FEW)
+    wrong = judge_rollouts(
+        model, [exact_rollouts[0], replace(exact_rollouts[1], trainer_logprobs=tuple(values)), exact_rollouts[2]], FEW
+    )
     assert wrong.sides["sampler"].verdict is Verdict.EXACT
     assert wrong.sides["trainer"].verdict is Verdict.BUG
     assert np.flatnonzero(wrong.sides["trainer"].fit.wrong).tolist() == [12 + 3]
@@ -94,27 +96,29 @@ def test_the_exact_values_are_right_and_a_wrong_one_is_not(made, model):
 
 
 @pytest.mark.rounding
-def test_tokens_that_were_not_sampled_are_fed_and_not_judged(made, model):
-    values = list(made[0].sampler_logprobs)
+def test_tokens_that_were_not_sampled_are_fed_and_not_judged(exact_rollouts, model):
+    values = list(exact_rollouts[0].sampler_logprobs)
     values[2] = 0.0
     sampled = tuple(index != 2 for index in range(12))
-    judged = judge_rollouts(model, [replace(made[0], sampler_logprobs=tuple(values), is_sampled=sampled)], FEW)
+    judged = judge_rollouts(
+        model, [replace(exact_rollouts[0], sampler_logprobs=tuple(values), is_sampled=sampled)], FEW
+    )
     assert judged.sides["sampler"].verdict is Verdict.EXACT
     assert np.count_nonzero(judged.sides["sampler"].fit.reported) == 11
 
 
 @pytest.mark.rounding
-def test_a_token_that_the_filters_exclude_is_the_samplers_bug(made, model):
+def test_a_token_that_the_filters_exclude_is_the_samplers_bug(exact_rollouts, model):
     """Drawn at random from the vocabulary, but said to be the likeliest."""
-    greedy = [replace(each, sampling=SamplingParams(top_k=1), logprobs_mode="raw") for each in made]
+    greedy = [replace(each, sampling=SamplingParams(top_k=1), logprobs_mode="raw") for each in exact_rollouts]
     side = judge_rollouts(model, greedy, FEW).sides["sampler"]
     assert side.verdict is Verdict.BUG
     assert len(side.choices) > 20
     assert "sampling parameters exclude" in side.reasons[0]
 
 
-def test_a_variant_that_changes_nothing_has_the_same_bits(made, model):
-    rollout = made[0]
+def test_a_variant_that_changes_nothing_has_the_same_bits(exact_rollouts, model):
+    rollout = exact_rollouts[0]
     item, _ = item_of(rollout)
     del item["columns"]
     base = scores_of(model, [rollout])[0][0]
@@ -124,9 +128,9 @@ def test_a_variant_that_changes_nothing_has_the_same_bits(made, model):
         assert np.array_equal(result["logprobs"], base.logprobs)
 
 
-def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(made, model):
+def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(exact_rollouts, model):
     """With convolution and attention both, the sequence is the longer one's end."""
-    before, rollout = made[0], made[1]
+    before, rollout = exact_rollouts[0], exact_rollouts[1]
     item, _ = item_of(rollout)
     del item["columns"]
     variant = {"before": [list(ids_of(before))], "conv": True, "attend": True}
@@ -135,8 +139,8 @@ def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(made, mod
     assert np.array_equal(result["logprobs"], scores_of(model, [whole])[0][0].logprobs)
 
 
-def test_all_state_lost_is_a_shorter_prompt(made, model):
-    rollout = made[2]
+def test_all_state_lost_is_a_shorter_prompt(exact_rollouts, model):
+    rollout = exact_rollouts[2]
     item, _ = item_of(rollout)
     del item["columns"]
     (result,) = variants.variant_items(None, model, [{**item, "variant": {"borders": [13], "attend": False}}])
@@ -148,9 +152,9 @@ def test_weights_of_the_model_itself_are_not_stale(model):
     assert variants.part_names(model, model) == [variants.ALL_WEIGHTS]
 
 
-def test_the_sequences_before_in_a_pack(made):
-    packed = [replace(each, pack=pack) for each, pack in zip(made, ("a", "b", "a"), strict=True)]
-    assert packed_before(packed) == {"2": [list(ids_of(made[0]))]}
+def test_the_sequences_before_in_a_pack(exact_rollouts):
+    packed = [replace(each, pack=pack) for each, pack in zip(exact_rollouts, ("a", "b", "a"), strict=True)]
+    assert packed_before(packed) == {"2": [list(ids_of(exact_rollouts[0]))]}
 
 
 def test_words_of_readings():
@@ -162,8 +166,8 @@ def test_words_of_readings():
 
 
 @pytest.mark.rounding
-def test_log_probabilities_of_no_side(made, model):
-    silent = [replace(each, sampler_logprobs=None, trainer_logprobs=None) for each in made]
+def test_log_probabilities_of_no_side(exact_rollouts, model):
+    silent = [replace(each, sampler_logprobs=None, trainer_logprobs=None) for each in exact_rollouts]
     figures = figures_of(judge_rollouts(model, silent, FEW))
     assert figures["verdict"] == "INCONCLUSIVE"
     assert figures["difference"] is None
@@ -179,29 +183,28 @@ def test_a_temperature_that_the_file_does_not_say(model):
     assert "which the file does not say" in side.reasons[1]
 
 
-def test_an_attention_leak_sees_all_of_the_pack_and_a_convolution_the_last(made):
-    packed = [replace(made[0], id=str(number), pack="a") for number in range(6)]
+def test_an_attention_leak_sees_all_of_the_pack_and_a_convolution_the_last(exact_rollouts):
+    packed = [replace(exact_rollouts[0], id=str(number), pack="a") for number in range(6)]
     conv, attention, both = pack_hypotheses(packed)
     assert [len(each.variants(packed[5])["before"]) for each in (conv, attention, both)] == [3, 5, 5]
 
 
-def test_routes_that_the_trainer_reports_are_tried(made):
+def test_routes_that_the_trainer_reports_are_tried(exact_rollouts):
     routes = (((0, 1),),) * 3
-    tried = route_hypotheses([replace(made[0], trainer_routes=routes)])
-    assert tried[0].variants(replace(made[0], trainer_routes=routes)) == {"routes": routes}
-    assert route_hypotheses(made) == []
+    tried = route_hypotheses([replace(exact_rollouts[0], trainer_routes=routes)])
+    assert tried[0].variants(replace(exact_rollouts[0], trainer_routes=routes)) == {"routes": routes}
+    assert route_hypotheses(exact_rollouts) == []
 
 
 @pytest.mark.rounding
-def test_stale_weights_are_named_with_workers_too(made, model, tmp_path):
+def test_stale_weights_are_named_with_workers_too(exact_rollouts, model, tmp_path):
     """By another checkpoint of the network. No variant is recorded, as its item does not name that checkpoint."""
     older = changed_layer(model, tmp_path)
-    (scores,), _ = scores_of(older, made[:1])
-    values = tuple(scores.logprobs[scores.numbers["raw"]].tolist())
-    rollouts = [replace(made[0], trainer_logprobs=values), *made[1:]]
+    stale = exact(older, exact_rollouts, "raw")
+    rollouts = [replace(rollout, sampler_logprobs=None) for rollout in stale]
     with ResultsFile(tmp_path / "results.jsonl", model) as record, ThreadPoolExecutor(1) as executor:
         judged = judge_rollouts(model, rollouts, FEW, Place(executor, record), previous=older)
-    assert "stale weights" in {each.hypothesis.name for each in judged.sides["trainer"].explained[:3]}
+    assert judged.sides["trainer"].reasons[0].startswith("stale weights (")
     assert '"variants"' not in (tmp_path / "results.jsonl").read_text(encoding="utf-8")
     entries = merged([str(tmp_path / "results.jsonl")], model)
     assert len(spot_check(model, list(entries.values()), WORKS, 1, 0)) == 1

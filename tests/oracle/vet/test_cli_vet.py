@@ -53,9 +53,9 @@ lock = threading.Lock()
 
 def test_the_checkpoint_behind_recorded_answers_is_found(candidates, capsys):
     assert run("--from", str(ANSWERS / "transformers-bfloat16.jsonl"), *candidates, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["verdict"], found["accepted"], found["exit_code"]) == ("accepted", "bf16", 0)
-    assert found["plan"]["needed_with_logprobs"]["bf16"] < 100
+    output = json.loads(capsys.readouterr().out)
+    assert (output["verdict"], output["accepted"], output["exit_code"]) == ("accepted", "bf16", 0)
+    assert output["plan"]["needed_with_logprobs"]["bf16"] < 100
     assert run("--from", str(ANSWERS / "llama.cpp-Q4_0.jsonl"), *candidates) == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("NOT bf16 BUT: q4, sampled temperature=1 top_k=40 min_p=0.05")
@@ -152,9 +152,9 @@ def test_odd_answers_are_counted_and_left_out(odd, why, candidates, capsys, monk
 
     with serving(play) as (url, _):
         assert run(url, *candidates, "--tokens", "60", "--at-once", "1", "--json") in (0, 2)
-    found = json.loads(capsys.readouterr().out)
-    assert found["left_out"] or why == "the connection broke"  # which is tried again
-    assert not found["left_out"] or any(why in reason for reason in found["left_out"])
+    output = json.loads(capsys.readouterr().out)
+    assert output["left_out"] or why == "the connection broke"  # which is tried again
+    assert not output["left_out"] or any(why in reason for reason in output["left_out"])
 
 
 def test_a_provider_that_never_answers_is_one_line(candidates, capsys, monkeypatch):
