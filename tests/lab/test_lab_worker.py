@@ -122,6 +122,9 @@ def test_closing_ends_the_process_in_the_middle_of_a_run():
         assert pid is not None and not lives(pid)
         assert asked.result(10).status == 500
         assert worker.reply("slots=1") == Reply(500, "the laboratory has ended")
+    until = time.monotonic() + 30
+    while threading.active_count() > threads and time.monotonic() < until:
+        time.sleep(0.01)  # the watch of the reply that was cut ends by itself
     assert worker.pid is None and threading.active_count() <= threads
 
 
