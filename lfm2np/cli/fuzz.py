@@ -121,13 +121,17 @@ def fuzzed(
     arguments: argparse.Namespace, model: Model, place: Place, player: Player, started: StartedServer | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     from lfm2np.fuzz.campaign import Campaign, Counts
+    from lfm2np.fuzz.draw import TEXTS
     from lfm2np.fuzz.hand_over import Context, hand_over
+    from lfm2np.fuzz.judge import ByTruth
 
     takes = player.probe()
     if not takes.abilities.tells_token_ids:
         raise InconclusiveError("the engine does not report token ids: nothing can be judged")
     taken = formats.format_of(arguments, takes.abilities.engine)
     context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command_line())
+    texts = TEXTS not in without(arguments.without)
+    judge = ByTruth(model, taken.name, place, texts)
     findings: list[dict[str, Any]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -138,11 +142,9 @@ def fuzzed(
 
         restart, took = renewal(player, started)
         campaign = Campaign(
-            model,
+            judge,
             player,
-            taken.name,
             around_of(arguments, model, takes),
-            place,
             restart,
             restart is not None and took < QUICK,
             arguments.target.startswith(("http:", "https:")),
@@ -150,7 +152,7 @@ def fuzzed(
             show,
         )
         for failure in failures(arguments, campaign):
-            folder = hand_over(Path(arguments.out), failure, model, player, context)
+            folder = hand_over(Path(arguments.out), failure, judge, player, context)
             findings.append(as_row(failure, folder))
             tqdm.write(f"lfm2np: found: {one_line(f'{failure.finding.what} -> {folder}')}", file=sys.stderr)
     counts = campaign.counts

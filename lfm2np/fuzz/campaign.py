@@ -22,16 +22,13 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
-from lfm2np.fuzz.draw import TEXTS, Around, traces, unfit
-from lfm2np.fuzz.finding import Finding, finding_of
+from lfm2np.fuzz.draw import Around, traces, unfit
+from lfm2np.fuzz.finding import Finding
+from lfm2np.fuzz.judge import Judge
 from lfm2np.fuzz.played import DEAD, HANG, Played, Player
-from lfm2np.fuzz.right import with_stops
 from lfm2np.fuzz.shrink import shrunk
 from lfm2np.fuzz.trace import Sent, Trace, calm, joined, relabelled
-from lfm2np.loading import Model
-from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.targets.target import TargetError
-from lfm2np.work.place import Place
 
 BATCH = 50  # examples that steering may vary; each batch begins anew
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
@@ -103,11 +100,9 @@ class Campaign:
     report      called with the counts after each trace
     """
 
-    model: Model
+    judge: Judge
     player: Player
-    format_name: str
     around: Around
-    place: Place = field(default_factory=Place)
     restart: Callable[[], None] | None = None
     is_quick: bool = False
     is_live: bool = True
@@ -148,10 +143,10 @@ class Campaign:
 
     def unfit(self, trace: Trace) -> str | None:
         """Why a trace can't be played on this engine; None for each that is drawn."""
-        return unfit(self.around, self.model.config.vocab_size, trace)
+        return unfit(self.around, self.judge.vocab_size, trace)
 
     def relabelled(self, trace: Trace) -> Trace:
-        return with_stops(self.model, relabelled(trace, self.around.alphabet, next(self.label)))
+        return self.judge.with_stops(relabelled(trace, self.around.alphabet, next(self.label)))
 
     def raise_interrupt(self) -> None:
         """One that came while a failure was being minimized, now that it was yielded."""
@@ -201,8 +196,7 @@ class Campaign:
         for other in before:
             self.player.play(other)
         played = self.player.play(trace)
-        texts = TEXTS not in self.around.without
-        finding = finding_of(self.model, self.format_name, trace, played, Known(place=self.place), texts)
+        finding = self.judge.finding(trace, played)
         self.log.extend((*before, trace))
         self.counts.requests += sum(len(each.requests) for each in (*before, trace))
         self.counts.tokens += sum(len(answer.token_ids or ()) for reply in played.replies for answer in reply.answers)
@@ -215,7 +209,7 @@ class Campaign:
         self.counts.replays += 1
         label = next(self.label)
         fresh, *others = (
-            each if self.keeps_tokens else with_stops(self.model, relabelled(each, self.around.alphabet, label))
+            each if self.keeps_tokens else self.judge.with_stops(relabelled(each, self.around.alphabet, label))
             for each in (trace, *before)
         )
         played, finding = self.play(fresh, others)

@@ -17,11 +17,11 @@ from lfm2np.checkpoint.strict_json import read_bytes
 from lfm2np.errors import RequestError
 from lfm2np.fuzz.campaign import Failure
 from lfm2np.fuzz.finding import MEANS
+from lfm2np.fuzz.judge import Judge
 from lfm2np.fuzz.play_http import HttpPlayer
 from lfm2np.fuzz.reproducer import reproducer
-from lfm2np.fuzz.right import Right, right_answer
+from lfm2np.fuzz.right import Right
 from lfm2np.fuzz.trace import Sent, Trace, as_json, from_json, joined
-from lfm2np.loading import Model
 from lfm2np.oracle.reports.figure import label
 from lfm2np.oracle.reports.page import bullets, foreign, page, table
 from lfm2np.oracle.reports.parts import environment, visible
@@ -47,10 +47,10 @@ class Context:
     command: str
 
 
-def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: Context) -> Path:
+def hand_over(out: Path, failure: Failure, judge: Judge, player: Any, context: Context) -> Path:
     """Writes the folder, as a whole or not at all, and returns it."""
     right = {
-        index: right_answer(model, context.format_name, sent, seen_of(failure, index))
+        index: judge.right(sent, seen_of(failure, index))
         for index, sent in enumerate(failure.trace.requests)
         if sent.abort_after is None
     }
@@ -58,7 +58,7 @@ def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: C
     texts = {TRACE: json.dumps(sealed(record), indent=1) + "\n"}
     if isinstance(player, HttpPlayer):
         whole, before = joined([*failure.before, failure.trace]), num_before(failure)
-        ends = () if player.dialect.ignores_eos else model.config.eos_token_ids
+        ends = () if player.dialect.ignores_eos else judge.ends
         rows = [
             row_of(whole, index, player.body(index, sent), right.get(index - before), ends)
             for index, sent in enumerate(whole.requests)
@@ -66,7 +66,7 @@ def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: C
         title = f"{context.engine}: {failure.finding.what}"
         texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, server_words(failure), before)
     texts[REPORT] = as_html(failure, context, right)
-    texts[ISSUE] = as_issue(failure, context, right, SCRIPT in texts)
+    texts[ISSUE] = as_issue(failure, context, right, SCRIPT in texts, judge.expected)
     return written(out, failure.finding.kind, texts)
 
 
@@ -255,7 +255,9 @@ def rows_of(trace: Trace) -> list[list[Any]]:
     ]
 
 
-def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], script: bool) -> str:
+def as_issue(
+    failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], script: bool, expected: str
+) -> str:
     how = (
         f"`{SCRIPT}` (standard library only) sends these requests and says what it expected and saw: "
         f"`python {SCRIPT} {context.target}`. {server_words(failure)}"
@@ -272,8 +274,7 @@ def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Ri
             "",
             *(f"- {line}" for line in (failure.finding.what, *expected_and_seen(failure, right))),
             "",
-            "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
-            "declared format may be is measured at each position.",
+            expected,
             "",
             "## The requests",
             "",

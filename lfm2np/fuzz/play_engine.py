@@ -202,6 +202,7 @@ def params_of(sent: Sent) -> SamplingParams:
         ignore_eos=True,
         stop=() if sent.stop is None else (sent.stop,),
         logprobs=0,
+        prompt_logprobs=0 if sent.scored else None,
     )
 
 
@@ -250,7 +251,8 @@ class RoundsPlayer:
 
 
 def ask_of(index: int, sent: Sent) -> Ask:
-    return Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, factors={"cold": sent.cold})
+    factors = {"cold": sent.cold}
+    return Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, prompt_logprobs=sent.scored, factors=factors)
 
 
 def rounds_of(trace: Trace) -> list[list[int]]:

@@ -65,7 +65,8 @@ class HttpPlayer:
 
     def ask(self, index: int, sent: Sent) -> Ask:
         text = None if self._tokenizer is None else text_of(self._tokenizer, sent.prompt)
-        return Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, text, factors={"cold": sent.cold})
+        factors = {"cold": sent.cold}
+        return Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, text, sent.scored, factors)
 
     def body(self, index: int, sent: Sent) -> dict[str, Any]:
         """What is sent for request number `index` of a trace."""

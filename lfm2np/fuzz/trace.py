@@ -36,6 +36,7 @@ class Sent:
     stop          stop string
     stop_in       choose `stop` for each prompt anew: it ends within this token of the right answer
     streamed      stream the answer; requests that are aborted, or waited for, are streamed anyway
+    scored        with the log-probabilities of the prompt, where the server reports them
     """
 
     prompt: Ids
@@ -51,6 +52,7 @@ class Sent:
     stop: str | None = None
     stop_in: int | None = None
     streamed: bool = False
+    scored: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -117,8 +119,8 @@ def require_sent(sent: Sent, index: int) -> None:
         raise RequestError(f"{where}.samples {sent.samples}: expected 1 at temperature 0")
     if sent.stop is not None and (not isinstance(sent.stop, str) or not sent.stop):
         raise RequestError(f"{where}.stop {sent.stop!r}: expected a text")
-    if type(sent.cold) is not bool or type(sent.streamed) is not bool:
-        raise RequestError(f"{where}: expected true or false for cold and streamed")
+    if not all(type(value) is bool for value in (sent.cold, sent.streamed, sent.scored)):
+        raise RequestError(f"{where}: expected true or false for cold, streamed and scored")
 
 
 def as_json(trace: Trace) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from lfm2np.fuzz.campaign import (
     replays_for,
 )
 from lfm2np.fuzz.draw import Around, alphabet_of
+from lfm2np.fuzz.judge import ByTruth
 from lfm2np.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.oracle.targets.target import TargetError
@@ -53,7 +54,7 @@ class Scripted:
 
 def campaign_on(says: Says, **fields: Any) -> tuple[Campaign, Scripted]:
     player = Scripted(says)
-    return Campaign(model(), player, "float32", AROUND, **fields), player
+    return Campaign(ByTruth(model(), "float32"), player, AROUND, **fields), player
 
 
 def long_prompt(trace: Trace) -> Trouble | None:
@@ -286,7 +287,7 @@ def test_what_the_engine_can_not_be_asked_is_not_tried_while_shrinking() -> None
     """A text server puts the BOS before each text: a prompt that lost it would be judged as another."""
     first = Around(4, 16, 3, 60, A, (1,), True)
     player = Scripted(long_prompt)
-    campaign = Campaign(model(), player, "float32", first)
+    campaign = Campaign(ByTruth(model(), "float32"), player, first)
     (failure,) = campaign.run(0, 1000, None)
     assert failure.trace.requests[0].prompt[0] == 1 and len(failure.trace.requests[0].prompt) == 7
     assert all(one.prompt[0] == 1 and len(one.prompt) > 1 for trace in player.played for one in trace.requests)
@@ -295,7 +296,7 @@ def test_what_the_engine_can_not_be_asked_is_not_tried_while_shrinking() -> None
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 10.0])
 def test_counters_that_are_not_finite_do_not_steer(value: float) -> None:
     player = Scripted(lambda trace: None, {"hits": value})
-    campaign = Campaign(model(), player, "float32", AROUND)
+    campaign = Campaign(ByTruth(model(), "float32"), player, AROUND)
     assert list(campaign.run(0, 20, None)) == [] and campaign.counts.traces == 20
 
 

@@ -17,6 +17,7 @@ from lfm2np.faults.edits import Edit, Fault
 from lfm2np.fuzz.campaign import Campaign, Failure
 from lfm2np.fuzz.draw import Around, alphabet_of
 from lfm2np.fuzz.finding import STOP, TEXT
+from lfm2np.fuzz.judge import ByTruth
 from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.trace import Sent
 from lfm2np.loading import Model
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.rounding
 def run_on_own(number: int, examples: int) -> tuple[Campaign, list[Failure]]:
     player = StepsPlayer("own", folder(), lambda: Own(model(), {"block_size": 4, "max_num_seqs": 3}))
     around = Around(block=4, chunk=16, slots=1, longest=28, alphabet=A, sampling=True)
-    campaign = Campaign(model(), player, "float32", around, restart=player.close, is_quick=True)
+    campaign = Campaign(ByTruth(model(), "float32"), player, around, restart=player.close, is_quick=True)
     return campaign, list(campaign.run(number, examples, None))
 
 
@@ -76,7 +77,9 @@ def test_a_cache_that_is_float16_from_position_256_on_is_found_within_20_traces(
     sizes = {"block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64}
     player = StepsPlayer("own", TRAINED, lambda: Own(rounded, dict(sizes)))
     around = Around(16, 64, 4, 1024, alphabet_of(exact.tokenizer, 512), (1,), sampling=True, samples=True)
-    campaign = Campaign(exact, player, "float32", around, restart=player.close, is_quick=True, shrink_seconds=0.0)
+    campaign = Campaign(
+        ByTruth(exact, "float32"), player, around, restart=player.close, is_quick=True, shrink_seconds=0.0
+    )
     with inject(HALF_FROM_256):
         (failure,) = campaign.run(1, MOST_TRACES, None)
     assert failure.finding.kind == "wrong"
@@ -132,7 +135,9 @@ def campaign_of(make: Callable[[Model], Any], number: int, examples: int, **fiel
     player = StepsPlayer("trained", TRAINED, lambda: make(exact))
     chosen = alphabet_of(tokenizer, 512)
     around = Around(16, 64, 4, 90, chosen, (1,), stops=(" ", "e"), sampling=True, samples=True, **fields)
-    campaign = Campaign(exact, player, "float32", around, restart=player.close, is_quick=True, shrink_seconds=0.0)
+    campaign = Campaign(
+        ByTruth(exact, "float32"), player, around, restart=player.close, is_quick=True, shrink_seconds=0.0
+    )
     return list(campaign.run(number, examples, None))
 
 

@@ -20,6 +20,7 @@ from lfm2np.fuzz.campaign import Failure
 from lfm2np.fuzz.draw import alphabet_of
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.hand_over import Context, hand_over, read_trace, require_place, row_of
+from lfm2np.fuzz.judge import ByTruth
 from lfm2np.fuzz.played import Played, Reply, Trouble
 from lfm2np.fuzz.reproducer import reproducer
 from lfm2np.fuzz.right import Right
@@ -63,7 +64,7 @@ class NoServer:
 
 
 def handed(out: Path, failure: Failure | None = None) -> Path:
-    return hand_over(out, failure or failure_of(), model(), NoServer(), CONTEXT)
+    return hand_over(out, failure or failure_of(), ByTruth(model(), CONTEXT.format_name), NoServer(), CONTEXT)
 
 
 def test_the_folder_has_the_first_free_number_behind_its_kind(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def script_for(tmp_path: Path, here: Here, trace: Trace, context: Context = CONT
         played = player.play(trace)
         found = finding_of(model(), "float32", trace, played) or Finding("wrong", "none", 0)
         failure = Failure(trace, played, found, (1, 1), trace, 1, 0.0, 0.0, **fields)
-        return hand_over(tmp_path, failure, model(), player, context) / "reproduce.py"
+        return hand_over(tmp_path, failure, ByTruth(model(), context.format_name), player, context) / "reproduce.py"
 
 
 ALL = Trace(

@@ -24,6 +24,7 @@ from lfm2np.fuzz.campaign import Failure
 from lfm2np.fuzz.draw import alphabet_of
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.hand_over import Context, hand_over
+from lfm2np.fuzz.judge import ByTruth
 from lfm2np.fuzz.play_http import HttpPlayer
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.oracle.targets import dialects
@@ -236,7 +237,7 @@ def test_a_fuzz_run_and_its_script_work_in_a_new_dialect(quill: Quill, tmp_path:
         assert [len(reply.answers) for reply in played.replies] == [1] * 5 and played.replies[2].left
         failure = Failure(TRACE, played, Finding("wrong", "none", 0), (1, 1), TRACE, 1, 0.0, 0.0)
         context = Context(quill.url, takes.abilities.engine, "float32", "", "model", "lfm2np fuzz")
-        script = hand_over(tmp_path, failure, model(), player, context) / "reproduce.py"
+        script = hand_over(tmp_path, failure, ByTruth(model(), context.format_name), player, context) / "reproduce.py"
         assert scripted(script, quill.url) == (0, "all as it should be\nwrong in 0 of 1\n")
         quill.wrong = -0.5
         found = finding_of(model(), "float32", TRACE, player.play(TRACE))

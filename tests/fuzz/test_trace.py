@@ -57,7 +57,7 @@ def test_json_leaves_out_what_is_as_by_default() -> None:
         ({"stop": ""}, "stop ''"),
         ({"stop": ["a"]}, "stop ['a']"),
         ({"cold": 1}, "true or false for cold"),
-        ({"streamed": None}, "true or false for cold and streamed"),
+        ({"streamed": None}, "true or false for cold, streamed and scored"),
         ({"colour": 1}, "colour: expected one of abort_after"),
     ],
 )

@@ -1,0 +1,71 @@
+"""Who says what is wrong with the answers to a trace: the oracle here, the engine's own other answers elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lfm2np.fuzz.finding import Finding, finding_of
+from lfm2np.fuzz.played import Played
+from lfm2np.fuzz.right import Right, right_answer, with_stops
+from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.loading import Model
+from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.targets.records import Answer
+from lfm2np.work.place import Place
+
+
+class Judge(Protocol):
+    """What a campaign and its report need to know of right and wrong.
+
+    ends      end-of-sequence tokens, behind which a server may stop
+    expected  one sentence: what an answer is held against
+    """
+
+    vocab_size: int
+    ends: Collection[int]
+    expected: str
+
+    def with_stops(self, trace: Trace) -> Trace:
+        """The trace with stop strings that its requests will meet."""
+
+    def finding(self, trace: Trace, played: Played) -> Finding | None:
+        """The worst that is wrong; None for answers that may be right."""
+
+    def right(self, sent: Sent, seen: Answer | None) -> list[Right]:
+        """What should have come; empty where that is unknown."""
+
+
+@dataclass(frozen=True)
+class ByTruth:
+    """Exact arithmetic, under the rounding error of the declared format.
+
+    texts  also judge texts and finish reasons
+    """
+
+    model: Model
+    format_name: str
+    place: Place = field(default_factory=Place)
+    texts: bool = True
+    expected: str = (
+        "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
+        "declared format may be is measured at each position."
+    )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    @property
+    def ends(self) -> Collection[int]:
+        return self.model.config.eos_token_ids
+
+    def with_stops(self, trace: Trace) -> Trace:
+        return with_stops(self.model, trace)
+
+    def finding(self, trace: Trace, played: Played) -> Finding | None:
+        return finding_of(self.model, self.format_name, trace, played, Known(place=self.place), self.texts)
+
+    def right(self, sent: Sent, seen: Answer | None) -> list[Right]:
+        return right_answer(self.model, self.format_name, sent, seen)
