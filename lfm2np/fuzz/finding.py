@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
+from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, LEAK, Played, Reply
 from lfm2np.fuzz.right import stop_fault
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
@@ -21,6 +21,7 @@ DRAWN_ERROR = 1e-9  # the probability, for each trace, that the samples of a rig
 WRONG, STOP, TEXT = "wrong", "stop", "text"
 MEANS = {
     "wrong": "a token or a log-probability that no right engine of the declared format gives",
+    "differs": "an answer that is not that of the same request alone, by more than the engine's own spread",
     "stop": "an answer that does not end where its stop text ends it",
     "text": "a text or a finish_reason that is not that of the answer's own tokens",
     "dead": "the server is gone",
@@ -51,15 +52,19 @@ def finding_of(
 
     texts  also judge texts and finish reasons
     """
+    if (trouble := trouble_finding(played)) is not None and trouble.kind != LEAK:
+        return trouble
+    return wrong_answer(model, format_name, trace, played.replies, known, texts) or trouble
+
+
+def trouble_finding(played: Played) -> Finding | None:
+    """What is wrong besides answers: a server that is gone first, one that keeps memory last."""
     if played.trouble is not None and played.trouble.kind == DEAD:
         return Finding(DEAD, played.trouble.what)
     for index, reply in enumerate(played.replies):
         if reply.trouble is not None:
             return Finding(reply.trouble.kind, f"request {index}: {reply.trouble.what}", index)
-    finding = wrong_answer(model, format_name, trace, played.replies, known, texts)
-    if finding is None and played.trouble is not None:
-        return Finding(played.trouble.kind, played.trouble.what)
-    return finding
+    return None if played.trouble is None else Finding(played.trouble.kind, played.trouble.what)
 
 
 def wrong_answer(

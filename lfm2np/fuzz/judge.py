@@ -17,15 +17,19 @@ from lfm2np.work.place import Place
 
 
 class Judge(Protocol):
-    """What a campaign and its report need to know of right and wrong.
+    """What a campaign and its report need to know of right and wrong."""
 
-    ends      end-of-sequence tokens, behind which a server may stop
-    expected  one sentence: what an answer is held against
-    """
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of prompts are below it."""
 
-    vocab_size: int
-    ends: Collection[int]
-    expected: str
+    @property
+    def ends(self) -> Collection[int]:
+        """End-of-sequence tokens, behind which a server may stop."""
+
+    @property
+    def expected(self) -> str:
+        """What an answer is held against, as a sentence."""
 
     def with_stops(self, trace: Trace) -> Trace:
         """The trace with stop strings that its requests will meet."""
@@ -35,6 +39,9 @@ class Judge(Protocol):
 
     def right(self, sent: Sent, seen: Answer | None) -> list[Right]:
         """What should have come; empty where that is unknown."""
+
+    def alone(self, sent: Sent) -> Sent | None:
+        """The request whose answer is what should have come; None where that is not the engine's own."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,13 @@ class ByTruth:
     format_name: str
     place: Place = field(default_factory=Place)
     texts: bool = True
-    expected: str = (
-        "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
-        "declared format may be is measured at each position."
-    )
+
+    @property
+    def expected(self) -> str:
+        return (
+            "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
+            "declared format may be is measured at each position."
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -69,3 +79,6 @@ class ByTruth:
 
     def right(self, sent: Sent, seen: Answer | None) -> list[Right]:
         return right_answer(self.model, self.format_name, sent, seen)
+
+    def alone(self, sent: Sent) -> Sent | None:
+        return None

@@ -1,0 +1,293 @@
+"""Plays every relation on an engine, and judges what came: the check of an engine against itself, or another."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from lfm2np.errors import InconclusiveError
+from lfm2np.fuzz.played import DEAD, Played, Player, Takes
+from lfm2np.fuzz.trace import Trace
+from lfm2np.invariance import relations
+from lfm2np.invariance.pairs import Compared, Pair, compared, scored
+from lfm2np.invariance.questions import Sizes, questions
+from lfm2np.invariance.relations import OTHER, RELATIONS, Alone, Place, Relation
+from lfm2np.invariance.spread import Outcome, Score, Spread, beyond, outcome, score_of, spread_of, too_many_flips
+from lfm2np.oracle.targets.records import Answer
+from lfm2np.oracle.targets.target import TargetError
+from lfm2np.progress import Progress
+
+ROUNDS, NEEDED = 3, 2  # of other tokens each: a relation is broken if it looks so in two of at most three
+
+
+class Seen(NamedTuple):
+    """A position, and where it was asked."""
+
+    compared: Compared
+    trace: Trace
+    place: Place
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Where a relation is broken: its trace, and which request of it."""
+
+    what: str
+    trace: Trace | None = None
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Held:
+    """What came of one relation, in its first round. `rounds`: in how many it looked broken, and how many there were.
+
+    why  it was not asked
+    """
+
+    relation: Relation
+    outcome: Outcome
+    score: Score | None = None
+    rounds: tuple[int, int] = (0, 0)
+    broken: Broken | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Of one engine. `is_bitwise`: equal bits were demanded."""
+
+    engine: str
+    format_name: str
+    is_bitwise: bool
+    spread: Spread
+    held: tuple[Held, ...]
+    requests: int
+    tokens: int
+    seconds: float
+
+    @property
+    def broken(self) -> list[Held]:
+        return [each for each in self.held if each.outcome is Outcome.BROKEN]
+
+
+@dataclass
+class Round:
+    """One relation, asked once: the positions of each question, and the first fault that no rounding explains."""
+
+    groups: dict[int, list[Seen]] = field(default_factory=dict)
+    fault: Broken | None = None
+
+    @property
+    def positions(self) -> list[Seen]:
+        return [seen for group in self.groups.values() for seen in group]
+
+    def take(self, pair: Pair, trace: Trace, place: Place) -> None:
+        if pair.fault is not None and self.fault is None:
+            self.fault = Broken(f"{where(place)}: {pair.fault}", trace, place)
+        self.groups.setdefault(place.question, []).extend(Seen(each, trace, place) for each in pair.positions)
+
+
+@dataclass
+class Asking:
+    """One engine, asked under relations.
+
+    players  by Relation.player: "" is the engine itself; others where they can be had
+    until    time.monotonic() after which no further relation is begun
+    """
+
+    players: Mapping[str, Player]
+    takes: Takes
+    sizes: Sizes
+    format_name: str
+    seed: int = 0
+    is_bitwise: bool = False
+    until: float = math.inf
+    report: Progress = lambda done, total: None
+    requests: int = 0
+    tokens: int = 0
+
+    def run(self, chosen: Sequence[Relation] = RELATIONS) -> Checked:
+        """InconclusiveError if no question is answered, TargetError if the engine is gone."""
+        began = time.monotonic()
+        rounds, spread = self.measured(chosen)
+        held = tuple(self.held(each, rounds.get(each.name), spread) for each in chosen)
+        seconds = time.monotonic() - began
+        name = self.takes.abilities.engine
+        return Checked(name, self.format_name, self.is_bitwise, spread, held, self.requests, self.tokens, seconds)
+
+    def measured(self, chosen: Sequence[Relation]) -> tuple[dict[str, Round], Spread]:
+        """The first round of each relation that can be asked, and the spread, for which some are always asked."""
+        plan = [each for each in RELATIONS if each in chosen or each.measures]
+        alone = self.alone(0)
+        rounds: dict[str, Round] = {}
+        for done, relation in enumerate(plan):
+            self.report(done, len(plan))
+            if not self.lacks(relation) and time.monotonic() <= self.until:
+                rounds[relation.name] = self.round(relation, alone, 0)
+        self.report(len(plan), len(plan))
+        batch, others = (
+            [
+                noise
+                for each in plan
+                if each.measures == kind and each.name in rounds
+                for noise in noise_of(rounds[each.name])
+            ]
+            for kind in ("batch", "other")
+        )
+        return rounds, spread_of(batch, others, self.format_name)
+
+    def lacks(self, relation: Relation) -> list[str]:
+        """What of the relation's needs the engine does not take."""
+        abilities = self.takes.abilities
+        takes = {
+            "scored": abilities.tells_prompt_logprobs,
+            "streamed": abilities.can_abort,
+            "aborts": abilities.can_abort,
+            "seeds": self.takes.sampling and abilities.takes_seeds,
+            "samples": self.takes.samples,
+        }
+        return [need for need in relation.needs if not takes.get(need, need in self.players)]
+
+    def held(self, relation: Relation, first: Round | None, spread: Spread) -> Held:
+        """Judged; if it looks broken, asked again with other tokens."""
+        if first is None:
+            lacks = ", ".join(self.lacks(relation))
+            return Held(relation, Outcome.NOT_ASKED, why=f"not taken: {lacks}" if lacks else "out of time")
+        wrong = self.wrong(first, spread, relation)
+        shown = Held(relation, self.outcome(first, spread, relation), scores(first), (0, 1))
+        if wrong is None:
+            return shown
+        count, asked = 1, 1
+        while count < NEEDED and asked < ROUNDS:
+            again = self.round(relation, self.alone(asked), asked)
+            count += self.wrong(again, spread, relation) is not None
+            asked += 1
+        is_broken = count >= NEEDED
+        return replace(
+            shown,
+            outcome=Outcome.BROKEN if is_broken else Outcome.WITHIN,
+            rounds=(count, asked),
+            broken=wrong if is_broken else None,
+            why="" if is_broken else f"once: {wrong.what}; not with other tokens",
+        )
+
+    def wrong(self, round_: Round, spread: Spread, relation: Relation) -> Broken | None:
+        if round_.fault is not None:
+            return round_.fault
+        positions = round_.positions
+        worst = beyond(spread, [seen.compared for seen in positions], self.is_bitwise)
+        if worst is None:
+            flips = sum(seen.compared.is_flip for seen in positions) if relation.samples == 1 else 0
+            what = too_many_flips(flips, len(positions), spread)
+            return None if what is None else Broken(what)
+        seen = None if worst.index is None else positions[worst.index]
+        if seen is None:
+            return Broken(worst.what)
+        return Broken(f"{where(seen.place)}: {worst.what}", seen.trace, seen.place)
+
+    def outcome(self, round_: Round, spread: Spread, relation: Relation) -> Outcome:
+        positions = [seen.compared for seen in round_.positions]
+        return Outcome.WITHIN if self.wrong(round_, spread, relation) else outcome(positions)
+
+    def alone(self, round_: int, samples: int = 0) -> list[Alone]:
+        """The questions of a round on an idle engine, one after another; those that were answered.
+
+        samples  0: greedily; 1: with a seed; more: so many answers to each
+        """
+        sents = questions(self.sizes, self.seed * ROUNDS + round_)
+        if samples:
+            drawn = {"temperature": relations.TEMPERATURE, "seed": relations.SEED, "samples": samples}
+            sents = [replace(sent, **drawn) for sent in sents]  # type: ignore[arg-type]
+        played = self.play(relations.in_turn(sents))
+        answered = [
+            Alone(sent, answer)
+            for sent, reply in zip(sents, played.replies, strict=True)
+            for answer in reply.answers
+            if reply.trouble is None and answer.token_ids
+        ]
+        if not answered:
+            troubles = [reply.trouble.what for reply in played.replies if reply.trouble is not None]
+            raise InconclusiveError(f"no question was answered: {[*troubles, 'no token ids were reported'][0]}")
+        return answered
+
+    def round(self, relation: Relation, alone: Sequence[Alone], number: int) -> Round:
+        if relation.samples:
+            alone = self.alone(number, relation.samples)
+        round_ = Round()
+        for asked in relation.build(alone, self.sizes):
+            played = self.play(asked.trace, relation.player)
+            for place in asked.places:
+                pair = pair_of(alone[place.question], asked.trace, played, place, bool(relation.samples))
+                round_.take(pair, asked.trace, place)
+            if played.trouble is not None and round_.fault is None:
+                round_.fault = Broken(played.trouble.what, asked.trace)
+        return round_
+
+    def play(self, trace: Trace, player: str = "") -> Played:
+        played = self.players[player].play(trace)
+        self.requests += len(trace.requests)
+        self.tokens += sum(len(answer.token_ids or ()) for reply in played.replies for answer in reply.answers)
+        if played.trouble is not None and played.trouble.kind == DEAD:
+            raise TargetError(played.trouble.what)
+        return played
+
+
+def pair_of(alone: Alone, trace: Trace, played: Played, place: Place, is_drawn: bool) -> Pair:
+    """The answer at a place against the one alone."""
+    reply, sent = played.replies[place.request], trace.requests[place.request]
+    if reply.trouble is not None:
+        return Pair((), reply.trouble.what)
+    if not reply.answers:
+        return Pair((), None if sent.streamed else "no answer")
+    (answer,) = reply.answers
+    if answer.error is not None:
+        return Pair((), answer.error)
+    if place.is_scored:
+        logprobs = answer.prompt_logprobs
+        return Pair(()) if logprobs is None else scored(alone.answer, logprobs, len(alone.sent.prompt))
+    is_whole = not place.start and sent.max_tokens == alone.sent.max_tokens
+    return compared(alone.answer, answer, place.start, None if is_whole else sent.max_tokens, is_whole, is_drawn)
+
+
+def where(place: Place) -> str:
+    after = f" from its token {place.start} on" if place.start else ""
+    return f"question {place.question}{after} (request {place.request} of its trace)"
+
+
+def noise_of(round_: Round) -> Iterator[list[float]]:
+    for group in round_.groups.values():
+        yield [value for seen in group for value in seen.compared.noise]
+
+
+def scores(round_: Round) -> Score:
+    return score_of([[seen.compared for seen in group] for group in round_.groups.values()])
+
+
+def between(first: Asking, second: Asking, spreads: tuple[Spread, Spread]) -> Held:
+    """Two engines' answers alone to the same questions, under the larger of their spreads: do they differ by more than
+    each from itself?"""
+    spread = max(spreads, key=lambda each: each.nats)
+
+    def round_of(number: int) -> Round:
+        ones, others = first.alone(number), {each.sent: each.answer for each in second.alone(number)}
+        round_, trace = Round(), relations.in_turn([each.sent for each in ones])
+        for index, each in enumerate(ones):
+            place = Place(index, index)
+            answer = others.get(each.sent, Answer("", error="the other engine does not answer it"))
+            pair = Pair((), answer.error) if answer.error else compared(each.answer, answer)
+            round_.take(pair, trace, place)
+        return round_
+
+    found = round_of(0)
+    wrong = first.wrong(found, spread, OTHER)
+    count, asked = int(wrong is not None), 1
+    while 0 < count < NEEDED and asked < ROUNDS:
+        count += first.wrong(round_of(asked), spread, OTHER) is not None
+        asked += 1
+    if count >= NEEDED:
+        return Held(OTHER, Outcome.BROKEN, scores(found), (count, asked), wrong)
+    shown = Outcome.WITHIN if wrong else outcome([seen.compared for seen in found.positions])
+    return Held(OTHER, shown, scores(found), (count, asked))

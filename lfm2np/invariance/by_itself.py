@@ -1,0 +1,123 @@
+"""Judges the answers to a trace by what the same engine, or another, answers to each of its requests alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from lfm2np.fuzz.finding import Finding, trouble_finding
+from lfm2np.fuzz.played import Played, Player, Reply
+from lfm2np.fuzz.right import Right
+from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.invariance.pairs import Pair, compared, reported, scored, unit, without
+from lfm2np.invariance.relations import in_turn
+from lfm2np.invariance.spread import Spread, beyond
+from lfm2np.oracle.targets.records import Answer
+
+DIFFERS = "differs"
+KEPT = 256  # answers alone that are kept
+
+
+@dataclass
+class ByItself:
+    """`player` answers alone. `spread` as measured before; `is_same`: it is the engine that is judged.
+
+    with_scores  it reports log-probabilities of prompts, so an answer is also held against its own tokens as a prompt
+    """
+
+    player: Player
+    spread: Spread
+    vocab_size: int
+    is_same: bool = True
+    with_scores: bool = False
+    is_bitwise: bool = False
+    ends: Collection[int] = ()
+    known: dict[Sent, Reply] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> str:
+        who = "this engine's own answer to the same request" if self.is_same else "the other engine's answer"
+        return (
+            f"What is expected is {who}, alone and without a cached prefix. Between two such answers one logit differs "
+            f"by {self.spread.nats:.2g} nat (root mean square, as measured on this engine)."
+        )
+
+    def with_stops(self, trace: Trace) -> Trace:
+        """As it is: no text is known."""
+        return trace
+
+    def finding(self, trace: Trace, played: Played) -> Finding | None:
+        if (trouble := trouble_finding(played)) is not None:
+            return trouble
+        judged = [sent for sent, reply in zip(trace.requests, played.replies, strict=True) if reply.answers]
+        self.ask([alone(sent) for sent in judged if sent.samples == 1])
+        for index, (sent, reply) in enumerate(zip(trace.requests, played.replies, strict=True)):
+            if sent.samples > 1 or not reply.answers:
+                continue
+            pair = self.pair(sent, reply)
+            worst = beyond(self.spread, pair.positions, self.is_bitwise)
+            what = pair.fault or (worst.what if worst else None)
+            if what is not None:
+                return Finding(DIFFERS, f"request {index}: {what}", index, seen=reply.answers[0])
+        return None
+
+    def pair(self, sent: Sent, reply: Reply) -> Pair:
+        """The answer against the one alone; then, if it may be, against its own tokens as a prompt."""
+        reference, answer = self.known[alone(sent)], reply.answers[0]
+        if reference.trouble is not None or not reference.answers:
+            why = reference.trouble.what if reference.trouble else "no answer"
+            return Pair((), f"alone it is not answered: {why}")
+        is_drawn = bool(sent.temperature)
+        if reply.left:
+            count = len(answer.token_ids or ())
+            pair = compared(reference.answers[0], answer, most=count, is_drawn=is_drawn)
+        else:
+            pair = compared(reference.answers[0], answer, is_whole=True, is_drawn=is_drawn)
+        if pair.fault or not (self.with_scores and self.is_same and answer.token_ids):
+            return pair
+        whole = Sent(sent.prompt + answer.token_ids, cold=True, scored=True)
+        self.ask([whole])
+        replies = self.known[whole].answers
+        if not replies or replies[0].prompt_logprobs is None:
+            return pair
+        positions = scored(answer, replies[0].prompt_logprobs, len(sent.prompt)).positions
+        return Pair((*pair.positions, *positions))
+
+    def right(self, sent: Sent, seen: Answer | None) -> list[Right]:
+        """Of the answer alone, within the limit of the spread."""
+        if sent.samples > 1 or sent.temperature:
+            return []
+        self.ask([alone(sent)])
+        answers = self.known[alone(sent)].answers
+        return (
+            [self.right_token(answers[0], index) for index in range(len(answers[0].token_ids or ()))] if answers else []
+        )
+
+    def right_token(self, answer: Answer, index: int) -> Right:
+        token, logprobs = (answer.token_ids or ())[index], reported(answer, index)
+        if token not in logprobs:
+            return Right(token, 0.0, math.inf, False)
+        others = without(logprobs, token)
+        bound = max(self.spread.limit * unit(logprobs[token], others), 1e-9)
+        rest = -math.expm1(min(0.0, logprobs[token]))
+        second = max(others, default=math.log(rest) if rest > 0.0 else -math.inf)
+        decided = logprobs[token] - second > math.sqrt(2.0) * self.spread.limit
+        return Right(token, logprobs[token], bound, decided)
+
+    def alone(self, sent: Sent) -> Sent | None:
+        """The request that gives what is expected; None where another engine does."""
+        return alone(sent) if self.is_same else None
+
+    def ask(self, sents: list[Sent]) -> None:
+        """One after another; what was asked before is known."""
+        new = [sent for sent in dict.fromkeys(sents) if sent not in self.known]
+        if new:
+            replies = self.player.play(in_turn(new)).replies
+            if len(self.known) > KEPT:
+                self.known = {sent: self.known[sent] for sent in sents if sent in self.known}
+            self.known.update(zip(new, replies, strict=True))
+
+
+def alone(sent: Sent) -> Sent:
+    return replace(sent, after=None, after_tokens=None, pause=0, abort_after=None, cold=True, streamed=False)

@@ -1,0 +1,140 @@
+"""Two answers of engines to the same tokens, position by position, up to the first token that differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lfm2np.oracle.targets.records import Answer
+
+LEAST_UNIT = 0.05  # of a position whose token is almost certain: the logarithm itself rounds there
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One position of two answers.
+
+    position    output token of the first answer, from 0
+    difference  of the token's log-probability, second minus first, nats; of two different tokens the nats by which
+                either run would have to be off; None where one answer does not report it
+    noise       such differences in units of one logit's noise, of each token that both answers report
+    is_equal    everything that both report has the same bits
+    is_flip     the tokens differ
+    """
+
+    position: int
+    difference: float | None
+    noise: tuple[float, ...]
+    is_equal: bool
+    is_flip: bool = False
+
+
+@dataclass(frozen=True)
+class Pair:
+    """All positions of two answers, and what no rounding explains."""
+
+    positions: tuple[Compared, ...]
+    fault: str | None = None
+
+
+def unit(logprob: float, others: Sequence[float]) -> float:
+    """How far a token's log-probability moves, in standard deviations of one logit's noise, if all logits move
+    independently: d log p_t = d z_t - sum_j p_j d z_j, so sqrt((1 - p_t)^2 + sum_{j != t} p_j^2).
+
+    others  log-probabilities of other tokens, as far as they are reported
+    """
+    rest = 1.0 - math.exp(min(0.0, logprob))
+    return max(LEAST_UNIT, math.sqrt(rest**2 + sum(math.exp(2.0 * min(0.0, other)) for other in others)))
+
+
+def compared(
+    first: Answer,
+    second: Answer,
+    start: int = 0,
+    most: int | None = None,
+    is_whole: bool = False,
+    is_drawn: bool = False,
+) -> Pair:
+    """The second answer is of the prompt of the first and `start` of its tokens, and goes on for at most `most`.
+
+    is_whole  both answer the same request: text and finish reason must be the same, too
+    is_drawn  tokens are sampled: another token does not show what either run prefers
+    """
+    ids, others = first.token_ids, second.token_ids
+    if ids is None or others is None:
+        return Pair((), second.error or first.error or "no token ids were reported")
+    positions: list[Compared] = []
+    for index, (token, other) in enumerate(zip(ids[start:], others, strict=False)):
+        positions.append(at(first, second, start + index, index, is_drawn))
+        if token != other:
+            return Pair(tuple(positions))
+    due = len(ids) - start if most is None else min(most, len(ids) - start)
+    if len(others) < due or (len(others) > due and most is None):
+        reason = f", finish_reason {second.finish_reason!r}" if second.finish_reason else ""
+        return Pair(tuple(positions), f"{len(others)} tokens{reason}, expected {due} as in the other answer")
+    return Pair(tuple(positions), unlike(first, second) if is_whole else None)
+
+
+def unlike(first: Answer, second: Answer) -> str | None:
+    """Text or finish reason of the same tokens."""
+    for name in ("text", "finish_reason"):
+        here, there = getattr(first, name), getattr(second, name)
+        if here is not None and there is not None and here != there:
+            return f"{name} {there!r} of the same tokens, expected {here!r} as in the other answer"
+    return None
+
+
+def at(first: Answer, second: Answer, position: int, index: int, is_drawn: bool) -> Compared:
+    """first.token_ids[position] against second.token_ids[index]."""
+    token, other = (first.token_ids or ())[position], (second.token_ids or ())[index]
+    here, there = reported(first, position), reported(second, index)
+    is_flip = token != other
+    both = [each for each in here if each in there]
+    noise = [abs(there[each] - here[each]) / unit(here[each], without(here, each)) for each in both]
+    is_equal = not is_flip and all(here[each] == there[each] for each in both)
+    difference = there[token] - here[token] if token in here and token in there else None
+    if is_flip and not is_drawn:
+        difference = flip(here, there, token, other)
+        noise = [] if difference is None else [*noise, difference / math.sqrt(2.0)]
+    return Compared(position, difference, tuple(noise), is_equal, is_flip)
+
+
+def flip(here: Mapping[int, float], there: Mapping[int, float], token: int, other: int) -> float | None:
+    """By how much the runs differ if each prefers its own token, nats: the sum of both leads.
+
+    Where the other's token is not among those reported, it is at most as likely as the least of them.
+    """
+    if token not in here or other not in there:
+        return None
+    if len(here) == 1 or len(there) == 1:
+        return abs(here[token] - there[other])
+    lead = here[token] - here.get(other, min(here.values()))
+    return lead + there[other] - there.get(token, min(there.values()))
+
+
+def reported(answer: Answer, index: int) -> dict[int, float]:
+    """Log-probabilities at one output position, by token id; empty where none is reported."""
+    tops = dict(answer.top_logprobs[index]) if answer.top_logprobs is not None else {}
+    if answer.logprobs is not None and answer.token_ids is not None:
+        tops[answer.token_ids[index]] = answer.logprobs[index]
+    return tops
+
+
+def without(values: Mapping[int, float], token: int) -> list[float]:
+    return [value for each, value in values.items() if each != token]
+
+
+def scored(first: Answer, logprobs: Sequence[float], prompt: int) -> Pair:
+    """An answer's tokens against their log-probabilities as parts of a prompt.
+
+    logprobs  of each token but the first of the whole sequence
+    prompt    tokens of the first answer's prompt
+    """
+    positions = []
+    for index, token in enumerate(first.token_ids or ()):
+        here, there = reported(first, index), logprobs[prompt + index - 1]
+        if token in here:
+            noise = abs(there - here[token]) / unit(here[token], without(here, token))
+            positions.append(Compared(index, there - here[token], (noise,), there == here[token]))
+    return Pair(tuple(positions))

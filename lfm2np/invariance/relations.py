@@ -1,0 +1,297 @@
+"""Conditions under which an answer must stay the same, each as traces that hold the questions again.
+
+A relation takes the questions with their answers alone, and gives the traces to play with the places where a question,
+or what follows of it, stands in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from lfm2np.fuzz.trace import MOMENT, Sent, Trace
+from lfm2np.invariance.questions import Sizes, filler
+from lfm2np.oracle.targets.records import Answer
+
+CONTINUED = 4  # tokens that a continuation asks for
+LONGEST_CONTINUED = 3  # questions whose answers are asked for from each of their tokens on
+FILLS = 4  # times the slots: long requests that push everything out of a cache of unknown size
+SEED = 7
+TEMPERATURE = 1.0
+SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A question and its answer on an idle engine."""
+
+    sent: Sent
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a question stands in a trace: request `request` asks for question `question` from token `start` of its
+    answer on. `is_scored`: its prompt's log-probabilities are compared, not its answer."""
+
+    request: int
+    question: int
+    start: int = 0
+    is_scored: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    trace: Trace
+    places: tuple[Place, ...]
+
+
+@dataclass
+class Building:
+    """Collects requests."""
+
+    requests: list[Sent] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+
+    def add(self, sent: Sent, question: int | None = None, start: int = 0, is_scored: bool = False) -> int:
+        if question is not None:
+            self.places.append(Place(len(self.requests), question, start, is_scored))
+        self.requests.append(sent)
+        return len(self.requests) - 1
+
+    def then(self, sent: Sent, question: int | None = None, start: int = 0, is_scored: bool = False) -> int:
+        """After the end of the request before it."""
+        after = len(self.requests) - 1 if self.requests else None
+        sent = replace(sent, after=after, after_tokens=None, pause=0 if after is None else MOMENT)
+        return self.add(sent, question, start, is_scored)
+
+    def done(self) -> list[Asked]:
+        return [Asked(Trace(tuple(self.requests)), tuple(self.places))]
+
+
+Build = Callable[[Sequence[Alone], Sizes], list[Asked]]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One condition.
+
+    name      of --relations
+    sentence  what must hold
+    needs     what the engine must take: see Asking.lacks
+    measures  "batch": nothing but the batch differs, so it measures the spread; "other": sums are taken in another
+              order for another reason, which bounds that
+    samples   0: greedy questions; 1: drawn with a seed; more: so many answers to each
+    player    which of Asking.players plays it
+    """
+
+    name: str
+    sentence: str
+    build: Build
+    needs: tuple[str, ...] = ()
+    measures: str = ""
+    samples: int = 0
+    player: str = ""
+
+
+def in_turn(sents: Sequence[Sent]) -> Trace:
+    """One after another, each on an idle engine."""
+    building = Building()
+    for sent in sents:
+        building.then(sent)
+    return Trace(tuple(building.requests))
+
+
+def repeat(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    building = Building()
+    for index, each in enumerate(alone):
+        building.then(each.sent, index)
+    return building.done()
+
+
+def order(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    building = Building()
+    for index in reversed(range(len(alone))):
+        building.then(alone[index].sent, index)
+    return building.done()
+
+
+def batch(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Together in three sizes, each question at several places."""
+    asked = []
+    for count, shift in ((2, 0), (4, 1), (len(alone), 3)):
+        indices = [(index + shift) % len(alone) for index in range(len(alone))]
+        for first in range(0, len(alone), count):
+            building = Building()
+            for index in indices[first : first + count]:
+                building.add(alone[index].sent, index)
+            asked += building.done()
+    return asked
+
+
+def neighbours(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Each between others of the same length."""
+    asked = []
+    for index, each in enumerate(alone):
+        building, length = Building(), min(len(each.sent.prompt), 4 * sizes.block)
+        for seed in range(2 * index, 2 * index + 2):
+            building.add(filler(sizes, seed, length, each.sent.max_tokens))
+            if seed % 2 == 0:
+                building.add(each.sent, index)
+        asked += building.done()
+    return asked
+
+
+def decode(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    return continued(alone, is_cold=True)
+
+
+def prefixes(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    return continued(alone, is_cold=False)
+
+
+def continued(alone: Sequence[Alone], is_cold: bool) -> list[Asked]:
+    """Prompt and the first k tokens of the answer as a prompt, for every k: what follows must be the same."""
+    asked = []
+    for index, each in list(enumerate(alone))[:LONGEST_CONTINUED]:
+        ids, building = each.answer.token_ids or (), Building()
+        if not is_cold:
+            building.then(replace(each.sent, cold=False), index)
+        for start in range(1, len(ids)):
+            prompt = each.sent.prompt + ids[:start]
+            most = min(CONTINUED, len(ids) - start)
+            building.then(replace(each.sent, prompt=prompt, max_tokens=most, cold=is_cold), index, start)
+        if building.requests:
+            asked += building.done()
+    return asked
+
+
+def score(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    building = Building()
+    for index, each in enumerate(alone):
+        ids = each.answer.token_ids or ()
+        if len(each.sent.prompt) + len(ids) < sizes.longest:
+            building.then(Sent(each.sent.prompt + ids, cold=True, scored=True), index, is_scored=True)
+    return building.done()
+
+
+def warm(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    building = Building()
+    for _ in range(2):
+        for index, each in enumerate(alone):
+            building.then(replace(each.sent, cold=False), index)
+    return building.done()
+
+
+def warm_together(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """At once, with their prefixes cached, some from within the answer on."""
+    building = Building()
+    for index, each in enumerate(alone):
+        ids = each.answer.token_ids or ()
+        start = len(ids) // 2 if index % 2 else 0
+        most = len(ids) - start if start else each.sent.max_tokens
+        prompt = each.sent.prompt + ids[:start]
+        building.add(replace(each.sent, prompt=prompt, max_tokens=max(1, most), cold=False), index, start)
+    return building.done()
+
+
+def evicted(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Warm, pushed out by long requests, and warm again."""
+    building = Building()
+    length = min(sizes.longest - 1, max(4 * sizes.chunk, 8 * sizes.block))
+    for round_ in range(2):
+        for index, each in enumerate(alone):
+            building.then(replace(each.sent, cold=False), index)
+        for seed in range(FILLS * sizes.slots if round_ == 0 else 0):
+            building.then(filler(sizes, 100 + seed, length))
+    return building.done()
+
+
+def reuse(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Short after long: each question follows requests that were longer, in every slot."""
+    asked = []
+    length = min(sizes.longest // 2, max(2 * sizes.chunk, 4 * sizes.block))
+    for start in range(0, len(alone), 4):
+        building = Building()
+        last = [building.add(filler(sizes, 300 + slot, length, 2)) for slot in range(sizes.slots)][-1]
+        for index in range(start, min(start + 4, len(alone))):
+            building.add(replace(alone[index].sent, after=last, pause=MOMENT), index)
+        asked += building.done()
+    return asked
+
+
+def chunks(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Each arrives while others decode, so that its prompt shares steps with them and is cut otherwise."""
+    asked = []
+    for index, each in enumerate(alone):
+        building = Building()
+        busy = building.add(filler(sizes, 500 + index, 3, min(24, sizes.longest - 3)))
+        building.add(filler(sizes, 600 + index, sizes.block, min(16, max(1, sizes.longest // 4))))
+        building.add(replace(each.sent, after=busy, after_tokens=2 + index % 3), index)
+        asked += building.done()
+    return asked
+
+
+def burst(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Three times as many as there are slots, at once: they wait, and memory runs out."""
+    building = Building()
+    for number in range(max(len(alone), 3 * sizes.slots)):
+        building.add(alone[number % len(alone)].sent, number % len(alone))
+    return building.done()
+
+
+def aborts(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Beside requests that are aborted before their first token and later, and after them in their slots."""
+    building = Building()
+    for index, each in enumerate(alone):
+        building.add(each.sent, index)
+        left = replace(filler(sizes, 700 + index, (1 + index % 3) * sizes.block, 16), abort_after=index % 4)
+        building.add(left)
+        building.add(replace(each.sent, after=len(building.requests) - 1), index)
+    return building.done()
+
+
+def stream(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    building = Building()
+    for index, each in enumerate(alone):
+        building.then(replace(each.sent, streamed=True), index)
+    return building.done()
+
+
+def seeds(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Again alone, then together."""
+    return repeat(alone, sizes) + batch(alone, sizes)[-1:]
+
+
+RELATIONS = (
+    Relation("batch", "alone = together with others, at any place", batch, measures="batch"),
+    Relation("neighbours", "alone = between others, whatever they are", neighbours, measures="batch"),
+    Relation(
+        "decode", "decode = prefill: an answer's tokens, sent as a prompt, go on as it does", decode, measures="other"
+    ),
+    Relation("repeat", "the same request again", repeat),
+    Relation("order", "one after another in another order", order),
+    Relation("score", "log-probabilities of a prompt = those reported while it was generated", score, ("scored",)),
+    Relation("stream", "streamed = in one piece", stream, ("streamed",)),
+    Relation("chunks", "a prompt in one piece = cut, beside requests that decode", chunks),
+    Relation("warm", "with cached prefixes = without", warm),
+    Relation("prefixes", "a cached prefix of every length = without", prefixes),
+    Relation("warm-batch", "cached prefixes together with others = alone without", warm_together),
+    Relation("reuse", "short after long in the same slots = alone", reuse),
+    Relation("aborts", "beside and after aborted requests = alone", aborts, ("aborts",)),
+    Relation("burst", "more requests than slots, waiting and preempted = alone", burst),
+    Relation("evicted", "cached, pushed out and cached again = without a cache", evicted),
+    Relation("seeds", "a sampled request with a seed, again and together = alone", seeds, ("seeds",), samples=1),
+    Relation(
+        "samples",
+        "n samples of a request = their tokens sent as a prompt",
+        score,
+        ("samples", "scored"),
+        samples=SAMPLES,
+    ),
+    Relation("sizes", "another instance, of other chunks and slots", batch, ("sizes",), player="sizes"),
+    Relation("varied", "with the fields of --vary = without", repeat, ("varied",), player="varied"),
+    Relation("later", "the same request at the end of everything", repeat),
+)
+OTHER = Relation("other", "two engines, each request alone", repeat)
+NAMES = tuple(relation.name for relation in RELATIONS)

@@ -1,0 +1,172 @@
+"""What rounding alone does to an engine's answers, measured on the engine; and which differences are beyond it.
+
+The order of sums changes with the batch, so a right engine's log-probabilities move a little. How much is measured
+from pairs that nothing but the batch sets apart. A state that leaks moves few answers by much or one relation's by more
+than all others; so the measure is a quartile over groups of positions, which a broken minority can't raise, and it is
+bounded by what the declared format can explain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lfm2np.invariance.pairs import Compared
+from lfm2np.oracle.judging.formats import FORMATS
+
+LEAST_GROUPS = 6  # with any difference, for a measure
+LIMIT = 20.0  # times the spread: one position
+SEED_ERROR = 1e-6  # probability that a right engine's seeds are called broken
+RATIO = 8.0  # times the spread: root mean square of a relation's positions
+# The largest spread that a format explains, nats, by its significant bits: some twenty times what right engines of up
+# to 24 layers show (docs/engine/17-itself.md).
+MOST = ((20, 1e-3), (11, 5e-2), (8, 4e-1), (0, 1.0))
+
+
+class Outcome(StrEnum):
+    EQUAL = "equal bits"
+    WITHIN = "within spread"
+    BROKEN = "BROKEN"
+    UNKNOWN = "not judged"
+    NOT_ASKED = "not asked"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Root mean square of one logit's difference between two runs that only the batch sets apart.
+
+    nats         what relations are judged by
+    is_measured  else no batch changed enough: `nats` is then such that the format's bound decides
+    """
+
+    nats: float
+    is_measured: bool
+    most: float  # that the format explains
+
+    @property
+    def limit(self) -> float:
+        return LIMIT * self.nats
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one relation. KL as SGLang's tests of hybrid models estimate it: mean of exp(d) - 1 - d, d the difference of a
+    token's log-probability."""
+
+    positions: int
+    equal: int
+    flips: int
+    largest: float | None  # nats; None: no log-probability was reported
+    mean: float | None
+    kl: float | None
+
+
+def most_of(format_name: str) -> float:
+    """Nats: the largest spread that a format of FORMATS explains."""
+    bits = FORMATS[format_name].bits
+    return next(nats for least, nats in MOST if bits >= least)
+
+
+def rms(values: Sequence[float]) -> float:
+    return math.sqrt(math.fsum(value * value for value in values) / len(values)) if values else 0.0
+
+
+def quartile(groups: Iterable[Sequence[float]]) -> float | None:
+    """The lower quartile of the groups' root mean squares, among those with any difference; None for too few."""
+    moved = sorted(size for group in groups if (size := rms(group)) > 0.0)
+    return moved[len(moved) // 4] if len(moved) >= LEAST_GROUPS else None
+
+
+def spread_of(batch: Iterable[Sequence[float]], others: Iterable[Sequence[float]], format_name: str) -> Spread:
+    """From groups of `noise`, one for each request.
+
+    batch   of pairs that nothing but the batch sets apart
+    others  of pairs in which sums are taken in another order for another reason: prefill against decode. A batch that
+            moves answers by RATIO times as much does more than to round, as does one beyond the format.
+    """
+    most = most_of(format_name)
+    measured, other = quartile(batch), quartile(others)
+    if measured is not None and other is not None:
+        measured = min(measured, RATIO * other)
+    if measured is None:
+        measured = other
+    if measured is None:
+        return Spread(most / LIMIT, False, most)
+    return Spread(min(measured, most), True, most)
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Why positions are not explained by the spread, in words, and the index of the one that shows it."""
+
+    what: str
+    index: int | None = None
+
+
+def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = False) -> Beyond | None:
+    """None if the spread explains them all."""
+    unequal = [index for index, each in enumerate(positions) if not each.is_equal]
+    if not unequal:
+        return None
+    if is_bitwise:
+        return Beyond(f"{len(unequal)} of {len(positions)} positions have other bits", unequal[0])
+    worst = max(unequal, key=lambda index: max(positions[index].noise, default=0.0))
+    size = max(positions[worst].noise, default=0.0)
+    if size > spread.limit:
+        what = "another token" if positions[worst].is_flip else "a log-probability"
+        return Beyond(f"{what} at output token {positions[worst].position}: {times(size, spread)}", worst)
+    size = rms([value for each in positions for value in each.noise])
+    if spread.is_measured and size > RATIO * spread.nats:
+        return Beyond(f"all positions together: {times(size, spread)}", worst)
+    return None
+
+
+def too_many_flips(flips: int, positions: int, spread: Spread) -> str | None:
+    """Of tokens drawn with the same seed: noise moves a probability by at most as much as a logit, so it changes a
+    token at most so often (Poisson)."""
+    expected = positions * min(1.0, 2.0 * spread.nats)
+    chance = 1.0 - math.fsum(math.exp(-expected) * expected**count / math.factorial(count) for count in range(flips))
+    return (
+        f"{flips} other tokens with the same seed, expected {expected:.2g}" if flips and chance < SEED_ERROR else None
+    )
+
+
+def times(size: float, spread: Spread) -> str:
+    """A difference in words."""
+    if spread.is_measured:
+        return f"{size / spread.nats:.3g} times the spread of this engine ({spread.nats:.2g} nat)"
+    return f"{size:.2g} nat, where batches change nothing and the format explains {spread.limit:.2g}"
+
+
+def outcome(positions: Sequence[Compared]) -> Outcome:
+    """Of positions that the spread explains."""
+    if not positions:
+        return Outcome.UNKNOWN
+    if all(each.is_equal for each in positions):
+        return Outcome.EQUAL
+    has_noise = all(each.noise for each in positions if not each.is_equal)
+    return Outcome.WITHIN if has_noise else Outcome.UNKNOWN
+
+
+def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:
+    """pairs  positions of each request"""
+    positions = [each for pair in pairs for each in pair]
+    by_request = [
+        [each.difference for each in pair if each.difference is not None and not each.is_flip] for pair in pairs
+    ]
+    told = [difference for request in by_request for difference in request]
+    kls = [sum(math.exp(min(d, 50.0)) - 1.0 - d for d in request) / len(request) for request in by_request if request]
+    return Score(
+        len(positions),
+        sum(each.is_equal for each in positions),
+        sum(each.is_flip for each in positions),
+        max(map(abs, told)) if told else None,
+        sum(map(abs, told)) / len(told) if told else None,
+        sum(kls) / len(kls) if kls else None,
+    )
+
+
+def as_fields(score: Score) -> Mapping[str, float | int | None]:
+    return {name: getattr(score, name) for name in ("positions", "equal", "flips", "largest", "mean", "kl")}
