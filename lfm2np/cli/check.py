@@ -15,11 +15,12 @@ from pathlib import Path
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared import formats, work
+from lfm2np.cli.shared import against, check_against, formats, work
 from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError, WorkerError
+from lfm2np.invariance.relations import NAMES
 from lfm2np.loading import Model
 from lfm2np.oracle.check import (
     SCORING,
@@ -67,7 +68,8 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check "exec:./my-engine --threads 4" --model DIR --save answers.jsonl
   lfm2np check answers.jsonl --model DIR
   lfm2np check http://127.0.0.1:8000 --model DIR --cases long --save answers.jsonl --results truths.jsonl
-  lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto"""
+  lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto
+  lfm2np check http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
 PAGES = {"html": as_html, "junit": as_junit}  # the reports, by option
 PADDED = "padded:"
 ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
@@ -80,6 +82,10 @@ def run(arguments: argparse.Namespace) -> None:
     """
     try:
         require_folders(arguments)
+        if arguments.against is not None:
+            check_against.run(arguments)
+            return
+        check_against.require_unused(arguments)
         recorder = recorder_of(arguments)
         result, place = checked(arguments)
         if arguments.locate is not None and exit_code(result.total.verdict) == 1:
@@ -263,5 +269,16 @@ def add_check(commands: Commands) -> None:
     )
     add(parser, "--constants", constants_help)
     work.add_options(parser)
+    against.add_options(parser)
+    relations_help = f"with --against: some of {', '.join(NAMES)}, separated by commas (all)"
+    add(parser, "--relations NAMES", relations_help)
+    add(parser, "--vary JSON", "with --against: fields of a request that must not change its answer")
+    add(parser, "--minutes N", "with --against: begin no relation after N minutes", type=float)
+    add(parser, "--out DIR", "with --against: shrink what is broken, and write it into folders as fuzz does")
+    add(parser, "--block-size N", f"with --against: tokens in a cache block of the engine ({against.BLOCK})")
+    chunk = f"with --against: most tokens in a step of the engine ({against.CHUNK})"
+    add(parser, "--max-num-batched-tokens --chunk N", chunk, dest="chunk")
+    slots = f"with --against: requests that the engine runs at once (as it reports, else {against.SLOTS})"
+    add(parser, "--max-num-seqs N", slots)
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")

@@ -63,8 +63,12 @@ def hand_over(out: Path, failure: Failure, judge: Judge, player: Any, context: C
             row_of(whole, index, player.body(index, sent), right.get(index - before), ends)
             for index, sent in enumerate(whole.requests)
         ]
+        alone = [judge.alone(sent) for sent in failure.trace.requests]
+        for index, sent in enumerate(alone):
+            rows[before + index] |= {} if sent is None else {"alone": player.body(index, sent)}
         title = f"{context.engine}: {failure.finding.what}"
-        texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, server_words(failure), before)
+        words, is_alone = server_words(failure), any(alone)
+        texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, words, before, is_alone)
     texts[REPORT] = as_html(failure, context, right)
     texts[ISSUE] = as_issue(failure, context, right, SCRIPT in texts, judge.expected)
     return written(out, failure.finding.kind, texts)

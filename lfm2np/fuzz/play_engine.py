@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.engine_protocol import Request, lacking, load_factory, missing
+from lfm2np.engine_protocol import Request, lacking, load_factory, missing, told
 from lfm2np.errors import Lfm2npError
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace, is_due
@@ -44,10 +44,18 @@ class StepsPlayer:
         if why := missing(engine, ["steps"]):
             raise TargetError(f"{self._name}: {why}")
         lacks = lacking(engine)
-        abilities = Abilities(f"{self._name} ({type(engine).__name__})", tells_logprobs=True, can_abort=True)
-        sampling = "sampling" not in lacks
+        sampling, tells = "sampling" not in lacks, "logprobs" not in lacks
+        abilities = Abilities(
+            f"{self._name} ({type(engine).__name__})",
+            tells_logprobs=tells,
+            tells_prompt_logprobs=tells,
+            can_abort=True,
+            takes_seeds=sampling,
+            slots=told(engine).get("max_num_seqs"),
+        )
         stops = not lacks & {"stops", "stop-strings"}
-        return Takes(abilities, sampling and "samples" not in lacks, sampling, stops)
+        samples = sampling and "samples" not in lacks
+        return Takes(abilities, samples, sampling, stops, slots=abilities.slots, cold="salts" not in lacks)
 
     def play(self, trace: Trace) -> Played:
         engine = self._live()
@@ -87,6 +95,7 @@ class StepsRun:
         self._replies = [Reply()] * count
         self._steps = 0
         self._before = self.counters()
+        self._takes_salts = "salts" not in lacking(engine)
 
     def replies(self) -> tuple[Reply, ...]:
         most = STEPS_PER_TOKEN * (sum(sent.num_tokens for sent in self._requests) + 20)
@@ -129,7 +138,7 @@ class StepsRun:
                 self._note(index, sent=float(self._steps))
                 request_id = self._ids[index]
                 try:
-                    salt = request_id if sent.cold else ""
+                    salt = request_id if sent.cold and self._takes_salts else ""
                     self._engine.add(Request(request_id, sent.prompt, params_of(sent), cache_salt=salt))
                 except FAULTS as problem:
                     self._end(index, trouble=Trouble(FAILED, fault(problem)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REF
 from lfm2np.fuzz.started import Watcher, counted
 from lfm2np.fuzz.trace import Sent, Trace, is_due
 from lfm2np.oracle.targets import dialects
-from lfm2np.oracle.targets.dialects.dialect import Dialect, value_at
+from lfm2np.oracle.targets.dialects.dialect import Dialect, Location, value_at
 from lfm2np.oracle.targets.http_client import BadReply, HttpError, TimedOut
 from lfm2np.oracle.targets.http_target import HttpTarget, judged
 from lfm2np.oracle.targets.records import Answer, Ask, shortened
@@ -28,12 +28,20 @@ PATIENCE = 20.0  # seconds for memory and slots to come free; less if an answer 
 
 
 class HttpPlayer:
-    """One server. `timeout` is seconds for one answer: a server that takes longer hangs."""
+    """One server. `timeout` is seconds for one answer: a server that takes longer hangs. `fields` are added to each
+    request."""
 
-    def __init__(self, url: str, tokenizer: Tokenizer | None, name: str | None, timeout: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        tokenizer: Tokenizer | None,
+        name: str | None,
+        timeout: float,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
         self.timeout = timeout
         self.vocab_size = None if tokenizer is None else tokenizer.vocab_size
-        self._tokenizer = tokenizer
+        self._tokenizer, self._fields = tokenizer, fields or {}
         self._target = HttpTarget(url, tokenizer, name, timeout=timeout, retries=0)
         self._watcher: Watcher | None = None
 
@@ -52,7 +60,13 @@ class HttpPlayer:
             stops=self._works(Sent(prompt, 2, stop="\u2603")),
             longest=self._target.number_at(each.longest for each in dialects.DIALECTS),
             slots=self._target.number_at(each.slots for each in dialects.DIALECTS),
+            streams=self._target.streams,
+            cold=self.body(0, Sent(prompt, cold=True)) != self.body(0, Sent(prompt)),
         )
+
+    def number_at(self, locations: Iterable[Location]) -> int | None:
+        """The first positive number that the server reports in one of these places."""
+        return self._target.number_at(locations)
 
     def play(self, trace: Trace) -> Played:
         before = self._watcher.metrics() if self._watcher else {}
@@ -71,7 +85,8 @@ class HttpPlayer:
     def body(self, index: int, sent: Sent) -> dict[str, Any]:
         """What is sent for request number `index` of a trace."""
         dialect, extras, _ = self._target.spoken()
-        return dialect.with_sampling(dialect.request(self.ask(index, sent), extras), sampling_parameters(sent))
+        body = dialect.with_sampling(dialect.request(self.ask(index, sent), extras), sampling_parameters(sent))
+        return {**body, **self._fields}
 
     def close(self) -> None:
         self._target.close()

@@ -54,6 +54,8 @@ class Takes:
     stops: bool = False
     longest: int | None = None  # tokens of prompt and answer; None: as many as the model has
     slots: int | None = None  # requests that run at once; None: not reported
+    streams: bool = False
+    cold: bool = True  # a request can do without the cached prefixes of others
 
 
 class Player(Protocol):

@@ -22,16 +22,19 @@ def reproducer(
     requests: Sequence[Mapping[str, Any]],
     server: str = "",
     before: int = 0,
+    is_alone: bool = False,
 ) -> str:
     """The script.
 
     requests  body, moments and right, as reproduce.txt says
     server    a sentence that says on what server it failed
     before    so many of the first requests are not judged
+    is_alone  what is expected is what the server answers to a request alone
     """
     rows = ",\n ".join(json.dumps(request, allow_nan=False) for request in requests)
     filled = {
         "TITLE": title.replace("\\", "/").replace('"""', "'''"),
+        "EXPECTED": "its answers to each request alone" if is_alone else "exact arithmetic",
         "SERVER": server,
         "BEFORE": str(before),
         "TIMEOUT": repr(timeout),

@@ -144,7 +144,7 @@ class Asking:
         abilities = self.takes.abilities
         takes = {
             "scored": abilities.tells_prompt_logprobs,
-            "streamed": abilities.can_abort,
+            "streamed": self.takes.streams,
             "aborts": abilities.can_abort,
             "seeds": self.takes.sampling and abilities.takes_seeds,
             "samples": self.takes.samples,

@@ -1,0 +1,149 @@
+"""`lfm2np check TARGET --against itself | TARGET2`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from lfm2np.cli.shared import against
+from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar
+from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.invariance.asked import Asking, Checked, Held, between
+from lfm2np.invariance.by_itself import ByItself
+from lfm2np.invariance.questions import Sizes
+from lfm2np.invariance.relations import NAMES, RELATIONS, Relation
+from lfm2np.invariance.shown import Report, as_html, as_json, as_junit, as_text, verdict_words
+from lfm2np.oracle.targets.target import TargetError
+from lfm2np.whole_file import write_whole
+
+NEED_TRUTH = {  # options of a check that compares with exact arithmetic, and their values when not given
+    "cases": None,
+    "at_once": None,
+    "save": None,
+    "resume": None,
+    "locate": None,
+    "first": False,
+    "constants": False,
+    "results": None,
+    "dask": None,
+    "tokenizer": None,
+    "workers": 0,
+}
+WITH_AGAINST = {  # the other way round
+    **dict.fromkeys(("relations", "vary", "out", "vocab_size", "minutes", "block_size", "chunk", "max_num_seqs")),
+    "bitwise": False,
+}
+PAGES = {"html": as_html, "junit": as_junit}
+SHRINK_SECONDS = 60.0
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prints what was found. ProofError (1) for a broken relation, InconclusiveError (2), TargetError (3)."""
+    try:
+        require(arguments)
+        report = compared(arguments)
+        for name, render in PAGES.items():
+            if getattr(arguments, name) is not None:
+                write_whole(Path(getattr(arguments, name)), render(report, command_line()))
+    except RequestError as error:
+        raise TargetError(str(error)) from None
+    print_result(arguments, as_json(report), as_text(report))
+    if report.broken:
+        raise ProofError(verdict_words(report))
+    if not report.is_judged:
+        raise InconclusiveError(verdict_words(report))
+
+
+def require(arguments: argparse.Namespace) -> None:
+    for name, value in NEED_TRUTH.items():
+        if getattr(arguments, name) != value:
+            raise RequestError(f"--{name.replace('_', '-')}: not with --against, which needs no truth")
+    against.require_sizes(arguments)
+    chosen(arguments.relations)
+    against.format_name(arguments)
+    if arguments.out is not None:
+        from lfm2np.fuzz.hand_over import require_place
+
+        require_place(Path(arguments.out))
+
+
+def require_unused(arguments: argparse.Namespace) -> None:
+    """RequestError for an option that has no effect without --against."""
+    for name, value in WITH_AGAINST.items():
+        if getattr(arguments, name) != value:
+            raise RequestError(f"--{name.replace('_', '-')}: only with --against")
+
+
+def chosen(names: str | None) -> Sequence[Relation]:
+    if names is None:
+        return RELATIONS
+    for name in names.split(","):
+        if name not in NAMES:
+            raise RequestError(f"--relations {name!r}: expected some of {', '.join(NAMES)}")
+    return [relation for relation in RELATIONS if relation.name in names.split(",")]
+
+
+def compared(arguments: argparse.Namespace) -> Report:
+    relations, two = chosen(arguments.relations), arguments.against != against.ITSELF
+    with contextlib.ExitStack() as stack:
+        engines = [stack.enter_context(against.engine_of(arguments, arguments.target))]
+        if two:
+            engines.append(stack.enter_context(against.engine_of(arguments, arguments.against)))
+        sizes = engines[0].sizes if not two else smaller(engines[0].sizes, engines[1].sizes)
+        until, name = against.until(arguments), against.format_name(arguments)
+        askings = []
+        checked: list[Checked] = []
+        for engine in engines:
+            with progress_bar("relations") as show:
+                asking = Asking(
+                    engine.players, engine.takes, sizes, name, arguments.seed, arguments.bitwise, until, show
+                )
+                checked.append(asking.run(relations))
+            askings.append(asking)
+        other = between(askings[0], askings[1], (checked[0].spread, checked[1].spread)) if two else None
+        folders = []
+        if arguments.out is not None:
+            for asking, each in zip(askings, checked, strict=True):
+                folders += handed_over(arguments, asking, each)
+    notes = () if all(engine.takes.cold for engine in engines) else (NO_COLD,)
+    return Report(tuple(checked), other, tuple(folders), notes)
+
+
+NO_COLD = "the engine takes no request without cached prefixes: `alone` is the first time that a prompt is sent"
+
+
+def smaller(first: Sizes, second: Sizes) -> Sizes:
+    """What both engines take."""
+    return Sizes(
+        first.block, first.chunk, first.slots, min(first.longest, second.longest), min(first.vocab, second.vocab)
+    )
+
+
+def handed_over(arguments: argparse.Namespace, asking: Asking, checked: Checked) -> list[tuple[str, str]]:
+    """Broken relations, each shrunk and written into a folder; or why it is not."""
+    return [(f"{held.relation.name}, shrunk", written(arguments, asking, checked, held)) for held in checked.broken]
+
+
+def written(arguments: argparse.Namespace, asking: Asking, checked: Checked, held: Held) -> str:
+    from lfm2np.fuzz.campaign import Campaign
+    from lfm2np.fuzz.draw import Around
+    from lfm2np.fuzz.hand_over import Context, hand_over
+
+    trace = held.broken.trace if held.broken is not None else None
+    if trace is None or held.relation.player or held.relation.samples:
+        return "no script: it needs more than requests to one server"
+    player, sizes = asking.players[""], asking.sizes
+    scores = asking.takes.abilities.tells_prompt_logprobs
+    judge = ByItself(player, checked.spread, sizes.vocab, with_scores=scores, is_bitwise=checked.is_bitwise)
+    around = Around(sizes.block, sizes.chunk, sizes.slots, sizes.longest, tuple(range(sizes.vocab)))
+    campaign = Campaign(judge, player, around, shrink_seconds=SHRINK_SECONDS)
+    campaign.counts.traces += 1
+    played, finding = campaign.play(trace)
+    if finding is None:
+        return "not seen again when its requests were compared with themselves alone"
+    failure = campaign.minimize(trace, played, finding)
+    campaign.raise_interrupt()
+    context = Context(arguments.target, checked.engine, checked.format_name, "", "none", command_line())
+    return str(hand_over(Path(arguments.out), failure, judge, player, context))
