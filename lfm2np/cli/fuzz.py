@@ -8,13 +8,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
 from lfm2np.cli.check import target_of
 from lfm2np.cli.faults import require_hypothesis
-from lfm2np.cli.shared import formats, work
+from lfm2np.cli.shared import against, formats, work
 from lfm2np.cli.shared.parser import Commands, add, add_command, one_line
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result
@@ -22,10 +22,12 @@ from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.targets.target import TargetError
-from lfm2np.work.place import Place
 
 if TYPE_CHECKING:
     from lfm2np.fuzz.campaign import Campaign, Failure
+    from lfm2np.fuzz.draw import Around
+    from lfm2np.fuzz.hand_over import Context
+    from lfm2np.fuzz.judge import Judge
     from lfm2np.fuzz.played import Player, Takes
     from lfm2np.fuzz.started import StartedServer
 
@@ -38,7 +40,8 @@ EXIT_CODES = """exit codes:
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10
   lfm2np fuzz http://127.0.0.1:8080 --model DIR --start "./llama-server -m model.gguf -np 4 --port 8080"
   lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --chunk 64
-  lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json"""
+  lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json
+  lfm2np fuzz http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
 BLOCK, CHUNK, SLOTS = 16, 512, 8
 EXAMPLES, REPLAYS, EARLIER_REPLAYS = 200, 10, 3
 LEAST_CONTEXT = 4  # tokens: a BOS, a token, and an answer to it, with one to spare
@@ -53,9 +56,10 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         require_numbers(arguments)
         require_place(Path(arguments.out))
-        model = load_model(arguments)
-        with work.place_of(arguments, model) as place, player_of(arguments, model) as (player, started):
-            findings, counts = fuzzed(arguments, model, place, player, started)
+        with contextlib.ExitStack() as stack:
+            started = stack.enter_context(started_server(arguments))
+            subject = by_truth(arguments, stack) if arguments.against is None else by_itself(arguments, stack)
+            findings, counts = fuzzed(arguments, subject, started)
     except RequestError as error:
         raise TargetError(str(error)) from None
     print_result(arguments, {"findings": findings, **counts}, as_text(findings, counts))
@@ -81,25 +85,90 @@ def require_numbers(arguments: argparse.Namespace) -> None:
         raise RequestError(f"--seed {arguments.seed}: expected at least 0")
 
 
+class Subject(NamedTuple):
+    """What is under test: how it is played, what is drawn for it, who judges."""
+
+    player: Player
+    judge: Judge
+    around: Around
+    context: Context
+
+
 @contextlib.contextmanager
-def player_of(arguments: argparse.Namespace, model: Model) -> Iterator[tuple[Player, StartedServer | None]]:
-    from lfm2np.fuzz.play_http import HttpPlayer
+def started_server(arguments: argparse.Namespace) -> Iterator[StartedServer | None]:
+    """The server of --start, if any."""
     from lfm2np.fuzz.started import StartedServer, answers
 
-    target, is_http = arguments.target, arguments.target.startswith(("http:", "https:"))
-    if arguments.start is not None and not is_http:
+    target = arguments.target
+    if arguments.start is None:
+        yield None
+        return
+    if not target.startswith(("http:", "https:")):
         raise RequestError(f"--start: expected a server as TARGET, not {target!r}")
-    started: StartedServer | None = None
-    with contextlib.ExitStack() as stack:
-        if arguments.start is not None:
-            started = StartedServer(arguments.start, lambda: answers(target), arguments.start_seconds)
-            stack.callback(started.close)
-            started.start()
-        if is_http:
-            player: Player = HttpPlayer(target, model.tokenizer_or_none, arguments.name, arguments.timeout)
-        else:
-            player = local_player(arguments, model)
-        yield stack.enter_context(contextlib.closing(player)), started
+    with contextlib.closing(StartedServer(arguments.start, lambda: answers(target), arguments.start_seconds)) as server:
+        server.start()
+        yield server
+
+
+def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subject:
+    from lfm2np.fuzz.draw import TEXTS
+    from lfm2np.fuzz.hand_over import Context
+    from lfm2np.fuzz.judge import ByTruth
+    from lfm2np.fuzz.play_http import HttpPlayer
+
+    for name in ("vocab_size", "bitwise"):
+        if getattr(arguments, name):
+            raise RequestError(f"--{name.replace('_', '-')}: only with --against")
+    model = load_model(arguments)
+    place = stack.enter_context(work.place_of(arguments, model))
+    if arguments.target.startswith(("http:", "https:")):
+        player: Player = HttpPlayer(arguments.target, model.tokenizer_or_none, arguments.name, arguments.timeout)
+    else:
+        player = local_player(arguments, model)
+    stack.callback(player.close)
+    takes = player.probe()
+    if not takes.abilities.tells_token_ids:
+        raise InconclusiveError("the engine does not report token ids: nothing can be judged")
+    taken = formats.format_of(arguments, takes.abilities.engine)
+    context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command_line())
+    judge = ByTruth(model, taken.name, place, TEXTS not in without(arguments.without))
+    return Subject(player, judge, around_of(arguments, model, takes), context)
+
+
+def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subject:
+    """Its spread is measured first; with another engine the larger of both."""
+    from lfm2np.fuzz.draw import Around, alphabet_of
+    from lfm2np.fuzz.hand_over import Context
+    from lfm2np.invariance.asked import Asking
+    from lfm2np.invariance.by_itself import ByItself
+
+    against.require(arguments)
+    name = against.format_name(arguments)
+    targets = [arguments.target] if arguments.against == against.ITSELF else [arguments.target, arguments.against]
+    engines = [stack.enter_context(against.engine_of(arguments, target)) for target in targets]
+    first, last = engines[0], engines[-1]
+    sizes = against.smaller(first.sizes, last.sizes)
+    spreads = [Asking(each.players, each.takes, sizes, name, arguments.seed).spread() for each in engines]
+    judge = ByItself(
+        last.players[""],
+        max(spreads, key=lambda each: each.nats),
+        sizes.vocab,
+        is_same=first is last,
+        with_scores=first.takes.abilities.tells_prompt_logprobs,
+        is_bitwise=arguments.bitwise,
+    )
+    around = Around(
+        block=sizes.block,
+        chunk=sizes.chunk,
+        slots=sizes.slots,
+        longest=sizes.longest,
+        alphabet=alphabet_of(None, sizes.vocab),
+        samples=first.takes.samples,
+        sampling=first.takes.sampling and first.takes.abilities.takes_seeds,
+        without=without(arguments.without),
+    )
+    context = Context(arguments.target, first.takes.abilities.engine, name, "", "none", command_line())
+    return Subject(first.players[""], judge, around, context)
 
 
 def local_player(arguments: argparse.Namespace, model: Model) -> Player:
@@ -118,20 +187,12 @@ def local_player(arguments: argparse.Namespace, model: Model) -> Player:
 
 
 def fuzzed(
-    arguments: argparse.Namespace, model: Model, place: Place, player: Player, started: StartedServer | None
+    arguments: argparse.Namespace, subject: Subject, started: StartedServer | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     from lfm2np.fuzz.campaign import Campaign, Counts
-    from lfm2np.fuzz.draw import TEXTS
-    from lfm2np.fuzz.hand_over import Context, hand_over
-    from lfm2np.fuzz.judge import ByTruth
+    from lfm2np.fuzz.hand_over import hand_over
 
-    takes = player.probe()
-    if not takes.abilities.tells_token_ids:
-        raise InconclusiveError("the engine does not report token ids: nothing can be judged")
-    taken = formats.format_of(arguments, takes.abilities.engine)
-    context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command_line())
-    texts = TEXTS not in without(arguments.without)
-    judge = ByTruth(model, taken.name, place, texts)
+    player, judge, around, context = subject
     findings: list[dict[str, Any]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -144,7 +205,7 @@ def fuzzed(
         campaign = Campaign(
             judge,
             player,
-            around_of(arguments, model, takes),
+            around,
             restart,
             restart is not None and took < QUICK,
             arguments.target.startswith(("http:", "https:")),
@@ -157,7 +218,7 @@ def fuzzed(
             tqdm.write(f"lfm2np: found: {one_line(f'{failure.finding.what} -> {folder}')}", file=sys.stderr)
     counts = campaign.counts
     figures = {name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")}
-    head = {"engine": takes.abilities.engine, "format": taken.name, "why_format": taken.why}
+    head = {"engine": context.engine, "format": context.format_name, "why_format": context.why_format}
     return findings, {**head, **figures, "seconds": round(counts.seconds, 1)}
 
 
@@ -313,3 +374,4 @@ def add_fuzz(commands: Commands) -> None:
     add(parser, "--start COMMAND", "command that starts the server, run again if it ends or hangs")
     add(parser, "--start-seconds S", "seconds until the started server responds (300)", default=300.0)
     work.add_options(parser)
+    against.add_options(parser)

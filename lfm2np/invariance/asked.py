@@ -118,6 +118,10 @@ class Asking:
         name = self.takes.abilities.engine
         return Checked(name, self.format_name, self.is_bitwise, spread, held, self.requests, self.tokens, seconds)
 
+    def spread(self) -> Spread:
+        """As measured by the relations that `measures` marks alone."""
+        return self.measured(())[1]
+
     def measured(self, chosen: Sequence[Relation]) -> tuple[dict[str, Round], Spread]:
         """The first round of each relation that can be asked, and the spread, for which some are always asked."""
         plan = [each for each in RELATIONS if each in chosen or each.measures]

@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lfm2np.checkpoint.loaded import checkpoint_path
@@ -31,6 +32,12 @@ ITSELF = "itself"
 VOCAB_AT = (Location("/v1/models", ("data", 0, "meta", "n_vocab")),)  # llama.cpp's
 BLOCK, CHUNK, SLOTS, LONGEST = 16, 512, 8, 2048
 LEAST_VOCAB = 16
+NEED_TRUTH = {  # options for a comparison with exact arithmetic, and their values when not given
+    **dict.fromkeys(("cases", "at_once", "save", "resume", "locate", "results", "dask", "tokenizer")),
+    "first": False,
+    "constants": False,
+    "workers": 0,
+}
 
 
 class Engine(NamedTuple):
@@ -51,7 +58,7 @@ def engine_of(arguments: argparse.Namespace, target: str) -> Iterator[Engine]:
             raise InconclusiveError(f"{target}: it takes or reports no token ids: nothing can be compared")
         sizes = sizes_of(arguments, player, takes)
         players = {"": player}
-        if arguments.vary is not None:
+        if getattr(arguments, "vary", None) is not None:
             players["varied"] = stack.enter_context(contextlib.closing(varied(arguments, target)))
         if isinstance(player, StepsPlayer):
             other = stepped(arguments, target, {"max_num_batched_tokens": max(1, sizes.chunk // 3), "max_num_seqs": 2})
@@ -114,14 +121,23 @@ def sizes_of(arguments: argparse.Namespace, player: Player, takes: Takes) -> Siz
     )
 
 
+def smaller(first: Sizes, second: Sizes) -> Sizes:
+    """What both engines take."""
+    longest, vocab = min(first.longest, second.longest), min(first.vocab, second.vocab)
+    return replace(first, longest=longest, vocab=vocab)
+
+
 def format_name(arguments: argparse.Namespace) -> str:
     if arguments.format == AUTO:
         raise RequestError(f"--format {AUTO}: it is read from a checkpoint, and --against needs none: expected a name")
     return with_kv(arguments.format, arguments.kv_format)
 
 
-def require_sizes(arguments: argparse.Namespace) -> None:
-    """RequestError that names the option."""
+def require(arguments: argparse.Namespace) -> None:
+    """RequestError that names an option that is wrong, or has no use without a truth."""
+    for name, value in NEED_TRUTH.items():
+        if getattr(arguments, name, value) != value:
+            raise RequestError(f"--{name.replace('_', '-')}: not with --against, which needs no truth")
     least = {"vocab_size": LEAST_VOCAB, "block_size": 1, "chunk": 2, "max_num_seqs": 1, "max_model_len": 32}
     for name, smallest in least.items():
         value = getattr(arguments, name)

@@ -12,26 +12,12 @@ from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.invariance.asked import Asking, Checked, Held, between
 from lfm2np.invariance.by_itself import ByItself
-from lfm2np.invariance.questions import Sizes
 from lfm2np.invariance.relations import NAMES, RELATIONS, Relation
 from lfm2np.invariance.shown import Report, as_html, as_json, as_junit, as_text, verdict_words
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.whole_file import write_whole
 
-NEED_TRUTH = {  # options of a check that compares with exact arithmetic, and their values when not given
-    "cases": None,
-    "at_once": None,
-    "save": None,
-    "resume": None,
-    "locate": None,
-    "first": False,
-    "constants": False,
-    "results": None,
-    "dask": None,
-    "tokenizer": None,
-    "workers": 0,
-}
-WITH_AGAINST = {  # the other way round
+WITH_AGAINST = {  # options that need --against, and their values when not given
     **dict.fromkeys(("relations", "vary", "out", "vocab_size", "minutes", "block_size", "chunk", "max_num_seqs")),
     "bitwise": False,
 }
@@ -57,10 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def require(arguments: argparse.Namespace) -> None:
-    for name, value in NEED_TRUTH.items():
-        if getattr(arguments, name) != value:
-            raise RequestError(f"--{name.replace('_', '-')}: not with --against, which needs no truth")
-    against.require_sizes(arguments)
+    against.require(arguments)
     chosen(arguments.relations)
     against.format_name(arguments)
     if arguments.out is not None:
@@ -91,7 +74,7 @@ def compared(arguments: argparse.Namespace) -> Report:
         engines = [stack.enter_context(against.engine_of(arguments, arguments.target))]
         if two:
             engines.append(stack.enter_context(against.engine_of(arguments, arguments.against)))
-        sizes = engines[0].sizes if not two else smaller(engines[0].sizes, engines[1].sizes)
+        sizes = engines[0].sizes if not two else against.smaller(engines[0].sizes, engines[1].sizes)
         until, name = against.until(arguments), against.format_name(arguments)
         askings = []
         checked: list[Checked] = []
@@ -112,13 +95,6 @@ def compared(arguments: argparse.Namespace) -> Report:
 
 
 NO_COLD = "the engine takes no request without cached prefixes: `alone` is the first time that a prompt is sent"
-
-
-def smaller(first: Sizes, second: Sizes) -> Sizes:
-    """What both engines take."""
-    return Sizes(
-        first.block, first.chunk, first.slots, min(first.longest, second.longest), min(first.vocab, second.vocab)
-    )
 
 
 def handed_over(arguments: argparse.Namespace, asking: Asking, checked: Checked) -> list[tuple[str, str]]:
