@@ -20,6 +20,7 @@ from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError, WorkerError
+from lfm2np.invariance.engines import BLOCK, CHUNK, SLOTS
 from lfm2np.invariance.relations import NAMES
 from lfm2np.loading import Model
 from lfm2np.oracle.check import (
@@ -275,10 +276,10 @@ def add_check(commands: Commands) -> None:
     add(parser, "--vary JSON", "with --against: fields of a request that must not change its answer")
     add(parser, "--minutes N", "with --against: begin no relation after N minutes", type=float)
     add(parser, "--out DIR", "with --against: shrink what is broken, and write it into folders as fuzz does")
-    add(parser, "--block-size N", f"with --against: tokens in a cache block of the engine ({against.BLOCK})")
-    chunk = f"with --against: most tokens in a step of the engine ({against.CHUNK})"
+    add(parser, "--block-size N", f"with --against: tokens in a cache block of the engine ({BLOCK})")
+    chunk = f"with --against: most tokens in a step of the engine ({CHUNK})"
     add(parser, "--max-num-batched-tokens --chunk N", chunk, dest="chunk")
-    slots = f"with --against: requests that the engine runs at once (as it reports, else {against.SLOTS})"
+    slots = f"with --against: requests that the engine runs at once (as it reports, else {SLOTS})"
     add(parser, "--max-num-seqs N", slots)
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")

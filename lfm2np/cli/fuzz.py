@@ -141,14 +141,15 @@ def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Sub
     from lfm2np.fuzz.hand_over import Context
     from lfm2np.invariance.asked import Asking
     from lfm2np.invariance.by_itself import ByItself
+    from lfm2np.invariance.engines import engine_of, smaller
 
     against.require(arguments)
     name = against.format_name(arguments)
     targets = [arguments.target] if arguments.against == against.ITSELF else [arguments.target, arguments.against]
-    engines = [stack.enter_context(against.engine_of(arguments, target)) for target in targets]
+    engines = [stack.enter_context(engine_of(target, against.options_of(arguments))) for target in targets]
     first, last = engines[0], engines[-1]
-    sizes = against.smaller(first.sizes, last.sizes)
-    spreads = [Asking(each.players, each.takes, sizes, name, arguments.seed).spread() for each in engines]
+    sizes = smaller(first.sizes, last.sizes)
+    spreads = [Asking(each.players, each.takes, sizes, name, arguments.seed).begin() for each in engines]
     judge = ByItself(
         last.players[""],
         max(spreads, key=lambda each: each.nats),

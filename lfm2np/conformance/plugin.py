@@ -16,6 +16,7 @@ import pytest
 
 PROFILES = ("quick", "ci", "deep")
 # The names of judging.formats.FORMATS, which would load NumPy here.
+MOST_OF_AN_ANNOTATION = 1000  # characters
 NUMBER_FORMATS = ("float32", "float16", "bfloat16", "q8", "w8a8", "int8", "int4")
 
 
@@ -46,6 +47,13 @@ def add_options(parser: pytest.Parser) -> None:
             "metavar": "MODULE:FACTORY",
             "help": "a scheduler or a block manager to test instead, without a model: see scheduler/protocol.py",
         },
+        "--server": {
+            "metavar": "URL",
+            "help": "a server to hold against itself instead, of any model: see `lfm2np check --against itself`",
+        },
+        "--vocab-size": {"metavar": "N", "help": "with --server: ids below N are sent"},
+        "--budget": {"metavar": "MINUTES", "help": "with --server: ask nothing new after so many minutes"},
+        "--bitwise": {"action": "store_const", "const": "yes", "help": "with --server: expect equal bits"},
         "--schedules": {"metavar": "DIR", "help": "where schedules that break a demand go, for lfm2np draw"},
         "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
@@ -78,6 +86,8 @@ def chosen_profile(config: pytest.Config) -> str:
 
 
 TERMS, ADVICE = pytest.StashKey[Any](), pytest.StashKey[str]()
+ASKING = pytest.StashKey[Any]()  # invariance.asked.Asking and its Spread
+FILES = {"scheduler": "test_schedulers.py", "server": "test_server.py", "": "test_conformance.py"}  # by option
 OUTCOME = pytest.StashKey[Any]()  # schedulers.suite.Outcome
 
 
@@ -91,24 +101,17 @@ def terms_of(config: pytest.Config) -> Any:
 def given_terms(config: pytest.Config) -> Any:
     """UsageError for a size or a checkpoint that is none."""
     from lfm2np.conformance.runner import Terms
-    from lfm2np.conformance.strategies.lengths import lengths_of
     from lfm2np.conformance.strategies.models import Checkpoint, loaded
     from lfm2np.errors import Lfm2npError
 
-    sizes: dict[str, Any] = {}
     path = option(config, "model")
     try:
-        for name, (size, _) in SIZES.items():
-            value = option(config, name.removeprefix("--"))
-            if value is not None:
-                sizes[size] = int(value) if value.isdecimal() else value
-                lengths_of({size: sizes[size]}, name)
         model = None if path is None else Checkpoint(str(Path(path).absolute()))
         if model is not None:
             loaded(model)
     except Lfm2npError as error:
         raise pytest.UsageError(str(error)) from None
-    return Terms(model, sizes)
+    return Terms(model, given_sizes(config))
 
 
 def known_failures(path: str | None, known: Collection[str]) -> dict[str, str]:
@@ -135,11 +138,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if getattr(config.option, "scheduler", None) == "":
         raise pytest.UsageError("--scheduler: an empty name, expected package.module:factory")
+    subjects = [f"--{name}" for name in ("engine", "scheduler", "server") if option(config, name) is not None]
+    if len(subjects) > 1:
+        raise pytest.UsageError(f"{' and '.join(subjects)}: expected one of them")
     name = option(config, "scheduler")
     if name is None:
         return
-    if option(config, "engine") is not None:
-        raise pytest.UsageError("--scheduler and --engine: expected one of them")
     from lfm2np.conformance.schedulers.suite import require_scheduler
     from lfm2np.errors import RequestError
 
@@ -150,10 +154,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """One of the two files: an engine's properties, or the demands on a scheduler."""
-    left_out = "test_conformance.py" if option(config, "scheduler") else "test_schedulers.py"
+    """One of the files: an engine's properties, the demands on a scheduler, or a server's relations."""
+    chosen = next((file for name, file in FILES.items() if name and option(config, name)), FILES[""])
     ours = Path(__file__).parent in collection_path.parents
-    return True if ours and collection_path.name == left_out else None
+    return True if ours and collection_path.name in {*FILES.values()} - {chosen} else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -161,10 +165,31 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from lfm2np.conformance.catalogue import ALL
 
         metafunc.parametrize("property_", cases({prop.id: prop for prop in ALL}, metafunc.config))
+    if metafunc.module.__name__ == "lfm2np.conformance.test_server":
+        from lfm2np.invariance.relations import RELATIONS
+
+        metafunc.parametrize("relation", cases({each.name: each for each in RELATIONS}, metafunc.config))
     if metafunc.module.__name__ == "lfm2np.conformance.test_schedulers":
         from lfm2np.conformance.schedulers.suite import sentences
 
         metafunc.parametrize("demand", cases({name: name for name in sentences()}, metafunc.config))
+
+
+def given_sizes(config: pytest.Config) -> dict[str, Any]:
+    """By names of SIZES; UsageError for one that is none."""
+    from lfm2np.conformance.strategies.lengths import lengths_of
+    from lfm2np.errors import Lfm2npError
+
+    sizes: dict[str, Any] = {}
+    try:
+        for name, (size, _) in SIZES.items():
+            value = option(config, name.removeprefix("--"))
+            if value is not None:
+                sizes[size] = int(value) if value.isdecimal() else value
+                lengths_of({size: sizes[size]}, name)
+    except Lfm2npError as error:
+        raise pytest.UsageError(str(error)) from None
+    return sizes
 
 
 def cases(values: dict[str, Any], config: pytest.Config) -> list[Any]:
@@ -178,7 +203,28 @@ def cases(values: dict[str, Any], config: pytest.Config) -> list[Any]:
     ]
 
 
+def github_lines(reports: Iterable[Any]) -> list[str]:
+    """GitHub's lines for failed tests of the suite: one each, as a workflow shows it."""
+    lines = []
+    for report in reports:
+        if asks_for_suite([report.nodeid]):
+            text = str(report.longrepr).strip().splitlines() or ["failed"]
+            message = " ".join(text)[:MOST_OF_AN_ANNOTATION].replace("%", "%25")
+            lines.append(f"::error title=lfm2np {report.nodeid.rpartition('[')[2].rstrip(']')}::{message}")
+    return lines
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in github_lines(terminalreporter.stats.get("failed", ())):
+            terminalreporter.write_line(line)
+    if ASKING in terminalreporter.config.stash:
+        asking, spread = terminalreporter.config.stash[ASKING]
+        kind = "measured" if spread.is_measured else "of the format"
+        terminalreporter.write_line(
+            f"{asking.requests} requests, {asking.tokens} tokens; spread {spread.nats:.2g} ({kind})"
+        )
+        return
     if OUTCOME in terminalreporter.config.stash:
         for line in terminalreporter.config.stash[OUTCOME].summary():
             terminalreporter.write_line(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ from lfm2np.invariance.pairs import Compared, Pair, compared, scored
 from lfm2np.invariance.questions import Sizes, questions
 from lfm2np.invariance.relations import OTHER, RELATIONS, Alone, Place, Relation
 from lfm2np.invariance.spread import Outcome, Score, Spread, beyond, outcome, score_of, spread_of, too_many_flips
-from lfm2np.oracle.targets.records import Answer
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.progress import Progress
 
@@ -42,9 +41,11 @@ class Broken:
 
 @dataclass(frozen=True)
 class Held:
-    """What came of one relation, in its first round. `rounds`: in how many it looked broken, and how many there were.
+    """What came of one relation, in its first round.
 
-    why  it was not asked
+    rounds  in how many it looked broken, and how many there were
+    broken  what is wrong, also if it was seen once
+    why     it was not asked
     """
 
     relation: Relation
@@ -108,40 +109,50 @@ class Asking:
     report: Progress = lambda done, total: None
     requests: int = 0
     tokens: int = 0
+    first: list[Alone] = field(default_factory=list)  # the questions of the first round
+    rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that was asked
 
     def run(self, chosen: Sequence[Relation] = RELATIONS) -> Checked:
         """InconclusiveError if no question is answered, TargetError if the engine is gone."""
         began = time.monotonic()
-        rounds, spread = self.measured(chosen)
-        held = tuple(self.held(each, rounds.get(each.name), spread) for each in chosen)
-        seconds = time.monotonic() - began
-        name = self.takes.abilities.engine
-        return Checked(name, self.format_name, self.is_bitwise, spread, held, self.requests, self.tokens, seconds)
-
-    def spread(self) -> Spread:
-        """As measured by the relations that `measures` marks alone."""
-        return self.measured(())[1]
-
-    def measured(self, chosen: Sequence[Relation]) -> tuple[dict[str, Round], Spread]:
-        """The first round of each relation that can be asked, and the spread, for which some are always asked."""
-        plan = [each for each in RELATIONS if each in chosen or each.measures]
-        alone = self.alone(0)
-        rounds: dict[str, Round] = {}
-        for done, relation in enumerate(plan):
-            self.report(done, len(plan))
-            if not self.lacks(relation) and time.monotonic() <= self.until:
-                rounds[relation.name] = self.round(relation, alone, 0)
-        self.report(len(plan), len(plan))
-        batch, others = (
-            [
-                noise
-                for each in plan
-                if each.measures == kind and each.name in rounds
-                for noise in noise_of(rounds[each.name])
-            ]
-            for kind in ("batch", "other")
+        spread = self.begin()
+        held = []
+        for done, relation in enumerate(chosen):
+            self.report(done, len(chosen))
+            held.append(self.ask(relation, spread))
+        self.report(len(chosen), len(chosen))
+        seconds, name = time.monotonic() - began, self.takes.abilities.engine
+        return Checked(
+            name, self.format_name, self.is_bitwise, spread, tuple(held), self.requests, self.tokens, seconds
         )
-        return rounds, spread_of(batch, others, self.format_name)
+
+    def begin(self) -> Spread:
+        """The spread, from the relations that measure it."""
+        self.first = self.alone(0)
+        noise: dict[str, list[list[float]]] = {"batch": [], "other": []}
+        for relation in RELATIONS:
+            if relation.measures:
+                self.rounds[relation.name] = self.round(relation, self.first, 0)
+                noise[relation.measures] += noise_of(self.rounds[relation.name])
+        return spread_of(noise["batch"], noise["other"], self.format_name)
+
+    def ask(self, relation: Relation, spread: Spread) -> Held:
+        """Judged; if it looks broken, asked again with other tokens. After `begin`."""
+        if lacks := self.lacks(relation):
+            return Held(relation, Outcome.NOT_ASKED, why=f"not taken: {', '.join(lacks)}")
+        if relation.name not in self.rounds:
+            if time.monotonic() > self.until:
+                return Held(relation, Outcome.NOT_ASKED, why="out of time")
+            self.rounds[relation.name] = self.round(relation, self.first, 0)
+        first = self.rounds[relation.name]
+        wrong = self.wrong(first, spread, relation)
+        if wrong is None:
+            return Held(relation, outcome([seen.compared for seen in first.positions]), score_of_round(first), (0, 1))
+
+        def is_wrong(number: int) -> bool:
+            return self.wrong(self.round(relation, self.alone(number), number), spread, relation) is not None
+
+        return judged(relation, first, wrong, is_wrong)
 
     def lacks(self, relation: Relation) -> list[str]:
         """What of the relation's needs the engine does not take."""
@@ -154,29 +165,6 @@ class Asking:
             "samples": self.takes.samples,
         }
         return [need for need in relation.needs if not takes.get(need, need in self.players)]
-
-    def held(self, relation: Relation, first: Round | None, spread: Spread) -> Held:
-        """Judged; if it looks broken, asked again with other tokens."""
-        if first is None:
-            lacks = ", ".join(self.lacks(relation))
-            return Held(relation, Outcome.NOT_ASKED, why=f"not taken: {lacks}" if lacks else "out of time")
-        wrong = self.wrong(first, spread, relation)
-        shown = Held(relation, self.outcome(first, spread, relation), scores(first), (0, 1))
-        if wrong is None:
-            return shown
-        count, asked = 1, 1
-        while count < NEEDED and asked < ROUNDS:
-            again = self.round(relation, self.alone(asked), asked)
-            count += self.wrong(again, spread, relation) is not None
-            asked += 1
-        is_broken = count >= NEEDED
-        return replace(
-            shown,
-            outcome=Outcome.BROKEN if is_broken else Outcome.WITHIN,
-            rounds=(count, asked),
-            broken=wrong if is_broken else None,
-            why="" if is_broken else f"once: {wrong.what}; not with other tokens",
-        )
 
     def wrong(self, round_: Round, spread: Spread, relation: Relation) -> Broken | None:
         if round_.fault is not None:
@@ -191,10 +179,6 @@ class Asking:
         if seen is None:
             return Broken(worst.what)
         return Broken(f"{where(seen.place)}: {worst.what}", seen.trace, seen.place)
-
-    def outcome(self, round_: Round, spread: Spread, relation: Relation) -> Outcome:
-        positions = [seen.compared for seen in round_.positions]
-        return Outcome.WITHIN if self.wrong(round_, spread, relation) else outcome(positions)
 
     def alone(self, round_: int, samples: int = 0) -> list[Alone]:
         """The questions of a round on an idle engine, one after another; those that were answered.
@@ -270,28 +254,37 @@ def scores(round_: Round) -> Score:
     return score_of([[seen.compared for seen in group] for group in round_.groups.values()])
 
 
+def judged(relation: Relation, first: Round, wrong: Broken, is_wrong: Callable[[int], bool]) -> Held:
+    """A relation that looks broken in its first round. `is_wrong(number)`: whether it does so in another."""
+    count, asked = 1, 1
+    while count < NEEDED and asked < ROUNDS:
+        count += is_wrong(asked)
+        asked += 1
+    shown = Outcome.BROKEN if count >= NEEDED else Outcome.ONCE
+    return Held(relation, shown, score_of_round(first), (count, asked), wrong)
+
+
+def score_of_round(round_: Round) -> Score:
+    return score_of([[seen.compared for seen in group] for group in round_.groups.values()])
+
+
 def between(first: Asking, second: Asking, spreads: tuple[Spread, Spread]) -> Held:
     """Two engines' answers alone to the same questions, under the larger of their spreads: do they differ by more than
     each from itself?"""
     spread = max(spreads, key=lambda each: each.nats)
 
     def round_of(number: int) -> Round:
-        ones, others = first.alone(number), {each.sent: each.answer for each in second.alone(number)}
-        round_, trace = Round(), relations.in_turn([each.sent for each in ones])
-        for index, each in enumerate(ones):
-            place = Place(index, index)
-            answer = others.get(each.sent, Answer("", error="the other engine does not answer it"))
-            pair = Pair((), answer.error) if answer.error else compared(each.answer, answer)
-            round_.take(pair, trace, place)
+        here = first.alone(number)
+        there = {each.sent: each.answer for each in second.alone(number)}
+        round_, trace = Round(), relations.in_turn([each.sent for each in here])
+        for index, each in enumerate(here):
+            answer = there.get(each.sent)
+            pair = Pair((), "the other engine does not answer") if answer is None else compared(each.answer, answer)
+            round_.take(pair, trace, Place(index, index))
         return round_
 
     found = round_of(0)
     wrong = first.wrong(found, spread, OTHER)
-    count, asked = int(wrong is not None), 1
-    while 0 < count < NEEDED and asked < ROUNDS:
-        count += first.wrong(round_of(asked), spread, OTHER) is not None
-        asked += 1
-    if count >= NEEDED:
-        return Held(OTHER, Outcome.BROKEN, scores(found), (count, asked), wrong)
-    shown = Outcome.WITHIN if wrong else outcome([seen.compared for seen in found.positions])
-    return Held(OTHER, shown, scores(found), (count, asked))
+    if wrong is None:
+        return Held(OTHER, outcome([seen.compared for seen in found.positions]), score_of_round(found), (0, 1))
+    return judged(OTHER, found, wrong, lambda number: first.wrong(round_of(number), spread, OTHER) is not None)

@@ -36,7 +36,7 @@ class Report:
 
     @property
     def is_judged(self) -> bool:
-        return any(each.outcome in (Outcome.EQUAL, Outcome.WITHIN, Outcome.BROKEN) for each in self.held)
+        return any(each.outcome not in (Outcome.UNKNOWN, Outcome.NOT_ASKED) for each in self.held)
 
 
 def cells(held: Held) -> list[str]:

@@ -29,6 +29,7 @@ class Outcome(StrEnum):
     EQUAL = "equal bits"
     WITHIN = "within spread"
     BROKEN = "BROKEN"
+    ONCE = "seen once"  # beyond the spread, but not with other tokens: near ties of experts do that
     UNKNOWN = "not judged"
     NOT_ASKED = "not asked"
 

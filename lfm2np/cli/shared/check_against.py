@@ -12,6 +12,7 @@ from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.invariance.asked import Asking, Checked, Held, between
 from lfm2np.invariance.by_itself import ByItself
+from lfm2np.invariance.engines import engine_of, smaller
 from lfm2np.invariance.relations import NAMES, RELATIONS, Relation
 from lfm2np.invariance.shown import Report, as_html, as_json, as_junit, as_text, verdict_words
 from lfm2np.oracle.targets.target import TargetError
@@ -45,7 +46,6 @@ def run(arguments: argparse.Namespace) -> None:
 def require(arguments: argparse.Namespace) -> None:
     against.require(arguments)
     chosen(arguments.relations)
-    against.format_name(arguments)
     if arguments.out is not None:
         from lfm2np.fuzz.hand_over import require_place
 
@@ -69,12 +69,13 @@ def chosen(names: str | None) -> Sequence[Relation]:
 
 
 def compared(arguments: argparse.Namespace) -> Report:
+    options = against.options_of(arguments)
     relations, two = chosen(arguments.relations), arguments.against != against.ITSELF
     with contextlib.ExitStack() as stack:
-        engines = [stack.enter_context(against.engine_of(arguments, arguments.target))]
+        engines = [stack.enter_context(engine_of(arguments.target, options))]
         if two:
-            engines.append(stack.enter_context(against.engine_of(arguments, arguments.against)))
-        sizes = engines[0].sizes if not two else against.smaller(engines[0].sizes, engines[1].sizes)
+            engines.append(stack.enter_context(engine_of(arguments.against, options)))
+        sizes = engines[0].sizes if not two else smaller(engines[0].sizes, engines[1].sizes)
         until, name = against.until(arguments), against.format_name(arguments)
         askings = []
         checked: list[Checked] = []
