@@ -14,7 +14,7 @@ from lfm2np.fuzz.trace import Trace
 from lfm2np.invariance import relations
 from lfm2np.invariance.pairs import Compared, Pair, compared, scored
 from lfm2np.invariance.questions import Sizes, questions
-from lfm2np.invariance.relations import OTHER, RELATIONS, Alone, Place, Relation
+from lfm2np.invariance.relations import NEEDS, OTHER, RELATIONS, Alone, Place, Relation
 from lfm2np.invariance.spread import Outcome, Score, Spread, beyond, outcome, score_of, spread_of, too_many_flips
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.progress import Progress
@@ -76,19 +76,19 @@ class Checked:
 
 @dataclass
 class Round:
-    """One relation, asked once: the positions of each question, and the first fault that no rounding explains."""
+    """One relation, asked once: the positions of each pair of answers, and the first fault that no rounding explains."""
 
-    groups: dict[int, list[Seen]] = field(default_factory=dict)
+    pairs: list[list[Seen]] = field(default_factory=list)
     fault: Broken | None = None
 
     @property
     def positions(self) -> list[Seen]:
-        return [seen for group in self.groups.values() for seen in group]
+        return [seen for pair in self.pairs for seen in pair]
 
     def take(self, pair: Pair, trace: Trace, place: Place) -> None:
         if pair.fault is not None and self.fault is None:
             self.fault = Broken(f"{where(place)}: {pair.fault}", trace, place)
-        self.groups.setdefault(place.question, []).extend(Seen(each, trace, place) for each in pair.positions)
+        self.pairs.append([Seen(each, trace, place) for each in pair.positions])
 
 
 @dataclass
@@ -137,9 +137,9 @@ class Asking:
         return spread_of(noise["batch"], noise["other"], self.format_name)
 
     def ask(self, relation: Relation, spread: Spread) -> Held:
-        """Judged; if it looks broken, asked again with other tokens. After `begin`."""
+        """Judged; if it looks broken, asked again, mostly with other tokens. After `begin`."""
         if lacks := self.lacks(relation):
-            return Held(relation, Outcome.NOT_ASKED, why=f"not taken: {', '.join(lacks)}")
+            return Held(relation, Outcome.NOT_ASKED, why="; ".join(NEEDS[need] for need in lacks))
         if relation.name not in self.rounds:
             if time.monotonic() > self.until:
                 return Held(relation, Outcome.NOT_ASKED, why="out of time")
@@ -150,7 +150,8 @@ class Asking:
             return Held(relation, outcome([seen.compared for seen in first.positions]), score_of_round(first), (0, 1))
 
         def is_wrong(number: int) -> bool:
-            return self.wrong(self.round(relation, self.alone(number), number), spread, relation) is not None
+            alone = self.first if relation.keeps else self.alone(number)
+            return self.wrong(self.round(relation, alone, number), spread, relation) is not None
 
         return judged(relation, first, wrong, is_wrong)
 
@@ -246,12 +247,12 @@ def where(place: Place) -> str:
 
 
 def noise_of(round_: Round) -> Iterator[list[float]]:
-    for group in round_.groups.values():
-        yield [value for seen in group for value in seen.compared.noise]
+    for pair in round_.pairs:
+        yield [value for seen in pair for value in seen.compared.noise]
 
 
 def scores(round_: Round) -> Score:
-    return score_of([[seen.compared for seen in group] for group in round_.groups.values()])
+    return score_of([[seen.compared for seen in pair] for pair in round_.pairs])
 
 
 def judged(relation: Relation, first: Round, wrong: Broken, is_wrong: Callable[[int], bool]) -> Held:
@@ -265,7 +266,7 @@ def judged(relation: Relation, first: Round, wrong: Broken, is_wrong: Callable[[
 
 
 def score_of_round(round_: Round) -> Score:
-    return score_of([[seen.compared for seen in group] for group in round_.groups.values()])
+    return score_of([[seen.compared for seen in pair] for pair in round_.pairs])
 
 
 def between(first: Asking, second: Asking, spreads: tuple[Spread, Spread]) -> Held:

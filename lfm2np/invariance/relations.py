@@ -69,6 +69,15 @@ class Building:
         return [Asked(Trace(tuple(self.requests)), tuple(self.places))]
 
 
+NEEDS = {  # what an engine may not take, and what is said then
+    "scored": "the engine reports no log-probabilities of prompts",
+    "streamed": "the engine does not stream",
+    "aborts": "a request can't be aborted",
+    "seeds": "the engine takes no seeds",
+    "samples": "the engine takes no n > 1",
+    "sizes": "only an engine in Python that steps is made again in other sizes",
+    "varied": "no --vary was given",
+}
 Build = Callable[[Sequence[Alone], Sizes], list[Asked]]
 
 
@@ -78,11 +87,13 @@ class Relation:
 
     name      of --relations
     sentence  what must hold
-    needs     what the engine must take: see Asking.lacks
+    needs     what the engine must take: of NEEDS
     measures  "batch": nothing but the batch differs, so it measures the spread; "other": sums are taken in another
               order for another reason, which bounds that
     samples   0: greedy questions; 1: drawn with a seed; more: so many answers to each
     player    which of Asking.players plays it
+    keeps     if it looks broken, the first questions are asked again, not others: an engine may be wrong from some
+              request on
     """
 
     name: str
@@ -92,6 +103,7 @@ class Relation:
     measures: str = ""
     samples: int = 0
     player: str = ""
+    keeps: bool = False
 
 
 def in_turn(sents: Sequence[Sent]) -> Trace:
@@ -269,8 +281,8 @@ RELATIONS = (
     Relation(
         "decode", "decode = prefill: an answer's tokens, sent as a prompt, go on as it does", decode, measures="other"
     ),
-    Relation("repeat", "the same request again", repeat),
-    Relation("order", "one after another in another order", order),
+    Relation("repeat", "the same request again", repeat, keeps=True),
+    Relation("order", "one after another in another order", order, keeps=True),
     Relation("score", "log-probabilities of a prompt = those reported while it was generated", score, ("scored",)),
     Relation("stream", "streamed = in one piece", stream, ("streamed",)),
     Relation("chunks", "a prompt in one piece = cut, beside requests that decode", chunks),
@@ -291,7 +303,7 @@ RELATIONS = (
     ),
     Relation("sizes", "another instance, of other chunks and slots", batch, ("sizes",), player="sizes"),
     Relation("varied", "with the fields of --vary = without", repeat, ("varied",), player="varied"),
-    Relation("later", "the same request at the end of everything", repeat),
+    Relation("later", "the same request at the end of everything", repeat, keeps=True),
 )
 OTHER = Relation("other", "two engines, each request alone", repeat)
 NAMES = tuple(relation.name for relation in RELATIONS)

@@ -81,7 +81,7 @@ def quartile(groups: Iterable[Sequence[float]]) -> float | None:
 
 
 def spread_of(batch: Iterable[Sequence[float]], others: Iterable[Sequence[float]], format_name: str) -> Spread:
-    """From groups of `noise`, one for each request.
+    """From groups of `noise`, one for each pair of answers.
 
     batch   of pairs that nothing but the batch sets apart
     others  of pairs in which sums are taken in another order for another reason: prefill against decode. A batch that

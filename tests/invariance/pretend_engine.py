@@ -1,0 +1,127 @@
+"""An engine that only pretends: logits by a hash of the tokens before, noise by the circumstances, one bug at will."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from lfm2np.fuzz.play_engine import rounds_of
+from lfm2np.fuzz.played import Played, Reply, Takes
+from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.oracle.targets.records import Answer
+from lfm2np.oracle.targets.target import Abilities
+
+VOCAB = 16
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """Of one request while it is answered.
+
+    beside   how many others run
+    cached   tokens of its prompt that an earlier request had, and it may use
+    after    tokens of the request that had its slot before
+    number   requests answered before
+    """
+
+    sent: Sent
+    place: int
+    beside: int
+    aborted_beside: int
+    cached: int
+    after: int
+    number: int
+    waits_for_tokens: bool
+
+
+Bug = Callable[[Circumstances, int], bool]  # of the output token `position`; as a prompt's token: position -1
+
+
+@dataclass
+class Pretend:
+    """A player. noise: standard deviation of a logit between circumstances, nats; the bug moves logits by `size`."""
+
+    noise: float = 0.0
+    bug: Bug | None = None
+    size: float = 1.0
+    takes_seeds: bool = True
+    seen: list[Ids] = field(default_factory=list)
+    slots: dict[int, int] = field(default_factory=dict)
+    number: int = 0
+    salt: int = 0  # another engine of the same model: other noise
+    tells_logprobs: bool = True
+
+    def probe(self) -> Takes:
+        abilities = Abilities(
+            "pretend", tells_logprobs=True, tells_prompt_logprobs=self.tells_logprobs, can_abort=True, takes_seeds=True
+        )
+        return Takes(abilities, samples=True, sampling=True, streams=True, slots=4)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def play(self, trace: Trace) -> Played:
+        replies: dict[int, Reply] = {}
+        for indices in rounds_of(trace):
+            aborted = sum(trace.requests[index].abort_after is not None for index in indices)
+            for place, index in enumerate(indices):
+                sent = trace.requests[index]
+                cached = 0 if sent.cold else max((common(sent.prompt, ids) for ids in self.seen), default=0)
+                circumstances = Circumstances(
+                    sent, place, len(indices) - 1, aborted, cached, self.slots.get(place % 4, 0), self.number,
+                    sent.after_tokens is not None,
+                )  # fmt: skip
+                replies[index] = self.reply(circumstances)
+                self.number += 1
+            for place, index in enumerate(indices):
+                self.slots[place % 4] = len(trace.requests[index].prompt)
+                self.seen.append(trace.requests[index].prompt)
+        return Played(tuple(replies[index] for index in range(len(trace.requests))))
+
+    def reply(self, now: Circumstances) -> Reply:
+        sent = now.sent
+        if sent.abort_after is not None:
+            return Reply(left=True)
+        return Reply(tuple(self.answer(now, sample) for sample in range(sent.samples)))
+
+    def answer(self, now: Circumstances, sample: int) -> Answer:
+        sent, ids, logprobs, tops = now.sent, list[int](), list[float](), list[dict[int, float]]()
+        choice = random.Random(f"{sent.seed if self.takes_seeds else self.number} {sample}")
+        for position in range(sent.max_tokens):
+            values = self.values((*sent.prompt, *ids), now, position)
+            token = max(values, key=lambda each: values[each])
+            if sent.temperature:
+                token = choice.choices(list(values), [math.exp(value) for value in values.values()])[0]
+            ids.append(token)
+            logprobs.append(values[token])
+            tops.append(dict(sorted(values.items(), key=lambda pair: -pair[1])[:5]) | {token: values[token]})
+        prompt = None
+        if sent.scored and self.tells_logprobs:
+            prompt = tuple(
+                self.values(sent.prompt[:end], now, -1)[sent.prompt[end]] for end in range(1, len(sent.prompt))
+            )
+        told = (tuple(logprobs), tuple(tops)) if self.tells_logprobs else (None, None)
+        return Answer("0", tuple(ids), *told, prompt, finish_reason="length")
+
+    def values(self, ids: Sequence[int], now: Circumstances, position: int) -> dict[int, float]:
+        """Log-probabilities of all tokens behind some."""
+        exact = random.Random(repr(tuple(ids)))
+        logits = [exact.gauss(0.0, 2.0) for _ in range(VOCAB)]
+        if self.noise:
+            shape = (now.beside > 0, now.place, now.cached, len(now.sent.prompt), position < 0, self.salt)
+            rounding = random.Random(repr((tuple(ids), shape)))
+            logits = [logit + rounding.gauss(0.0, self.noise) for logit in logits]
+        if self.bug is not None and self.bug(now, position):
+            wrong = random.Random(repr((ids, "wrong")))
+            logits = [logit + wrong.gauss(0.0, self.size) for logit in logits]
+        top = max(logits)
+        total = top + math.log(math.fsum(math.exp(logit - top) for logit in logits))
+        return {token: logit - total for token, logit in enumerate(logits)}
+
+
+def common(first: Ids, second: Ids) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))

@@ -1,0 +1,157 @@
+"""Every relation holds on an engine that only rounds, and is broken by a bug of its kind and by no other's."""
+
+from __future__ import annotations
+
+import pytest
+from pretend_engine import VOCAB, Bug, Circumstances, Pretend
+
+from lfm2np.errors import InconclusiveError
+from lfm2np.fuzz.played import DEAD, Played, Reply, Trouble
+from lfm2np.fuzz.trace import Trace
+from lfm2np.invariance.asked import Asking, Checked, between
+from lfm2np.invariance.questions import Sizes
+from lfm2np.invariance.relations import NAMES, RELATIONS
+from lfm2np.invariance.spread import Outcome
+from lfm2np.oracle.targets.target import TargetError
+
+SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
+
+
+def asking(player: Pretend, format_name: str = "float32", other: Pretend | None = None, **fields: object) -> Asking:
+    players = {"": player, "sizes": other or player, "varied": other or player}
+    return Asking(players, player.probe(), SIZES, format_name, **fields)  # type: ignore[arg-type]
+
+
+def outcomes(checked: Checked) -> dict[str, Outcome]:
+    return {held.relation.name: held.outcome for held in checked.held}
+
+
+def broken(checked: Checked) -> set[str]:
+    return {held.relation.name for held in checked.broken}
+
+
+def test_an_engine_whose_bits_never_change_has_equal_bits_under_every_relation() -> None:
+    checked = asking(Pretend()).run()
+    assert outcomes(checked) == dict.fromkeys(NAMES, Outcome.EQUAL)
+    assert not checked.spread.is_measured
+    for held in checked.held:
+        assert held.score is not None and held.score.positions == held.score.equal > 0
+        assert held.score.largest == held.score.kl == held.score.flips == 0
+
+
+@pytest.mark.parametrize(("format_name", "noise"), [("float32", 1e-6), ("float16", 1e-3), ("bfloat16", 0.02)])
+@pytest.mark.parametrize("seed", range(3))
+def test_an_engine_that_rounds_is_within_its_spread(format_name: str, noise: float, seed: int) -> None:
+    checked = asking(Pretend(noise), format_name, seed=seed).run()
+    assert broken(checked) == set()
+    assert checked.spread.is_measured and noise / 3 < checked.spread.nats < 3 * noise
+    assert outcomes(checked)["batch"] is Outcome.WITHIN
+
+
+def seldom(now: Circumstances) -> bool:
+    return now.sent.prompt[-1] % 2 == 0
+
+
+BUGS: dict[str, tuple[Bug, set[str]]] = {
+    "place": (lambda now, position: now.place == 1 and now.beside > 0, {"batch", "neighbours", "warm-batch"}),
+    "decode": (lambda now, position: position > 0, {"decode", "score", "prefixes", "samples", "warm-batch"}),
+    "scores": (lambda now, position: position < 0, {"score", "samples"}),
+    "stream": (lambda now, position: now.sent.streamed and position == 1, {"stream"}),
+    "cached": (lambda now, position: now.cached > 0 and position == 0, {"warm", "prefixes", "warm-batch", "evicted"}),
+    "odd hits": (lambda now, position: now.cached % 4 == 3, {"prefixes"}),
+    "short after long": (lambda now, position: now.after > len(now.sent.prompt) + 20, {"reuse"}),
+    "beside aborts": (lambda now, position: now.aborted_beside > 0, {"aborts"}),
+    "arrives late": (lambda now, position: now.waits_for_tokens and seldom(now), {"chunks"}),
+    "waits": (lambda now, position: now.place >= 8, {"burst", "aborts"}),
+    "many": (lambda now, position: now.number > 300, {"later"}),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_a_bug_breaks_its_relations(name: str, noise: float) -> None:
+    bug, expected = BUGS[name]
+    checked = asking(Pretend(noise, bug, 0.1)).run()
+    found = broken(checked)
+    assert expected <= found | {"samples", "seeds"}, (expected - found, outcomes(checked))
+    held = next(each for each in checked.held if each.relation.name in expected & found)
+    assert held.broken is not None and held.broken.trace is not None and held.rounds[0] == 2
+
+
+def test_every_relation_is_broken_by_some_bug() -> None:
+    """`order` and `repeat` by one that counts; `sizes` and `varied` by another instance; `seeds` by one without."""
+    found: set[str] = set()
+    for bug, _ in BUGS.values():
+        found |= broken(asking(Pretend(1e-6, bug, 0.1)).run())
+    found |= broken(asking(Pretend(1e-6, lambda now, position: now.number % 5 == 4, 0.1)).run())
+    found |= broken(asking(Pretend(1e-6), other=Pretend(1e-6, lambda now, position: True, 0.1)).run())
+    found |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
+    assert found == set(NAMES)
+
+
+def test_a_wrong_answer_that_is_the_same_everywhere_is_not_seen() -> None:
+    assert broken(asking(Pretend(1e-6, lambda now, position: True)).run()) == set()
+
+
+def test_what_is_seen_once_is_said_but_does_not_break() -> None:
+    checked = asking(Pretend(1e-6, lambda now, position: now.number == 160, 0.5)).run()
+    once = [held for held in checked.held if held.outcome is Outcome.ONCE]
+    assert broken(checked) == set() and len(once) == 1 and once[0].rounds == (1, 3) and once[0].broken is not None
+
+
+def test_equal_bits_can_be_demanded() -> None:
+    tiny = Pretend(0.0, lambda now, position: now.cached > 0, 1e-7)
+    assert broken(asking(tiny).run()) == set()
+    assert {"warm", "prefixes"} <= broken(asking(tiny, is_bitwise=True).run())
+
+
+def test_noise_beyond_the_declared_format_breaks() -> None:
+    checked = asking(Pretend(0.05), "float32").run()
+    assert "batch" in broken(checked) and checked.spread.nats == checked.spread.most
+    assert broken(asking(Pretend(0.05), "bfloat16").run()) == set()
+
+
+def test_a_batch_that_moves_answers_more_than_anything_else_breaks() -> None:
+    checked = asking(Pretend(1e-3, lambda now, position: now.beside > 0, 0.1), "bfloat16").run()
+    assert "batch" in broken(checked) and "decode" not in broken(checked)
+
+
+def test_two_engines() -> None:
+    def compared(first: Pretend, second: Pretend) -> Outcome:
+        one, other = asking(first), asking(second)
+        return between(one, other, (one.begin(), other.begin())).outcome
+
+    assert compared(Pretend(), Pretend()) is Outcome.EQUAL
+    assert compared(Pretend(1e-6), Pretend(1e-6, salt=1)) is Outcome.WITHIN
+    assert compared(Pretend(1e-6), Pretend(1e-6, lambda now, position: position == 3, 0.01)) is Outcome.BROKEN
+
+
+def test_what_is_not_reported_is_not_judged() -> None:
+    checked = asking(Pretend(tells_logprobs=False, noise=1e-6)).run()
+    assert outcomes(checked)["score"] is Outcome.NOT_ASKED
+    assert broken(checked) == set()
+
+
+def test_relations_after_the_time_are_not_begun() -> None:
+    checked = asking(Pretend(), until=0.0).run()
+    named = {held.relation.name: held.why for held in checked.held if held.outcome is Outcome.NOT_ASKED}
+    assert set(named) == {each.name for each in RELATIONS if not each.measures} and set(named.values()) == {
+        "out of time"
+    }
+
+
+class Silent(Pretend):
+    def play(self, trace: Trace) -> Played:
+        return Played((Reply(trouble=Trouble("refused", "HTTP 400: no")),) * len(trace.requests))
+
+
+class Gone(Pretend):
+    def play(self, trace: Trace) -> Played:
+        return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+
+
+def test_an_engine_that_answers_nothing_is_inconclusive_and_one_that_is_gone_is_an_error() -> None:
+    with pytest.raises(InconclusiveError, match="HTTP 400: no"):
+        asking(Silent()).run()
+    with pytest.raises(TargetError, match="no connection any more"):
+        asking(Gone()).run()
