@@ -81,7 +81,8 @@ def quartile(groups: Iterable[Sequence[float]]) -> float | None:
 
 
 def spread_of(batch: Iterable[Sequence[float]], others: Iterable[Sequence[float]], format_name: str) -> Spread:
-    """From groups of `noise`, one for each pair of answers.
+    """From groups of `noise`, one for each pair of answers. At least one rounding of a logit of size 1: where most
+    positions have equal bits, a quartile says little of the others.
 
     batch   of pairs that nothing but the batch sets apart
     others  of pairs in which sums are taken in another order for another reason: prefill against decode. A batch that
@@ -95,7 +96,8 @@ def spread_of(batch: Iterable[Sequence[float]], others: Iterable[Sequence[float]
         measured = other
     if measured is None:
         return Spread(most / LIMIT, False, most)
-    return Spread(min(measured, most), True, most)
+    least = 2.0 ** -FORMATS[format_name].bits
+    return Spread(min(max(measured, least), most), True, most)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,186 @@
+"""`check`, `fuzz` and the pytest plugin against itself and against another engine, over HTTP and in this process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from served_here import serving
+
+from lfm2np.cli import main
+from lfm2np.conformance.plugin import github_lines
+from lfm2np.faults import inject
+from lfm2np.invariance.relations import NAMES
+
+pytestmark = pytest.mark.rounding
+FAULT = "prefix-hit-without-its-state"
+OWN = "lfm2np.conformance.adapters:own"
+SIZES = ("--block-size", "4", "--chunk", "16", "--max-num-seqs", "4", "--max-model-len", "48", "--vocab-size", "300")
+FEW = ("--relations", "repeat,warm,prefixes")
+
+
+def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]:
+    """Exit code, what --json printed, and the last line on stderr."""
+    code = main(["check", *words, *SIZES, "--json"])
+    captured = capsys.readouterr()
+    return code, json.loads(captured.out) if captured.out else None, (captured.err.splitlines() or [""])[-1]
+
+
+def outcomes(told: Any, number: int = 0) -> dict[str, str]:
+    return {row["relation"]: row["outcome"] for row in told["engines"][number]["relations"]}
+
+
+def reproduced(script: Path, url: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", str(script), url]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_right_server_holds_and_what_it_does_not_take_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving("float32") as here:
+        code, told, _ = check(capsys, here.url, "--against", "itself", *FEW[:1], "repeat,warm,stream,sizes,varied")
+        assert code == 0 and told["verdict"].startswith("holds: 3 relations")
+        rows = {row["relation"]: row for row in told["engines"][0]["relations"]}
+        assert rows["sizes"]["why"] == "only an engine in Python that steps is made again in other sizes"
+        assert rows["varied"]["why"] == "no --vary was given"
+        code, told, _ = check(capsys, here.url, "--against", "itself", "--relations", "varied", "--vary", '{"seed": 1}')
+        assert code == 0 and outcomes(told)["varied"] in ("equal bits", "within spread")
+
+
+def test_a_fault_breaks_its_relations_is_shrunk_and_shown_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    reports = ("--html", str(tmp_path / "r.html"), "--junit", str(tmp_path / "r.xml"), "--out", str(tmp_path / "found"))
+    with serving("float32") as right:
+        with inject(FAULT), serving("float32") as here:
+            code, told, last = check(capsys, here.url, "--against", "itself", *FEW, *reports)
+            assert code == 1 and last == "lfm2np: ProofError: BROKEN: warm, prefixes"
+            assert outcomes(told)["repeat"] in ("equal bits", "within spread")
+            folders = sorted(path.name for path in (tmp_path / "found").iterdir())
+            assert folders and all(name.startswith("differs-") for name in folders)
+            script = tmp_path / "found" / folders[0] / "reproduce.py"
+            ran = subprocess.run(
+                [sys.executable, "-I", str(script), here.url], capture_output=True, text=True, check=False
+            )
+            assert ran.returncode == 1 and "expected" in ran.stdout
+            assert "its answers to each request alone" in script.read_text()
+        # The same script on a right server.
+        ran = subprocess.run(
+            [sys.executable, "-I", str(script), right.url], capture_output=True, text=True, check=False
+        )
+        assert (ran.returncode, ran.stderr) == (0, "")
+    issue = (script.parent / "issue.md").read_text()
+    assert "this engine's own answer to the same request, alone" in issue and "exact" not in issue
+    cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "r.xml").getroot()}
+    assert cases["warm"].find("failure") is not None and cases["repeat"].find("failure") is None
+    page = (tmp_path / "r.html").read_text()
+    assert "BROKEN: warm, prefixes" in page and "<script" not in page
+
+
+def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["fuzz", "--against", "itself", *SIZES, "--examples", "60", "--shrink-minutes", "0.05", "--json"]
+    words += ["--out", str(tmp_path)]
+    with inject(FAULT), serving("float32") as here:
+        assert main([*words, here.url]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["kind"] == "differs" and Path(finding["folder"], "reproduce.py").exists()
+    with serving("float32") as here:
+        assert main([*words[:-2], "--out", str(tmp_path / "none"), here.url]) == 0
+    capsys.readouterr()
+
+
+def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving("float32") as first, serving("exact") as second:
+        code, told, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
+        assert code == 0 and len(told["engines"]) == 2 and told["between"]["outcome"] == "within spread"
+    with serving("float32") as first, inject("rotation-backwards"), serving("float32") as second:
+        code, told, last = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
+        assert code == 1 and told["between"]["outcome"] == "BROKEN" and last.endswith("BROKEN: other")
+        assert {*outcomes(told).values(), *outcomes(told, 1).values()} <= {"equal bits", "within spread"}
+
+
+def test_what_is_wrong_alike_everywhere_is_not_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    with inject("rotation-backwards"), serving("float32") as here:
+        assert check(capsys, here.url, "--against", "itself", *FEW)[0] == 0
+
+
+def test_an_exact_engine_in_this_process_has_equal_bits_under_every_relation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, told, _ = check(capsys, OWN, "--against", "itself", "--bitwise")
+    assert code == 0
+    asked = {name: value for name, value in outcomes(told).items() if value != "not asked"}
+    assert set(asked.values()) == {"equal bits"} and set(NAMES) - set(asked) == {"stream", "varied"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--cases", "long"], "--cases: not with --against"),
+        (["--first"], "--first: not with --against"),
+        (["--workers", "2"], "--workers: not with --against"),
+        (["--relations", "batch,none"], "--relations 'none': expected some of batch"),
+        (["--format", "auto"], "--format auto: it is read from a checkpoint"),
+        (["--vocab-size", "3"], "--vocab-size 3: expected at least 16"),
+        (["--minutes", "0"], "--minutes 0.0: expected more than 0"),
+        (["--vary", "[1]"], "--vary '[1]': expected fields of a request"),
+        (["--vary", "{"], "--vary: not JSON"),
+        (["--against", "no"], "--against 'no': expected `itself`"),
+        (["--out", "README.md/none"], "--out README.md/none"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_3(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", OWN, "--against", "itself", *words]) == 3
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--vocab-size", "300"], ["--bitwise"], ["--relations", "warm"], ["--chunk", "8"]])
+def test_options_without_a_use_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", OWN, *words]) == 3
+    assert f"{words[0]}: only with --against" in capsys.readouterr().err
+
+
+def test_no_server_and_no_token_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "http://127.0.0.1:9", "--against", "itself"]) == 3
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
+
+
+# --- pytest --pyargs lfm2np.conformance --server
+
+
+def suite(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "lfm2np.conformance"]
+    return subprocess.run([*command, "--server", url, *words], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_plugin_has_a_test_for_each_relation(tmp_path: Path) -> None:
+    sizes = ("--block-size", "4", "--chunk", "16", "--max-model-len", "48", "--vocab-size", "300")
+    with inject(FAULT), serving("float32") as here:
+        ran = suite(tmp_path, here.url, *sizes, "-k", "repeat or prefixes or sizes", "--junit-xml", "j.xml")
+    assert ran.returncode == 1 and "1 failed, 1 passed, 1 skipped" in ran.stdout, ran.stdout
+    assert "a cached prefix of every length = without" in ran.stdout
+    assert (tmp_path / "j.xml").exists()
+
+
+def test_the_plugin_without_a_server_is_one_line(tmp_path: Path) -> None:
+    ran = suite(tmp_path, "http://127.0.0.1:9")
+    assert ran.returncode == 3 and "--server http://127.0.0.1:9: " in ran.stdout + ran.stderr
+    ran = suite(tmp_path, "http://127.0.0.1:9", "--engine", OWN)
+    assert ran.returncode == 4 and "--engine and --server: expected one of them" in ran.stderr
+    ran = suite(tmp_path, "http://127.0.0.1:9", "--vocab-size", "x")
+    assert "--vocab-size 'x': expected a number above 0" in ran.stdout + ran.stderr
+
+
+def test_a_workflow_gets_a_line_for_each_failure() -> None:
+    class Report:
+        nodeid = "lfm2np/conformance/test_server.py::test_relation[warm]"
+        longrepr = "with cached prefixes = without\n50 % of it"
+
+    (line,) = github_lines([Report()])
+    assert line == "::error title=lfm2np warm::with cached prefixes = without 50 %25 of it"
