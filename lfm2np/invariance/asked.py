@@ -110,6 +110,7 @@ class Asking:
     requests: int = 0
     tokens: int = 0
     first: list[Alone] = field(default_factory=list)  # the questions of the first round
+    others: dict[int, list[Alone]] = field(default_factory=dict)  # those of further rounds, by number
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that was asked
 
     def run(self, chosen: Sequence[Relation] = RELATIONS) -> Checked:
@@ -150,7 +151,9 @@ class Asking:
             return Held(relation, outcome([seen.compared for seen in first.positions]), score_of_round(first), (0, 1))
 
         def is_wrong(number: int) -> bool:
-            alone = self.first if relation.keeps else self.alone(number)
+            if number not in self.others and not relation.keeps:
+                self.others[number] = self.alone(number)
+            alone = self.first if relation.keeps else self.others[number]
             return self.wrong(self.round(relation, alone, number), spread, relation) is not None
 
         return judged(relation, first, wrong, is_wrong)

@@ -76,6 +76,7 @@ NEEDS = {  # what an engine may not take, and what is said then
     "aborts": "a request can't be aborted",
     "seeds": "the engine takes no seeds",
     "samples": "the engine takes no n > 1",
+    "stops": "the engine takes no stop strings",
     "sizes": "only an engine in Python that steps is made again in other sizes",
     "varied": "no --vary was given",
 }
