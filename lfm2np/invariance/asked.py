@@ -12,7 +12,7 @@ from lfm2np.errors import InconclusiveError
 from lfm2np.fuzz.played import DEAD, Played, Player, Takes
 from lfm2np.fuzz.trace import Trace
 from lfm2np.invariance import relations
-from lfm2np.invariance.pairs import Compared, Pair, compared, scored
+from lfm2np.invariance.pairs import Compared, Pair, compared, scored, stopped
 from lfm2np.invariance.questions import Sizes, questions
 from lfm2np.invariance.relations import NEEDS, OTHER, RELATIONS, Alone, Place, Relation
 from lfm2np.invariance.spread import Outcome, Score, Spread, beyond, outcome, score_of, spread_of, too_many_flips
@@ -110,6 +110,7 @@ class Asking:
     requests: int = 0
     tokens: int = 0
     first: list[Alone] = field(default_factory=list)  # the questions of the first round
+    others: dict[int, list[Alone]] = field(default_factory=dict)  # those of further rounds, by number
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that was asked
 
     def run(self, chosen: Sequence[Relation] = RELATIONS) -> Checked:
@@ -150,7 +151,9 @@ class Asking:
             return Held(relation, outcome([seen.compared for seen in first.positions]), score_of_round(first), (0, 1))
 
         def is_wrong(number: int) -> bool:
-            alone = self.first if relation.keeps else self.alone(number)
+            if number not in self.others and not relation.keeps:
+                self.others[number] = self.alone(number)
+            alone = self.first if relation.keeps else self.others[number]
             return self.wrong(self.round(relation, alone, number), spread, relation) is not None
 
         return judged(relation, first, wrong, is_wrong)
@@ -164,6 +167,7 @@ class Asking:
             "aborts": abilities.can_abort,
             "seeds": self.takes.sampling and abilities.takes_seeds,
             "samples": self.takes.samples,
+            "stops": self.takes.stops,
         }
         return [need for need in relation.needs if not takes.get(need, need in self.players)]
 
@@ -234,6 +238,8 @@ def pair_of(alone: Alone, trace: Trace, played: Played, place: Place, is_drawn: 
     (answer,) = reply.answers
     if answer.error is not None:
         return Pair((), answer.error)
+    if sent.stop is not None:
+        return stopped(alone.answer, answer, sent.stop, sent.max_tokens)
     if place.is_scored:
         logprobs = answer.prompt_logprobs
         return Pair(()) if logprobs is None else scored(alone.answer, logprobs, len(alone.sent.prompt))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lfm2np.oracle.targets.records import Answer
 
+UNFINISHED = "\ufffd"  # of a character some of whose bytes have not come
 LEAST_UNIT = 0.05  # of a position whose token is almost certain: the logarithm itself rounds there
 
 
@@ -83,6 +84,25 @@ def unlike(first: Answer, second: Answer) -> str | None:
         if here is not None and there is not None and here != there:
             return f"{name} {there!r} of the same tokens, expected {here!r} as in the other answer"
     return None
+
+
+def stopped(first: Answer, second: Answer, stop: str, max_tokens: int) -> Pair:
+    """The second answers the same request, but is to end at a stop string, which the first's text has.
+
+    How many tokens it takes is unknown without a tokenizer, so the second's may be any of the first ones.
+    """
+    count = len(second.token_ids or ())
+    pair = compared(first, second, most=count)
+    if pair.fault or any(each.is_flip for each in pair.positions):
+        return pair
+    text = first.text or ""
+    expected, seen = text[: text.index(stop)], second.text
+    certain, unfinished, _ = expected.partition(UNFINISHED)
+    if seen is not None and seen != expected and not (unfinished and seen.startswith(certain)):
+        return Pair(pair.positions, f"text {seen!r} with stop {stop!r}, expected {expected!r} of {text!r} without it")
+    if second.finish_reason == "length" and count < max_tokens:
+        return Pair(pair.positions, f"finish_reason 'length' after {count} of {max_tokens} tokens, with stop {stop!r}")
+    return pair
 
 
 def at(first: Answer, second: Answer, position: int, index: int, is_drawn: bool) -> Compared:

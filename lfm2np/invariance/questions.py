@@ -31,15 +31,23 @@ class Sizes:
 
 
 def questions(sizes: Sizes, seed: int) -> list[Sent]:
-    """Greedy requests, cold: prompts of one token to several chunks, and answers that cross a block's border."""
+    """Greedy requests, cold: prompts of one token to several chunks, and answers that cross a block's border.
+
+    Three share tokens, so that a prefix cache meets what it may confuse: a block of which only the second token
+    differs, and blocks of an earlier prompt at the beginning of another.
+    """
     block, chunk = sizes.block, sizes.chunk
     new = min(max(8, block + 4), 40, max(1, sizes.longest // 4))
     lengths = (3, block, 1, chunk + 1, 2 * block + 1, 2, block - 1, LONG_CHUNKS * chunk - 1)
     room = max(1, sizes.longest - new)
-    return [
-        Sent(tokens(sizes, seed * 1000 + index, max(1, min(length, room))), new, cold=True)
-        for index, length in enumerate(lengths)
-    ]
+    prompts = [tokens(sizes, seed * 1000 + index, max(1, min(length, room))) for index, length in enumerate(lengths)]
+    *_, cut, inner, _, _, longest = prompts
+    if block + 1 < len(cut) <= len(longest):
+        cut = (*longest[: block + 1], cut[block + 1], *longest[block + 2 : len(cut)])
+    if 3 * block + 1 <= len(cut):
+        inner = cut[block : 3 * block + 1]
+    prompts[3:5] = cut, inner
+    return [Sent(prompt, new, cold=True) for prompt in prompts]
 
 
 def tokens(sizes: Sizes, seed: int, length: int) -> Ids:

@@ -19,6 +19,7 @@ FILLS = 4  # times the slots: long requests that push everything out of a cache 
 SEED = 7
 TEMPERATURE = 1.0
 SAMPLES = 3
+STOP_SIZES = (3, 1)  # characters
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ NEEDS = {  # what an engine may not take, and what is said then
     "aborts": "a request can't be aborted",
     "seeds": "the engine takes no seeds",
     "samples": "the engine takes no n > 1",
+    "stops": "the engine takes no stop strings",
     "sizes": "only an engine in Python that steps is made again in other sizes",
     "varied": "no --vary was given",
 }
@@ -232,6 +234,27 @@ def reuse(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     return asked
 
 
+def stop(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Each with a stop string from the middle or the end of its text, one after another and together."""
+    singly, together = Building(), Building()
+    for index, each in enumerate(alone):
+        piece = piece_of(each.answer.text or "", at_end=index % 2 == 1)
+        if piece is not None:
+            singly.then(replace(each.sent, stop=piece), index)
+            together.add(replace(each.sent, stop=piece), index)
+    return [*singly.done(), *together.done()] if together.requests else []
+
+
+def piece_of(text: str, at_end: bool) -> str | None:
+    """Plain characters of a text; None if it has none. Long ones are of several tokens, perhaps."""
+    for size in STOP_SIZES:
+        starts = range(len(text) - size, -1, -1) if at_end else range(len(text) // 2, len(text) - size + 1)
+        for piece in (text[start : start + size] for start in starts):
+            if piece.isascii() and piece.isprintable() and piece == piece.strip():
+                return piece
+    return None
+
+
 def chunks(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Each arrives while others decode, so that its prompt shares steps with them and is cut otherwise."""
     asked = []
@@ -253,12 +276,12 @@ def burst(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 
 
 def aborts(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    """Beside requests that are aborted before their first token and later, and after them in their slots."""
+    """Beside requests that are aborted within their prompts and later, and after them in their slots."""
     building = Building()
     for index, each in enumerate(alone):
         building.add(each.sent, index)
-        left = replace(filler(sizes, 700 + index, (1 + index % 3) * sizes.block, 16), abort_after=index % 4)
-        building.add(left)
+        length = 2 * sizes.chunk if index % 4 == 0 else (1 + index % 3) * sizes.block
+        building.add(replace(filler(sizes, 700 + index, length, 16), abort_after=index % 4))
         building.add(replace(each.sent, after=len(building.requests) - 1), index)
     return building.done()
 
@@ -285,6 +308,7 @@ RELATIONS = (
     Relation("order", "one after another in another order", order, keeps=True),
     Relation("score", "log-probabilities of a prompt = those reported while it was generated", score, ("scored",)),
     Relation("stream", "streamed = in one piece", stream, ("streamed",)),
+    Relation("stop", "with a stop string = cut where its text first has that", stop, ("stops",)),
     Relation("chunks", "a prompt in one piece = cut, beside requests that decode", chunks),
     Relation("warm", "with cached prefixes = without", warm),
     Relation("prefixes", "a cached prefix of every length = without", prefixes),

@@ -75,9 +75,15 @@ def rms(values: Sequence[float]) -> float:
 
 
 def quartile(groups: Iterable[Sequence[float]]) -> float | None:
-    """The lower quartile of the groups' root mean squares, among those with any difference; None for too few."""
-    moved = sorted(size for group in groups if (size := rms(group)) > 0.0)
-    return moved[len(moved) // 4] if len(moved) >= LEAST_GROUPS else None
+    """The lower quartile of the groups' root mean squares, among those with any difference; None for too few of them.
+
+    Where most groups have equal bits, as in a small bfloat16 network, the few that moved did so by anything from a bit
+    of the last logarithm to a unit of the format: their quartile measures nothing.
+    """
+    sizes = [rms(group) for group in groups]
+    moved = sorted(size for size in sizes if size > 0.0)
+    is_enough = len(moved) >= max(LEAST_GROUPS, len(sizes) / 2)
+    return moved[len(moved) // 4] if is_enough else None
 
 
 def spread_of(batch: Iterable[Sequence[float]], others: Iterable[Sequence[float]], format_name: str) -> Spread:

@@ -14,6 +14,7 @@ from lfm2np.oracle.targets.records import Answer
 from lfm2np.oracle.targets.target import Abilities
 
 VOCAB = 16
+LETTERS = "abcdefghijklmnop"  # the text of each token
 Ids = tuple[int, ...]
 
 
@@ -53,12 +54,13 @@ class Pretend:
     number: int = 0
     salt: int = 0  # another engine of the same model: other noise
     tells_logprobs: bool = True
+    late_stop: int = 0  # characters of a stop string that stay in the text
 
     def probe(self) -> Takes:
         abilities = Abilities(
             "pretend", tells_logprobs=True, tells_prompt_logprobs=self.tells_logprobs, can_abort=True, takes_seeds=True
         )
-        return Takes(abilities, samples=True, sampling=True, streams=True, slots=4)
+        return Takes(abilities, samples=True, sampling=True, stops=True, streams=True, slots=4)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -89,6 +91,7 @@ class Pretend:
 
     def answer(self, now: Circumstances, sample: int) -> Answer:
         sent, ids, logprobs, tops = now.sent, list[int](), list[float](), list[dict[int, float]]()
+        text, reason = "", "length"
         choice = random.Random(f"{sent.seed if self.takes_seeds else self.number} {sample}")
         for position in range(sent.max_tokens):
             values = self.values((*sent.prompt, *ids), now, position)
@@ -98,13 +101,17 @@ class Pretend:
             ids.append(token)
             logprobs.append(values[token])
             tops.append(dict(sorted(values.items(), key=lambda pair: -pair[1])[:5]) | {token: values[token]})
+            text += LETTERS[token]
+            if sent.stop is not None and sent.stop in text:
+                text, reason = text[: text.index(sent.stop) + self.late_stop], "stop"
+                break
         prompt = None
         if sent.scored and self.tells_logprobs:
             prompt = tuple(
                 self.values(sent.prompt[:end], now, -1)[sent.prompt[end]] for end in range(1, len(sent.prompt))
             )
         told = (tuple(logprobs), tuple(tops)) if self.tells_logprobs else (None, None)
-        return Answer("0", tuple(ids), *told, prompt, finish_reason="length")
+        return Answer("0", tuple(ids), *told, prompt, text, reason)
 
     def values(self, ids: Sequence[int], now: Circumstances, position: int) -> dict[int, float]:
         """Log-probabilities of all tokens behind some."""
