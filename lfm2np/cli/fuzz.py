@@ -219,6 +219,7 @@ def fuzzed(
             tqdm.write(f"lfm2np: found: {one_line(f'{failure.finding.what} -> {folder}')}", file=sys.stderr)
     counts = campaign.counts
     figures = {name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")}
+    figures |= {} if judge.is_certain else {"once": counts.once}
     head = {"engine": context.engine, "format": context.format_name, "why_format": context.why_format}
     return findings, {**head, **figures, "seconds": round(counts.seconds, 1)}
 
@@ -321,7 +322,8 @@ def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
         *([f"format    {counts['format']} ({counts['why_format']})"] if counts["why_format"] else []),
         f"played    {counts['traces']} traces and {counts['replays']} replays: {counts['requests']} requests, "
         f"{counts['tokens']} tokens, in {counts['seconds']:.0f} s",
-        f"findings  {len(findings)}",
+        f"findings  {len(findings)}"
+        + (f", and {counts['once']} differences that were seen once and never again" if counts.get("once") else ""),
     ]
     for finding in findings:
         lines += [

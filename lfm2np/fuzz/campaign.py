@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings, target
 from lfm2np.fuzz.draw import Around, traces, unfit
 from lfm2np.fuzz.finding import Finding
 from lfm2np.fuzz.judge import Judge
-from lfm2np.fuzz.played import DEAD, HANG, Played, Player
+from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, LEAK, REFUSED, Played, Player
 from lfm2np.fuzz.shrink import shrunk
 from lfm2np.fuzz.trace import Sent, Trace, calm, joined, relabelled
 from lfm2np.oracle.targets.target import TargetError
@@ -47,6 +47,7 @@ class Counts:
     requests: int = 0
     tokens: int = 0
     findings: int = 0
+    once: int = 0  # failures that were seen once, and are none: see Judge.is_certain
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -133,10 +134,20 @@ class Campaign:
             failed = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
             left -= self.counts.traces - before
             if failed is not None:
-                yield self.minimize(*failed)
+                failure = self.minimize(*failed)
+                if self.is_by_chance(failure):
+                    self.counts.findings -= 1
+                    self.counts.once += 1
+                else:
+                    yield failure
                 self.raise_interrupt()
                 if self.counts.findings >= most or self.is_lost(failed[2]):
                     return
+
+    def is_by_chance(self, failure: Failure) -> bool:
+        """Whether it was seen once, by a judge who may err, and in none of its replays."""
+        is_answer = failure.finding.kind not in (*UNREPEATABLE, FAILED, BROKEN, REFUSED, LEAK)
+        return is_answer and not self.judge.is_certain and failure.rate[1] > 0 and failure.rate[0] == 0
 
     def is_lost(self, finding: Finding) -> bool:
         return finding.kind in UNREPEATABLE and self.restart is None

@@ -31,6 +31,10 @@ class Judge(Protocol):
     def expected(self) -> str:
         """What an answer is held against, as a sentence."""
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether a trace that failed once is a finding though it never fails again."""
+
     def with_stops(self, trace: Trace) -> Trace:
         """The trace with stop strings that its requests will meet."""
 
@@ -70,6 +74,10 @@ class ByTruth:
     @property
     def ends(self) -> Collection[int]:
         return self.model.config.eos_token_ids
+
+    @property
+    def is_certain(self) -> bool:
+        return True
 
     def with_stops(self, trace: Trace) -> Trace:
         return with_stops(self.model, trace)

@@ -76,7 +76,7 @@ class Checked:
 
 @dataclass
 class Round:
-    """One relation, asked once: the positions of each pair of answers, and the first fault that no rounding explains."""
+    """One relation, asked once: positions of each pair of answers, and the first fault that no rounding explains."""
 
     pairs: list[list[Seen]] = field(default_factory=list)
     fault: Broken | None = None

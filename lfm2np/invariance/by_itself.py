@@ -16,7 +16,7 @@ from lfm2np.invariance.spread import Spread, beyond
 from lfm2np.oracle.targets.records import Answer
 
 DIFFERS = "differs"
-KEPT = 256  # answers alone that are kept
+KEPT = 256  # answers alone that are kept from trace to trace
 
 
 @dataclass
@@ -43,6 +43,11 @@ class ByItself:
             f"by {self.spread.nats:.2g} nat (root mean square, as measured on this engine)."
         )
 
+    @property
+    def is_certain(self) -> bool:
+        """A spread is an estimate: what is near its limit, and an expert's near tie, may be beyond it by chance."""
+        return False
+
     def with_stops(self, trace: Trace) -> Trace:
         """As it is: no text is known."""
         return trace
@@ -50,6 +55,8 @@ class ByItself:
     def finding(self, trace: Trace, played: Played) -> Finding | None:
         if (trouble := trouble_finding(played)) is not None:
             return trouble
+        if len(self.known) > KEPT:
+            self.known.clear()
         judged = [sent for sent, reply in zip(trace.requests, played.replies, strict=True) if reply.answers]
         self.ask([alone(sent) for sent in judged if sent.samples == 1])
         for index, (sent, reply) in enumerate(zip(trace.requests, played.replies, strict=True)):
@@ -114,8 +121,6 @@ class ByItself:
         new = [sent for sent in dict.fromkeys(sents) if sent not in self.known]
         if new:
             replies = self.player.play(in_turn(new)).replies
-            if len(self.known) > KEPT:
-                self.known = {sent: self.known[sent] for sent in sents if sent in self.known}
             self.known.update(zip(new, replies, strict=True))
 
 

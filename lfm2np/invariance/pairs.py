@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lfm2np.oracle.targets.records import Answer
 
 UNFINISHED = "\ufffd"  # of a character some of whose bytes have not come
-LEAST_UNIT = 0.05  # of a position whose token is almost certain: the logarithm itself rounds there
+LEAST_UNIT = 0.5  # of a likely token: the logarithm of the sum rounds too, by as much as a logit does
 
 
 @dataclass(frozen=True)

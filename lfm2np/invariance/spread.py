@@ -9,7 +9,7 @@ bounded by what the declared format can explain.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,6 +17,8 @@ from lfm2np.invariance.pairs import Compared
 from lfm2np.oracle.judging.formats import FORMATS
 
 LEAST_GROUPS = 6  # with any difference, for a measure
+LEAST_ROUNDINGS = 8
+TOGETHER = 100  # log-probabilities, at least, that are judged by RATIO
 LIMIT = 20.0  # times the spread: one position
 SEED_ERROR = 1e-6  # probability that a right engine's seeds are called broken
 RATIO = 8.0  # times the spread: root mean square of a relation's positions
@@ -74,7 +76,7 @@ def rms(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum(value * value for value in values) / len(values)) if values else 0.0
 
 
-def quartile(groups: Iterable[Sequence[float]]) -> float | None:
+def quartile(groups: Sequence[Sequence[float]]) -> float | None:
     """The lower quartile of the groups' root mean squares, among those with any difference; None for too few of them.
 
     Where most groups have equal bits, as in a small bfloat16 network, the few that moved did so by anything from a bit
@@ -86,24 +88,25 @@ def quartile(groups: Iterable[Sequence[float]]) -> float | None:
     return moved[len(moved) // 4] if is_enough else None
 
 
-def spread_of(batch: Iterable[Sequence[float]], others: Iterable[Sequence[float]], format_name: str) -> Spread:
-    """From groups of `noise`, one for each pair of answers. At least one rounding of a logit of size 1: where most
-    positions have equal bits, a quartile says little of the others.
+def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]], format_name: str) -> Spread:
+    """From groups of `noise`, one for each pair of answers.
 
     batch   of pairs that nothing but the batch sets apart
     others  of pairs in which sums are taken in another order for another reason: prefill against decode. A batch that
             moves answers by RATIO times as much does more than to round, as does one beyond the format.
+
+    It is at least LEAST_ROUNDINGS roundings of a logit of size 1: in a small network a quartile may be of pairs in
+    which hardly anything was rounded otherwise.
     """
-    most = most_of(format_name)
+    most, least = most_of(format_name), LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
     measured, other = quartile(batch), quartile(others)
-    if measured is not None and other is not None:
-        measured = min(measured, RATIO * other)
-    if measured is None:
-        measured = other
-    if measured is None:
+    if measured is None and other is None:
         return Spread(most / LIMIT, False, most)
-    least = 2.0 ** -FORMATS[format_name].bits
-    return Spread(min(max(measured, least), most), True, most)
+    bounds = [most]
+    if measured is not None and len(others) >= LEAST_GROUPS:
+        bounds.append(RATIO * max(least, other or 0.0))
+    nats = measured if measured is not None else other
+    return Spread(min(max(nats or 0.0, least), *bounds), True, most)
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,9 @@ def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = Fal
     if size > spread.limit:
         what = "another token" if positions[worst].is_flip else "a log-probability"
         return Beyond(f"{what} at output token {positions[worst].position}: {times(size, spread)}", worst)
-    size = rms([value for each in positions for value in each.noise])
-    if spread.is_measured and size > RATIO * spread.nats:
+    noise = [value for each in positions for value in each.noise]
+    size = rms(noise)
+    if spread.is_measured and len(noise) >= TOGETHER and size > RATIO * spread.nats:
         return Beyond(f"all positions together: {times(size, spread)}", worst)
     return None
 

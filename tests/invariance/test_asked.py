@@ -39,7 +39,7 @@ def test_an_engine_whose_bits_never_change_has_equal_bits_under_every_relation()
         assert held.score.largest == held.score.kl == held.score.flips == 0
 
 
-@pytest.mark.parametrize(("format_name", "noise"), [("float32", 1e-6), ("float16", 1e-3), ("bfloat16", 0.02)])
+@pytest.mark.parametrize(("format_name", "noise"), [("float32", 1e-6), ("float16", 5e-3), ("bfloat16", 0.05)])
 @pytest.mark.parametrize("seed", range(3))
 def test_an_engine_that_rounds_is_within_its_spread(format_name: str, noise: float, seed: int) -> None:
     checked = asking(Pretend(noise), format_name, seed=seed).run()
@@ -113,7 +113,7 @@ def test_noise_beyond_the_declared_format_breaks() -> None:
 
 
 def test_a_batch_that_moves_answers_more_than_anything_else_breaks() -> None:
-    checked = asking(Pretend(1e-3, lambda now, position: now.beside > 0, 0.1), "bfloat16").run()
+    checked = asking(Pretend(1e-6, lambda now, position: now.beside > 0, 5e-4)).run()
     assert "batch" in broken(checked) and "decode" not in broken(checked)
 
 

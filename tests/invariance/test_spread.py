@@ -9,9 +9,11 @@ import pytest
 
 from lfm2np.invariance.pairs import Compared
 from lfm2np.invariance.spread import (
+    LEAST_ROUNDINGS,
     LIMIT,
     RATIO,
     SEED_ERROR,
+    TOGETHER,
     Outcome,
     Spread,
     beyond,
@@ -35,8 +37,8 @@ def at(*noise: float, is_flip: bool = False) -> Compared:
 
 
 def test_a_broken_minority_does_not_raise_the_spread() -> None:
-    clean = spread_of(groups(0.01, 20), [], "bfloat16")
-    leaking = spread_of(groups(0.01, 8) + groups(0.35, 12, seed=1), [], "bfloat16")
+    clean = spread_of(groups(0.01, 20), [], "float16")
+    leaking = spread_of(groups(0.01, 8) + groups(0.35, 12, seed=1), [], "float16")
     assert clean.is_measured and 0.005 < clean.nats < 0.02
     assert clean.nats / 2 < leaking.nats < 2 * clean.nats
 
@@ -49,8 +51,12 @@ def test_pairs_without_any_difference_measure_nothing() -> None:
 
 def test_the_spread_is_bounded_by_the_format_and_by_other_orders() -> None:
     assert spread_of(groups(1.0, 20), [], "float32").nats == most_of("float32")
-    other = spread_of([], groups(0.001, 20), "bfloat16").nats
-    assert spread_of(groups(0.3, 20), groups(0.001, 20), "bfloat16").nats == pytest.approx(RATIO * other)
+    other = spread_of([], groups(0.01, 20), "float16").nats
+    both = spread_of(groups(0.3, 20), groups(0.01, 20), "float16").nats
+    assert both == pytest.approx(min(RATIO * other, most_of("float16")))
+    least = LEAST_ROUNDINGS * 2.0**-24
+    assert spread_of(groups(1e-4, 20), [[0.0]] * 20, "float32").nats == pytest.approx(RATIO * least)
+    assert spread_of(groups(1e-9, 20), [], "float32").nats == least
 
 
 def test_one_position_and_all_together_are_beyond() -> None:
@@ -58,7 +64,7 @@ def test_one_position_and_all_together_are_beyond() -> None:
     one = beyond(SPREAD, [at(0.01), at(0.01, 1.01 * LIMIT * 0.01)])
     assert one is not None and one.index == 1 and "times the spread" in one.what
     assert beyond(SPREAD, [at(0.01)] * 9 + [at(0.99 * LIMIT * 0.01)]) is None
-    together = beyond(SPREAD, [at(1.1 * RATIO * 0.01)] * 10)
+    together = beyond(SPREAD, [at(1.1 * RATIO * 0.01)] * TOGETHER)
     assert together is not None and together.what.startswith("all positions together")
 
 
