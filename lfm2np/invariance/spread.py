@@ -17,19 +17,24 @@ from lfm2np.invariance.pairs import Compared
 from lfm2np.oracle.judging.formats import FORMATS
 
 LEAST_GROUPS = 6  # with any difference, for a measure
-LEAST_ROUNDINGS = 8
-TOGETHER = 100  # log-probabilities, at least, that are judged by RATIO
-LIMIT = 20.0  # times the spread: one position
+LIMIT = 40.0  # times the spread: one position
+RATIO = 8.0  # times the spread: root mean square of all positions but OUTLIERS
+TOGETHER = 100  # log-probabilities, at least, that are judged together
+OUTLIERS = 0.1  # share of the positions, those that moved most
+# LIMIT for formats of more significant bits. Some positions amplify every rounding, in float32 up to 200 times the
+# spread (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by 1e-3 and more. In bfloat16 what is
+# amplified saturates, but near ties of experts move a position by 30 times the spread (fixtures/itself_engines.py).
+FINER = ((20, 300.0), (11, 60.0))
 SEED_ERROR = 1e-6  # probability that a right engine's seeds are called broken
-RATIO = 8.0  # times the spread: root mean square of a relation's positions
 # The largest spread that a format explains, nats, by its significant bits: some twenty times what right engines of up
 # to 24 layers show (docs/engine/17-itself.md).
-MOST = ((20, 1e-3), (11, 5e-2), (8, 4e-1), (0, 1.0))
+MOST = ((20, 2e-4), (11, 5e-2), (8, 4e-1), (0, 1.0))
 
 
 class Outcome(StrEnum):
     EQUAL = "equal bits"
     WITHIN = "within spread"
+    TOKENS = "same tokens"  # no log-probability was reported
     BROKEN = "BROKEN"
     ONCE = "seen once"  # beyond the spread, but not with other tokens: near ties of experts do that
     UNKNOWN = "not judged"
@@ -42,15 +47,17 @@ class Spread:
 
     nats         what relations are judged by
     is_measured  else no batch changed enough: `nats` is then such that the format's bound decides
+    times        the spread: what one position may be off
     """
 
     nats: float
     is_measured: bool
     most: float  # that the format explains
+    times: float = LIMIT
 
     @property
     def limit(self) -> float:
-        return LIMIT * self.nats
+        return self.times * self.nats
 
 
 @dataclass(frozen=True)
@@ -59,11 +66,13 @@ class Score:
     token's log-probability."""
 
     positions: int
-    equal: int
+    equal: int  # that report log-probabilities, of the same bits
     flips: int
     largest: float | None  # nats; None: no log-probability was reported
     mean: float | None
     kl: float | None
+    noise: float | None = None  # what is judged, the largest: nats of one logit
+    noise_rms: float | None = None  # without outliers
 
 
 def most_of(format_name: str) -> float:
@@ -72,8 +81,19 @@ def most_of(format_name: str) -> float:
     return next(nats for least, nats in MOST if bits >= least)
 
 
+def limit_of(format_name: str) -> float:
+    """Times the spread: of one position."""
+    bits = FORMATS[format_name].bits
+    return next((limit for least, limit in FINER if bits >= least), LIMIT)
+
+
 def rms(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum(value * value for value in values) / len(values)) if values else 0.0
+
+
+def usual(noise: Sequence[float]) -> float:
+    """Root mean square without the outliers, of which there is at least one."""
+    return rms(sorted(noise)[: int((1.0 - OUTLIERS) * len(noise))])
 
 
 def quartile(groups: Sequence[Sequence[float]]) -> float | None:
@@ -89,24 +109,22 @@ def quartile(groups: Sequence[Sequence[float]]) -> float | None:
 
 
 def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]], format_name: str) -> Spread:
-    """From groups of `noise`, one for each pair of answers.
+    """From groups of `noise`, one for each pair of answers. At least one rounding of a logit of size 2: where most
+    positions have equal bits, a quartile says little of the others.
 
     batch   of pairs that nothing but the batch sets apart
     others  of pairs in which sums are taken in another order for another reason: prefill against decode. A batch that
             moves answers by RATIO times as much does more than to round, as does one beyond the format.
-
-    It is at least LEAST_ROUNDINGS roundings of a logit of size 1: in a small network a quartile may be of pairs in
-    which hardly anything was rounded otherwise.
     """
-    most, least = most_of(format_name), LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
+    most, limit = most_of(format_name), limit_of(format_name)
+    least = 2.0 ** (1 - FORMATS[format_name].bits)
     measured, other = quartile(batch), quartile(others)
     if measured is None and other is None:
-        return Spread(most / LIMIT, False, most)
-    bounds = [most]
+        return Spread(most / limit, False, most, limit)
     if measured is not None and len(others) >= LEAST_GROUPS:
-        bounds.append(RATIO * max(least, other or 0.0))
-    nats = measured if measured is not None else other
-    return Spread(min(max(nats or 0.0, least), *bounds), True, most)
+        measured = min(measured, RATIO * max(least, other or 0.0))
+    nats = measured if measured is not None else other or 0.0
+    return Spread(min(max(nats, least), most), True, most, limit)
 
 
 @dataclass(frozen=True)
@@ -130,7 +148,7 @@ def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = Fal
         what = "another token" if positions[worst].is_flip else "a log-probability"
         return Beyond(f"{what} at output token {positions[worst].position}: {times(size, spread)}", worst)
     noise = [value for each in positions for value in each.noise]
-    size = rms(noise)
+    size = usual(noise)
     if spread.is_measured and len(noise) >= TOGETHER and size > RATIO * spread.nats:
         return Beyond(f"all positions together: {times(size, spread)}", worst)
     return None
@@ -153,13 +171,13 @@ def times(size: float, spread: Spread) -> str:
     return f"{size:.2g} nat, where batches change nothing and the format explains {spread.limit:.2g}"
 
 
-def outcome(positions: Sequence[Compared]) -> Outcome:
-    """Of positions that the spread explains."""
+def outcome(positions: Sequence[Compared], is_drawn: bool = False) -> Outcome:
+    """Of positions that the spread explains. Another token that was drawn is explained if there are few."""
     if not positions:
         return Outcome.UNKNOWN
     if all(each.is_equal for each in positions):
-        return Outcome.EQUAL
-    has_noise = all(each.noise for each in positions if not each.is_equal)
+        return Outcome.EQUAL if any(each.noise for each in positions) else Outcome.TOKENS
+    has_noise = all(each.noise or (is_drawn and each.is_flip) for each in positions if not each.is_equal)
     return Outcome.WITHIN if has_noise else Outcome.UNKNOWN
 
 
@@ -171,13 +189,16 @@ def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:
     ]
     told = [difference for request in by_request for difference in request]
     kls = [sum(math.exp(min(d, 50.0)) - 1.0 - d for d in request) / len(request) for request in by_request if request]
+    noise = [value for each in positions for value in each.noise]
     return Score(
         len(positions),
-        sum(each.is_equal for each in positions),
+        sum(each.is_equal and bool(each.noise) for each in positions),
         sum(each.is_flip for each in positions),
         max(map(abs, told)) if told else None,
         sum(map(abs, told)) / len(told) if told else None,
         sum(kls) / len(kls) if kls else None,
+        max(noise) if noise else None,
+        usual(noise) if noise else None,
     )
 
 
