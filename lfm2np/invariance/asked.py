@@ -68,6 +68,7 @@ class Checked:
     requests: int
     tokens: int
     seconds: float
+    traces: int = 0
 
     @property
     def broken(self) -> list[Held]:
@@ -109,6 +110,7 @@ class Asking:
     report: Progress = lambda done, total: None
     requests: int = 0
     tokens: int = 0
+    traces: int = 0
     first: list[Alone] = field(default_factory=list)  # the questions of the first round
     others: dict[int, list[Alone]] = field(default_factory=dict)  # those of further rounds, by number
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that was asked
@@ -122,10 +124,9 @@ class Asking:
             self.report(done, len(chosen))
             held.append(self.ask(relation, spread))
         self.report(len(chosen), len(chosen))
-        seconds, name = time.monotonic() - began, self.takes.abilities.engine
-        return Checked(
-            name, self.format_name, self.is_bitwise, spread, tuple(held), self.requests, self.tokens, seconds
-        )
+        name = self.takes.abilities.engine
+        counts = (self.requests, self.tokens, time.monotonic() - began, self.traces)
+        return Checked(name, self.format_name, self.is_bitwise, spread, tuple(held), *counts)
 
     def begin(self) -> Spread:
         """The spread, from the relations that measure it."""
@@ -221,6 +222,7 @@ class Asking:
 
     def play(self, trace: Trace, player: str = "") -> Played:
         played = self.players[player].play(trace)
+        self.traces += 1
         self.requests += len(trace.requests)
         self.tokens += sum(len(answer.token_ids or ()) for reply in played.replies for answer in reply.answers)
         if played.trouble is not None and played.trouble.kind == DEAD:

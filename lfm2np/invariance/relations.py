@@ -209,6 +209,29 @@ def warm_together(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     return building.done()
 
 
+def branches(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """After a request that shares the question's first k tokens only, where every slot held the state of k other tokens.
+
+    Neither that state nor the other branch's may be gone on from. llama.cpp's server does so with k = 1.
+    """
+    building = Building()
+    for number, shared in enumerate((1, 2, sizes.block, 2 * sizes.block)):
+        for slot in range(sizes.slots):
+            for length in (shared, shared + 4):  # the longer goes on from the shorter
+                building.then(filler(sizes, 800 + number * sizes.slots + slot, length))
+        for index, each in enumerate(alone):
+            prompt = each.sent.prompt
+            if shared < len(prompt):
+                building.then(Sent((*prompt[:shared], other(prompt[shared], sizes)), 1))
+                building.then(replace(each.sent, cold=False), index)
+    return building.done()
+
+
+def other(token: int, sizes: Sizes) -> int:
+    """Another id."""
+    return token - 1 if token + 1 == sizes.vocab else token + 1
+
+
 def evicted(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Warm, pushed out by long requests, and warm again."""
     building = Building()
@@ -313,6 +336,7 @@ RELATIONS = (
     Relation("warm", "with cached prefixes = without", warm),
     Relation("prefixes", "a cached prefix of every length = without", prefixes),
     Relation("warm-batch", "cached prefixes together with others = alone without", warm_together),
+    Relation("branches", "after a request that shares a part of the prompt only = without", branches),
     Relation("reuse", "short after long in the same slots = alone", reuse),
     Relation("aborts", "beside and after aborted requests = alone", aborts, ("aborts",)),
     Relation("burst", "more requests than slots, waiting and preempted = alone", burst),

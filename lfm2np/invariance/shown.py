@@ -132,6 +132,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "bitwise": checked.is_bitwise,
             "spread": checked.spread.nats,
             "spread_measured": checked.spread.is_measured,
+            "traces": checked.traces,
             "requests": checked.requests,
             "tokens": checked.tokens,
             "seconds": round(checked.seconds, 1),

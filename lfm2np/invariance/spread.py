@@ -64,6 +64,8 @@ class Score:
     largest: float | None  # nats; None: no log-probability was reported
     mean: float | None
     kl: float | None
+    noise: float | None = None  # what is judged, the largest: nats of one logit
+    noise_rms: float | None = None
 
 
 def most_of(format_name: str) -> float:
@@ -171,6 +173,7 @@ def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:
     ]
     told = [difference for request in by_request for difference in request]
     kls = [sum(math.exp(min(d, 50.0)) - 1.0 - d for d in request) / len(request) for request in by_request if request]
+    noise = [value for each in positions for value in each.noise]
     return Score(
         len(positions),
         sum(each.is_equal for each in positions),
@@ -178,6 +181,8 @@ def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:
         max(map(abs, told)) if told else None,
         sum(map(abs, told)) / len(told) if told else None,
         sum(kls) / len(kls) if kls else None,
+        max(noise) if noise else None,
+        rms(noise) if noise else None,
     )
 
 

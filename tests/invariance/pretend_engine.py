@@ -25,6 +25,7 @@ class Circumstances:
     beside   how many others run
     cached   tokens of its prompt that an earlier request had, and it may use
     after    tokens of the request that had its slot before
+    shared   tokens of its prompt that the prompt before it had, too, which then went on otherwise
     number   requests answered before
     """
 
@@ -34,6 +35,7 @@ class Circumstances:
     aborted_beside: int
     cached: int
     after: int
+    shared: int
     number: int
     waits_for_tokens: bool
 
@@ -73,7 +75,8 @@ class Pretend:
                 sent = trace.requests[index]
                 cached = 0 if sent.cold else max((common(sent.prompt, ids) for ids in self.seen), default=0)
                 circumstances = Circumstances(
-                    sent, place, len(indices) - 1, aborted, cached, self.slots.get(place % 4, 0), self.number,
+                    sent, place, len(indices) - 1, aborted, cached, self.slots.get(place % 4, 0),
+                    branch(sent.prompt, self.seen[-1]) if self.seen else 0, self.number,
                     sent.after_tokens is not None,
                 )  # fmt: skip
                 replies[index] = self.reply(circumstances)
@@ -127,6 +130,12 @@ class Pretend:
         top = max(logits)
         total = top + math.log(math.fsum(math.exp(logit - top) for logit in logits))
         return {token: logit - total for token, logit in enumerate(logits)}
+
+
+def branch(prompt: Ids, before: Ids) -> int:
+    """Tokens that both have, if each then goes on otherwise."""
+    shared = common(prompt, before)
+    return shared if shared < min(len(prompt), len(before)) else 0
 
 
 def common(first: Ids, second: Ids) -> int:

@@ -59,6 +59,7 @@ BUGS: dict[str, tuple[Bug, set[str]]] = {
     "stream": (lambda now, position: now.sent.streamed and position == 1, {"stream"}),
     "cached": (lambda now, position: now.cached > 0 and position == 0, {"warm", "prefixes", "warm-batch", "evicted"}),
     "odd hits": (lambda now, position: now.cached % 4 == 3, {"prefixes"}),
+    "branches": (lambda now, position: now.shared > 1 and not now.sent.cold, {"branches"}),
     "short after long": (lambda now, position: now.after > len(now.sent.prompt) + 20, {"reuse"}),
     "beside aborts": (lambda now, position: now.aborted_beside > 0, {"aborts"}),
     "arrives late": (lambda now, position: now.waits_for_tokens and seldom(now), {"chunks"}),
