@@ -149,7 +149,8 @@ class Asking:
         first = self.rounds[relation.name]
         wrong = self.wrong(first, spread, relation)
         if wrong is None:
-            return Held(relation, outcome([seen.compared for seen in first.positions]), score_of_round(first), (0, 1))
+            positions = [seen.compared for seen in first.positions]
+            return Held(relation, outcome(positions, relation.samples == 1), score_of_round(first), (0, 1))
 
         def is_wrong(number: int) -> bool:
             if number not in self.others and not relation.keeps:

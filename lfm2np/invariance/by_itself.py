@@ -17,6 +17,7 @@ from lfm2np.oracle.targets.records import Answer
 
 DIFFERS = "differs"
 KEPT = 256  # answers alone that are kept from trace to trace
+ANY = 1e9  # nats: a bound where no log-probability was reported; a script has it as JSON, which knows no infinity
 
 
 @dataclass
@@ -104,7 +105,7 @@ class ByItself:
     def right_token(self, answer: Answer, index: int) -> Right:
         token, logprobs = (answer.token_ids or ())[index], reported(answer, index)
         if token not in logprobs:
-            return Right(token, 0.0, math.inf, False)
+            return Right(token, 0.0, ANY, False)
         others = without(logprobs, token)
         bound = max(self.spread.limit * unit(logprobs[token], others), 1e-9)
         rest = -math.expm1(min(0.0, logprobs[token]))

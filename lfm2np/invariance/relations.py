@@ -210,7 +210,7 @@ def warm_together(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 
 
 def branches(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    """After a request that shares the question's first k tokens only, where every slot held the state of k other tokens.
+    """After a request that shares only the question's first k tokens, where each slot held the state of k others.
 
     Neither that state nor the other branch's may be gone on from. llama.cpp's server does so with k = 1.
     """

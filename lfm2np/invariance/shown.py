@@ -94,7 +94,7 @@ def verdict_words(report: Report) -> str:
         return f"BROKEN: {', '.join(broken)}"
     if not report.is_judged:
         return "INCONCLUSIVE: nothing could be judged"
-    count = sum(each.outcome in (Outcome.EQUAL, Outcome.WITHIN) for each in report.held)
+    count = sum(each.outcome in (Outcome.EQUAL, Outcome.WITHIN, Outcome.TOKENS) for each in report.held)
     return f"holds: {count} relations; what is wrong alike in all of them is not seen without a truth"
 
 

@@ -19,17 +19,23 @@ from lfm2np.oracle.judging.formats import FORMATS
 LEAST_GROUPS = 6  # with any difference, for a measure
 LEAST_ROUNDINGS = 8
 TOGETHER = 100  # log-probabilities, at least, that are judged by RATIO
+RATIO = 8.0  # times the spread: root mean square of all positions but OUTLIERS
+OUTLIERS = 0.1  # share of the positions, those that moved most
 LIMIT = 20.0  # times the spread: one position
+# For formats of more significant bits. Some positions amplify every rounding, in float32 up to 200 times the spread
+# (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by 1e-3 and more. In bfloat16 what is amplified
+# saturates, and near ties of experts move a position by up to 0.5 nat (fixtures/itself_engines.py).
+FINER = ((20, 300.0), (11, 60.0))
 SEED_ERROR = 1e-6  # probability that a right engine's seeds are called broken
-RATIO = 8.0  # times the spread: root mean square of a relation's positions
 # The largest spread that a format explains, nats, by its significant bits: some twenty times what right engines of up
 # to 24 layers show (docs/engine/17-itself.md).
-MOST = ((20, 1e-3), (11, 5e-2), (8, 4e-1), (0, 1.0))
+MOST = ((20, 2e-4), (11, 5e-2), (8, 4e-1), (0, 1.0))
 
 
 class Outcome(StrEnum):
     EQUAL = "equal bits"
     WITHIN = "within spread"
+    TOKENS = "same tokens"  # no log-probability was reported
     BROKEN = "BROKEN"
     ONCE = "seen once"  # beyond the spread, but not with other tokens: near ties of experts do that
     UNKNOWN = "not judged"
@@ -42,15 +48,17 @@ class Spread:
 
     nats         what relations are judged by
     is_measured  else no batch changed enough: `nats` is then such that the format's bound decides
+    times        the spread: what one position may be off
     """
 
     nats: float
     is_measured: bool
     most: float  # that the format explains
+    times: float = LIMIT
 
     @property
     def limit(self) -> float:
-        return LIMIT * self.nats
+        return self.times * self.nats
 
 
 @dataclass(frozen=True)
@@ -59,13 +67,13 @@ class Score:
     token's log-probability."""
 
     positions: int
-    equal: int
+    equal: int  # that report log-probabilities, of the same bits
     flips: int
     largest: float | None  # nats; None: no log-probability was reported
     mean: float | None
     kl: float | None
     noise: float | None = None  # what is judged, the largest: nats of one logit
-    noise_rms: float | None = None
+    noise_rms: float | None = None  # without outliers
 
 
 def most_of(format_name: str) -> float:
@@ -74,8 +82,19 @@ def most_of(format_name: str) -> float:
     return next(nats for least, nats in MOST if bits >= least)
 
 
+def limit_of(format_name: str) -> float:
+    """Times the spread: of one position."""
+    bits = FORMATS[format_name].bits
+    return next((limit for least, limit in FINER if bits >= least), LIMIT)
+
+
 def rms(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum(value * value for value in values) / len(values)) if values else 0.0
+
+
+def usual(noise: Sequence[float]) -> float:
+    """Root mean square without the outliers, of which there is at least one."""
+    return rms(sorted(noise)[: int((1.0 - OUTLIERS) * len(noise))])
 
 
 def quartile(groups: Sequence[Sequence[float]]) -> float | None:
@@ -101,14 +120,14 @@ def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]
     which hardly anything was rounded otherwise.
     """
     most, least = most_of(format_name), LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
-    measured, other = quartile(batch), quartile(others)
+    limit, measured, other = limit_of(format_name), quartile(batch), quartile(others)
     if measured is None and other is None:
-        return Spread(most / LIMIT, False, most)
+        return Spread(most / limit, False, most, limit)
     bounds = [most]
     if measured is not None and len(others) >= LEAST_GROUPS:
         bounds.append(RATIO * max(least, other or 0.0))
     nats = measured if measured is not None else other
-    return Spread(min(max(nats or 0.0, least), *bounds), True, most)
+    return Spread(min(max(nats or 0.0, least), *bounds), True, most, limit)
 
 
 @dataclass(frozen=True)
@@ -132,7 +151,7 @@ def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = Fal
         what = "another token" if positions[worst].is_flip else "a log-probability"
         return Beyond(f"{what} at output token {positions[worst].position}: {times(size, spread)}", worst)
     noise = [value for each in positions for value in each.noise]
-    size = rms(noise)
+    size = usual(noise)
     if spread.is_measured and len(noise) >= TOGETHER and size > RATIO * spread.nats:
         return Beyond(f"all positions together: {times(size, spread)}", worst)
     return None
@@ -155,13 +174,13 @@ def times(size: float, spread: Spread) -> str:
     return f"{size:.2g} nat, where batches change nothing and the format explains {spread.limit:.2g}"
 
 
-def outcome(positions: Sequence[Compared]) -> Outcome:
-    """Of positions that the spread explains."""
+def outcome(positions: Sequence[Compared], is_drawn: bool = False) -> Outcome:
+    """Of positions that the spread explains. Another token that was drawn is explained if there are few."""
     if not positions:
         return Outcome.UNKNOWN
     if all(each.is_equal for each in positions):
-        return Outcome.EQUAL
-    has_noise = all(each.noise for each in positions if not each.is_equal)
+        return Outcome.EQUAL if any(each.noise for each in positions) else Outcome.TOKENS
+    has_noise = all(each.noise or (is_drawn and each.is_flip) for each in positions if not each.is_equal)
     return Outcome.WITHIN if has_noise else Outcome.UNKNOWN
 
 
@@ -176,13 +195,13 @@ def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:
     noise = [value for each in positions for value in each.noise]
     return Score(
         len(positions),
-        sum(each.is_equal for each in positions),
+        sum(each.is_equal and bool(each.noise) for each in positions),
         sum(each.is_flip for each in positions),
         max(map(abs, told)) if told else None,
         sum(map(abs, told)) / len(told) if told else None,
         sum(kls) / len(kls) if kls else None,
         max(noise) if noise else None,
-        rms(noise) if noise else None,
+        usual(noise) if noise else None,
     )
 
 

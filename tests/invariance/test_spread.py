@@ -68,10 +68,26 @@ def test_one_position_and_all_together_are_beyond() -> None:
     assert together is not None and together.what.startswith("all positions together")
 
 
+@pytest.mark.parametrize(("format_name", "size", "amplified"), [("float32", 1e-6, 200.0), ("bfloat16", 0.03, 15.0)])
+def test_a_position_that_amplifies_rounding_is_explained(format_name: str, size: float, amplified: float) -> None:
+    """As llama.cpp's of a random Gemma 3 do in float32, and near ties of experts in bfloat16."""
+    spread = spread_of(groups(size, 20), [], format_name)
+    quiet = [at(size)] * 400
+    assert beyond(spread, [*quiet, at(amplified * spread.nats)]) is None
+    assert beyond(spread, [*quiet, at(2.0 * amplified * spread.nats)]) is not None
+    assert beyond(spread, [at(size)] * 4 + [at(amplified * spread.nats)]) is None  # a short answer
+    assert beyond(spread, [*quiet, at(1e-3)]) is not None or format_name == "bfloat16"  # a wrong state
+
+
+def test_tokens_that_were_drawn_may_differ() -> None:
+    assert outcome([at(0.0), at(is_flip=True)], is_drawn=True) is Outcome.WITHIN
+
+
 def test_another_token_without_a_log_probability_is_not_judged() -> None:
     assert beyond(SPREAD, [at(is_flip=True)]) is None
     assert outcome([at(is_flip=True)]) is Outcome.UNKNOWN
     assert outcome([]) is Outcome.UNKNOWN
+    assert outcome([at()]) is Outcome.TOKENS and score_of([[at()]]).equal == 0
     assert outcome([at(0.0)]) is Outcome.EQUAL and outcome([at(0.0), at(0.01)]) is Outcome.WITHIN
 
 
