@@ -17,13 +17,14 @@ from lfm2np.invariance.pairs import Compared
 from lfm2np.oracle.judging.formats import FORMATS
 
 LEAST_GROUPS = 6  # with any difference, for a measure
-LIMIT = 40.0  # times the spread: one position
+LEAST_ROUNDINGS = 8
+TOGETHER = 100  # log-probabilities, at least, that are judged by RATIO
 RATIO = 8.0  # times the spread: root mean square of all positions but OUTLIERS
-TOGETHER = 100  # log-probabilities, at least, that are judged together
 OUTLIERS = 0.1  # share of the positions, those that moved most
-# LIMIT for formats of more significant bits. Some positions amplify every rounding, in float32 up to 200 times the
-# spread (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by 1e-3 and more. In bfloat16 what is
-# amplified saturates, but near ties of experts move a position by 30 times the spread (fixtures/itself_engines.py).
+LIMIT = 20.0  # times the spread: one position
+# For formats of more significant bits. Some positions amplify every rounding, in float32 up to 200 times the spread
+# (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by 1e-3 and more. In bfloat16 what is amplified
+# saturates, and near ties of experts move a position by up to 0.5 nat (fixtures/itself_engines.py).
 FINER = ((20, 300.0), (11, 60.0))
 SEED_ERROR = 1e-6  # probability that a right engine's seeds are called broken
 # The largest spread that a format explains, nats, by its significant bits: some twenty times what right engines of up
@@ -109,22 +110,24 @@ def quartile(groups: Sequence[Sequence[float]]) -> float | None:
 
 
 def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]], format_name: str) -> Spread:
-    """From groups of `noise`, one for each pair of answers. At least one rounding of a logit of size 2: where most
-    positions have equal bits, a quartile says little of the others.
+    """From groups of `noise`, one for each pair of answers.
 
     batch   of pairs that nothing but the batch sets apart
     others  of pairs in which sums are taken in another order for another reason: prefill against decode. A batch that
             moves answers by RATIO times as much does more than to round, as does one beyond the format.
+
+    It is at least LEAST_ROUNDINGS roundings of a logit of size 1: in a small network a quartile may be of pairs in
+    which hardly anything was rounded otherwise.
     """
-    most, limit = most_of(format_name), limit_of(format_name)
-    least = 2.0 ** (1 - FORMATS[format_name].bits)
-    measured, other = quartile(batch), quartile(others)
+    most, least = most_of(format_name), LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
+    limit, measured, other = limit_of(format_name), quartile(batch), quartile(others)
     if measured is None and other is None:
         return Spread(most / limit, False, most, limit)
+    bounds = [most]
     if measured is not None and len(others) >= LEAST_GROUPS:
-        measured = min(measured, RATIO * max(least, other or 0.0))
-    nats = measured if measured is not None else other or 0.0
-    return Spread(min(max(nats, least), most), True, most, limit)
+        bounds.append(RATIO * max(least, other or 0.0))
+    nats = measured if measured is not None else other
+    return Spread(min(max(nats or 0.0, least), *bounds), True, most, limit)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 
 from lfm2np.invariance.pairs import Compared
 from lfm2np.invariance.spread import (
+    LEAST_ROUNDINGS,
     LIMIT,
     RATIO,
     SEED_ERROR,
@@ -36,8 +37,8 @@ def at(*noise: float, is_flip: bool = False) -> Compared:
 
 
 def test_a_broken_minority_does_not_raise_the_spread() -> None:
-    clean = spread_of(groups(0.01, 20), [], "bfloat16")
-    leaking = spread_of(groups(0.01, 8) + groups(0.35, 12, seed=1), [], "bfloat16")
+    clean = spread_of(groups(0.01, 20), [], "float16")
+    leaking = spread_of(groups(0.01, 8) + groups(0.35, 12, seed=1), [], "float16")
     assert clean.is_measured and 0.005 < clean.nats < 0.02
     assert clean.nats / 2 < leaking.nats < 2 * clean.nats
 
@@ -50,9 +51,12 @@ def test_pairs_without_any_difference_measure_nothing() -> None:
 
 def test_the_spread_is_bounded_by_the_format_and_by_other_orders() -> None:
     assert spread_of(groups(1.0, 20), [], "float32").nats == most_of("float32")
-    other = spread_of([], groups(0.02, 20), "bfloat16").nats
-    assert spread_of(groups(0.3, 20), groups(0.02, 20), "bfloat16").nats == pytest.approx(RATIO * other)
-    assert spread_of(groups(1e-4, 20), [[0.0]] * 20, "float32").nats == pytest.approx(RATIO * 2.0**-23)
+    other = spread_of([], groups(0.01, 20), "float16").nats
+    both = spread_of(groups(0.3, 20), groups(0.01, 20), "float16").nats
+    assert both == pytest.approx(min(RATIO * other, most_of("float16")))
+    least = LEAST_ROUNDINGS * 2.0**-24
+    assert spread_of(groups(1e-4, 20), [[0.0]] * 20, "float32").nats == pytest.approx(RATIO * least)
+    assert spread_of(groups(1e-9, 20), [], "float32").nats == least
 
 
 def test_one_position_and_all_together_are_beyond() -> None:
@@ -60,12 +64,11 @@ def test_one_position_and_all_together_are_beyond() -> None:
     one = beyond(SPREAD, [at(0.01), at(0.01, 1.01 * LIMIT * 0.01)])
     assert one is not None and one.index == 1 and "times the spread" in one.what
     assert beyond(SPREAD, [at(0.01)] * 9 + [at(0.99 * LIMIT * 0.01)]) is None
-    assert beyond(SPREAD, [at(1.1 * RATIO * 0.01)] * (TOGETHER - 1)) is None
     together = beyond(SPREAD, [at(1.1 * RATIO * 0.01)] * TOGETHER)
     assert together is not None and together.what.startswith("all positions together")
 
 
-@pytest.mark.parametrize(("format_name", "size", "amplified"), [("float32", 1e-6, 200.0), ("bfloat16", 0.02, 30.0)])
+@pytest.mark.parametrize(("format_name", "size", "amplified"), [("float32", 1e-6, 200.0), ("bfloat16", 0.03, 15.0)])
 def test_a_position_that_amplifies_rounding_is_explained(format_name: str, size: float, amplified: float) -> None:
     """As llama.cpp's of a random Gemma 3 do in float32, and near ties of experts in bfloat16."""
     spread = spread_of(groups(size, 20), [], format_name)
@@ -74,12 +77,6 @@ def test_a_position_that_amplifies_rounding_is_explained(format_name: str, size:
     assert beyond(spread, [*quiet, at(2.0 * amplified * spread.nats)]) is not None
     assert beyond(spread, [at(size)] * 4 + [at(amplified * spread.nats)]) is None  # a short answer
     assert beyond(spread, [*quiet, at(1e-3)]) is not None or format_name == "bfloat16"  # a wrong state
-
-
-def test_where_few_positions_move_the_spread_is_a_rounding() -> None:
-    seldom = [[0.0] * 11 + [1e-7]] * 20
-    assert spread_of(seldom, [], "bfloat16").nats == 2.0**-7
-    assert spread_of(seldom, [], "float32").nats == 2.0**-23
 
 
 def test_tokens_that_were_drawn_may_differ() -> None:
