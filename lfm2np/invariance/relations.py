@@ -299,14 +299,40 @@ def burst(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 
 
 def aborts(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    """Beside requests that are aborted within their prompts and later, and after them in their slots."""
+    """Beside requests that are aborted within their prompts and later, and after them in their slots; then, for prompts
+    of several chunks, after the same prompt was aborted while a part of it was computed, and may be cached."""
     building = Building()
     for index, each in enumerate(alone):
         building.add(each.sent, index)
         length = 2 * sizes.chunk if index % 4 == 0 else (1 + index % 3) * sizes.block
         building.add(replace(filler(sizes, 700 + index, length, 16), abort_after=index % 4))
         building.add(replace(each.sent, after=len(building.requests) - 1), index)
-    return building.done()
+    asked = building.done()
+    for index, each in enumerate(alone):
+        if len(each.sent.prompt) > sizes.chunk:
+            building, again = beside_decode(each, sizes, 900 + index), replace(each.sent, cold=False)
+            left = building.add(replace(again, abort_after=0))
+            building.add(replace(again, after=left), index)
+            asked += building.done()
+    return asked
+
+
+def beside_decode(each: Alone, sizes: Sizes, seed: int) -> Building:
+    """With a request that decodes meanwhile, so that chunks do not end where blocks do."""
+    building = Building()
+    building.add(filler(sizes, seed, 3, each.sent.max_tokens))
+    return building
+
+
+def twins(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Each twice at once."""
+    asked = []
+    for index, each in enumerate(alone):
+        building = beside_decode(each, sizes, 800 + index)
+        for _ in range(2):
+            building.add(replace(each.sent, cold=False), index)
+        asked += building.done()
+    return asked
 
 
 def stream(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
@@ -333,12 +359,13 @@ RELATIONS = (
     Relation("stream", "streamed = in one piece", stream, ("streamed",)),
     Relation("stop", "with a stop string = cut where its text first has that", stop, ("stops",)),
     Relation("chunks", "a prompt in one piece = cut, beside requests that decode", chunks),
+    Relation("aborts", "beside and after aborted requests = alone", aborts, ("aborts",)),
+    Relation("twins", "the same prompt twice at once, not cached before = alone", twins),
     Relation("warm", "with cached prefixes = without", warm),
     Relation("prefixes", "a cached prefix of every length = without", prefixes),
     Relation("warm-batch", "cached prefixes together with others = alone without", warm_together),
     Relation("branches", "after a request that shares a part of the prompt only = without", branches),
     Relation("reuse", "short after long in the same slots = alone", reuse),
-    Relation("aborts", "beside and after aborted requests = alone", aborts, ("aborts",)),
     Relation("burst", "more requests than slots, waiting and preempted = alone", burst),
     Relation("evicted", "cached, pushed out and cached again = without a cache", evicted),
     Relation("seeds", "a sampled request with a seed, again and together = alone", seeds, ("seeds",), samples=1),

@@ -96,7 +96,7 @@ def test_a_wrong_answer_that_is_the_same_everywhere_is_not_seen() -> None:
 
 
 def test_what_is_seen_once_is_said_but_does_not_break() -> None:
-    checked = asking(Pretend(1e-6, lambda now, position: now.number == 160, 0.5)).run()
+    checked = asking(Pretend(1e-6, lambda now, position: now.number == 120, 0.5)).run()  # of `stop`
     once = [held for held in checked.held if held.outcome is Outcome.ONCE]
     assert broken(checked) == set() and len(once) == 1 and once[0].rounds == (1, 3) and once[0].broken is not None
 
