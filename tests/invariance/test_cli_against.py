@@ -51,9 +51,16 @@ def test_a_right_server_holds_and_what_it_does_not_take_is_named(capsys: pytest.
         assert code == 0 and outcomes(told)["varied"] in ("equal bits", "within spread")
 
 
-def test_a_fault_breaks_its_relations_is_shrunk_and_shown_again(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> None:
+    with inject(FAULT), serving("float32") as here:
+        code, told, last = check(capsys, here.url, "--against", "itself", "--relations", "repeat,warm,prefixes")
+    assert code == 1 and last == "lfm2np: ProofError: BROKEN: warm, prefixes"
+    broken = next(row for row in told["engines"][0]["relations"] if row["relation"] == "warm")
+    assert broken["broken_rounds"] == 2 and broken["largest"] > 1e-3 and broken["trace"]["requests"]
+
+
+@pytest.mark.slow
+def test_what_a_fault_breaks_is_shrunk_and_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     reports = ("--html", str(tmp_path / "r.html"), "--junit", str(tmp_path / "r.xml"), "--out", str(tmp_path / "found"))
     with serving("float32") as right:
         with inject(FAULT), serving("float32") as here:
@@ -81,6 +88,7 @@ def test_a_fault_breaks_its_relations_is_shrunk_and_shown_again(
     assert "BROKEN: warm, prefixes" in page and "<script" not in page
 
 
+@pytest.mark.slow
 def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["fuzz", "--against", "itself", *SIZES, "--examples", "60", "--shrink-minutes", "0.05", "--json"]
     words += ["--out", str(tmp_path)]
@@ -93,6 +101,7 @@ def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as first, serving("exact") as second:
         code, told, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
@@ -108,6 +117,7 @@ def test_what_is_wrong_alike_everywhere_is_not_seen(capsys: pytest.CaptureFixtur
         assert check(capsys, here.url, "--against", "itself", *FEW)[0] == 0
 
 
+@pytest.mark.slow
 def test_an_exact_engine_in_this_process_has_equal_bits_under_every_relation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -168,6 +178,7 @@ def test_the_plugin_has_a_test_for_each_relation(tmp_path: Path) -> None:
     assert (tmp_path / "j.xml").exists()
 
 
+@pytest.mark.slow
 def test_the_plugin_without_a_server_is_one_line(tmp_path: Path) -> None:
     ran = suite(tmp_path, "http://127.0.0.1:9")
     assert ran.returncode == 3 and "--server http://127.0.0.1:9: " in ran.stdout + ran.stderr
