@@ -83,7 +83,7 @@ def player_of(target: str, options: Options) -> Player:
     if target.startswith(HTTP):
         return HttpPlayer(target, None, options.name, options.timeout)
     kind, _, rest = target.partition(":")
-    if kind not in ("exec", "transformers") and re.fullmatch(r"[\w.]+:[\w.]+", target):
+    if kind not in ("exec", "transformers") and re.fullmatch(r"[\w.]+:[^\W\d][\w.]*", target):
         player = stepped(target, options, {})
         return player if player.steps() else RoundsPlayer(PythonTarget(target, options.model))
     return RoundsPlayer(rounds_target(target, kind, rest, options))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lfm2np.cli.shared import against
@@ -27,16 +28,19 @@ SHRINK_SECONDS = 60.0
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints what was found. ProofError (1) for a broken relation, InconclusiveError (2), TargetError (3)."""
+    """Prints what was found, and writes the pages.
+
+    ProofError (1) for a broken relation, InconclusiveError (2), TargetError (3).
+    """
     try:
         require(arguments)
         report = compared(arguments)
+        print_result(arguments, as_json(report), as_text(report))
         for name, render in PAGES.items():
             if getattr(arguments, name) is not None:
                 write_whole(Path(getattr(arguments, name)), render(report, command_line()))
     except RequestError as error:
         raise TargetError(str(error)) from None
-    print_result(arguments, as_json(report), as_text(report))
     if report.broken:
         raise ProofError(verdict_words(report))
     if not report.is_judged:
@@ -99,18 +103,25 @@ NO_COLD = "the engine takes no request without cached prefixes: `alone` is the f
 
 
 def handed_over(arguments: argparse.Namespace, asking: Asking, checked: Checked) -> list[tuple[str, str]]:
-    """Broken relations, each shrunk and written into a folder; or why it is not."""
-    return [(f"{held.relation.name}, shrunk", written(arguments, asking, checked, held)) for held in checked.broken]
+    """Broken relations, each shrunk and as it was asked, written into folders; or why it is not."""
+    return [
+        (f"{held.relation.name}, {how}", where)
+        for held in checked.broken
+        for how, where in written(arguments, asking, checked, held)
+    ]
 
 
-def written(arguments: argparse.Namespace, asking: Asking, checked: Checked, held: Held) -> str:
+def written(arguments: argparse.Namespace, asking: Asking, checked: Checked, held: Held) -> Iterator[tuple[str, str]]:
+    """A server that can't be started from here keeps what earlier requests left behind, and shrinking may end in a
+    trace that needs that. The whole trace brings its own past."""
     from lfm2np.fuzz.campaign import Campaign
     from lfm2np.fuzz.draw import Around
     from lfm2np.fuzz.hand_over import Context, hand_over
 
     trace = held.broken.trace if held.broken is not None else None
     if trace is None or held.relation.player or held.relation.samples:
-        return "no script: it needs more than requests to one server"
+        yield "no script", "it needs more than requests to one server"
+        return
     player, sizes = asking.players[""], asking.sizes
     scores = asking.takes.abilities.tells_prompt_logprobs
     judge = ByItself(player, checked.spread, sizes.vocab, with_scores=scores, is_bitwise=checked.is_bitwise)
@@ -119,8 +130,12 @@ def written(arguments: argparse.Namespace, asking: Asking, checked: Checked, hel
     campaign.counts.traces += 1
     played, finding = campaign.play(trace)
     if finding is None:
-        return "not seen again when its requests were compared with themselves alone"
+        yield "no script", "not seen again when its requests were compared with themselves alone"
+        return
     failure = campaign.minimize(trace, played, finding)
     campaign.raise_interrupt()
     context = Context(arguments.target, checked.engine, checked.format_name, "", "none", command_line())
-    return str(hand_over(Path(arguments.out), failure, judge, player, context))
+    yield "shrunk", str(hand_over(Path(arguments.out), failure, judge, player, context))
+    if failure.trace != trace and not failure.is_fresh:
+        whole = replace(failure, trace=trace, played=played, finding=finding, rate=(1, 1), before=())
+        yield "as it was asked", str(hand_over(Path(arguments.out), whole, judge, player, context))
