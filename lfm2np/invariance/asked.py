@@ -58,7 +58,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Checked:
-    """Of one engine. `is_bitwise`: equal bits were demanded."""
+    """Of one engine.
+
+    is_bitwise  equal bits were demanded
+    unanswered  what came instead of an answer to a question alone; such a question is not asked again
+    """
 
     engine: str
     format_name: str
@@ -69,6 +73,7 @@ class Checked:
     tokens: int
     seconds: float
     traces: int = 0
+    unanswered: tuple[str, ...] = ()
 
     @property
     def broken(self) -> list[Held]:
@@ -111,6 +116,7 @@ class Asking:
     requests: int = 0
     tokens: int = 0
     traces: int = 0
+    unanswered: list[str] = field(default_factory=list)
     first: list[Alone] = field(default_factory=list)  # the questions of the first round
     others: dict[int, list[Alone]] = field(default_factory=dict)  # those of further rounds, by number
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that was asked
@@ -126,7 +132,8 @@ class Asking:
         self.report(len(chosen), len(chosen))
         name = self.takes.abilities.engine
         counts = (self.requests, self.tokens, time.monotonic() - began, self.traces)
-        return Checked(name, self.format_name, self.is_bitwise, spread, tuple(held), *counts)
+        unanswered = tuple(dict.fromkeys(self.unanswered))
+        return Checked(name, self.format_name, self.is_bitwise, spread, tuple(held), *counts, unanswered)
 
     def begin(self) -> Spread:
         """The spread, from the relations that measure it."""
@@ -197,15 +204,15 @@ class Asking:
             drawn = {"temperature": relations.TEMPERATURE, "seed": relations.SEED, "samples": samples}
             sents = [replace(sent, **drawn) for sent in sents]  # type: ignore[arg-type]
         played = self.play(relations.in_turn(sents))
-        answered = [
-            Alone(sent, answer)
-            for sent, reply in zip(sents, played.replies, strict=True)
-            for answer in reply.answers
-            if reply.trouble is None and answer.token_ids
-        ]
+        answered = []
+        for sent, reply in zip(sents, played.replies, strict=True):
+            usable = [answer for answer in reply.answers if answer.token_ids] if reply.trouble is None else []
+            answered += [Alone(sent, answer) for answer in usable]
+            if not usable:
+                why = reply.trouble.what if reply.trouble is not None else "no token ids were reported"
+                self.unanswered.append(f"a prompt of {len(sent.prompt)} tokens alone: {why}")
         if not answered:
-            troubles = [reply.trouble.what for reply in played.replies if reply.trouble is not None]
-            raise InconclusiveError(f"no question was answered: {[*troubles, 'no token ids were reported'][0]}")
+            raise InconclusiveError(f"no question was answered: {self.unanswered[-1]}")
         return answered
 
     def round(self, relation: Relation, alone: Sequence[Alone], number: int) -> Round:
@@ -258,10 +265,6 @@ def where(place: Place) -> str:
 def noise_of(round_: Round) -> Iterator[list[float]]:
     for pair in round_.pairs:
         yield [value for seen in pair for value in seen.compared.noise]
-
-
-def scores(round_: Round) -> Score:
-    return score_of([[seen.compared for seen in pair] for pair in round_.pairs])
 
 
 def judged(relation: Relation, first: Round, wrong: Broken, is_wrong: Callable[[int], bool]) -> Held:

@@ -36,7 +36,10 @@ class Report:
 
     @property
     def is_judged(self) -> bool:
-        return any(each.outcome not in (Outcome.UNKNOWN, Outcome.NOT_ASKED) for each in self.held)
+        """A question that is not answered even alone leaves open whether the engine is right."""
+        return not any(checked.unanswered for checked in self.engines) and any(
+            each.outcome not in (Outcome.UNKNOWN, Outcome.NOT_ASKED) for each in self.held
+        )
 
 
 def cells(held: Held) -> list[str]:
@@ -83,6 +86,7 @@ def as_text(report: Report) -> str:
     if report.between is not None:
         lines += ["the two engines, each request alone, against the larger spread", ""]
         lines += [*grid([HEADS, cells(report.between)]), ""]
+    lines += [f"not answered: {line}" for checked in report.engines for line in checked.unanswered]
     lines += [line for held in report.held for line in lines_of(held)]
     lines += [f"{name}: {folder}" for name, folder in report.folders]
     return "\n".join([*lines, *report.notes, verdict_words(report)])
@@ -92,6 +96,9 @@ def verdict_words(report: Report) -> str:
     broken = [each.relation.name for each in report.broken]
     if broken:
         return f"BROKEN: {', '.join(broken)}"
+    unanswered = sum(len(checked.unanswered) for checked in report.engines)
+    if unanswered:
+        return f"INCONCLUSIVE: not answered though it was asked alone: {unanswered}"
     if not report.is_judged:
         return "INCONCLUSIVE: nothing could be judged"
     count = sum(each.outcome in (Outcome.EQUAL, Outcome.WITHIN, Outcome.TOKENS) for each in report.held)
@@ -136,6 +143,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "requests": checked.requests,
             "tokens": checked.tokens,
             "seconds": round(checked.seconds, 1),
+            "unanswered": list(checked.unanswered),
             "relations": [held_as_json(each) for each in checked.held],
         }
         for checked in report.engines
@@ -189,7 +197,8 @@ def as_html(report: Report, command: str) -> str:
     if report.between is not None:
         row = [foreign(cell) for cell in cells(report.between)]
         sections.append(("between", "The two engines", table("Each request alone", HEADS, {"": [row]}, (0, 1))))
-    words = [line for held in report.held for line in lines_of(held)] + [": ".join(each) for each in report.folders]
+    words = [f"not answered: {line}" for checked in report.engines for line in checked.unanswered]
+    words += [line for held in report.held for line in lines_of(held)] + [": ".join(each) for each in report.folders]
     sections.append(("what", "What was seen", bullets([foreign(line) for line in words])))
     sentences = {each.relation.name: each.relation.sentence for each in report.held}
     sections.append(

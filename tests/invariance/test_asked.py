@@ -11,6 +11,7 @@ from lfm2np.fuzz.trace import Trace
 from lfm2np.invariance.asked import Asking, Checked, between
 from lfm2np.invariance.questions import Sizes
 from lfm2np.invariance.relations import NAMES, RELATIONS
+from lfm2np.invariance.shown import Report, as_html, as_json, as_text
 from lfm2np.invariance.spread import Outcome
 from lfm2np.oracle.targets.target import TargetError
 
@@ -146,6 +147,25 @@ def test_relations_after_the_time_are_not_begun() -> None:
 class Silent(Pretend):
     def play(self, trace: Trace) -> Played:
         return Played((Reply(trouble=Trouble("refused", "HTTP 400: no")),) * len(trace.requests))
+
+
+class Choosy(Pretend):
+    def play(self, trace: Trace) -> Played:
+        refused = Reply(trouble=Trouble("5xx", "HTTP 500"))
+        replies = super().play(trace).replies
+        pairs = zip(trace.requests, replies, strict=True)
+        return Played(tuple(refused if len(sent.prompt) == 1 else reply for sent, reply in pairs))
+
+
+def test_a_question_that_is_not_answered_alone_is_said() -> None:
+    checked = asking(Choosy()).run()
+    assert checked.unanswered == ("a prompt of 1 tokens alone: HTTP 500",)
+    assert {held.relation.name for held in checked.broken} == set()
+    report = Report((checked,))
+    assert not report.is_judged and as_text(report).splitlines()[-1].startswith("INCONCLUSIVE: not answered")
+    assert "not answered: a prompt of 1 tokens alone: HTTP 500" in as_text(report)
+    assert as_json(report)["engines"][0]["unanswered"] == list(checked.unanswered)
+    assert "HTTP 500" in as_html(report, "")
 
 
 class Gone(Pretend):
