@@ -207,15 +207,15 @@ def github_lines(reports: Iterable[Any]) -> list[str]:
     """GitHub's lines for failed tests of the suite: one each, as a workflow shows it."""
     lines = []
     for report in reports:
-        if asks_for_suite([report.nodeid]):
-            text = str(report.longrepr).strip().splitlines() or ["failed"]
-            message = " ".join(text)[:MOST_OF_AN_ANNOTATION].replace("%", "%25")
-            lines.append(f"::error title=lfm2np {report.nodeid.rpartition('[')[2].rstrip(']')}::{message}")
+        text = str(report.longrepr).strip().splitlines() or ["failed"]
+        message = " ".join(text)[:MOST_OF_AN_ANNOTATION].replace("%", "%25")
+        lines.append(f"::error title=lfm2np {report.nodeid.rpartition('[')[2].rstrip(']')}::{message}")
     return lines
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if os.environ.get("GITHUB_ACTIONS") == "true":
+    config = terminalreporter.config
+    if os.environ.get("GITHUB_ACTIONS") == "true" and asks_for_suite((*config.invocation_params.args, *config.args)):
         for line in github_lines(terminalreporter.stats.get("failed", ())):
             terminalreporter.write_line(line)
     if ASKING in terminalreporter.config.stash:
