@@ -59,7 +59,10 @@ def exact(model, rollouts, reading):
     return [replace(r, sampler_logprobs=v, trainer_logprobs=v) for r, v in zip(rollouts, values, strict=True)]
 
 
-@pytest.mark.parametrize("name", CAUSES)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in CAUSES if name != "planted_head.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["planted_head.jsonl", *SLOW])
 @pytest.mark.rounding
 def test_a_planted_error_is_named(name, model):
     judged = judge_rollouts(model, read(name, model), FEW)

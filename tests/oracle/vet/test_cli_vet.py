@@ -96,6 +96,7 @@ def test_an_honest_provider_is_accepted_and_saved_answers_are_used_again(candida
     assert lfm2np.vet({"bf16": MODEL, "other": FIXTURES / "draft"}, answers=saved)["accepted"] == "bf16"
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_came(candidates, tmp_path, capsys):
     saved = tmp_path / "a.jsonl"
 
@@ -137,10 +138,12 @@ def test_no_key_is_in_any_output_or_file(candidates, tmp_path, capsys, monkeypat
 @pytest.mark.parametrize(
     ("odd", "why"),
     [
-        (lambda body, number: (500, {"error": "overloaded"}), "HTTP 500"),
-        (lambda body, number: (200, {"choices": []}), "answers without choices"),
+        pytest.param(lambda body, number: (500, {"error": "overloaded"}), "HTTP 500", marks=pytest.mark.slow),
+        pytest.param(lambda body, number: (200, {"choices": []}), "answers without choices", marks=pytest.mark.slow),
         (lambda body, number: (200, chat("", finish_reason="length")), "empty answers"),
-        (lambda body, number: (200, b'{"choices": [{"mess'), "the connection broke"),
+        pytest.param(
+            lambda body, number: (200, b'{"choices": [{"mess'), "the connection broke", marks=pytest.mark.slow
+        ),
         (lambda body, number: (200, chat("As a language model, I can't.", None)), "another number of tokens"),
     ],
 )
@@ -166,6 +169,7 @@ def test_a_provider_that_never_answers_is_one_line(candidates, capsys, monkeypat
     assert "no connection" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_an_injected_prefix_shows(candidates, capsys):
     def injects(body: dict[str, Any], number: int) -> tuple[int, Any]:
         system = {"role": "system", "content": "Answer in numbers."}
@@ -177,6 +181,7 @@ def test_an_injected_prefix_shows(candidates, capsys):
     assert "'Answer in numbers.'" in capsys.readouterr().out.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_strict_server_is_asked_for_less(candidates, capsys):
     def strict(body: dict[str, Any], number: int) -> tuple[int, Any]:
         if {"logprobs", "return_token_ids"} & set(body):
