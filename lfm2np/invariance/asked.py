@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from lfm2np.errors import InconclusiveError
-from lfm2np.fuzz.played import DEAD, Played, Player, Takes
+from lfm2np.fuzz.played import DEAD, REFUSED, Played, Player, Takes
 from lfm2np.fuzz.trace import Trace
 from lfm2np.invariance import relations
 from lfm2np.invariance.pairs import Compared, Pair, compared, scored, stopped
@@ -45,7 +45,7 @@ class Held:
 
     rounds  in how many it looked broken, and how many there were
     broken  what is wrong, also if it was seen once
-    why     it was not asked
+    why     it was not asked, or only in part
     """
 
     relation: Relation
@@ -86,6 +86,7 @@ class Round:
 
     pairs: list[list[Seen]] = field(default_factory=list)
     fault: Broken | None = None
+    unmet: str = ""  # a request beside the questions that was refused, so that its trace says nothing
 
     @property
     def positions(self) -> list[Seen]:
@@ -157,7 +158,9 @@ class Asking:
         wrong = self.wrong(first, spread, relation)
         if wrong is None:
             positions = [seen.compared for seen in first.positions]
-            return Held(relation, outcome(positions, relation.samples == 1), score_of_round(first), (0, 1))
+            shown = outcome(positions, relation.samples == 1)
+            why = f"a request beside the questions was refused: {first.unmet}" if first.unmet else ""
+            return Held(relation, shown, score_of_round(first), (0, 1), why=why)
 
         def is_wrong(number: int) -> bool:
             if number not in self.others and not relation.keeps:
@@ -221,6 +224,9 @@ class Asking:
         round_ = Round()
         for asked in relation.build(alone, self.sizes):
             played = self.play(asked.trace, relation.player)
+            if unmet := refused(asked.trace, played, {place.request for place in asked.places}):
+                round_.unmet = unmet
+                continue
             for place in asked.places:
                 pair = pair_of(alone[place.question], asked.trace, played, place, bool(relation.samples))
                 round_.take(pair, asked.trace, place)
@@ -255,6 +261,17 @@ def pair_of(alone: Alone, trace: Trace, played: Played, place: Place, is_drawn: 
         return Pair(()) if logprobs is None else scored(alone.answer, logprobs, len(alone.sent.prompt))
     is_whole = not place.start and sent.max_tokens == alone.sent.max_tokens
     return compared(alone.answer, answer, place.start, None if is_whole else sent.max_tokens, is_whole, is_drawn)
+
+
+def refused(trace: Trace, played: Played, questions: set[int]) -> str:
+    """The first request beside the questions that the engine refused, mostly as it is too long; an engine in Python
+    ends such a request when it is added, and the run with it."""
+    for index, (sent, reply) in enumerate(zip(trace.requests, played.replies, strict=True)):
+        if reply.trouble is None or index in questions:
+            continue
+        if reply.trouble.kind == REFUSED or (reply.sent is not None and reply.sent == reply.ended):
+            return f"{len(sent.prompt)} tokens and {sent.max_tokens} more (see --max-model-len): {reply.trouble.what}"
+    return ""
 
 
 def where(place: Place) -> str:

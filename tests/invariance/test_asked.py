@@ -178,3 +178,22 @@ def test_an_engine_that_answers_nothing_is_inconclusive_and_one_that_is_gone_is_
         asking(Silent()).run()
     with pytest.raises(TargetError, match="no connection any more"):
         asking(Gone()).run()
+
+
+class Short(Pretend):
+    """As an engine in Python does: a request that is too long ends when it is added, and the run with it."""
+
+    def play(self, trace: Trace) -> Played:
+        played = super().play(trace)
+        first = next((index for index, sent in enumerate(trace.requests) if len(sent.prompt) > 45), len(trace.requests))
+        replies = [*played.replies[:first], *[Reply(sent=3.0)] * (len(trace.requests) - first)]
+        if first < len(replies):
+            replies[first] = Reply(trouble=Trouble("5xx", "RequestError: too long"), sent=3.0, ended=3.0)
+        return Played(tuple(replies))
+
+
+def test_a_refused_request_beside_the_questions_breaks_nothing() -> None:
+    checked = asking(Short(1e-6)).run()
+    named = {held.relation.name: held.why for held in checked.held if "too long" in held.why}
+    assert broken(checked) == set()
+    assert "--max-model-len" in named["evicted"] and outcomes(checked)["evicted"] is Outcome.UNKNOWN
