@@ -21,10 +21,10 @@ LEAST_ROUNDINGS = 8
 TOGETHER = 100  # log-probabilities, at least, that are judged by RATIO
 RATIO = 8.0  # times the spread: root mean square of all positions but OUTLIERS
 OUTLIERS = 0.1  # share of the positions, those that moved most
-LIMIT = 20.0  # times the spread: one position
+LIMIT = 30.0  # times the spread: one position
 # For formats of more significant bits. Some positions amplify every rounding, in float32 up to 200 times the spread
 # (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by 1e-3 and more. In bfloat16 what is amplified
-# saturates, and near ties of experts move a position by up to 0.5 nat (fixtures/itself_engines.py).
+# saturates, and near ties of experts move a position by up to 0.65 nat (fixtures/itself_engines.py).
 FINER = ((20, 300.0), (11, 60.0))
 SEED_ERROR = 1e-6  # probability that a right engine's seeds are called broken
 # The largest spread that a format explains, nats, by its significant bits: some twenty times what right engines of up
@@ -122,7 +122,7 @@ def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]
     most, least = most_of(format_name), LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
     limit, measured, other = limit_of(format_name), quartile(batch), quartile(others)
     if measured is None and other is None:
-        return Spread(most / limit, False, most, limit)
+        return Spread(max(most / limit, least), False, most, limit)
     bounds = [most]
     if measured is not None and len(others) >= LEAST_GROUPS:
         bounds.append(RATIO * max(least, other or 0.0))
