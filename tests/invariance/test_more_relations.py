@@ -1,4 +1,4 @@
-"""Stop strings, the likeliest tokens, sampled neighbours, prompts that a prefix cache may confuse, and a spread of few pairs."""
+"""Stop strings, likeliest tokens, sampled neighbours, prompts that confuse a prefix cache, a spread of few pairs."""
 
 from __future__ import annotations
 
