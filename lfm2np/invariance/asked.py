@@ -12,7 +12,7 @@ from lfm2np.errors import InconclusiveError
 from lfm2np.fuzz.played import DEAD, REFUSED, Played, Player, Takes
 from lfm2np.fuzz.trace import Trace
 from lfm2np.invariance import relations
-from lfm2np.invariance.pairs import Compared, Pair, compared, scored, stopped
+from lfm2np.invariance.pairs import Compared, Pair, compared, likeliest, scored, stopped
 from lfm2np.invariance.questions import Sizes, questions
 from lfm2np.invariance.relations import NEEDS, OTHER, RELATIONS, Alone, Place, Relation
 from lfm2np.invariance.spread import Outcome, Score, Spread, beyond, outcome, score_of, spread_of, too_many_flips
@@ -256,6 +256,8 @@ def pair_of(alone: Alone, trace: Trace, played: Played, place: Place, is_drawn: 
         return Pair((), answer.error)
     if sent.stop is not None:
         return stopped(alone.answer, answer, sent.stop, sent.max_tokens)
+    if place.is_likeliest:
+        return likeliest(answer)
     if place.is_scored:
         logprobs = answer.prompt_logprobs
         return Pair(()) if logprobs is None else scored(alone.answer, logprobs, len(alone.sent.prompt))

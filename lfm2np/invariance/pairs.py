@@ -105,6 +105,17 @@ def stopped(first: Answer, second: Answer, stop: str, max_tokens: int) -> Pair:
     return pair
 
 
+def likeliest(answer: Answer) -> Pair:
+    """The tokens of a greedy answer against the likeliest ones that it reports itself."""
+    positions = []
+    for index, token in enumerate(answer.token_ids or ()):
+        here = reported(answer, index)
+        if token in here and len(here) > 1:
+            lead = max(here.values()) - here[token]
+            positions.append(Compared(index, -lead, (lead / math.sqrt(2.0),), lead == 0.0, lead > 0.0))
+    return Pair(tuple(positions))
+
+
 def at(first: Answer, second: Answer, position: int, index: int, is_drawn: bool) -> Compared:
     """first.token_ids[position] against second.token_ids[index]."""
     token, other = (first.token_ids or ())[position], (second.token_ids or ())[index]

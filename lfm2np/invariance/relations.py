@@ -33,12 +33,14 @@ class Alone:
 @dataclass(frozen=True)
 class Place:
     """Where a question stands in a trace: request `request` asks for question `question` from token `start` of its
-    answer on. `is_scored`: its prompt's log-probabilities are compared, not its answer."""
+    answer on. `is_scored`: its prompt's log-probabilities are compared, not its answer. `is_likeliest`: its tokens are
+    compared with the likeliest that it reports."""
 
     request: int
     question: int
     start: int = 0
     is_scored: bool = False
+    is_likeliest: bool = False
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,27 @@ def piece_of(text: str, at_end: bool) -> str | None:
     return None
 
 
+def greedy(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    return [
+        Asked(asked.trace, tuple(replace(place, is_likeliest=True) for place in asked.places))
+        for asked in repeat(alone, sizes)
+    ]
+
+
+def mixed(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+    """Each between two that are sampled."""
+    asked = []
+    for index, each in enumerate(alone):
+        building = Building()
+        for seed in range(1000 + 2 * index, 1002 + 2 * index):
+            sampled = filler(sizes, seed, sizes.block, each.sent.max_tokens)
+            building.add(replace(sampled, temperature=TEMPERATURE, seed=SEED))
+            if seed % 2 == 0:
+                building.add(each.sent, index)
+        asked += building.done()
+    return asked
+
+
 def chunks(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Each arrives while others decode, so that its prompt shares steps with them and is cut otherwise."""
     asked = []
@@ -358,6 +381,8 @@ RELATIONS = (
     Relation("score", "log-probabilities of a prompt = those reported while it was generated", score, ("scored",)),
     Relation("stream", "streamed = in one piece", stream, ("streamed",)),
     Relation("stop", "with a stop string = cut where its text first has that", stop, ("stops",)),
+    Relation("greedy", "a greedy answer's tokens = the likeliest that it reports", greedy),
+    Relation("mixed", "greedy beside sampled requests = alone", mixed, ("seeds",)),
     Relation("chunks", "a prompt in one piece = cut, beside requests that decode", chunks),
     Relation("aborts", "beside and after aborted requests = alone", aborts, ("aborts",)),
     Relation("twins", "the same prompt twice at once, not cached before = alone", twins),

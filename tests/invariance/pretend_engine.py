@@ -56,6 +56,7 @@ class Pretend:
     number: int = 0
     salt: int = 0  # another engine of the same model: other noise
     tells_logprobs: bool = True
+    second_at: int | None = None  # the output token where it takes the second best
     late_stop: int = 0  # characters of a stop string that stay in the text
 
     def probe(self) -> Takes:
@@ -98,7 +99,8 @@ class Pretend:
         choice = random.Random(f"{sent.seed if self.takes_seeds else self.number} {sample}")
         for position in range(sent.max_tokens):
             values = self.values((*sent.prompt, *ids), now, position)
-            token = max(values, key=lambda each: values[each])
+            best, second = sorted(values, key=lambda each: -values[each])[:2]
+            token = second if position == self.second_at else best
             if sent.temperature:
                 token = choice.choices(list(values), [math.exp(value) for value in values.values()])[0]
             ids.append(token)

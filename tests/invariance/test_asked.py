@@ -90,6 +90,7 @@ def test_every_relation_is_broken_by_some_bug() -> None:
     found |= broken(asking(Pretend(1e-6), other=Pretend(1e-6, lambda now, position: True, 0.1)).run())
     found |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
     found |= broken(asking(Pretend(1e-6, late_stop=1)).run())
+    found |= broken(asking(Pretend(1e-6, second_at=2)).run())
     assert found == set(NAMES)
 
 

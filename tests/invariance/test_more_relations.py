@@ -1,4 +1,4 @@
-"""Stop strings, prompts that a prefix cache may confuse, and a spread that too few pairs of answers would give."""
+"""Stop strings, likeliest tokens, sampled neighbours, prompts that confuse a prefix cache, a spread of few pairs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pretend_engine import VOCAB, Pretend
 from lfm2np.invariance.asked import Asking
 from lfm2np.invariance.pairs import stopped
 from lfm2np.invariance.questions import Sizes, questions
-from lfm2np.invariance.relations import piece_of
+from lfm2np.invariance.relations import RELATIONS, piece_of
 from lfm2np.invariance.spread import spread_of
 from lfm2np.oracle.targets.records import Answer
 
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
+BY_NAME = {relation.name: relation for relation in RELATIONS}
 WHOLE = Answer("0", (1, 2, 3, 4), text="ab cd ef gh", finish_reason="length")
 
 
@@ -37,6 +38,18 @@ def test_only_a_stop_string_that_stays_in_the_text_breaks_its_relation() -> None
     player = Pretend(1e-6, late_stop=1)
     checked = Asking({"": player}, player.probe(), SIZES, "float32").run()
     assert [held.relation.name for held in checked.broken] == ["stop"]
+
+
+def test_a_token_that_is_not_the_likeliest_breaks_only_that() -> None:
+    player = Pretend(1e-6, second_at=0)
+    checked = Asking({"": player}, player.probe(), SIZES, "float32").run([BY_NAME["greedy"], BY_NAME["batch"]])
+    assert [held.relation.name for held in checked.broken] == ["greedy"]
+
+
+def test_a_bug_beside_sampled_requests_is_seen() -> None:
+    player = Pretend(1e-6, lambda now, position: now.place == 1 and now.beside == 2 and not now.sent.temperature)
+    checked = Asking({"": player}, player.probe(), SIZES, "float32").run([BY_NAME["mixed"]])
+    assert checked.broken
 
 
 def test_a_stop_string_has_no_blanks_at_its_ends_and_no_broken_character() -> None:
