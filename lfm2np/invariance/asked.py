@@ -118,6 +118,7 @@ class Asking:
     tokens: int = 0
     traces: int = 0
     unanswered: list[str] = field(default_factory=list)
+    gone: Broken | None = None  # the trace at which the engine died
     first: list[Alone] = field(default_factory=list)  # the questions of the first round
     others: dict[int, list[Alone]] = field(default_factory=dict)  # those of further rounds, by number
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that was asked
@@ -147,7 +148,18 @@ class Asking:
         return spread_of(noise["batch"], noise["other"], self.format_name)
 
     def ask(self, relation: Relation, spread: Spread) -> Held:
-        """Judged; if it looks broken, asked again, mostly with other tokens. After `begin`."""
+        """Judged; if it looks broken, asked again, mostly with other tokens. After `begin`. An engine that dies breaks
+        the relation."""
+        if self.gone is not None:
+            return Held(relation, Outcome.NOT_ASKED, why="the engine is gone")
+        try:
+            return self.answered(relation, spread)
+        except TargetError:
+            if self.gone is None:
+                raise
+            return Held(relation, Outcome.BROKEN, Score(0, 0, 0, None, None, None), (1, 1), self.gone)
+
+    def answered(self, relation: Relation, spread: Spread) -> Held:
         if lacks := self.lacks(relation):
             return Held(relation, Outcome.NOT_ASKED, why="; ".join(NEEDS[need] for need in lacks))
         if relation.name not in self.rounds:
@@ -240,6 +252,7 @@ class Asking:
         self.requests += len(trace.requests)
         self.tokens += sum(len(answer.token_ids or ()) for reply in played.replies for answer in reply.answers)
         if played.trouble is not None and played.trouble.kind == DEAD:
+            self.gone = Broken(played.trouble.what, trace)
             raise TargetError(played.trouble.what)
         return played
 

@@ -169,6 +169,23 @@ def test_a_question_that_is_not_answered_alone_is_said() -> None:
     assert "HTTP 500" in as_html(report, "")
 
 
+class Mortal(Pretend):
+    def play(self, trace: Trace) -> Played:
+        if any(sent.streamed for sent in trace.requests):
+            return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+        return super().play(trace)
+
+
+def test_an_engine_that_dies_breaks_the_relation_and_what_came_before_stays() -> None:
+    checked = asking(Mortal()).run()
+    (held,) = checked.broken
+    assert held.relation.name == "stream" and held.broken is not None and held.broken.what == "no connection any more"
+    after = [each for each in checked.held if each.why == "the engine is gone"]
+    assert after and all(each.outcome is Outcome.NOT_ASKED for each in after)
+    assert outcomes(checked)["repeat"] is Outcome.EQUAL
+    assert "stream: no connection any more" in as_text(Report((checked,)))
+
+
 class Gone(Pretend):
     def play(self, trace: Trace) -> Played:
         return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
