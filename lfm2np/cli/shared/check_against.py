@@ -90,7 +90,8 @@ def compared(arguments: argparse.Namespace) -> Report:
                 )
                 checked.append(asking.run(relations))
             askings.append(asking)
-        other = between(askings[0], askings[1], (checked[0].spread, checked[1].spread)) if two else None
+        is_gone = any(asking.gone for asking in askings)
+        other = between(askings[0], askings[1], (checked[0].spread, checked[1].spread)) if two and not is_gone else None
         folders = []
         if arguments.out is not None:
             for asking, each in zip(askings, checked, strict=True):
