@@ -19,6 +19,7 @@ from lfm2np.invariance.spread import Outcome, Score, Spread, beyond, outcome, sc
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.progress import Progress
 
+NOTHING = Score(0, 0, 0, None, None, None)
 ROUNDS, NEEDED = 3, 2  # of other tokens each: a relation is broken if it looks so in two of at most three
 
 
@@ -94,7 +95,7 @@ class Round:
 
     def take(self, pair: Pair, trace: Trace, place: Place) -> None:
         if pair.fault is not None and self.fault is None:
-            self.fault = Broken(f"{where(place)}: {pair.fault}", trace, place)
+            self.fault = Broken(f"{where(trace, place)}: {pair.fault}", trace, place)
         self.pairs.append([Seen(each, trace, place) for each in pair.positions])
 
 
@@ -119,6 +120,7 @@ class Asking:
     traces: int = 0
     unanswered: list[str] = field(default_factory=list)
     gone: Broken | None = None  # the trace at which the engine died
+    died_in: str = ""  # the relation that measures the spread in which it did
     first: list[Alone] = field(default_factory=list)  # the questions of the first round
     others: dict[int, list[Alone]] = field(default_factory=dict)  # those of further rounds, by number
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that was asked
@@ -143,21 +145,25 @@ class Asking:
         noise: dict[str, list[list[float]]] = {"batch": [], "other": []}
         for relation in RELATIONS:
             if relation.measures:
-                self.rounds[relation.name] = self.round(relation, self.first, 0)
+                try:
+                    self.rounds[relation.name] = self.round(relation, self.first, 0)
+                except TargetError:
+                    self.died_in = relation.name
+                    break
                 noise[relation.measures] += noise_of(self.rounds[relation.name])
         return spread_of(noise["batch"], noise["other"], self.format_name)
 
     def ask(self, relation: Relation, spread: Spread) -> Held:
         """Judged; if it looks broken, asked again, mostly with other tokens. After `begin`. An engine that dies breaks
         the relation."""
-        if self.gone is not None:
+        if self.gone is not None and relation.name == self.died_in:
+            return Held(relation, Outcome.BROKEN, NOTHING, (1, 1), self.gone)
+        if self.gone is not None and relation.name not in self.rounds:
             return Held(relation, Outcome.NOT_ASKED, why="the engine is gone")
         try:
             return self.answered(relation, spread)
         except TargetError:
-            if self.gone is None:
-                raise
-            return Held(relation, Outcome.BROKEN, Score(0, 0, 0, None, None, None), (1, 1), self.gone)
+            return Held(relation, Outcome.BROKEN, NOTHING, (1, 1), self.gone)
 
     def answered(self, relation: Relation, spread: Spread) -> Held:
         if lacks := self.lacks(relation):
@@ -179,6 +185,9 @@ class Asking:
                 self.others[number] = self.alone(number)
             alone = self.first if relation.keeps else self.others[number]
             return self.wrong(self.round(relation, alone, number), spread, relation) is not None
+
+        if self.gone is not None:
+            return Held(relation, Outcome.ONCE, score_of_round(first), (1, 1), wrong)
 
         return judged(relation, first, wrong, is_wrong)
 
@@ -207,7 +216,7 @@ class Asking:
         seen = None if worst.index is None else positions[worst.index]
         if seen is None:
             return Broken(worst.what)
-        return Broken(f"{where(seen.place)}: {worst.what}", seen.trace, seen.place)
+        return Broken(f"{where(seen.trace, seen.place)}: {worst.what}", seen.trace, seen.place)
 
     def alone(self, round_: int, samples: int = 0) -> list[Alone]:
         """The questions of a round on an idle engine, one after another; those that were answered.
@@ -289,9 +298,10 @@ def refused(trace: Trace, played: Played, questions: set[int]) -> str:
     return ""
 
 
-def where(place: Place) -> str:
-    after = f" from its token {place.start} on" if place.start else ""
-    return f"question {place.question}{after} (request {place.request} of its trace)"
+def where(trace: Trace, place: Place) -> str:
+    of = f", which holds {place.start} tokens of an answer" if place.start else ""
+    count, total = len(trace.requests[place.request].prompt), len(trace.requests)
+    return f"prompt of {count} tokens{of}, request {place.request} of {total}"
 
 
 def noise_of(round_: Round) -> Iterator[list[float]]:
@@ -303,7 +313,10 @@ def judged(relation: Relation, first: Round, wrong: Broken, is_wrong: Callable[[
     """A relation that looks broken in its first round. `is_wrong(number)`: whether it does so in another."""
     count, asked = 1, 1
     while count < NEEDED and asked < ROUNDS:
-        count += is_wrong(asked)
+        try:
+            count += is_wrong(asked)
+        except InconclusiveError as error:  # it answered before
+            wrong, count = replace(wrong, what=f"{wrong.what}; since then {error}"), NEEDED
         asked += 1
     shown = Outcome.BROKEN if count >= NEEDED else Outcome.ONCE
     return Held(relation, shown, score_of_round(first), (count, asked), wrong)

@@ -22,6 +22,7 @@ class Compared:
     noise       such differences in units of one logit's noise, of each token that both answers report
     is_equal    everything that both report has the same bits
     is_flip     the tokens differ
+    tokens      of the first and of the second answer
     """
 
     position: int
@@ -29,6 +30,7 @@ class Compared:
     noise: tuple[float, ...]
     is_equal: bool
     is_flip: bool = False
+    tokens: tuple[int, int] = (-1, -1)
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def at(first: Answer, second: Answer, position: int, index: int, is_drawn: bool)
     if is_flip and not is_drawn:
         difference = flip(here, there, token, other)
         noise = [] if difference is None else [*noise, difference / math.sqrt(2.0)]
-    return Compared(position, difference, tuple(noise), is_equal, is_flip)
+    return Compared(position, difference, tuple(noise), is_equal, is_flip, (token, other))
 
 
 def flip(here: Mapping[int, float], there: Mapping[int, float], token: int, other: int) -> float | None:
@@ -167,5 +169,7 @@ def scored(first: Answer, logprobs: Sequence[float], prompt: int) -> Pair:
         here, there = reported(first, index), logprobs[prompt + index - 1]
         if token in here:
             noise = abs(there - here[token]) / unit(here[token], without(here, token))
-            positions.append(Compared(index, there - here[token], (noise,), there == here[token]))
+            positions.append(
+                Compared(index, there - here[token], (noise,), there == here[token], tokens=(token, token))
+            )
     return Pair(tuple(positions))

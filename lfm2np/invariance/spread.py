@@ -148,13 +148,19 @@ def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = Fal
     worst = max(unequal, key=lambda index: max(positions[index].noise, default=0.0))
     size = max(positions[worst].noise, default=0.0)
     if size > spread.limit:
-        what = "another token" if positions[worst].is_flip else "a log-probability"
-        return Beyond(f"{what} at output token {positions[worst].position}: {times(size, spread)}", worst)
+        return Beyond(f"{words_of(positions[worst])}: {times(size, spread)}", worst)
     noise = [value for each in positions for value in each.noise]
     size = usual(noise)
     if spread.is_measured and len(noise) >= TOGETHER and size > RATIO * spread.nats:
         return Beyond(f"all positions together: {times(size, spread)}", worst)
     return None
+
+
+def words_of(position: Compared) -> str:
+    first, second = position.tokens
+    if position.is_flip:
+        return f"output token {position.position} is {second} instead of {first}"
+    return f"a log-probability at output token {position.position} ({first})"
 
 
 def too_many_flips(flips: int, positions: int, spread: Spread) -> str | None:
@@ -170,8 +176,8 @@ def too_many_flips(flips: int, positions: int, spread: Spread) -> str | None:
 def times(size: float, spread: Spread) -> str:
     """A difference in words."""
     if spread.is_measured:
-        return f"{size / spread.nats:.3g} times the spread of this engine ({spread.nats:.2g} nat)"
-    return f"{size:.2g} nat, where batches change nothing and the format explains {spread.limit:.2g}"
+        return f"{size:.2g} nat, {size / spread.nats:.3g} times the spread of this engine"
+    return f"{size:.2g} nat, where hardly any batch moves a bit and the format explains {spread.limit:.2g}"
 
 
 def outcome(positions: Sequence[Compared], is_drawn: bool = False) -> Outcome:
