@@ -251,7 +251,10 @@ def add_check(commands: Commands) -> None:
     add(parser, "--at-once N", f"most requests in flight together {most}")
     few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, whose cost is printed first)"
     add(parser, "--cases NAMES", few)
-    longest = f"tokens of the longest request of {LONG} and its response (the model's max_position_embeddings)"
+    longest = (
+        f"tokens of the longest request of {LONG} and its response (the model's max_position_embeddings); with --against "
+        "of any request"
+    )
     add(parser, "--max-model-len N", longest, type=int)
     add(parser, "--seed N", "seed of the generated requests (0)", default=0)
     add(parser, "--name NAME", "model name, for a server with more than one")
@@ -270,16 +273,16 @@ def add_check(commands: Commands) -> None:
     )
     add(parser, "--constants", constants_help)
     work.add_options(parser)
-    against.add_options(parser)
-    relations_help = f"with --against: some of {', '.join(NAMES)}, separated by commas (all)"
-    add(parser, "--relations NAMES", relations_help)
-    add(parser, "--vary JSON", "with --against: fields of a request that must not change its answer")
-    add(parser, "--minutes N", "with --against: begin no relation after N minutes", type=float)
-    add(parser, "--out DIR", "with --against: shrink what is broken, and write it into folders as fuzz does")
-    add(parser, "--block-size N", f"with --against: tokens in a cache block of the engine ({BLOCK})")
-    chunk = f"with --against: most tokens in a step of the engine ({CHUNK})"
-    add(parser, "--max-num-batched-tokens --chunk N", chunk, dest="chunk")
-    slots = f"with --against: requests that the engine runs at once (as it reports, else {SLOTS})"
-    add(parser, "--max-num-seqs N", slots)
+    group = against.add_options(parser)
+    relations_help = f"some of {', '.join(NAMES)}, separated by commas (all)"
+    add(group, "--relations NAMES", relations_help)
+    add(group, "--vary JSON", "fields of a request that must not change its answer")
+    add(group, "--minutes N", "begin no relation after N minutes", type=float)
+    add(group, "--out DIR", "shrink what is broken, and write it into folders as fuzz does")
+    add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")
+    chunk = f"most tokens in a step of the engine ({CHUNK})"
+    add(group, "--max-num-batched-tokens --chunk N", chunk, dest="chunk")
+    slots = f"requests that the engine runs at once (as it reports, else {SLOTS})"
+    add(group, "--max-num-seqs N", slots)
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")

@@ -148,6 +148,8 @@ def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Sub
     targets = [arguments.target] if arguments.against == against.ITSELF else [arguments.target, arguments.against]
     engines = [stack.enter_context(engine_of(target, against.options_of(arguments))) for target in targets]
     first, last = engines[0], engines[-1]
+    if not first.takes.abilities.tells_logprobs:
+        raise InconclusiveError("the engine reports no log-probabilities: other tokens can't be judged without a truth")
     sizes = smaller(first.sizes, last.sizes)
     spreads = [Asking(each.players, each.takes, sizes, name, arguments.seed).begin() for each in engines]
     judge = ByItself(

@@ -15,10 +15,21 @@ from lfm2np.invariance import relations
 from lfm2np.invariance.pairs import Compared, Pair, compared, likeliest, scored, stopped
 from lfm2np.invariance.questions import Sizes, questions
 from lfm2np.invariance.relations import NEEDS, OTHER, RELATIONS, Alone, Place, Relation
-from lfm2np.invariance.spread import Outcome, Score, Spread, beyond, outcome, score_of, spread_of, too_many_flips
+from lfm2np.invariance.spread import (
+    Outcome,
+    Score,
+    Spread,
+    beyond,
+    outcome,
+    score_of,
+    spread_of,
+    too_many_flips,
+    words_of,
+)
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.progress import Progress
 
+OUT_OF_TIME = "out of time"
 NOTHING = Score(0, 0, 0, None, None, None)
 ROUNDS, NEEDED = 3, 2  # of other tokens each: a relation is broken if it looks so in two of at most three
 
@@ -46,7 +57,7 @@ class Held:
 
     rounds  in how many it looked broken, and how many there were
     broken  what is wrong, also if it was seen once
-    why     it was not asked, or only in part
+    why     it was not asked or not judged, or what was refused;, or only in part
     """
 
     relation: Relation
@@ -164,13 +175,15 @@ class Asking:
             return self.answered(relation, spread)
         except TargetError:
             return Held(relation, Outcome.BROKEN, NOTHING, (1, 1), self.gone)
+        except InconclusiveError as error:  # it answered before
+            return Held(relation, Outcome.BROKEN, NOTHING, (1, 1), Broken(str(error)))
 
     def answered(self, relation: Relation, spread: Spread) -> Held:
         if lacks := self.lacks(relation):
             return Held(relation, Outcome.NOT_ASKED, why="; ".join(NEEDS[need] for need in lacks))
         if relation.name not in self.rounds:
             if time.monotonic() > self.until:
-                return Held(relation, Outcome.NOT_ASKED, why="out of time")
+                return Held(relation, Outcome.NOT_ASKED, why=OUT_OF_TIME)
             self.rounds[relation.name] = self.round(relation, self.first, 0)
         first = self.rounds[relation.name]
         wrong = self.wrong(first, spread, relation)
@@ -178,6 +191,7 @@ class Asking:
             positions = [seen.compared for seen in first.positions]
             shown = outcome(positions, relation.samples == 1)
             why = f"a request beside the questions was refused: {first.unmet}" if first.unmet else ""
+            why = why or (first_flip(first) if shown is Outcome.UNKNOWN else "")
             return Held(relation, shown, score_of_round(first), (0, 1), why=why)
 
         def is_wrong(number: int) -> bool:
@@ -302,6 +316,14 @@ def where(trace: Trace, place: Place) -> str:
     of = f", which holds {place.start} tokens of an answer" if place.start else ""
     count, total = len(trace.requests[place.request].prompt), len(trace.requests)
     return f"prompt of {count} tokens{of}, request {place.request} of {total}"
+
+
+def first_flip(round_: Round) -> str:
+    """Where tokens differ of which no log-probability says by how much."""
+    for seen in round_.positions:
+        if seen.compared.is_flip:
+            return f"{where(seen.trace, seen.place)}: {words_of(seen.compared)}, by unknown nats"
+    return "nothing was reported that could be compared"
 
 
 def noise_of(round_: Round) -> Iterator[list[float]]:

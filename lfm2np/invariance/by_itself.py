@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from lfm2np.fuzz.finding import Finding, trouble_finding
-from lfm2np.fuzz.played import Played, Player, Reply
+from lfm2np.fuzz.played import Played, Player, Reply, Trouble
 from lfm2np.fuzz.right import Right
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.invariance.pairs import Pair, compared, reported, scored, unit, without
@@ -56,19 +56,29 @@ class ByItself:
     def finding(self, trace: Trace, played: Played) -> Finding | None:
         if (trouble := trouble_finding(played)) is not None:
             return trouble
-        if len(self.known) > KEPT:
-            self.known.clear()
+        self.known = {} if len(self.known) > KEPT else {k: v for k, v in self.known.items() if v.trouble is None}
         judged = [sent for sent, reply in zip(trace.requests, played.replies, strict=True) if reply.answers]
         self.ask([alone(sent) for sent in judged if sent.samples == 1])
         for index, (sent, reply) in enumerate(zip(trace.requests, played.replies, strict=True)):
             if sent.samples > 1 or not reply.answers:
                 continue
             pair = self.pair(sent, reply)
+            if (again := self.trouble_alone(sent, reply)) is not None:
+                return Finding(again.kind, f"request {index}, asked again alone: {again.what}", index)
             worst = beyond(self.spread, pair.positions, self.is_bitwise)
             what = pair.fault or (worst.what if worst else None)
             if what is not None:
                 return Finding(DIFFERS, f"request {index}: {what}", index, seen=reply.answers[0])
         return None
+
+    def trouble_alone(self, sent: Sent, reply: Reply) -> Trouble | None:
+        """Of the requests that it is held against: an engine may hang there, too."""
+        asked = (self.known.get(alone(sent)), self.known.get(self.whole(sent, reply)))
+        return next((each.trouble for each in asked if each is not None and each.trouble is not None), None)
+
+    def whole(self, sent: Sent, reply: Reply) -> Sent:
+        """The answer's tokens as a prompt."""
+        return Sent(sent.prompt + (reply.answers[0].token_ids or ()), cold=True, scored=True)
 
     def pair(self, sent: Sent, reply: Reply) -> Pair:
         """The answer against the one alone; then, if it may be, against its own tokens as a prompt."""
@@ -84,7 +94,7 @@ class ByItself:
             pair = compared(reference.answers[0], answer, is_whole=True, is_drawn=is_drawn)
         if pair.fault or not (self.with_scores and self.is_same and answer.token_ids):
             return pair
-        whole = Sent(sent.prompt + answer.token_ids, cold=True, scored=True)
+        whole = self.whole(sent, reply)
         self.ask([whole])
         replies = self.known[whole].answers
         if not replies or replies[0].prompt_logprobs is None:

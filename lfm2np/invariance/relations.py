@@ -187,7 +187,8 @@ def score(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     for index, each in enumerate(alone):
         ids = each.answer.token_ids or ()
         if len(each.sent.prompt) + len(ids) < sizes.longest:
-            building.then(Sent(each.sent.prompt + ids, cold=True, scored=True), index, is_scored=True)
+            for is_cold in (True, False, False):  # of a cached prompt, too
+                building.then(Sent(each.sent.prompt + ids, cold=is_cold, scored=True), index, is_scored=True)
     return building.done()
 
 
@@ -260,14 +261,15 @@ def reuse(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 
 
 def stop(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    """Each with a stop string from the middle or the end of its text, one after another and together."""
-    singly, together = Building(), Building()
+    """Each with a stop string from the middle or the end of its text: one after another, together, and streamed."""
+    singly, together, streamed = Building(), Building(), Building()
     for index, each in enumerate(alone):
         piece = piece_of(each.answer.text or "", at_end=index % 2 == 1)
         if piece is not None:
             singly.then(replace(each.sent, stop=piece), index)
             together.add(replace(each.sent, stop=piece), index)
-    return [*singly.done(), *together.done()] if together.requests else []
+            streamed.then(replace(each.sent, stop=piece, streamed=True), index)
+    return [*singly.done(), *together.done(), *streamed.done()] if together.requests else []
 
 
 def piece_of(text: str, at_end: bool) -> str | None:

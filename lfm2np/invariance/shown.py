@@ -8,8 +8,8 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from lfm2np.fuzz.trace import as_json as trace_as_json
-from lfm2np.invariance.asked import Checked, Held
-from lfm2np.invariance.spread import Outcome, Score, Spread
+from lfm2np.invariance.asked import OUT_OF_TIME, Checked, Held
+from lfm2np.invariance.spread import Outcome, Score, Spread, least_limit
 from lfm2np.oracle.reports.page import bullets, foreign, page, table
 from lfm2np.oracle.reports.parts import environment, visible
 
@@ -36,10 +36,15 @@ class Report:
 
     @property
     def is_judged(self) -> bool:
-        """A question that is not answered even alone leaves open whether the engine is right."""
-        return not any(checked.unanswered for checked in self.engines) and any(
-            each.outcome not in (Outcome.UNKNOWN, Outcome.NOT_ASKED) for each in self.held
-        )
+        """Whether it can be said that all holds, of what was asked. Not where a question is not answered even alone or
+        other tokens came of which nothing says by how much."""
+        is_open = any(each.score and each.score.flips for each in self.unknown)
+        any_judged = any(each.outcome not in (Outcome.UNKNOWN, Outcome.NOT_ASKED) for each in self.held)
+        return any_judged and not is_open and not any(checked.unanswered for checked in self.engines)
+
+    @property
+    def unknown(self) -> list[Held]:
+        return [each for each in self.held if each.outcome is Outcome.UNKNOWN]
 
 
 def cells(held: Held) -> list[str]:
@@ -66,10 +71,8 @@ def lines_of(held: Held) -> list[str]:
 
 def spread_words(spread: Spread) -> str:
     if not spread.is_measured:
-        return f"none: batches change no bit; the format explains up to {spread.limit:.2g} nat"
-    return (
-        f"{spread.nats:.2g} nat (one logit between two runs, root mean square); limit of a position {spread.limit:.2g}"
-    )
+        return f"not measured: hardly any batch moves a bit; a position may be off by {spread.limit:.2g} nat"
+    return f"{spread.nats:.2g} nat, of one logit between two runs; a position may be off by {spread.limit:.2g}"
 
 
 def head_of(checked: Checked) -> list[tuple[str, str]]:
@@ -88,21 +91,37 @@ def as_text(report: Report) -> str:
         lines += [*grid([HEADS, cells(report.between)]), ""]
     lines += [f"not answered: {line}" for checked in report.engines for line in checked.unanswered]
     lines += [line for held in report.held for line in lines_of(held)]
+    lines += [line for checked in report.engines for line in hint(checked)]
     lines += [f"{name}: {folder}" for name, folder in report.folders]
     return "\n".join([*lines, *report.notes, verdict_words(report)])
 
 
 def verdict_words(report: Report) -> str:
+    """The last line, which also says what was left out."""
+    late = sum(each.why == OUT_OF_TIME for each in report.held)
+    left = f"; not asked, as time was over: {late}" if late else ""
     broken = [each.relation.name for each in report.broken]
     if broken:
-        return f"BROKEN: {', '.join(broken)}"
+        return f"BROKEN: {', '.join(broken)}{left}"
     unanswered = sum(len(checked.unanswered) for checked in report.engines)
     if unanswered:
         return f"INCONCLUSIVE: not answered though it was asked alone: {unanswered}"
     if not report.is_judged:
-        return "INCONCLUSIVE: nothing could be judged"
+        names = ", ".join(each.relation.name for each in report.unknown) or "everything"
+        return f"INCONCLUSIVE: not judged: {names}{left}"
     count = sum(each.outcome in (Outcome.EQUAL, Outcome.WITHIN, Outcome.TOKENS) for each in report.held)
-    return f"holds: {count} relations; what is wrong alike in all of them is not seen without a truth"
+    return f"holds: {count} of {len(report.held)} relations{left}; a wrong answer that is always the same does not show"
+
+
+def hint(checked: Checked) -> list[str]:
+    """Another format that would explain what is broken."""
+    scores = [each.score for each in checked.broken if each.score is not None]
+    if not scores or checked.is_bitwise or any(score.noise is None or score.flips for score in scores):
+        return []
+    largest = max(score.noise or 0.0 for score in scores)
+    now = least_limit(checked.format_name)
+    named = [name for name in ("float16", "bfloat16") if max(largest, now) < least_limit(name)]
+    return [f"{named[0]} would explain all of it: is --format {checked.format_name} right?"] if named else []
 
 
 def grid(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -88,6 +88,11 @@ def limit_of(format_name: str) -> float:
     return next((limit for least, limit in FINER if bits >= least), LIMIT)
 
 
+def least_limit(format_name: str) -> float:
+    """Nats by which a position may be off in a format at least, whatever the spread."""
+    return limit_of(format_name) * LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
+
+
 def rms(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum(value * value for value in values) / len(values)) if values else 0.0
 

@@ -137,6 +137,55 @@ def test_what_is_not_reported_is_not_judged() -> None:
     assert broken(checked) == set()
 
 
+def test_other_tokens_without_a_log_probability_leave_the_verdict_open() -> None:
+    bug: Bug = lambda now, position: now.cached > 0 and position == 0  # noqa: E731
+    report = Report((asking(Pretend(0.0, bug, 5.0, tells_logprobs=False)).run(),))
+    assert report.broken == [] and not report.is_judged
+    lines = as_text(report).splitlines()
+    assert lines[-1].startswith("INCONCLUSIVE: not judged: ") and "warm, prefixes" in lines[-1]
+    assert any(line.startswith("warm: prompt of ") and " instead of " in line for line in lines)
+
+
+def test_a_coarser_format_that_would_explain_it_is_named() -> None:
+    report = Report((asking(Pretend(0.002), "float32").run(),))
+    assert report.broken and "float16 would explain all of it: is --format float32 right?" in as_text(report)
+    leaking = asking(Pretend(1e-6, lambda now, position: now.beside > 0, 2.0)).run()
+    assert leaking.broken and "would explain" not in as_text(Report((leaking,)))
+
+
+class Poisoned(Pretend):
+    """Answers nothing after the first batch."""
+
+    is_broken = False
+
+    def play(self, trace: Trace) -> Played:
+        if self.is_broken:
+            return Played((Reply(trouble=Trouble("5xx", "HTTP 500")),) * len(trace.requests))
+        self.is_broken = len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests)
+        return super().play(trace)
+
+
+def test_an_engine_that_answers_no_more_breaks_the_relation_in_which_that_shows() -> None:
+    checked = asking(Poisoned()).run()
+    assert checked.broken[0].relation.name == "batch" and checked.broken[0].broken is not None
+    assert "HTTP 500; since then no question was answered" in checked.broken[0].broken.what
+
+
+class DiesInABatch(Pretend):
+    def play(self, trace: Trace) -> Played:
+        if len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests):
+            return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+        return super().play(trace)
+
+
+def test_an_engine_that_dies_while_the_spread_is_measured() -> None:
+    checked = asking(DiesInABatch()).run()
+    (held,) = checked.broken
+    assert held.relation.name == "batch" and held.broken is not None and held.broken.trace is not None
+    others = {each.why for each in checked.held if each is not held}
+    assert others == {"the engine is gone"}
+
+
 def test_relations_after_the_time_are_not_begun() -> None:
     checked = asking(Pretend(), until=0.0).run()
     named = {held.relation.name: held.why for held in checked.held if held.outcome is Outcome.NOT_ASKED}

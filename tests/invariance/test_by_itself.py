@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from pretend_engine import VOCAB, Bug, Pretend
 
-from lfm2np.fuzz.played import DEAD, LEAK, Played, Reply, Trouble
+from lfm2np.fuzz.played import DEAD, HANG, LEAK, Played, Reply, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.invariance.by_itself import ByItself, alone
 from lfm2np.invariance.pairs import unit, without
@@ -74,6 +74,22 @@ def test_troubles_come_first() -> None:
         assert found is not None and (found.kind, found.what) == (trouble.kind, trouble.what)
     found = judge.finding(Trace((SENT,)), Played((Reply(trouble=Trouble("5xx", "HTTP 500")),)))
     assert found is not None and (found.kind, found.request) == ("5xx", 0)
+
+
+def test_an_engine_that_hangs_when_it_is_asked_alone_is_a_finding() -> None:
+    class Hangs(Pretend):
+        def play(self, trace: Trace) -> Played:
+            hung = Reply(trouble=Trouble(HANG, "no complete answer"))
+            pairs = zip(trace.requests, super().play(trace).replies, strict=True)
+            return Played(tuple(hung if sent.scored else reply for sent, reply in pairs))
+
+    player = Hangs()
+    judge = ByItself(player, SPREAD, VOCAB, with_scores=True)
+    trace = Trace((SENT,))
+    for _ in range(2):  # it is not taken for known
+        found = judge.finding(trace, player.play(trace))
+        assert found is not None and (found.kind, found.request) == (HANG, 0)
+        assert found.what == "request 0, asked again alone: no complete answer"
 
 
 def test_what_is_expected_is_the_answer_alone_within_its_bounds() -> None:

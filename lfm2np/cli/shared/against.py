@@ -78,12 +78,14 @@ def until(arguments: argparse.Namespace) -> float:
     return math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those that `check` and `fuzz` share."""
+def add_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Those that `check` and `fuzz` share, in a group for what needs --against."""
+    group = parser.add_argument_group("without a checkpoint (docs/engine/17-itself.md)")
     against = (
-        "without a checkpoint: compare the engine's answers with its own to the same request alone (itself), or with "
-        "another engine's (a TARGET)"
+        "compare the engine's answers with its own to the same request alone (itself), or with those of another engine "
+        "(a TARGET); exit code 1 is then a broken relation, or a finding"
     )
-    add(parser, "--against ENGINE", against)
-    add(parser, "--vocab-size N", f"with --against: ids below N are sent (as the server reports, else {DEFAULT_VOCAB})")
-    add(parser, "--bitwise", "with --against: expect equal bits, as an engine that is batch-invariant promises")
+    add(group, "--against ENGINE", against)
+    add(group, "--vocab-size N", f"ids below N are sent (as the server reports, else {DEFAULT_VOCAB})")
+    add(group, "--bitwise", "expect equal bits, as an engine that is batch-invariant promises")
+    return group

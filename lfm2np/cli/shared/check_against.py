@@ -11,6 +11,7 @@ from pathlib import Path
 from lfm2np.cli.shared import against
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.fuzz.played import Takes
 from lfm2np.invariance.asked import Asking, Checked, Held, between
 from lfm2np.invariance.by_itself import ByItself
 from lfm2np.invariance.engines import engine_of, smaller
@@ -83,11 +84,10 @@ def compared(arguments: argparse.Namespace) -> Report:
         until, name = against.until(arguments), against.format_name(arguments)
         askings = []
         checked: list[Checked] = []
-        for engine in engines:
+        for target, engine in zip((arguments.target, arguments.against), engines, strict=False):
+            takes = named(engine.takes, target) if two else engine.takes
             with progress_bar("relations") as show:
-                asking = Asking(
-                    engine.players, engine.takes, sizes, name, arguments.seed, arguments.bitwise, until, show
-                )
+                asking = Asking(engine.players, takes, sizes, name, arguments.seed, arguments.bitwise, until, show)
                 checked.append(asking.run(relations))
             askings.append(asking)
         is_gone = any(asking.gone for asking in askings)
@@ -98,6 +98,12 @@ def compared(arguments: argparse.Namespace) -> Report:
                 folders += handed_over(arguments, asking, each)
     notes = () if all(engine.takes.cold for engine in engines) else (NO_COLD,)
     return Report(tuple(checked), other, tuple(folders), notes)
+
+
+def named(takes: Takes, target: str) -> Takes:
+    """With the target, where there are two."""
+    engine = f"{target} ({takes.abilities.engine})"
+    return replace(takes, abilities=replace(takes.abilities, engine=engine))
 
 
 NO_COLD = "the engine takes no request without cached prefixes: `alone` is the first time that a prompt is sent"
