@@ -251,10 +251,7 @@ def add_check(commands: Commands) -> None:
     add(parser, "--at-once N", f"most requests in flight together {most}")
     few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, whose cost is printed first)"
     add(parser, "--cases NAMES", few)
-    longest = (
-        f"tokens of the longest request of {LONG} and its response (the model's max_position_embeddings); with --against "
-        "of any request"
-    )
+    longest = f"tokens of the longest request of {LONG} and its response, or of any request of --against"
     add(parser, "--max-model-len N", longest, type=int)
     add(parser, "--seed N", "seed of the generated requests (0)", default=0)
     add(parser, "--name NAME", "model name, for a server with more than one")
