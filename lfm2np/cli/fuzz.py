@@ -221,7 +221,8 @@ def fuzzed(
             tqdm.write(f"lfm2np: found: {one_line(f'{failure.finding.what} -> {folder}')}", file=sys.stderr)
     counts = campaign.counts
     figures = {name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")}
-    figures |= {} if judge.is_certain else {"once": counts.once}
+    if not judge.is_certain:
+        figures |= {"against": arguments.against, "expected": judge.expected, "once": counts.once}
     head = {"engine": context.engine, "format": context.format_name, "why_format": context.why_format}
     return findings, {**head, **figures, "seconds": round(counts.seconds, 1)}
 
@@ -322,6 +323,7 @@ def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
     lines = [
         f"engine    {counts['engine']}",
         *([f"format    {counts['format']} ({counts['why_format']})"] if counts["why_format"] else []),
+        *([f"judged    {counts['expected']}"] if "expected" in counts else []),
         f"played    {counts['traces']} traces and {counts['replays']} replays: {counts['requests']} requests, "
         f"{counts['tokens']} tokens, in {counts['seconds']:.0f} s",
         f"findings  {len(findings)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, LEAK, Played, Reply
+from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
 from lfm2np.fuzz.right import stop_fault
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
@@ -18,7 +18,7 @@ from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 
 DRAWN_ERROR = 1e-9  # the probability, for each trace, that the samples of a right engine are called wrong
-WRONG, STOP, TEXT = "wrong", "stop", "text"
+WRONG, STOP, TEXT, DIFFERS = "wrong", "stop", "text", "differs"
 MEANS = {
     "wrong": "a token or a log-probability that no right engine of the declared format gives",
     "differs": "an answer that is not that of the same request alone, by more than the engine's own spread",
@@ -52,7 +52,8 @@ def finding_of(
 
     texts  also judge texts and finish reasons
     """
-    if (trouble := trouble_finding(played)) is not None and trouble.kind != LEAK:
+    trouble = trouble_finding(played)
+    if trouble is not None and (trouble.kind == DEAD or trouble.request is not None):
         return trouble
     return wrong_answer(model, format_name, trace, played.replies, known, texts) or trouble
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from lfm2np.fuzz.finding import Finding, trouble_finding
+from lfm2np.fuzz.finding import DIFFERS, Finding, trouble_finding
 from lfm2np.fuzz.played import Played, Player, Reply, Trouble
 from lfm2np.fuzz.right import Right
 from lfm2np.fuzz.trace import Sent, Trace
@@ -15,7 +15,6 @@ from lfm2np.invariance.relations import in_turn
 from lfm2np.invariance.spread import Spread, beyond
 from lfm2np.oracle.targets.records import Answer
 
-DIFFERS = "differs"
 KEPT = 256  # answers alone that are kept from trace to trace
 ANY = 1e9  # nats: a bound where no log-probability was reported; a script has it as JSON, which knows no infinity
 

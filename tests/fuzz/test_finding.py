@@ -11,7 +11,7 @@ from served_here import model
 
 import lfm2np
 from lfm2np.fuzz.draw import Around, alphabet_of, draws
-from lfm2np.fuzz.finding import MEANS, STOP, TEXT, WRONG, finding_of
+from lfm2np.fuzz.finding import DIFFERS, MEANS, STOP, TEXT, WRONG, finding_of
 from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble
 from lfm2np.fuzz.right import right_answer
@@ -265,7 +265,7 @@ def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
 
 
 def test_each_kind_of_finding_says_what_it_means() -> None:
-    assert set(MEANS) == {WRONG, STOP, TEXT, DEAD, HANG, FAILED, BROKEN, REFUSED, IMPOSSIBLE, LEAK}
+    assert set(MEANS) == {WRONG, STOP, TEXT, DIFFERS, DEAD, HANG, FAILED, BROKEN, REFUSED, IMPOSSIBLE, LEAK}
 
 
 # What is right
