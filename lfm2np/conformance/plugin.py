@@ -138,7 +138,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if getattr(config.option, "scheduler", None) == "":
         raise pytest.UsageError("--scheduler: an empty name, expected package.module:factory")
-    subjects = [f"--{name}" for name in ("engine", "scheduler", "server") if option(config, name) is not None]
+    subjects = [f"--{name}" for name in ("scheduler", "engine", "server") if option(config, name) is not None]
     if len(subjects) > 1:
         raise pytest.UsageError(f"{' and '.join(subjects)}: expected one of them")
     name = option(config, "scheduler")
