@@ -64,11 +64,22 @@ class ByItself:
             pair = self.pair(sent, reply)
             if (again := self.trouble_alone(sent, reply)) is not None:
                 return Finding(again.kind, f"request {index}, asked again alone: {again.what}", index)
-            worst = beyond(self.spread, pair.positions, self.is_bitwise)
-            what = pair.fault or (worst.what if worst else None)
+            if (what := self.wrong(pair)) is not None:
+                self.forget(sent, reply)  # the answer alone may have been the wrong one, and is kept
+                what = self.wrong(self.pair(sent, reply))
             if what is not None:
                 return Finding(DIFFERS, f"request {index}: {what}", index, seen=reply.answers[0])
         return None
+
+    def wrong(self, pair: Pair) -> str | None:
+        worst = beyond(self.spread, pair.positions, self.is_bitwise)
+        return pair.fault or (worst.what if worst else None)
+
+    def forget(self, sent: Sent, reply: Reply) -> None:
+        """Asks again for what it is held against."""
+        for kept in (alone(sent), self.whole(sent, reply)):
+            self.known.pop(kept, None)
+        self.ask([alone(sent)])
 
     def trouble_alone(self, sent: Sent, reply: Reply) -> Trouble | None:
         """Of the requests that it is held against: an engine may hang there, too."""

@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from pretend_engine import VOCAB, Bug, Pretend
+from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
+from lfm2np.fuzz.campaign import Campaign
+from lfm2np.fuzz.draw import Around
 from lfm2np.fuzz.played import DEAD, HANG, LEAK, Played, Reply, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.invariance.by_itself import ByItself, alone
@@ -117,3 +119,22 @@ def test_an_answer_alone_is_asked_for_once() -> None:
     count = player.number
     judge.finding(TRACE, played)
     assert player.number == count
+
+
+def test_what_was_seen_once_and_in_no_replay_is_counted_and_is_no_finding() -> None:
+    around = Around(4, 12, 4, 40, tuple(range(8, VOCAB)))
+
+    def failures(bug: Bug) -> tuple[int, int]:
+        player = Pretend(0.0, bug, 0.1)
+        campaign = Campaign(ByItself(player, SPREAD, VOCAB), player, around, is_live=False)
+        return len(list(campaign.run(0, 20, None))), campaign.counts.once
+
+    wrong: list[int] = []
+
+    def once(now: Circumstances, position: int) -> bool:
+        if not wrong and now.beside > 0:
+            wrong.append(now.number)
+        return now.number in wrong
+
+    assert failures(once) == (0, 1) and len(wrong) == 1
+    assert failures(lambda now, position: now.beside > 0 and now.place > 0) == (1, 0)
