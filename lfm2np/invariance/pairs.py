@@ -43,7 +43,7 @@ class Pair:
 
 def unit(logprob: float, others: Sequence[float]) -> float:
     """How far a token's log-probability moves, in standard deviations of one logit's noise, if all logits move
-    independently: d log p_t = d z_t - sum_j p_j d z_j, so sqrt((1 - p_t)^2 + sum_{j != t} p_j^2).
+    independently: ``d log p_t = d z_t - sum p_j d z_j``, so ``sqrt((1 - p_t)^2 + sum p_j^2)``, its sum over j != t.
 
     others  log-probabilities of other tokens, as far as they are reported
     """
