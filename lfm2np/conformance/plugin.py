@@ -224,6 +224,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"{asking.requests} requests, {asking.tokens} tokens; spread {spread.nats:.2g} ({kind})"
         )
+        for line in dict.fromkeys(asking.unanswered):
+            terminalreporter.write_line(f"WARNING: not answered: {line}", yellow=True)
         return
     if OUTCOME in terminalreporter.config.stash:
         for line in terminalreporter.config.stash[OUTCOME].summary():

@@ -57,7 +57,7 @@ class Held:
 
     rounds  in how many it looked broken, and how many there were
     broken  what is wrong, also if it was seen once
-    why     it was not asked or not judged, or what was refused;, or only in part
+    why     it was not asked, not judged, or judged only in part
     """
 
     relation: Relation
@@ -227,9 +227,7 @@ class Asking:
             flips = sum(seen.compared.is_flip for seen in positions) if relation.samples == 1 else 0
             what = too_many_flips(flips, len(positions), spread)
             return None if what is None else Broken(what)
-        seen = None if worst.index is None else positions[worst.index]
-        if seen is None:
-            return Broken(worst.what)
+        seen = positions[worst.index]
         return Broken(f"{where(seen.trace, seen.place)}: {worst.what}", seen.trace, seen.place)
 
     def alone(self, round_: int, samples: int = 0) -> list[Alone]:
@@ -363,8 +361,8 @@ def between(first: Asking, second: Asking, spreads: tuple[Spread, Spread]) -> He
             round_.take(pair, trace, Place(index, index))
         return round_
 
-    found = round_of(0)
-    wrong = first.wrong(found, spread, OTHER)
+    opening = round_of(0)
+    wrong = first.wrong(opening, spread, OTHER)
     if wrong is None:
-        return Held(OTHER, outcome([seen.compared for seen in found.positions]), score_of_round(found), (0, 1))
-    return judged(OTHER, found, wrong, lambda number: first.wrong(round_of(number), spread, OTHER) is not None)
+        return Held(OTHER, outcome([seen.compared for seen in opening.positions]), score_of_round(opening), (0, 1))
+    return judged(OTHER, opening, wrong, lambda number: first.wrong(round_of(number), spread, OTHER) is not None)

@@ -9,7 +9,7 @@ bounded by what the declared format can explain.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,7 +17,7 @@ from lfm2np.invariance.pairs import Compared
 from lfm2np.oracle.judging.formats import FORMATS
 
 LEAST_GROUPS = 6  # with any difference, for a measure
-LEAST_ROUNDINGS = 8
+LEAST_ROUNDINGS = 8  # of a logit of size 1: the smallest spread
 TOGETHER = 100  # log-probabilities, at least, that are judged by RATIO
 RATIO = 8.0  # times the spread: root mean square of all positions but OUTLIERS
 OUTLIERS = 0.1  # share of the positions, those that moved most
@@ -27,8 +27,8 @@ LIMIT = 30.0  # times the spread: one position
 # saturates, and near ties of experts move a position by up to 0.65 nat (fixtures/itself_engines.py).
 FINER = ((20, 300.0), (11, 60.0))
 SEED_ERROR = 1e-6  # probability that a right engine's seeds are called broken
-# The largest spread that a format explains, nats, by its significant bits: some twenty times what right engines of up
-# to 24 layers show (docs/engine/17-itself.md).
+# The largest spread that a format explains, nats, by its significant bits: more than ten times that of any right engine
+# of fixtures/itself_engines.py.
 MOST = ((20, 2e-4), (11, 5e-2), (8, 4e-1), (0, 1.0))
 
 
@@ -140,7 +140,7 @@ class Beyond:
     """Why positions are not explained by the spread, in words, and the index of the one that shows it."""
 
     what: str
-    index: int | None = None
+    index: int
 
 
 def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = False) -> Beyond | None:
@@ -201,20 +201,16 @@ def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:
     by_request = [
         [each.difference for each in pair if each.difference is not None and not each.is_flip] for pair in pairs
     ]
-    told = [difference for request in by_request for difference in request]
+    differences = [difference for request in by_request for difference in request]
     kls = [sum(math.exp(min(d, 50.0)) - 1.0 - d for d in request) / len(request) for request in by_request if request]
     noise = [value for each in positions for value in each.noise]
     return Score(
         len(positions),
         sum(each.is_equal and bool(each.noise) for each in positions),
         sum(each.is_flip for each in positions),
-        max(map(abs, told)) if told else None,
-        sum(map(abs, told)) / len(told) if told else None,
+        max(map(abs, differences)) if differences else None,
+        sum(map(abs, differences)) / len(differences) if differences else None,
         sum(kls) / len(kls) if kls else None,
         max(noise) if noise else None,
         usual(noise) if noise else None,
     )
-
-
-def as_fields(score: Score) -> Mapping[str, float | int | None]:
-    return {name: getattr(score, name) for name in ("positions", "equal", "flips", "largest", "mean", "kl")}
