@@ -23,6 +23,9 @@ from typing import Protocol
 from scheduler.request import Request
 
 
+UNLIMITED = 1 << 40  # steps
+
+
 class Step(Protocol):
     """The step that is being planned, as a policy sees it."""
 
@@ -62,6 +65,7 @@ class Settings(Protocol):
 class FirstComeFirstServed:
     name = "fcfs"
     reserves = False  # a request is admitted only with the blocks for its whole length, so it is never preempted
+    admits_beside_running = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -72,6 +76,16 @@ class FirstComeFirstServed:
     def plan(self, step: Step) -> None:
         step.run()
         step.admit()
+
+    def steps_alike(self) -> int:
+        """For how many steps in which only decodes run the rule of `plan` about the queue stays the same: see leap.py.
+
+        A class with a `plan` of its own says it anew; where it does not, no step is leapt over.
+        """
+        return UNLIMITED
+
+    def skip(self, count: int) -> None:
+        """So many such steps were leapt over."""
 
 
 class Priority(FirstComeFirstServed):
@@ -99,6 +113,12 @@ class PrefillFirst(FirstComeFirstServed):
             step.run(prompts=False)  # what is left
         self._without_decodes = 0 if step.has_decodes else self._without_decodes + 1
 
+    def steps_alike(self) -> int:
+        return UNLIMITED
+
+    def skip(self, count: int) -> None:
+        self._without_decodes = 0
+
 
 class WaitingServed(FirstComeFirstServed):
     """TGI's rule, not chunked: backends/v3/src/backend.rs, batching_task, and queue.rs, next_batch.
@@ -125,6 +145,14 @@ class WaitingServed(FirstComeFirstServed):
             step.run()
             self._waiting_tokens, self._must_decode = self._waiting_tokens + 1, False
 
+    def steps_alike(self) -> int:
+        """Until any request at all would be let in: that is another rule, and must fail once by itself."""
+        left = self.settings.max_waiting_tokens - self._waiting_tokens
+        return left if left >= 0 else UNLIMITED
+
+    def skip(self, count: int) -> None:
+        self._waiting_tokens, self._must_decode = self._waiting_tokens + count, False
+
     def _least(self, num_running: int) -> int:
         """Requests that the queue must hold to be let in."""
         if self._waiting_tokens >= self.settings.max_waiting_tokens:
@@ -137,12 +165,16 @@ class Static(FirstComeFirstServed):
 
     name = "static"
     reserves = True
+    admits_beside_running = False
 
     def plan(self, step: Step) -> None:
         if step.num_running == 0:
             step.admit(beyond_budget=True)
         else:
             step.run(decodes=step.num_prefilling == 0)
+
+    def steps_alike(self) -> int:
+        return UNLIMITED
 
 
 def float32(value: float) -> float:

@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from scheduler.blocked import Blocked, blocked_head
 from scheduler.config import SchedulerConfig
 from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
@@ -41,6 +42,7 @@ class Scheduler:
         self._plan: BatchPlan | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._swapped_in_flight: list[Request] = []
+        self._blocked: Blocked | None = None  # set while a step of decodes that admitted nobody may repeat itself
 
     # --- requests come and go
 
@@ -112,8 +114,11 @@ class Scheduler:
         """The next step; empty if there is nothing to do. PlanError while the last plan is in flight."""
         self._require_no_plan("schedule()")
         step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
-        self._pending = []
+        self._pending, self._blocked = [], None
+        only_decodes = not self._num_prefilling
         self.policy.plan(PolicyStep(self, step))
+        if not only_decodes or step.admitted or step.preempted:
+            self._blocked = None
         plan = BatchPlan(
             self.step, tuple(step.moves), tuple(step.scheduled.values()), tuple(step.preempted), tuple(step.admitted)
         )
@@ -202,7 +207,10 @@ class Scheduler:
 
     def _admit(self, step: UnfinishedPlan, least: int, whole_prompts: bool, beyond_budget: bool) -> None:
         """None after a preemption in this step."""
-        if step.preempted or (least > 1 and not self._enough_fit(least)):
+        if step.preempted:
+            return
+        if least > 1 and not self._enough_fit(least):
+            self._blocked = Blocked()
             return
         while self.waiting and self.memory.free_slots and (step.budget or beyond_budget):
             request = self.waiting[0]
@@ -224,6 +232,7 @@ class Scheduler:
     def _enter(self, step: UnfinishedPlan, request: Request, whole_prompts: bool) -> bool:
         """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
         hit, reason = ((), "") if request.host_blocks else self.prefix_cache.find(request)
+        self._blocked = blocked_head(request, len(hit), reason)
         start = request.num_computed_tokens if request.host_blocks else len(hit) * self.config.block_size
         rest = request.num_tokens - start
         if whole_prompts and step.admitted and rest > step.budget:
@@ -239,6 +248,7 @@ class Scheduler:
         if not windows.has_room(window_hit, missing, windows.watermark if self.running else 0):
             return False
         del self.waiting[0]
+        self._blocked = None
         self.memory.enter(request, hit, needed, step.moves)
         if reason:
             self.prefix_cache.count(request, hit, reason)
@@ -321,7 +331,7 @@ class Scheduler:
         if not self.memory.split(parent, child, self.policy.reserves, self._pending):
             self._queue(child)
             return False
-        child.awaits_split = False
+        child.awaits_split, self._blocked = False, None
         child.status = Status.RUNNING
         self._num_prefilling += not child.is_decoding
         insort(self.running, child, key=self.policy.key)
@@ -365,6 +375,7 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         """Releases everything, or leaves that to update() while the request is in flight."""
+        self._blocked = None
         if is_queued(request):
             del self.waiting[bisect_left(self.waiting, self.policy.key(request), key=self.policy.key)]
         request.status = Status.FINISHED
@@ -380,7 +391,7 @@ class Scheduler:
         del self.requests[request.request_id]
 
     def _queue(self, request: Request) -> None:
-        request.awaits_split = False
+        request.awaits_split, self._blocked = False, None
         insort(self.waiting, request, key=self.policy.key)
 
     def _leave_running(self, request: Request) -> None:

@@ -100,14 +100,14 @@ class WindowBlocks:
             moves.append(Move("load_window_block", host, block))
 
     def can_grow(self, request: Request, stop: int) -> bool:
-        return self.pool is None or self._missing(request, stop) + self._is_shared(request) <= self.pool.num_free
+        return self.pool is None or self._missing(request, stop) + self.is_shared(request) <= self.pool.num_free
 
     def grow(self, request: Request, stop: int, moves: list[Move]) -> None:
         """Blocks for the tokens before `stop`, and a copy of the block to be written where others share it."""
         if self.pool is None:
             return
         table, index = list(request.window_table), request.num_computed_tokens // self.block_size
-        if self._is_shared(request):
+        if self.is_shared(request):
             copy, _ = self.pool.allocate()
             moves.append(Move("copy_window_block", table[index], copy))
             self.pool.release(table[index])
@@ -127,7 +127,7 @@ class WindowBlocks:
     def _missing(self, request: Request, stop: int) -> int:
         return max(0, -(-stop // self.block_size) - len(request.window_table))
 
-    def _is_shared(self, request: Request) -> bool:
+    def is_shared(self, request: Request) -> bool:
         """Whether the block of the next token is another's, too."""
         index = request.num_computed_tokens // self.block_size
         return self.pool is not None and any(map(self.pool.is_shared, request.window_table[index : index + 1]))

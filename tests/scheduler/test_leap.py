@@ -1,0 +1,225 @@
+"""Leaping over steps of decodes leaves the scheduler as taking them: all it holds, for drawn schedules of all policies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from scheduler import POLICIES, BatchPlan, PlanError, Request, Scheduler, SchedulerConfig, check
+from scheduler.leap import Leap, leap, most_steps
+from scheduler.policy import FirstComeFirstServed, Step
+
+END = 9  # stops who listens to it
+
+
+def drawn_config(rng: random.Random) -> SchedulerConfig:
+    window = rng.choice([None, None, 1, 3, 8, 13])
+    return SchedulerConfig(
+        num_blocks=rng.randint(24, 60),
+        block_size=rng.choice([1, 2, 4, 16]),
+        max_num_seqs=rng.randint(1, 6),
+        max_num_batched_tokens=rng.choice([3, 8, 32]),
+        policy=rng.choice(list(POLICIES)),
+        waiting_served_ratio=rng.choice([0.0, 0.3, 1.2]),
+        max_waiting_tokens=rng.choice([0, 1, 5, 20]),
+        prefix_caching=rng.random() < 0.8,
+        watermark=rng.choice([0.0, 0.01, 0.2]),
+        num_host_blocks=rng.choice([0, 0, 30]),
+        sliding_window=window,
+        num_window_blocks=0 if window is None else rng.randint(24, 60),
+    )
+
+
+def drawn_request(rng: random.Random, number: int, config: SchedulerConfig) -> tuple[Request, list[Request]]:
+    """With the tokens of one of two families, so that prefixes are shared."""
+    most = min(config.num_blocks, config.num_window_blocks or config.num_blocks) * config.block_size
+    prompt, new = rng.randint(1, max(1, min(40, most // 2))), rng.randint(1, max(1, min(40, most // 2)))
+    family = rng.choice([1, 2])
+    shared = rng.randint(0, prompt)
+    ids = (family,) * shared + (100 + number,) * (prompt - shared)
+    stops = frozenset({END}) if rng.random() < 0.5 else frozenset()
+    names = [f"r{number}"] + [f"r{number}.{child}" for child in range(rng.choice([0, 0, 0, 0, 1, 2]))]
+    first, *forks = (
+        Request(name, ids, new, stops, priority=rng.choice([0, 0, -1, 2]), cache_salt="s" * (family == 2))
+        for name in names
+    )
+    return first, forks
+
+
+class Schedule:
+    """A drawn course of events on one scheduler: by steps, or with leaps where `leaps`."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self.config = drawn_config(rng)
+        self.scheduler = Scheduler(self.config)
+        self.arrivals = sorted(rng.randint(0, 150) for _ in range(rng.randint(1, 14)))
+        self.requests = [drawn_request(rng, number, self.config) for number in range(len(self.arrivals))]
+        self.ends = {name.request_id: rng.randint(1, 40) for pair in self.requests for name in (pair[0], *pair[1])}
+        self.aborts = sorted((rng.randint(0, 150), f"r{rng.randint(0, 13)}") for _ in range(rng.choice([0, 0, 1, 3])))
+
+    def begin(self) -> None:
+        """What arrives, and who is aborted, at this step."""
+        scheduler = self.scheduler
+        while self.arrivals and (self.arrivals[0] <= scheduler.step or not scheduler.has_unfinished):
+            self.arrivals.pop(0)
+            request, forks = self.requests.pop(0)
+            try:
+                scheduler.add(request, forks)
+            except ValueError:
+                pass  # larger than the pool
+        while self.aborts and self.aborts[0][0] <= scheduler.step:
+            _, name = self.aborts.pop(0)
+            if name in scheduler.requests:
+                scheduler.abort(name)
+
+    def until_event(self) -> int:
+        events = [*self.arrivals[:1], *(step for step, _ in self.aborts[:1])]
+        return min(events, default=10**9) - self.scheduler.step
+
+    def token(self, name: str, number: int) -> int:
+        """The output token with that number, counted from 0."""
+        return END if number + 1 == self.ends[name] else 50 + number % 3
+
+    def step(self) -> BatchPlan:
+        scheduler = self.scheduler
+        plan = scheduler.schedule()
+        names = [name for entry in plan.scheduled for name in entry.samples]
+        tokens = {name: [self.token(name, scheduler.requests[name].num_output_tokens)] for name in names}
+        scheduler.update(plan, tokens)
+        return plan
+
+    def leap(self) -> Leap | None:
+        """None: the next step has to be taken."""
+        scheduler = self.scheduler
+        count = min(most_steps(scheduler), self.until_event())
+        for request in scheduler.running if count > 0 else ():
+            if request.stop_token_ids:
+                left = self.ends[request.request_id] - request.num_output_tokens
+                count = min(count, left) if left > 0 else count
+        if count <= 0:
+            return None
+        tokens = {
+            request.request_id: [
+                self.token(request.request_id, request.num_output_tokens + index) for index in range(count)
+            ]
+            for request in scheduler.running
+        }
+        result = leap(scheduler, count, tokens)
+        return result if result.steps else None
+
+
+def everything(scheduler: Scheduler) -> list[Any]:
+    """All that a scheduler holds; but `_blocked`, which says that the last step let nobody in."""
+    memory, cache = scheduler.memory, scheduler.prefix_cache
+    pools = (scheduler.pool, memory.host_pool, memory.windows.pool)
+    counters = {name: value for name, value in vars(scheduler).items() if isinstance(value, int | frozenset)}
+    policy = {name: value for name, value in vars(scheduler.policy).items() if name != "settings"}
+    requests = [
+        [getattr(request, field.name) for field in fields(Request) if field.name != "forks"]
+        for request in scheduler.requests.values()
+    ]
+    names = [[request.request_id for request in queue] for queue in (scheduler.waiting, scheduler.running)]
+    forks = [[fork.request_id for fork in request.forks] for request in scheduler.requests.values()]
+    held = [memory.free_slots, cache.statistics, cache._evicted, scheduler._pending]
+    return [counters, policy, requests, names, forks, held, *(vars(pool) for pool in pools if pool is not None)]
+
+
+def pairs(seed: int) -> Iterator[tuple[Schedule, Schedule, Leap | None, list[BatchPlan]]]:
+    """The same schedule twice, side by side: with leaps, and by as many steps."""
+    leaping, stepping = Schedule(seed), Schedule(seed)
+    while True:
+        leaping.begin()
+        stepping.begin()
+        if not leaping.scheduler.has_unfinished and not leaping.arrivals:
+            return
+        result = leaping.leap()
+        if result is None:
+            yield leaping, stepping, None, [leaping.step(), stepping.step()]
+        else:
+            yield leaping, stepping, result, [stepping.step() for _ in range(result.steps)]
+
+
+def require_equal(seed: int) -> tuple[int, int]:
+    """Steps that were leapt over, and taken."""
+    leapt = taken = 0
+    for leaping, stepping, result, plans in pairs(seed):
+        assert everything(leaping.scheduler) == everything(stepping.scheduler), f"seed {seed}, step {taken + leapt}"
+        check(leaping.scheduler)
+        if result is None:
+            assert plans[0] == plans[1]
+            taken += 1
+            continue
+        leapt += result.steps
+        for plan in plans:  # what a leap says that they were
+            assert not plan.moves and not plan.admitted and not plan.preempted
+            assert all(len(entry.token_ids) == 1 and entry.samples == (entry.request_id,) for entry in plan.scheduled)
+            for entry in plan.scheduled:
+                live = leaping.scheduler.requests.get(entry.request_id)
+                if live is not None:
+                    assert entry.block_table == live.block_table[: len(entry.block_table)]
+                    assert entry.slot == live.slot
+    return leapt, taken
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_leap_leaves_all_as_the_steps_would(policy: str) -> None:
+    seeds = [seed for seed in range(400) if drawn_config(random.Random(seed)).policy == policy]
+    steps = [require_equal(seed) for seed in seeds]
+    assert sum(leapt for leapt, _ in steps) > sum(taken for _, taken in steps) / 2
+
+
+@pytest.mark.slow
+def test_two_thousand_drawn_schedules() -> None:
+    steps = [require_equal(seed) for seed in range(400, 2400)]
+    leapt, taken = (sum(column) for column in zip(*steps, strict=True))
+    assert leapt > taken / 2
+
+
+def test_a_policy_with_a_plan_of_its_own_is_not_leapt_over_unless_it_says_how_long() -> None:
+    class EverySecondStep(FirstComeFirstServed):
+        def plan(self, step: Step) -> None:
+            step.run()
+
+    scheduler = Scheduler(SchedulerConfig(8))
+    scheduler.add(Request("a", (1, 2), max_tokens=9))
+    scheduler.update(scheduler.schedule(), {"a": [7]})
+    assert most_steps(scheduler) == 8
+    scheduler.policy = EverySecondStep(scheduler.config)
+    assert most_steps(scheduler) == 0
+
+
+def test_a_head_that_is_let_in_by_a_block_published_during_the_leap_ends_it() -> None:
+    """`b` lacks one block until `a` has published the second block that both begin with."""
+    scheduler = Scheduler(SchedulerConfig(6, block_size=4, max_num_seqs=2, policy="fcfs", watermark=0.0))
+    scheduler.add(Request("a", (1, 1, 1, 1, 5), max_tokens=12))
+    scheduler.update(scheduler.schedule(), {"a": [5]})
+    scheduler.add(Request("b", (1, 1, 1, 1, 5, 5, 5, 5, *range(30, 43)), max_tokens=1))
+    assert most_steps(scheduler) == 0  # no step has said yet that it does not fit
+    scheduler.update(scheduler.schedule(), {"a": [5]})
+    count = most_steps(scheduler)
+    assert count == 10
+    assert leap(scheduler, count, {"a": [5] * count}).steps == 2
+    assert scheduler.running[0].num_computed_tokens == 8
+
+
+def test_what_can_not_be_leapt_over_is_refused_and_changes_nothing() -> None:
+    scheduler = Scheduler(SchedulerConfig(8))
+    scheduler.add(Request("a", (1, 2), max_tokens=9, stop_token_ids=frozenset({END})))
+    scheduler.update(scheduler.schedule(), {"a": [7]})
+    before = repr(everything(scheduler))
+    for count, tokens, message in (
+        (9, [7] * 9, "leap() over 9 steps: expected 1 to 8"),
+        (2, [7], "leap(): 1 tokens for 'a', expected 2"),
+        (3, [7, END, 7], "leap(): 'a' ends before the last of 3 steps"),
+    ):
+        with pytest.raises(PlanError) as error:
+            leap(scheduler, count, {"a": tokens})
+        assert str(error.value) == message
+    assert repr(everything(scheduler)) == before
+    assert [request.request_id for request in leap(scheduler, 8, {"a": [7] * 8}).finished] == ["a"]
+    assert not scheduler.has_unfinished
