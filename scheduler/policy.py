@@ -22,7 +22,6 @@ from typing import Protocol
 
 from scheduler.request import Request
 
-
 UNLIMITED = 1 << 40  # steps
 
 

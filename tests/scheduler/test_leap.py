@@ -1,7 +1,8 @@
-"""Leaping over steps of decodes leaves the scheduler as taking them: all it holds, for drawn schedules of all policies."""
+"""Leaping over steps of decodes leaves all that the scheduler holds as taking them would: schedules of all policies."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import fields
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import POLICIES, BatchPlan, PlanError, Request, Scheduler, SchedulerConfig, check
+from scheduler import POLICIES, BatchPlan, PlanError, Request, RequestRefused, Scheduler, SchedulerConfig, check
 from scheduler.leap import Leap, leap, most_steps
 from scheduler.policy import FirstComeFirstServed, Step
 
@@ -68,10 +69,8 @@ class Schedule:
         while self.arrivals and (self.arrivals[0] <= scheduler.step or not scheduler.has_unfinished):
             self.arrivals.pop(0)
             request, forks = self.requests.pop(0)
-            try:
+            with contextlib.suppress(RequestRefused):  # larger than the pool
                 scheduler.add(request, forks)
-            except ValueError:
-                pass  # larger than the pool
         while self.aborts and self.aborts[0][0] <= scheduler.step:
             _, name = self.aborts.pop(0)
             if name in scheduler.requests:
