@@ -18,11 +18,11 @@ END = 9  # stops who listens to it
 
 
 def drawn_config(rng: random.Random) -> SchedulerConfig:
-    window = rng.choice([None, None, 1, 3, 8, 13])
+    window, size = rng.choice([None, None, 1, 3, 8, 13]), rng.choice([1, 2, 4, 16])
     return SchedulerConfig(
-        num_blocks=rng.randint(24, 60),
-        block_size=rng.choice([1, 2, 4, 16]),
-        max_num_seqs=rng.randint(1, 6),
+        num_blocks=rng.randint(60, 240) // size,
+        block_size=size,
+        max_num_seqs=rng.choice([1, 2, 4, 8, 12]),
         max_num_batched_tokens=rng.choice([3, 8, 32]),
         policy=rng.choice(list(POLICIES)),
         waiting_served_ratio=rng.choice([0.0, 0.3, 1.2]),
@@ -31,7 +31,7 @@ def drawn_config(rng: random.Random) -> SchedulerConfig:
         watermark=rng.choice([0.0, 0.01, 0.2]),
         num_host_blocks=rng.choice([0, 0, 30]),
         sliding_window=window,
-        num_window_blocks=0 if window is None else rng.randint(24, 60),
+        num_window_blocks=0 if window is None else rng.randint(60, 240) // size,
     )
 
 
@@ -58,10 +58,10 @@ class Schedule:
         rng = random.Random(seed)
         self.config = drawn_config(rng)
         self.scheduler = Scheduler(self.config)
-        self.arrivals = sorted(rng.randint(0, 150) for _ in range(rng.randint(1, 14)))
+        self.arrivals = sorted(rng.randint(0, 100) for _ in range(rng.randint(1, 20)))
         self.requests = [drawn_request(rng, number, self.config) for number in range(len(self.arrivals))]
         self.ends = {name.request_id: rng.randint(1, 40) for pair in self.requests for name in (pair[0], *pair[1])}
-        self.aborts = sorted((rng.randint(0, 150), f"r{rng.randint(0, 13)}") for _ in range(rng.choice([0, 0, 1, 3])))
+        self.aborts = sorted((rng.randint(0, 150), f"r{rng.randint(0, 19)}") for _ in range(rng.choice([0, 0, 1, 3])))
 
     def begin(self) -> None:
         """What arrives, and who is aborted, at this step."""
