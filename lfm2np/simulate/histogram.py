@@ -1,0 +1,121 @@
+"""Distributions and courses of whole numbers, in memory that does not grow with their number; all sums are exact.
+
+A value's bucket is its eight leading bits: a quantile is off by at most 1/256 of itself. Integers only, so that adding
+values one by one, or many at once, in any order, gives the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+BITS = 8  # of a value that its bucket keeps
+MOST_BINS = 256  # of a course
+
+
+def bucket_of(value: int) -> int:
+    """The bucket of a value from 0 on: its leading bits behind the number of bits that are dropped."""
+    dropped = max(0, value.bit_length() - BITS)
+    return (dropped << BITS) | (value >> dropped)
+
+
+def middle_of(bucket: int) -> float:
+    dropped, leading = bucket >> BITS, bucket & ((1 << BITS) - 1)
+    return (leading + 0.5) * (1 << dropped) if dropped else float(leading)
+
+
+@dataclass
+class Histogram:
+    """Of whole numbers from 0 on."""
+
+    buckets: Counter[int] = field(default_factory=Counter)
+    count: int = 0
+    total: int = 0
+    largest: int = 0
+
+    def add(self, value: int, times: int = 1) -> None:
+        self.buckets[bucket_of(value)] += times
+        self.count += times
+        self.total += value * times
+        self.largest = max(self.largest, value)
+
+    def add_many(self, values: NDArray[np.int64], times: int = 1) -> None:
+        """Each of the values so many times; values [n] below 2**53."""
+        if len(values) == 0:
+            return
+        _, exponents = np.frexp(values.astype(np.float64))
+        dropped = np.maximum(0, exponents - BITS).astype(np.int64)
+        distinct, counts = np.unique((dropped << BITS) | (values >> dropped), return_counts=True)
+        for bucket, number in zip(distinct.tolist(), counts.tolist(), strict=True):
+            self.buckets[bucket] += number * times
+        self.count += len(values) * times
+        self.total += int(values.sum()) * times
+        self.largest = max(self.largest, int(values.max()))
+
+    def merge(self, other: Histogram) -> None:
+        self.buckets.update(other.buckets)
+        self.count += other.count
+        self.total += other.total
+        self.largest = max(self.largest, other.largest)
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+    def quantile(self, share: float) -> float | None:
+        """The value that this share does not exceed, to the middle of its bucket; None of no values."""
+        return self.quantiles((share,))[0]
+
+    def quantiles(self, shares: Iterable[float]) -> list[float | None]:
+        if not self.count:
+            return [None for _ in shares]
+        keys = sorted(self.buckets, key=middle_of)
+        upto = np.cumsum([self.buckets[key] for key in keys])
+        places = [min(len(keys) - 1, int(np.searchsorted(upto, share * self.count))) for share in shares]
+        return [min(middle_of(keys[place]), float(self.largest)) for place in places]
+
+
+@dataclass
+class Course:
+    """Sums over time, in at most MOST_BINS bins from time 0 on, of a width (in nanoseconds) that doubles as needed.
+
+    `over(begin, end, value)` adds the value times each bin's share of the time, in nanoseconds; `at(times, amounts)`
+    adds amounts to the bins of their times.
+    """
+
+    width: int = 1 << 20  # about a millisecond
+    bins: list[int] = field(default_factory=list)
+
+    def over(self, begin: int, end: int, value: int) -> None:
+        if begin >= end or not value:
+            return
+        self._reach(end - 1)
+        first, last = begin // self.width, (end - 1) // self.width
+        for index in range(first, last + 1):
+            overlap = min(end, (index + 1) * self.width) - max(begin, index * self.width)
+            self.bins[index] += value * overlap
+
+    def at(self, time: int, amount: int) -> None:
+        self._reach(time)
+        self.bins[time // self.width] += amount
+
+    def at_many(self, times: NDArray[np.int64], amount: int) -> None:
+        """The same amount at each of the times, which are in order."""
+        self._reach(int(times[-1]))
+        places = times // self.width
+        first = int(places[0])
+        for offset, number in enumerate(np.bincount(places - first).tolist()):
+            self.bins[first + offset] += number * amount
+
+    def _reach(self, time: int) -> None:
+        while time // self.width >= MOST_BINS:
+            self.width *= 2
+            pairs = zip(self.bins[::2], [*self.bins[1::2], 0][: len(self.bins[::2])], strict=True)
+            self.bins = [first + second for first, second in pairs]
+        missing = time // self.width + 1 - len(self.bins)
+        if missing > 0:
+            self.bins.extend([0] * missing)
