@@ -148,7 +148,7 @@ class CostModel:
         for constant, terms in self._sums:
             total = np.full(len(longest), constant)
             for coefficient, index, first, most in terms:
-                total += coefficient * np.clip(values[index] - first, 0, most)
+                total += coefficient * part(values[index], first, most)
             longest = np.maximum(longest, total)
         rounded = np.rint(np.minimum(self._overhead + longest, LONGEST)).astype(np.int64)
         return np.maximum(rounded, 1)
@@ -182,6 +182,11 @@ def parse_feature(feature: str) -> tuple[int, int, int]:
     return FIELDS.index(match[1]), first, end - first
 
 
+def part(counts: Count, first: int, most: int) -> Count:
+    """How many of each number's units count."""
+    return counts if first == 0 and most == NO_END else np.clip(counts - first, 0, most)
+
+
 def amounts(features: Sequence[str], shapes: StepShape) -> NDArray[np.float64]:
     """How much of each feature each step has, [steps, features]."""
     values = VALUES(shapes)
@@ -189,7 +194,7 @@ def amounts(features: Sequence[str], shapes: StepShape) -> NDArray[np.float64]:
     for column, feature in enumerate(features):
         if feature != CONSTANT:
             index, first, most = parse_feature(feature)
-            columns[:, column] = np.clip(values[index] - first, 0, most)
+            columns[:, column] = part(values[index], first, most)
     return columns
 
 

@@ -7,8 +7,9 @@ values one by one, or many at once, in any order, gives the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import mul, sub
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +50,11 @@ class Histogram:
             return
         _, exponents = np.frexp(values.astype(np.float64))
         dropped = np.maximum(0, exponents - BITS).astype(np.int64)
-        distinct, counts = np.unique((dropped << BITS) | (values >> dropped), return_counts=True)
-        for bucket, number in zip(distinct.tolist(), counts.tolist(), strict=True):
-            self.buckets[bucket] += number * times
+        buckets = (dropped << BITS) | (values >> dropped)
+        first = int(buckets.min())
+        for offset, number in enumerate(np.bincount(buckets - first).tolist()):
+            if number:
+                self.buckets[first + offset] += number * times
         self.count += len(values) * times
         self.total += int(values.sum()) * times
         self.largest = max(self.largest, int(values.max()))
@@ -98,6 +101,16 @@ class Course:
         for index in range(first, last + 1):
             overlap = min(end, (index + 1) * self.width) - max(begin, index * self.width)
             self.bins[index] += value * overlap
+
+    def over_pieces(self, borders: Sequence[int], values: Sequence[int]) -> None:
+        """`over` for each value, from one border to the next."""
+        self._reach(borders[-1] - 1)
+        index = borders[0] // self.width
+        if index == (borders[-1] - 1) // self.width:
+            self.bins[index] += sum(map(mul, values, map(sub, borders[1:], borders)))
+            return
+        for begin, end, value in zip(borders, borders[1:], values, strict=False):
+            self.over(begin, end, value)
 
     def at(self, time: int, amount: int) -> None:
         self._reach(time)

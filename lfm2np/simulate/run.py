@@ -165,7 +165,7 @@ class Simulation:
         if offered:
             plan = scheduler.add_drafts(plan, offered)
         self._require_progress(plan)
-        self._note_plan(plan, begin, sum(map(len, offered.values())))
+        self._note_plan(plan, begin)
         tokens = self._answers(plan)
         finished = scheduler.update(plan, tokens)
         if self.trace:
@@ -175,10 +175,10 @@ class Simulation:
         self._note_tokens(tokens)
         self._end(finished)
 
-    def _note_plan(self, plan: BatchPlan, begin: int, num_drafts: int) -> None:
+    def _note_plan(self, plan: BatchPlan, begin: int) -> None:
         """Its time, and what is used meanwhile."""
         statistics, scheduler = self.statistics, self.scheduler
-        self.now = begin + self.cost.nanoseconds(shape_of(plan, self.config, num_drafts))
+        self.now = begin + self.cost.nanoseconds(shape_of(plan))
         ends = np.array([self.now])
         statistics.real_steps += 1
         statistics.preemptions += len(plan.preempted)
@@ -281,4 +281,5 @@ def decodes_of(running: Sequence[Request], config: SchedulerConfig, count: int) 
         size = config.block_size
         full = np.bincount([(-number - 1) % size for number in computed], minlength=size)
         checkpoints = full[later % size]
-    return StepShape(len(running), len(running), attended, attended, len(running), checkpoints, 0, 0)
+    requests = np.full(count, len(running))
+    return StepShape(requests, requests, attended, attended, requests, checkpoints, 0, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,11 +140,9 @@ class Statistics:
 
     def owned(self, begin: int, ends: NDArray[np.int64], owned: int, taken: Sequence[tuple[int, int]]) -> None:
         """Blocks in use during these steps: `owned` before the first, and those that each takes (see scheduler.leap)."""
-        for step, count in taken:
-            border = begin if step == 0 else int(ends[step - 1])
-            self.blocks.over(begin, border, owned)
-            begin, owned = border, owned + count
-        self.blocks.over(begin, int(ends[-1]), owned)
+        borders = [begin, *(begin if step == 0 else int(ends[step - 1]) for step, _ in taken), int(ends[-1])]
+        levels = list(accumulate((count for _, count in taken), initial=owned))
+        self.blocks.over_pieces(borders, levels)
 
     def whole(self) -> Group:
         """All requests."""

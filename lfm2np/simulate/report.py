@@ -1,0 +1,282 @@
+"""A simulation's result as plain data and as text. Times are seconds; None stands where nothing was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lfm2np.simulate.cost import CostModel
+from lfm2np.simulate.histogram import Course, Histogram, middle_of
+from lfm2np.simulate.statistics import Group, Statistics
+from lfm2np.simulate.traffic import NANOSECONDS
+from scheduler import Scheduler, SchedulerConfig
+from scheduler.trace import config_as_json
+
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+MOST_POINTS = 128  # of a distribution that is drawn
+GROWN = 2.0  # the queue's mean in the last third over that in the first third of the time since it was empty last
+LASTING = 0.2  # of the time of all arrivals: a shorter queue may be a burst's
+WORTH_SAYING = 10  # requests
+
+
+def as_json(
+    statistics: Statistics, scheduler: Scheduler, cost: CostModel, traffic: str, left: int = 0
+) -> dict[str, Any]:
+    """`left`: requests that had not ended when the simulation was."""
+    whole, config = statistics.whole(), scheduler.config
+    return {
+        "kind": "simulation",
+        "traffic": traffic,
+        "config": config_as_json(config),
+        "cost": {
+            "name": cost.name,
+            "origin": cost.origin,
+            "errors": None if cost.errors is None else asdict(cost.errors),
+        },
+        "requests": {
+            "arrived": statistics.requests + sum(statistics.refused.values()),
+            "finished": statistics.finished,
+            "aborted": statistics.aborted,
+            "left": left,
+            "refused": dict(statistics.refused),
+        },
+        "seconds": {
+            **{name: distribution(getattr(whole, name)) for name in ("ttft", "tpot", "e2e")},
+            "itl": distribution(statistics.itl),
+            "queued": distribution(statistics.queued),
+        },
+        "ttft_by_priority": {
+            str(priority): distribution(histogram)
+            for priority, histogram in sorted(statistics.ttft_by_priority.items())
+        },
+        "throughput": throughput(statistics),
+        "utilisation": utilisation(statistics, config),
+        "prefix_cache": asdict(scheduler.prefix_cache.statistics),
+        "preemptions": statistics.preemptions,
+        "drafts": {"proposed": statistics.draft_tokens, "accepted": statistics.accepted_drafts},
+        "padding": padding(statistics),
+        "saturation": saturation(statistics, left),
+        "steps": {"all": statistics.steps, "one_by_one": statistics.real_steps},
+        "courses": courses(statistics),
+        "distributions": {
+            "ttft": points(whole.ttft),
+            "tpot": points(whole.tpot),
+            "e2e": points(whole.e2e),
+            "itl": points(statistics.itl),
+        },
+    }
+
+
+def distribution(histogram: Histogram) -> dict[str, float | None]:
+    quantiles = dict(zip(SHARES, histogram.quantiles(SHARES.values()), strict=True))
+    values = {"mean": histogram.mean, **quantiles, "max": histogram.largest if histogram.count else None}
+    return {name: None if value is None else value / NANOSECONDS for name, value in values.items()}
+
+
+def points(histogram: Histogram) -> list[tuple[float, float]]:
+    """(seconds, share of the values up to there): at most MOST_POINTS, the first and the last among them."""
+    keys = sorted(histogram.buckets, key=middle_of)
+    upto, line = 0, []
+    for key in keys:
+        upto += histogram.buckets[key]
+        line.append((middle_of(key) / NANOSECONDS, upto / histogram.count))
+    every = -(-len(line) // MOST_POINTS)
+    return [*line[:-1:every], *line[-1:]] if line else []
+
+
+def throughput(statistics: Statistics) -> dict[str, float | None]:
+    seconds = statistics.end / NANOSECONDS
+    counts = {
+        "requests_per_second": statistics.finished,
+        "output_tokens_per_second": statistics.output_tokens,
+        "computed_tokens_per_second": statistics.prompt_tokens + statistics.output_tokens,
+    }
+    return {"seconds": seconds, **{name: count / seconds if seconds else None for name, count in counts.items()}}
+
+
+def utilisation(statistics: Statistics, config: SchedulerConfig) -> dict[str, float | None]:
+    """Shares: of the whole time in steps; while it was busy, of slots and blocks; of the tokens that steps could hold.
+
+    `blocks`: owned ones. Those that hold a cached prefix only are free to be taken.
+    """
+    busy = statistics.busy
+    shares = {
+        "busy": (busy, statistics.end),
+        "slots": (sum(statistics.running.bins), busy * config.max_num_seqs),
+        "blocks": (sum(statistics.blocks.bins), busy * config.num_blocks),
+        "budget": (sum(statistics.computed.bins), statistics.steps * config.max_num_batched_tokens),
+    }
+    return {name: part / all_ if all_ else None for name, (part, all_) in shares.items()}
+
+
+def padding(statistics: Statistics) -> dict[str, Any]:
+    """What request-level batches of max_num_seqs neighbours would have computed for nothing."""
+    batches = statistics.padding
+    share = 1 - batches.used / batches.padded if batches.padded else None
+    return {"batch_size": batches.size, "tokens": batches.padded - batches.used, "share": share}
+
+
+def saturation(statistics: Statistics, left: int) -> dict[str, float] | None:
+    """Since when the queue grew, to the last arrival, and by how many requests a second; None: it did not, to say so.
+
+    It has not been empty for LASTING of the time, and its mean in the last third of that is GROWN times as large as in
+    the first. A queue that was so long that the simulation ended is one, too.
+    """
+    begin, end = statistics.last_empty, statistics.last_arrival
+    waiting = statistics.waiting_at_last_arrival
+    if end <= begin or waiting < WORTH_SAYING or (end - begin < LASTING * end and not left):
+        return None
+    third = (end - begin) // 3
+    first, last = (mean_between(statistics.waiting, at, at + third) for at in (begin, end - third))
+    if last < GROWN * first and not left:
+        return None
+    return {
+        "since": begin / NANOSECONDS,
+        "waiting": waiting,
+        "requests_per_second": waiting / (end - begin) * NANOSECONDS,
+    }
+
+
+def mean_between(course: Course, begin: int, end: int) -> float:
+    first, last = begin // course.width, max(begin // course.width + 1, end // course.width)
+    return sum(course.bins[first:last]) / ((last - first) * course.width)
+
+
+def courses(statistics: Statistics) -> dict[str, Any]:
+    """Means over bins of one width, from time 0 on: requests that run and wait, owned blocks, tokens a second."""
+    named = {
+        "running": statistics.running,
+        "waiting": statistics.waiting,
+        "blocks": statistics.blocks,
+        "tokens_per_second": statistics.computed,
+    }
+    width = max(course.width for course in named.values())
+    lists = {name: widened(course, width) for name, course in named.items()}
+    longest = max(map(len, lists.values()))
+    scale = {"tokens_per_second": width / NANOSECONDS}
+    means = {
+        name: [total / scale.get(name, width) for total in [*bins, *[0] * (longest - len(bins))]]
+        for name, bins in lists.items()
+    }
+    return {"width": width / NANOSECONDS, **means}
+
+
+def widened(course: Course, width: int) -> list[int]:
+    each = width // course.width
+    return [sum(course.bins[at : at + each]) for at in range(0, len(course.bins), each)]
+
+
+# --- text
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    requests, cost = result["requests"], result["cost"]
+    refused = sum(requests["refused"].values())
+    counts = [f"{requests['finished']:,} requests finished"]
+    counts += [
+        f"{number:,} {what}" for what, number in (("aborted", requests["aborted"]), ("refused", refused)) if number
+    ]
+    counts += [f"{requests['left']:,} left when the simulation ended"] if requests["left"] else []
+    lines = [
+        f"{result['traffic']}: {', '.join(counts)}, in {span(result['throughput']['seconds'])}",
+        f"cost of a step: {cost['name']} ({cost['origin']})",
+        f"policy {result['config']['policy']}",
+        "",
+        *table_of(result["seconds"]),
+        "",
+        *(f"priority {name}: first token {in_words(values)}" for name, values in by_priority(result)),
+        throughput_line(result["throughput"]),
+        utilisation_line(result["utilisation"]),
+        *prefix_lines(result["prefix_cache"]),
+    ]
+    if result["preemptions"]:
+        lines.append(f"preemptions: {result['preemptions']:,}")
+    drafts = result["drafts"]
+    if drafts["proposed"]:
+        share = 100 * drafts["accepted"] / drafts["proposed"]
+        lines.append(f"drafts: {drafts['accepted']:,} of {drafts['proposed']:,} accepted, {share:.0f} %")
+    if result["padding"]["share"] is not None:
+        share, size = 100 * result["padding"]["share"], result["padding"]["batch_size"]
+        lines.append(f"padding of request-level batches of {size}: {share:.0f} % of their tokens")
+    lines += [f"refused: {number:,}: {reason}" for reason, number in sorted(requests["refused"].items())[:5]]
+    lines.append(saturation_line(result["saturation"]))
+    return "\n".join(lines)
+
+
+NAMES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "between two tokens",
+    "e2e": "end to end",
+    "queued": "in the queue",
+}
+
+
+def table_of(seconds: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    heads = ("mean", *SHARES, "max")
+    lines = [f"{'':<24}" + "".join(f"{head:>10}" for head in heads)]
+    for name, title in NAMES.items():
+        lines.append(f"{title:<24}" + "".join(f"{span(seconds[name][head]):>10}" for head in heads))
+    return lines
+
+
+def by_priority(result: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[str, float | None]]]:
+    groups = result["ttft_by_priority"]
+    return list(groups.items()) if len(groups) > 1 else []
+
+
+def in_words(values: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {span(values[name])}" for name in ("mean", *SHARES))
+
+
+def throughput_line(rates: Mapping[str, float | None]) -> str:
+    names = ("requests", "output_tokens", "computed_tokens")
+    parts = [f"{rates[f'{name}_per_second'] or 0:,.1f} {name.replace('_', ' ')}" for name in names]
+    return "a second: " + ", ".join(parts)
+
+
+def utilisation_line(shares: Mapping[str, float | None]) -> str:
+    busy, slots, blocks, budget = (percent(shares[name]) for name in ("busy", "slots", "blocks", "budget"))
+    return (
+        f"busy {busy} of the time; meanwhile {slots} of the slots, {blocks} of the blocks, {budget} of the token budget"
+    )
+
+
+def prefix_lines(cache: Mapping[str, Any]) -> list[str]:
+    if not cache["queries"]:
+        return []
+    ended = ", ".join(f"{reason} {number:,}" for reason, number in cache["ended"].items() if number)
+    share = percent(cache["hit_tokens"] / cache["query_tokens"])
+    return [f"prefix cache: {share} of {cache['query_tokens']:,} prompt tokens; hits ended: {ended}"]
+
+
+def saturation_line(saturated: Mapping[str, float] | None) -> str:
+    if saturated is None:
+        return "not saturated: the queue did not grow without bound"
+    return (
+        f"SATURATED: the queue grows without bound from {span(saturated['since'])} on, by "
+        f"{saturated['requests_per_second']:.3g} requests a second, to {saturated['waiting']:,} at the last arrival"
+    )
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def span(seconds: float | None) -> str:
+    """With three digits, in a unit that suits it."""
+    if seconds is None:
+        return "-"
+    for unit, size, most in (("us", 1e-6, 1e-3), ("ms", 1e-3, 1.0), ("s", 1.0, 600.0), ("min", 60.0, 7200.0)):
+        if seconds < most:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"
+
+
+def group_as_json(group: Group) -> dict[str, Any]:
+    """Its histograms, for the bootstrap (sweep.py)."""
+    return {
+        name: [[key, number] for key, number in sorted(getattr(group, name).buckets.items())]
+        for name in ("ttft", "tpot", "e2e")
+    }
