@@ -49,6 +49,12 @@ class DumpError(Lfm2npError):
     exit_code = 3
 
 
+class TraceError(Lfm2npError):
+    """A trace of traffic is unreadable, in no known format, or holds what no request can be."""
+
+    exit_code = 3
+
+
 class InconclusiveError(Lfm2npError):
     """A check ran, and what it was given does not suffice to tell."""
 

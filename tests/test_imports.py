@@ -72,6 +72,7 @@ ROOMS: dict[str, set[str]] = {
     SHRINKING: set(),
     SCHEDULERS: {PROTOCOL, SHRINKING, "scheduler"},
     "lfm2np.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
+    "lfm2np.simulate": {"scheduler"},
     "lfm2np.invariance": {*CALL, *ORACLE, "lfm2np.oracle.reports", "lfm2np.fuzz", PROTOCOL},
     "lfm2np.conformance": {*CALL, PROTOCOL, *SUITE, SHRINKING, SCHEDULERS, "lfm2np.faults", "lfm2np.invariance"},
     "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},

@@ -1,0 +1,314 @@
+"""Traffic that is drawn: arrivals, lengths and conversations from a seed.
+
+The same parameters and seed give the same requests on every machine and in every version of NumPy (draws.py), and with
+more `requests` the trace begins with the shorter one. Gaps, prompt lengths and output lengths are drawn from streams of
+their own: another rate leaves the lengths as they are, other lengths leave the times. Nothing is held in memory but the
+conversations that are going on.
+
+All rates are requests a second, all times in parameters seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.errors import RequestError
+from lfm2np.simulate import fitted
+from lfm2np.simulate.draws import Draws, each, exp, times
+from lfm2np.simulate.traffic import (
+    MOST_TOKENS,
+    NANOSECONDS,
+    Arrival,
+    Runs,
+    output_token_id,
+    prompt_token_id,
+    shared_token_id,
+)
+from lfm2np.values import require_count, show
+
+Integers = NDArray[np.int64]
+SYSTEM_PROMPT = shared_token_id(0)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Numbers of tokens: all from `low` to `high` equally likely, or log-normal about a median, cut to low and high."""
+
+    low: int
+    high: int
+    median: int | None = None
+    sigma: float = 0.0  # standard deviation of the natural logarithm
+
+    def __post_init__(self) -> None:
+        require_count("length", self.low, 1, MOST_TOKENS)
+        require_count("length", self.high, self.low, MOST_TOKENS)
+        if not 0 <= self.sigma <= 10:
+            raise RequestError(f"sigma {show(self.sigma)}: expected a number from 0 to 10")
+
+    def draw(self, draws: Draws) -> Integers:
+        if self.median is None:
+            lengths = self.low + np.floor(draws.uniform() * (self.high - self.low + 1))
+        else:
+            lengths = np.rint(self.median * exp(self.sigma * draws.normal()))
+        clipped: Integers = np.clip(lengths, self.low, self.high).astype(np.int64)
+        return clipped
+
+
+PROMPT, OUTPUT = Lengths(512, 512), Lengths(128, 128)
+USER, REPLY = Lengths(1, 4096, 60, 1.0), Lengths(1, 2048, 200, 0.8)  # of a turn
+
+
+def poisson(
+    *,
+    rate: float,
+    requests: int = 1000,
+    prompt: Lengths = PROMPT,
+    output: Lengths = OUTPUT,
+    system: int = 0,
+    seed: int = 0,
+) -> Iterator[Arrival]:
+    """Requests that know nothing of each other. `system` tokens, the same in all, come before each prompt."""
+    draws = Draws(seed, "gaps")
+    return independent(times(lambda: draws.exponential() / rate), requests, prompt, output, system, seed)
+
+
+def gamma(
+    *,
+    rate: float,
+    cv: float,
+    requests: int = 1000,
+    prompt: Lengths = PROMPT,
+    output: Lengths = OUTPUT,
+    system: int = 0,
+    seed: int = 0,
+) -> Iterator[Arrival]:
+    """Bursts: gaps of a Gamma distribution whose standard deviation is `cv` times their mean; 1 is Poisson.
+
+    `vllm bench serve --burstiness B` draws the same with cv = 1 / sqrt(B).
+    """
+    draws, shape = Draws(seed, "gaps"), 1 / (cv * cv)
+    return independent(times(lambda: draws.gamma(shape) / (shape * rate)), requests, prompt, output, system, seed)
+
+
+def day(
+    *,
+    rate: float,
+    night: float = 0.2,
+    period: float = 86_400.0,
+    requests: int = 1000,
+    prompt: Lengths = PROMPT,
+    output: Lengths = OUTPUT,
+    system: int = 0,
+    seed: int = 0,
+) -> Iterator[Arrival]:
+    """Poisson arrivals of mean `rate` whose rate rises from `night` times its peak, where it begins, to it and falls
+    again, once in a `period`. Drawn at the peak's rate and thinned (Lewis and Shedler 1979).
+    """
+    peak = 2 * rate / (1 + night)
+    gaps, kept = Draws(seed, "gaps"), Draws(seed, "thinning")
+    drawn = times(lambda: gaps.exponential() / peak)
+    by_day = (at for at, level in zip(drawn, each(kept.uniform), strict=False) if level < height(at, night, period))
+    return independent(by_day, requests, prompt, output, system, seed)
+
+
+def height(at: int, night: float, period: float) -> float:
+    """The day's rate as a share of its peak: two smooth steps, up and down."""
+    phase = at % round(period * NANOSECONDS) / (period * NANOSECONDS)
+    up = 2 * min(phase, 1 - phase)
+    return night + (1 - night) * (3 - 2 * up) * up * up
+
+
+def independent(
+    arriving: Iterable[int], requests: int, prompt: Lengths, output: Lengths, system: int, seed: int
+) -> Iterator[Arrival]:
+    """Requests that share a system prompt or nothing."""
+    before = ((SYSTEM_PROMPT, system),) if system else ()
+    prompts, outputs = (each_of(lengths, seed, name) for lengths, name in ((prompt, "prompts"), (output, "outputs")))
+    for number, at, tokens, outs in zip(range(requests), arriving, prompts, outputs, strict=False):
+        yield Arrival(at, (*before, (prompt_token_id(number), tokens)), outs, output_token_id(number))
+
+
+def each_of(lengths: Lengths, seed: int, stream: str) -> Iterator[int]:
+    draws = Draws(seed, stream)
+    return each(lambda: lengths.draw(draws))
+
+
+def conversations(
+    *,
+    rate: float,
+    turns: float = 5.0,
+    system: int = 256,
+    prompt: Lengths = USER,
+    output: Lengths = REPLY,
+    think: float = 30.0,
+    token_time: float = 0.02,
+    max_context: int = 32_768,
+    requests: int = 1000,
+    seed: int = 0,
+) -> Iterator[Arrival]:
+    """Chats: each turn's prompt is the turn before it, that turn's outputs, and `prompt` tokens that are new.
+
+    A conversation begins with the `system` prompt, has `turns` turns on average (geometric), and ends before a turn
+    that would take more than `max_context` tokens, outputs included. A turn follows the end of the one before, which
+    takes `token_time` for each output token, after a pause of mean `think` (exponential). Conversations begin as
+    Poisson, rate / turns of them a second, so that `rate` is reached as far as max_context ends few of them.
+    """
+    return Chats(rate, turns, system, prompt, output, think, token_time, max_context, seed).arrivals(requests)
+
+
+class Chats:
+    """The conversations that go on, by the time of their next turn."""
+
+    def __init__(
+        self,
+        rate: float,
+        turns: float,
+        system: int,
+        prompt: Lengths,
+        output: Lengths,
+        think: float,
+        token_time: float,
+        max_context: int,
+        seed: int,
+    ) -> None:
+        if system + 2 > max_context:
+            raise RequestError(
+                f"max_context {max_context}: expected at least {system + 2}: system={system}, and a turn"
+            )
+        self._system, self._max_context = system, max_context
+        self._ends_with, self._token_time = 1 / turns, round(token_time * NANOSECONDS)
+        gaps, pauses = Draws(seed, "gaps"), Draws(seed, "pauses")
+        self._begins = times(lambda: gaps.exponential() * (turns / rate))
+        self._thinks = each(lambda: np.rint(pauses.exponential() * (think * NANOSECONDS)).astype(np.int64))
+        self._ends = each(Draws(seed, "ends").uniform)
+        self._prompts, self._outputs = each_of(prompt, seed, "prompts"), each_of(output, seed, "outputs")
+        self._turns: list[tuple[int, int, Runs, int, int, int]] = []  # at, entry, before, its length, prompt, output
+        self._entries = 0
+
+    def arrivals(self, requests: int) -> Iterator[Arrival]:
+        begins = next(self._begins)
+        for number in range(requests):
+            while not self._turns or begins <= self._turns[0][0]:
+                self._begin(begins)
+                begins = next(self._begins)
+            at, _, before, length, new, outputs = heapq.heappop(self._turns)
+            arrival = Arrival(at, (*before, (prompt_token_id(number), new)), outputs, output_token_id(number))
+            yield arrival
+            self._continue(arrival, length + new + outputs)
+
+    def _begin(self, at: int) -> None:
+        """The first turn, cut to max_context."""
+        outputs = min(next(self._outputs), self._max_context - self._system - 1)
+        new = min(next(self._prompts), self._max_context - self._system - outputs)
+        before = ((SYSTEM_PROMPT, self._system),) if self._system else ()
+        self._push(at, before, self._system, new, outputs)
+
+    def _continue(self, last: Arrival, length: int) -> None:
+        if next(self._ends) < self._ends_with:
+            return
+        at = last.at + last.num_output_tokens * self._token_time + next(self._thinks)
+        new, outputs = next(self._prompts), next(self._outputs)
+        if length + new + outputs <= self._max_context:
+            before = (*last.prompt, (last.output_token_id, last.num_output_tokens))
+            self._push(at, before, length, new, outputs)
+
+    def _push(self, at: int, before: Runs, length: int, new: int, outputs: int) -> None:
+        heapq.heappush(self._turns, (at, self._entries, before, length, new, outputs))
+        self._entries += 1
+
+
+GENERATORS: dict[str, Callable[..., Iterator[Arrival]]] = {
+    "poisson": poisson,
+    "gamma": gamma,
+    "day": day,
+    "conversations": conversations,
+    "mooncake-like": fitted.mooncake_like,
+    "azure-conversation-like": fitted.azure_conversation_like,
+}
+
+
+def parse(spec: str, seed: int = 0) -> Iterator[Arrival]:
+    """The requests of `NAME` or `NAME:PARAMETER=VALUE,...`; RequestError that names what is not known and what is.
+
+    Lengths are written 512 (always), 100-1000 (any of these), 512~1.2 (log-normal: median and sigma), and
+    512~1.2:16-8192 (cut to these).
+    """
+    require_count("seed", seed, 0, None)
+    name, _, rest = spec.partition(":")
+    if name not in GENERATORS:
+        raise RequestError(f"generator {show(name)}: expected one of {', '.join(GENERATORS)}")
+    known = {key: each.default for key, each in inspect.signature(GENERATORS[name]).parameters.items() if key != "seed"}
+    parameters = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, text = part.partition("=")
+        if key not in known or not equals or key in parameters:
+            what = "given twice" if key in parameters else f"expected {', '.join(f'{each}=...' for each in known)}"
+            raise RequestError(f"{name}: {show(part)}: {what}")
+        parameters[key] = READERS[key](f"{name}: {key}", text)
+    missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in parameters]
+    if missing:
+        raise RequestError(f"{name}: {missing[0]}=... is missing")
+    return GENERATORS[name](**parameters, seed=seed)
+
+
+def number(least: float, most: float) -> Callable[[str, str], float]:
+    def read(name: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:
+            raise RequestError(f"{name} {show(text)}: expected a number from {least:g} to {most:g}")
+        return value
+
+    return read
+
+
+def count(least: int, most: int | None) -> Callable[[str, str], int]:
+    def read(name: str, text: str) -> int:
+        return require_count(name, int(text) if re.fullmatch("[0-9]{1,18}", text) else text, least, most)
+
+    return read
+
+
+LENGTHS = re.compile(r"(?:(?P<median>\d{1,10})~(?P<sigma>\d+\.?\d*):?)?(?:(?P<low>\d{1,10})(?:-(?P<high>\d{1,10}))?)?")
+
+
+def read_lengths(name: str, text: str) -> Lengths:
+    match = LENGTHS.fullmatch(text)
+    if not match or not text or text.endswith(":"):
+        raise RequestError(f"{name} {show(text)}: expected 512, 100-1000, 512~1.2 or 512~1.2:16-8192")
+    median, sigma, low, high = match.group("median", "sigma", "low", "high")
+    try:
+        if median is None:
+            return Lengths(int(low), int(high or low))
+        require_count("median", int(median), 1, MOST_TOKENS)
+        return Lengths(int(low or 1), int(high or low or MOST_DRAWN), int(median), float(sigma))
+    except RequestError as problem:
+        raise RequestError(f"{name} {show(text)}: {problem}") from None
+
+
+MOST_DRAWN = 131_072  # where a log-normal length without bounds ends: the longest context that the project knows
+
+READERS: dict[str, Callable[[str, str], Any]] = {
+    "rate": number(1e-3, 1e6),
+    "cv": number(0.01, 30),
+    "night": number(0, 1),
+    "period": number(1, 1e9),
+    "turns": number(1, 1e6),
+    "think": number(0, 1e6),
+    "token_time": number(0, 1e3),
+    "requests": count(1, None),
+    "system": count(0, MOST_TOKENS),
+    "max_context": count(2, MOST_TOKENS),
+    "prompt": read_lengths,
+    "output": read_lengths,
+}
