@@ -31,6 +31,7 @@ COMMANDS = {  # the module of each, in the order of the help; its function add_C
     "record": "lfm2np.cli.locate",
     "locate": "lfm2np.cli.locate",
     "vectors": "lfm2np.cli.vectors",
+    "simulate": "lfm2np.cli.simulate",
     "bench": "lfm2np.cli.bench",
     "score": "lfm2np.cli.score",
     "merge": "lfm2np.cli.score",

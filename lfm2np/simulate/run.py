@@ -24,8 +24,8 @@ from scheduler.leap import leap, most_steps
 END_ID = -1  # the last token of a request that asked for more: its only stop token
 MOST_STEPS = 1024  # of one leap
 
-# How many of the drafts for the output token at a position (from 0) of a request (by number) are accepted.
-Accepts = Callable[[int, int], int]
+# How many are accepted: of a request (by number), from an output token (counted from 0) on, of so many drafts.
+Accepts = Callable[[int, int, int], int]
 
 
 @dataclass(slots=True)
@@ -51,7 +51,8 @@ class Simulation:
     ) -> None:
         self.scheduler = Scheduler(config)
         self.config, self.cost, self.trace = config, cost, trace
-        self.num_drafts, self.accepts = (num_drafts, accepts) if accepts is not None else (0, None)
+        self.num_drafts = num_drafts if accepts is not None else 0
+        self.accepts = accepts
         self.leaps = leaps and not self.num_drafts and trace is None
         self.statistics = Statistics(Padding(config.max_num_seqs))
         self.now = 0
@@ -203,7 +204,7 @@ class Simulation:
             count = 1
             if entry.num_drafts and self.accepts is not None:
                 left = live.arrival.num_output_tokens - done
-                count = min(left, 1 + min(entry.num_drafts, self.accepts(live.number, done)))
+                count = min(left, 1 + self.accepts(live.number, done, entry.num_drafts))
                 statistics.accepted_drafts += count - 1
             answers[name] = outputs(live.arrival, done, count)
             statistics.output_tokens += count

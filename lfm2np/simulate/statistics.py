@@ -139,7 +139,7 @@ class Statistics:
         self.most_waiting = max(self.most_waiting, waiting)
 
     def owned(self, begin: int, ends: NDArray[np.int64], owned: int, taken: Sequence[tuple[int, int]]) -> None:
-        """Blocks in use during these steps: `owned` before the first, and those that each takes (see scheduler.leap)."""
+        """Blocks in use in these steps: `owned` before the first, and those that each takes (scheduler.leap)."""
         borders = [begin, *(begin if step == 0 else int(ends[step - 1]) for step, _ in taken), int(ends[-1])]
         levels = list(accumulate((count for _, count in taken), initial=owned))
         self.blocks.over_pieces(borders, levels)

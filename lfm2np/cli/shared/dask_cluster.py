@@ -25,8 +25,8 @@ WITHOUT_WORKERS = 60.0  # seconds without a worker until a cluster is given up: 
 
 
 @contextlib.contextmanager
-def connected(address: str, model: Model) -> Iterator[ClusterExecutor]:
-    """The cluster's executor. Its workers have this version of lfm2np and the model, also those that join later
+def connected(address: str, model: Model | None) -> Iterator[ClusterExecutor]:
+    """The cluster's executor. Its workers have this version of lfm2np and the model, if any, also those that join later
     (model_of). RequestError where no scheduler answers; WorkerError names a worker that can't compute.
     """
     with client_of(address) as client:
@@ -36,8 +36,9 @@ def connected(address: str, model: Model) -> Iterator[ClusterExecutor]:
             raise WorkerError(f"--dask {address}: no worker within {WITHOUT_WORKERS:g} seconds") from None
         versions = client.run(pkgutil.resolve_name, "lfm2np:__version__", on_error="return")
         refuse({worker: version for worker, version in versions.items() if version != lfm2np.__version__})
-        loaded = client.run(load, source_of(model), on_error="return")
-        refuse({worker: problem for worker, problem in loaded.items() if problem is not None})
+        if model is not None:
+            loaded = client.run(load, source_of(model), on_error="return")
+            refuse({worker: problem for worker, problem in loaded.items() if problem is not None})
         ended, executor = threading.Event(), ClusterExecutor(client)
         threading.Thread(target=executor.watch, args=(ended,), daemon=True).start()
         try:

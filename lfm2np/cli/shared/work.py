@@ -40,10 +40,14 @@ def add_executor_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def place_of(arguments: argparse.Namespace, model: Model) -> Iterator[Place]:
+def place_of(arguments: argparse.Namespace, model: Model | None) -> Iterator[Place]:
+    """Where --workers and --dask say, with --results. Without a model: work that needs none, and keeps its results
+    itself."""
     workers = require_count("--workers", arguments.workers, 0, None)
     with contextlib.ExitStack() as stack:
-        record = None if arguments.results is None else stack.enter_context(ResultsFile(arguments.results, model))
+        record = None
+        if model is not None and arguments.results is not None:
+            record = stack.enter_context(ResultsFile(arguments.results, model))
         if arguments.dask is not None:
             from lfm2np.cli.shared.dask_cluster import connected  # slow to import
 

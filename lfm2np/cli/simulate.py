@@ -1,0 +1,315 @@
+"""`lfm2np simulate`: the scheduler on real traffic, with a clock; one configuration, or a sweep over many."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lfm2np.cli.shared import work
+from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
+from lfm2np.errors import ProofError, RequestError
+from lfm2np.simulate import formats, sweep
+from lfm2np.simulate.acceptance import Acceptance, acceptance_of, read_acceptance
+from lfm2np.simulate.cost import CostModel, read_cost_model
+from lfm2np.simulate.fit import fit
+from lfm2np.simulate.presets import preset
+from lfm2np.simulate.report import as_text
+from lfm2np.simulate.scenario import SETTINGS, Scenario, Traffic, simulate, simulation_of
+from lfm2np.simulate.steps import read_steps
+from lfm2np.values import require_count, show
+from lfm2np.whole_file import replaced, write_whole
+from lfm2np.work.results_file import LineFile
+from lfm2np.work.shards import map_shards
+from scheduler import POLICIES, SchedulerConfig, TraceWriter
+from scheduler.checksum import damage, sealed
+
+EXAMPLE = """lfm2np simulate azure-conversation-like:requests=2000 --cost H100:LFM2-1.2B
+  lfm2np simulate trace.jsonl --policy waiting-served --html report.html
+  lfm2np simulate --fit fixtures/trained --out cost.json            # measure this engine's steps
+  lfm2np simulate --fit steps.csv --out cost.json                   # or those of any engine
+  lfm2np simulate trace.csv --cost cost.json --sweep policy=fcfs,waiting-served \\
+      --sweep max_num_batched_tokens=512:8192 --target ttft_p99=2"""
+DEFAULT_COST = "H100:LFM2-1.2B"
+SIZES = {"num_blocks": 65536, "max_num_seqs": 256, "max_num_batched_tokens": 8192}  # where nothing is said
+MAX_LINE = 2**26
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if (arguments.fit is None) == (arguments.traffic is None):
+        raise RequestError("expected a trace (or a generator), or --fit")
+    if arguments.fit is not None:
+        run_fit(arguments)
+    elif arguments.sweep:
+        run_sweep(arguments, scenario_of(arguments))
+    else:
+        run_single(arguments, scenario_of(arguments))
+
+
+# --- what is simulated
+
+
+def scenario_of(arguments: argparse.Namespace) -> Scenario:
+    traffic = Traffic(
+        arguments.traffic,
+        arguments.format,
+        arguments.rate,
+        require_count("--seed", arguments.seed, 0, 2**63),
+        arguments.sort,
+        positive("--speed", arguments.speed),
+        None if arguments.requests is None else require_count("--requests", arguments.requests, 1, None),
+        *read_part(arguments.within),
+    )
+    given = {name: getattr(arguments, name) for name in OPTIONS if getattr(arguments, name) is not None}
+    config = SchedulerConfig(**{**SIZES, **given, "prefix_caching": not arguments.no_prefix_caching})
+    acceptance = None if arguments.acceptance is None else acceptance_from(arguments.acceptance)
+    drafts = require_count("--drafts", arguments.drafts, 0, 1024)
+    if bool(drafts) != (acceptance is not None):
+        raise RequestError("--drafts and --acceptance go together: how many drafts, and how many of them are accepted")
+    waiting = require_count("--most-waiting", arguments.most_waiting, 1, None)
+    return Scenario(traffic, config, cost_of(arguments.cost), drafts, acceptance, waiting)
+
+
+OPTIONS = (
+    *("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "policy", "waiting_served_ratio"),
+    *("max_waiting_tokens", "watermark", "num_host_blocks", "sliding_window", "num_window_blocks"),
+)
+
+
+def cost_of(text: str) -> CostModel:
+    return read_cost_model(text) if text.endswith(".json") or Path(text).is_file() else preset(text)
+
+
+def acceptance_from(text: str) -> Acceptance:
+    """Shares, or a file that `lfm2np generate --speculative ... --json` wrote."""
+    if not Path(text).is_file():
+        return read_acceptance(text)
+    try:
+        figures = json.loads(read_file(text))["summary"]["speculative"]
+        return acceptance_of(figures["proposed_at"], figures["accepted_at"])
+    except (ValueError, KeyError, TypeError):
+        raise RequestError(f"{text}: expected the output of lfm2np generate --speculative ... --json") from None
+
+
+def read_part(text: str | None) -> tuple[float, float | None]:
+    """ "600:1200", in seconds."""
+    if text is None:
+        return 0.0, None
+    try:
+        start, stop = (float(part) if part else None for part in text.split(":"))
+    except ValueError:
+        start, stop = -1.0, None
+    start = start or 0.0
+    if not 0 <= start < (float("inf") if stop is None else stop):
+        raise RequestError(f"--within {show(text)}: expected seconds, FROM:TO")
+    return start, stop
+
+
+def positive(name: str, value: float) -> float:
+    if not 0 < value < 1e9:
+        raise RequestError(f"{name} {value!r}: expected a number above 0")
+    return value
+
+
+# --- one configuration
+
+
+def run_single(arguments: argparse.Namespace, scenario: Scenario) -> None:
+    for name in ("target", "results", "seeds"):
+        if getattr(arguments, name) is not None:
+            raise RequestError(f"--{name} goes with --sweep")
+    if arguments.save is not None:
+        with replaced(Path(arguments.save)) as file:
+            formats.write(scenario.traffic.arrivals(), Utf8(file))
+    with progress_bar("simulating", " requests") as bar:
+        result = simulate(scenario, lambda number: bar(number, scenario.traffic.requests or number))
+    if arguments.trace is not None:
+        write_trace(arguments.trace, scenario)
+    if arguments.html is not None:
+        from lfm2np.simulate.page.simulation import simulation_page  # slow to import
+
+        write_whole(arguments.html, simulation_page(result))
+    print_result(arguments, without_groups(result), as_text(result))
+
+
+def without_groups(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name != "groups"}
+
+
+class Utf8:
+    """Text into a file of bytes."""
+
+    def __init__(self, file: Any) -> None:
+        self.write = lambda text: file.write(text.encode())
+
+
+def write_trace(path: str, scenario: Scenario) -> None:
+    """Step by step, for `lfm2np replay` and `lfm2np draw`."""
+    with replaced(Path(path)) as file:
+        writer = TraceWriter(Utf8(file), scenario.config)  # type: ignore[arg-type]
+        simulation_of(scenario, trace=writer).run(scenario.traffic.arrivals(), scenario.most_waiting)
+        writer.end()
+
+
+# --- many
+
+
+def run_sweep(arguments: argparse.Namespace, base: Scenario) -> None:
+    if arguments.trace is not None or arguments.save is not None:
+        raise RequestError("--trace and --save go without --sweep")
+    target = None if arguments.target is None else sweep.read_target(arguments.target)
+    settings = sweep.read_settings(arguments.sweep)
+    seeds = require_count("--seeds", 1 if arguments.seeds is None else arguments.seeds, 1, 1000)
+    if seeds > 1 and not base.traffic.is_drawn and base.traffic.rate is None:
+        raise RequestError("--seeds: the requests of a trace with times are what they are; expected a generator")
+    bases = [seeded(base, base.traffic.seed + number) for number in range(seeds)]
+    runs = [sweep.scenarios(each, settings) for each in bases]
+    shards = [scenario for each in zip(*runs, strict=True) for _, scenario in each]
+    results = simulate_all(arguments, shards)
+    chosen = [settings_of_run for settings_of_run, _ in runs[0]]
+    result = sweep.summary(str(base.traffic), settings, list(zip(chosen, batched(results, seeds), strict=True)), target)
+    if arguments.html is not None:
+        from lfm2np.simulate.page.sweep import sweep_page  # slow to import
+
+        write_whole(arguments.html, sweep_page(result))
+    print_result(arguments, result, sweep.as_text(result))
+
+
+def seeded(base: Scenario, seed: int) -> Scenario:
+    return dataclasses.replace(base, traffic=dataclasses.replace(base.traffic, seed=seed))
+
+
+def batched(results: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [results[at : at + size] for at in range(0, len(results), size)]
+
+
+def simulate_all(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
+    """Those that the file of --results has are not simulated again. Each worker reads the trace by itself."""
+    file = None if arguments.results is None else LineFile(arguments.results, MAX_LINE)
+    known = {} if file is None else known_results(file)
+    content = scenarios[0].traffic.content()
+    keys = [scenario.key(content) for scenario in scenarios]
+    missing = [index for index, key in enumerate(keys) if key not in known]
+
+    def keep(number: int, result: dict[str, Any]) -> None:
+        key = keys[missing[number]]
+        known[key] = result
+        if file is not None:
+            file.append((json.dumps(sealed({"key": key, "result": result})) + "\n").encode())
+        bar(len(scenarios) - len(missing) + number + 1, len(scenarios))
+
+    with work.place_of(arguments, None) as place, progress_bar("simulating", " runs") as bar:
+        names = [f"run {index + 1}" for index in missing]
+        chosen = [scenarios[index] for index in missing]
+        map_shards(functools.partial(simulate), chosen, place.executor, keep, names, place.at_once)
+    if file is not None:
+        file.close()
+    return [known[key] for key in keys]
+
+
+def known_results(file: LineFile) -> dict[str, dict[str, Any]]:
+    """ProofError for a line that is not what was written."""
+    results = {}
+    for where, line in file.read():
+        try:
+            raw = json.loads(line)
+            key, result = raw["key"], raw["result"]
+        except (ValueError, KeyError, TypeError):
+            raise RequestError(f"{where}: expected a line that --results wrote for a sweep") from None
+        if problem := damage(raw):
+            raise ProofError(f"{where}: {problem}")
+        results[key] = result
+    return results
+
+
+# --- the cost model
+
+
+def run_fit(arguments: argparse.Namespace) -> None:
+    """Of measured steps in a file, or of this engine's own."""
+    source = Path(arguments.fit)
+    if source.is_file():
+        name, origin, steps = source.stem, f"measured steps in {source.name}", read_steps(source)
+    else:
+        from lfm2np.bench.step_times import measure_steps  # slow to import
+
+        with progress_bar("measuring", " steps") as show:
+            name, origin, steps = measure_steps(source, arguments.numerics, show)
+    model = fit(steps, name, origin)
+    if arguments.out is not None:
+        model.write(arguments.out)
+    errors = model.errors
+    lines = [f"{model.name}: {model.origin}", *map(form_line, itertools.chain(*(form.items() for form in model.forms)))]
+    if errors is not None:
+        lines.append(
+            f"of {errors.steps:,} steps, each predicted from others: off by {100 * errors.median:.1f} % (median), "
+            f"{100 * errors.p90:.1f} % (nine of ten), {100 * errors.total:+.1f} % of all their time"
+        )
+    fields = {"name": model.name, "origin": model.origin, "forms": list(map(dict, model.forms))}
+    fields |= {"errors": None if errors is None else dataclasses.asdict(errors)}
+    print_result(arguments, fields, "\n".join(lines))
+
+
+def form_line(item: tuple[str, float]) -> str:
+    feature, seconds = item
+    return f"{1e6 * seconds:>14.4g} us  {'for each step' if feature == '1' else f'for each of {feature}'}"
+
+
+def add_simulate(commands: Commands) -> None:
+    text = "run the scheduler on a trace with a clock: latencies, throughput, utilisation; or sweep over settings"
+    parser = add_command(commands, "simulate", run, text, EXAMPLE, model=False)
+    traffic_help = (
+        f"a trace ({', '.join(formats.FORMATS)}), or a generator such as poisson:rate=4,prompt=512,output=128"
+    )
+    parser.add_argument("traffic", nargs="?", metavar="TRACE", help=traffic_help)
+    cost_help = f"how long a step takes: a file that --fit wrote, or published figures, GPU:MODEL ({DEFAULT_COST})"
+    add(parser, "--cost COST", cost_help, default=DEFAULT_COST)
+    group = parser.add_argument_group("the trace")
+    add(group, "--format", "of the trace (by its first line)", choices=list(formats.FORMATS))
+    add(group, "--rate R", "requests a second, for a trace without times")
+    add(group, "--seed N", "of a generator, and of --rate (0)", default=0)
+    add(group, "--sort", "read the whole trace and sort it by time")
+    add(group, "--speed R", "how many times as fast the requests come (1)", default=1.0)
+    add(group, "--requests N", "the first N only")
+    add(group, "--within FROM:TO", "those that come within these seconds of the trace")
+    add(group, "--save FILE", "write the requests in lfm2np's own format")
+    group = parser.add_argument_group("the scheduler")
+    add(group, "--policy", "scheduling policy (fcfs)", choices=sorted(POLICIES))
+    for name, letter, words in (
+        ("num-blocks", "N", f"cache blocks ({SIZES['num_blocks']})"),
+        ("block-size", "P", "tokens in a cache block (16)"),
+        ("max-num-seqs", "N", f"most requests that run at once ({SIZES['max_num_seqs']})"),
+        ("max-num-batched-tokens", "N", f"most tokens of one step ({SIZES['max_num_batched_tokens']})"),
+        ("waiting-served-ratio", "R", "for --policy waiting-served (0.3)"),
+        ("max-waiting-tokens", "N", "for --policy waiting-served (20)"),
+        ("watermark", "R", "share of the blocks that an admission leaves free (0.01)"),
+        ("num-host-blocks", "N", "blocks in host memory to swap preempted requests to (0)"),
+        ("sliding-window", "N", "positions that windowed layers see (no such layers)"),
+        ("num-window-blocks", "N", "blocks of windowed layers"),
+    ):
+        add(group, f"--{name} {letter}", words)
+    add(group, "--no-prefix-caching", "do not reuse cache blocks of equal prefixes")
+    add(group, "--drafts K", "draft tokens for each decoding request in each step (0)", default=0)
+    acceptance_help = "share of drafts accepted, one for each place (0.8,0.7), or the JSON of lfm2np generate"
+    add(group, "--acceptance SHARES", acceptance_help)
+    group = parser.add_argument_group("a sweep")
+    sweep_help = f"values to combine: NAME=V1,V2 or NAME=FIRST:LAST; again for each setting ({', '.join(SETTINGS)})"
+    add(group, "--sweep SETTING", sweep_help, action="append")
+    add(group, "--target METRIC", "what must hold, in seconds, such as ttft_p99=2")
+    add(group, "--seeds N", "simulate N drawn traces for each configuration (1)")
+    work.add_options(group)
+    group = parser.add_argument_group("measuring")
+    add(group, "--fit SOURCE", "fit a cost model: a checkpoint, whose steps are measured here, or a file of steps")
+    add(group, "--numerics", "arithmetic that is measured (float32)", choices=("float32", "exact"), default="float32")
+    add(group, "--out FILE", "where the cost model goes")
+    group = parser.add_argument_group("output")
+    add(group, "--html FILE", "write an HTML report with pictures")
+    add(group, "--trace FILE", "write every step, for `lfm2np draw` and `lfm2np replay`")
+    waiting_help = "end when more requests wait: the queue grows without bound"
+    add(group, "--most-waiting N", f"{waiting_help} (20000)", default=20_000)

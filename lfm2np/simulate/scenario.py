@@ -1,0 +1,129 @@
+"""One simulation as plain data: it can be sent to a worker, and its result kept under its checksum."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lfm2np.errors import RequestError
+from lfm2np.simulate import formats, generators
+from lfm2np.simulate.acceptance import Acceptance
+from lfm2np.simulate.cost import CostModel
+from lfm2np.simulate.report import as_json, group_as_json
+from lfm2np.simulate.run import Simulation
+from lfm2np.simulate.traffic import NANOSECONDS, Arrival, faster, within
+from scheduler import SchedulerConfig
+from scheduler.checksum import json_sha256
+
+MOST_WAITING = 20_000  # requests: a queue this long is saturated, and ends the simulation
+EVERY = 256  # requests between two reports of progress
+
+Report = Callable[[int], None]  # requests that have arrived
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A trace's file, or a generator's specification (generators.parse); then the part of it that is taken.
+
+    speed   how many times as fast as they stand there the requests come
+    start, stop  seconds of the trace; requests of this part come from time 0 on
+    """
+
+    source: str
+    format: str | None = None
+    rate: float | None = None
+    seed: int = 0
+    sort: bool = False
+    speed: float = 1.0
+    requests: int | None = None
+    start: float = 0.0
+    stop: float | None = None
+
+    @property
+    def is_drawn(self) -> bool:
+        return self.source.partition(":")[0] in generators.GENERATORS and not Path(self.source).exists()
+
+    def arrivals(self, skipped: Counter[str] | None = None) -> Iterator[Arrival]:
+        if self.is_drawn:
+            arrivals = generators.parse(self.source, self.seed)
+        else:
+            arrivals = formats.read(
+                self.source, self.format, rate=self.rate, seed=self.seed, sort=self.sort, skipped=skipped
+            )
+        if self.start or self.stop is not None:
+            stop = NANOSECONDS * 10**9 if self.stop is None else round(self.stop * NANOSECONDS)
+            arrivals = within(arrivals, round(self.start * NANOSECONDS), stop)
+        if self.speed != 1.0:
+            arrivals = faster(arrivals, self.speed)
+        return arrivals if self.requests is None else islice(arrivals, self.requests)
+
+    def content(self) -> str:
+        """What the source is: the specification, or the file's SHA-256."""
+        return self.source if self.is_drawn else hashlib.sha256(Path(self.source).read_bytes()).hexdigest()
+
+    def __str__(self) -> str:
+        seed = f", seed {self.seed}" if self.is_drawn or self.rate is not None else ""
+        speed = "" if self.speed == 1.0 else f", {self.speed:g} times as fast"
+        return f"{self.source}{seed}{speed}"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`acceptance`: see Acceptance; of `num_drafts` drafts a step for each request that decodes."""
+
+    traffic: Traffic
+    config: SchedulerConfig
+    cost: CostModel
+    num_drafts: int = 0
+    acceptance: Acceptance | None = None
+    most_waiting: int = MOST_WAITING
+
+    def key(self, content: str) -> str:
+        """The checksum of all that its result depends on; `content` is that of its traffic."""
+        traffic = {**asdict(self.traffic), "source": content}
+        cost = {"forms": list(map(dict, self.cost.forms)), "overhead": self.cost.overhead}
+        drafts = [self.num_drafts, None if self.acceptance is None else asdict(self.acceptance)]
+        return json_sha256([traffic, asdict(self.config), cost, drafts, self.most_waiting])
+
+    def with_setting(self, name: str, value: Any) -> Scenario:
+        """RequestError for an unknown name, or a value that it can't have."""
+        if name == "drafts":
+            return dataclasses.replace(self, num_drafts=value)
+        if name == "speed":
+            return dataclasses.replace(self, traffic=dataclasses.replace(self.traffic, speed=value))
+        if name not in CONFIG:
+            raise RequestError(f"setting {name!r}: expected one of {', '.join(SETTINGS)}")
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **{name: value}))
+
+
+CONFIG = tuple(field.name for field in dataclasses.fields(SchedulerConfig))
+SETTINGS = (*CONFIG, "drafts", "speed")
+
+
+def simulate(scenario: Scenario, report: Report | None = None) -> dict[str, Any]:
+    """Its result as report.as_json, with what its traffic left out, and its groups of requests under "groups"."""
+    skipped: Counter[str] = Counter()
+    simulation = simulation_of(scenario)
+    arrivals = scenario.traffic.arrivals(skipped)
+    statistics = simulation.run(arrivals if report is None else reported(arrivals, report), scenario.most_waiting)
+    result = as_json(statistics, simulation.scheduler, scenario.cost, str(scenario.traffic), len(simulation.live))
+    result["requests"]["skipped"] = dict(skipped)
+    return {**result, "groups": [group_as_json(group) for group in statistics.groups]}
+
+
+def simulation_of(scenario: Scenario, **more: Any) -> Simulation:
+    accepts = None if scenario.acceptance is None else scenario.acceptance.draw
+    return Simulation(scenario.config, scenario.cost, scenario.num_drafts, accepts, **more)
+
+
+def reported(arrivals: Iterator[Arrival], report: Report) -> Iterator[Arrival]:
+    for number, arrival in enumerate(arrivals):
+        if number % EVERY == 0:
+            report(number)
+        yield arrival

@@ -1,0 +1,309 @@
+"""Many configurations of one traffic: which are on the Pareto front, and which one to choose, how surely.
+
+The front is of time to first token against time per output token: no other run is better in one and as good in the
+other. The choice is the run with the shortest mean time per output token among those that meet the target, and are not
+saturated. How sure: groups of neighbouring requests are drawn anew, with replacement, the same for all runs (they had
+the same requests); the share of these resamplings in which the same run is chosen. Groups, as neighbours are not
+independent: a burst strikes them together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.errors import RequestError
+from lfm2np.simulate.histogram import middle_of
+from lfm2np.simulate.report import SHARES, span
+from lfm2np.simulate.scenario import Scenario
+from lfm2np.simulate.traffic import NANOSECONDS
+from lfm2np.values import show
+
+LOAD = "speed"
+METRICS = ("ttft", "tpot", "e2e")
+RESAMPLINGS = 1000
+STEPS = 6  # of a range of fractions
+MOST_RUNS = 10_000
+RANGE = re.compile(r"([0-9.eE+-]+):([0-9.eE+-]+)")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A quantile of a metric that must not exceed so many seconds."""
+
+    metric: str
+    quantile: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.quantile.upper()} {WORDS[self.metric]} below {span(self.seconds)}"
+
+
+WORDS = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end time"}
+
+
+def read_target(text: str) -> Target:
+    """ "ttft_p99=2": in seconds."""
+    match = re.fullmatch(rf"({'|'.join(METRICS)})_({'|'.join(SHARES)})=([0-9.eE+-]+)", text)
+    try:
+        seconds = float(match[3]) if match else float("nan")
+    except ValueError:
+        seconds = float("nan")
+    if match is None or not 0 < seconds < float("inf"):
+        raise RequestError(f"target {show(text)}: expected a metric and seconds, such as ttft_p99=2")
+    return Target(match[1], match[2], seconds)
+
+
+# --- which runs
+
+
+def read_settings(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of each setting of "policy=fcfs,static", "num_blocks=512:4096" (doubled from step to step) or
+    "waiting_served_ratio=0.1:2" (STEPS values, each as many times the one before)."""
+    settings: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not values or name in settings:
+            what = "given twice" if name in settings else "expected NAME=VALUE,... or NAME=FIRST:LAST"
+            raise RequestError(f"sweep {show(text)}: {what}")
+        settings[name] = list(dict.fromkeys(itertools.chain(*map(values_of, values.split(",")))))
+    return settings
+
+
+def values_of(text: str) -> list[Any]:
+    match = RANGE.fullmatch(text)
+    if match is None:
+        return [value_of(text)]
+    first, last = value_of(match[1]), value_of(match[2])
+    if isinstance(first, str) or isinstance(last, str) or not 0 < first < last:
+        raise RequestError(f"sweep: {show(text)}: expected two numbers, the second larger than the first, above 0")
+    if isinstance(first, int) and isinstance(last, int):
+        return [*(first << step for step in range(64) if first << step < last), last]
+    return [round(first * (last / first) ** (step / (STEPS - 1)), 6) for step in range(STEPS)]
+
+
+def value_of(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def scenarios(base: Scenario, settings: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Scenario]]:
+    """Every combination. RequestError, before anything is simulated, for one that can't be."""
+    count = int(np.prod([len(values) for values in settings.values()], dtype=object))
+    if count > MOST_RUNS:
+        raise RequestError(f"a sweep of {count} runs: expected at most {MOST_RUNS}")
+    runs = []
+    for values in itertools.product(*settings.values()):
+        chosen, scenario = dict(zip(settings, values, strict=True)), base
+        for name, value in chosen.items():
+            scenario = scenario.with_setting(name, value)
+        runs.append((chosen, scenario))
+    return runs
+
+
+# --- which is best
+
+
+def summary(
+    traffic: str,
+    settings: Mapping[str, Sequence[Any]],
+    results: Sequence[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]],
+    target: Target | None,
+) -> dict[str, Any]:
+    """As data, the best run first. `results`: each run's settings, and what scenario.simulate gave for each seed."""
+    runs = [run_of(chosen, seeds) for chosen, seeds in results]
+    groups = [list(itertools.chain(*(seed["groups"] for seed in seeds))) for _, seeds in results]
+    loads = list(dict.fromkeys(chosen.get(LOAD) for chosen, _ in results))
+    parts = [
+        of_one_load(
+            [index for index, run in enumerate(runs) if run["settings"].get(LOAD) == load], runs, groups, target
+        )
+        for load in loads
+    ]
+    at = ["" if load is None else f"{load:g} times as fast: " for load in loads]
+    return {
+        "kind": "sweep",
+        "traffic": traffic,
+        "cost": results[0][1][0]["cost"],
+        "settings": {name: list(values) for name, values in settings.items()},
+        "target": None if target is None else vars(target),
+        "runs": list(itertools.chain(*(part["runs"] for part in parts))),
+        "answer": " ".join(where + part["answer"] for where, part in zip(at, parts, strict=True)),
+        "share": min(part["share"] for part in parts),
+    }
+
+
+def of_one_load(
+    indices: Sequence[int],
+    runs: Sequence[Mapping[str, Any]],
+    groups: Sequence[Sequence[Mapping[str, Any]]],
+    target: Target | None,
+) -> dict[str, Any]:
+    """How fast requests come is nothing to choose: the runs of one load are compared with one another."""
+    chosen = sorted((runs[index] for index in indices), key=lambda run: rank(run, target))
+    place = {id(run): index for index, run in enumerate(runs)}
+    share, rival = certainty(chosen, [groups[place[id(run)]] for run in chosen], target)
+    front = on_front(chosen, target)
+    return {
+        "runs": [{**run, "on_front": index in front} for index, run in enumerate(chosen)],
+        "answer": answer(chosen, target, share, rival),
+        "share": share,
+    }
+
+
+def run_of(chosen: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first seed's result, with quantiles and means over all of them."""
+    first = seeds[0]
+    names = ("throughput", "utilisation", "preemptions", "prefix_cache", "requests")
+    saturated = next((seed["saturation"] for seed in seeds if seed["saturation"]), None)
+    return {
+        "settings": dict(chosen),
+        "seconds": {metric: averaged([seed["seconds"][metric] for seed in seeds]) for metric in first["seconds"]},
+        **{name: first[name] for name in names},
+        "saturation": saturated,
+    }
+
+
+def averaged(values: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    return {name: mean_of([value[name] for value in values]) for name in values[0]}
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def rank(run: Mapping[str, Any], target: Target | None) -> tuple[bool, bool, float, float]:
+    """Smaller is better: not saturated, target met, then by what is chosen."""
+    aimed, least = measures(run, target)
+    misses = target is not None and aimed > target.seconds
+    saturated = run["saturation"] is not None
+    return (saturated, misses, aimed if misses or saturated else least, aimed)
+
+
+def measures(run: Mapping[str, Any], target: Target | None) -> tuple[float, float]:
+    """What the target is about (or P99 time to first token), and mean time per output token; infinite if unknown."""
+    metric, quantile = (target.metric, target.quantile) if target else ("ttft", "p99")
+    numbers = run["seconds"][metric][quantile], run["seconds"]["tpot"]["mean"]
+    aimed, least = (float("inf") if number is None else number for number in numbers)
+    return aimed, least
+
+
+def on_front(runs: Sequence[Mapping[str, Any]], target: Target | None) -> set[int]:
+    """The runs that no other beats: of time to first token (or what the target is about) and per output token."""
+    points = [measures(run, target) for run in runs]
+    open_ = [index for index, run in enumerate(runs) if run["saturation"] is None]
+    return {index for index in open_ if not any(beats(points[other], points[index]) for other in open_)}
+
+
+def beats(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return first != second and first[0] <= second[0] and first[1] <= second[1]
+
+
+def certainty(
+    runs: Sequence[Mapping[str, Any]],
+    groups: Sequence[Sequence[Mapping[str, Any]]],
+    target: Target | None,
+) -> tuple[float, int | None]:
+    """The share of resamplings in which the first run is best, and which is so most often in the others."""
+    open_ = [index for index, run in enumerate(runs) if run["saturation"] is None]
+    if not open_:
+        return 1.0, None
+    size = max(len(each) for each in groups)
+    drawn = np.random.Generator(np.random.PCG64(0)).multinomial(size, [1 / size] * size, RESAMPLINGS)
+    metric, quantile = (target.metric, target.quantile) if target else ("ttft", "p99")
+    ranks = np.empty((len(open_), RESAMPLINGS, 2))
+    for place, index in enumerate(open_):
+        aimed = resampled(groups[index], metric, drawn, SHARES[quantile])
+        least = resampled(groups[index], "tpot", drawn, None)
+        misses = aimed > target.seconds if target else np.zeros(RESAMPLINGS, bool)
+        ranks[place] = np.stack([misses, np.where(misses, aimed, least)], axis=1)
+    winners = np.array(
+        [min(range(len(open_)), key=lambda place: tuple(ranks[place, draw])) for draw in range(RESAMPLINGS)]
+    )
+    counts = np.bincount(winners, minlength=len(open_))
+    share = float(counts[0]) / RESAMPLINGS
+    counts[0] = 0
+    return share, open_[int(counts.argmax())] if counts.any() else None
+
+
+def resampled(
+    groups: Sequence[Mapping[str, Any]], metric: str, drawn: NDArray[np.int64], share: float | None
+) -> NDArray[np.float64]:
+    """The quantile, or the mean (None), of each resampling, [resamplings] in seconds; `drawn` [resamplings, groups]."""
+    keys = sorted({key for group in groups for key, _ in group[metric]}, key=middle_of)
+    if not keys:
+        return np.full(len(drawn), np.inf)
+    place = {key: number for number, key in enumerate(keys)}
+    counts = np.zeros((drawn.shape[1], len(keys)), np.int64)
+    for row, group in enumerate(groups):
+        for key, number in group[metric]:
+            counts[row, place[key]] = number
+    values = np.array([middle_of(key) for key in keys]) / NANOSECONDS
+    drawn_counts = drawn @ counts
+    totals = drawn_counts.sum(axis=1)
+    if share is None:
+        return np.where(totals > 0, drawn_counts @ values / np.maximum(totals, 1), np.inf)
+    upto = drawn_counts.cumsum(axis=1)
+    places = (upto < share * totals[:, None]).sum(axis=1)
+    return np.where(totals > 0, values[np.minimum(places, len(keys) - 1)], np.inf)
+
+
+def answer(runs: Sequence[Mapping[str, Any]], target: Target | None, share: float, rival: int | None) -> str:
+    """One sentence on runs that stand in the order of their rank."""
+    best = runs[0]
+    aimed, least = measures(best, target)
+    if best["saturation"] is not None:
+        return f"Every run is saturated: none of these {len(runs)} configurations serves this traffic."
+    metric, quantile = (target.metric, target.quantile) if target else ("ttft", "p99")
+    what = f"{quantile.upper()} {WORDS[metric]} {span(aimed)}, {span(least)} per output token"
+    meets = target is None or aimed <= target.seconds
+    begin = (
+        f"Choose {setting_words(best['settings'])}"
+        if meets
+        else f"None meets the target, {target}; the nearest is {setting_words(best['settings'])}"
+    )
+    sure = f"best of {len(runs)} in {100 * share:.0f} % of {RESAMPLINGS:,} resamplings"
+    other = f", else mostly {setting_words(runs[rival]['settings'])}" if rival is not None else ""
+    aim = f" (target: {target})" if target is not None and meets else ""
+    return f"{begin}: {what}{aim}; {sure}{other}."
+
+
+def setting_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if name != LOAD) or "the only run"
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """The table of all runs, best first, and the answer."""
+    names = list(result["settings"])
+    heads = [*names, "TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "E2E mean", "req/s", ""]
+    rows = [row_of(run, names) for run in result["runs"]]
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]
+    ]
+    return "\n".join(
+        [f"{result['traffic']}; cost of a step: {result['cost']['name']}", "", *lines, "", result["answer"]]
+    )
+
+
+def row_of(run: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    seconds = run["seconds"]
+    cells = [str(run["settings"][name]) for name in names]
+    cells += [span(seconds[metric][which]) for metric, which in COLUMNS]
+    rate = run["throughput"]["requests_per_second"]
+    note = "SATURATED" if run["saturation"] else "front" if run["on_front"] else ""
+    return [*cells, f"{rate or 0:.3g}", note]
+
+
+COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"))
