@@ -237,7 +237,7 @@ def timed(source: Source, rows: Iterable[Row], rate: float | None, seed: int) ->
 
 def arrivals(source: Source, rows: Iterable[Row], clock: bool, sort: bool) -> Iterator[Arrival]:
     begin, last = None, 0
-    for row in sorted(rows, key=lambda row: row.at or 0) if sort else rows:
+    for row in by_time(rows) if sort else rows:
         at = row.at or 0
         begin = (at if clock else 0) if begin is None else begin
         if at < max(last, begin):
@@ -522,8 +522,8 @@ def bench_row(source: Source, number: int, result: dict[str, Any]) -> Row:
 
 
 def by_time(rows: Iterable[Row]) -> list[Row]:
-    """A failed request, which gets no outputs, may have no time: it comes last."""
-    return sorted(rows, key=lambda row: (not row.num_output_tokens, row.at or 0))
+    """In the file's order where they have no times."""
+    return sorted(rows, key=lambda row: row.at or 0)
 
 
 def sglang_rows(source: Source, lines: Iterator[Line]) -> Iterator[Row]:
