@@ -261,7 +261,8 @@ class Related:
             before = (*last.prompt, (last.output_token_id, last.num_output_tokens))
             new = max(1, round(next(self._growth)))
         else:
-            before = beginning(last.prompt, math.floor(next(self._kept) * last.num_prompt_tokens))
+            kept = math.floor(next(self._kept) * last.num_prompt_tokens)
+            before = beginning(last.prompt, max(kept, self._continued.system))
             new = max(1, round(next(self._ends)))
         outputs = round(next(self._outputs))
         if sum(count for _, count in before) + new + outputs <= self._continued.longest:
@@ -269,8 +270,8 @@ class Related:
 
 
 def beginning(runs: Runs, tokens: int) -> Runs:
-    """The first `tokens` of them, at least one."""
-    kept, left = [], max(1, tokens)
+    """The first `tokens` of them, 1 or more."""
+    kept, left = [], tokens
     for token_id, count in runs:
         kept.append((token_id, min(count, left)))
         left -= count

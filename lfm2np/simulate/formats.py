@@ -54,7 +54,7 @@ from lfm2np.simulate.traffic import (
     prompt_token_id,
     shared_token_id,
 )
-from lfm2np.values import plain, show, show_json
+from lfm2np.values import plain, require_count, show, show_json
 
 LATEST = 2**63 - 1  # nanoseconds
 LARGEST_ID = 2**63 - 1
@@ -119,6 +119,7 @@ def read(
         raise RequestError(f"format {show(format)}: expected one of {', '.join(FORMATS)}")
     if rate is not None and not 1e-3 <= rate <= 1e6:
         raise RequestError(f"rate {show(rate)}: expected requests a second, from 0.001 to 1000000")
+    require_count("seed", seed, 0, None)
     name = plain(str(path))
     lines = lines_of(path, name)
     first = next(lines, None)
@@ -177,11 +178,12 @@ def detect_json(name: str, first: dict[str, Any]) -> str:
         return "bench-result"
     if isinstance(first.get("event"), str) and "rid" in keys:
         return "sglang-requests"
-    if "output_tokens" in keys and ("prompt_tokens" in keys or isinstance(first.get("prompt"), list)):
+    if "prompt_tokens" in keys or isinstance(first.get("prompt"), list):
         return "lfm2np"
-    texts = [key for key in ("prompt", "conversations", "messages") if key in keys]
-    why = f"{texts[0]} is text, whose tokens are not counted; read a benchmark's result of it" if texts else "expected"
-    raise TraceError(f"{name}: keys {show(list(keys))}: {why}{'' if texts else ' those of ' + ', '.join(FORMATS)}")
+    for key in ("prompt", "conversations", "messages"):
+        if key in keys:
+            raise TraceError(f"{name}: {key} is text, expected numbers of tokens: read the result of a benchmark of it")
+    raise TraceError(f"{name}: keys {show(list(keys))}: expected those of {', '.join(FORMATS)}")
 
 
 def detect_blocks(name: str, first: dict[str, Any]) -> str:
@@ -235,7 +237,7 @@ def timed(source: Source, rows: Iterable[Row], rate: float | None, seed: int) ->
 
 def arrivals(source: Source, rows: Iterable[Row], clock: bool, sort: bool) -> Iterator[Arrival]:
     begin, last = None, 0
-    for row in sorted(rows, key=lambda row: row.at or 0) if sort else rows:
+    for row in by_time(rows) if sort else rows:
         at = row.at or 0
         begin = (at if clock else 0) if begin is None else begin
         if at < max(last, begin):
@@ -277,7 +279,9 @@ def json_value(source: Source, line: int, text: str) -> Any:
 
 
 def reason(problem: Exception) -> str:
-    return problem.msg if isinstance(problem, json.JSONDecodeError) else str(problem)[:80] or type(problem).__name__
+    if isinstance(problem, decimal.DecimalException):
+        return "a number out of range"
+    return problem.msg if isinstance(problem, json.JSONDecodeError) else str(problem)[:80]
 
 
 def integer(source: Source, line: int, row: dict[str, Any], name: str, least: int, most: int) -> int:
@@ -518,8 +522,8 @@ def bench_row(source: Source, number: int, result: dict[str, Any]) -> Row:
 
 
 def by_time(rows: Iterable[Row]) -> list[Row]:
-    """A failed request, which gets no outputs, may have no time: it comes last."""
-    return sorted(rows, key=lambda row: (not row.num_output_tokens, row.at or 0))
+    """In the file's order where they have no times."""
+    return sorted(rows, key=lambda row: row.at or 0)
 
 
 def sglang_rows(source: Source, lines: Iterator[Line]) -> Iterator[Row]:
