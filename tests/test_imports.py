@@ -89,7 +89,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "lfm2np.simulate": {"scheduler"},
     "lfm2np.bench.sides": {*CALL, *ORACLE, "lfm2np.serve"},
-    "lfm2np.bench": {*CALL, "lfm2np.bench.sides", "lfm2np.serve"},
+    "lfm2np.bench": {*CALL, "lfm2np.bench.sides", "lfm2np.serve", "lfm2np.simulate"},
 }
 ROOMS["lfm2np.cli.shared"] = set(ROOMS)  # all of them
 ROOMS["lfm2np.cli"] = set(ROOMS)

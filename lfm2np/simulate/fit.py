@@ -9,6 +9,7 @@ to: each contiguous fold is predicted from the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,38 +22,42 @@ Float64 = NDArray[np.float64]
 
 FOLDS = 5
 ROUNDS = 30  # of weights
+SAME = 1e-3  # a relative change of every coefficient that ends them
 NEAR = 0.01  # a relative error below it counts by its square
 MOST_RATIO = 3.0  # of a step's time to the predicted one: what is beyond is not put back
 WORTH = 0.95  # a model with more features has to have errors at most so large
 
+LEAST = 10  # steps that a piece of the tokens needs beyond its beginning: else the piece before it has no end
+
 REST = (CONSTANT, "requests", "read", "attended", "sampled", "checkpoints", "moved_blocks", "drafts")
-CANDIDATES = (  # sets of features, the simplest first
-    (CONSTANT, "tokens", "requests", "attended", "read"),
-    ("tokens", *REST),
-    ("tokens[:8]", "tokens[8:64]", "tokens[64:512]", "tokens[512:]", *REST),
-    (
-        *("tokens[:2]", "tokens[2:4]", "tokens[4:8]", "tokens[8:16]", "tokens[16:32]", "tokens[32:64]"),
-        *("tokens[64:128]", "tokens[128:256]", "tokens[256:512]", "tokens[512:]", "requests[1:4]", "sampled[1:8]"),
-        *REST,
-    ),
+CANDIDATES = (  # where the slope of the tokens may change, and the other features; the simplest first
+    ((), (CONSTANT, "requests", "attended", "read")),
+    ((), REST),
+    ((8, 64, 512, 4096), REST),
+    (tuple(2**power for power in range(1, 14)), ("requests[1:4]", "sampled[1:8]", *REST)),
 )
 
 
-def fit(
-    steps: MeasuredSteps, name: str, origin: str, candidates: Sequence[Sequence[str]] = CANDIDATES, folds: int = FOLDS
-) -> CostModel:
+def fit(steps: MeasuredSteps, name: str, origin: str, folds: int = FOLDS) -> CostModel:
     """The model of those features that predict best, with its errors. RequestError for too few steps.
 
     A feature that no step has costs nothing: measure steps that have what a simulation is about.
     """
     if len(steps) < 2 * folds:
         raise RequestError(f"{len(steps)} measured steps: expected at least {2 * folds}, for {folds} folds")
+    candidates = [(*pieces(steps.shapes.tokens, bends), *rest) for bends, rest in CANDIDATES]
     tried = [(features, cross_validated(steps, features, folds)) for features in candidates]
     features, errors = tried[0]
     for more, errors_of_more in tried[1:]:
         if score(errors_of_more) < WORTH * score(errors):
             features, errors = more, errors_of_more
     return CostModel(name, origin, (fitted(steps, features),), errors=errors)
+
+
+def pieces(tokens: NDArray[np.int64], bends: Sequence[int]) -> tuple[str, ...]:
+    """The tokens cut where their slope may change, as far as steps have so many; the last piece has no end."""
+    ends = [bend for bend in bends if int((tokens > bend).sum()) >= LEAST]
+    return tuple(f"tokens[{first}:{end}]" for first, end in pairwise(["", *ends, ""]))
 
 
 def score(errors: FitErrors) -> float:
@@ -85,7 +90,9 @@ def robust_fit(columns: Float64, seconds: Float64) -> Float64:
     coefficients = np.zeros(columns.shape[1])
     for _ in range(ROUNDS):
         root = np.sqrt(weights)
-        coefficients = nonnegative_least_squares(relative * root[:, None], root)
+        before, coefficients = coefficients, nonnegative_least_squares(relative * root[:, None], root)
+        if (np.abs(coefficients - before) <= SAME * coefficients).all():
+            break
         weights = 1.0 / np.maximum(np.abs(relative @ coefficients - 1.0), NEAR)
     return coefficients
 
@@ -94,24 +101,25 @@ def nonnegative_least_squares(matrix: Float64, target: Float64) -> Float64:
     """x >= 0 with the smallest |matrix @ x - target|. [rows, n], [rows] -> [n]
 
     Columns join, the most wanted first, and leave where one would become negative. Source: Lawson and Hanson, "Solving
-    Least Squares Problems" (1974), algorithm NNLS; on the triangle of a QR factorisation, which has the same minimum.
+    Least Squares Problems" (1974), algorithm NNLS; by the normal equations of columns of length 1, as `matrix` has many
+    rows and is solved for again and again.
     """
-    scale = np.sqrt((matrix * matrix).sum(axis=0))
-    scale[scale == 0.0] = 1.0
-    q, r = np.linalg.qr(matrix / scale)
-    target = q.T @ target
-    count = matrix.shape[1]
+    lengths = np.sqrt((matrix * matrix).sum(axis=0))
+    lengths[lengths == 0.0] = 1.0
+    normal = (matrix.T @ matrix) / np.outer(lengths, lengths)
+    projected = (matrix.T @ target) / lengths
+    count = len(projected)
     x, active = np.zeros(count), np.zeros(count, bool)
-    tolerance = 1e-10 * max(1.0, float(np.abs(r.T @ target).max(initial=0.0)))
+    tolerance = 1e-10 * float(np.abs(projected).max(initial=0.0))
     for _ in range(10 * count):
-        wanted = r.T @ (target - r @ x)
+        wanted = projected - normal @ x
         wanted[active] = -np.inf
-        if active.all() or wanted.max() <= tolerance:
+        if wanted.max() <= tolerance:
             break
         active[int(wanted.argmax())] = True
         while True:
             best = np.zeros(count)
-            best[active] = np.linalg.lstsq(r[:, active], target, rcond=None)[0]
+            best[active] = np.linalg.lstsq(normal[np.ix_(active, active)], projected[active], rcond=1e-12)[0]
             negative = active & (best <= 0.0)
             if not negative.any():
                 x = best
@@ -120,7 +128,7 @@ def nonnegative_least_squares(matrix: Float64, target: Float64) -> Float64:
             x = x + step * (best - x)
             active &= x > 1e-15
             x[~active] = 0.0
-    solution: Float64 = x / scale
+    solution: Float64 = x / lengths
     return solution
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
 from lfm2np.simulate.cost import FIELDS, CostModel, StepShape
-from lfm2np.simulate.fit import CANDIDATES, cross_validated, errors_on, fit, nonnegative_least_squares, robust_fit
+from lfm2np.simulate.fit import REST, cross_validated, errors_on, fit, nonnegative_least_squares, robust_fit
 from lfm2np.simulate.steps import MeasuredSteps
 
 
@@ -76,9 +76,17 @@ def test_errors_are_those_of_steps_that_were_not_fitted():
     """The second half takes twice as long: predicted from each other, the halves are 1.0 and 0.5 off."""
     steps = some_steps(200, 1)
     steps.seconds[100:] *= 2.0
-    errors = cross_validated(steps, CANDIDATES[1], folds=2)
-    assert errors.p90 == pytest.approx(1.0, abs=1e-3) and errors.median >= 0.499
-        (2.0 + 1.0) / 3.0 - 1.0, abs=0.1
+    errors = cross_validated(steps, ("tokens", *REST), folds=2)
+    assert errors.p90 == pytest.approx(1.0, abs=0.02) and errors.median >= 0.499
+
+
+def test_more_tokens_than_were_measured_still_cost():
+    """Beyond the longest step that was measured, the last slope goes on."""
+    steps = some_steps(300, 1)
+    model = fit(steps, "found", "nowhere")
+    longest, other = (StepShape(tokens, 1, 0, 5000, 1, 0, 0, 0) for tokens in (int(steps.shapes.tokens.max()), 5000))
+    assert model.nanoseconds(other) - model.nanoseconds(longest) == pytest.approx(
+        TRUTH.nanoseconds(other) - TRUTH.nanoseconds(longest), rel=0.05
     )
 
 
