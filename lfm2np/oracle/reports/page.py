@@ -69,9 +69,10 @@ def versions(caption: str, facts: Iterable[tuple[str, str]], command: str) -> st
     return content
 
 
-def page(title: str, header: str, sections: Sequence[tuple[str, str, str]], footer: str) -> str:
-    """A whole document; sections are (name, heading, content), all escaped except the title."""
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+def page(title: str, header: str, sections: Sequence[tuple[str, str, str]], footer: str, more_style: str = "") -> str:
+    """A whole document; sections are (name, heading, content), all escaped except the title. `more_style`: CSS."""
+    style = STYLE + more_style
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     links = bullets([f'<a href="#{name}">{heading}</a>' for name, heading, _ in sections])
     return (
@@ -79,7 +80,7 @@ def page(title: str, header: str, sections: Sequence[tuple[str, str, str]], foot
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n<meta name="color-scheme" content="light dark">\n'
-        f"<title>{html.escape(visible(title, 200))}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{html.escape(visible(title, 200))}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f'<header>\n{header}</header>\n<nav aria-label="Sections">\n{links}</nav>\n<main>\n'
         + "".join(section(*fields) for fields in sections)
         + f"</main>\n<footer>\n{footer}</footer>\n</body>\n</html>\n"

@@ -1,0 +1,243 @@
+"""The page of a sweep: many settings of one traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
+from lfm2np.oracle.reports.parts import plural
+from lfm2np.simulate.page.curves import (
+    MOST_LINES,
+    STYLE,
+    Axis,
+    Dots,
+    Drawing,
+    Line,
+    Point,
+    is_wide,
+    line_chart,
+    scatter_chart,
+    seconds_words,
+    tick_words,
+)
+from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin
+from lfm2np.simulate.report import percent, saturation_line, span
+
+FRONT, OTHER, SATURATED = 0, 4, 5  # looks of dots
+COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"), ("e2e", "p99"))
+CURVES = (("ttft", "p99"), ("tpot", "mean"))
+WIDE_SETTING = 4.0  # largest over smallest, from which on its axis is logarithmic: many are doubled from run to run
+Run = Mapping[str, Any]
+
+
+def sweep_page(result: Mapping[str, Any]) -> str:
+    """Of a result as sweep.summary gives it, or read back from JSON: its runs are in order, the best first."""
+    runs = result["runs"]
+    numeric = [name for name in result["settings"] if len(numbers_of(runs, name)) > 1]
+    sections = [
+        ("front", "Pareto front", front(result)),
+        *([("curves", "By each setting", "".join(by_setting(runs, name) for name in numeric))] if numeric else []),
+        ("runs", "All runs", all_runs(result)),
+        ("what", "What was simulated", simulated(result)),
+    ]
+    return page(f"lfm2np simulate: sweep of {result['traffic']}", head(result), sections, note(), STYLE)
+
+
+def head(result: Mapping[str, Any]) -> str:
+    runs, target = result["runs"], result["target"]
+    every_saturated = all(run["saturation"] for run in runs)
+    sign, kind = ("✕", "bug") if every_saturated else ("●", "exact") if is_met(result) else ("▲", "drift")
+    saturated = sum(bool(run["saturation"]) for run in runs)
+    lines = [
+        f"Traffic: {foreign(result['traffic'])}",
+        f"Target: {target_words(target)}" if target else "No target was set.",
+        f"{plural(len(runs), 'run')}, {saturated} of them saturated",
+        f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
+    ]
+    if not every_saturated:
+        lines.insert(2, f"The same run is best in {percent(result['share'])} of the resamplings of requests.")
+    return (
+        f'<h1>lfm2np simulate: sweep</h1>\n<div class="verdict {kind}">\n'
+        f"<p><strong>{sign} {foreign(result['answer'])}</strong></p>\n{bullets(lines)}</div>\n"
+    )
+
+
+def is_met(result: Mapping[str, Any]) -> bool:
+    target = result["target"]
+    aimed = [run["seconds"][target["metric"]][target["quantile"]] for run in result["runs"][:1]] if target else []
+    return all(value is not None and value <= target["seconds"] for value in aimed)
+
+
+def target_words(target: Mapping[str, Any]) -> str:
+    return foreign(f"{metric_words(target['metric'], target['quantile'])} at most {span(target['seconds'])}")
+
+
+def metric_words(metric: str, which: str) -> str:
+    return f"{metric.upper()} {which if which == 'mean' else which.upper()}"
+
+
+def setting_words(settings: Mapping[str, Any], without: str = "") -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if name != without) or "all"
+
+
+def seconds_of(run: Run, metric: str, which: str) -> float | None:
+    value: float | None = run["seconds"][metric][which]
+    return value
+
+
+# --- the front
+
+
+def front(result: Mapping[str, Any]) -> str:
+    """What the target is about, else TTFT P99, against mean TPOT."""
+    runs, target = result["runs"], result["target"]
+    metric, which = (target["metric"], target["quantile"]) if target else ("ttft", "p99")
+    places: list[tuple[int, float, float]] = [
+        (number, least, aimed)
+        for number, run in enumerate(runs, 1)
+        if (aimed := seconds_of(run, metric, which)) is not None and (least := seconds_of(run, "tpot", "mean"))
+    ]
+    if not places:
+        return "<p>No run has times to draw.</p>\n"
+    looks = {number: look_of(run) for number, run in enumerate(runs, 1)}
+    groups = [
+        Dots(name, [(x, y, str(number)) for number, x, y in places if looks[number] == look], look, look == OTHER)
+        for look, name in ((FRONT, "on the front"), (OTHER, "not on it"), (SATURATED, "saturated"))
+    ]
+    joined = sorted((x, y) for number, x, y in places if looks[number] == FRONT)
+    what = metric_words(metric, which)
+    levels = [(target["seconds"], f"target: {span(target['seconds'])}")] if target else []
+    drawing = scatter_chart(
+        "front-figure",
+        f"{what} against mean TPOT: lower and further left is better",
+        f"{plural(len(joined), 'run')} on the front of {len(places)}: "
+        + "; ".join(f"{what} {span(y)} with mean TPOT {span(x)}" for x, y in joined)
+        + ". The numbers stand in the table of all runs.",
+        groups,
+        seconds_axis("mean TPOT", [x for _, x, _ in places], from_zero=False),
+        seconds_axis(what, [y for *_, y in places], from_zero=False),
+        joined,
+        levels,
+    )
+    rows = [
+        [number, foreign(setting_words(runs[number - 1]["settings"])), span(y), span(x), state(runs[number - 1])]
+        for number, x, y in places
+    ]
+    legend = table("The dots of the figure", ("", "settings", what, "TPOT mean", ""), {"": rows}, (1, 4))
+    return figure(drawing) + details("The dots of the figure", legend)
+
+
+def look_of(run: Run) -> int:
+    return SATURATED if run["saturation"] else FRONT if run["on_front"] else OTHER
+
+
+def state(run: Run) -> str:
+    return {SATURATED: "✕ saturated", FRONT: "● on the front", OTHER: ""}[look_of(run)]
+
+
+def seconds_axis(title: str, values: Sequence[float], from_zero: bool = True) -> Axis:
+    """`from_zero`, unless it is to tell apart what is close."""
+    is_log = is_wide(values)
+    return Axis(f"{title}, log scale" if is_log else title, is_log, seconds_words, from_zero=from_zero)
+
+
+# --- by each setting
+
+
+def numbers_of(runs: Sequence[Run], name: str) -> list[float]:
+    """The numbers among its values, each once, in order."""
+    values = (run["settings"][name] for run in runs)
+    return sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
+
+
+def by_setting(runs: Sequence[Run], name: str) -> str:
+    """Two figures, and their numbers: one line for each combination of the other settings, the best first."""
+    values = numbers_of(runs, name)
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run["settings"][name] in values:
+            groups.setdefault(setting_words(run["settings"], without=name), []).append(run)
+    others = [other for other in runs[0]["settings"] if other != name]
+    lines = f" One line for each {foreign(', '.join(others))}." if others else ""
+    drawn = "".join(figure(curves_of(name, values, groups, *curve), lines) for curve in CURVES)
+    rows = [
+        [foreign(others), amount(value), *(span(seconds_of(run, *curve)) for curve in CURVES), state(run)]
+        for others, group in groups.items()
+        for value, run in sorted(((run["settings"][name], run) for run in group), key=lambda pair: pair[0])
+    ]
+    heads = ("other settings", foreign(name), *(metric_words(*curve) for curve in CURVES), "")
+    numbers = table("The numbers of the figures", heads, {"": rows}, (0, 4))
+    more = (
+        f"<p>The lines of the best {MOST_LINES} of {len(groups)} combinations; the table has all.</p>\n"
+        if len(groups) > MOST_LINES
+        else ""
+    )
+    return (
+        f'<h3>{foreign(name)}</h3>\n{more}<div class="figures">\n{drawn}</div>\n'
+        f"{details('The numbers of the figures', numbers)}"
+    )
+
+
+def curves_of(
+    name: str, values: Sequence[float], groups: Mapping[str, Sequence[Run]], metric: str, which: str
+) -> Drawing:
+    lines = [Line(values_without(name, group[0]), points_of(group, name, metric, which)) for group in groups.values()]
+    shown = [y for line in lines[:MOST_LINES] for _, y in line.points]
+    is_log = is_wide(values, WIDE_SETTING) and min(values) > 0
+    what = metric_words(metric, which)
+    return line_chart(
+        f"{identifier(name)}-{metric}",
+        f"{what} by {name}",
+        f"{what} by {name}, one line for each combination of the other settings; the numbers stand in the table below.",
+        lines,
+        Axis(f"{name}, log scale" if is_log else name, is_log, tick_words, values if len(values) <= 8 else ()),
+        seconds_axis(what, shown),
+    )
+
+
+def values_without(name: str, run: Run) -> str:
+    """Short, for the legend."""
+    return ", ".join(str(value) for setting, value in run["settings"].items() if setting != name)
+
+
+def points_of(group: Sequence[Run], name: str, metric: str, which: str) -> list[Point]:
+    pairs = [(run["settings"][name], seconds_of(run, metric, which)) for run in group]
+    return sorted((x, y) for x, y in pairs if y is not None)
+
+
+def identifier(name: str) -> str:
+    """For an id: letters, digits and - only; other characters by their numbers."""
+    return "set-" + "".join(c if c.isascii() and c.isalnum() else f"-{ord(c):x}-" for c in name)
+
+
+# --- tables
+
+
+def all_runs(result: Mapping[str, Any]) -> str:
+    names = list(result["settings"])
+    heads = ["", *map(foreign, names), *(metric_words(*column) for column in COLUMNS)]
+    heads += ["requests a second", "busy", "preemptions", ""]
+    rows = [
+        [
+            number,
+            *(foreign(str(run["settings"][name])) for name in names),
+            *(span(seconds_of(run, *column)) for column in COLUMNS),
+            amount(run["throughput"]["requests_per_second"] or 0.0),
+            percent(run["utilisation"]["busy"]),
+            f"{run['preemptions']:,}",
+            state(run),
+        ]
+        for number, run in enumerate(result["runs"], 1)
+    ]
+    content = table("All runs, the best first", heads, {"": rows}, (len(heads) - 1,))
+    saturated = [f"{number}: {saturation_line(run['saturation'])}." for number, run in enumerate(result["runs"], 1)]
+    kept = [line for line, run in zip(saturated, result["runs"], strict=True) if run["saturation"]]
+    return content + (details("Saturated runs", bullets(kept)) if kept else "")
+
+
+def simulated(result: Mapping[str, Any]) -> str:
+    rows = [[foreign(name), foreign(", ".join(map(str, values)))] for name, values in result["settings"].items()]
+    return f"<p>Traffic: {foreign(result['traffic'])}</p>\n{cost_of_a_step(result['cost'])}" + table(
+        "Settings that were varied", ("setting", "values"), {"": rows}, (0, 1)
+    )
