@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import functools
+import io
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.errors import ProofError, RequestError
+from lfm2np.loading import load
 from lfm2np.simulate import formats, sweep
 from lfm2np.simulate.acceptance import Acceptance, acceptance_of, read_acceptance
 from lfm2np.simulate.cost import CostModel, read_cost_model
@@ -22,7 +24,7 @@ from lfm2np.simulate.fit import fit
 from lfm2np.simulate.presets import preset
 from lfm2np.simulate.report import as_text
 from lfm2np.simulate.scenario import SETTINGS, Scenario, Traffic, simulate, simulation_of
-from lfm2np.simulate.steps import read_steps
+from lfm2np.simulate.steps import MeasuredSteps, gathered, read_steps
 from lfm2np.values import require_count, show
 from lfm2np.whole_file import replaced, write_whole
 from lfm2np.work.results_file import LineFile
@@ -37,6 +39,8 @@ EXAMPLE = """lfm2np simulate azure-conversation-like:requests=2000 --cost H100:L
   lfm2np simulate trace.csv --cost cost.json --sweep policy=fcfs,waiting-served \\
       --sweep max_num_batched_tokens=512:8192 --target ttft_p99=2"""
 DEFAULT_COST = "H100:LFM2-1.2B"
+LONGEST_MEASURED = 1024  # tokens of a prompt
+ENGINE_SIZES = ("max_num_seqs", "max_num_batched_tokens", "block_size")
 SIZES = {"num_blocks": 65536, "max_num_seqs": 256, "max_num_batched_tokens": 8192}  # where nothing is said
 MAX_LINE = 2**26
 
@@ -125,8 +129,8 @@ def run_single(arguments: argparse.Namespace, scenario: Scenario) -> None:
         if getattr(arguments, name) is not None:
             raise RequestError(f"--{name} goes with --sweep")
     if arguments.save is not None:
-        with replaced(Path(arguments.save)) as file:
-            formats.write(scenario.traffic.arrivals(), Utf8(file))
+        with text_file(arguments.save) as file:
+            formats.write(scenario.traffic.arrivals(), file)
     with progress_bar("simulating", " requests") as bar:
         result = simulate(scenario, lambda number: bar(number, scenario.traffic.requests or number))
     if arguments.trace is not None:
@@ -142,17 +146,23 @@ def without_groups(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name != "groups"}
 
 
-class Utf8:
-    """Text into a file of bytes."""
-
-    def __init__(self, file: Any) -> None:
-        self.write = lambda text: file.write(text.encode())
+@contextlib.contextmanager
+def text_file(path: str) -> Iterator[TextIO]:
+    """As whole_file.replaced, of text. RequestError if it can't be written."""
+    try:
+        with replaced(Path(path)) as file:
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+            yield text
+            text.flush()
+            text.detach()
+    except OSError as problem:
+        raise RequestError(f"{path}: can't be written: {problem.strerror or problem}") from None
 
 
 def write_trace(path: str, scenario: Scenario) -> None:
     """Step by step, for `lfm2np replay` and `lfm2np draw`."""
-    with replaced(Path(path)) as file:
-        writer = TraceWriter(Utf8(file), scenario.config)  # type: ignore[arg-type]
+    with text_file(path) as file:
+        writer = TraceWriter(file, scenario.config)
         simulation_of(scenario, trace=writer).run(scenario.traffic.arrivals(), scenario.most_waiting)
         writer.end()
 
@@ -207,7 +217,7 @@ def simulate_all(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -
     with work.place_of(arguments, None) as place, progress_bar("simulating", " runs") as bar:
         names = [f"run {index + 1}" for index in missing]
         chosen = [scenarios[index] for index in missing]
-        map_shards(functools.partial(simulate), chosen, place.executor, keep, names, place.at_once)
+        map_shards(simulate, chosen, place.executor, keep, names, place.at_once)
     if file is not None:
         file.close()
     return [known[key] for key in keys]
@@ -237,10 +247,7 @@ def run_fit(arguments: argparse.Namespace) -> None:
     if source.is_file():
         name, origin, steps = source.stem, f"measured steps in {source.name}", read_steps(source)
     else:
-        from lfm2np.bench.step_times import measure_steps  # slow to import
-
-        with progress_bar("measuring", " steps") as show:
-            name, origin, steps = measure_steps(source, arguments.numerics, show)
+        name, origin, steps = measured_here(arguments)
     model = fit(steps, name, origin)
     if arguments.out is not None:
         model.write(arguments.out)
@@ -251,9 +258,26 @@ def run_fit(arguments: argparse.Namespace) -> None:
             f"of {errors.steps:,} steps, each predicted from others: off by {100 * errors.median:.1f} % (median), "
             f"{100 * errors.p90:.1f} % (nine of ten), {100 * errors.total:+.1f} % of all their time"
         )
-    fields = {"name": model.name, "origin": model.origin, "forms": list(map(dict, model.forms))}
-    fields |= {"errors": None if errors is None else dataclasses.asdict(errors)}
+    forms = list(map(dict, model.forms))
+    of_fit = None if errors is None else dataclasses.asdict(errors)
+    fields = {"name": model.name, "origin": model.origin, "forms": forms, "errors": of_fit}
     print_result(arguments, fields, "\n".join(lines))
+
+
+def measured_here(arguments: argparse.Namespace) -> tuple[str, str, MeasuredSteps]:
+    """Name, origin and steps of this engine, on this machine."""
+    from lfm2np.bench.machine import describe_machine  # slow to import
+    from lfm2np.bench.step_times import MOST_OUTPUT, measure
+
+    model = load(arguments.fit, arguments.numerics)
+    longest = min(LONGEST_MEASURED, model.config.max_position_embeddings - MOST_OUTPUT)
+    sizes = {name: getattr(arguments, name) for name in ENGINE_SIZES if getattr(arguments, name) is not None}
+    seconds = positive("--fit-seconds", arguments.fit_seconds)
+    with progress_bar("measuring", " s") as show:
+        steps = measure(model, seconds, longest, arguments.seed, show, **sizes)
+    cores = describe_machine().get("processor", "this machine")
+    origin = f"measured on {cores}, lfm2np's own steps in {arguments.numerics}, of {seconds:g} s"
+    return f"lfm2np:{model.path.name}", origin, gathered(steps)
 
 
 def form_line(item: tuple[str, float]) -> str:
@@ -303,10 +327,11 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--sweep SETTING", sweep_help, action="append")
     add(group, "--target METRIC", "what must hold, in seconds, such as ttft_p99=2")
     add(group, "--seeds N", "simulate N drawn traces for each configuration (1)")
-    work.add_options(group)
+    work.add_options(parser)
     group = parser.add_argument_group("measuring")
     add(group, "--fit SOURCE", "fit a cost model: a checkpoint, whose steps are measured here, or a file of steps")
     add(group, "--numerics", "arithmetic that is measured (float32)", choices=("float32", "exact"), default="float32")
+    add(group, "--fit-seconds S", "how long steps are measured (60)", default=60.0)
     add(group, "--out FILE", "where the cost model goes")
     group = parser.add_argument_group("output")
     add(group, "--html FILE", "write an HTML report with pictures")
