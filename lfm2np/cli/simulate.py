@@ -21,9 +21,9 @@ from lfm2np.simulate import formats, sweep
 from lfm2np.simulate.acceptance import Acceptance, acceptance_of, read_acceptance
 from lfm2np.simulate.cost import CostModel, read_cost_model
 from lfm2np.simulate.fit import fit
-from lfm2np.simulate.presets import preset
+from lfm2np.simulate.presets import BYTES, MODELS, preset
 from lfm2np.simulate.report import as_text
-from lfm2np.simulate.scenario import SETTINGS, Scenario, Traffic, simulate, simulation_of
+from lfm2np.simulate.scenario import MOST_DRAFTS, SETTINGS, Memory, Scenario, Traffic, positive, simulate, simulation_of
 from lfm2np.simulate.steps import MeasuredSteps, gathered, read_steps
 from lfm2np.values import require_count, show
 from lfm2np.whole_file import replaced, write_whole
@@ -73,11 +73,11 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
     given = {name: getattr(arguments, name) for name in OPTIONS if getattr(arguments, name) is not None}
     config = SchedulerConfig(**{**SIZES, **given, "prefix_caching": not arguments.no_prefix_caching})
     acceptance = None if arguments.acceptance is None else acceptance_from(arguments.acceptance)
-    drafts = require_count("--drafts", arguments.drafts, 0, 1024)
-    if bool(drafts) != (acceptance is not None):
-        raise RequestError("--drafts and --acceptance go together: how many drafts, and how many of them are accepted")
+    drafts = require_count("--drafts", arguments.drafts, 0, MOST_DRAFTS)
+    if acceptance is None and (drafts or any(text.startswith("drafts=") for text in arguments.sweep or ())):
+        raise RequestError("drafts need --acceptance: how many of them are accepted")
     waiting = require_count("--most-waiting", arguments.most_waiting, 1, None)
-    return Scenario(traffic, config, cost_of(arguments.cost), drafts, acceptance, waiting)
+    return Scenario(traffic, config, cost_of(arguments.cost), drafts, acceptance, waiting, memory_of(arguments))
 
 
 OPTIONS = (
@@ -115,10 +115,17 @@ def read_part(text: str | None) -> tuple[float, float | None]:
     return start, stop
 
 
-def positive(name: str, value: float) -> float:
-    if not 0 < value < 1e9:
-        raise RequestError(f"{name} {value!r}: expected a number above 0")
-    return value
+def memory_of(arguments: argparse.Namespace) -> Memory | None:
+    """What a block takes is known of the models of presets.MODELS, in bfloat16."""
+    if arguments.memory is None:
+        return None
+    if arguments.num_blocks is not None:
+        raise RequestError("--memory and --num-blocks: expected one of them")
+    name = arguments.cost.partition(":")[2] if arguments.shape is None else arguments.shape
+    if name not in MODELS:
+        raise RequestError(f"--memory: of which model? --shape {show(name)}: expected one of {', '.join(MODELS)}")
+    size = round(positive("--memory", arguments.memory) * 1e9)
+    return Memory(size, BYTES * MODELS[name].key_value_numbers, BYTES * MODELS[name].state_numbers)
 
 
 # --- one configuration
@@ -162,7 +169,7 @@ def text_file(path: str) -> Iterator[TextIO]:
 def write_trace(path: str, scenario: Scenario) -> None:
     """Step by step, for `lfm2np replay` and `lfm2np draw`."""
     with text_file(path) as file:
-        writer = TraceWriter(file, scenario.config)
+        writer = TraceWriter(file, scenario.sized())
         simulation_of(scenario, trace=writer).run(scenario.traffic.arrivals(), scenario.most_waiting)
         writer.end()
 
@@ -318,6 +325,8 @@ def add_simulate(commands: Commands) -> None:
         ("num-window-blocks", "N", "blocks of windowed layers"),
     ):
         add(group, f"--{name} {letter}", words)
+    add(group, "--memory R", "gigabytes for cache blocks, with their states, instead of --num-blocks")
+    add(group, "--shape", "for --memory: whose keys, values and states (the model of --cost)", choices=list(MODELS))
     add(group, "--no-prefix-caching", "do not reuse cache blocks of equal prefixes")
     add(group, "--drafts K", "draft tokens for each decoding request in each step (0)", default=0)
     acceptance_help = "share of drafts accepted, one for each place (0.8,0.7), or the JSON of lfm2np generate"

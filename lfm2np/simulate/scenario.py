@@ -18,10 +18,12 @@ from lfm2np.simulate.cost import CostModel
 from lfm2np.simulate.report import as_json, group_as_json
 from lfm2np.simulate.run import Simulation
 from lfm2np.simulate.traffic import NANOSECONDS, Arrival, faster, within
+from lfm2np.values import require_count, show
 from scheduler import SchedulerConfig
 from scheduler.checksum import json_sha256
 
 MOST_WAITING = 20_000  # requests: a queue this long is saturated, and ends the simulation
+MOST_DRAFTS = 1024
 EVERY = 256  # requests between two reports of progress
 
 Report = Callable[[int], None]  # requests that have arrived
@@ -74,8 +76,21 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes for cache blocks: a block has the keys and values of its tokens, and one state after the last of them."""
+
+    size: int
+    per_token: int
+    per_state: int
+
+    def num_blocks(self, block_size: int) -> int:
+        return self.size // (block_size * self.per_token + self.per_state)
+
+
+@dataclass(frozen=True)
 class Scenario:
-    """`acceptance`: see Acceptance; of `num_drafts` drafts a step for each request that decodes."""
+    """`acceptance`: of `num_drafts` drafts a step for each request that decodes. `memory`, if given, says how many
+    blocks there are, whatever config.num_blocks is."""
 
     traffic: Traffic
     config: SchedulerConfig
@@ -83,23 +98,36 @@ class Scenario:
     num_drafts: int = 0
     acceptance: Acceptance | None = None
     most_waiting: int = MOST_WAITING
+    memory: Memory | None = None
+
+    def sized(self) -> SchedulerConfig:
+        """RequestRefused for a memory that does not hold a block."""
+        if self.memory is None:
+            return self.config
+        return dataclasses.replace(self.config, num_blocks=self.memory.num_blocks(self.config.block_size))
 
     def key(self, content: str) -> str:
         """The checksum of all that its result depends on; `content` is that of its traffic."""
         traffic = {**asdict(self.traffic), "source": content}
         cost = {"forms": list(map(dict, self.cost.forms)), "overhead": self.cost.overhead}
         drafts = [self.num_drafts, None if self.acceptance is None else asdict(self.acceptance)]
-        return json_sha256([traffic, asdict(self.config), cost, drafts, self.most_waiting])
+        return json_sha256([traffic, asdict(self.sized()), cost, drafts, self.most_waiting])
 
     def with_setting(self, name: str, value: Any) -> Scenario:
         """RequestError for an unknown name, or a value that it can't have."""
         if name == "drafts":
-            return dataclasses.replace(self, num_drafts=value)
+            return dataclasses.replace(self, num_drafts=require_count("drafts", value, 0, MOST_DRAFTS))
         if name == "speed":
-            return dataclasses.replace(self, traffic=dataclasses.replace(self.traffic, speed=value))
+            return dataclasses.replace(self, traffic=dataclasses.replace(self.traffic, speed=positive("speed", value)))
         if name not in CONFIG:
             raise RequestError(f"setting {name!r}: expected one of {', '.join(SETTINGS)}")
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **{name: value}))
+
+
+def positive(name: str, value: object) -> float:
+    if type(value) not in (int, float) or not 0 < value < 1e9:  # type: ignore[operator]
+        raise RequestError(f"{name} {show(value)}: expected a number above 0")
+    return float(value)  # type: ignore[arg-type]
 
 
 CONFIG = tuple(field.name for field in dataclasses.fields(SchedulerConfig))
@@ -119,7 +147,7 @@ def simulate(scenario: Scenario, report: Report | None = None) -> dict[str, Any]
 
 def simulation_of(scenario: Scenario, **more: Any) -> Simulation:
     accepts = None if scenario.acceptance is None else scenario.acceptance.draw
-    return Simulation(scenario.config, scenario.cost, scenario.num_drafts, accepts, **more)
+    return Simulation(scenario.sized(), scenario.cost, scenario.num_drafts, accepts, **more)
 
 
 def reported(arrivals: Iterator[Arrival], report: Report) -> Iterator[Arrival]:

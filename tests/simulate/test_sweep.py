@@ -1,0 +1,162 @@
+"""Which configuration is chosen, and how surely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lfm2np.errors import RequestError
+from lfm2np.simulate.cost import CostModel
+from lfm2np.simulate.histogram import bucket_of
+from lfm2np.simulate.scenario import Memory, Scenario, Traffic, simulate
+from lfm2np.simulate.sweep import (
+    MOST_RUNS,
+    RESAMPLINGS,
+    as_text,
+    read_settings,
+    read_target,
+    scenarios,
+    summary,
+)
+from lfm2np.simulate.traffic import NANOSECONDS
+from scheduler import RequestRefused, SchedulerConfig
+
+COST = CostModel("drawn", "none", ({"1": 5e-3, "tokens": 4e-5, "requests": 1e-5},))
+
+
+def scenario(traffic: str = "gamma:rate=5,cv=3,prompt=200,output=1-200,requests=200") -> Scenario:
+    return Scenario(Traffic(traffic), SchedulerConfig(4000, max_num_seqs=16, max_num_batched_tokens=512), COST)
+
+
+def invented(
+    name: str, ttft: list[float], tpot: list[float], saturated: bool = False
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A run whose groups have one request each, with these seconds."""
+
+    def values(seconds: list[float]) -> dict[str, float]:
+        ordered = sorted(seconds)
+        return {
+            "mean": sum(seconds) / len(seconds),
+            "p50": ordered[len(ordered) // 2],
+            "p90": ordered[-1],
+            "p99": ordered[-1],
+            "max": ordered[-1],
+        }
+
+    groups = [
+        {
+            "ttft": [[bucket_of(round(first * NANOSECONDS)), 1]],
+            "tpot": [[bucket_of(round(each * NANOSECONDS)), 1]],
+            "e2e": [],
+        }
+        for first, each in zip(ttft, tpot, strict=True)
+    ]
+    seconds = {
+        metric: values(ttft if metric == "ttft" else tpot) for metric in ("ttft", "tpot", "e2e", "itl", "queued")
+    }
+    more = {key: {"requests_per_second": 1.0} for key in ("throughput", "utilisation", "prefix_cache", "requests")}
+    result = {"seconds": seconds, "groups": groups, "preemptions": 0, "cost": {"name": "none"}, **more}
+    return {"policy": name}, [{**result, "saturation": {"since": 1.0} if saturated else None}]
+
+
+def test_settings_are_lists_and_ranges() -> None:
+    settings = read_settings(
+        ["policy=fcfs,static", "num_blocks=100:700", "waiting_served_ratio=0.1:3.2", "prefix_caching=true,false"]
+    )
+    assert settings == {
+        "policy": ["fcfs", "static"],
+        "num_blocks": [100, 200, 400, 700],
+        "waiting_served_ratio": [0.1, 0.2, 0.4, 0.8, 1.6, 3.2],
+        "prefix_caching": [True, False],
+    }
+    assert len(scenarios(scenario(), settings)) == 2 * 4 * 6 * 2
+
+
+@pytest.mark.parametrize(
+    "texts, message",
+    [
+        (["policy"], "expected NAME=VALUE"),
+        (["policy=fcfs", "policy=static"], "given twice"),
+        (["num_blocks=8:4"], "the second larger than the first"),
+        (["num_block=8"], "setting 'num_block': expected one of"),
+    ],
+)
+def test_settings_that_can_not_be_are_refused(texts: list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        scenarios(scenario(), read_settings(texts))
+
+
+def test_a_value_that_a_setting_can_not_have_is_refused_before_anything_runs() -> None:
+    with pytest.raises(RequestRefused, match="policy 'best'"):
+        scenarios(scenario(), read_settings(["policy=fcfs,best"]))
+    with pytest.raises(RequestError, match=f"at most {MOST_RUNS}"):
+        scenarios(scenario(), {"num_blocks": range(1000, 1100), "max_num_seqs": range(1, 102)})
+
+
+@pytest.mark.parametrize("text", ["ttft=2", "ttft_p95=2", "ttft_p99=-1", "ttft_p99=nan", "itl_p99=2", "ttft_p99=x"])
+def test_a_target_is_a_metric_a_quantile_and_seconds(text: str) -> None:
+    with pytest.raises(RequestError, match="expected a metric and seconds"):
+        read_target(text)
+
+
+def test_the_choice_meets_the_target_with_the_shortest_time_per_token() -> None:
+    runs = [
+        invented("slow-first", [3.0] * 8, [0.01] * 8),
+        invented("balanced", [1.0] * 8, [0.02] * 8),
+        invented("beaten", [1.5] * 8, [0.03] * 8),
+        invented("saturated", [0.1] * 8, [0.001] * 8, saturated=True),
+    ]
+    free, aimed, none = (
+        summary("x", {"policy": []}, runs, target)
+        for target in (None, read_target("ttft_p99=2"), read_target("ttft_p99=0.5"))
+    )
+    assert [run["settings"]["policy"] for run in free["runs"]] == ["slow-first", "balanced", "beaten", "saturated"]
+    assert [run["on_front"] for run in free["runs"]] == [True, True, False, False]
+    assert aimed["answer"].startswith("Choose policy balanced: P99 time to first token 1 s, 20 ms per output token")
+    assert "in 100 % of 1,000 resamplings" in aimed["answer"]
+    assert none["answer"].startswith(
+        "None meets the target, P99 time to first token below 500 ms; the nearest is policy balanced"
+    )
+    only = summary("x", {"policy": []}, runs[3:], None)
+    assert only["answer"] == "Every run is saturated: none of these 1 configurations serves this traffic."
+
+
+def test_the_certainty_is_the_share_of_resamplings_as_counted_by_hand() -> None:
+    """The first is better but for one group in four, which is drawn k times of four with binomial probability: it is
+    better on the whole where 4 k is below its advantage in the others, 2 (4 - k), so for k = 0 or 1."""
+    runs = [invented("a", [1.0] * 4, [0.02, 0.02, 0.02, 0.05]), invented("b", [1.0] * 4, [0.03, 0.03, 0.03, 0.03])]
+    assert runs[0][1][0]["seconds"]["tpot"]["mean"] < 0.03
+    result = summary("x", {"policy": []}, runs, None)
+    expected = (3 / 4) ** 4 + 4 * (1 / 4) * (3 / 4) ** 3
+    assert result["share"] == pytest.approx(expected, abs=3 * (expected * (1 - expected) / RESAMPLINGS) ** 0.5)
+    assert "else mostly policy b" in result["answer"]
+
+
+def test_loads_are_answered_one_by_one() -> None:
+    chosen = scenarios(scenario(), read_settings(["speed=1,2", "policy=fcfs,static"]))
+    result = summary("x", {"speed": [1, 2], "policy": []}, [(each, [simulate(run)]) for each, run in chosen], None)
+    assert [run["settings"]["speed"] for run in result["runs"]] == [1, 1, 2, 2]
+    assert result["answer"].count("Choose policy") == 2
+    assert "2 times as fast: Choose policy" in result["answer"]
+    assert len(as_text(result).splitlines()) == 9
+
+
+def test_the_key_of_a_result_changes_with_all_that_it_depends_on() -> None:
+    base = scenario()
+    others = [run for _, run in scenarios(base, read_settings(["speed=1,2", "drafts=0,1", "num_blocks=4000,5000"]))]
+    assert len({run.key("content") for run in others} | {base.key("other")}) == 9
+    assert base.key("content") in {run.key("content") for run in others}
+
+
+def test_blocks_of_a_memory_hold_their_keys_values_and_a_checkpoint() -> None:
+    base = replace(scenario(), memory=Memory(1_000_000, per_token=100, per_state=4000))
+    blocks = [run.sized().num_blocks for _, run in scenarios(base, read_settings(["block_size=16,160"]))]
+    assert blocks == [1_000_000 // (1600 + 4000), 1_000_000 // (16000 + 4000)]
+
+
+@pytest.mark.parametrize("setting", ["speed=0", "speed=fast", "drafts=-1", "drafts=1.5"])
+def test_loads_and_drafts_are_numbers(setting: str) -> None:
+    with pytest.raises(RequestError, match=setting.split("=")[0]):
+        scenarios(scenario(), read_settings([setting]))
