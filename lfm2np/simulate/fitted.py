@@ -4,14 +4,15 @@
 Apache-2.0), an hour of Kimi. `azure-conversation-like`: Azure's conversation trace of 2023 (Azure/AzurePublicDataset,
 AzureLLMInferenceTrace_conv.csv, CC BY 4.0), an hour of a service at Azure.
 
-fixtures/fit_traffic.py reads the two files, prints the constants below, and compares file and generator. What is drawn:
-arrivals with the hour's rate, minute by minute, again every hour, and Gamma gaps within a minute (Mooncake's times come
-in ticks of three seconds); lengths from quantiles, an output's by the rank of its prompt; and for Mooncake, of whose
-prompts the blocks are known, a system prompt that all share and requests that continue an earlier one: its prompt, its
-outputs and new tokens (the next turn), or the beginning of its prompt and another end (another question). Azure's file
-does not say what prompts share, so these share nothing.
+fixtures/fit_traffic.py reads the two files, prints the constants below, and compares file and generator. Drawn are
+- arrivals with the trace's rate, minute by minute for 58 minutes and then again, and Gamma gaps within a minute;
+  Mooncake's times come in ticks of three seconds;
+- lengths from quantiles, an output's by the rank of its prompt's length;
+- for Mooncake, of whose prompts the blocks are known: a system prompt that all share, and requests that continue an
+  earlier one with its prompt, its outputs and new tokens (the next turn), or with the beginning of its prompt and
+  another end (another question). Azure's file does not say what prompts share, so these share nothing.
 
-What is not: that lengths and gaps depend on the hour, on each other within a conversation, or on the user. The bits of
+Not drawn is that lengths and gaps depend on the hour, on each other within a conversation, or on the user. The bits of
 all of it are the same on every machine (draws.py).
 """
 
@@ -169,7 +170,8 @@ def arrival_times(stream: Stream, seed: int) -> Iterator[int]:
     """Gamma gaps of mean 1 second / rate, run through the curve: where it is high, they are short."""
     draws, shape = Draws(seed, "gaps"), 1 / (stream.cv * stream.cv)
     section = SECTION * NANOSECONDS
-    ends = np.cumsum([round(level * section) for level in stream.curve])  # of the sections, as if the rate were even
+    even = [round(level * section) for level in stream.curve]  # how long sections would be, were the rate even
+    ends = np.cumsum(even, dtype=np.int64)
     begins, period, tick = ends - np.diff(ends, prepend=0), int(ends[-1]), stream.tick * NANOSECONDS or 1
     levels = np.asarray(stream.curve)
     for begin, block in time_blocks(lambda: draws.gamma(shape) / (shape * stream.rate)):
@@ -188,7 +190,7 @@ def lengths(stream: Stream, seed: int) -> Iterator[tuple[int, int]]:
         rank = draws.uniform()
         prompts = quantile(stream.prompts, rank)
         outputs = between(tables, draws.uniform(), (rank * len(tables)).astype(np.int64))
-        yield from zip(np.rint(prompts).astype(int).tolist(), np.rint(outputs).astype(int).tolist(), strict=True)
+        yield from zip(*(np.rint(each).astype(np.int64).tolist() for each in (prompts, outputs)), strict=True)
 
 
 def azure_conversation_like(*, rate: float | None = None, requests: int = 1000, seed: int = 0) -> Iterator[Arrival]:
@@ -231,9 +233,8 @@ class Related:
                 (continued.outputs, "outputs"),
             )
         )
-        self._due: list[
-            tuple[int, int, int, Runs, int, int]
-        ] = []  # when, number, turn, what it begins with, new, outputs
+        # When, number of the request that it continues, turn, what it begins with, new tokens, outputs.
+        self._due: list[tuple[int, int, int, Runs, int, int]] = []
 
     @staticmethod
     def _drawn(table: Quantiles, seed: int, name: str) -> Iterator[float]:

@@ -25,6 +25,7 @@ def test_normal_quantiles_are_those_of_the_standard_library() -> None:
     assert normal_quantile(known) == pytest.approx([NormalDist().inv_cdf(each) for each in known], rel=1e-14)
 
 
+@pytest.mark.kernels
 def test_the_first_numbers_are_these_on_every_machine() -> None:
     """Bits, as the docstring promises."""
     draws = Draws(0, "gaps")

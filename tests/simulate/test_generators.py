@@ -47,6 +47,7 @@ def test_the_same_seed_gives_the_same_and_a_longer_trace_begins_with_it(spec: st
     assert list(parse(f"{spec},requests=500", 2)) != trace
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_trace_has_the_same_bits_on_every_machine(name: str) -> None:
     text = io.StringIO()
