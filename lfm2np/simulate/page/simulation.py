@@ -94,8 +94,9 @@ def origin(cost: Mapping[str, Any]) -> str:
 
 
 def seconds(result: Mapping[str, Any]) -> str:
-    rows = [[f"{title} ({SHORT[name]})", *spans(result["seconds"][name])] for name, title in NAMES.items()]
-    content = table("Time of requests", ("", *TITLES), {"": rows})
+    rows = [[SHORT[name], *spans(result["seconds"][name])] for name in NAMES]
+    content = table("Time of requests", ("", *TITLES), {"": rows}, ())
+    content += f'<p class="note">{"; ".join(f"{SHORT[name]}: {words}" for name, words in NAMES.items())}.</p>\n'
     priorities = result["ttft_by_priority"]
     if len(priorities) > 1:
         by_priority = [[foreign(priority), *spans(values)] for priority, values in priorities.items()]

@@ -24,7 +24,7 @@ from lfm2np.simulate.page.curves import (
 from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin
 from lfm2np.simulate.report import percent, saturation_line, span
 
-FRONT, OTHER, SATURATED = 0, 4, 5  # looks of dots
+FRONT, OTHER, SATURATED = 0, 3, 4  # looks of dots
 COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"), ("e2e", "p99"))
 CURVES = (("ttft", "p99"), ("tpot", "mean"))
 WIDE_SETTING = 4.0  # largest over smallest, from which on its axis is logarithmic: many are doubled from run to run
@@ -55,8 +55,6 @@ def head(result: Mapping[str, Any]) -> str:
         f"{plural(len(runs), 'run')}, {saturated} of them saturated",
         f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
     ]
-    if not every_saturated:
-        lines.insert(2, f"The same run is best in {percent(result['share'])} of the resamplings of requests.")
     return (
         f'<h1>lfm2np simulate: sweep</h1>\n<div class="verdict {kind}">\n'
         f"<p><strong>{sign} {foreign(result['answer'])}</strong></p>\n{bullets(lines)}</div>\n"
