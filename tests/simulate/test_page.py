@@ -6,7 +6,6 @@ import base64
 import copy
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -108,7 +107,7 @@ def no_numbers() -> Result:
 
 def many() -> Result:
     """More lines than are drawn, and numbers that are no numbers of a run."""
-    result = swept({"policy": [f"policy {number}" for number in range(12)], "watermark": [0.0, 0.01, 1e6, None]})
+    result = swept({"policy": [f"policy {number}" for number in range(12)], HOSTILE: [0.0, 0.01, 1e6, None]})
     return {**result, "target": {"metric": "e2e", "quantile": "p50", "seconds": 1e-9}}
 
 
@@ -214,8 +213,9 @@ def test_a_sweep_has_its_answer_first_and_a_row_of_every_run() -> None:
             f"{run['preemptions']:,}",
         ]
         assert row[12] == ("● on the front", "✕ saturated", "", "")[number - 1]
-    dots = [path.attrib["class"] for path in body_of(page).iter("path") if path.attrib["class"].startswith("dots")]
-    assert {"dots s0", "dots s3 hollow", "dots s4"} <= set(dots)
+    figure = next(body_of(page).iter("svg"))
+    drawn = {path.attrib["class"]: path.attrib["d"].count("M") for path in list(figure.iter("path"))[-3:]}
+    assert drawn == {"dots s4": 1, "dots s3 hollow": 1, "dots s0": 1}  # the third run has no times
 
 
 def test_the_first_thing_a_page_says_is_whether_it_is_saturated() -> None:
@@ -261,18 +261,16 @@ sizes = st.floats(0.0, 1e300, allow_subnormal=False)
 @example([0.0], True, True)
 @example([5.0], True, False)
 @example([0.3], False, False)
-@example([3.0, math.inf, math.nan], False, True)
 def test_an_axis_holds_all_values_between_round_ticks_in_order(
     values: list[float], is_log: bool, from_zero: bool
 ) -> None:
     scale = scale_of(Axis("", is_log, from_zero=from_zero), values, 50.0, 350.0)
-    finite = sorted(value for value in values if math.isfinite(value))
-    shown = [value for value in finite if value > 0] if is_log else finite
+    shown = sorted(value for value in values if value > 0 or not is_log)
     assert scale.low < scale.high and 1 <= len(scale.ticks) <= 8
     if shown:
         assert scale.low <= shown[0] * (1 + 1e-9) and shown[-1] * (1 - 1e-9) <= scale.high
     assert not from_zero or is_log or scale.low == 0
-    at = [scale(value) for value in finite]
+    at = [scale(value) for value in sorted(values)]
     assert at == sorted(at) and all(50.0 <= place <= 350.0 for place in at)
     assert all(float(f"{tick:.11e}") == tick and scale.low <= tick <= scale.high for tick in scale.ticks)
     if is_log:

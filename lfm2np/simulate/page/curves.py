@@ -136,7 +136,7 @@ class Scale:
 
 def scale_of(axis: Axis, values: Iterable[float], start: float, stop: float) -> Scale:
     """Holds all values; on a logarithmic axis those that are not above 0 stand at its begin."""
-    shown = [value for value in values if math.isfinite(value)]
+    shown = list(values)
     if axis.is_log:
         ticks = log_ticks([value for value in shown if value > 0] or [1.0])
     else:
@@ -205,7 +205,7 @@ def line_chart(
     levels: Sequence[tuple[float, str]] = (),
 ) -> Drawing:
     """The first MOST_LINES lines; levels are horizontal, with their words."""
-    shown = [Line(line.name, finite(line.points), line.steps) for line in lines[:MOST_LINES]]
+    shown = lines[:MOST_LINES]
     xs, ys = ([point[place] for line in shown for point in line.points] for place in (0, 1))
     names = [line.name for line in shown] if len(shown) > 1 else []
     top, legends = legend(names, [has_dots(line) for line in shown])
@@ -255,10 +255,6 @@ def scatter_chart(
 def drawing(name: str, title: str, about: str, height: float, parts: Sequence[str]) -> Drawing:
     shown = [html.escape(visible(text, 4000)) for text in (title, about)]
     return Drawing(name, shown[0], shown[1], height, "".join(parts))
-
-
-def finite(points: Sequence[Point]) -> list[Point]:
-    return [point for point in points if all(map(math.isfinite, point))]
 
 
 def scales(
