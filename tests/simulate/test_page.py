@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -204,15 +205,15 @@ def test_a_sweep_has_its_answer_first_and_a_row_of_every_run() -> None:
     rows = rows_of(page)
     for number, run in enumerate(result["runs"], 1):
         row = next(row for row in rows if len(row) == 13 and row[0] == str(number))
-        assert row[1:3] == [visible(run["settings"]["policy"]), str(run["settings"]["max_num_batched_tokens"])]
+        assert row[2:4] == [visible(run["settings"]["policy"]), str(run["settings"]["max_num_batched_tokens"])]
         columns = ("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"), ("e2e", "p99")
-        assert row[3:9] == [span(run["seconds"][metric][which]) for metric, which in columns]
-        assert row[9:12] == [
+        assert row[4:10] == [span(run["seconds"][metric][which]) for metric, which in columns]
+        assert row[10:] == [
             amount(run["throughput"]["requests_per_second"]),
             percent(run["utilisation"]["busy"]),
             f"{run['preemptions']:,}",
         ]
-        assert row[12] == ("● on the front", "✕ saturated", "", "")[number - 1]
+        assert row[1] == ("● front", "✕ saturated", "", "")[number - 1]
     figure = next(body_of(page).iter("svg"))
     drawn = {path.attrib["class"]: path.attrib["d"].count("M") for path in list(figure.iter("path"))[-3:]}
     assert drawn == {"dots s4": 1, "dots s3 hollow": 1, "dots s0": 1}  # the third run has no times
@@ -249,6 +250,24 @@ def test_text_from_outside_is_shown_and_does_nothing() -> None:
         assert visible(HOSTILE) in "".join(body_of(page).itertext())
         tags = [element.tag for element in body_of(page).iter()]
         assert not usual or set(tags) == {element.tag for element in body_of(usual).iter()}
+
+
+@pytest.mark.browser
+def test_no_page_is_wider_than_the_window_or_asks_for_anything(browser: Any, tmp_path: Path) -> None:
+    for number, (page_of, result_of) in enumerate(PAGES):
+        file = tmp_path / f"{number}.html"
+        file.write_text(page_of(result_of()), encoding="utf-8")
+        for scheme in ("light", "dark"):
+            page, asked, said = browser.new_page(color_scheme=scheme), [], []
+            page.on("request", lambda request, asked=asked: asked.append(request.url))
+            page.on("console", lambda message, said=said: said.append(message.text))
+            page.goto(file.as_uri())
+            page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+            for width in (360, 800, 1600):
+                page.set_viewport_size({"width": width, "height": 900})
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, (number, width)
+            assert asked == [file.as_uri()] and said == []
+            page.close()
 
 
 # --- axes

@@ -95,6 +95,8 @@ def tick_words(value: float) -> str:
 
 def seconds_words(value: float) -> str:
     """A round number of seconds, in a unit that keeps it short."""
+    if value <= 0:
+        return tick_words(value)
     for unit, size in (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3)):
         if value < 999.5 * size:
             return f"{value / size:.3g} {unit}"

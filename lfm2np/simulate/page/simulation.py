@@ -13,7 +13,7 @@ from lfm2np.simulate.report import NAMES, SHARES, percent, saturation_line, span
 HEADS = ("mean", *SHARES, "max")
 TITLES = ("mean", *map(str.upper, SHARES), "max")
 DISTRIBUTIONS = ("ttft", "tpot", "itl", "e2e")
-SHORT = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queued": "queue"}
+SHORT = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queued": "queued"}
 USED = {
     "busy": "of the time, in steps",
     "slots": "of max_num_seqs, while busy",
