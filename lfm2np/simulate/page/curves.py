@@ -18,19 +18,18 @@ from lfm2np.oracle.reports.parts import visible
 
 STYLE = (resources.files("lfm2np.simulate.page") / "curves.css").read_text(encoding="utf-8")
 COLOURS = PAGE_STYLE[: PAGE_STYLE.index("*")]  # of a page, light and dark: its style begins with them
-WIDTH, LEFT, RIGHT = 400.0, 56.0, 386.0  # of the drawing, and where its plot is
-TITLE, ROW, PLOT, BELOW = (
-    24.0,
-    17.0,
-    190.0,
-    42.0,
-)  # heights: of the axis' title, a row of the legend, the plot, the rest
-CHARACTER = 6.9  # width of one, about
-MOST_NAME = 46  # characters in a legend
-MARKS = (*SHAPES.values(), "m-3.5 0h7m-3.5-3.5v7", "m0 4.5l4.5-8h-9z")  # around a centre
+WIDTH, LEFT, RIGHT = 400.0, 60.0, 384.0  # of the drawing, and where its plot is
+TITLE, ROW, PLOT, BELOW = 24.0, 17.0, 190.0, 42.0  # heights: title of an axis, row of the legend, plot, what is below
+TALL = 280.0  # a plot of dots, which have labels
+CHARACTER = 7.2  # width of one, about
+MOST_NAME = 42  # characters in a legend
+CIRCLE, HALF, DIAMOND, SQUARE, TRIANGLE, CROSS = SHAPES.values()  # around a centre
+MARKS = (CIRCLE, DIAMOND, SQUARE, TRIANGLE, CROSS, "m-3.5 0h7m-3.5-3.5v7", "m0 4.5l4.5-8h-9z", HALF)
 MOST_LINES = len(MARKS)
 MOST_DOTS = 24  # of a line: one with more has none
 WIDE = 8.0  # largest over smallest, from which on a logarithmic axis shows more than a linear one
+CLOSE = 1e-6  # of a value: nearer ones are not told apart
+SMALLEST = 1e-290  # range of an axis
 Point = tuple[float, float]
 
 
@@ -96,6 +95,8 @@ def tick_words(value: float) -> str:
 
 def seconds_words(value: float) -> str:
     """A round number of seconds, in a unit that keeps it short."""
+    if value <= 0:
+        return tick_words(value)
     for unit, size in (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3)):
         if value < 999.5 * size:
             return f"{value / size:.3g} {unit}"
@@ -137,7 +138,7 @@ class Scale:
 
 def scale_of(axis: Axis, values: Iterable[float], start: float, stop: float) -> Scale:
     """Holds all values; on a logarithmic axis those that are not above 0 stand at its begin."""
-    shown = [value for value in values if math.isfinite(value)]
+    shown = list(values)
     if axis.is_log:
         ticks = log_ticks([value for value in shown if value > 0] or [1.0])
     else:
@@ -148,8 +149,10 @@ def scale_of(axis: Axis, values: Iterable[float], start: float, stop: float) -> 
 
 def linear_ticks(low: float, high: float) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten; the first is at most `low`, the last at least `high`."""
-    if not high - low > 1e-300:
-        high = low + 1.0
+    if high - low <= CLOSE * max(-low, high):
+        low, high = min(0.0, low), max(0.0, high)
+    if high - low < SMALLEST:
+        low, high = 0.0, 1.0
     decade = math.floor(math.log10((high - low) / 5.0))
     step = next(size for size in (step_of(k, decade) for k in (1, 2, 5, 10, 20)) if (high - low) / size <= 6.0)
     first, last = math.floor(low / step), math.ceil(high / step)
@@ -204,7 +207,7 @@ def line_chart(
     levels: Sequence[tuple[float, str]] = (),
 ) -> Drawing:
     """The first MOST_LINES lines; levels are horizontal, with their words."""
-    shown = [Line(line.name, finite(line.points), line.steps) for line in lines[:MOST_LINES]]
+    shown = lines[:MOST_LINES]
     xs, ys = ([point[place] for line in shown for point in line.points] for place in (0, 1))
     names = [line.name for line in shown] if len(shown) > 1 else []
     top, legends = legend(names, [has_dots(line) for line in shown])
@@ -217,8 +220,8 @@ def line_chart(
             parts.append(f'<path class="curve s{number}" d="{path}"/>\n')
         if has_dots(line):
             parts.append(dots(number, points))
-    parts += [level_line(up(value), words) for value, words in levels]
-    return drawing(name, title, about, top, parts)
+    parts += [level_line(up(value), words, []) for value, words in levels]
+    return drawing(name, title, about, up.start + BELOW, parts)
 
 
 def scatter_chart(
@@ -231,33 +234,35 @@ def scatter_chart(
     joined: Sequence[Point] = (),
     levels: Sequence[tuple[float, str]] = (),
 ) -> Drawing:
-    """`joined` points are joined by a line. A label that would cover another is left out, a later group's first."""
+    """`joined` points are joined by a line. A label that would cover a dot, or one of an earlier group, is left out."""
     shown = [group for group in groups if group.points]
     top, legends = legend([group.name for group in shown], [True] * len(shown), shown)
     xs, ys = ([point[place] for group in shown for point in group.points] for place in (0, 1))
-    across, up = scales(x, y, map(float, xs), [*map(float, ys), *(level for level, _ in levels)], top)
+    across, up = scales(x, y, map(float, xs), [*map(float, ys), *(level for level, _ in levels)], top, TALL)
     parts = [axes(x, y, across, up), legends]
-    parts += [level_line(up(value), words) for value, words in levels]
     if joined:
         path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in joined)
         parts.append(f'<path class="curve s{shown[0].look}" d="M{path}"/>\n')
-    for group in reversed(shown):  # the first is on top
-        parts.append(dots(group.look, [(across(x), up(y)) for x, y, _ in group.points], group.hollow))
-    parts += labels([(across(x), up(y), words) for group in shown for x, y, words in group.points if words])
-    return drawing(name, title, about, top, parts)
+    places = [[(across(x), up(y), words) for x, y, words in group.points] for group in shown]
+    everywhere = [place for group in places for place in group]
+    boxes = [(x - 4, x + 4, y - 4, y + 4) for x, y, _ in everywhere]
+    for value, words in levels:
+        parts.append(level_line(up(value), words, boxes))
+    parts += labels(everywhere, boxes)
+    for group, points in reversed(list(zip(shown, places, strict=True))):  # the first is on top
+        parts.append(dots(group.look, [(x, y) for x, y, _ in points], group.hollow))
+    return drawing(name, title, about, up.start + BELOW, parts)
 
 
-def drawing(name: str, title: str, about: str, top: float, parts: Sequence[str]) -> Drawing:
+def drawing(name: str, title: str, about: str, height: float, parts: Sequence[str]) -> Drawing:
     shown = [html.escape(visible(text, 4000)) for text in (title, about)]
-    return Drawing(name, shown[0], shown[1], top + PLOT + BELOW, "".join(parts))
+    return Drawing(name, shown[0], shown[1], height, "".join(parts))
 
 
-def finite(points: Sequence[Point]) -> list[Point]:
-    return [point for point in points if all(map(math.isfinite, point))]
-
-
-def scales(x: Axis, y: Axis, xs: Iterable[float], ys: Iterable[float], top: float) -> tuple[Scale, Scale]:
-    return scale_of(x, xs, LEFT, RIGHT), scale_of(y, ys, top + PLOT, top)
+def scales(
+    x: Axis, y: Axis, xs: Iterable[float], ys: Iterable[float], top: float, height: float = PLOT
+) -> tuple[Scale, Scale]:
+    return scale_of(x, xs, LEFT, RIGHT), scale_of(y, ys, top + height, top)
 
 
 def axes(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
@@ -269,7 +274,7 @@ def axes(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
     for tick in across.ticks:
         at, words = across(tick), x.words(tick)
         parts.append(f'<path class="axis" d="M{at:.1f} {bottom:g}v4"/>\n')
-        half = len(words) * CHARACTER / 2
+        half = len(words) * CHARACTER / 2 + 2
         if at - half >= free:
             free = at + half + CHARACTER
             parts.append(label(min(at, WIDTH - half), bottom + 17, words, "middle"))
@@ -286,7 +291,7 @@ def words_of(text: str, most: int = 60) -> str:
 def legend(names: Sequence[str], dotted: Sequence[bool], groups: Sequence[Dots] = ()) -> tuple[float, str]:
     """Where the plot begins, and the legend above it: in columns, as many as there is room for."""
     shown = [short(name) for name in names]
-    width = 46.0 + CHARACTER * max(map(len, shown), default=0)
+    width = 40.0 + CHARACTER * max(map(len, shown), default=0)
     columns = max(1, min(len(shown), int((WIDTH - 8) // width)))
     parts = []
     for index, name in enumerate(shown):
@@ -321,21 +326,43 @@ def steps_path(points: Sequence[Point]) -> str:
     return f"M{x:.1f} {y:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in others)
 
 
-def level_line(y: float, words: str) -> str:
+Box = tuple[float, float, float, float]  # left, right, top, bottom
+
+
+def box(left: float, base: float, words: str) -> Box:
+    return left, left + len(words) * CHARACTER, base - 10, base + 1
+
+
+def overlap(first: Box, second: Box) -> bool:
+    return first[0] < second[1] and second[0] < first[1] and first[2] < second[3] and second[2] < first[3]
+
+
+def level_line(y: float, words: str, taken: list[Box]) -> str:
+    """Its words where nothing is, if there is such a place."""
     line = f'<path class="level" d="M{LEFT:g} {y:.1f}H{RIGHT:g}"/>\n'
-    return line + label(RIGHT, y - 4, words_of(words), "end")
+    right = RIGHT - len(words) * CHARACTER
+    places = [(left, base) for base in (y - 4, y + 14) for left in (right, LEFT + 4)]
+    left, base = next((place for place in places if is_free(box(*place, words), taken)), places[0])
+    taken.append(box(left, base, words))
+    at, anchor = (RIGHT, "end") if left == right else (left, "start")
+    return line + label(at, base, words_of(words), anchor)
 
 
-def labels(places: Sequence[tuple[float, float, str]]) -> list[str]:
-    """Beside their dots, where no earlier label is."""
-    taken: list[tuple[float, float, float]] = []
+def is_free(place: Box, taken: Sequence[Box]) -> bool:
+    return place[0] >= 0 and place[1] <= WIDTH and not any(overlap(place, other) for other in taken)
+
+
+def labels(places: Sequence[tuple[float, float, str]], taken: list[Box]) -> list[str]:
+    """Beside their dots, where nothing is; adds their boxes to `taken`."""
     parts = []
     for x, y, words in places:
         width = len(words) * CHARACTER
-        for left, base in ((x + 7, y - 3), (x - 7 - width, y - 3), (x + 7, y + 13), (x - 7 - width, y + 13)):
-            free = all(left + width < other or left > end or abs(base - line) > 12 for other, end, line in taken)
-            if free and left >= 0 and left + width <= WIDTH:
-                taken.append((left, left + width, base))
+        sides = ((x + 6, y + 4), (x - 6 - width, y + 4), (x - width / 2, y - 6), (x - width / 2, y + 16))
+        corners = ((x + 4, y - 5), (x - 4 - width, y - 5), (x + 4, y + 14), (x - 4 - width, y + 14))
+        for left, base in (*sides, *corners) if words else ():
+            place = box(left, base, words)
+            if is_free(place, taken):
+                taken.append(place)
                 parts.append(label(left, base, html.escape(words), "start"))
                 break
     return parts

@@ -13,7 +13,7 @@ from lfm2np.simulate.report import NAMES, SHARES, percent, saturation_line, span
 HEADS = ("mean", *SHARES, "max")
 TITLES = ("mean", *map(str.upper, SHARES), "max")
 DISTRIBUTIONS = ("ttft", "tpot", "itl", "e2e")
-SHORT = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queued": "queue"}
+SHORT = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queued": "queued"}
 USED = {
     "busy": "of the time, in steps",
     "slots": "of max_num_seqs, while busy",
@@ -94,8 +94,9 @@ def origin(cost: Mapping[str, Any]) -> str:
 
 
 def seconds(result: Mapping[str, Any]) -> str:
-    rows = [[f"{title} ({SHORT[name]})", *spans(result["seconds"][name])] for name, title in NAMES.items()]
-    content = table("Time of requests", ("", *TITLES), {"": rows})
+    rows = [[SHORT[name], *spans(result["seconds"][name])] for name in NAMES]
+    content = table("Time of requests", ("", *TITLES), {"": rows}, ())
+    content += f'<p class="note">{"; ".join(f"{SHORT[name]}: {words}" for name, words in NAMES.items())}.</p>\n'
     priorities = result["ttft_by_priority"]
     if len(priorities) > 1:
         by_priority = [[foreign(priority), *spans(values)] for priority, values in priorities.items()]

@@ -24,7 +24,7 @@ from lfm2np.simulate.page.curves import (
 from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin
 from lfm2np.simulate.report import percent, saturation_line, span
 
-FRONT, OTHER, SATURATED = 0, 4, 5  # looks of dots
+FRONT, OTHER, SATURATED = 0, 3, 4  # looks of dots
 COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"), ("e2e", "p99"))
 CURVES = (("ttft", "p99"), ("tpot", "mean"))
 WIDE_SETTING = 4.0  # largest over smallest, from which on its axis is logarithmic: many are doubled from run to run
@@ -55,8 +55,6 @@ def head(result: Mapping[str, Any]) -> str:
         f"{plural(len(runs), 'run')}, {saturated} of them saturated",
         f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
     ]
-    if not every_saturated:
-        lines.insert(2, f"The same run is best in {percent(result['share'])} of the resamplings of requests.")
     return (
         f'<h1>lfm2np simulate: sweep</h1>\n<div class="verdict {kind}">\n'
         f"<p><strong>{sign} {foreign(result['answer'])}</strong></p>\n{bullets(lines)}</div>\n"
@@ -121,10 +119,10 @@ def front(result: Mapping[str, Any]) -> str:
         levels,
     )
     rows = [
-        [number, foreign(setting_words(runs[number - 1]["settings"])), span(y), span(x), state(runs[number - 1])]
+        [number, state(runs[number - 1]), span(y), span(x), foreign(setting_words(runs[number - 1]["settings"]))]
         for number, x, y in places
     ]
-    legend = table("The dots of the figure", ("", "settings", what, "TPOT mean", ""), {"": rows}, (1, 4))
+    legend = table("The dots of the figure", ("run", "state", what, "TPOT mean", "settings"), {"": rows}, (4,))
     return figure(drawing) + details("The dots of the figure", legend)
 
 
@@ -133,7 +131,7 @@ def look_of(run: Run) -> int:
 
 
 def state(run: Run) -> str:
-    return {SATURATED: "✕ saturated", FRONT: "● on the front", OTHER: ""}[look_of(run)]
+    return {SATURATED: "✕ saturated", FRONT: "● front", OTHER: ""}[look_of(run)]
 
 
 def seconds_axis(title: str, values: Sequence[float], from_zero: bool = True) -> Axis:
@@ -162,12 +160,12 @@ def by_setting(runs: Sequence[Run], name: str) -> str:
     lines = f" One line for each {foreign(', '.join(others))}." if others else ""
     drawn = "".join(figure(curves_of(name, values, groups, *curve), lines) for curve in CURVES)
     rows = [
-        [foreign(others), amount(value), *(span(seconds_of(run, *curve)) for curve in CURVES), state(run)]
+        [amount(value), *(span(seconds_of(run, *curve)) for curve in CURVES), state(run), foreign(others)]
         for others, group in groups.items()
         for value, run in sorted(((run["settings"][name], run) for run in group), key=lambda pair: pair[0])
     ]
-    heads = ("other settings", foreign(name), *(metric_words(*curve) for curve in CURVES), "")
-    numbers = table("The numbers of the figures", heads, {"": rows}, (0, 4))
+    heads = (foreign(name), *(metric_words(*curve) for curve in CURVES), "state", "other settings")
+    numbers = table("The numbers of the figures", heads, {"": rows}, (4,))
     more = (
         f"<p>The lines of the best {MOST_LINES} of {len(groups)} combinations; the table has all.</p>\n"
         if len(groups) > MOST_LINES
@@ -216,21 +214,21 @@ def identifier(name: str) -> str:
 
 def all_runs(result: Mapping[str, Any]) -> str:
     names = list(result["settings"])
-    heads = ["", *map(foreign, names), *(metric_words(*column) for column in COLUMNS)]
-    heads += ["requests a second", "busy", "preemptions", ""]
+    heads = ["run", "state", *map(foreign, names), *(metric_words(*column) for column in COLUMNS)]
+    heads += ["requests a second", "busy", "preemptions"]
     rows = [
         [
             number,
+            state(run),
             *(foreign(str(run["settings"][name])) for name in names),
             *(span(seconds_of(run, *column)) for column in COLUMNS),
             amount(run["throughput"]["requests_per_second"] or 0.0),
             percent(run["utilisation"]["busy"]),
             f"{run['preemptions']:,}",
-            state(run),
         ]
         for number, run in enumerate(result["runs"], 1)
     ]
-    content = table("All runs, the best first", heads, {"": rows}, (len(heads) - 1,))
+    content = table("All runs, the best first", heads, {"": rows}, ())
     saturated = [f"{number}: {saturation_line(run['saturation'])}." for number, run in enumerate(result["runs"], 1)]
     kept = [line for line, run in zip(saturated, result["runs"], strict=True) if run["saturation"]]
     return content + (details("Saturated runs", bullets(kept)) if kept else "")
