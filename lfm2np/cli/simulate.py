@@ -23,13 +23,23 @@ from lfm2np.simulate.cost import CostModel, read_cost_model
 from lfm2np.simulate.fit import fit
 from lfm2np.simulate.presets import BYTES, MODELS, preset
 from lfm2np.simulate.report import as_text
-from lfm2np.simulate.scenario import MOST_DRAFTS, SETTINGS, Memory, Scenario, Traffic, positive, simulate, simulation_of
+from lfm2np.simulate.scenario import (
+    MOST_DRAFTS,
+    SETTINGS,
+    Memory,
+    Scenario,
+    Traffic,
+    config_of,
+    positive,
+    simulate,
+    simulation_of,
+)
 from lfm2np.simulate.steps import MeasuredSteps, gathered, read_steps
 from lfm2np.values import require_count, show
 from lfm2np.whole_file import replaced, write_whole
 from lfm2np.work.results_file import LineFile
 from lfm2np.work.shards import map_shards
-from scheduler import POLICIES, SchedulerConfig, TraceWriter
+from scheduler import POLICIES, TraceWriter
 from scheduler.checksum import damage, sealed
 
 EXAMPLE = """lfm2np simulate azure-conversation-like:requests=2000 --cost H100:LFM2-1.2B
@@ -71,7 +81,7 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
         *read_part(arguments.within),
     )
     given = {name: getattr(arguments, name) for name in OPTIONS if getattr(arguments, name) is not None}
-    config = SchedulerConfig(**{**SIZES, **given, "prefix_caching": not arguments.no_prefix_caching})
+    config = config_of({**SIZES, **given, "prefix_caching": not arguments.no_prefix_caching})
     acceptance = None if arguments.acceptance is None else acceptance_from(arguments.acceptance)
     drafts = require_count("--drafts", arguments.drafts, 0, MOST_DRAFTS)
     if acceptance is None and (drafts or any(text.startswith("drafts=") for text in arguments.sweep or ())):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from lfm2np.simulate.report import as_json, group_as_json
 from lfm2np.simulate.run import Simulation
 from lfm2np.simulate.traffic import NANOSECONDS, Arrival, faster, within
 from lfm2np.values import require_count, show
-from scheduler import SchedulerConfig
+from scheduler import RequestRefused, SchedulerConfig
 from scheduler.checksum import json_sha256
 
 MOST_WAITING = 20_000  # requests: a queue this long is saturated, and ends the simulation
@@ -101,10 +101,10 @@ class Scenario:
     memory: Memory | None = None
 
     def sized(self) -> SchedulerConfig:
-        """RequestRefused for a memory that does not hold a block."""
+        """RequestError for a memory that does not hold a block."""
         if self.memory is None:
             return self.config
-        return dataclasses.replace(self.config, num_blocks=self.memory.num_blocks(self.config.block_size))
+        return config_of(asdict(self.config) | {"num_blocks": self.memory.num_blocks(self.config.block_size)})
 
     def key(self, content: str) -> str:
         """The checksum of all that its result depends on; `content` is that of its traffic."""
@@ -121,7 +121,15 @@ class Scenario:
             return dataclasses.replace(self, traffic=dataclasses.replace(self.traffic, speed=positive("speed", value)))
         if name not in CONFIG:
             raise RequestError(f"setting {name!r}: expected one of {', '.join(SETTINGS)}")
-        return dataclasses.replace(self, config=dataclasses.replace(self.config, **{name: value}))
+        return dataclasses.replace(self, config=config_of(asdict(self.config) | {name: value}))
+
+
+def config_of(sizes: Mapping[str, Any]) -> SchedulerConfig:
+    """RequestError for what can't be."""
+    try:
+        return SchedulerConfig(**sizes)
+    except RequestRefused as error:
+        raise RequestError(str(error)) from None
 
 
 def positive(name: str, value: object) -> float:

@@ -1,8 +1,8 @@
 """Many configurations of one traffic: which are on the Pareto front, and which one to choose, how surely.
 
 The front is of time to first token against time per output token: no other run is better in one and as good in the
-other. The choice is the run with the shortest mean time per output token among those that meet the target, and are not
-saturated. How sure: groups of neighbouring requests are drawn anew, with replacement, the same for all runs (they had
+other. The choice is, of the runs that meet the target and are not saturated, the one with the shortest mean time per
+output token; without a target, the one with the shortest mean end-to-end time. How sure: groups of neighbouring requests are drawn anew, with replacement, the same for all runs (they had
 the same requests); the share of these resamplings in which the same run is chosen. Groups, as neighbours are not
 independent: a burst strikes them together.
 """
@@ -185,10 +185,16 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 def rank(run: Mapping[str, Any], target: Target | None) -> tuple[bool, bool, float, float]:
     """Smaller is better: not saturated, target met, then by what is chosen."""
-    aimed, least = measures(run, target)
+    aimed, _ = measures(run, target)
+    least = run["seconds"][chosen_by(target)]["mean"]
     misses = target is not None and aimed > target.seconds
     saturated = run["saturation"] is not None
-    return (saturated, misses, aimed if misses or saturated else least, aimed)
+    return (saturated, misses, aimed if misses or saturated or least is None else least, aimed)
+
+
+def chosen_by(target: Target | None) -> str:
+    """The metric whose mean decides."""
+    return "tpot" if target else "e2e"
 
 
 def measures(run: Mapping[str, Any], target: Target | None) -> tuple[float, float]:
@@ -225,7 +231,7 @@ def certainty(
     ranks = np.empty((len(open_), RESAMPLINGS, 2))
     for place, index in enumerate(open_):
         aimed = resampled(groups[index], metric, drawn, SHARES[quantile])
-        least = resampled(groups[index], "tpot", drawn, None)
+        least = resampled(groups[index], chosen_by(target), drawn, None)
         misses = aimed > target.seconds if target else np.zeros(RESAMPLINGS, bool)
         ranks[place] = np.stack([misses, np.where(misses, aimed, least)], axis=1)
     winners = np.array(
@@ -267,6 +273,7 @@ def answer(runs: Sequence[Mapping[str, Any]], target: Target | None, share: floa
         return f"Every run is saturated: none of these {len(runs)} configurations serves this traffic."
     metric, quantile = (target.metric, target.quantile) if target else ("ttft", "p99")
     what = f"{quantile.upper()} {WORDS[metric]} {span(aimed)}, {span(least)} per output token"
+    what += "" if target else f", {span(best['seconds']['e2e']['mean'])} end to end"
     meets = target is None or aimed <= target.seconds
     begin = (
         f"Choose {setting_words(best['settings'])}"

@@ -21,7 +21,7 @@ from lfm2np.simulate.sweep import (
     summary,
 )
 from lfm2np.simulate.traffic import NANOSECONDS
-from scheduler import RequestRefused, SchedulerConfig
+from scheduler import SchedulerConfig
 
 COST = CostModel("drawn", "none", ({"1": 5e-3, "tokens": 4e-5, "requests": 1e-5},))
 
@@ -49,7 +49,7 @@ def invented(
         {
             "ttft": [[bucket_of(round(first * NANOSECONDS)), 1]],
             "tpot": [[bucket_of(round(each * NANOSECONDS)), 1]],
-            "e2e": [],
+            "e2e": [[bucket_of(round(each * NANOSECONDS)), 1]],
         }
         for first, each in zip(ttft, tpot, strict=True)
     ]
@@ -89,7 +89,7 @@ def test_settings_that_can_not_be_are_refused(texts: list[str], message: str) ->
 
 
 def test_a_value_that_a_setting_can_not_have_is_refused_before_anything_runs() -> None:
-    with pytest.raises(RequestRefused, match="policy 'best'"):
+    with pytest.raises(RequestError, match="policy 'best'"):
         scenarios(scenario(), read_settings(["policy=fcfs,best"]))
     with pytest.raises(RequestError, match=f"at most {MOST_RUNS}"):
         scenarios(scenario(), {"num_blocks": range(1000, 1100), "max_num_seqs": range(1, 102)})
