@@ -142,7 +142,7 @@ def memory_of(arguments: argparse.Namespace) -> Memory | None:
 
 
 def run_single(arguments: argparse.Namespace, scenario: Scenario) -> None:
-    for name in ("target", "results", "seeds"):
+    for name in ("target", "results", "seeds", "svg"):
         if getattr(arguments, name) is not None:
             raise RequestError(f"--{name} goes with --sweep")
     if arguments.save is not None:
@@ -205,6 +205,11 @@ def run_sweep(arguments: argparse.Namespace, base: Scenario) -> None:
         from lfm2np.simulate.page.sweep import sweep_page  # slow to import
 
         write_whole(arguments.html, sweep_page(result))
+    for words in arguments.svg or ():
+        from lfm2np.simulate.page.curve import curve  # slow to import
+
+        metric, _, path = words.partition("=")
+        write_whole(path, curve(result, metric))
     print_result(arguments, result, sweep.as_text(result))
 
 
@@ -345,6 +350,10 @@ def add_simulate(commands: Commands) -> None:
     sweep_help = f"values to combine: NAME=V1,V2 or NAME=FIRST:LAST; again for each setting ({', '.join(SETTINGS)})"
     add(group, "--sweep SETTING", sweep_help, action="append")
     add(group, "--target METRIC", "what must hold, in seconds, such as ttft_p99=2")
+    svg_help = (
+        "draw a metric (ttft_p99, tpot_mean, hit_share, ...) against the first setting; again for another picture"
+    )
+    add(group, "--svg METRIC=FILE", svg_help, action="append")
     add(group, "--seeds N", "simulate N drawn traces for each configuration (1)")
     work.add_options(parser)
     group = parser.add_argument_group("measuring")

@@ -245,7 +245,7 @@ def parse(spec: str, seed: int = 0) -> Iterator[Arrival]:
     name, _, rest = spec.partition(":")
     if name not in GENERATORS:
         raise RequestError(f"generator {show(name)}: expected one of {', '.join(GENERATORS)}")
-    known = {key: each.default for key, each in inspect.signature(GENERATORS[name]).parameters.items() if key != "seed"}
+    known = defaults_of(name)
     parameters = {}
     for part in filter(None, rest.split(",")):
         key, equals, text = part.partition("=")
@@ -257,6 +257,22 @@ def parse(spec: str, seed: int = 0) -> Iterator[Arrival]:
     if missing:
         raise RequestError(f"{name}: {missing[0]}=... is missing")
     return GENERATORS[name](**parameters, seed=seed)
+
+
+def defaults_of(name: str) -> dict[str, Any]:
+    """Of a generator's parameters; `inspect.Parameter.empty` where it must be given."""
+    return {key: each.default for key, each in inspect.signature(GENERATORS[name]).parameters.items() if key != "seed"}
+
+
+def parameters(name: str) -> list[str]:
+    return list(defaults_of(name))
+
+
+def with_parameter(spec: str, parameter: str, value: object) -> str:
+    """The specification with another value of one parameter."""
+    name, _, rest = spec.partition(":")
+    others = [part for part in rest.split(",") if part and part.partition("=")[0] != parameter]
+    return f"{name}:{','.join([*others, f'{parameter}={value}'])}"
 
 
 def number(least: float, most: float) -> Callable[[str, str], float]:

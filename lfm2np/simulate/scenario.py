@@ -65,6 +65,10 @@ class Traffic:
             arrivals = faster(arrivals, self.speed)
         return arrivals if self.requests is None else islice(arrivals, self.requests)
 
+    def parameters(self) -> list[str]:
+        """Of its generator; a file has none."""
+        return generators.parameters(self.source.partition(":")[0]) if self.is_drawn else []
+
     def content(self) -> str:
         """What the source is: the specification, or the file's SHA-256."""
         return self.source if self.is_drawn else hashlib.sha256(Path(self.source).read_bytes()).hexdigest()
@@ -107,8 +111,8 @@ class Scenario:
         return config_of(asdict(self.config) | {"num_blocks": self.memory.num_blocks(self.config.block_size)})
 
     def key(self, content: str) -> str:
-        """The checksum of all that its result depends on; `content` is that of its traffic."""
-        traffic = {**asdict(self.traffic), "source": content}
+        """The checksum of all that its result depends on; `content` is that of its traffic, if that is a file."""
+        traffic = asdict(self.traffic) | ({} if self.traffic.is_drawn else {"source": content})
         cost = {"forms": list(map(dict, self.cost.forms)), "overhead": self.cost.overhead}
         drafts = [self.num_drafts, None if self.acceptance is None else asdict(self.acceptance)]
         return json_sha256([traffic, asdict(self.sized()), cost, drafts, self.most_waiting])
@@ -119,8 +123,12 @@ class Scenario:
             return dataclasses.replace(self, num_drafts=require_count("drafts", value, 0, MOST_DRAFTS))
         if name == "speed":
             return dataclasses.replace(self, traffic=dataclasses.replace(self.traffic, speed=positive("speed", value)))
+        if name in self.traffic.parameters():
+            source = generators.with_parameter(self.traffic.source, name, value)
+            return dataclasses.replace(self, traffic=dataclasses.replace(self.traffic, source=source))
         if name not in CONFIG:
-            raise RequestError(f"setting {name!r}: expected one of {', '.join(SETTINGS)}")
+            known = ", ".join([*SETTINGS, *self.traffic.parameters()])
+            raise RequestError(f"setting {name!r}: expected one of {known}")
         return dataclasses.replace(self, config=config_of(asdict(self.config) | {name: value}))
 
 
@@ -139,7 +147,8 @@ def positive(name: str, value: object) -> float:
 
 
 CONFIG = tuple(field.name for field in dataclasses.fields(SchedulerConfig))
-SETTINGS = (*CONFIG, "drafts", "speed")
+CHOSEN = (*CONFIG, "drafts")
+SETTINGS = (*CHOSEN, "speed")  # and the parameters of a generator
 
 
 def simulate(scenario: Scenario, report: Report | None = None) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 The front is of time to first token against time per output token: no other run is better in one and as good in the
 other. The choice is, of the runs that meet the target and are not saturated, the one with the shortest mean time per
-output token; without a target, the one with the shortest mean end-to-end time. How sure: groups of neighbouring requests are drawn anew, with replacement, the same for all runs (they had
-the same requests); the share of these resamplings in which the same run is chosen. Groups, as neighbours are not
-independent: a burst strikes them together.
+output token; without a target, the one with the shortest mean end-to-end time. How sure: groups of neighbouring
+requests are drawn anew, with replacement, the same for all runs (they had the same requests); the share of these
+resamplings in which the same run is chosen. Groups, as neighbours are not independent: a burst strikes them together.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,10 @@ from numpy.typing import NDArray
 from lfm2np.errors import RequestError
 from lfm2np.simulate.histogram import middle_of
 from lfm2np.simulate.report import SHARES, span
-from lfm2np.simulate.scenario import Scenario
+from lfm2np.simulate.scenario import CHOSEN, Scenario
 from lfm2np.simulate.traffic import NANOSECONDS
 from lfm2np.values import show
 
-LOAD = "speed"
 METRICS = ("ttft", "tpot", "e2e")
 RESAMPLINGS = 1000
 STEPS = 6  # of a range of fractions
@@ -85,7 +85,7 @@ def values_of(text: str) -> list[Any]:
         raise RequestError(f"sweep: {show(text)}: expected two numbers, the second larger than the first, above 0")
     if isinstance(first, int) and isinstance(last, int):
         return [*(first << step for step in range(64) if first << step < last), last]
-    return [round(first * (last / first) ** (step / (STEPS - 1)), 6) for step in range(STEPS)]
+    return [float(f"{first * (last / first) ** (step / (STEPS - 1)):.3g}") for step in range(STEPS)]
 
 
 def value_of(text: str) -> Any:
@@ -123,14 +123,11 @@ def summary(
     """As data, the best run first. `results`: each run's settings, and what scenario.simulate gave for each seed."""
     runs = [run_of(chosen, seeds) for chosen, seeds in results]
     groups = [list(itertools.chain(*(seed["groups"] for seed in seeds))) for _, seeds in results]
-    loads = list(dict.fromkeys(chosen.get(LOAD) for chosen, _ in results))
-    parts = [
-        of_one_load(
-            [index for index, run in enumerate(runs) if run["settings"].get(LOAD) == load], runs, groups, target
-        )
-        for load in loads
-    ]
-    at = ["" if load is None else f"{load:g} times as fast: " for load in loads]
+    by_load: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        by_load.setdefault(load_words(run["settings"]), []).append(index)
+    parts = [of_one_load(indices, runs, groups, target) for indices in by_load.values()]
+    at = [f"With {load}: " if load else "" for load in by_load]
     return {
         "kind": "sweep",
         "traffic": traffic,
@@ -149,7 +146,7 @@ def of_one_load(
     groups: Sequence[Sequence[Mapping[str, Any]]],
     target: Target | None,
 ) -> dict[str, Any]:
-    """How fast requests come is nothing to choose: the runs of one load are compared with one another."""
+    """What requests come, and how fast, is nothing to choose: the runs of one load are compared with one another."""
     chosen = sorted((runs[index] for index in indices), key=lambda run: rank(run, target))
     place = {id(run): index for index, run in enumerate(runs)}
     share, rival = certainty(chosen, [groups[place[id(run)]] for run in chosen], target)
@@ -225,8 +222,7 @@ def certainty(
     open_ = [index for index, run in enumerate(runs) if run["saturation"] is None]
     if not open_:
         return 1.0, None
-    size = max(len(each) for each in groups)
-    drawn = np.random.Generator(np.random.PCG64(0)).multinomial(size, [1 / size] * size, RESAMPLINGS)
+    drawn = resamplings(max(len(each) for each in groups))
     metric, quantile = (target.metric, target.quantile) if target else ("ttft", "p99")
     ranks = np.empty((len(open_), RESAMPLINGS, 2))
     for place, index in enumerate(open_):
@@ -243,6 +239,12 @@ def certainty(
     return share, open_[int(counts.argmax())] if counts.any() else None
 
 
+def resamplings(size: int) -> NDArray[np.int64]:
+    """How often each of `size` groups is drawn, [resamplings, groups]: the same on every machine."""
+    rng = random.Random(0)
+    return np.array([np.bincount(rng.choices(range(size), k=size), minlength=size) for _ in range(RESAMPLINGS)])
+
+
 def resampled(
     groups: Sequence[Mapping[str, Any]], metric: str, drawn: NDArray[np.int64], share: float | None
 ) -> NDArray[np.float64]:
@@ -255,14 +257,16 @@ def resampled(
     for row, group in enumerate(groups):
         for key, number in group[metric]:
             counts[row, place[key]] = number
-    values = np.array([middle_of(key) for key in keys]) / NANOSECONDS
+    values = np.array([int(middle_of(key)) for key in keys], np.int64)
     drawn_counts = drawn @ counts
     totals = drawn_counts.sum(axis=1)
     if share is None:
-        return np.where(totals > 0, drawn_counts @ values / np.maximum(totals, 1), np.inf)
+        shift = max(0, (int(totals.max()) * int(values.max())).bit_length() - 62)  # exact sums, in 64 bits
+        sums = (drawn_counts @ (values >> shift)) * 2.0**shift
+        return np.where(totals > 0, sums / np.maximum(totals, 1) / NANOSECONDS, np.inf)
     upto = drawn_counts.cumsum(axis=1)
     places = (upto < share * totals[:, None]).sum(axis=1)
-    return np.where(totals > 0, values[np.minimum(places, len(keys) - 1)], np.inf)
+    return np.where(totals > 0, values[np.minimum(places, len(keys) - 1)] / NANOSECONDS, np.inf)
 
 
 def answer(runs: Sequence[Mapping[str, Any]], target: Target | None, share: float, rival: int | None) -> str:
@@ -287,7 +291,12 @@ def answer(runs: Sequence[Mapping[str, Any]], target: Target | None, share: floa
 
 
 def setting_words(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if name != LOAD) or "the only run"
+    chosen = [f"{name} {value}" for name, value in settings.items() if name in CHOSEN]
+    return ", ".join(chosen) or "the only configuration"
+
+
+def load_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in CHOSEN)
 
 
 def as_text(result: Mapping[str, Any]) -> str:

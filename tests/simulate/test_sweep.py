@@ -139,14 +139,16 @@ def test_loads_are_answered_one_by_one() -> None:
     result = summary("x", {"speed": [1, 2], "policy": []}, [(each, [simulate(run)]) for each, run in chosen], None)
     assert [run["settings"]["speed"] for run in result["runs"]] == [1, 1, 2, 2]
     assert result["answer"].count("Choose policy") == 2
-    assert "2 times as fast: Choose policy" in result["answer"]
+    assert "With speed 2: Choose policy" in result["answer"]
     assert len(as_text(result).splitlines()) == 9
 
 
 def test_the_key_of_a_result_changes_with_all_that_it_depends_on() -> None:
     base = scenario()
     others = [run for _, run in scenarios(base, read_settings(["speed=1,2", "drafts=0,1", "num_blocks=4000,5000"]))]
-    assert len({run.key("content") for run in others} | {base.key("other")}) == 9
+    file = replace(base, traffic=Traffic("trace.jsonl"))
+    keys = {run.key("") for run in others} | {file.key("content"), file.key("other content")}
+    assert len(keys | {scenario("poisson:rate=1,prompt=2,output=3").key("")}) == 11
     assert base.key("content") in {run.key("content") for run in others}
 
 
@@ -154,6 +156,18 @@ def test_blocks_of_a_memory_hold_their_keys_values_and_a_checkpoint() -> None:
     base = replace(scenario(), memory=Memory(1_000_000, per_token=100, per_state=4000))
     blocks = [run.sized().num_blocks for _, run in scenarios(base, read_settings(["block_size=16,160"]))]
     assert blocks == [1_000_000 // (1600 + 4000), 1_000_000 // (16000 + 4000)]
+
+
+def test_parameters_of_a_generator_are_loads() -> None:
+    chosen = scenarios(scenario(), read_settings(["rate=2,8", "output=50,10~1.5", "policy=fcfs,static"]))
+    assert {run.traffic.source for _, run in chosen} == {
+        f"gamma:cv=3,prompt=200,requests=200,rate={rate},output={output}"
+        for rate in (2, 8)
+        for output in (50, "10~1.5")
+    }
+    result = summary("x", {"rate": []}, [(each, [simulate(run)]) for each, run in chosen], None)
+    assert result["answer"].count("Choose policy") == 4
+    assert "With rate 8, output 10~1.5: Choose policy fcfs" in result["answer"]
 
 
 @pytest.mark.parametrize("setting", ["speed=0", "speed=fast", "drafts=-1", "drafts=1.5"])
