@@ -23,8 +23,8 @@ from lfm2np.sampling.params import SamplingParams
 from lfm2np.simulate.cost import StepShape, shape_of
 from scheduler import BatchPlan, FinishReason, Request, TraceWriter
 
-MOST_STEPS = 24  # of an episode
-MOST_OUTPUT = 32  # tokens of a request
+MOST_STEPS = 16  # of an episode
+MOST_OUTPUT = 16  # tokens of a request
 
 
 class ShapeRecorder(TraceWriter):
@@ -60,13 +60,14 @@ class Episode:
 
 
 def episodes(draw: random.Random, most_together: int, longest: int) -> Iterator[Episode]:
-    """Of all sizes: each power of two is as likely as another."""
+    """Of all sizes; a server under load runs as many requests as it may, one at night runs one or two."""
     while True:
-        yield Episode(log_uniform(draw, most_together), log_uniform(draw, longest))
+        together = draw.choice((log_uniform(draw, most_together), draw.randint(1, most_together)))
+        yield Episode(together, log_uniform(draw, longest))
 
 
 def log_uniform(draw: random.Random, most: int) -> int:
-    """From 1 to `most`: small numbers are as well represented as large ones."""
+    """From 1 to `most`, each power of two as likely as another."""
     return min(most, int((most + 1) ** draw.random()))
 
 
@@ -134,5 +135,5 @@ def run_episode(
 
 def drawn_request(draw: random.Random, longest: int, vocab_size: int) -> tuple[list[int], SamplingParams]:
     """A random prompt, and greedy decoding of a random number of tokens."""
-    prompt = [draw.randrange(vocab_size) for _ in range(log_uniform(draw, longest))]
+    prompt = [draw.randrange(vocab_size) for _ in range(draw.randint(1, longest))]
     return prompt, SamplingParams(temperature=0.0, max_tokens=log_uniform(draw, MOST_OUTPUT), ignore_eos=True)
