@@ -174,7 +174,9 @@ def places(figure: ElementTree.Element) -> list[tuple[float, float]]:
 
 def test_the_tables_have_the_numbers_of_the_result() -> None:
     result = simulated()
+    result["requests"]["skipped"] = {"no prompt tokens": 1234}
     rows = rows_of(simulation_page(result))
+    assert ["no prompt tokens", "1,234"] in rows
     for name, values in result["seconds"].items():
         assert [SHORT[name], *(span(values[head]) for head in HEADS)] in rows
     for priority, values in result["ttft_by_priority"].items():
@@ -305,6 +307,19 @@ def test_a_curve_goes_through_its_points() -> None:
     )
     assert joined and joined[1] == "M60.0 214.0L222.0 119.0L384.0 24.0"
     assert steps and steps[1] == "M60.0 214.0H222.0V119.0H384.0V24.0"
+
+
+def test_the_size_of_the_pool_is_a_line_or_is_said_where_it_would_hide_the_blocks_below() -> None:
+    result = one_bin()
+    for owned, is_drawn in ((24.0, True), (1.0, False)):
+        result["courses"]["blocks"] = [owned]
+        figure = next(each for each in body_of(simulation_page(result)).iter("figure") if "Owned" in text_of(each))
+        assert "the pool: 24" in text_of(figure)
+        assert ("level" in [path.attrib["class"] for path in figure.iter("path")]) == is_drawn
+
+
+def text_of(element: ElementTree.Element) -> str:
+    return "".join(element.itertext())
 
 
 def test_a_figure_stands_alone_as_a_file() -> None:

@@ -109,7 +109,7 @@ def percent_words(share: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """`ticks`: where; else at round numbers. `from_zero`: a linear one shows 0."""
+    """`ticks`: several, in order, from the least value to the largest; else round numbers. `from_zero`: if linear."""
 
     title: str
     is_log: bool = False
@@ -138,13 +138,15 @@ class Scale:
 
 def scale_of(axis: Axis, values: Iterable[float], start: float, stop: float) -> Scale:
     """Holds all values; on a logarithmic axis those that are not above 0 stand at its begin."""
+    if axis.ticks:
+        return Scale(axis.ticks[0], axis.ticks[-1], start, stop, axis.ticks, axis.is_log)
     shown = list(values)
     if axis.is_log:
         ticks = log_ticks([value for value in shown if value > 0] or [1.0])
     else:
         shown += [0.0] if axis.from_zero or not shown else []
         ticks = linear_ticks(min(shown), max(shown))
-    return Scale(ticks[0], ticks[-1], start, stop, tuple(axis.ticks) or thinned(ticks, axis.is_log), axis.is_log)
+    return Scale(ticks[0], ticks[-1], start, stop, thinned(ticks, axis.is_log), axis.is_log)
 
 
 def linear_ticks(low: float, high: float) -> list[float]:

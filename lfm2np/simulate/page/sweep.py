@@ -113,8 +113,8 @@ def front(result: Mapping[str, Any]) -> str:
         + "; ".join(f"{what} {span(y)} with mean TPOT {span(x)}" for x, y in joined)
         + ". The numbers stand in the table of all runs.",
         groups,
-        seconds_axis("mean TPOT", [x for _, x, _ in places], from_zero=False),
-        seconds_axis(what, [y for *_, y in places], from_zero=False),
+        seconds_axis("mean TPOT", [x for _, x, _ in places]),
+        seconds_axis(what, [y for *_, y in places]),
         joined,
         levels,
     )
@@ -134,10 +134,9 @@ def state(run: Run) -> str:
     return {SATURATED: "✕ saturated", FRONT: "● front", OTHER: ""}[look_of(run)]
 
 
-def seconds_axis(title: str, values: Sequence[float], from_zero: bool = True) -> Axis:
-    """`from_zero`, unless it is to tell apart what is close."""
+def seconds_axis(title: str, values: Sequence[float]) -> Axis:
     is_log = is_wide(values)
-    return Axis(f"{title}, log scale" if is_log else title, is_log, seconds_words, from_zero=from_zero)
+    return Axis(f"{title}, log scale" if is_log else title, is_log, seconds_words, from_zero=False)
 
 
 # --- by each setting
