@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lfm2np.oracle.reports.parts import visible
 from lfm2np.simulate.cost import CostModel
-from lfm2np.simulate.page.curves import Axis, Line, document, line_chart, scale_of
+from lfm2np.simulate.page.curves import Axis, Line, document, line_chart, scale_of, seconds_words
 from lfm2np.simulate.page.simulation import HEADS, SHORT, amount, simulation_page
 from lfm2np.simulate.page.sweep import sweep_page
 from lfm2np.simulate.report import as_json, percent, saturation_line, span
@@ -281,6 +281,7 @@ sizes = st.floats(0.0, 1e300, allow_subnormal=False)
 @given(st.lists(sizes, max_size=6), st.booleans(), st.booleans())
 @example([0.0], True, True)
 @example([5.0], True, False)
+@example([2.2315e-3, 2.232e-3], False, False)
 @example([0.3], False, False)
 def test_an_axis_holds_all_values_between_round_ticks_in_order(
     values: list[float], is_log: bool, from_zero: bool
@@ -294,6 +295,8 @@ def test_an_axis_holds_all_values_between_round_ticks_in_order(
     at = [scale(value) for value in sorted(values)]
     assert at == sorted(at) and all(50.0 <= place <= 350.0 for place in at)
     assert all(float(f"{tick:.11e}") == tick and scale.low <= tick <= scale.high for tick in scale.ticks)
+    words = [seconds_words(tick) for tick in scale.ticks]
+    assert len(set(words)) == len(words)
     if is_log:
         assert all(f"{tick:e}"[:8] in ("1.000000", "2.000000", "5.000000") for tick in scale.ticks)
 

@@ -123,7 +123,8 @@ def front(result: Mapping[str, Any]) -> str:
         for number, x, y in places
     ]
     legend = table("The dots of the figure", ("run", "state", what, "TPOT mean", "settings"), {"": rows}, (4,))
-    return figure(drawing) + details("The dots of the figure", legend)
+    more = " Numbers are those of the runs; where there is no room a dot has none."
+    return figure(drawing, more) + details("The dots of the figure", legend)
 
 
 def look_of(run: Run) -> int:
