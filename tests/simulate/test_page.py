@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lfm2np.oracle.reports.parts import visible
 from lfm2np.simulate.cost import CostModel
-from lfm2np.simulate.page.curves import Axis, Line, document, line_chart, scale_of
+from lfm2np.simulate.page.curves import Axis, Line, document, line_chart, scale_of, seconds_words
 from lfm2np.simulate.page.simulation import HEADS, SHORT, amount, simulation_page
 from lfm2np.simulate.page.sweep import sweep_page
 from lfm2np.simulate.report import as_json, percent, saturation_line, span
@@ -174,7 +174,9 @@ def places(figure: ElementTree.Element) -> list[tuple[float, float]]:
 
 def test_the_tables_have_the_numbers_of_the_result() -> None:
     result = simulated()
+    result["requests"]["skipped"] = {"no prompt tokens": 1234}
     rows = rows_of(simulation_page(result))
+    assert ["no prompt tokens", "1,234"] in rows
     for name, values in result["seconds"].items():
         assert [SHORT[name], *(span(values[head]) for head in HEADS)] in rows
     for priority, values in result["ttft_by_priority"].items():
@@ -279,6 +281,7 @@ sizes = st.floats(0.0, 1e300, allow_subnormal=False)
 @given(st.lists(sizes, max_size=6), st.booleans(), st.booleans())
 @example([0.0], True, True)
 @example([5.0], True, False)
+@example([2.2315e-3, 2.232e-3], False, False)
 @example([0.3], False, False)
 def test_an_axis_holds_all_values_between_round_ticks_in_order(
     values: list[float], is_log: bool, from_zero: bool
@@ -292,6 +295,8 @@ def test_an_axis_holds_all_values_between_round_ticks_in_order(
     at = [scale(value) for value in sorted(values)]
     assert at == sorted(at) and all(50.0 <= place <= 350.0 for place in at)
     assert all(float(f"{tick:.11e}") == tick and scale.low <= tick <= scale.high for tick in scale.ticks)
+    words = [seconds_words(tick) for tick in scale.ticks]
+    assert len(set(words)) == len(words)
     if is_log:
         assert all(f"{tick:e}"[:8] in ("1.000000", "2.000000", "5.000000") for tick in scale.ticks)
 
@@ -305,6 +310,19 @@ def test_a_curve_goes_through_its_points() -> None:
     )
     assert joined and joined[1] == "M60.0 214.0L222.0 119.0L384.0 24.0"
     assert steps and steps[1] == "M60.0 214.0H222.0V119.0H384.0V24.0"
+
+
+def test_the_size_of_the_pool_is_a_line_or_is_said_where_it_would_hide_the_blocks_below() -> None:
+    result = one_bin()
+    for owned, is_drawn in ((24.0, True), (1.0, False)):
+        result["courses"]["blocks"] = [owned]
+        figure = next(each for each in body_of(simulation_page(result)).iter("figure") if "Owned" in text_of(each))
+        assert "the pool: 24" in text_of(figure)
+        assert ("level" in [path.attrib["class"] for path in figure.iter("path")]) == is_drawn
+
+
+def text_of(element: ElementTree.Element) -> str:
+    return "".join(element.itertext())
 
 
 def test_a_figure_stands_alone_as_a_file() -> None:

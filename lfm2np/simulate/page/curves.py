@@ -28,7 +28,7 @@ MARKS = (CIRCLE, DIAMOND, SQUARE, TRIANGLE, CROSS, "m-3.5 0h7m-3.5-3.5v7", "m0 4
 MOST_LINES = len(MARKS)
 MOST_DOTS = 24  # of a line: one with more has none
 WIDE = 8.0  # largest over smallest, from which on a logarithmic axis shows more than a linear one
-CLOSE = 1e-6  # of a value: nearer ones are not told apart
+NARROWEST = 0.1  # range of a linear axis, by its largest value: its ticks differ within three digits
 SMALLEST = 1e-290  # range of an axis
 Point = tuple[float, float]
 
@@ -109,7 +109,7 @@ def percent_words(share: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """`ticks`: where; else at round numbers. `from_zero`: a linear one shows 0."""
+    """`ticks`: several, in order, from the least value to the largest; else round numbers. `from_zero`: if linear."""
 
     title: str
     is_log: bool = False
@@ -138,19 +138,22 @@ class Scale:
 
 def scale_of(axis: Axis, values: Iterable[float], start: float, stop: float) -> Scale:
     """Holds all values; on a logarithmic axis those that are not above 0 stand at its begin."""
+    if axis.ticks:
+        return Scale(axis.ticks[0], axis.ticks[-1], start, stop, axis.ticks, axis.is_log)
     shown = list(values)
     if axis.is_log:
         ticks = log_ticks([value for value in shown if value > 0] or [1.0])
     else:
         shown += [0.0] if axis.from_zero or not shown else []
         ticks = linear_ticks(min(shown), max(shown))
-    return Scale(ticks[0], ticks[-1], start, stop, tuple(axis.ticks) or thinned(ticks, axis.is_log), axis.is_log)
+    return Scale(ticks[0], ticks[-1], start, stop, thinned(ticks, axis.is_log), axis.is_log)
 
 
 def linear_ticks(low: float, high: float) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten; the first is at most `low`, the last at least `high`."""
-    if high - low <= CLOSE * max(-low, high):
-        low, high = min(0.0, low), max(0.0, high)
+    missing = NARROWEST * max(-low, high) - (high - low)
+    if missing > 0:
+        low, high = low - missing / 2, high + missing / 2
     if high - low < SMALLEST:
         low, high = 0.0, 1.0
     decade = math.floor(math.log10((high - low) / 5.0))
@@ -291,8 +294,8 @@ def words_of(text: str, most: int = 60) -> str:
 def legend(names: Sequence[str], dotted: Sequence[bool], groups: Sequence[Dots] = ()) -> tuple[float, str]:
     """Where the plot begins, and the legend above it: in columns, as many as there is room for."""
     shown = [short(name) for name in names]
-    width = 40.0 + CHARACTER * max(map(len, shown), default=0)
-    columns = max(1, min(len(shown), int((WIDTH - 8) // width)))
+    width = 46.0 + CHARACTER * max(map(len, shown), default=0)
+    columns = max(1, min(len(shown), int(WIDTH // width)))
     parts = []
     for index, name in enumerate(shown):
         x, y = 4 + width * (index % columns), TITLE + ROW * (index // columns) + 5

@@ -28,6 +28,7 @@ ENDED = {
     "window": "blocks of windowed layers were gone",
     "disabled": "prefix caching is off",
 }
+NEAR = 0.2  # of a level that is reached: else it is not drawn
 NO_TIME = "<p>Nothing was computed.</p>\n"
 
 
@@ -149,15 +150,13 @@ def over_time(result: Mapping[str, Any]) -> str:
         return NO_TIME
     width = courses["width"]
     blocks, slots = config["num_blocks"], config["max_num_seqs"]
-    charts = [
-        ("running", "Running requests", "requests", [(slots, f"max_num_seqs: {slots:,}")]),
-        ("waiting", "Waiting requests", "requests", []),
-        ("blocks", "Owned blocks", "blocks", [(blocks, f"the pool: {blocks:,}")]),
-        ("tokens_per_second", "Computed tokens a second", "tokens a second", []),
+    charts: list[tuple[str, str, str, int | None, str]] = [
+        ("running", "Running requests", "requests", slots, f"max_num_seqs: {slots:,}"),
+        ("waiting", "Waiting requests", "requests", None, ""),
+        ("blocks", "Owned blocks", "blocks", blocks, f"the pool: {blocks:,}"),
+        ("tokens_per_second", "Computed tokens a second", "tokens a second", None, ""),
     ]
-    drawn = "".join(
-        figure(course(name, title, unit, levels, courses[name], width)) for name, title, unit, levels in charts
-    )
+    drawn = "".join(course(*chart, courses[chart[0]], width) for chart in charts)
     rows = [
         [amount(index * width), *(amount(courses[name][index]) for name, *_ in charts)]
         for index in range(len(courses["running"]))
@@ -169,16 +168,22 @@ def over_time(result: Mapping[str, Any]) -> str:
 
 
 def course(
-    name: str, title: str, unit: str, levels: Sequence[tuple[float, str]], values: Sequence[float], width: float
-) -> Drawing:
+    name: str, title: str, unit: str, level: int | None, level_words: str, values: Sequence[float], width: float
+) -> str:
+    """A figure, with a line at `level`, if that does not press the course to the ground."""
     points = [(index * width, value) for index, value in enumerate([*values, values[-1]])]
     highest = max(range(len(values)), key=values.__getitem__)
     about = (
         f"{title} over {span(len(values) * width)}: first {amount(values[0])}, at most {amount(values[highest])} "
         f"(at {span(highest * width)}), last {amount(values[-1])}."
     )
-    about += "".join(f" A line marks {words}." for _, words in levels)
-    return line_chart(f"course-{name}", title, about, [Line(title, points, True)], Axis("seconds"), Axis(unit), levels)
+    levels, more = [], ""
+    if level is not None and values[highest] >= NEAR * level:
+        levels, about = [(level, level_words)], f"{about} A line marks {level_words}."
+    elif level is not None:
+        more = f" Far above them: {level_words}."
+    line, x, y = Line(title, points, steps=True), Axis("seconds"), Axis(unit)
+    return figure(line_chart(f"course-{name}", title, about, [line], x, y, levels), more)
 
 
 def amount(value: float) -> str:
@@ -236,9 +241,10 @@ def requests(result: Mapping[str, Any]) -> str:
     rows = [[name, f"{counts[name]:,}"] for name in ("arrived", "finished", "aborted", "left")]
     rows.append(["refused", f"{sum(refused.values()):,}"])
     content = table("Requests", ("", "number"), {"": rows})
-    if refused:
-        reasons = [[foreign(why), f"{number:,}"] for why, number in by_number(refused)]
-        content += table("Refused", ("why", "requests"), {"": reasons})
+    for caption, reasons in (("Refused", refused), ("Skipped in the trace", counts.get("skipped", {}))):
+        if reasons:
+            reason_rows = [[foreign(why), f"{number:,}"] for why, number in by_number(reasons)]
+            content += table(caption, ("why", "requests"), {"": reason_rows})
     return content
 
 

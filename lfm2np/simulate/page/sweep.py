@@ -113,8 +113,8 @@ def front(result: Mapping[str, Any]) -> str:
         + "; ".join(f"{what} {span(y)} with mean TPOT {span(x)}" for x, y in joined)
         + ". The numbers stand in the table of all runs.",
         groups,
-        seconds_axis("mean TPOT", [x for _, x, _ in places], from_zero=False),
-        seconds_axis(what, [y for *_, y in places], from_zero=False),
+        seconds_axis("mean TPOT", [x for _, x, _ in places]),
+        seconds_axis(what, [y for *_, y in places]),
         joined,
         levels,
     )
@@ -123,7 +123,8 @@ def front(result: Mapping[str, Any]) -> str:
         for number, x, y in places
     ]
     legend = table("The dots of the figure", ("run", "state", what, "TPOT mean", "settings"), {"": rows}, (4,))
-    return figure(drawing) + details("The dots of the figure", legend)
+    more = " Numbers are those of the runs; where there is no room a dot has none."
+    return figure(drawing, more) + details("The dots of the figure", legend)
 
 
 def look_of(run: Run) -> int:
@@ -134,10 +135,9 @@ def state(run: Run) -> str:
     return {SATURATED: "✕ saturated", FRONT: "● front", OTHER: ""}[look_of(run)]
 
 
-def seconds_axis(title: str, values: Sequence[float], from_zero: bool = True) -> Axis:
-    """`from_zero`, unless it is to tell apart what is close."""
+def seconds_axis(title: str, values: Sequence[float]) -> Axis:
     is_log = is_wide(values)
-    return Axis(f"{title}, log scale" if is_log else title, is_log, seconds_words, from_zero=from_zero)
+    return Axis(f"{title}, log scale" if is_log else title, is_log, seconds_words, from_zero=False)
 
 
 # --- by each setting
