@@ -16,7 +16,9 @@ A comment on the line above a block says what is not the rule (with commas: seve
     <!-- run: any decimals -->    numbers with a point or an exponent may be others, and columns wider: times, noise
     <!-- run: in checkout -->     runs where pyproject.toml lies; it must not write there
 
-`--write` puts what the commands really print in place of outputs that don't match; look at the diff then.
+A picture `![...](pictures/NAME)` is made by a command of the page, which writes NAME into the folder.
+
+`--write` puts what the commands really print and draw in place of what doesn't match; look at the diff then.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ SHOWN = {"text", "json", "yaml", "toml", "ini", "diff", "html", "rust", "c", "cp
 SCRIPTS = {"lfm2np": "lfm2np.cli import main", "pytest": "pytest import main"}  # as pip makes them
 FENCE = re.compile(r"^( *)(`{3,}|~{3,})(.*)$")
 VARYING = re.compile(r"(\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+| {2,})")
+PICTURE = re.compile(r"\]\(pictures/([^)/]+)\)")
 COMMENT = re.compile(r"^ *<!-- (not run|run): (.+?) -->$")
 
 
@@ -263,11 +266,24 @@ def run_page(page: Path, write: bool = False) -> list[str]:
                     raise Wrong(
                         f"{block.place}: language {block.language!r}; console and python are run, {sorted(SHOWN)} shown"
                     )
+            compare_pictures(page, folder, write)
         finally:
             shell.end()
             os.chdir(CHECKOUT)
             sys.path.remove(str(folder))
     return not_run
+
+
+def compare_pictures(page: Path, folder: Path, write: bool) -> None:
+    for name in PICTURE.findall(page.read_text(encoding="utf-8")):
+        drawn, shown = folder / name, page.parent / "pictures" / name
+        if not drawn.is_file():
+            raise Wrong(f"{page}: pictures/{name}: no command of the page writes it")
+        if not shown.is_file() or drawn.read_bytes() != shown.read_bytes():
+            if not write:
+                raise Wrong(f"{page}: pictures/{name}: a command of the page draws another")
+            shown.parent.mkdir(exist_ok=True)
+            shown.write_bytes(drawn.read_bytes())
 
 
 def pages() -> list[Path]:
