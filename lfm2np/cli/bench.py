@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lfm2np.bench import check_time, five, growth, large, measure, profile, serve_time, table
+from lfm2np.bench import check_time, five, growth, large, measure, profile, serve_time, simulate_time, table
 from lfm2np.bench.machine import Elsewhere, describe_machine
 from lfm2np.bench.random_checkpoint import LARGE, LFM3, MIXTURE, SHORT_MIXTURE, SMALL, random_checkpoint
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
@@ -25,7 +25,8 @@ from lfm2np.progress import Progress
 from lfm2np.serve.extra import require_extra
 from lfm2np.values import require_count
 
-STEPS, PROFILE, FIVE, GROWTH, BIG, CHECK, SERVE = "steps", "profile", "five", "growth", "large", "check", "serve"
+STEPS, PROFILE, FIVE, GROWTH, BIG = "steps", "profile", "five", "growth", "large"
+CHECK, SERVE, SIMULATE = "check", "serve", "simulate"
 EXAMPLE = """lfm2np bench
   lfm2np bench --quick --without-peers
   lfm2np bench steps --cells prefill-512,decode-16x1024 --rounds 9 --json
@@ -34,11 +35,12 @@ EXAMPLE = """lfm2np bench
   lfm2np bench growth --numerics exact
   lfm2np bench check --model fixtures/trained --rounds 3 --format bfloat16
   lfm2np bench serve --model fixtures/trained --rounds 3
+  lfm2np bench simulate
   lfm2np bench large --numerics exact
   lfm2np bench large --model-shape 8b-a1b --numerics float32
   lfm2np bench steps --model-shape 8b-a1b-4-layers --cells decode-1x128,decode-16x128"""
 SHAPES = {"350m": SMALL, "2.6b": LARGE, "lfm3-1.7b": LFM3, "8b-a1b": MIXTURE, "8b-a1b-4-layers": SHORT_MIXTURE}
-ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2, CHECK: 1, SERVE: 3}
+ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2, CHECK: 1, SERVE: 3, SIMULATE: 3}
 QUICK_ROUNDS = 3
 NEW_TOKENS = 256
 APART = "not all sides fit into memory together: each was loaded anew in each round"
@@ -153,6 +155,12 @@ def run_serve(arguments: argparse.Namespace, rounds: int, threads: int) -> Measu
     return Measured(directory, {SERVE: serve_time.as_json(found)}, serve_time.as_text(numerics, found))
 
 
+def run_simulate(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
+    with progress_bar("simulate") as show:
+        measured = simulate_time.measure_simulate(rounds, show)
+    return Measured(Path("scheduler"), {SIMULATE: simulate_time.as_json(measured)}, simulate_time.as_text(measured))
+
+
 def each_numerics(
     arguments: argparse.Namespace, directory: Path, measure_one: Callable[..., Any], module: ModuleType
 ) -> Measured:
@@ -173,6 +181,7 @@ MEASUREMENTS = {
     BIG: run_large,
     CHECK: run_check,
     SERVE: run_serve,
+    SIMULATE: run_simulate,
 }
 
 
@@ -206,7 +215,7 @@ def add_bench(commands: Commands) -> None:
     what_help = """steps (default): the time of a step beside its floor and transformers; profile: that of its parts;
     five: five prompts in four ways; growth: a step's time and a prompt's memory as the context grows; large:
     LFM2-2.6B's shapes, streamed; check: the time of a verdict, on a right engine and a wrong one; serve: what HTTP
-    costs, and how long clients wait, by policy"""
+    costs, and how long clients wait, by policy; simulate: simulations with leaps over steps, and without"""
     parser.add_argument("what", nargs="?", choices=list(ROUNDS), default=STEPS, help=what_help)
     default = "random weights with the shapes of LFM2-350M, made once and kept"
     add(parser, "--model DIR", f"checkpoint directory, or a GGUF file (default: {default})")
