@@ -117,7 +117,7 @@ def padding(statistics: Statistics) -> dict[str, Any]:
     return {"batch_size": batches.size, "tokens": batches.padded - batches.used, "share": share}
 
 
-def saturation(statistics: Statistics, left: int) -> dict[str, float] | None:
+def saturation(statistics: Statistics, left: int) -> dict[str, float | None] | None:
     """Since when the queue grew, to the last arrival, and by how many requests a second; None: it did not, to say so.
 
     It has not been empty for LASTING of the time, and its mean in the last third of that is GROWN times as large as in
@@ -125,17 +125,18 @@ def saturation(statistics: Statistics, left: int) -> dict[str, float] | None:
     """
     begin, end = statistics.last_empty, statistics.last_arrival
     waiting = statistics.waiting_at_last_arrival
-    if end <= begin or waiting < WORTH_SAYING or (end - begin < LASTING * end and not left):
+    if not left and not grew(statistics, begin, end, waiting):
         return None
+    rate = waiting / (end - begin) * NANOSECONDS if end > begin else None
+    return {"since": begin / NANOSECONDS, "waiting": waiting, "requests_per_second": rate}
+
+
+def grew(statistics: Statistics, begin: int, end: int, waiting: int) -> bool:
+    if waiting < WORTH_SAYING or end - begin < LASTING * end or end <= begin:
+        return False
     third = (end - begin) // 3
     first, last = (mean_between(statistics.waiting, at, at + third) for at in (begin, end - third))
-    if last < GROWN * first and not left:
-        return None
-    return {
-        "since": begin / NANOSECONDS,
-        "waiting": waiting,
-        "requests_per_second": waiting / (end - begin) * NANOSECONDS,
-    }
+    return last >= GROWN * first
 
 
 def mean_between(course: Course, begin: int, end: int) -> float:
@@ -251,12 +252,14 @@ def prefix_lines(cache: Mapping[str, Any]) -> list[str]:
     return [f"prefix cache: {share} of {cache['query_tokens']:,} prompt tokens; hits ended: {ended}"]
 
 
-def saturation_line(saturated: Mapping[str, float] | None) -> str:
+def saturation_line(saturated: Mapping[str, float | None] | None) -> str:
     if saturated is None:
         return "not saturated: the queue did not grow without bound"
+    rate = saturated["requests_per_second"]
+    by = "at once" if rate is None else f"by {rate:.3g} requests a second"
     return (
-        f"SATURATED: the queue grows without bound from {span(saturated['since'])} on, by "
-        f"{saturated['requests_per_second']:.3g} requests a second, to {saturated['waiting']:,} at the last arrival"
+        f"SATURATED: the queue grows without bound from {span(saturated['since'])} on, {by}, to "
+        f"{saturated['waiting']:,} at the last arrival"
     )
 
 

@@ -70,14 +70,16 @@ class Simulation:
             while coming is not None and coming.at <= self.now:
                 self._add(coming)
                 coming = following(source, coming)
+                if most_waiting is not None and len(self.scheduler.waiting) > most_waiting:
+                    return self._ended()
             self._abort_who_left()
-            if not self.scheduler.has_unfinished:
-                if coming is not None:
-                    self.now = coming.at
-                continue
-            if most_waiting is not None and len(self.scheduler.waiting) > most_waiting:
-                break
-            self._advance(coming)
+            if self.scheduler.has_unfinished:
+                self._advance(coming)
+            elif coming is not None:
+                self.now = coming.at
+        return self._ended()
+
+    def _ended(self) -> Statistics:
         self.statistics.padding.close()
         return self.statistics
 

@@ -134,8 +134,10 @@ def test_a_simulation_ends_when_too_many_wait_and_says_who_is_left() -> None:
     simulation = Simulation(SchedulerConfig(8, max_num_seqs=1), SECOND)
     statistics = simulation.run((arrival(number, 0.0, 4, 1) for number in range(500)), most_waiting=100)
     result = as_json(statistics, simulation.scheduler, SECOND, "at once", len(simulation.live))
-    assert result["requests"]["left"] > 100
-    assert "left when the simulation ended" in as_text(result)
+    assert result["requests"]["left"] == 101
+    assert result["saturation"]["waiting"] == 101
+    assert "101 left when the simulation ended" in as_text(result)
+    assert "SATURATED: the queue grows without bound from 0 us on, at once, to 101" in as_text(result)
 
 
 def test_a_million_requests_at_once_are_counted_as_refused_or_simulated() -> None:
