@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from scheduler.blocked import Blocked
 from scheduler.errors import PlanError
@@ -54,6 +55,7 @@ def most_steps(scheduler: Scheduler) -> int:
     return min(limit, policy.steps_alike()) if scheduler._blocked.holds(scheduler.pool) else 0
 
 
+@lru_cache
 def _knows_its_plan(policy: type[FirstComeFirstServed]) -> bool:
     """Whether steps_alike() speaks of the plan that the policy has, not of one that it inherited."""
     owner = next(base for base in policy.__mro__ if "plan" in vars(base))
