@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from scheduler.blocked import Blocked
 from scheduler.errors import PlanError
@@ -41,9 +42,10 @@ class Leap:
 def most_steps(scheduler: Scheduler) -> int:
     """How many steps leap() may take at most; 0: the next one may do something else than decode. O(running)."""
     policy, running = scheduler.policy, scheduler.running
+    kind: Any = type(policy)
     if not running or scheduler.in_flight or scheduler._pending or scheduler._num_prefilling:
         return 0
-    if len(running) > scheduler.config.max_num_batched_tokens or not _knows_its_plan(type(policy)):
+    if len(running) > scheduler.config.max_num_batched_tokens or not _knows_its_plan(kind):
         return 0
     if any(_shares_its_next_block(scheduler, request) for request in running):
         return 0
@@ -56,10 +58,10 @@ def most_steps(scheduler: Scheduler) -> int:
 
 
 @lru_cache
-def _knows_its_plan(policy: type[FirstComeFirstServed]) -> bool:
+def _knows_its_plan(kind: type[FirstComeFirstServed]) -> bool:
     """Whether steps_alike() speaks of the plan that the policy has, not of one that it inherited."""
-    owner = next(base for base in policy.__mro__ if "plan" in vars(base))
-    return any("steps_alike" in vars(base) for base in policy.__mro__[: policy.__mro__.index(owner) + 1])
+    owner = next(base for base in kind.__mro__ if "plan" in vars(base))
+    return any("steps_alike" in vars(base) for base in kind.__mro__[: kind.__mro__.index(owner) + 1])
 
 
 def _shares_its_next_block(scheduler: Scheduler, request: Request) -> bool:
