@@ -119,11 +119,12 @@ def run_episode(
     shapes, times = recorded(engine), list[float]()
     alive: set[str] = set()
     while len(times) < MOST_STEPS and (not times or clock() < deadline):
+        count, size = episode.together - len(alive), engine.model.config.vocab_size
+        new = {next(names): drawn_request(draw, episode.longest, size) for _ in range(count)}
+        alive |= new.keys()
         began = clock()
-        while len(alive) < episode.together:
-            name = next(names)
-            engine.add_request(name, *drawn_request(draw, episode.longest, engine.model.config.vocab_size))
-            alive.add(name)
+        for name, request in new.items():
+            engine.add_request(name, *request)
         for output in engine.step():
             if output.finished:
                 alive.discard(output.request_id)

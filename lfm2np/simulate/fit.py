@@ -57,7 +57,7 @@ def fit(steps: MeasuredSteps, name: str, origin: str, folds: int = FOLDS) -> Cos
 def pieces(tokens: NDArray[np.int64], bends: Sequence[int]) -> tuple[str, ...]:
     """The tokens cut where their slope may change, as far as steps have so many; the last piece has no end."""
     ends = [bend for bend in bends if int((tokens > bend).sum()) >= LEAST]
-    return tuple(f"tokens[{first}:{end}]" for first, end in pairwise(["", *ends, ""]))
+    return tuple(f"tokens[{first}:{end}]" for first, end in pairwise(["", *ends, ""])) if ends else ("tokens",)
 
 
 def score(errors: FitErrors) -> float:

@@ -18,6 +18,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", CELLS, ids=lambda line: f"{line['model']}-{line['policy']}-{line['load']}")
 def test_the_predictions_are_those_of_the_simulation(line):
     """But for lengths that another machine's logarithm rounds to a token more or less."""
