@@ -49,7 +49,7 @@ FILES = [
     *sorted(
         str(path.relative_to(TOP))
         for path in (TOP / "scheduler").glob("*.py")
-        # no behaviour; a measurement; what only simulations call, which tests/scheduler/test_leap.py holds against steps
+        # no behaviour; a measurement; what only simulations call: see tests/scheduler/test_leap.py
         if path.name not in ("__init__.py", "benchmark.py", "leap.py", "blocked.py")
     ),
     *(
