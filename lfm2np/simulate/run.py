@@ -8,6 +8,7 @@ steps at once; `leaps=False` takes each by itself, with the same result to the l
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -23,6 +24,7 @@ from scheduler.leap import leap, most_steps
 
 END_ID = -1  # the last token of a request that asked for more: its only stop token
 MOST_STEPS = 1024  # of one leap
+NUMBERS = re.compile(r"\d+")  # of a reason to refuse: the same reason for other lengths is counted as one
 
 # How many are accepted: of a request (by number), from an output token (counted from 0) on, of so many drafts.
 Accepts = Callable[[int, int, int], int]
@@ -92,7 +94,7 @@ class Simulation:
         try:
             self.scheduler.add(request)
         except RequestRefused as error:
-            self.statistics.refused[str(error).removeprefix(f"request {name!r}: ")] += 1
+            self.statistics.refused[NUMBERS.sub("N", str(error).removeprefix(f"request {name!r}: "))] += 1
             return
         if self.trace:
             self.trace.add(request, ())
