@@ -21,6 +21,7 @@ from lfm2np.simulate import formats, sweep
 from lfm2np.simulate.acceptance import Acceptance, acceptance_of, read_acceptance
 from lfm2np.simulate.cost import CostModel, read_cost_model
 from lfm2np.simulate.fit import fit
+from lfm2np.simulate.generators import GENERATORS
 from lfm2np.simulate.presets import BYTES, MODELS, preset
 from lfm2np.simulate.report import as_text
 from lfm2np.simulate.scenario import (
@@ -57,7 +58,8 @@ MAX_LINE = 2**26
 
 def run(arguments: argparse.Namespace) -> None:
     if (arguments.fit is None) == (arguments.traffic is None):
-        raise RequestError("expected a trace (or a generator), or --fit")
+        both = "" if arguments.traffic is None else ", not both"
+        raise RequestError(f"expected a trace (or a generator), or --fit{both}")
     if arguments.fit is not None:
         run_fit(arguments)
     elif arguments.sweep:
@@ -225,6 +227,7 @@ def simulate_all(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -
     """Those that the file of --results has are not simulated again. Each worker reads the trace by itself."""
     file = None if arguments.results is None else LineFile(arguments.results, MAX_LINE)
     known = {} if file is None else known_results(file)
+    scenarios[0].traffic.require()
     content = scenarios[0].traffic.content()
     keys = [scenario.key(content) for scenario in scenarios]
     missing = [index for index, key in enumerate(keys) if key not in known]
@@ -310,9 +313,8 @@ def form_line(item: tuple[str, float]) -> str:
 def add_simulate(commands: Commands) -> None:
     text = "run the scheduler on a trace with a clock: latencies, throughput, utilisation; or sweep over settings"
     parser = add_command(commands, "simulate", run, text, EXAMPLE, model=False)
-    traffic_help = (
-        f"a trace ({', '.join(formats.FORMATS)}), or a generator such as poisson:rate=4,prompt=512,output=128"
-    )
+    named = f"a trace ({', '.join(formats.FORMATS)}) or a generator ({', '.join(GENERATORS)})"
+    traffic_help = f"{named}, such as poisson:rate=4,prompt=512,output=128"
     parser.add_argument("traffic", nargs="?", metavar="TRACE", help=traffic_help)
     cost_help = f"how long a step takes: a file that --fit wrote, or published figures, GPU:MODEL ({DEFAULT_COST})"
     add(parser, "--cost COST", cost_help, default=DEFAULT_COST)

@@ -1,6 +1,7 @@
 """Distributions and courses of whole numbers, in memory that does not grow with their number; all sums are exact.
 
-A value's bucket is its eight leading bits: a quantile is off by at most 1/256 of itself. Integers only, so that adding
+A value's bucket is its nine leading bits. A quantile is the upper end of its bucket, at most 1/256 too large, and never
+more than the largest value; so a constant is itself, and what meets a target does. Integers only, so that adding
 values one by one, or many at once, in any order, gives the same.
 """
 
@@ -14,7 +15,7 @@ from operator import mul, sub
 import numpy as np
 from numpy.typing import NDArray
 
-BITS = 8  # of a value that its bucket keeps
+BITS = 9  # of a value that its bucket keeps
 MOST_BINS = 256  # of a course
 
 
@@ -24,9 +25,10 @@ def bucket_of(value: int) -> int:
     return (dropped << BITS) | (value >> dropped)
 
 
-def middle_of(bucket: int) -> float:
+def upper_end_of(bucket: int) -> int:
+    """The largest value in it."""
     dropped, leading = bucket >> BITS, bucket & ((1 << BITS) - 1)
-    return (leading + 0.5) * (1 << dropped) if dropped else float(leading)
+    return ((leading + 1) << dropped) - 1
 
 
 @dataclass
@@ -70,16 +72,16 @@ class Histogram:
         return self.total / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """The value that this share does not exceed, to the middle of its bucket; None of no values."""
+        """The value that this share does not exceed; None of no values."""
         return self.quantiles((share,))[0]
 
     def quantiles(self, shares: Iterable[float]) -> list[float | None]:
         if not self.count:
             return [None for _ in shares]
-        keys = sorted(self.buckets, key=middle_of)
+        keys = sorted(self.buckets, key=upper_end_of)
         upto = np.cumsum([self.buckets[key] for key in keys])
         places = [min(len(keys) - 1, int(np.searchsorted(upto, share * self.count))) for share in shares]
-        return [min(middle_of(keys[place]), float(self.largest)) for place in places]
+        return [float(min(upper_end_of(keys[place]), self.largest)) for place in places]
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lfm2np.simulate.cost import CostModel
-from lfm2np.simulate.histogram import Course, Histogram, middle_of
+from lfm2np.simulate.histogram import Course, Histogram, upper_end_of
 from lfm2np.simulate.statistics import Group, Statistics
 from lfm2np.simulate.traffic import NANOSECONDS
 from scheduler import Scheduler, SchedulerConfig
@@ -15,8 +15,9 @@ from scheduler.trace import config_as_json
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MOST_POINTS = 128  # of a distribution that is drawn
-GROWN = 2.0  # the queue's mean in the last third over that in the first third of the time since it was empty last
-LASTING = 0.2  # of the time of all arrivals: a shorter queue may be a burst's
+SURE, UNSURE = 4.0, 1.0  # lengths of the queue, in units of what chance makes at capacity
+NEAR_LONGEST = 0.8
+GROWN = 1.2  # requests in the server in the last quarter of all arrivals, over those in the third
 WORTH_SAYING = 10  # requests
 
 
@@ -57,6 +58,7 @@ def as_json(
         "drafts": {"proposed": statistics.draft_tokens, "accepted": statistics.accepted_drafts},
         "padding": padding(statistics),
         "saturation": saturation(statistics, left),
+        "queue": queue(statistics),
         "steps": {"all": statistics.steps, "one_by_one": statistics.real_steps},
         "courses": courses(statistics),
         "distributions": {
@@ -76,11 +78,11 @@ def distribution(histogram: Histogram) -> dict[str, float | None]:
 
 def points(histogram: Histogram) -> list[tuple[float, float]]:
     """(seconds, share of the values up to there): at most MOST_POINTS, the first and the last among them."""
-    keys = sorted(histogram.buckets, key=middle_of)
+    keys = sorted(histogram.buckets, key=upper_end_of)
     upto, line = 0, []
     for key in keys:
         upto += histogram.buckets[key]
-        line.append((middle_of(key) / NANOSECONDS, upto / histogram.count))
+        line.append((upper_end_of(key) / NANOSECONDS, upto / histogram.count))
     every = -(-len(line) // MOST_POINTS)
     return [*line[:-1:every], *line[-1:]] if line else []
 
@@ -120,28 +122,49 @@ def padding(statistics: Statistics) -> dict[str, Any]:
 def saturation(statistics: Statistics, left: int) -> dict[str, float | None] | None:
     """Since when the queue grew, to the last arrival, and by how many requests a second; None: it did not, to say so.
 
-    It has not been empty for LASTING of the time, and its mean in the last third of that is GROWN times as large as in
-    the first. A queue that was so long that the simulation ended is one, too.
+    After n arrivals since it was empty, a queue at capacity is some sqrt(n) long by chance (times the spread of the
+    gaps, for bursts). One that is SURE times as long, and near its longest, grows. A queue that was so long that the
+    simulation ended is one, too.
     """
-    begin, end = statistics.last_empty, statistics.last_arrival
-    waiting = statistics.waiting_at_last_arrival
-    if not left and not grew(statistics, begin, end, waiting):
+    if not left and not is_long(statistics, SURE):
         return None
-    rate = waiting / (end - begin) * NANOSECONDS if end > begin else None
-    return {"since": begin / NANOSECONDS, "waiting": waiting, "requests_per_second": rate}
+    begin, end = statistics.last_empty, statistics.last_arrival
+    rate = statistics.waiting_at_last_arrival / (end - begin) * NANOSECONDS if end > begin else None
+    return {
+        "since": begin / NANOSECONDS,
+        "waiting": statistics.waiting_at_last_arrival,
+        "requests_per_second": rate,
+    }
 
 
-def grew(statistics: Statistics, begin: int, end: int, waiting: int) -> bool:
-    if waiting < WORTH_SAYING or end - begin < LASTING * end or end <= begin:
-        return False
-    third = (end - begin) // 3
-    first, last = (mean_between(statistics.waiting, at, at + third) for at in (begin, end - third))
-    return last >= GROWN * first
+def is_long(statistics: Statistics, times: float) -> bool:
+    waiting, arrived = statistics.waiting_at_last_arrival, statistics.requests
+    mean = statistics.last_arrival / max(1, arrived)
+    spread = statistics.gap_squares / max(1, arrived) / mean**2 if mean else 1.0
+    chance = (statistics.arrived_since * max(1.0, spread - 1.0)) ** 0.5
+    return bool(waiting >= max(WORTH_SAYING, times * chance, NEAR_LONGEST * statistics.most_waiting))
 
 
-def mean_between(course: Course, begin: int, end: int) -> float:
-    first, last = begin // course.width, max(begin // course.width + 1, end // course.width)
-    return sum(course.bins[first:last]) / ((last - first) * course.width)
+def queue(statistics: Statistics) -> dict[str, Any]:
+    """The longest queue, when, and why it is not clear whether it would have grown without bound; None: it is."""
+    quarter = statistics.last_arrival // 4
+    third, last = (mean_between(statistics, at * quarter, (at + 1) * quarter) for at in (2, 3)) if quarter else (0, 0)
+    unclear = None
+    if last > GROWN * third + WORTH_SAYING:
+        unclear = "more and more requests were in the server to the last arrival: the trace is too short to tell"
+    elif is_long(statistics, UNSURE):
+        unclear = f"{statistics.waiting_at_last_arrival} requests waited at the last arrival: the load is near capacity"
+    at = statistics.most_waiting_at / NANOSECONDS
+    return {"longest": statistics.most_waiting, "longest_at": at, "unclear": unclear}
+
+
+def mean_between(statistics: Statistics, begin: int, end: int) -> float:
+    """Requests that ran or waited."""
+    means = []
+    for course in (statistics.running, statistics.waiting):
+        first, last = begin // course.width, max(begin // course.width + 1, end // course.width)
+        means.append(sum(course.bins[first:last]) / ((last - first) * course.width))
+    return sum(means)
 
 
 def courses(statistics: Statistics) -> dict[str, Any]:
@@ -180,9 +203,9 @@ def as_text(result: Mapping[str, Any]) -> str:
     ]
     counts += [f"{requests['left']:,} left when the simulation ended"] if requests["left"] else []
     lines = [
-        f"{result['traffic']}: {', '.join(counts)}, in {span(result['throughput']['seconds'])}",
+        f"{result['traffic']}: {', '.join(counts)}, in {span(result['throughput']['seconds'])} of simulated time",
         f"cost of a step: {cost['name']} ({cost['origin']})",
-        f"policy {result['config']['policy']}",
+        config_line(result["config"]),
         "",
         *table_of(result["seconds"]),
         "",
@@ -200,9 +223,17 @@ def as_text(result: Mapping[str, Any]) -> str:
     if result["padding"]["share"] is not None:
         share, size = 100 * result["padding"]["share"], result["padding"]["batch_size"]
         lines.append(f"padding of request-level batches of {size}: {share:.0f} % of their tokens")
+    lines += [f"left out: {number:,} with {reason}" for reason, number in requests.get("skipped", {}).items() if number]
     lines += [f"refused: {number:,}: {reason}" for reason, number in sorted(requests["refused"].items())[:5]]
-    lines.append(saturation_line(result["saturation"]))
+    lines.append(saturation_line(result))
     return "\n".join(lines)
+
+
+def config_line(config: Mapping[str, Any]) -> str:
+    return (
+        f"policy {config['policy']}; {config['num_blocks']:,} blocks of {config['block_size']} tokens; at most "
+        f"{config['max_num_seqs']:,} requests and {config['max_num_batched_tokens']:,} tokens a step"
+    )
 
 
 NAMES = {
@@ -252,14 +283,22 @@ def prefix_lines(cache: Mapping[str, Any]) -> list[str]:
     return [f"prefix cache: {share} of {cache['query_tokens']:,} prompt tokens; hits ended: {ended}"]
 
 
-def saturation_line(saturated: Mapping[str, float | None] | None) -> str:
+def saturation_line(result: Mapping[str, Any]) -> str:
+    saturated, longest = result["saturation"], result["queue"]
+    where = f"longest queue: {longest['longest']:,}, at {span(longest['longest_at'])}"
+    if saturated is None and longest["unclear"]:
+        return f"unclear whether saturated: {longest['unclear']} ({where})"
     if saturated is None:
-        return "not saturated: the queue did not grow without bound"
+        left = result["requests"]["aborted"]
+        return f"not saturated: the queue did not grow without bound ({where})" + (
+            f"; but {left:,} users left before their answer ended" if left else ""
+        )
     rate = saturated["requests_per_second"]
-    by = "at once" if rate is None else f"by {rate:.3g} requests a second"
+    by = "all at once" if rate is None else f"by {rate:.3g} requests a second"
+    ended = "; the simulation ended there (--most-waiting)" if result["requests"]["left"] else ""
     return (
         f"SATURATED: the queue grows without bound from {span(saturated['since'])} on, {by}, to "
-        f"{saturated['waiting']:,} at the last arrival"
+        f"{saturated['waiting']:,} at the last arrival{ended}"
     )
 
 

@@ -89,20 +89,19 @@ class Simulation:
 
     def _add(self, arrival: Arrival) -> None:
         name = str(self._number)
-        request = request_of(name, arrival)
         self._number += 1
         try:
+            request = request_of(name, arrival, self.config)
             self.scheduler.add(request)
         except RequestRefused as error:
             self.statistics.refused[NUMBERS.sub("N", str(error).removeprefix(f"request {name!r}: "))] += 1
             return
         if self.trace:
             self.trace.add(request, ())
-        self.statistics.arrived(arrival, request.num_prompt_tokens)
+        self.statistics.arrived(arrival, request.num_prompt_tokens, self.now, len(self.scheduler.waiting))
         self.live[name] = Live(self._number - 1, arrival)
         if arrival.abort_after is not None:
             heapq.heappush(self._aborts, (arrival.at + arrival.abort_after, name))
-        self.statistics.note_queue(arrival.at, len(self.scheduler.waiting))
 
     def _abort_who_left(self) -> None:
         while self._aborts and self._aborts[0][0] <= self.now:
@@ -258,7 +257,10 @@ def following(source: Iterable[Arrival], before: Arrival) -> Arrival | None:
     return arrival
 
 
-def request_of(name: str, arrival: Arrival) -> Request:
+def request_of(name: str, arrival: Arrival, config: SchedulerConfig) -> Request:
+    """RequestRefused for one whose prompt alone is larger than the pool, before its tokens are laid out."""
+    if arrival.num_prompt_tokens > config.num_blocks * config.block_size:
+        raise RequestRefused(f"{arrival.num_prompt_tokens} prompt tokens: the pool has {config.num_blocks} blocks")
     ids = tuple(chain.from_iterable(repeat(token_id, count) for token_id, count in arrival.prompt))
     stops = frozenset({END_ID}) if asked_tokens(arrival) > arrival.num_output_tokens else frozenset()
     return Request(name, ids, asked_tokens(arrival), stops, priority=arrival.priority)

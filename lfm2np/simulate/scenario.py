@@ -51,6 +51,14 @@ class Traffic:
     def is_drawn(self) -> bool:
         return self.source.partition(":")[0] in generators.GENERATORS and not Path(self.source).exists()
 
+    def require(self) -> None:
+        """RequestError for a source that is neither a file nor a generator, and for options that it can't have."""
+        if self.is_drawn and self.rate is not None:
+            raise RequestError(f"--rate {self.rate:g}: the generator has its own, as in {self.source}")
+        if not self.is_drawn and not Path(self.source).exists():
+            known = ", ".join(generators.GENERATORS)
+            raise RequestError(f"{show(self.source)}: no such file, and no generator: expected one of {known}")
+
     def arrivals(self, skipped: Counter[str] | None = None) -> Iterator[Arrival]:
         if self.is_drawn:
             arrivals = generators.parse(self.source, self.seed)
@@ -119,6 +127,8 @@ class Scenario:
 
     def with_setting(self, name: str, value: Any) -> Scenario:
         """RequestError for an unknown name, or a value that it can't have."""
+        if name == "num_blocks" and self.memory is not None:
+            raise RequestError("num_blocks: --memory says how many there are")
         if name == "drafts":
             return dataclasses.replace(self, num_drafts=require_count("drafts", value, 0, MOST_DRAFTS))
         if name == "speed":
@@ -154,11 +164,14 @@ SETTINGS = (*CHOSEN, "speed")  # and the parameters of a generator
 def simulate(scenario: Scenario, report: Report | None = None) -> dict[str, Any]:
     """Its result as report.as_json, with what its traffic left out, and its groups of requests under "groups"."""
     skipped: Counter[str] = Counter()
+    scenario.traffic.require()
     simulation = simulation_of(scenario)
     arrivals = scenario.traffic.arrivals(skipped)
     statistics = simulation.run(arrivals if report is None else reported(arrivals, report), scenario.most_waiting)
     result = as_json(statistics, simulation.scheduler, scenario.cost, str(scenario.traffic), len(simulation.live))
     result["requests"]["skipped"] = dict(skipped)
+    if not result["requests"]["arrived"]:
+        raise RequestError(f"{scenario.traffic}: no request in this part of it")
     return {**result, "groups": [group_as_json(group) for group in statistics.groups]}
 
 

@@ -86,20 +86,26 @@ class Statistics:
     blocks: Course = field(default_factory=Course)  # owned blocks times nanoseconds
     computed: Course = field(default_factory=Course)  # tokens
     most_waiting: int = 0
+    most_waiting_at: int = 0
     last_arrival: int = 0
+    gap_squares: int = 0  # of the times between two arrivals
     last_empty: int = 0  # when the queue was empty last, up to the last arrival
+    arrived_since: int = 0  # requests
     waiting_at_last_arrival: int = 0
 
-    def arrived(self, arrival: Arrival, num_prompt_tokens: int) -> None:
+    def arrived(self, arrival: Arrival, num_prompt_tokens: int, now: int, waiting: int) -> None:
+        """A request came, and joined the queue, in which it is one of `waiting`, at the end of the step, `now`."""
         self.requests += 1
         self.padding.add(num_prompt_tokens, arrival.num_output_tokens)
+        self.gap_squares += (arrival.at - self.last_arrival) ** 2
         self.last_arrival = arrival.at
-
-    def note_queue(self, now: int, waiting: int) -> None:
-        """When a request has just joined the queue."""
-        if waiting <= 1:
-            self.last_empty = now
+        self.waiting.over(arrival.at, now, 1)
         self.waiting_at_last_arrival = waiting
+        self.arrived_since += 1
+        if waiting <= 1:
+            self.last_empty, self.arrived_since = arrival.at, 0
+        if waiting > self.most_waiting:
+            self.most_waiting, self.most_waiting_at = waiting, arrival.at
 
     def group_of(self, number: int) -> Group:
         """The group of the request with that number; neighbouring groups become one when they are too many."""
@@ -136,7 +142,6 @@ class Statistics:
         self.end = end
         self.running.over(begin, end, running)
         self.waiting.over(begin, end, waiting)
-        self.most_waiting = max(self.most_waiting, waiting)
 
     def owned(self, begin: int, ends: NDArray[np.int64], owned: int, taken: Sequence[tuple[int, int]]) -> None:
         """Blocks in use in these steps: `owned` before the first, and those that each takes (scheduler.leap)."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
-from lfm2np.simulate.histogram import middle_of
+from lfm2np.simulate.histogram import upper_end_of
 from lfm2np.simulate.report import SHARES, span
 from lfm2np.simulate.scenario import CHOSEN, Scenario
 from lfm2np.simulate.traffic import NANOSECONDS
@@ -29,6 +29,7 @@ from lfm2np.values import show
 METRICS = ("ttft", "tpot", "e2e")
 RESAMPLINGS = 1000
 STEPS = 6  # of a range of fractions
+FEW = 10  # requests beyond a quantile
 MOST_RUNS = 10_000
 RANGE = re.compile(r"([0-9.eE+-]+):([0-9.eE+-]+)")
 
@@ -161,14 +162,21 @@ def of_one_load(
 def run_of(chosen: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The first seed's result, with quantiles and means over all of them."""
     first = seeds[0]
-    names = ("throughput", "utilisation", "preemptions", "prefix_cache", "requests")
+    names = ("throughput", "utilisation", "preemptions", "prefix_cache", "requests", "queue")
     saturated = next((seed["saturation"] for seed in seeds if seed["saturation"]), None)
     return {
         "settings": dict(chosen),
         "seconds": {metric: averaged([seed["seconds"][metric] for seed in seeds]) for metric in first["seconds"]},
         **{name: first[name] for name in names},
         "saturation": saturated,
+        "lost": max(lost_percent(seed["requests"]) for seed in seeds),
     }
+
+
+def lost_percent(requests: Mapping[str, Any]) -> int:
+    """Of the requests that came: refused, aborted, or left when the simulation ended."""
+    lost = requests["arrived"] - requests["finished"]
+    return round(100 * lost / requests["arrived"]) if requests["arrived"] else 100
 
 
 def averaged(values: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
@@ -180,13 +188,16 @@ def mean_of(values: Sequence[float | None]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
 
 
-def rank(run: Mapping[str, Any], target: Target | None) -> tuple[bool, bool, float, float]:
-    """Smaller is better: not saturated, target met, then by what is chosen."""
+def rank(run: Mapping[str, Any], target: Target | None) -> tuple[bool, int, bool, float, float]:
+    """Smaller is better: not saturated, more requests served (in whole percents), target met, then by what is chosen.
+
+    Who refuses long requests is fast for the others: that is no merit.
+    """
     aimed, _ = measures(run, target)
     least = run["seconds"][chosen_by(target)]["mean"]
     misses = target is not None and aimed > target.seconds
     saturated = run["saturation"] is not None
-    return (saturated, misses, aimed if misses or saturated or least is None else least, aimed)
+    return (saturated, run["lost"], misses, aimed if misses or saturated or least is None else least, aimed)
 
 
 def chosen_by(target: Target | None) -> str:
@@ -205,8 +216,15 @@ def measures(run: Mapping[str, Any], target: Target | None) -> tuple[float, floa
 def on_front(runs: Sequence[Mapping[str, Any]], target: Target | None) -> set[int]:
     """The runs that no other beats: of time to first token (or what the target is about) and per output token."""
     points = [measures(run, target) for run in runs]
-    open_ = [index for index, run in enumerate(runs) if run["saturation"] is None]
+    open_ = competitors(runs)
     return {index for index in open_ if not any(beats(points[other], points[index]) for other in open_)}
+
+
+def competitors(runs: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Those that are not saturated and serve as many requests as any of these, and any at all."""
+    open_ = [index for index, run in enumerate(runs) if run["saturation"] is None and run["lost"] < 100]
+    least = min((runs[index]["lost"] for index in open_), default=0)
+    return [index for index in open_ if runs[index]["lost"] == least]
 
 
 def beats(first: tuple[float, float], second: tuple[float, float]) -> bool:
@@ -219,7 +237,7 @@ def certainty(
     target: Target | None,
 ) -> tuple[float, int | None]:
     """The share of resamplings in which the first run is best, and which is so most often in the others."""
-    open_ = [index for index, run in enumerate(runs) if run["saturation"] is None]
+    open_ = competitors(runs)
     if not open_:
         return 1.0, None
     drawn = resamplings(max(len(each) for each in groups))
@@ -234,8 +252,9 @@ def certainty(
         [min(range(len(open_)), key=lambda place: tuple(ranks[place, draw])) for draw in range(RESAMPLINGS)]
     )
     counts = np.bincount(winners, minlength=len(open_))
-    share = float(counts[0]) / RESAMPLINGS
-    counts[0] = 0
+    same = [place for place, index in enumerate(open_) if is_tie(runs[0], runs[index])]
+    share = float(counts[same].sum()) / RESAMPLINGS
+    counts[same] = 0
     return share, open_[int(counts.argmax())] if counts.any() else None
 
 
@@ -249,7 +268,7 @@ def resampled(
     groups: Sequence[Mapping[str, Any]], metric: str, drawn: NDArray[np.int64], share: float | None
 ) -> NDArray[np.float64]:
     """The quantile, or the mean (None), of each resampling, [resamplings] in seconds; `drawn` [resamplings, groups]."""
-    keys = sorted({key for group in groups for key, _ in group[metric]}, key=middle_of)
+    keys = sorted({key for group in groups for key, _ in group[metric]}, key=upper_end_of)
     if not keys:
         return np.full(len(drawn), np.inf)
     place = {key: number for number, key in enumerate(keys)}
@@ -257,7 +276,7 @@ def resampled(
     for row, group in enumerate(groups):
         for key, number in group[metric]:
             counts[row, place[key]] = number
-    values = np.array([int(middle_of(key)) for key in keys], np.int64)
+    values = np.array([upper_end_of(key) for key in keys], np.int64)
     drawn_counts = drawn @ counts
     totals = drawn_counts.sum(axis=1)
     if share is None:
@@ -272,22 +291,43 @@ def resampled(
 def answer(runs: Sequence[Mapping[str, Any]], target: Target | None, share: float, rival: int | None) -> str:
     """One sentence on runs that stand in the order of their rank."""
     best = runs[0]
-    aimed, least = measures(best, target)
     if best["saturation"] is not None:
         return f"Every run is saturated: none of these {len(runs)} configurations serves this traffic."
+    if best["lost"] == 100:
+        return f"No run finished a request: none of these {len(runs)} configurations serves this traffic."
+    aimed, least = measures(best, target)
     metric, quantile = (target.metric, target.quantile) if target else ("ttft", "p99")
-    what = f"{quantile.upper()} {WORDS[metric]} {span(aimed)}, {span(least)} per output token"
-    what += "" if target else f", {span(best['seconds']['e2e']['mean'])} end to end"
     meets = target is None or aimed <= target.seconds
-    begin = (
-        f"Choose {setting_words(best['settings'])}"
-        if meets
-        else f"None meets the target, {target}; the nearest is {setting_words(best['settings'])}"
-    )
-    sure = f"best of {len(runs)} in {100 * share:.0f} % of {RESAMPLINGS:,} resamplings"
-    other = f", else mostly {setting_words(runs[rival]['settings'])}" if rival is not None else ""
-    aim = f" (target: {target})" if target is not None and meets else ""
-    return f"{begin}: {what}{aim}; {sure}{other}."
+    chosen = setting_words(best["settings"])
+    begin = f"Choose {chosen}" if meets else f"None meets the target, {target}; the nearest is {chosen}"
+    numbers = f"{quantile.upper()} {WORDS[metric]} {span(aimed)}, {span(least)} per output token"
+    numbers += "" if target else f", {span(best['seconds']['e2e']['mean'])} end to end"
+    numbers += f" (target: {target})" if target is not None and meets else ""
+    parts = [f"{begin}: {numbers}"]
+    if best["lost"]:
+        parts.append(f"{best['lost']} % of the requests are not served")
+    compared = len(competitors(runs))
+    if compared > 1:
+        what = f"shortest {'time per output token' if target and meets else 'end-to-end time'}"
+        what = what if meets else "nearest"
+        other = f", else mostly {setting_words(runs[rival]['settings'])}" if rival is not None else ""
+        parts.append(f"{what} of {compared} in {100 * share:.0f} % of {RESAMPLINGS:,} resamplings{other}")
+    parts += tie_words(runs)
+    beyond = best["requests"]["finished"] * (1 - SHARES[quantile])
+    if target is not None and beyond < FEW:
+        parts.append(f"{quantile.upper()} rests on {beyond:.3g} requests: simulate more")
+    return "; ".join(parts) + "."
+
+
+def is_tie(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether two runs came out the same, in all times."""
+    return bool(first["seconds"] == second["seconds"] and first["lost"] == second["lost"])
+
+
+def tie_words(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    same = [setting_words(run["settings"]) for run in runs[1:] if is_tie(runs[0], run)]
+    more = f" and {len(same) - 2} more" if len(same) > 2 else ""
+    return [f"the same with {' or '.join(same[:2])}{more}"] if same else []
 
 
 def setting_words(settings: Mapping[str, Any]) -> str:
@@ -302,7 +342,7 @@ def load_words(settings: Mapping[str, Any]) -> str:
 def as_text(result: Mapping[str, Any]) -> str:
     """The table of all runs, best first, and the answer."""
     names = list(result["settings"])
-    heads = [*names, "TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "E2E mean", "req/s", ""]
+    heads = [*names, "TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "E2E mean", "req/s", "lost", ""]
     rows = [row_of(run, names) for run in result["runs"]]
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
     lines = [
@@ -318,8 +358,9 @@ def row_of(run: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     cells = [str(run["settings"][name]) for name in names]
     cells += [span(seconds[metric][which]) for metric, which in COLUMNS]
     rate = run["throughput"]["requests_per_second"]
-    note = "SATURATED" if run["saturation"] else "front" if run["on_front"] else ""
-    return [*cells, f"{rate or 0:.3g}", note]
+    note = "SATURATED" if run["saturation"] else "unclear" if run["queue"]["unclear"] else ""
+    note = note or ("front" if run["on_front"] else "")
+    return [*cells, f"{rate or 0:.3g}", f"{run['lost']} %" if run["lost"] else "", note]
 
 
 COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"))

@@ -127,7 +127,11 @@ TRACES = {
     "words, expected",
     [
         ((), "expected a trace (or a generator), or --fit"),
-        (("nowhere.csv",), "nowhere.csv"),
+        (("nowhere.csv",), "'nowhere.csv': no such file, and no generator: expected one of poisson"),
+        (("poissn:rate=4",), "no such file, and no generator"),
+        ((SMALL, "--rate", "3"), "--rate 3: the generator has its own"),
+        ((SMALL, "--within", "500:501"), "no request in this part of it"),
+        ((SMALL, "--memory", "1", "--sweep", "num_blocks=5,6"), "num_blocks: --memory says"),
         (("poisson:rate=fast,prompt=1,output=1",), "rate 'fast': expected a number"),
         (("negative.jsonl",), "negative.jsonl:1: timestamp -1: expected"),
         (("order.jsonl",), "order.jsonl:2: time 0.003: expected at least"),

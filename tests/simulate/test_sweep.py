@@ -57,6 +57,7 @@ def invented(
         metric: values(ttft if metric == "ttft" else tpot) for metric in ("ttft", "tpot", "e2e", "itl", "queued")
     }
     more = {key: {"requests_per_second": 1.0} for key in ("throughput", "utilisation", "prefix_cache", "requests")}
+    more |= {"requests": {"arrived": 8, "finished": 8}, "queue": {"unclear": None}}
     result = {"seconds": seconds, "groups": groups, "preemptions": 0, "cost": {"name": "none"}, **more}
     return {"policy": name}, [{**result, "saturation": {"since": 1.0} if saturated else None}]
 
@@ -115,12 +116,34 @@ def test_the_choice_meets_the_target_with_the_shortest_time_per_token() -> None:
     assert [run["settings"]["policy"] for run in free["runs"]] == ["slow-first", "balanced", "beaten", "saturated"]
     assert [run["on_front"] for run in free["runs"]] == [True, True, False, False]
     assert aimed["answer"].startswith("Choose policy balanced: P99 time to first token 1 s, 20 ms per output token")
-    assert "in 100 % of 1,000 resamplings" in aimed["answer"]
+    assert "shortest time per output token of 3 in 100 % of 1,000 resamplings" in aimed["answer"]
+    assert "P99 rests on 0.08 requests: simulate more" in aimed["answer"]
     assert none["answer"].startswith(
         "None meets the target, P99 time to first token below 500 ms; the nearest is policy balanced"
     )
     only = summary("x", {"policy": []}, runs[3:], None)
     assert only["answer"] == "Every run is saturated: none of these 1 configurations serves this traffic."
+
+
+def test_who_refuses_requests_is_not_chosen_for_being_fast() -> None:
+    refusing, serving = invented("refusing", [0.1] * 8, [0.001] * 8), invented("serving", [1.0] * 8, [0.02] * 8)
+    refusing[1][0]["requests"] = {"arrived": 8, "finished": 2}
+    nothing = invented("nothing", [0.1] * 8, [0.001] * 8)
+    nothing[1][0]["requests"] = {"arrived": 8, "finished": 0}
+    result = summary("x", {"policy": []}, [nothing, refusing, serving], None)
+    assert [(run["settings"]["policy"], run["lost"], run["on_front"]) for run in result["runs"]] == [
+        ("serving", 0, True),
+        ("refusing", 75, False),
+        ("nothing", 100, False),
+    ]
+    assert result["answer"].startswith("Choose policy serving")
+    assert "No run finished a request" in summary("x", {"policy": []}, [nothing], None)["answer"]
+
+
+def test_runs_that_come_out_the_same_are_ties() -> None:
+    runs = [invented(name, [1.0] * 8, [0.02, 0.03] * 4) for name in ("a", "b", "c", "d")]
+    result = summary("x", {"policy": []}, runs, None)
+    assert "100 % of 1,000 resamplings; the same with policy b or policy c and 1 more." in result["answer"]
 
 
 def test_the_certainty_is_the_share_of_resamplings_as_counted_by_hand() -> None:

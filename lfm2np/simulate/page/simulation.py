@@ -56,8 +56,8 @@ def note() -> str:
 
 
 def head(result: Mapping[str, Any]) -> str:
-    saturated = result["saturation"]
-    sign, kind = ("✕", "bug") if saturated else ("●", "exact")
+    unclear = result["queue"]["unclear"]
+    sign, kind = ("✕", "bug") if result["saturation"] else ("▲", "drift") if unclear else ("●", "exact")
     lines = [
         f"Traffic: {foreign(result['traffic'])}",
         counts_in_words(result["requests"]) + f", in {span(result['throughput']['seconds'])}",
@@ -65,7 +65,7 @@ def head(result: Mapping[str, Any]) -> str:
     ]
     return (
         f'<h1>lfm2np simulate</h1>\n<div class="verdict {kind}">\n'
-        f"<p><strong>{sign} {first_upper(saturation_line(saturated))}.</strong></p>\n{bullets(lines)}</div>\n"
+        f"<p><strong>{sign} {first_upper(saturation_line(result))}.</strong></p>\n{bullets(lines)}</div>\n"
     )
 
 

@@ -215,13 +215,14 @@ def identifier(name: str) -> str:
 def all_runs(result: Mapping[str, Any]) -> str:
     names = list(result["settings"])
     heads = ["run", "state", *map(foreign, names), *(metric_words(*column) for column in COLUMNS)]
-    heads += ["requests a second", "busy", "preemptions"]
+    heads += ["not served", "requests a second", "busy", "preemptions"]
     rows = [
         [
             number,
             state(run),
             *(foreign(str(run["settings"][name])) for name in names),
             *(span(seconds_of(run, *column)) for column in COLUMNS),
+            f"{run['lost']} %",
             amount(run["throughput"]["requests_per_second"] or 0.0),
             percent(run["utilisation"]["busy"]),
             f"{run['preemptions']:,}",
@@ -229,7 +230,7 @@ def all_runs(result: Mapping[str, Any]) -> str:
         for number, run in enumerate(result["runs"], 1)
     ]
     content = table("All runs, the best first", heads, {"": rows}, ())
-    saturated = [f"{number}: {saturation_line(run['saturation'])}." for number, run in enumerate(result["runs"], 1)]
+    saturated = [f"{number}: {saturation_line(run)}." for number, run in enumerate(result["runs"], 1)]
     kept = [line for line, run in zip(saturated, result["runs"], strict=True) if run["saturation"]]
     return content + (details("Saturated runs", bullets(kept)) if kept else "")
 

@@ -84,6 +84,9 @@ def swept(settings: dict[str, list[Any]] | None = None) -> Result:
                 "preemptions": 1000 + number,
                 "saturation": {"since": 1.0, "waiting": 77, "requests_per_second": 3.0} if number == 1 else None,
                 "on_front": number == 0,
+                "lost": 10 + number,
+                "queue": {"longest": 80, "longest_at": 2.0, "unclear": None},
+                "requests": {"aborted": 0, "left": 0},
             }
         )
     target = {"metric": "ttft", "quantile": "p99", "seconds": 2.0}
@@ -206,11 +209,12 @@ def test_a_sweep_has_its_answer_first_and_a_row_of_every_run() -> None:
     assert page.index("it is best.") < page.index("<nav")
     rows = rows_of(page)
     for number, run in enumerate(result["runs"], 1):
-        row = next(row for row in rows if len(row) == 13 and row[0] == str(number))
+        row = next(row for row in rows if len(row) == 14 and row[0] == str(number))
         assert row[2:4] == [visible(run["settings"]["policy"]), str(run["settings"]["max_num_batched_tokens"])]
         columns = ("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"), ("e2e", "p99")
         assert row[4:10] == [span(run["seconds"][metric][which]) for metric, which in columns]
         assert row[10:] == [
+            f"{run['lost']} %",
             amount(run["throughput"]["requests_per_second"]),
             percent(run["utilisation"]["busy"]),
             f"{run['preemptions']:,}",
@@ -224,11 +228,12 @@ def test_a_sweep_has_its_answer_first_and_a_row_of_every_run() -> None:
 def test_the_first_thing_a_page_says_is_whether_it_is_saturated() -> None:
     fine = simulated()
     flooded = {**fine, "saturation": {"since": 1.5, "waiting": 1234, "requests_per_second": 26.8}}
-    for result, sign in ((fine, "● Not"), (flooded, "✕ SATURATED")):
+    near = {**fine, "queue": {**fine["queue"], "unclear": "the load is near capacity"}}
+    for result, sign in ((fine, "● Not"), (flooded, "✕ SATURATED"), (near, "▲ Unclear whether saturated")):
         first = body_of(simulation_page(result)).find("header/div/p")
         assert first is not None
         text = "".join(first.itertext())
-        assert text.startswith(sign) and text.lower().endswith(f"{saturation_line(result['saturation'])}.".lower())
+        assert text.startswith(sign) and text.lower().endswith(f"{saturation_line(result)}.".lower())
 
 
 def test_published_figures_are_marked_as_not_measured_and_errors_are_shown() -> None:
