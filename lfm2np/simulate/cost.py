@@ -11,8 +11,10 @@ Times are whole nanoseconds: a clock that adds them is exact, and the same in wh
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -46,6 +48,7 @@ class StepShape:
 
 
 FIELDS = tuple(each.name for each in fields(StepShape))
+RANGED = ("tokens", "requests", "read")  # beyond the largest of these that were measured, a model only guesses
 MOVES_OF_BLOCKS = frozenset(
     f"{verb}_{block}" for verb in ("copy", "save", "load") for block in ("block", "window_block")
 )
@@ -105,6 +108,7 @@ class CostModel:
     forms: tuple[Form, ...]
     overhead: float = 0.0  # seconds
     errors: FitErrors | None = None  # None: it was not fitted
+    largest: Mapping[str, int] | None = None  # of RANGED, in the steps that it was fitted to; None: not known
     _sums: tuple[tuple[float, tuple[Term, ...]], ...] = field(init=False, repr=False, compare=False)
     _overhead: float = field(init=False, repr=False, compare=False)
 
@@ -153,6 +157,13 @@ class CostModel:
         rounded = np.rint(np.minimum(self._overhead + longest, LONGEST)).astype(np.int64)
         return np.maximum(rounded, 1)
 
+    def is_beyond(self, shape: StepShape) -> Any:
+        """Whether a step is larger than any that was measured, or an array with that of each; False if not known."""
+        if self.largest is None:
+            return False
+        limits = ((getattr(shape, name), self.largest[name]) for name in RANGED)
+        return functools.reduce(operator.or_, (value > limit for value, limit in limits))
+
     def write(self, path: str | Path) -> None:
         """As JSON that read_cost_model reads. RequestError if the file can't be written."""
         raw = {
@@ -163,6 +174,7 @@ class CostModel:
             "overhead": self.overhead,
             "forms": [dict(form) for form in self.forms],
             "errors": None if self.errors is None else asdict(self.errors),
+            "largest": None if self.largest is None else dict(self.largest),
         }
         write_whole(path, json.dumps(raw, indent=2) + "\n")
 
@@ -207,7 +219,7 @@ def _seconds(what: str, value: object) -> float:
 # --- its file
 
 KIND, VERSION = "cost model", 1
-NAMES = ("kind", "version", "name", "origin", "overhead", "forms", "errors")
+NAMES = ("kind", "version", "name", "origin", "overhead", "forms", "errors", "largest")
 
 
 def read_cost_model(path: str | Path) -> CostModel:
@@ -239,7 +251,16 @@ def _from_json(raw: Any) -> CostModel:
     if not isinstance(forms, list) or not all(isinstance(form, dict) for form in forms):
         raise RequestError(f"forms {show_json(forms)}: expected a list of objects, seconds by feature")
     errors = None if raw["errors"] is None else _errors_from_json(raw["errors"])
-    return CostModel(raw["name"], raw["origin"], tuple(forms), raw["overhead"], errors)
+    largest = None if raw["largest"] is None else _largest_from_json(raw["largest"])
+    return CostModel(raw["name"], raw["origin"], tuple(forms), raw["overhead"], errors, largest)
+
+
+def _largest_from_json(raw: Any) -> dict[str, int]:
+    require_names("largest", raw, RANGED)
+    for name in RANGED:
+        if type(raw[name]) is not int or raw[name] < 0:
+            raise RequestError(f"largest: {name} {show_json(raw[name])}: expected a whole number, at least 0")
+    return dict(raw)
 
 
 def _errors_from_json(raw: Any) -> FitErrors:

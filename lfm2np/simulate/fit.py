@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
-from lfm2np.simulate.cost import CONSTANT, CostModel, FitErrors, StepShape, amounts
+from lfm2np.simulate.cost import CONSTANT, RANGED, CostModel, FitErrors, StepShape, amounts
 from lfm2np.simulate.steps import MeasuredSteps
 
 Float64 = NDArray[np.float64]
@@ -51,7 +51,8 @@ def fit(steps: MeasuredSteps, name: str, origin: str, folds: int = FOLDS) -> Cos
     for more, errors_of_more in tried[1:]:
         if score(errors_of_more) < WORTH * score(errors):
             features, errors = more, errors_of_more
-    return CostModel(name, origin, (fitted(steps, features),), errors=errors)
+    largest = {name: int(getattr(steps.shapes, name).max()) for name in RANGED}
+    return CostModel(name, origin, (fitted(steps, features),), errors=errors, largest=largest)
 
 
 def pieces(tokens: NDArray[np.int64], bends: Sequence[int]) -> tuple[str, ...]:

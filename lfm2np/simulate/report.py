@@ -34,6 +34,7 @@ def as_json(
             "name": cost.name,
             "origin": cost.origin,
             "errors": None if cost.errors is None else asdict(cost.errors),
+            "beyond": statistics.beyond / statistics.busy if statistics.busy else None,
         },
         "requests": {
             "arrived": statistics.requests + sum(statistics.refused.values()),
@@ -206,6 +207,7 @@ def as_text(result: Mapping[str, Any]) -> str:
         f"{result['traffic']}: {', '.join(counts)}, in {span(result['throughput']['seconds'])} of simulated time",
         f"cost of a step: {cost['name']} ({cost['origin']})",
         config_line(result["config"]),
+        *beyond_lines(cost["beyond"]),
         "",
         *table_of(result["seconds"]),
         "",
@@ -227,6 +229,10 @@ def as_text(result: Mapping[str, Any]) -> str:
     lines += [f"refused: {number:,}: {reason}" for reason, number in sorted(requests["refused"].items())[:5]]
     lines.append(saturation_line(result))
     return "\n".join(lines)
+
+
+def beyond_lines(share: float | None) -> list[str]:
+    return [f"{percent(share)} of the busy time is in steps larger than any that was measured"] if share else []
 
 
 def config_line(config: Mapping[str, Any]) -> str:

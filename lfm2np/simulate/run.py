@@ -133,7 +133,8 @@ class Simulation:
         lives = [self.live[request.request_id] for request in running]
         left = [live.arrival.num_output_tokens for live in lives]
         count = min(count, min(map(int.__sub__, left, (request.num_output_tokens for request in running))))
-        durations = self.cost.nanoseconds_of(decodes_of(running, self.config, count))
+        shapes = decodes_of(running, self.config, count)
+        durations = self.cost.nanoseconds_of(shapes)
         ends = self.now + np.cumsum(durations)
         count = min(count, self._steps_before_event(ends - durations, coming))
         tokens = {
@@ -149,6 +150,8 @@ class Simulation:
         self.statistics.owned(self.now, ends, owned, result.taken)
         self.statistics.spent(self.now, ends, len(tokens), waiting)
         self.statistics.computed.at_many(ends, len(tokens))
+        if self.cost.largest is not None:
+            self.statistics.beyond += int(durations[self.cost.is_beyond(shapes)[: result.steps]].sum())
         self.statistics.output_tokens += len(tokens) * result.steps
         self.statistics.gaps(map(self._last.__getitem__, tokens), int(ends[0]))
         self.statistics.itl.add_many(durations[1:], len(tokens))
@@ -182,7 +185,9 @@ class Simulation:
     def _note_plan(self, plan: BatchPlan, begin: int) -> None:
         """Its time, and what is used meanwhile."""
         statistics, scheduler = self.statistics, self.scheduler
-        self.now = begin + self.cost.nanoseconds(shape_of(plan))
+        shape = shape_of(plan)
+        self.now = begin + self.cost.nanoseconds(shape)
+        statistics.beyond += self.cost.is_beyond(shape) * (self.now - begin)
         ends = np.array([self.now])
         statistics.real_steps += 1
         statistics.preemptions += len(plan.preempted)

@@ -75,6 +75,7 @@ class Statistics:
     steps: int = 0
     real_steps: int = 0  # those that were taken one by one
     busy: int = 0  # nanoseconds in steps
+    beyond: int = 0  # nanoseconds in steps larger than any that the cost model was fitted to
     end: int = 0  # of the last step
     prompt_tokens: int = 0  # computed, recomputed ones too
     output_tokens: int = 0

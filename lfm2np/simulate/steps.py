@@ -144,7 +144,8 @@ def _step(row: Mapping[str, object]) -> tuple[StepShape, float]:
         row = {"read": row[CONTEXT], **row}
     for name in NEEDED:
         if name not in row:
-            raise RequestError(f"no field {name!r}: expected {', '.join(NEEDED)}")
+            missing = CONTEXT if name == "read" else name
+            raise RequestError(f"no field {missing!r}: expected tokens, requests, context and seconds")
     counts = {name: _count(name, row[name]) for name in FIELDS if name in row}
     if counts["tokens"] < counts["requests"] or (counts["tokens"] and not counts["requests"]):
         raise RequestError(

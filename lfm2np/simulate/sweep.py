@@ -344,6 +344,8 @@ def as_text(result: Mapping[str, Any]) -> str:
     names = list(result["settings"])
     heads = [*names, "TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "E2E mean", "req/s", "lost", ""]
     rows = [row_of(run, names) for run in result["runs"]]
+    if not any(run["lost"] for run in result["runs"]):
+        heads, rows = without(heads, -2), [without(row, -2) for row in rows]
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]
@@ -351,6 +353,10 @@ def as_text(result: Mapping[str, Any]) -> str:
     return "\n".join(
         [f"{result['traffic']}; cost of a step: {result['cost']['name']}", "", *lines, "", result["answer"]]
     )
+
+
+def without(cells: Sequence[str], place: int) -> list[str]:
+    return [cell for index, cell in enumerate(cells) if index != place % len(cells)]
 
 
 def row_of(run: Mapping[str, Any], names: Sequence[str]) -> list[str]:

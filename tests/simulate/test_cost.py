@@ -105,7 +105,8 @@ def test_the_shape_of_a_plan_is_what_stands_in_it():
 
 def test_a_model_is_read_as_it_was_written(tmp_path):
     errors = FitErrors(steps=100, folds=5, median=0.05, p90=0.125, total=-0.01)
-    model = CostModel("mine", "measured here", ({"1": 0.1, "tokens[8:]": 1 / 3}, {"read": 1e-9}), 1e-5, errors)
+    largest = {"tokens": 512, "requests": 8, "read": 4096}
+    model = CostModel("mine", "measured here", ({"1": 0.1, "tokens[8:]": 1 / 3}, {"read": 1e-9}), 1e-5, errors, largest)
     model.write(tmp_path / "model.json")
     assert read_cost_model(tmp_path / "model.json") == model
 
@@ -125,6 +126,8 @@ def test_a_model_is_read_as_it_was_written(tmp_path):
         ({"kind": "results"}, "kind 'results': expected cost model"),
         ({"name": 3}, "name 3: expected a string"),
         ({"more": 3}, "unknown field 'more': expected kind, "),
+        ({"largest": {"tokens": 3}}, "largest: no field 'requests': expected tokens, requests, read"),
+        ({"largest": {"tokens": 3, "requests": 1.5, "read": 9}}, "largest: requests 1.5: expected a whole number"),
         ({"errors": {"steps": 3}}, "errors: no field 'folds': expected steps, "),
     ],
 )

@@ -71,7 +71,7 @@ def run(
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_leaps_count_to_the_nanosecond_as_steps_one_by_one(policy: str) -> None:
-    leapt = 0
+    leapt = beyond = 0
     for seed in range(12):
         config = drawn_config(seed, policy)
         leaping, stepping = (Simulation(config, VARYING, leaps=leaps) for leaps in (True, False))
@@ -80,8 +80,9 @@ def test_leaps_count_to_the_nanosecond_as_steps_one_by_one(policy: str) -> None:
         assert replace(first, real_steps=0) == replace(second, real_steps=0)
         assert leaping.scheduler.prefix_cache.statistics == stepping.scheduler.prefix_cache.statistics
         assert leaping.scheduler.pool.free_order() == stepping.scheduler.pool.free_order()
+        beyond += first.beyond
         assert first.finished + first.aborted + sum(first.refused.values()) == 60
-    assert leapt > 1000
+    assert leapt > 1000 and beyond > 0
 
 
 def test_a_request_alone_takes_one_step_for_its_prompt_and_each_further_token() -> None:
@@ -91,6 +92,15 @@ def test_a_request_alone_takes_one_step_for_its_prompt_and_each_further_token() 
     assert statistics.itl.buckets == dict.fromkeys(whole.tpot.buckets, 3)
     assert statistics.end == round(4.5 * NANOSECONDS)
     assert (statistics.prompt_tokens, statistics.output_tokens, statistics.steps) == (19, 4, 4)
+
+
+def test_time_in_steps_beyond_what_was_measured_is_reported() -> None:
+    cost = CostModel("small steps", "none", ({"1": 1.0},), largest={"tokens": 10, "requests": 4, "read": 22})
+    simulation = Simulation(SchedulerConfig(8), cost)
+    statistics = simulation.run([arrival(0, 0.0, 20, 5)])  # too many tokens in step 0, too much to read in 3 and 4
+    assert statistics.beyond == 3 * NANOSECONDS
+    text = as_text(as_json(statistics, simulation.scheduler, cost, "drawn"))
+    assert "60 % of the busy time is in steps larger than any that was measured" in text
 
 
 def test_what_arrives_during_a_step_waits_for_its_end() -> None:

@@ -53,7 +53,7 @@ HEAD = "tokens,read,requests,seconds\n"
     [
         ("", "no measured steps: expected at least one"),
         (HEAD, "no measured steps: expected at least one"),
-        ("tokens,read,requests\n1,1,1\n", "line 2: no field 'seconds': expected tokens, requests, read, seconds"),
+        ("tokens,read,requests\n1,1,1\n", "line 2: no field 'seconds': expected tokens, requests, context and seconds"),
         (HEAD + "1,1,1\n", "line 2: 3 columns: expected 4, as in line 1"),
         (HEAD + "1,1,1,x\n", "line 2: seconds 'x': expected a number above 0"),
         (HEAD + "1,1,1,nan\n", "line 2: seconds nan: expected a number above 0"),

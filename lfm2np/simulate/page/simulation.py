@@ -8,7 +8,7 @@ from typing import Any
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
 from lfm2np.oracle.reports.parts import plural
 from lfm2np.simulate.page.curves import STYLE, Axis, Drawing, Line, Point, line_chart, percent_words, seconds_words, svg
-from lfm2np.simulate.report import NAMES, SHARES, percent, saturation_line, span
+from lfm2np.simulate.report import NAMES, SHARES, beyond_lines, percent, saturation_line, span
 
 HEADS = ("mean", *SHARES, "max")
 TITLES = ("mean", *map(str.upper, SHARES), "max")
@@ -62,6 +62,7 @@ def head(result: Mapping[str, Any]) -> str:
         f"Traffic: {foreign(result['traffic'])}",
         counts_in_words(result["requests"]) + f", in {span(result['throughput']['seconds'])}",
         f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
+        *map(first_upper, beyond_lines(result["cost"].get("beyond"))),
     ]
     return (
         f'<h1>lfm2np simulate</h1>\n<div class="verdict {kind}">\n'
