@@ -24,9 +24,9 @@ from lfm2np.simulate.traffic import NANOSECONDS, Arrival
 from scheduler import POLICIES, SchedulerConfig, TraceWriter, replay
 
 SECOND = CostModel("a second a step", "none", ({"1": 1.0},))
-VARYING = CostModel(
-    "all features", "none", ({"1": 3e-3, "tokens[:8]": 1e-4, "tokens": 2e-5, "read": 3e-8, "checkpoints": 1e-6},)
-)
+FEATURES = {"1": 3e-3, "tokens[:8]": 1e-4, "tokens": 2e-5, "read": 3e-8, "checkpoints": 1e-6}
+LARGEST = {"tokens": 40, "requests": 5, "read": 300}
+VARYING = CostModel("all features", "none", (FEATURES,), largest=LARGEST)
 
 
 def arrival(number: int, at: float, prompt: int, outputs: int, **more: int) -> Arrival:
