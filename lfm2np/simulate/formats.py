@@ -19,9 +19,10 @@ and read the result. BurstGPT's Session ID is not used: nothing says whether a p
 
 Checked against: kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl; Azure/AzurePublicDataset,
 AzureLLMInferenceTrace_conv.csv (whole files). HPMLL/BurstGPT, README.md (columns, units, failures of 0 tokens);
-alibaba-edu/qwen-bailian-usagetraces-anon, README.md; vllm-project/vllm, pull request 39795 (timed_trace),
-benchmarks/serve.py and datasets/custom.py; sgl-project/sglang, bench_serving.py, benchmark/datasets/mooncake.py,
-srt/utils/request_logger.py, srt/debug_utils/schedule_simulator/data_source/data_loader.py (sources, no files).
+alibaba-edu/qwen-bailian-usagetraces-anon, README.md; vllm-project/vllm, pull request 39795 (timed_trace);
+sgl-project/sglang, benchmark/datasets/mooncake.py, srt/utils/request_logger.py and
+srt/debug_utils/schedule_simulator/data_source/data_loader.py (sources, no files). The fields of benchmark results of
+both are known from excerpts of their sources only, and BurstGPT's 8 columns from others who quote them.
 """
 
 from __future__ import annotations
@@ -183,6 +184,9 @@ def detect_json(name: str, first: dict[str, Any]) -> str:
     for key in ("prompt", "conversations", "messages"):
         if key in keys:
             raise TraceError(f"{name}: {key} is text, expected numbers of tokens: read the result of a benchmark of it")
+    if "total_input_tokens" in keys:
+        how = "--save-detailed (vLLM) or --output-details (SGLang)"
+        raise TraceError(f"{name}: a benchmark's result without the lengths of its requests: run it with {how}")
     raise TraceError(f"{name}: keys {show(list(keys))}: expected those of {', '.join(FORMATS)}")
 
 
@@ -499,7 +503,11 @@ def burstgpt_rows(source: Source, lines: Iterator[Line]) -> Iterator[Row]:
 
 def bench_rows(source: Source, lines: Iterator[Line]) -> Iterator[Row]:
     """Of one run, which is one JSON object and so read as a whole."""
-    result = json_object(source, 1, "".join(text for _, text in lines))
+    texts = [text for _, text in lines if text.strip()]
+    runs = sum(text.startswith("{") for text in texts)
+    if runs > 1:  # SGLang appends to its file; JSON with line breaks has one such line
+        raise TraceError(f"{source.path}: {runs} runs of a benchmark, expected one: take a line by itself")
+    result = json_object(source, 1, "".join(texts))
     columns = [result.get(name) for name in ("input_lens", "output_lens")]
     starts = result.get("start_times")
     if (

@@ -160,6 +160,18 @@ def test_a_benchmark_with_start_times_begins_with_its_first_request(tmp_path: Pa
     assert skipped == {"no output tokens": 2}
 
 
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"input_lens": [1], "output_lens": [3]}\n' * 2, "2 runs of a benchmark, expected one"),
+        ('{"total_input_tokens": 3}\n', "run it with --save-detailed"),
+    ],
+)
+def test_a_benchmark_of_several_runs_or_without_lengths_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        list(read(write_file(tmp_path / "result", text), rate=2.0))
+
+
 def test_a_benchmark_without_times_takes_a_rate(tmp_path: Path) -> None:
     path = write_file(tmp_path / "result", json.dumps(RESULT))
     trace, again = (list(read(path, rate=2.0, seed=seed)) for seed in (1, 1))
