@@ -306,6 +306,8 @@ def answer(runs: Sequence[Mapping[str, Any]], target: Target | None, share: floa
     parts = [f"{begin}: {numbers}"]
     if best["lost"]:
         parts.append(f"{best['lost']} % of the requests are not served")
+    if best["queue"]["unclear"]:
+        parts.append(f"whether it is saturated is unclear: {best['queue']['unclear']}")
     compared = len(competitors(runs))
     if compared > 1:
         what = f"shortest {'time per output token' if target and meets else 'end-to-end time'}"

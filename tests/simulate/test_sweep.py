@@ -140,6 +140,12 @@ def test_who_refuses_requests_is_not_chosen_for_being_fast() -> None:
     assert "No run finished a request" in summary("x", {"policy": []}, [nothing], None)["answer"]
 
 
+def test_a_choice_that_may_be_saturated_says_so() -> None:
+    run = invented("near", [1.0] * 8, [0.02] * 8)
+    run[1][0]["queue"] = {"unclear": "the load is near capacity"}
+    assert "; whether it is saturated is unclear: the load is near capacity." in summary("x", {}, [run], None)["answer"]
+
+
 def test_runs_that_come_out_the_same_are_ties() -> None:
     runs = [invented(name, [1.0] * 8, [0.02, 0.03] * 4) for name in ("a", "b", "c", "d")]
     result = summary("x", {"policy": []}, runs, None)
