@@ -16,7 +16,7 @@ EXIT_CODES = """exit codes:
   0    done
   1    a proof or a replay found a difference, the output can't be written, or memory ran out
   2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, prompt too long)
-  3    config, weights or tokenizer are missing, corrupt or not LFM2
+  3    config, weights or tokenizer are missing, corrupt or not LFM2, or a trace of traffic is wrong
   4    a value is not finite, or a product could not be computed exactly
   130  interrupted"""
 
