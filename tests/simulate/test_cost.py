@@ -94,10 +94,10 @@ def seen(plan: BatchPlan) -> StepShape:
 
 def test_the_shape_of_a_plan_is_what_stands_in_it():
     plans, _ = planned_run()
-    found = [shape_of(plan) for plan in plans]
-    assert found == [seen(plan) for plan in plans]
+    shapes = [shape_of(plan) for plan in plans]
+    assert shapes == [seen(plan) for plan in plans]
     for name in FIELDS:
-        assert any(getattr(shape, name) for shape in found), f"no step has {name}"
+        assert any(getattr(shape, name) for shape in shapes), f"no step has {name}"
 
 
 # --- the file

@@ -103,8 +103,8 @@ def test_the_hour_begins_again() -> None:
     assert high / len(times) == pytest.approx(0.75, abs=0.01)
 
 
-def shared(one: list[int], other: list[int]) -> int:
-    same = (left == right for left, right in zip(one, other, strict=False))
+def shared(first: list[int], second: list[int]) -> int:
+    same = (left == right for left, right in zip(first, second, strict=False))
     return sum(itertools.takewhile(bool, same))
 
 

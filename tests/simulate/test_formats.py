@@ -57,7 +57,7 @@ def lines(*rows: object) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
-def own(number: int, tokens: int, at: int, outputs: int) -> Arrival:
+def unrelated(number: int, tokens: int, at: int, outputs: int) -> Arrival:
     """A request that shares nothing, the `number`th of its file."""
     return Arrival(at, ((prompt_token_id(number), tokens),), outputs, output_token_id(number))
 
@@ -73,7 +73,7 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
 
 def test_a_trace_is_written_short(tmp_path: Path) -> None:
     text = io.StringIO()
-    write([own(0, 5, 0, 2), Arrival(1_500_000_001, ((0, 3), (8, 1)), 2, 9, 4, -1, NANOSECONDS)], text)
+    write([unrelated(0, 5, 0, 2), Arrival(1_500_000_001, ((0, 3), (8, 1)), 2, 9, 4, -1, NANOSECONDS)], text)
     assert text.getvalue() == (
         '{"at": 0, "prompt_tokens": 5, "output_tokens": 2}\n'
         '{"at": 1.500000001, "prompt": [[0, 3], [8, 1]], "output_tokens": 2, "output_id": 9, "max_tokens": 4, '
@@ -99,7 +99,7 @@ def test_mooncake_shares_blocks_of_512(tmp_path: Path) -> None:
 
 def test_mooncake_without_blocks_shares_nothing(tmp_path: Path) -> None:
     path = write_file(tmp_path / "trace", lines({"timestamp": 1.5, "input_length": 9, "output_length": 5}))
-    assert list(read(path)) == [own(0, 9, 1_500_000, 5)]
+    assert list(read(path)) == [unrelated(0, 9, 1_500_000, 5)]
 
 
 @pytest.mark.parametrize("chat", [{"chat_id": 1, "parent_chat_id": -1, "type": "text", "turn": 1}, {}])
@@ -142,8 +142,8 @@ def test_burstgpt_with_and_without_sessions_and_failures(tmp_path: Path, more: b
     )
     skipped: Counter[str] = Counter()
     assert list(read(write_file(tmp_path / "trace", text), skipped=skipped)) == [
-        own(0, 472, 0, 18),
-        own(3, 417, 2 * NANOSECONDS, 9),
+        unrelated(0, 472, 0, 18),
+        unrelated(3, 417, 2 * NANOSECONDS, 9),
     ]
     assert skipped == {"no output tokens": 1, "no prompt tokens": 1}
 
@@ -350,7 +350,7 @@ def test_each_format_is_described() -> None:
 
 
 def test_faster_first_and_within() -> None:
-    trace = [own(number, 5, at, 2) for number, at in enumerate((0, 3, 4, 9))]
+    trace = [unrelated(number, 5, at, 2) for number, at in enumerate((0, 3, 4, 9))]
     assert [each.at for each in faster(trace, 2.0)] == [0, 1, 2, 4]
     assert [each.at for each in faster(trace, 0.5)] == [0, 6, 8, 18]
     assert list(faster(trace, 1.0)) == list(first(trace, 9)) == trace

@@ -42,8 +42,8 @@ def step(tokens: int, requests: int, context: int) -> StepShape:
 def test_few_tokens_wait_for_the_memory_and_many_for_the_arithmetic():
     best = Assumptions(compute_efficiency=1.0, memory_efficiency=1.0, overhead=0.0)
     model = preset("H100:LFM2-1.2B", best)
-    one, many = model.nanoseconds(step(1, 1, 1)), model.nanoseconds(step(8192, 1, 1))
-    assert one == pytest.approx(2 * 1_170_340_608 / 3.35e12 * 1e9, rel=1e-3)
+    single, many = model.nanoseconds(step(1, 1, 1)), model.nanoseconds(step(8192, 1, 1))
+    assert single == pytest.approx(2 * 1_170_340_608 / 3.35e12 * 1e9, rel=1e-3)
     assert many == pytest.approx(2 * (1_170_340_608 - 65536 * 2048) * 8192 / 989.5e12 * 1e9, rel=0.02)
     long = model.nanoseconds(step(64, 64, 32_768)) - model.nanoseconds(step(64, 64, 1))
     assert long == pytest.approx(64 * 32_767 * 12_288 / 3.35e12 * 1e9, rel=1e-3)  # 12 KiB a position

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -73,7 +74,7 @@ def swept(settings: dict[str, list[Any]] | None = None) -> Result:
     settings = settings or {"policy": ["fcfs", HOSTILE], "max_num_batched_tokens": [512, 4096]}
     first, second = settings.values()
     runs = []
-    for number, chosen in enumerate((one, other) for one in first for other in second):
+    for number, chosen in enumerate(itertools.product(first, second)):
         values = {name: None if number == 2 else 0.01 * 7**number + place for place, name in enumerate(HEADS)}
         runs.append(
             {
@@ -172,7 +173,7 @@ def places(figure: ElementTree.Element) -> list[tuple[float, float]]:
     """Where paths and texts begin."""
     begins = [re.findall(r"M(\S+?) (\S+?)(?=[mhvHVLMz]|$)", path.attrib["d"]) for path in figure.iter("path")]
     texts = [(text.attrib["x"], text.attrib["y"]) for text in figure.iter("text")]
-    return [(float(x), float(y)) for x, y in [*(pair for found in begins for pair in found), *texts]]
+    return [(float(x), float(y)) for x, y in [*(pair for place in begins for pair in place), *texts]]
 
 
 def test_the_tables_have_the_numbers_of_the_result() -> None:
