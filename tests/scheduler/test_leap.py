@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from scheduler.leap import Leap, leap, most_steps
 from scheduler.policy import FirstComeFirstServed, Step
 
 END = 9  # stops who listens to it
+DRAWN, MORE = 400, 2000  # schedules: here, and in the slow test
+PAGES = ("engine/18-simulate.md", "why/proved.md")  # that say how many
 
 
 def drawn_config(rng: random.Random) -> SchedulerConfig:
@@ -167,14 +170,20 @@ def require_equal(seed: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_leap_leaves_all_as_the_steps_would(policy: str) -> None:
-    seeds = [seed for seed in range(400) if drawn_config(random.Random(seed)).policy == policy]
+    seeds = [seed for seed in range(DRAWN) if drawn_config(random.Random(seed)).policy == policy]
     steps = [require_equal(seed) for seed in seeds]
     assert sum(leapt for leapt, _ in steps) > sum(taken for _, taken in steps) / 2
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_say_how_many_schedules_are_drawn(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    assert f"{DRAWN + MORE:,} drawn schedules" in text
+
+
 @pytest.mark.slow
 def test_two_thousand_drawn_schedules() -> None:
-    steps = [require_equal(seed) for seed in range(400, 2400)]
+    steps = [require_equal(seed) for seed in range(DRAWN, DRAWN + MORE)]
     leapt, taken = (sum(column) for column in zip(*steps, strict=True))
     assert leapt > taken / 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import simulate_measured
 from simulate_measured import CASES, RESULTS, Arrival, Driven, drawn_traffic, figures, open_loop, simulated, token_ids
@@ -27,6 +29,16 @@ def test_the_predictions_are_those_of_the_simulation(line):
     arrivals = drawn_traffic(case, line["rate"], line["seconds"], line["seed"], vocab_size)
     times = simulated(case.config(line["policy"]), MODELS[line["engine"], line["model"]], arrivals)
     assert figures(times) == pytest.approx(line["predicted"], rel=0.02)
+
+
+def test_the_page_has_the_table_and_counts_what_stands_in_it():
+    page = (Path(__file__).parents[2] / "docs" / "engine" / "18-simulate.md").read_text(encoding="utf-8")
+    table = [row for row in simulate_measured.table(RESULTS).splitlines() if row.startswith("|")]
+    assert "\n".join(table) in page
+    drifts = [abs(line["step_errors"]["total"]) for line in CELLS]
+    assert f"up to {max(drifts):.0%} faster or slower".replace("%", " %") in page
+    off = [abs(line["at_its_speed"]["mean_e2e"] / line["measured"]["mean_e2e"] - 1) for line in CELLS]
+    assert f"{sum(error <= 0.065 for error in off)} of {len(CELLS)} mean times are within 6 %" in page
 
 
 class Scheduled:
