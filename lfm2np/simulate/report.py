@@ -34,8 +34,8 @@ def as_json(
             "name": cost.name,
             "origin": cost.origin,
             "errors": None if cost.errors is None else asdict(cost.errors),
-            "beyond": statistics.beyond / statistics.busy if statistics.busy else None,
         },
+        "beyond": statistics.beyond / statistics.busy if statistics.busy else None,
         "requests": {
             "arrived": statistics.requests + sum(statistics.refused.values()),
             "finished": statistics.finished,
@@ -207,7 +207,7 @@ def as_text(result: Mapping[str, Any]) -> str:
         f"{result['traffic']}: {', '.join(counts)}, in {span(result['throughput']['seconds'])} of simulated time",
         f"cost of a step: {cost['name']} ({cost['origin']})",
         config_line(result["config"]),
-        *beyond_lines(cost["beyond"]),
+        *beyond_lines(result["beyond"]),
         "",
         *table_of(result["seconds"]),
         "",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
 from lfm2np.simulate.histogram import upper_end_of
-from lfm2np.simulate.report import SHARES, span
+from lfm2np.simulate.report import SHARES, beyond_lines, span
 from lfm2np.simulate.scenario import CHOSEN, Scenario
 from lfm2np.simulate.traffic import NANOSECONDS
 from lfm2np.values import show
@@ -162,7 +162,7 @@ def of_one_load(
 def run_of(chosen: Mapping[str, Any], seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The first seed's result, with quantiles and means over all of them."""
     first = seeds[0]
-    names = ("throughput", "utilisation", "preemptions", "prefix_cache", "requests", "queue")
+    names = ("throughput", "utilisation", "preemptions", "prefix_cache", "requests", "queue", "beyond")
     saturated = next((seed["saturation"] for seed in seeds if seed["saturation"]), None)
     return {
         "settings": dict(chosen),
@@ -308,6 +308,7 @@ def answer(runs: Sequence[Mapping[str, Any]], target: Target | None, share: floa
         parts.append(f"{best['lost']} % of the requests are not served")
     if best["queue"]["unclear"]:
         parts.append(f"whether it is saturated is unclear: {best['queue']['unclear']}")
+    parts += beyond_lines(best["beyond"])
     compared = len(competitors(runs))
     if compared > 1:
         what = f"shortest {'time per output token' if target and meets else 'end-to-end time'}"

@@ -88,6 +88,7 @@ def swept(settings: dict[str, list[Any]] | None = None) -> Result:
                 "lost": 10 + number,
                 "queue": {"longest": 80, "longest_at": 2.0, "unclear": None},
                 "requests": {"aborted": 0, "left": 0},
+                "beyond": None,
             }
         )
     target = {"metric": "ttft", "quantile": "p99", "seconds": 2.0}
@@ -224,6 +225,15 @@ def test_a_sweep_has_its_answer_first_and_a_row_of_every_run() -> None:
     figure = next(body_of(page).iter("svg"))
     drawn = {path.attrib["class"]: path.attrib["d"].count("M") for path in list(figure.iter("path"))[-3:]}
     assert drawn == {"dots s4": 1, "dots s3 hollow": 1, "dots s0": 1}  # the third run has no times
+
+
+def test_a_run_that_may_be_saturated_is_marked_in_the_tables() -> None:
+    result = swept()
+    assert "unclear whether saturated" not in sweep_page(result)
+    for run in result["runs"]:
+        run["queue"]["unclear"] = "the load is near capacity"
+    states = [row[1] for row in rows_of(sweep_page(result)) if len(row) == 14 and row[0] in "1234"]
+    assert states == ["▲ unclear whether saturated", "✕ saturated", *["▲ unclear whether saturated"] * 2]
 
 
 def test_the_first_thing_a_page_says_is_whether_it_is_saturated() -> None:

@@ -57,7 +57,7 @@ def invented(
         metric: values(ttft if metric == "ttft" else tpot) for metric in ("ttft", "tpot", "e2e", "itl", "queued")
     }
     more = {key: {"requests_per_second": 1.0} for key in ("throughput", "utilisation", "prefix_cache", "requests")}
-    more |= {"requests": {"arrived": 8, "finished": 8}, "queue": {"unclear": None}}
+    more |= {"requests": {"arrived": 8, "finished": 8}, "queue": {"unclear": None}, "beyond": None}
     result = {"seconds": seconds, "groups": groups, "preemptions": 0, "cost": {"name": "none"}, **more}
     return {"policy": name}, [{**result, "saturation": {"since": 1.0} if saturated else None}]
 
@@ -146,6 +146,13 @@ def test_a_choice_that_may_be_saturated_says_so() -> None:
     assert "; whether it is saturated is unclear: the load is near capacity." in summary("x", {}, [run], None)["answer"]
 
 
+def test_a_choice_whose_steps_were_not_measured_says_so() -> None:
+    run = invented("large", [1.0] * 8, [0.02] * 8)
+    run[1][0]["beyond"] = 0.25
+    answer = summary("x", {}, [run], None)["answer"]
+    assert "; 25 % of the busy time is in steps larger than any that was measured." in answer
+
+
 def test_runs_that_come_out_the_same_are_ties() -> None:
     runs = [invented(name, [1.0] * 8, [0.02, 0.03] * 4) for name in ("a", "b", "c", "d")]
     result = summary("x", {"policy": []}, runs, None)
@@ -178,6 +185,8 @@ def test_the_key_of_a_result_changes_with_all_that_it_depends_on() -> None:
     file = replace(base, traffic=Traffic("trace.jsonl"))
     keys = {run.key("") for run in others} | {file.key("content"), file.key("other content")}
     assert len(keys | {scenario("poisson:rate=1,prompt=2,output=3").key("")}) == 11
+    for field, value in (("name", "other"), ("overhead", 1.0), ("largest", {"tokens": 1, "requests": 1, "read": 1})):
+        assert replace(base, cost=replace(COST, **{field: value})).key("") not in keys
     assert base.key("content") in {run.key("content") for run in others}
 
 

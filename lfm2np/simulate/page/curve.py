@@ -17,6 +17,7 @@ from lfm2np.simulate.page.curves import (
     seconds_words,
     tick_words,
 )
+from lfm2np.simulate.page.sweep import WIDE_SETTING
 from lfm2np.simulate.report import NAMES, SHARES
 from lfm2np.values import show
 
@@ -67,7 +68,7 @@ def curve(result: Mapping[str, Any], name: str) -> str:
     lines = lines_of(
         result, setting, {value: value if numeric else place for place, value in enumerate(values)}, metric
     )
-    is_log = numeric and is_wide(values, 4) and min(values) > 0
+    is_log = numeric and is_wide(values, WIDE_SETTING) and min(values) > 0
     words = tick_words if numeric else lambda place: str(values[round(place)])
     ticks = (values if numeric else range(len(values))) if len(values) <= 8 else ()
     heights = [y for line in lines for _, y in line.points]

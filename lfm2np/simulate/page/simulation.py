@@ -23,7 +23,7 @@ USED = {
 ENDED = {
     "complete": "all that can be cached was",
     "too short": "the prompt has no full block",
-    "unknown": "its next block was never computed",
+    "unknown": "its next block was never computed, or evicted so long ago that it is forgotten",
     "evicted": "its next block had been evicted",
     "window": "blocks of windowed layers were gone",
     "disabled": "prefix caching is off",
@@ -48,7 +48,7 @@ def simulation_page(result: Mapping[str, Any]) -> str:
 def note() -> str:
     return (
         '<p class="note">Times are simulated: the scheduler decides each step, the cost model says how long it takes. '
-        "Quantiles are off by at most 1/256 of themselves.</p>\n"
+        "Quantiles are at most 1/256 too large.</p>\n"
     )
 
 
@@ -60,9 +60,9 @@ def head(result: Mapping[str, Any]) -> str:
     sign, kind = ("✕", "bug") if result["saturation"] else ("▲", "drift") if unclear else ("●", "exact")
     lines = [
         f"Traffic: {foreign(result['traffic'])}",
-        counts_in_words(result["requests"]) + f", in {span(result['throughput']['seconds'])}",
+        counts_in_words(result["requests"]) + f", in {span(result['throughput']['seconds'])} of simulated time",
         f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
-        *map(first_upper, beyond_lines(result["cost"].get("beyond"))),
+        *map(first_upper, beyond_lines(result["beyond"])),
     ]
     return (
         f'<h1>lfm2np simulate</h1>\n<div class="verdict {kind}">\n'

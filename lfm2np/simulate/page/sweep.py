@@ -132,6 +132,8 @@ def look_of(run: Run) -> int:
 
 
 def state(run: Run) -> str:
+    if run["queue"]["unclear"] and not run["saturation"]:
+        return "▲ unclear whether saturated"
     return {SATURATED: "✕ saturated", FRONT: "● front", OTHER: ""}[look_of(run)]
 
 
