@@ -33,7 +33,6 @@ from lfm2np.simulate.scenario import (
     config_of,
     positive,
     simulate,
-    simulation_of,
 )
 from lfm2np.simulate.steps import MeasuredSteps, gathered, read_steps
 from lfm2np.values import require_count, show
@@ -150,10 +149,8 @@ def run_single(arguments: argparse.Namespace, scenario: Scenario) -> None:
     if arguments.save is not None:
         with text_file(arguments.save) as file:
             formats.write(scenario.traffic.arrivals(), file)
-    with progress_bar("simulating", " requests") as bar:
-        result = simulate(scenario, lambda number: bar(number, scenario.traffic.requests or number))
-    if arguments.trace is not None:
-        write_trace(arguments.trace, scenario)
+    with progress_bar("simulating", " requests") as bar, writing(arguments.trace, scenario) as trace:
+        result = simulate(scenario, lambda number: bar(number, scenario.traffic.requests or number), trace)
     if arguments.html is not None:
         from lfm2np.simulate.page.simulation import simulation_page  # slow to import
 
@@ -178,11 +175,15 @@ def text_file(path: str) -> Iterator[TextIO]:
         raise RequestError(f"{path}: can't be written: {problem.strerror or problem}") from None
 
 
-def write_trace(path: str, scenario: Scenario) -> None:
-    """Step by step, for `lfm2np replay` and `lfm2np draw`."""
+@contextlib.contextmanager
+def writing(path: str | None, scenario: Scenario) -> Iterator[TraceWriter | None]:
+    """A trace for `lfm2np replay` and `lfm2np draw`."""
+    if path is None:
+        yield None
+        return
     with text_file(path) as file:
         writer = TraceWriter(file, scenario.sized())
-        simulation_of(scenario, trace=writer).run(scenario.traffic.arrivals(), scenario.most_waiting)
+        yield writer
         writer.end()
 
 
@@ -225,9 +226,9 @@ def batched(results: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 def simulate_all(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
     """Those that the file of --results has are not simulated again. Each worker reads the trace by itself."""
+    scenarios[0].traffic.require()
     file = None if arguments.results is None else LineFile(arguments.results, MAX_LINE)
     known = {} if file is None else known_results(file)
-    scenarios[0].traffic.require()
     content = scenarios[0].traffic.content()
     keys = [scenario.key(content) for scenario in scenarios]
     missing = [index for index, key in enumerate(keys) if key not in known]
@@ -237,14 +238,17 @@ def simulate_all(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -
         known[key] = result
         if file is not None:
             file.append((json.dumps(sealed({"key": key, "result": result})) + "\n").encode())
-        bar(len(scenarios) - len(missing) + number + 1, len(scenarios))
+        bar(sum(each in known for each in keys), len(keys))
 
-    with work.place_of(arguments, None) as place, progress_bar("simulating", " runs") as bar:
+    with contextlib.ExitStack() as stack:
+        if file is not None:
+            stack.callback(file.close)
+            file.claim()
+        place = stack.enter_context(work.place_of(arguments, None))
+        bar = stack.enter_context(progress_bar("simulating", " runs"))
         names = [f"run {index + 1}" for index in missing]
         chosen = [scenarios[index] for index in missing]
         map_shards(simulate, chosen, place.executor, keep, names, place.at_once)
-    if file is not None:
-        file.close()
     return [known[key] for key in keys]
 
 

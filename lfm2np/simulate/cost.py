@@ -164,9 +164,8 @@ class CostModel:
         limits = ((getattr(shape, name), self.largest[name]) for name in RANGED)
         return functools.reduce(operator.or_, (value > limit for value, limit in limits))
 
-    def write(self, path: str | Path) -> None:
-        """As JSON that read_cost_model reads. RequestError if the file can't be written."""
-        raw = {
+    def as_json(self) -> dict[str, Any]:
+        return {
             "kind": KIND,
             "version": VERSION,
             "name": self.name,
@@ -176,7 +175,10 @@ class CostModel:
             "errors": None if self.errors is None else asdict(self.errors),
             "largest": None if self.largest is None else dict(self.largest),
         }
-        write_whole(path, json.dumps(raw, indent=2) + "\n")
+
+    def write(self, path: str | Path) -> None:
+        """As JSON that read_cost_model reads. RequestError if the file can't be written."""
+        write_whole(path, json.dumps(self.as_json(), indent=2) + "\n")
 
 
 VALUES = attrgetter(*FIELDS)
@@ -224,11 +226,7 @@ NAMES = ("kind", "version", "name", "origin", "overhead", "forms", "errors", "la
 
 def read_cost_model(path: str | Path) -> CostModel:
     """RequestError, one line with file, field, value and what was expected, for anything else than `write` writes."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8"
-        raise RequestError(f"{path}: can't be read: {reason or problem}") from None
+    text = read_text(path)
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError) as problem:
@@ -237,6 +235,15 @@ def read_cost_model(path: str | Path) -> CostModel:
         return _from_json(raw)
     except RequestError as problem:
         raise RequestError(f"{path}: {problem}") from None
+
+
+def read_text(path: str | Path) -> str:
+    """RequestError for what can't be read, or is not UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8"
+        raise RequestError(f"{path}: can't be read: {reason or problem}") from None
 
 
 def _from_json(raw: Any) -> CostModel:

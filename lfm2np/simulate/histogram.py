@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from operator import mul, sub
 
 import numpy as np
@@ -88,8 +89,8 @@ class Histogram:
 class Course:
     """Sums over time, in at most MOST_BINS bins from time 0 on, of a width (in nanoseconds) that doubles as needed.
 
-    `over(begin, end, value)` adds the value times each bin's share of the time, in nanoseconds; `at(times, amounts)`
-    adds amounts to the bins of their times.
+    `over(begin, end, value)` adds the value times each bin's share of the time, in nanoseconds; `at(time, amount)` adds
+    the amount to the bin of that time.
     """
 
     width: int = 1 << 20  # about a millisecond
@@ -129,8 +130,7 @@ class Course:
     def _reach(self, time: int) -> None:
         while time // self.width >= MOST_BINS:
             self.width *= 2
-            pairs = zip(self.bins[::2], [*self.bins[1::2], 0][: len(self.bins[::2])], strict=True)
-            self.bins = [first + second for first, second in pairs]
+            self.bins = list(map(sum, zip_longest(self.bins[::2], self.bins[1::2], fillvalue=0)))
         missing = time // self.width + 1 - len(self.bins)
         if missing > 0:
             self.bins.extend([0] * missing)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
@@ -130,16 +130,14 @@ class Simulation:
     def _leap(self, count: int, coming: Arrival | None) -> bool:
         """False, and no change, if it can't take a step."""
         running = self.scheduler.running
-        lives = [self.live[request.request_id] for request in running]
-        left = [live.arrival.num_output_tokens for live in lives]
-        count = min(count, min(map(int.__sub__, left, (request.num_output_tokens for request in running))))
+        pairs = [(request, self.live[request.request_id]) for request in running]
+        count = min(count, *(live.arrival.num_output_tokens - request.num_output_tokens for request, live in pairs))
         shapes = decodes_of(running, self.config, count)
         durations = self.cost.nanoseconds_of(shapes)
         ends = self.now + np.cumsum(durations)
         count = min(count, self._steps_before_event(ends - durations, coming))
         tokens = {
-            request.request_id: outputs(live.arrival, request.num_output_tokens, count)
-            for request, live in zip(running, lives, strict=True)
+            request.request_id: outputs(live.arrival, request.num_output_tokens, count) for request, live in pairs
         }
         owned = self._owned()
         waiting = len(self.scheduler.waiting)
@@ -255,8 +253,8 @@ class Simulation:
             )
 
 
-def following(source: Iterable[Arrival], before: Arrival) -> Arrival | None:
-    arrival = next(iter(source), None)
+def following(source: Iterator[Arrival], before: Arrival) -> Arrival | None:
+    arrival = next(source, None)
     if arrival is not None and arrival.at < before.at:
         raise RequestError(f"a request at {arrival.at} ns after one at {before.at} ns: expected the order of arrival")
     return arrival

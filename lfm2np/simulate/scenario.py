@@ -7,7 +7,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from lfm2np.simulate.acceptance import Acceptance
 from lfm2np.simulate.cost import CostModel
 from lfm2np.simulate.report import as_json, group_as_json
 from lfm2np.simulate.run import Simulation
-from lfm2np.simulate.traffic import NANOSECONDS, Arrival, faster, within
+from lfm2np.simulate.traffic import NANOSECONDS, Arrival, faster, first, within
 from lfm2np.values import require_count, show
-from scheduler import RequestRefused, SchedulerConfig
+from scheduler import RequestRefused, SchedulerConfig, TraceWriter
 from scheduler.checksum import json_sha256
 
 MOST_WAITING = 20_000  # requests: a queue this long is saturated, and ends the simulation
@@ -71,7 +70,7 @@ class Traffic:
             arrivals = within(arrivals, round(self.start * NANOSECONDS), stop)
         if self.speed != 1.0:
             arrivals = faster(arrivals, self.speed)
-        return arrivals if self.requests is None else islice(arrivals, self.requests)
+        return arrivals if self.requests is None else first(arrivals, self.requests)
 
     def parameters(self) -> list[str]:
         """Of its generator; a file has none."""
@@ -121,7 +120,7 @@ class Scenario:
     def key(self, content: str) -> str:
         """The checksum of all that its result depends on; `content` is that of its traffic, if that is a file."""
         traffic = asdict(self.traffic) | ({} if self.traffic.is_drawn else {"source": content})
-        cost = {"forms": list(map(dict, self.cost.forms)), "overhead": self.cost.overhead}
+        cost = self.cost.as_json()
         drafts = [self.num_drafts, None if self.acceptance is None else asdict(self.acceptance)]
         return json_sha256([traffic, asdict(self.sized()), cost, drafts, self.most_waiting])
 
@@ -161,11 +160,14 @@ CHOSEN = (*CONFIG, "drafts")
 SETTINGS = (*CHOSEN, "speed")  # and the parameters of a generator
 
 
-def simulate(scenario: Scenario, report: Report | None = None) -> dict[str, Any]:
-    """Its result as report.as_json, with what its traffic left out, and its groups of requests under "groups"."""
+def simulate(scenario: Scenario, report: Report | None = None, trace: TraceWriter | None = None) -> dict[str, Any]:
+    """Its result as report.as_json, with what its traffic left out, and its groups of requests under "groups".
+
+    With a trace every step is taken by itself, and written.
+    """
     skipped: Counter[str] = Counter()
     scenario.traffic.require()
-    simulation = simulation_of(scenario)
+    simulation = simulation_of(scenario, trace=trace)
     arrivals = scenario.traffic.arrivals(skipped)
     statistics = simulation.run(arrivals if report is None else reported(arrivals, report), scenario.most_waiting)
     result = as_json(statistics, simulation.scheduler, scenario.cost, str(scenario.traffic), len(simulation.live))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
-from lfm2np.simulate.cost import FIELDS, StepShape, shape_of
+from lfm2np.simulate.cost import FIELDS, StepShape, read_text, shape_of
 from lfm2np.values import show_json
 from scheduler import BatchPlan, Move, ScheduledTokens, TraceError, read_lines
 
@@ -55,11 +55,7 @@ def read_steps(path: str | Path) -> MeasuredSteps:
     A trace's seconds are those of the computation: what is done between two steps is not in them. RequestError, one
     line with file and line, for anything else, and for a file without steps.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8"
-        raise RequestError(f"{path}: can't be read: {reason or problem}") from None
+    text = read_text(path)
     try:
         steps = list(_steps(text))
     except (RequestError, TraceError) as problem:
