@@ -142,3 +142,25 @@ def test_a_comment_counts_only_right_above_its_block() -> None:
     assert blocks_of(Path("page.md"), text)[0].not_run == ""
     with pytest.raises(Wrong, match="known are"):
         blocks_of(Path("page.md"), "<!-- run: sometimes -->\n```console\n```\n")
+
+
+PICTURE = """
+```console
+$ echo drawn > curve.svg
+```
+
+![A curve.](pictures/curve.svg)
+"""
+
+
+def test_a_picture_is_the_one_that_a_command_of_the_page_draws(tmp_path: Path) -> None:
+    status, message, page = run(tmp_path, PICTURE)
+    assert status == 1 and "a command of the page draws another" in message
+    assert run(tmp_path, PICTURE, "--write")[0] == 0
+    shown = page.parent / "pictures" / "curve.svg"
+    assert shown.read_text() == "drawn\n"
+    assert run(tmp_path, PICTURE)[0] == 0
+    shown.write_text("another\n")
+    assert run(tmp_path, PICTURE)[0] == 1
+    status, message, _ = run(tmp_path, PICTURE.replace("> curve.svg", ""), "--write")
+    assert status == 1 and "pictures/curve.svg" in message

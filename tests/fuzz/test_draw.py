@@ -36,7 +36,7 @@ def arounds(draw: st.DrawFn) -> Around:
 
 def is_of_draws(trace: Trace, around: Around) -> bool:
     """Whether it is one of the seldom traces of many short sampled requests."""
-    return around.sampling and len(trace.requests) == DRAWN and all(one.temperature for one in trace.requests)
+    return around.sampling and len(trace.requests) == DRAWN and all(request.temperature for request in trace.requests)
 
 
 @given(st.data(), arounds())
