@@ -77,7 +77,7 @@ def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
             element("output", class_="state", aria_live="polite"),
         ),
         method="get",
-        action="/",
+        action="./",
         id="settings",
     )
 

@@ -21,6 +21,7 @@ from lfm2np.lab.models import Models, fitting_problems, understand
 from lfm2np.lab.settings import DEFAULT, TEACHING_FAULTS, Problems, Settings, Typed, query_of, typed_of
 
 TITLE = "A laboratory of continuous batching"
+SCRIPTS = ("lab.js", "server.js")
 
 
 def lab_page(
@@ -48,7 +49,7 @@ def lab_page(
         class_="lab",
         aria_label="Laboratory",
     )
-    script = (resources.files("lfm2np.lab") / "lab.js").read_text(encoding="utf-8")
+    script = "".join((resources.files("lfm2np.lab") / name).read_text(encoding="utf-8") for name in SCRIPTS)
     shown = views(outcome, run, beside) if outcome and run and beside else []
     start = lesson.view if lesson else "single" if typed.values.get("model") == "paper" else START
     return page(TITLE, about(), shown, Panel(above, script), start)
@@ -91,9 +92,9 @@ def lesson_of(typed: Typed) -> int:
 
 
 def lesson_links(chosen: Lesson | None) -> Markup:
-    links = [("Free play", "/", chosen is None)]
+    links = [("Free play", "./", chosen is None)]
     links += [
-        (f"{lesson.number} {lesson.title}", f"/?{query_of(lesson.start)}", lesson is chosen)
+        (f"{lesson.number} {lesson.title}", f"?{query_of(lesson.start)}", lesson is chosen)
         for lesson in LESSONS.values()
     ]
     items = [

@@ -17,15 +17,16 @@ BUTTONS = (
     ("play", "Play", "Play"),
     ("on", "Next", "Next step of"),
 )
+BEGIN = "\nbegin(new AbortController().signal);\n"
 PLAYERS = {"single": "the single request", "hand": "the hand model's run", "main": "the run"}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What a page has beside its views: controls above them, and a script of theirs. Such a page has a server."""
+    """What a page has beside its views: controls above them, and the script that begins the page and them."""
 
     above: Markup
-    script: str = ""
+    script: str
 
 
 def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None = None, start: str = "") -> str:
@@ -33,7 +34,7 @@ def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None =
 
     start   the view that is shown first; none: the first one
     """
-    style, script = asset("page.css"), asset("page.js") + (panel.script if panel else "")
+    style, script = asset("page.css"), asset("page.js") + (panel.script if panel else BEGIN)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     asks = "; connect-src 'self'; form-action 'self'; img-src data:" if panel else "; form-action 'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'{asks}"
