@@ -27,6 +27,7 @@ from lfm2np.errors import CheckpointError
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import expected_tensors
 from lfm2np.progress import Progress
+from lfm2np.system import cache_directory
 
 SEED = 350
 ROWS = 2**12  # of a tensor, made at a time
@@ -43,12 +44,6 @@ def published_config(name: str) -> dict[str, object]:
     """
     text = (resources.files("lfm2np.bench") / "configs" / f"{name}.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
-
-
-def cache_directory() -> Path:
-    """Where this program keeps what it can make again."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lfm2np"
 
 
 def random_checkpoint(

@@ -1,5 +1,6 @@
 """A checkpoint's chat template, rendered in a child process that can do little harm: see chat_worker.py.
 
+Where the system has no processes, this one renders: in a browser, whose tab can do no more harm than a child could.
 To start Python and jinja2 takes twenty times as long as to render: so the processes that fork these children stay.
 """
 
@@ -21,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lfm2np import system
 from lfm2np.errors import TokenizerError
 
 WORKER = Path(__file__).with_name("chat_worker.py")
@@ -39,10 +41,17 @@ def render_template(
         raise TokenizerError(f"jinja2 {version}: its sandbox has known escapes, expected at least 3.1.6")
     variables: dict[str, object] = {**special_tokens, "messages": [dict(message) for message in messages]}
     variables |= {"tools": None, "documents": None, "add_generation_prompt": True}
-    answer = (_ask_worker if CAN_FORK else _ask_once)({"template": source, "variables": variables})
+    answer = ask_renderer({"template": source, "variables": variables})
     if "text" in answer:
         return str(answer["text"])
     raise TokenizerError(f"{name}: the chat template failed: {answer.get('error')}")
+
+
+def ask_renderer(request: Mapping[str, object]) -> dict[str, Any]:
+    """What chat_worker.py answers, in the one way that the system has."""
+    if not system.HAS_PROCESSES:
+        return _ask_here(request)
+    return _ask_worker(request) if CAN_FORK else _ask_once(request)
 
 
 class Worker:
@@ -153,6 +162,13 @@ def _ask_once(request: Mapping[str, object]) -> dict[str, Any]:
         return {"error": f"its process ended with exit code {done.returncode}: {last_line(done.stderr)}"}
     answer: dict[str, Any] = json.loads(done.stdout)["answer"]
     return answer
+
+
+def _ask_here(request: Mapping[str, object]) -> dict[str, Any]:
+    """The same in this process, without limits of time and memory."""
+    from lfm2np.checkpoint import chat_worker  # needs jinja2
+
+    return chat_worker.answered(dict(request))
 
 
 def last_line(errors: bytes) -> str:

@@ -17,7 +17,6 @@ import threading
 from typing import BinaryIO
 
 MEMORY = 2**32  # of addresses; a run of the largest settings takes a tenth of it
-FAILED, NO_MEMORY = 500, 507
 
 
 def main() -> None:
@@ -28,19 +27,13 @@ def main() -> None:
     threading.Thread(target=read_queries, args=(sys.stdin.buffer, asked), daemon=True).start()
     limit_memory()
     from lfm2np.lab.models import load_models
-    from lfm2np.lab.page import answer
+    from lfm2np.lab.page import reply
     from lfm2np.memory import keep_freed_memory
 
     keep_freed_memory()
     models = load_models()
     while True:
-        query = asked.get()
-        try:
-            status, text = answer(query, models)
-        except MemoryError:
-            status, text = NO_MEMORY, "the run needed more memory than it may have"
-        except Exception as problem:
-            status, text = FAILED, f"{type(problem).__name__}: a defect of the laboratory"
+        status, text = reply(asked.get(), models)
         content = text.encode("utf-8", "replace")
         answers.write(b"%d %d\n" % (status, len(content)) + content)
         answers.flush()

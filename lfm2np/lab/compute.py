@@ -20,7 +20,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.drawings.runs.leaks import Leak, leak
 from lfm2np.drawings.runs.recorded import Coming, DetailedTrace
 from lfm2np.drawings.runs.run import Run, read_run
-from lfm2np.engine.engine import Engine
+from lfm2np.engine.engine import Engine, OnLogits
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.faults import inject
 from lfm2np.lab.models import Models, all_token_ids
@@ -107,13 +107,17 @@ def compute(settings: Settings, models: Models, is_drawn: bool = True) -> Outcom
 # --- the engine
 
 
-def run_engine(settings: Settings, models: Models, with_detail: bool = False) -> Computed:
+def run_engine(
+    settings: Settings, models: Models, with_detail: bool = False, on_logits: OnLogits | None = None
+) -> Computed:
     """Until all requests have ended, the steps are too many, or the engine raises, which it does under faults only."""
     of, file = models.by_name[settings.model], io.StringIO()
     logits: dict[str, list[Drawn]] = {}
 
     def note(name: str, position: int, row: Any, token: int) -> None:
         logits.setdefault(name, []).append((position, hashlib.sha256(row.tobytes()).hexdigest()))
+        if on_logits:
+            on_logits(name, position, row, token)
 
     detailed = DetailedTrace(of.model, of.words) if with_detail else None
     model = detailed.model if detailed else of.model

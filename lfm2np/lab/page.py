@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import resources
 from urllib.parse import parse_qsl
 
@@ -21,11 +22,36 @@ from lfm2np.lab.models import Models, fitting_problems, understand
 from lfm2np.lab.settings import DEFAULT, TEACHING_FAULTS, Problems, Settings, Typed, query_of, typed_of
 
 TITLE = "A laboratory of continuous batching"
-SCRIPTS = ("lab.js", "server.js")
+SOURCES = "connect-src 'self'; form-action 'self'; img-src data:"
+FAILED, NO_MEMORY = 500, 507  # statuses of a reply
+
+
+@dataclass(frozen=True)
+class Host:
+    """What computes the pages: a server, or the browser itself (lab/static).
+
+    scripts     files beside this one: what asks the host for a run, and begins the page
+    above       stands before the laboratory
+    constants   JavaScript before the scripts
+    sources     directives of the page's policy beside those of every page
+    """
+
+    scripts: tuple[str, ...]
+    above: Markup | None = None
+    constants: str = ""
+    sources: str = SOURCES
+
+
+SERVER = Host(("lab.js", "server.js"))
 
 
 def lab_page(
-    typed: Typed, outcome: Outcome | None, problems: Problem, verdict: Verdict | None, beside: Still | None
+    typed: Typed,
+    outcome: Outcome | None,
+    problems: Problem,
+    verdict: Verdict | None,
+    beside: Still | None,
+    host: Host = SERVER,
 ) -> str:
     """Without an outcome there are no views; without problems `beside` is there."""
     lesson = LESSONS.get(lesson_of(typed))
@@ -34,6 +60,7 @@ def lab_page(
     is_open = bool(problems) or run is None or untouched
     above = element(
         "section",
+        host.above,
         lesson_links(lesson),
         lesson_text(lesson, run is not None) if lesson else None,
         verdict_text(verdict) if verdict and not untouched else None,
@@ -49,10 +76,12 @@ def lab_page(
         class_="lab",
         aria_label="Laboratory",
     )
-    script = "".join((resources.files("lfm2np.lab") / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    script = host.constants + "".join(
+        (resources.files("lfm2np.lab") / name).read_text(encoding="utf-8") for name in host.scripts
+    )
     shown = views(outcome, run, beside) if outcome and run and beside else []
     start = lesson.view if lesson else "single" if typed.values.get("model") == "paper" else START
-    return page(TITLE, about(), shown, Panel(above, script), start)
+    return page(TITLE, about(), shown, Panel(above, script, host.sources), start)
 
 
 def views(outcome: Outcome, run: Run, beside: Still) -> list[View]:
@@ -171,7 +200,17 @@ def result(outcome: Outcome) -> Markup:
 # --- from a link to a page
 
 
-def answer(query: str, models: Models) -> tuple[int, str]:
+def reply(query: str, models: Models, host: Host = SERVER) -> tuple[int, str]:
+    """The answer; or a status beyond it and a sentence, where the run fails."""
+    try:
+        return answer(query, models, host)
+    except MemoryError:
+        return NO_MEMORY, "the run needed more memory than it may have"
+    except Exception as problem:
+        return FAILED, f"{type(problem).__name__}: a defect of the laboratory"
+
+
+def answer(query: str, models: Models, host: Host = SERVER) -> tuple[int, str]:
     """The status and the page: 400 where the link says what can't be."""
     pairs = parse_qsl(query, keep_blank_values=True)  # bytes that are no UTF-8 become U+FFFD
     if len(pairs) == 1 and pairs[0][0] == "lesson" and pairs[0][1] in {str(number) for number in LESSONS}:
@@ -180,13 +219,13 @@ def answer(query: str, models: Models) -> tuple[int, str]:
     try:
         settings = understand(pairs, models)
     except Problems as problem:
-        return 400, lab_page(typed, None, problem.fields, None, None)
+        return 400, lab_page(typed, None, problem.fields, None, None, host)
 
     outcome = compute(settings, models)
     problems = {"fault": outcome.stopped} if outcome.stopped and settings.fault else {}
     lesson = LESSONS.get(settings.lesson)
     verdict = lesson.check(settings, outcome, again_with(models)) if lesson else None
-    return 200, lab_page(typed, outcome, problems, verdict, models.still)
+    return 200, lab_page(typed, outcome, problems, verdict, models.still, host)
 
 
 def again_with(models: Models) -> Again:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np import system
 from lfm2np.errors import NumericsError
 from lfm2np.numerics.machine import require_ieee
 
@@ -35,7 +36,12 @@ THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def threads_of(environment: Mapping[str, str]) -> int:
-    """As many as BLAS would take: the first variable that is a number above 0, else the cores of this process."""
+    """As many as BLAS would take: the first variable that is a number above 0, else the cores of this process.
+
+    One where the system has no threads.
+    """
+    if not system.HAS_THREADS:
+        return 1
     for name in THREAD_VARIABLES:
         value = environment.get(name, "").strip()
         if value.isdecimal() and int(value) > 0:

@@ -84,6 +84,6 @@ def test_a_place_that_can_t_be_written_is_named(tmp_path):
 
 def test_it_stands_where_caches_stand(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert made.cache_directory() == tmp_path / "lfm2np"
+    assert cache_directory() == tmp_path / "lfm2np"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
-    assert made.cache_directory() == Path.home() / ".cache" / "lfm2np"
+    assert cache_directory() == Path.home() / ".cache" / "lfm2np"

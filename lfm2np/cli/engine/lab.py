@@ -5,25 +5,50 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import sys
 import threading
 import webbrowser
+from pathlib import Path
 
 from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.terminal import progress_bars
 from lfm2np.errors import RequestError
 from lfm2np.serve.extra import require_extra
 
 PORT = 8321
 EXAMPLE = """lfm2np lab
-  lfm2np lab --port 0 --no-browser"""
+  lfm2np lab --port 0 --no-browser
+  lfm2np lab --static site && python -m http.server --directory site"""
 EXIT_CODES = """exit codes:
-  0    drained: a first SIGTERM or interrupt waits for runs in progress
+  0    the folder is written; or drained: a first SIGTERM or interrupt waits for runs in progress
   1    memory ran out
   2    the arguments cannot be met (a port in use, unknown option, the extra `serve` is missing)
   130  ended by a second SIGTERM or interrupt"""
 
 
 def run_lab(arguments: argparse.Namespace) -> None:
+    if arguments.static is not None:
+        return run_static(arguments)
+    if arguments.pyodide is not None:
+        raise RequestError("--pyodide goes with --static DIR")
+    return run_server(arguments)
+
+
+def run_static(arguments: argparse.Namespace) -> None:
+    from lfm2np.lab.static.build import write_static
+
+    runtime = None if arguments.pyodide is None else Path(arguments.pyodide)
+    with progress_bars() as progress:
+        sizes = write_static(Path(arguments.static), runtime, progress)
+    if arguments.json:
+        print(json.dumps({"directory": arguments.static, "bytes": sizes}))
+    else:
+        print(f"{arguments.static}: {len(sizes)} files, {sum(sizes.values()) / 1e6:.1f} MB")
+        print(f"To look at it: python -m http.server --directory {shlex.quote(arguments.static)}")
+
+
+def run_server(arguments: argparse.Namespace) -> None:
     require_extra("lab")
     from lfm2np.lab.app import HOST, limits_of, make_app
     from lfm2np.lab.worker import Worker
@@ -51,3 +76,7 @@ def add_lab(commands: Commands) -> None:
     parser = add_command(commands, "lab", run_lab, text, EXAMPLE, model=False, exit_codes=EXIT_CODES)
     add(parser, "--port N", f"port of 127.0.0.1; 0 takes a free one ({PORT})", default=PORT)
     add(parser, "--no-browser", "only print the address")
+    static = "write a folder that computes in the visitor's browser and needs no server but a static one"
+    add(parser, "--static DIR", static)
+    runtime = "folder or archive of Pyodide's release, for --static (pip brings its files, once)"
+    add(parser, "--pyodide PATH", runtime)

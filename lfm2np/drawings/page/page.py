@@ -23,10 +23,12 @@ PLAYERS = {"single": "the single request", "hand": "the hand model's run", "main
 
 @dataclass(frozen=True)
 class Panel:
-    """What a page has beside its views: controls above them, and the script that begins the page and them."""
+    """What a page has beside its views: controls above them, the script that begins the page and them, and the
+    directives of what the script may ask for."""
 
     above: Markup
     script: str
+    sources: str
 
 
 def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None = None, start: str = "") -> str:
@@ -36,8 +38,8 @@ def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None =
     """
     style, script = asset("page.css"), asset("page.js") + (panel.script if panel else BEGIN)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    asks = "; connect-src 'self'; form-action 'self'; img-src data:" if panel else "; form-action 'none'"
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'{asks}"
+    sources = panel.sources if panel else "form-action 'none'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; {sources}"
     head = element(
         "head",
         element("meta", charset="utf-8"),

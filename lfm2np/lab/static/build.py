@@ -1,0 +1,110 @@
+"""Writes the laboratory as a folder that any static server can serve, from any path."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+from lfm2np.errors import RequestError
+from lfm2np.lab.models import load_models
+from lfm2np.lab.page import answer
+from lfm2np.lab.static import archive, release
+from lfm2np.lab.static.browser import HOST
+from lfm2np.loading import load
+from lfm2np.progress import ProgressOf
+
+SERVICE = "service.js"
+SCRIPTS = ("pyodide.js", "pyodide.asm.js")  # which the worker runs, and does not check
+WASM = "pyodide.asm.wasm"
+LOCK = "pyodide-lock.json"
+
+
+def write_static(directory: Path, runtime: Path | None, progress: ProgressOf) -> dict[str, int]:
+    """Name -> bytes of the folder's files. An earlier laboratory in its place is replaced; any other content is not.
+
+    runtime   where Pyodide's release lies; None: see release.runtime_files
+    RequestError for what can't be read or written: then the folder is as it was.
+    """
+    require_replaceable(directory)
+    files = site_files(runtime, progress)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as beside:
+            new = Path(beside) / "new"
+            for name, content in files.items():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                (new / name).write_bytes(content)
+            if directory.exists():
+                directory.rename(Path(beside) / "old")
+            new.rename(directory)
+    except OSError as problem:
+        raise RequestError(f"--static {directory}: can't be written: {problem}") from None
+    return {name: len(content) for name, content in files.items()}
+
+
+def require_replaceable(directory: Path) -> None:
+    if directory.is_dir():
+        is_ours = (directory / SERVICE).is_file() or not any(directory.iterdir())
+        expected = "an empty folder, a new one, or one that this command wrote"
+    else:
+        is_ours, expected = not directory.exists(), "a folder"
+    if not is_ours:
+        raise RequestError(f"--static {directory}: holds something else, expected {expected}")
+
+
+def site_files(runtime: Path | None, progress: ProgressOf) -> dict[str, bytes]:
+    """Path in the folder -> content."""
+    progress("Pyodide", 0, 1)
+    of_pyodide = release.runtime_files(runtime)
+    progress("Pyodide", 1, 1)
+    late = {
+        f"{name}.zip": archive.packed(archive.fixture(name)) for name in archive.FIXTURES if name not in archive.EARLY
+    }
+    early = {
+        "lfm2np.zip": archive.packed(archive.code()),
+        "fixtures.zip": archive.packed({k: v for name in archive.EARLY for k, v in archive.fixture(name).items()}),
+    }
+    served = {release.NUMPY: of_pyodide[release.NUMPY], "python_stdlib.zip": of_pyodide["python_stdlib.zip"]}
+    served[LOCK] = json.dumps(release.LOCK).encode()
+    checked = early | served | {f"{WASM}.gz": gzip.compress(of_pyodide[WASM], mtime=0)} | late
+    plan = {
+        "files": [entry(name, content, name in late) for name, content in checked.items()],
+        "early": list(early),
+        "served": list(served),
+        "digests": digests(progress),
+    }
+    versioned = checked | {name: of_pyodide[name] for name in SCRIPTS}
+    versioned |= {"files.json": json.dumps(plan, indent=1).encode(), "worker.js": script("worker.js")}
+    version = hashlib.sha256(
+        b"".join(name.encode() + content for name, content in sorted(versioned.items()))
+    ).hexdigest()[:12]
+    kept = ["./", *(f"{version}/{name}" for name in (*SCRIPTS, "files.json", "worker.js"))]
+    constants = f"const VERSION = {json.dumps(version)}, KEPT = {json.dumps(kept)};\n".encode()
+    progress("pages", 0, 1)
+    _, index = answer("", load_models(), replace(HOST, constants=f"const VERSION = {json.dumps(version)};\n"))
+    progress("pages", 1, 1)
+    files = {"index.html": index.encode(), SERVICE: constants + script(SERVICE)}
+    return files | {f"{version}/{name}": content for name, content in versioned.items()}
+
+
+def entry(name: str, content: bytes, is_late: bool) -> Mapping[str, object]:
+    return {"name": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "late": is_late}
+
+
+def digests(progress: ProgressOf) -> dict[str, str]:
+    """Of each fixture, computed on this machine."""
+    found = {}
+    for done, (name, place) in enumerate(archive.FIXTURES.items(), start=1):
+        found[name] = load(place()).digest()
+        progress("digests", done, len(archive.FIXTURES))
+    return found
+
+
+def script(name: str) -> bytes:
+    return (resources.files("lfm2np.lab.static") / name).read_bytes()

@@ -1,0 +1,136 @@
+
+// The laboratory without a server: a Web Worker computes a link's page, which takes the place of this one's body.
+const host = { worker: null, waiting: new Map(), number: 0, phase: "", loaded: 0, running: 0, versions: null, digests: {}, isWhole: false };
+const HOME = new URL(".", location.href);
+const CAN = typeof WebAssembly === "object" && typeof Worker === "function" && typeof DecompressionStream === "function";
+let left = new AbortController(), shown = "";
+
+function start() {
+  host.phase = "loading";
+  host.worker = new Worker(new URL(`${VERSION}/worker.js`, HOME));
+  host.worker.onmessage = ({ data }) => ({
+    progress() { host.loaded = data.loaded / data.total; },
+    starting() { host.phase = "starting"; },
+    ready() { Object.assign(host, { phase: "ready", versions: data.versions, digests: data.digests }); },
+    whole() { host.isWhole = true; },
+    failed() { fail(data.sentence); },
+    answer() { settle(data.number, data.value); },
+    broken() { settle(data.number, { status: 500, text: `${data.sentence}.` }); restart(); },
+  })[data.kind]() ?? tell();
+  host.worker.onerror = (event) => { event.preventDefault(); fail("worker.js can't be loaded"); };
+  tell();
+}
+function fail(sentence) {
+  host.phase = "failed";
+  host.why = `This browser can't compute: ${sentence}. What is drawn below stays; reload the page to try again.`;
+  for (const number of [...host.waiting.keys()]) settle(number, null);
+}
+function settle(number, value) {
+  host.waiting.get(number)?.(value);
+  host.waiting.delete(number);
+}
+function call(name, argument) {
+  if (host.phase === "failed" || !host.worker) return Promise.resolve(null);
+  const number = ++host.number;
+  return new Promise((answer) => { host.waiting.set(number, answer); host.worker.postMessage({ number, call: name, argument }); });
+}
+function restart(text = "Python was started anew; run it again.") {
+  host.worker.terminate();
+  for (const number of [...host.waiting.keys()]) settle(number, { status: 500, text });
+  start();
+}
+const SENTENCES = {
+  loading: () => "Loading Python and the engine into this browser ...",
+  starting: () => "Starting Python ...",
+  ready: () => (host.running ? "The engine runs ..." : `Ready: Python ${host.versions.Python} and NumPy ${host.versions.NumPy} in this browser.`),
+  failed: () => host.why,
+};
+function tell() {
+  const part = (name) => document.getElementById(`host-${name}`);
+  const state = part("state"), bar = part("progress"), text = SENTENCES[host.phase]?.();
+  if (text && state.textContent !== text) state.textContent = text;  // a screen reader says a change only
+  bar.hidden = !["loading", "starting"].includes(host.phase);
+  if (host.phase === "loading") bar.value = host.loaded; else bar.removeAttribute("value");
+  part("stop").hidden = !host.running;
+  part("prove").hidden = host.phase !== "ready" || host.running > 0;
+}
+async function run(name, argument) {
+  host.running += 1;
+  tell();
+  const value = await call(name, argument);
+  host.running -= 1;
+  tell();
+  return value;
+}
+async function ask(link) {
+  const answer = await run("page", link.replace(/^\?/, ""));
+  return answer && { ok: answer.status === 200, text: answer.text, isPage: [200, 400].includes(answer.status) };
+}
+
+function show(text) {
+  const page = new DOMParser().parseFromString(text, "text/html");
+  left.abort();
+  left = new AbortController();
+  document.body.replaceWith(document.adoptNode(page.body));
+  shown = location.search;
+  fresh();
+  scrollTo(0, 0);
+}
+function fresh() {
+  begin(left.signal);
+  laboratory({ ask, gone: "This browser can't compute: see above.", go(link, text) { history.pushState(null, "", link + location.hash); show(text); } });
+  document.getElementById("host-stop").addEventListener("click", () => restart("The run was stopped."));
+  document.getElementById("host-prove").addEventListener("click", prove);
+  tell();
+}
+async function visit(link, isNew) {
+  const answer = await ask(link);
+  if (!answer?.isPage) return answer && document.getElementById("host-state").replaceChildren(answer.text);
+  if (isNew) history.pushState(null, "", link || HOME.pathname);
+  show(answer.text);
+  const title = document.querySelector(".lesson-text h2") || document.querySelector("h1");
+  title.tabIndex = -1;
+  title.focus({ preventScroll: true });
+}
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href]")?.getAttribute("href");
+  if (link === undefined || !/^(\?|\.\/$)/.test(link) || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  visit(link === "./" ? "" : link, true);
+});
+addEventListener("popstate", () => { if (location.search !== shown) visit(location.search, false); });
+
+// "Prove it here": what anyone can repeat, on this machine.
+async function prove() {
+  const part = document.getElementById("host-proof"), query = location.search.replace(/^\?/, "");
+  const lines = document.createElement("dl");
+  part.hidden = false;
+  part.replaceChildren(lines);
+  const line = (name, text) => {
+    const said = document.createElement("dd"), head = document.createElement("dt");
+    head.textContent = name;
+    said.textContent = text;
+    lines.append(head, said);
+    return said;
+  };
+  const states = [["proof", query, line("This run", "is computed once more, alone ...")]];
+  for (const name of Object.keys(host.digests)) states.push(["digest", name, line(`Digest of the fixture ${name}`, "is computed ...")]);
+  for (const [name, argument, said] of states) {
+    const answer = await run(name, argument);
+    if (!said.isConnected) return;
+    if (!answer || answer.status) { said.textContent = answer?.text ?? "not computed"; continue; }
+    const isRight = name === "proof" ? answer.right : answer.value === host.digests[argument];
+    said.className = isRight ? "right" : "wrong";
+    said.textContent = name === "proof" ? answer.sentence : `${answer.value}: ${isRight ? "equal to" : `other than ${host.digests[argument]}, that of`} the machine that built this page`;
+  }
+  for (const [name, version] of Object.entries({ ...host.versions, browser: navigator.userAgent })) line(name, version);
+}
+
+fresh();
+if (location.protocol === "file:") fail("a page from a file may not start one; python -m http.server in its folder serves it");
+else if (CAN) {
+  navigator.serviceWorker?.register(new URL("service.js", HOME)).catch(() => {});  // without it, it needs the network each time
+  start();
+  if (location.search) visit(location.search, false);
+}
+tell();
