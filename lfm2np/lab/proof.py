@@ -13,6 +13,7 @@ from lfm2np.engine.engine import OnLogits
 from lfm2np.engine.sequential import answer_alone
 from lfm2np.lab.compute import coming_of, run_engine
 from lfm2np.lab.models import Models, understand
+from lfm2np.lab.settings import Problems
 from lfm2np.values import show
 
 
@@ -32,8 +33,11 @@ def noted_in(rows: dict[str, list[bytes]]) -> OnLogits:
 
 
 def prove(query: str, models: Models) -> Proof:
-    """The run of a link, anew. Problems for a link that says what can't be."""
-    settings = understand(parse_qsl(query, keep_blank_values=True), models)
+    """The run of a link, anew."""
+    try:
+        settings = understand(parse_qsl(query, keep_blank_values=True), models)
+    except Problems as problem:
+        return Proof(False, str(problem))
     together: dict[str, list[bytes]] = {}
     ran = run_engine(settings, models, on_logits=noted_in(together))
     if ran.stopped:

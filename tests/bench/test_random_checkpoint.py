@@ -13,6 +13,7 @@ from lfm2np.checkpoint.config import load_config, parse_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.errors import CheckpointError
 from lfm2np.model.layers import parameter_count
+from lfm2np.system import cache_directory
 
 RAW = raw_config(tie_word_embeddings=True)
 

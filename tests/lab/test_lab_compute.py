@@ -14,6 +14,7 @@ from lfm2np.lab import compute as computing
 from lfm2np.lab.compute import Outcome, compute, leaking_step, sizes_of
 from lfm2np.lab.models import Models, token_ids
 from lfm2np.lab.page import answer
+from lfm2np.lab.proof import prove
 from lfm2np.lab.settings import NAMES, PAPER_REQUESTS, TEACHING_FAULTS, Asked, Settings, query_of
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import NgramDrafter
@@ -120,6 +121,20 @@ def test_each_fault_ends_and_shows_something(name: str, models: Models):
     assert wrong
     assert outcome.sound == sound.run, "the fault was not taken away again"
     assert bool(outcome.stopped) == (name == "full-cache-raises-instead-of-evicting")
+
+
+@pytest.mark.parametrize("name", TEACHING_FAULTS)
+def test_a_broken_run_is_not_proved_and_a_sound_one_is(name: str, models: Models):
+    settings = SHOWN.get(name, DEFAULT)
+    assert prove(query_of(settings), models).right
+    proof = prove(query_of(replace(settings, fault=name)), models)
+    assert not proof.right
+    assert proof.sentence.startswith(("Request ", "With this fault the engine ended with "))
+
+
+def test_a_proof_counts_what_it_compared(models: Models):
+    query = "model=paper&prompt=the+cat&tokens=3&prompt=a+dog&tokens=2"
+    assert prove(query, models).sentence.startswith("2 requests, 5 tokens, 50 logits: every one equals")
 
 
 def test_a_fault_that_is_only_in_the_logits_is_told_from_one_in_the_tokens(models: Models):

@@ -84,12 +84,11 @@ def site_files(runtime: Path | None, progress: ProgressOf) -> dict[str, bytes]:
     version = hashlib.sha256(
         b"".join(name.encode() + content for name, content in sorted(versioned.items()))
     ).hexdigest()[:12]
-    kept = ["./", *(f"{version}/{name}" for name in (*SCRIPTS, "files.json", "worker.js"))]
-    constants = f"const VERSION = {json.dumps(version)}, KEPT = {json.dumps(kept)};\n".encode()
+    constants = f"const VERSION = {json.dumps(version)};\n"
     progress("pages", 0, 1)
-    _, index = answer("", load_models(), replace(HOST, constants=f"const VERSION = {json.dumps(version)};\n"))
+    _, index = answer("", load_models(), replace(HOST, constants=constants))
     progress("pages", 1, 1)
-    files = {"index.html": index.encode(), SERVICE: constants + script(SERVICE)}
+    files = {"index.html": index.encode(), SERVICE: constants.encode() + script(SERVICE)}
     return files | {f"{version}/{name}": content for name, content in versioned.items()}
 
 

@@ -1,26 +1,32 @@
 // Keeps the laboratory for a time without network. A page comes from the network where there is one, so that a newer
-// folder is seen; what a version's folder holds never changes, and comes from what is kept. worker.js keeps the rest.
-const NAME = `lfm2np-${new URL(`${VERSION}/`, self.location.href).pathname}`;  // of the cache, as worker.js has it
-self.addEventListener("install", (event) => event.waitUntil((async () => {
-  await (await caches.open(NAME)).addAll(KEPT.map((name) => new Request(name, { cache: "no-cache" })));
-  await self.skipWaiting();
-})()));
+// folder is seen; what a version's folder holds never changes, and comes from what is kept. build.py sets VERSION.
+const NAME = `lfm2np ${self.registration.scope}`;
+// A worker has the policy of its own file only, which a page can't set.
+const POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'";
+const isOfAnother = (address) => /^[0-9a-f]{12}\//.test(address.replace(self.registration.scope, "")) && !address.includes(`/${VERSION}/`);
+
+self.addEventListener("install", () => self.skipWaiting());
 self.addEventListener("activate", (event) => event.waitUntil((async () => {
-  const ours = new URL(".", self.location.href).pathname;
-  for (const name of await caches.keys()) if (name.startsWith(`lfm2np-${ours}`) && name !== NAME) await caches.delete(name);
+  const store = await caches.open(NAME);
+  for (const request of await store.keys()) if (isOfAnother(request.url)) await store.delete(request);
   await self.clients.claim();
 })()));
-const POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'";
 self.addEventListener("fetch", (event) => {
-  const { request } = event, address = new URL(request.url);
-  if (request.method !== "GET" || address.origin !== self.location.origin) return;
-  event.respondWith((async () => {
-    const store = await caches.open(NAME);
-    if (request.mode === "navigate") return fetch(request).catch(async () => (await store.match(request)) || store.match("./"));
-    const found = (await store.match(request)) || (await fetch(request));
-    if (!address.pathname.endsWith("/worker.js") || !found.ok) return found;
-    const headers = new Headers(found.headers);  // a worker has the policy of its own file only, which no page can set
-    headers.set("Content-Security-Policy", POLICY);
-    return new Response(found.body, { headers });
-  })());
+  const { request } = event;
+  if (request.method === "GET" && request.url.startsWith(self.registration.scope)) event.respondWith(answer(request));
 });
+
+async function answer(request) {
+  const store = await caches.open(NAME), address = request.url.replace(/[?#].*/, "");
+  const isPage = request.mode === "navigate" || !address.includes(`/${VERSION}/`);
+  const kept = async () => (await store.match(address)) || (request.mode === "navigate" ? store.match(self.registration.scope) : undefined);
+  let found = isPage ? undefined : await kept();
+  if (!found) {
+    found = await fetch(request).catch(async (problem) => { const old = await kept(); if (old) return old; throw problem; });
+    if (found.ok && !found.redirected) store.put(address, found.clone()).catch(() => {});  // cut, or no room: not kept
+  }
+  if (!address.endsWith("/worker.js")) return found;
+  const headers = new Headers(found.headers);
+  headers.set("Content-Security-Policy", POLICY);
+  return new Response(found.body, { status: found.status, headers });
+}

@@ -1,6 +1,7 @@
 
 // The laboratory without a server: a Web Worker computes a link's page, which takes the place of this one's body.
-const host = { worker: null, waiting: new Map(), number: 0, phase: "", loaded: 0, running: 0, versions: null, digests: {}, isWhole: false };
+const host = { worker: null, waiting: new Map(), number: 0, phase: "", loaded: 0, running: 0, versions: null, digests: {}, isKept: false };
+const PATIENCE = 2000, PAGES = ["./"];
 const HOME = new URL(".", location.href);
 const CAN = typeof WebAssembly === "object" && typeof Worker === "function" && typeof DecompressionStream === "function";
 let left = new AbortController(), shown = "";
@@ -12,7 +13,7 @@ function start() {
     progress() { host.loaded = data.loaded / data.total; },
     starting() { host.phase = "starting"; },
     ready() { Object.assign(host, { phase: "ready", versions: data.versions, digests: data.digests }); },
-    whole() { host.isWhole = true; },
+    whole() { host.isKept = navigator.serviceWorker?.controller != null; },
     failed() { fail(data.sentence); },
     answer() { settle(data.number, data.value); },
     broken() { settle(data.number, { status: 500, text: `${data.sentence}.` }); restart(); },
@@ -42,7 +43,7 @@ function restart(text = "Python was started anew; run it again.") {
 const SENTENCES = {
   loading: () => "Loading Python and the engine into this browser ...",
   starting: () => "Starting Python ...",
-  ready: () => (host.running ? "The engine runs ..." : `Ready: Python ${host.versions.Python} and NumPy ${host.versions.NumPy} in this browser.`),
+  ready: () => (host.running ? "The engine runs ..." : `Ready: Python ${host.versions.Python} and NumPy ${host.versions.NumPy} in this browser${host.isKept ? ", from now on without network" : ""}.`),
   failed: () => host.why,
 };
 function tell() {
@@ -100,6 +101,14 @@ document.addEventListener("click", (event) => {
 });
 addEventListener("popstate", () => { if (location.search !== shown) visit(location.search, false); });
 
+// The service worker, before anything is loaded, so that it keeps all of it; without one, each visit needs the network.
+async function kept() {
+  const workers = navigator.serviceWorker, late = new Promise((done) => { setTimeout(done, PATIENCE); });
+  if (!workers || !(await workers.register(new URL("service.js", HOME)).catch(() => null))) return;
+  if (!workers.controller) await Promise.race([late, new Promise((done) => { workers.addEventListener("controllerchange", done, { once: true }); })]);
+  for (const page of PAGES) if (!(await caches.match(new URL(page, HOME)))) fetch(new URL(page, HOME)).catch(() => {});
+}
+
 // "Prove it here": what anyone can repeat, on this machine.
 async function prove() {
   const part = document.getElementById("host-proof"), query = location.search.replace(/^\?/, "");
@@ -128,9 +137,8 @@ async function prove() {
 
 fresh();
 if (location.protocol === "file:") fail("a page from a file may not start one; python -m http.server in its folder serves it");
-else if (CAN) {
-  navigator.serviceWorker?.register(new URL("service.js", HOME)).catch(() => {});  // without it, it needs the network each time
+else if (CAN) kept().then(() => {
   start();
   if (location.search) visit(location.search, false);
-}
+});
 tell();

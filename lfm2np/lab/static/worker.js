@@ -1,9 +1,8 @@
 "use strict";
 // The Web Worker that computes: Pyodide, the engine and its fixtures, all from the folder beside this file. What came is
-// held against the SHA-256 of files.json, and kept for a time without network. A call is answered after those before it.
+// held against the SHA-256 of files.json. A call is answered after those before it.
 const say = (message) => self.postMessage(message);
 const folder = new URL(".", self.location.href);
-const NAME = `lfm2np-${folder.pathname}`;  // of the cache, one a version
 const contents = new Map();  // what Pyodide fetches, by address
 const network = self.fetch.bind(self);
 self.fetch = async (address, options) => contents.get(new URL(address?.url ?? address, folder).href)?.() ?? network(address, options);
@@ -13,10 +12,9 @@ async function check(bytes, file) {
   if (bytes.length !== file.size) throw new Error(`${file.name} came with ${bytes.length.toLocaleString("en")} of ${file.size.toLocaleString("en")} bytes`);
   if (self.crypto.subtle && hex(await crypto.subtle.digest("SHA-256", bytes)) !== file.sha256) throw new Error(`${file.name} is not the file that was built`);
 }
-async function download(file, store, came) {
+async function download(file, came) {
   const address = new URL(file.name, folder).href;
-  const kept = store && (await store.match(address));
-  const answer = kept || (await network(address).catch(() => { throw new Error(`${file.name} can't be loaded`); }));
+  const answer = await network(address).catch(() => { throw new Error(`${file.name} can't be loaded`); });
   if (!answer.ok) throw new Error(`${file.name} is not there: HTTP status ${answer.status}`);
   const bytes = new Uint8Array(file.size), reader = answer.body.getReader();
   let length = 0;
@@ -26,8 +24,10 @@ async function download(file, store, came) {
     came(part.value.length);
   }
   const whole = bytes.subarray(0, length);
-  await check(whole, file);
-  if (store && !kept) await store.put(address, new Response(whole, { headers: { "Content-Type": "application/octet-stream" } })).catch(() => {});
+  await check(whole, file).catch(async (problem) => {
+    for (const name of self.caches ? await caches.keys() : []) await (await caches.open(name)).delete(address);  // not again
+    throw problem;
+  });
   return whole;
 }
 async function unzipped(bytes) {
@@ -37,11 +37,10 @@ async function unzipped(bytes) {
 let python, browser, late, site;
 async function load() {
   const plan = await (await network("files.json").catch(() => { throw new Error("files.json can't be loaded"); })).json();
-  const store = self.caches && (await caches.open(NAME).catch(() => null));
   const early = plan.files.filter((file) => !file.late), total = early.reduce((sum, file) => sum + file.size, 0);
   let loaded = 0;
   const came = (count) => { loaded += count; say({ kind: "progress", loaded, total }); };
-  const files = Object.fromEntries(await Promise.all(early.map(async (file) => [file.name, await download(file, store, came)])));
+  const files = Object.fromEntries(await Promise.all(early.map(async (file) => [file.name, await download(file, came)])));
   const serve = (name, bytes, type) => contents.set(new URL(name, folder).href, () => new Response(bytes, { headers: { "Content-Type": type } }));
   serve("pyodide.asm.wasm", await unzipped(files["pyodide.asm.wasm.gz"]), "application/wasm");
   for (const name of plan.served) serve(name, files[name], "application/octet-stream");
@@ -55,7 +54,7 @@ async function load() {
   browser.models();
   contents.clear();
   say({ kind: "ready", versions: { ...JSON.parse(browser.versions()), Pyodide: python.version }, digests: plan.digests });
-  late = Promise.all(plan.files.filter((file) => file.late).map(async (file) => python.unpackArchive(await download(file, store, () => {}), "zip", { extractDir: site })));
+  late = Promise.all(plan.files.filter((file) => file.late).map(async (file) => python.unpackArchive(await download(file, () => {}), "zip", { extractDir: site })));
   late.then(() => say({ kind: "whole" }), () => {});  // who needs a fixture that did not come is answered with what went wrong
 }
 
