@@ -6,9 +6,8 @@ tokenised as what it spells, as transformers does: whoever passes on foreign tex
 What tokenizer_config.json says about token lists or clean-up is not read; transformers' added_tokens_decoder repeats
 what tokenizer.json holds.
 
-The library does what a tokenizer.json says, however much that is: three normalizers of a kilobyte each make 10**9
-letters of one, and it ends the process where memory ends. So a file may have what LFM2's tokenizers have, and what
-makes a text longer by no more than a few tokens; the rest is refused before the library sees it.
+The package `tokenizers` does what a tokenizer.json says, however much that is: three normalizers of a kilobyte each
+make 10**9 letters of one, and it ends the process where memory ends. tokenizer_file.py refuses such a file before.
 """
 
 from __future__ import annotations
@@ -18,22 +17,38 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
-
-import tokenizers
+from typing import Protocol, TypeVar
 
 from lfm2np.checkpoint.chat import Chat, load_chat, render_chat
+from lfm2np.checkpoint.plain_tokenizer import PlainTokenizer, entry_bytes
 from lfm2np.checkpoint.strict_json import parse_object, read_bytes
+from lfm2np.checkpoint.tokenizer_file import require_accepted
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.model.config import ModelConfig
 from lfm2np.values import show
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 32 * 2**20  # of 128,000 ids and their merges: some 15
-MAX_PARTS, MAX_PATTERN, MAX_ENTRY, MAX_ADDED = 8, 2048, 1024, 2**20  # all but the first in characters
-PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}  # of a Sequence
 LARGE_TEXT = 4096  # characters: some 20 ms
 T = TypeVar("T")
+
+
+class Backend(Protocol):
+    """What makes ids of texts: the package `tokenizers`, or plain_tokenizer.py."""
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """With added tokens."""
+
+    def special_texts(self) -> set[str]: ...
+
+    def entry(self, token_id: int) -> str | None:
+        """As tokenizer.json spells it; None if there is none."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """With what the post-processor adds, or without."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Without special tokens."""
 
 
 class Tokenizer:
@@ -43,15 +58,14 @@ class Tokenizer:
     bos_token_id  the config's, prepended to prompts; None prepends nothing
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: ModelConfig, chat: Chat, source: str) -> None:
+    def __init__(self, backend: Backend, config: ModelConfig, chat: Chat) -> None:
         self.vocab_size = config.vocab_size
         self.bos_token_id = config.bos_token_id
         self.chat = chat
         self._backend = backend
-        self._source = source
         self._max_tokens = config.max_position_embeddings
-        self._longest_token = max(map(len, backend.get_vocab()), default=0)
-        self._special_texts = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+        self._longest_token = max(map(len, backend.vocabulary()), default=0)
+        self._special_texts = backend.special_texts()
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt with one BOS: the post-processor's, else the config's, else the one the text begins with.
@@ -60,7 +74,7 @@ class Tokenizer:
         """
         require_text(text, "text")
         self._require_room(text, "text")
-        ids = self._ids(text, add_special_tokens=True)
+        ids = self._backend.encode(text, add_special_tokens=True)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -76,7 +90,7 @@ class Tokenizer:
         """
         text = self.render_chat(messages)
         self._require_room(text, "messages")
-        ids = self._ids(text)
+        ids = self._backend.encode(text, add_special_tokens=False)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -88,7 +102,7 @@ class Tokenizer:
         """Ids of text that goes on after a prompt: no BOS. Raises RequestError as `encode` does."""
         require_text(text, "text")
         self._require_room(text, "text")
-        return self._ids(text)
+        return self._backend.encode(text, add_special_tokens=False)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text that `encode_chat` tokenises."""
@@ -98,15 +112,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text without special tokens; bytes that are not UTF-8 become U+FFFD, dead rows become nothing."""
-        checked = _require_each(ids, self.vocab_size)
-        text: str = self._run(lambda: self._backend.decode(checked, skip_special_tokens=True))
-        return text
+        return self._backend.decode(_require_each(ids, self.vocab_size))
 
     def token(self, token_id: int) -> str | None:
         """The entry of an id as tokenizer.json spells it (byte-level letters); None for a dead row."""
         (checked,) = require_ids([token_id], self.vocab_size)
-        entry: str | None = self._run(lambda: self._backend.id_to_token(checked))
-        return entry
+        return self._backend.entry(checked)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What an id adds to the decoded text: nothing for a special token or a dead row.
@@ -114,12 +125,7 @@ class Tokenizer:
         Source: tokenizers, decoder ByteLevel: an entry with a letter outside the byte alphabet stands for itself.
         """
         entry = self.token(token_id)
-        if entry is None or entry in self._special_texts:
-            return b""
-        try:
-            return bytes(BYTE_OF_LETTER[letter] for letter in entry)
-        except KeyError:
-            return entry.encode("utf-8")
+        return b"" if entry is None or entry in self._special_texts else entry_bytes(entry)
 
     def stream(self) -> TextStream:
         return TextStream(self)
@@ -137,19 +143,6 @@ class Tokenizer:
                 f"{name}: {len(text)} characters, expected at most {most}: max_position_embeddings={self._max_tokens} "
                 f"tokens of at most {self._longest_token}"
             )
-
-    def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """`encode` would keep the interpreter's lock: no other thread ran for seconds. Of a small text a batch is no
-        gain, and starts threads, after which a fork of the process warns.
-        """
-        if len(text) < LARGE_TEXT:
-            ids: list[int] = self._run(lambda: self._backend.encode(text, add_special_tokens=add_special_tokens)).ids
-            return ids
-        (large,) = self._run(lambda: self._backend.encode_batch([text], add_special_tokens=add_special_tokens))
-        return list(large.ids)
-
-    def _run(self, call: Callable[[], T]) -> T:
-        return guarded(call, self._source)
 
 
 class TextStream:
@@ -182,36 +175,92 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
+class PackageTokenizer:
+    """The package `tokenizers` as a backend. TokenizerError is what it raises, whatever the package does."""
+
+    def __init__(self, content: bytes, source: str) -> None:
+        import tokenizers
+
+        self._source = source
+        self._rust = self._run(lambda: tokenizers.Tokenizer.from_buffer(content))
+        self._run(self._rust.no_truncation)  # transformers ignores both settings as well
+        self._run(self._rust.no_padding)
+
+    def vocabulary(self) -> dict[str, int]:
+        found: dict[str, int] = self._run(lambda: self._rust.get_vocab(with_added_tokens=True))
+        return found
+
+    def special_texts(self) -> set[str]:
+        return {token.content for token in self._run(self._rust.get_added_tokens_decoder).values() if token.special}
+
+    def entry(self, token_id: int) -> str | None:
+        entry: str | None = self._run(lambda: self._rust.id_to_token(token_id))
+        return entry
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """`encode` would keep the interpreter's lock: no other thread ran for seconds. Of a small text a batch is no
+        gain, and starts threads, after which a fork of the process warns.
+        """
+        if len(text) < LARGE_TEXT:
+            ids: list[int] = self._run(lambda: self._rust.encode(text, add_special_tokens=add_special_tokens)).ids
+            return ids
+        (large,) = self._run(lambda: self._rust.encode_batch([text], add_special_tokens=add_special_tokens))
+        return list(large.ids)
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self._run(lambda: self._rust.decode(ids, skip_special_tokens=True))
+        return text
+
+    def _run(self, call: Callable[[], T]) -> T:
+        return guarded(call, self._source)
+
+
+def has_package() -> bool:
+    """Whether `tokenizers` is installed. It has no build for the browser."""
+    try:
+        import tokenizers  # noqa: F401
+    except ModuleNotFoundError as problem:
+        if problem.name != "tokenizers":
+            raise
+        return False
+    return True
+
+
 def load_tokenizer(
-    directory: Path, config: ModelConfig, other: Callable[[], tuple[str, str] | None] | None = None
+    directory: Path,
+    config: ModelConfig,
+    other: Callable[[], tuple[str, str] | None] | None = None,
+    plain: bool = False,
 ) -> Tokenizer:
     """The tokenizer and chat template of a checkpoint; raises TokenizerError naming the file.
 
     other   a chat template and where it stands, or None; asked for where the directory has none
+    plain   see backend_of
     """
     path = directory / TOKENIZER
     content = read_bytes(path, MAX_TOKENIZER_BYTES, TokenizerError)
-    backend = backend_of(content, config, str(path))
-    bos = None if config.bos_token_id is None else backend.id_to_token(config.bos_token_id)
+    backend = backend_of(content, config, str(path), plain)
+    bos = None if config.bos_token_id is None else backend.entry(config.bos_token_id)
     chat = load_chat(directory, bos or "")
     found = other() if chat.template is None and other is not None else None
     if found is not None:
         chat = replace(chat, template=found[0], source=found[1])
-    return Tokenizer(backend, config, chat, str(path))
+    return Tokenizer(backend, config, chat)
 
 
-def backend_of(content: bytes, config: ModelConfig, source: str) -> tokenizers.Tokenizer:
-    """What the library makes of a tokenizer.json, whose ids all are rows of the embedding."""
+def backend_of(content: bytes, config: ModelConfig, source: str, plain: bool = False) -> Backend:
+    """What makes the ids that a tokenizer.json says, all of which are rows of the embedding.
+
+    plain   plain_tokenizer.py, which is also taken where the package `tokenizers` is not installed
+    """
     raw = parse_object(content, source, TokenizerError)
-    _require_byte_level(raw, source)
-    _require_bounded(raw, source)
-    backend = guarded(lambda: tokenizers.Tokenizer.from_buffer(content), source)
-    guarded(backend.no_truncation, source)  # transformers ignores both settings as well
-    guarded(backend.no_padding, source)
-    largest = max(guarded(lambda: backend.get_vocab(with_added_tokens=True), source).values(), default=0)
+    require_accepted(raw, source)
+    is_plain = plain or not has_package()
+    backend: Backend = PlainTokenizer(raw, source) if is_plain else PackageTokenizer(content, source)
+    largest = max(backend.vocabulary().values(), default=0)
     if largest >= config.vocab_size:
         raise TokenizerError(f"{source}: id {largest}, expected ids below vocab_size={config.vocab_size} (config.json)")
-    for token_id in guarded(lambda: backend.encode("").ids, source):
+    for token_id in backend.encode("", add_special_tokens=True):
         if token_id >= config.vocab_size:
             raise TokenizerError(f"{source}: post_processor: id {token_id}, expected ids below {config.vocab_size}")
     return backend
@@ -261,89 +310,3 @@ def _require_each(ids: Iterable[int], vocab_size: int) -> list[int]:
             raise RequestError(f"ids[{position}]: {show(token_id)}, expected 0 to vocab_size-1={vocab_size - 1}")
         checked.append(token_id)
     return checked
-
-
-def _require_byte_level(raw: Mapping[str, Any], source: str) -> None:
-    """Byte-level BPE without dropout, which would make ids random."""
-    model, decoder = raw.get("model"), raw.get("decoder")
-    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
-        kind = model.get("type") if isinstance(model, dict) else model
-        raise TokenizerError(f"{source}: model: {show(kind)}, expected BPE")
-    if model.get("dropout"):
-        raise TokenizerError(
-            f"{source}: model.dropout: {show(model['dropout'])}, expected null (ids must not be random)"
-        )
-    kind = decoder.get("type") if isinstance(decoder, dict) else decoder
-    if kind != "ByteLevel":
-        raise TokenizerError(f"{source}: decoder: {show(kind)}, expected ByteLevel")
-    kinds = [step.get("type") for step in _steps(raw, "pre_tokenizer")]
-    # A second ByteLevel would write the bytes of the first one's letters: each doubles the text.
-    if not kinds or kinds != ["Split"] * (len(kinds) - 1) + ["ByteLevel"]:
-        shown, expected = show(raw.get("pre_tokenizer")), "ByteLevel, alone or in a Sequence, last and after Splits"
-        raise TokenizerError(f"{source}: pre_tokenizer: {shown}, expected {expected}")
-
-
-def _require_bounded(raw: Mapping[str, Any], source: str) -> None:
-    """Nothing that makes a text longer than by BOS and a few tokens like it, and no table of endless entries.
-
-    A pattern that backtracks without end needs no rule: the library ends a match after 10**7 tries, with an error.
-    """
-
-    def require(fits: bool, key: str, value: str, expected: str) -> None:
-        if not fits:
-            raise TokenizerError(f"{source}: {key}: {value}, expected {expected}")
-
-    for key in PARTS:
-        require(len(_steps(raw, key)) <= MAX_PARTS, key, f"{len(_steps(raw, key))} parts", f"at most {MAX_PARTS}")
-    for step in _steps(raw, "normalizer"):
-        require(step.get("type") == "NFC", "normalizer", show(step), "null or NFC: others may make a text endless")
-    for step in _steps(raw, "pre_tokenizer"):
-        size = len(str(step.get("pattern")))
-        require(size <= MAX_PATTERN, "pre_tokenizer", f"a pattern of {size} characters", f"at most {MAX_PATTERN}")
-    few = f"ByteLevel, or TemplateProcessing: the text once, at most {MAX_PARTS} pieces, {MAX_PARTS} ids a token"
-    for step in _steps(raw, "post_processor"):
-        require(step.get("type") == "ByteLevel" or _adds_few(step), "post_processor", show(step), few)
-    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-        text = raw["model"].get(name)
-        require(not text, f"model.{name}", show(text), "null or an empty text")
-    added = raw.get("added_tokens")
-    contents = [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    vocabulary = raw["model"].get("vocab")
-    for key, texts in (("added_tokens", contents), ("model.vocab", vocabulary if isinstance(vocabulary, dict) else ())):
-        longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
-        require(longest <= MAX_ENTRY, key, f"an entry of {longest} characters", f"at most {MAX_ENTRY}")
-    total = sum(len(text) for text in contents if isinstance(text, str))
-    require(total <= MAX_ADDED, "added_tokens", f"{total} characters", f"at most {MAX_ADDED} of all entries together")
-
-
-def _steps(raw: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """The parts of a Sequence, or the only one; of null none. What is no object is one without a type."""
-    part = raw.get(key)
-    inner = part.get(PARTS[key]) if isinstance(part, dict) and part.get("type") == "Sequence" else part
-    parts = inner if isinstance(inner, list) else [] if inner is None else [inner]
-    return [step if isinstance(step, dict) else {} for step in parts]
-
-
-def _adds_few(step: Mapping[str, Any]) -> bool:
-    """Whether a post-processor is a TemplateProcessing that leaves a text as long as it is, but for a few tokens."""
-    single, special = step.get("single"), step.get("special_tokens")
-    if step.get("type") != "TemplateProcessing" or not isinstance(single, list) or not isinstance(special, dict):
-        return False
-    ids = [token.get("ids") if isinstance(token, dict) else None for token in special.values()]
-    texts = [piece for piece in single if isinstance(piece, dict) and "Sequence" in piece]
-    is_few = all(isinstance(each, list) and len(each) <= MAX_PARTS for each in ids)
-    return is_few and len(texts) == 1 and len(single) <= MAX_PARTS
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Letter -> byte of byte-level BPE: printable Latin-1 stands for itself, the rest follows from U+0100 on.
-
-    Source: GPT-2's bytes_to_unicode.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-BYTE_OF_LETTER: Mapping[str, int] = _byte_alphabet()

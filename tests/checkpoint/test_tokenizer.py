@@ -19,7 +19,8 @@ from builders import SPECIALS, VOCAB_SIZE, byte_level_tokenizer, tiny_config, wr
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.tokenizer import BYTE_OF_LETTER, LARGE_TEXT, Tokenizer, guarded, load_tokenizer, require_ids
+from lfm2np.checkpoint.plain_tokenizer import BYTE_OF_LETTER
+from lfm2np.checkpoint.tokenizer import LARGE_TEXT, Tokenizer, guarded, load_tokenizer, require_ids
 from lfm2np.errors import Lfm2npError, RequestError, TokenizerError
 
 CONFIG = tiny_config()
