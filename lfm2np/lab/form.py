@@ -53,6 +53,7 @@ def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
     return element(
         "form",
         told_problem("", problems),
+        kept_guesses(typed),
         element(
             "table",
             element("thead", element("tr", [element("td"), *(element("th", head, scope="col") for head in heads)])),
@@ -80,6 +81,15 @@ def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
         action="./",
         id="settings",
     )
+
+
+def kept_guesses(typed: Typed, but: str = "") -> list[Markup]:
+    """What was guessed stays where another form is sent; a field that was left empty is no guess."""
+    return [hidden(name, text) for name, text in typed.guesses.items() if text.strip() and name != but]
+
+
+def hidden(name: str, text: str) -> Markup:
+    return element("input", type="hidden", name=name, value=raw(text))
 
 
 def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> Markup:
@@ -155,9 +165,13 @@ def select(name: str, known: Sequence[str], given: str, problems: Problem) -> Ma
 
 
 def text_input(identity: str, name: str, text: str, problems: Problem, **more: object) -> Markup:
-    value = Markup(html.escape(text, quote=True))  # also what can't be seen stays what it was
-    fields = {"type": "text", "id": identity, "name": name, "value": value, "autocomplete": "off"}
+    fields = {"type": "text", "id": identity, "name": name, "value": raw(text), "autocomplete": "off"}
     return element("input", **fields, **more, **marks(identity, problems))
+
+
+def raw(text: str) -> Markup:
+    """A value of a field: also what can't be seen stays what it was."""
+    return Markup(html.escape(text, quote=True))
 
 
 def marks(identity: str, problems: Problem) -> dict[str, object]:

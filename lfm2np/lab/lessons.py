@@ -1,37 +1,28 @@
-"""Six guided lessons. Each asks for a run with some property; the engine says whether a run has it.
+"""Six guided lessons. Each has two predictions, and asks for a run with some property; the engine judges all of them.
 
-They follow docs/learn. An answer is settings, so there is nothing to compare with: a check counts what the run did, and
-runs the engine again with other settings where that is the question.
+They follow docs/learn. The last answer is settings, so there is nothing to compare with: a check counts what the run
+did, and runs the engine again with other settings where that is the question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from lfm2np.drawings.page.markup import counted
 from lfm2np.drawings.runs.run import Run
+from lfm2np.lab import exercises
 from lfm2np.lab.compute import Outcome
+from lfm2np.lab.exercises import behind
+from lfm2np.lab.predictions import Again, Prediction, Verdict, Wrong
 from lfm2np.lab.settings import NAMES, Asked, Problems, Settings, query_name, told
 from lfm2np.values import show
-
-Again = Callable[[Settings], Outcome]  # runs the engine once more; Problems for what can't be
 
 STEPS_OF_ONE = 7
 MOST_WASTED, MOST_STATIC_STEPS = 19, 25
 MOST_ROWS, MOST_WAIT = 8, 3
 LEAST_PLAIN_STEPS = 6
 OF_THE_ENGINE = ("policy", "budget", "slots", "chunked", "block_size", "num_blocks", "prefix_caching")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    right: bool
-    sentence: str
-
-
-class Wrong(Exception):
-    """The sentence of a run that is not what was asked for."""
 
 
 def expect(condition: object, sentence: str) -> None:
@@ -48,6 +39,7 @@ class Lesson:
     text: tuple[str, ...]  # paragraphs
     start: Settings
     view: str
+    predictions: Sequence[Prediction]
     question: str
     hint: str
     judge: Callable[[Settings, Settings, Outcome, Again], str]  # start, settings, their outcome, again
@@ -117,6 +109,7 @@ ONE = Lesson(
         lesson=1,
     ),
     view="timeline",
+    predictions=exercises.ONE,
     question="Make this one request take exactly 7 steps, with the same prompt and the same six tokens.",
     hint="Five decodes are five steps, whatever you do. Which setting cuts the prefill into two?",
     judge=one_request,
@@ -178,6 +171,7 @@ TWO = Lesson(
         lesson=2,
     ),
     view="policies",
+    predictions=exercises.TWO,
     question="The same requests in no more steps than now, 25, and with at most a third of the wasted cells, 19.",
     hint="Waste comes from members that have ended, and from prompts and decodes in one step. One of the policies "
     "avoids both.",
@@ -196,20 +190,13 @@ def hidden_fault(start: Settings, settings: Settings, outcome: Outcome, again: A
     assert outcome.run is not None
     for name, changed in outcome.changed.items():
         what = "tokens" if changed.tokens else "logits, though the same tokens,"
-        sentence = f"Request {name} has other {what} than without the fault{behind(outcome.run, name)}."
+        where = behind(outcome.run, name)
+        sentence = f"Request {name} has other {what} than without the fault{where and f': {where}'}."
         expect(not changed.tokens and not changed.logits, sentence)
     return (
         "Every token and every logit is the same with the fault and without it: in no step does a prompt begin right "
         "behind another request. A test that runs like this would never find the bug."
     )
-
-
-def behind(run: Run, name: str) -> str:
-    for step in run.steps:
-        names = [entry.request_id for entry in step.entries]
-        if name in names[1:] and step.entries[names.index(name)].start == 0:
-            return f": in step {step.number} it begins behind request {names[names.index(name) - 1]}"
-    return ""
 
 
 THREE = Lesson(
@@ -234,6 +221,7 @@ THREE = Lesson(
         lesson=3,
     ),
     view="isolation",
+    predictions=exercises.THREE,
     question="Keep the fault, and at least two of the requests. Hide the bug: every token and every logit is right.",
     hint="The fault needs a row of another request right before the first row of a prompt. When is there none?",
     judge=hidden_fault,
@@ -282,6 +270,7 @@ FOUR = Lesson(
         lesson=4,
     ),
     view="timeline",
+    predictions=exercises.FOUR,
     question="No step has more than 8 rows, and yet each request has its first token at most 3 steps after it came.",
     hint="A budget of 8 bounds the rows. Who still waits then, and for what: for a slot, or for decodes?",
     judge=quick_and_even,
@@ -331,6 +320,7 @@ FIVE = Lesson(
         lesson=5,
     ),
     view="memory",
+    predictions=exercises.FIVE,
     question="Find the smallest number of blocks with which nobody is preempted. Change nothing else.",
     hint="With plenty of blocks, look at the step in which most are in use, and count.",
     judge=smallest_pool,
@@ -371,6 +361,7 @@ SIX = Lesson(
         lesson=6,
     ),
     view="speculation",
+    predictions=exercises.SIX,
     question="Choose drafts, and at least two prompts, so that a third of the steps is saved. Without drafts the run "
     "has to take 6 steps or more.",
     hint="Which tasks of the trained model have answers that stand in the prompt?",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import resources
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from lfm2np.drawings.draw import START, Still, views_of
 from lfm2np.drawings.page.markup import Markup, counted, element, joined
@@ -16,12 +17,24 @@ from lfm2np.drawings.views.isolation import isolation
 from lfm2np.drawings.views.positions import positions
 from lfm2np.drawings.views.single import single
 from lfm2np.lab.compute import Outcome, compute
-from lfm2np.lab.form import Problem, form, told_problem
-from lfm2np.lab.lessons import LESSONS, Again, Lesson, Verdict
+from lfm2np.lab.form import Problem, form, hidden, kept_guesses, text_input, told_problem
+from lfm2np.lab.lessons import LESSONS, Lesson
 from lfm2np.lab.models import Models, fitting_problems, understand
-from lfm2np.lab.settings import DEFAULT, TEACHING_FAULTS, Problems, Settings, Typed, query_of, typed_of
+from lfm2np.lab.predictions import Again, Prediction, Unreadable, Verdict
+from lfm2np.lab.settings import (
+    DEFAULT,
+    GUESSES,
+    TEACHING_FAULTS,
+    Problems,
+    Settings,
+    Typed,
+    pairs_of,
+    query_of,
+    typed_of,
+)
 
 TITLE = "A laboratory of continuous batching"
+Judged = Mapping[str, Verdict | Unreadable]  # by the name of a guess
 SOURCES = "connect-src 'self'; form-action 'self'; img-src data:"
 FAILED, NO_MEMORY = 500, 507  # statuses of a reply
 
@@ -51,9 +64,10 @@ def lab_page(
     problems: Problem,
     verdict: Verdict | None,
     beside: Still | None,
+    judged: Judged | None = None,
     host: Host = SERVER,
 ) -> str:
-    """Without an outcome there are no views; without problems `beside` is there."""
+    """Without an outcome there are no views and no judged guesses; without problems `beside` is there."""
     lesson = LESSONS.get(lesson_of(typed))
     run = outcome.run if outcome else None
     untouched = outcome is not None and outcome.settings in (lesson.start if lesson else None, DEFAULT)
@@ -62,7 +76,7 @@ def lab_page(
         "section",
         host.above,
         lesson_links(lesson),
-        lesson_text(lesson, run is not None) if lesson else None,
+        lesson_text(lesson, typed, outcome, problems, judged or {}) if lesson else None,
         verdict_text(verdict) if verdict and not untouched else None,
         element(
             "details",
@@ -133,12 +147,18 @@ def lesson_links(chosen: Lesson | None) -> Markup:
     return element("nav", element("ul", items, role="list"), aria_label="Lessons", class_="lessons")
 
 
-def lesson_text(lesson: Lesson, is_drawn: bool) -> Markup:
+def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, problems: Problem, judged: Judged) -> Markup:
+    is_drawn = outcome is not None and outcome.run is not None
+    predictions = zip(GUESSES, lesson.predictions, strict=True)
     return element(
         "section",
         element("h2", f"Lesson {lesson.number}: {lesson.title}"),
         [element("p", text) for text in lesson.text],
-        element("p", element("strong", "Your turn. "), lesson.question, class_="question"),
+        [
+            exercise(number, name, prediction, typed, outcome, problems, judged.get(name))
+            for number, (name, prediction) in enumerate(predictions, start=1)
+        ],
+        element("p", element("strong", f"Exercise {len(GUESSES) + 1}. "), lesson.question, class_="question"),
         element(
             "p",
             "Change the settings below and run: the engine says whether it is so. ",
@@ -149,10 +169,57 @@ def lesson_text(lesson: Lesson, is_drawn: bool) -> Markup:
     )
 
 
-def verdict_text(verdict: Verdict) -> Markup:
+def exercise(
+    number: int,
+    name: str,
+    prediction: Prediction,
+    typed: Typed,
+    outcome: Outcome | None,
+    problems: Problem,
+    judged: Verdict | Unreadable | None,
+) -> Markup:
+    """A form of its own, which sends the settings of this page again, and last the guess."""
+    wrong = {**problems, name: str(judged)} if isinstance(judged, Unreadable) else problems
+    verdict = judged if isinstance(judged, Verdict) else None
+    kind = "letters, or none" if prediction.of_requests else "a number"
+    more = {"inputmode": None if prediction.of_requests else "numeric", "size": 8, "maxlength": 40}
+    more |= {"autofocus": judged is not None and typed.checked == name}  # what came of it is where the keyboard goes on
+    more |= {"aria_describedby": f"question-{name} verdict-{name}"} if verdict else {}
+    return element(
+        "form",
+        [hidden(field, text) for field, text in pairs_of(typed)],
+        kept_guesses(typed, but=name),
+        element("p", element("strong", f"Exercise {number}. "), prediction.question, id=f"question-{name}"),
+        element(
+            "p",
+            [element("label", f"Your guess ({kind})", for_=name), " "],
+            [text_input(name, name, typed.guesses.get(name, ""), wrong, **more), " "],
+            element("button", "Check", type="submit"),
+            class_="question",
+        ),
+        told_problem(name, wrong),
+        verdict_text(verdict, f"verdict-{name}") if verdict else None,
+        seen_run(prediction, typed, outcome.settings) if verdict and outcome else None,
+        method="get",
+        action="./",
+        class_="guess",
+        aria_label=f"Exercise {number}",
+    )
+
+
+def seen_run(prediction: Prediction, typed: Typed, settings: Settings) -> Markup | None:
+    """The way to the run that was asked about, unless it is the one on this page."""
+    changed = prediction.change(settings)
+    if changed == settings:
+        return None
+    link = f"?{query_of(changed)}&{urlencode(typed.guesses)}"
+    return element("p", element("a", "See the run that the question is about", href=link))
+
+
+def verdict_text(verdict: Verdict, identity: str = "verdict") -> Markup:
     word = element("strong", "Right. " if verdict.right else "Not yet. ")
     kind = "right" if verdict.right else "wrong"
-    return element("p", word, verdict.sentence, class_=f"verdict {kind}", id="verdict", role="status")
+    return element("p", word, verdict.sentence, class_=f"verdict {kind}", id=identity, role="status")
 
 
 # --- the result
@@ -213,19 +280,34 @@ def reply(query: str, models: Models, host: Host = SERVER) -> tuple[int, str]:
 def answer(query: str, models: Models, host: Host = SERVER) -> tuple[int, str]:
     """The status and the page: 400 where the link says what can't be."""
     pairs = parse_qsl(query, keep_blank_values=True)  # bytes that are no UTF-8 become U+FFFD
-    if len(pairs) == 1 and pairs[0][0] == "lesson" and pairs[0][1] in {str(number) for number in LESSONS}:
-        pairs = parse_qsl(query_of(LESSONS[int(pairs[0][1])].start))
+    settings_of_link = [pair for pair in pairs if pair[0] not in GUESSES]
+    if settings_of_link in [[("lesson", str(number))] for number in LESSONS]:  # and nothing else: from its start
+        start = parse_qsl(query_of(LESSONS[int(settings_of_link[0][1])].start))
+        pairs = start + [pair for pair in pairs if pair[0] in GUESSES]
     typed = typed_of(pairs)
     try:
         settings = understand(pairs, models)
     except Problems as problem:
-        return 400, lab_page(typed, None, problem.fields, None, None, host)
+        return 400, lab_page(typed, None, problem.fields, None, None, host=host)
 
     outcome = compute(settings, models)
     problems = {"fault": outcome.stopped} if outcome.stopped and settings.fault else {}
     lesson = LESSONS.get(settings.lesson)
     verdict = lesson.check(settings, outcome, again_with(models)) if lesson else None
-    return 200, lab_page(typed, outcome, problems, verdict, models.still, host)
+    judged = judge_guesses(lesson, typed, outcome, again_with(models)) if lesson else {}
+    return 200, lab_page(typed, outcome, problems, verdict, models.still, judged, host)
+
+
+def judge_guesses(lesson: Lesson, typed: Typed, outcome: Outcome, again: Again) -> Judged:
+    """Runs only what was guessed about. What is no guess is said at its field, and costs no run."""
+    judged: dict[str, Verdict | Unreadable] = {}
+    for name, prediction in zip(GUESSES, lesson.predictions, strict=True):
+        if name in typed.guesses:
+            try:
+                judged[name] = prediction.judge(typed.guesses[name], outcome, again)
+            except Unreadable as unreadable:
+                judged[name] = unreadable
+    return judged
 
 
 def again_with(models: Models) -> Again:

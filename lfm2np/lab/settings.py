@@ -19,6 +19,7 @@ ON_OFF = ("on", "off")
 MOST_REQUESTS, MOST_CHARACTERS, MOST_TOKENS, MOST_ARRIVAL = 8, 200, 48, 60
 MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_BUDGET, MOST_SLOTS, MOST_DRAFTS, MOST_LESSON = 32, 128, 256, 8, 4, 6
 MOST_FIELDS = 64  # of a query; a form has fewer
+GUESSES = ("guess-1", "guess-2")  # of a lesson's predictions; no settings, so that they change no run
 NAMES = "abcdefgh"  # of the requests, in order
 
 # What each fault does, for someone who has read the first lessons. The catalogue has more.
@@ -129,7 +130,9 @@ class Typed:
     """A link as it was typed, right or wrong: the rows that have a prompt, and the last value of each other name."""
 
     rows: tuple[Row, ...]
-    values: Mapping[str, str]
+    values: Mapping[str, str]  # of settings
+    guesses: Mapping[str, str]
+    checked: str  # the guess that is the link's last field: its form was sent; "": none
 
 
 def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]:
@@ -141,7 +144,7 @@ def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]
     if form:
         problems[""] = " ".join(form)
     typed = typed_of(query)
-    for name in SINGLE:
+    for name in (*SINGLE, *GUESSES):
         if sum(key == name for key, _ in query) > 1:
             problems[name] = f"{name} stands more than once in the link."
     values: dict[str, object] = {}
@@ -159,7 +162,7 @@ def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]
 def form_problems(query: Sequence[tuple[str, str]]) -> list[str]:
     """What is wrong and of no field: names that are not known, and rows that do not fit together."""
     found = []
-    unknown = sorted({key for key, _ in query} - {*SINGLE, *ROWS})
+    unknown = sorted({key for key, _ in query} - {*SINGLE, *ROWS, *GUESSES})
     if unknown:
         names = ", ".join(map(show, unknown[:3])) + (" and more" if len(unknown) > 3 else "")
         found.append(f"{names}: no name of a setting, expected {', '.join((*ROWS, *SINGLE))}.")
@@ -182,7 +185,16 @@ def typed_of(query: Sequence[tuple[str, str]]) -> Typed:
 
     rows = [Row(prompt, at("arrival", i), at("tokens", i)) for i, prompt in enumerate(columns["prompt"])]
     kept = [row for row in rows if row.prompt.strip()] or rows[:1]
-    return Typed(tuple(kept[:MOST_REQUESTS]), {key: text for key, text in query if key in SINGLE})
+    values, guesses = ({key: text for key, text in query if key in names} for names in (SINGLE, GUESSES))
+    checked = query[-1][0] if query and query[-1][0] in GUESSES else ""
+    return Typed(tuple(kept[:MOST_REQUESTS]), values, guesses, checked)
+
+
+def pairs_of(typed: Typed) -> list[tuple[str, str]]:
+    """The settings of a link as they were typed, for a form that sends them again beside a guess."""
+    pairs = [("prompt", row.prompt) for row in typed.rows]
+    pairs += [(name, text) for name in ROW_NUMBERS for row in typed.rows if (text := getattr(row, name)) is not None]
+    return pairs + list(typed.values.items())
 
 
 def requests_of(

@@ -34,18 +34,22 @@ class Form(HTMLParser):
         self.labelled: set[str] = set()
         self.described: set[str] = set()
         self.fields: set[str] = set()  # ids of what can be typed
-        self._select = ""
+        self._select = self._form = ""
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         own = {key: value or "" for key, value in attrs}
         self.ids += [own["id"]] if "id" in own else []
         self.described |= set(own.get("aria-describedby", "").split())
+        if tag == "form":
+            self._form = own.get("id", "")
         if tag == "label":
             self.labelled.add(own["for"])
         if tag in ("input", "select") and "name" in own and own.get("type") != "hidden":
             self.fields.add(own["id"])
             self.labelled |= {own["id"]} if own.get("aria-label") else set()
+        if self._form != "settings":
+            return
         if tag == "input" and "name" in own:
             self.sent.append((own["name"], own["value"]))
         if tag == "select":

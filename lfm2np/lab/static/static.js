@@ -99,6 +99,11 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   visit(link === "./" ? "" : link, true);
 });
+document.addEventListener("submit", (event) => {  // a guess; the settings' form is lab.js's
+  if (event.defaultPrevented) return;
+  event.preventDefault();
+  visit(`?${new URLSearchParams(new FormData(event.target))}`, true);
+});
 addEventListener("popstate", () => { if (location.search !== shown) visit(location.search, false); });
 
 // The service worker, before anything is loaded, so that it keeps all of it; without one, each visit needs the network.
