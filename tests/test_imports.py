@@ -20,7 +20,14 @@ TOP = Path(__file__).parent.parent
 
 # What every room may use, and what each may use beside that: only rooms that stand before it in this table, so that the
 # table itself shows that there is no circle of rooms. A module's room is the longest name that covers it.
-ALL_USE = {"lfm2np.child_processes", "lfm2np.errors", "lfm2np.progress", "lfm2np.values", "lfm2np.whole_file"}
+ALL_USE = {
+    "lfm2np.child_processes",
+    "lfm2np.errors",
+    "lfm2np.progress",
+    "lfm2np.system",
+    "lfm2np.values",
+    "lfm2np.whole_file",
+}
 READ = {"lfm2np.checkpoint", "lfm2np.model", "lfm2np.numerics"}
 COMPUTE = {*READ, "lfm2np.reference", "lfm2np.network"}
 RUN = {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "lfm2np.engine", "lfm2np.work", "lfm2np.scoring"}
@@ -35,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.child_processes": set(),
     "lfm2np.errors": set(),
     "lfm2np.progress": set(),
+    "lfm2np.system": set(),
     "lfm2np.values": set(),
     "lfm2np.whole_file": set(),
     "lfm2np.memory": set(),

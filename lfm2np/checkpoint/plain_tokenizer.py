@@ -12,8 +12,8 @@ A text becomes ids in five steps:
 5. The post-processor puts its ids around them, if special tokens are wanted.
 
 Which characters are letters, digits or blanks is in the tables of Python's `unicodedata` (Unicode 14 in Python 3.11,
-15 in 3.12), and for `tokenizers` 0.23 in those of Unicode 16; its NFC is of Unicode 10. So both are equal for text whose
-characters both tables have: tests/checkpoint/test_plain_tokenizer.py counts the others.
+15 in 3.12), and for `tokenizers` 0.23 in those of Unicode 16; its NFC is of Unicode 10. So both are equal for text
+whose characters both tables have: tests/checkpoint/test_plain_tokenizer.py counts the others.
 Source: tokenizers, tokenizer/added_vocabulary.rs, pre_tokenizers/byte_level.rs, models/bpe/word.rs (merge_all).
 """
 

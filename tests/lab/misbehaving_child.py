@@ -14,7 +14,7 @@ from lfm2np.lab.models import Models
 true_answer = page.answer
 
 
-def answer(query: str, models: Models) -> tuple[int, str]:
+def answer(query: str, models: Models, host: page.Host) -> tuple[int, str]:
     if query == "hang":
         while True:
             pass
@@ -34,7 +34,7 @@ def answer(query: str, models: Models) -> tuple[int, str]:
         print("not a part of the answer")
     if query == "who":
         return 200, str(os.getpid())
-    return true_answer(query, models)
+    return true_answer(query, models, host)
 
 
 if __name__ == "__main__":
