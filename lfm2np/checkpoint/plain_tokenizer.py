@@ -12,8 +12,8 @@ A text becomes ids in five steps:
 5. The post-processor puts its ids around them, if special tokens are wanted.
 
 Which characters are letters, digits or blanks is in the tables of Python's `unicodedata` (Unicode 14 in Python 3.11,
-15 in 3.12), and for `tokenizers` 0.23 in those of Unicode 16; its NFC is of Unicode 10. So both are equal for text whose
-characters both tables have: tests/checkpoint/test_plain_tokenizer.py counts the others.
+15 in 3.12), and for `tokenizers` 0.23 in those of Unicode 16; its NFC is of Unicode 10. So both are equal for text
+whose characters both tables have: tests/checkpoint/test_plain_tokenizer.py counts the others.
 Source: tokenizers, tokenizer/added_vocabulary.rs, pre_tokenizers/byte_level.rs, models/bpe/word.rs (merge_all).
 """
 
@@ -198,6 +198,9 @@ class PlainTokenizer:
             text = self._spelling(token)
             if token["normalized"] == is_normalized and id_of.setdefault(text, token_id) != token_id:
                 raise refused(source, "added_tokens", text, "texts that differ, also after NFC")
+        blank = next((text for text in id_of if is_space(text[0])), None)
+        if blank is not None and any(self._added[token_id]["rstrip"] for token_id in id_of.values()):
+            raise refused(source, "added_tokens", blank, "no blank first, as another token's rstrip would take it")
         found: dict[str, dict[str, int]] = {}
         for text in sorted(id_of, key=len, reverse=True):
             found.setdefault(text[0], {})[text] = id_of[text]
