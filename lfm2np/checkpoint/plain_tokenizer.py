@@ -198,6 +198,9 @@ class PlainTokenizer:
             text = self._spelling(token)
             if token["normalized"] == is_normalized and id_of.setdefault(text, token_id) != token_id:
                 raise refused(source, "added_tokens", text, "texts that differ, also after NFC")
+        blank = next((text for text in id_of if is_space(text[0])), None)
+        if blank is not None and any(self._added[token_id]["rstrip"] for token_id in id_of.values()):
+            raise refused(source, "added_tokens", blank, "no blank first, as another token's rstrip would take it")
         found: dict[str, dict[str, int]] = {}
         for text in sorted(id_of, key=len, reverse=True):
             found.setdefault(text[0], {})[text] = id_of[text]

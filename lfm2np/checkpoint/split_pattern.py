@@ -30,23 +30,24 @@ WORD_SYMBOLS = [(0x24B6, 0x24E9), (0x1F130, 0x1F149), (0x1F150, 0x1F169), (0x1F1
 ESCAPES = {"r": "\r", "n": "\n", "t": "\t"}
 ENDLESS = 10**9
 
-_ESCAPE = r"\\[pP]\{\w+\}|\\[sSdDrnt]|\\[!-/:-@\[-`{-~]"
-_INSIDE = rf"(?:{_ESCAPE}|[^\\\[\]^&-])"  # a class: without classes in it, && and a bare -
-_CLASS = rf"\[\^?(?:{_INSIDE}(?:-{_INSIDE})?)+\]"
-_ONE = rf"{_CLASS}|{_ESCAPE}|[^\\\[\](){{}}.^$|?*+]"
+_ESCAPED = r"\\[rnt]|\\[!-/:-@\[-`{-~]"
+_SET = r"\\[pP]\{\w+\}|\\[sSdD]"
+_INSIDE = rf"(?:{_ESCAPED}|[^\\\[\]^&-])"  # a character of a class: without classes in it, && and a bare -
+_CLASS = rf"\[\^?(?:{_SET}|{_INSIDE}(?:-{_INSIDE})?)+\]"
+_ONE = rf"{_CLASS}|{_SET}|{_ESCAPED}|[^\\\[\](){{}}.^$|?*+]"
 _FOLDED = r"\(\?i:(?:'?[A-Za-z]+|\[[A-Za-z]+\])(?:\|(?:'?[A-Za-z]+|\[[A-Za-z]+\]))*\)"
 _PART = re.compile(
     rf"(?P<bar>\|)|\(\?(?P<ahead>[=!])(?P<follows>{_ONE})\)"
     rf"|(?:(?P<folded>{_FOLDED})|(?P<one>{_ONE}))(?P<often>[?*+][?+]?|\{{\d{{1,3}}(?:,\d{{0,3}})?\}})?"
 )
-_MEMBER = re.compile(rf"({_INSIDE})(?:-({_INSIDE}))?")
+_MEMBER = re.compile(rf"({_SET})|({_INSIDE}|[&-])(?:-({_INSIDE}))?")  # also what is a class by itself
 
 
 class PatternError(ValueError):
     """What of a pattern is not taken, and what was expected."""
 
 
-@functools.cache
+@functools.lru_cache(64)
 def compiled(pattern: str) -> re.Pattern[str]:
     """A pattern of Oniguruma, as it matches there; PatternError for what might match otherwise, or nothing at all."""
     words, place = [], 0
@@ -62,7 +63,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
             words.append("|")
             continue
         fewest, most = (1, 1) if part["ahead"] else _bounds(part["often"] or "{1}")
-        if repeats == 2 and fewest > 0:
+        if repeats >= 2 and fewest > 0:
             raise PatternError(f"at {part[0]!r}: behind two endless repeats, expected only what may be absent")
         least += 0 if part["ahead"] else fewest
         repeats += most == ENDLESS
@@ -112,32 +113,34 @@ def _either_case(group: str) -> str:
 def _class(one: str) -> str:
     """A character or a class, as ranges of code points."""
     is_class = one[0] == "["
-    inner = one[1:-1].removeprefix("^") if is_class else one
     found: Ranges = []
-    for first, last in _MEMBER.findall(inner) if is_class else [(one, "")]:
-        start = _ranges(first)
-        if last:
-            end = _ranges(last)
-            if not start[0][0] == start[0][1] <= end[0][0] == end[0][1] or len(start) + len(end) > 2:
-                raise PatternError(f"at '{first}-{last}': expected two characters, the smaller one first")
-            start = [(start[0][0], end[0][0])]
-        found += start
+    for member in _MEMBER.finditer(one[1:-1].removeprefix("^") if is_class else one):
+        if member[1]:
+            found += _set(member[1])
+            continue
+        first = _code_point(member[2])
+        last = _code_point(member[3]) if member[3] else first
+        if last < first:
+            raise PatternError(f"at {member[0]!r}: expected the smaller character first")
+        found.append((first, last))
     words = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in found)
-    return f"[{'^' if one.startswith('[^') else ''}{words}]"
+    return f"[{'^' if is_class and one[1] == '^' else ''}{words}]"
 
 
-def _ranges(one: str) -> Ranges:
-    """Of what stands for characters by itself: a letter, an escape or a property."""
-    if one[0] != "\\" or one[1] not in "pPsSdD":
-        letter = ESCAPES.get(one[1], one[1]) if one[0] == "\\" else one
-        return [(ord(letter), ord(letter))]
-    if one[1] in "pP":
-        found = of_category(one[3:-1])
+def _code_point(spelling: str) -> int:
+    return ord(ESCAPES.get(spelling[-1], spelling[-1]) if spelling[0] == "\\" else spelling)
+
+
+def _set(spelling: str) -> Ranges:
+    """Of \\s, \\d or a property, or of what is none."""
+    kind = spelling[1].lower()
+    if kind == "p":
+        found = of_category(spelling[3:-1])
         if not found:
-            raise PatternError(f"at {one!r}: expected a general category, such as L or Lu")
+            raise PatternError(f"at {spelling!r}: expected a general category, such as L or Lu")
     else:
-        found = of_category("Nd") if one[1] in "dD" else sorted([*of_category("Z"), *SPACES])
-    return found if one[1] in "psd" else _others(found)
+        found = of_category("Nd") if kind == "d" else sorted([*of_category("Z"), *SPACES])
+    return found if spelling[1].islower() else _others(found)
 
 
 def _others(ranges: Ranges) -> Ranges:

@@ -7,6 +7,7 @@ serde's rules), and that nothing is asked for that plain_tokenizer.py does not d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -103,12 +104,21 @@ MAX_ID = 2**32
 
 
 def _is_text(value: object) -> bool:
-    """Of Unicode: JSON can spell half of a surrogate pair, which has no UTF-8."""
-    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value))
+    return isinstance(value, str)
 
 
 def _is_id(value: object) -> bool:
     return type(value) is int and 0 <= value < MAX_ID
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**64
+
+
+def _is_padding(value: object) -> bool:
+    return value == "BatchLongest" or (
+        isinstance(value, dict) and list(value) == ["Fixed"] and _is_count(value["Fixed"])
+    )
 
 
 def _or_null(kind: Kind) -> Kind:
@@ -116,30 +126,49 @@ def _or_null(kind: Kind) -> Kind:
     return (lambda value: value is MISSING or value is None or fits(value)), f"{expected} or null"
 
 
+def _or_missing(kind: Kind) -> Kind:
+    fits, expected = kind
+    return (lambda value: value is MISSING or fits(value)), expected
+
+
 BOOL: Kind = (lambda value: type(value) is bool), "true or false"
 TEXT: Kind = _is_text, "a text"
 ID: Kind = _is_id, f"an integer from 0 to {MAX_ID - 1}"
+COUNT: Kind = _is_count, "a count"
 OBJECT: Kind = (lambda value: isinstance(value, dict)), "an object"
 LIST: Kind = (lambda value: isinstance(value, list)), "a list"
 IDS: Kind = (lambda value: isinstance(value, list) and all(map(_is_id, value))), "a list of ids"
 TEXTS: Kind = (lambda value: isinstance(value, list) and all(map(_is_text, value))), "a list of texts"
 ZERO: Kind = (lambda value: type(value) in (int, float)), "0"  # dropout, of which the rest is refused before
-VERSION: Kind = (lambda value: value is MISSING or value == "1.0"), "'1.0'"
+VERSION: Kind = (lambda value: value == "1.0"), "'1.0'"
 FILE = {
-    "version": VERSION,
-    "truncation": _or_null(OBJECT),  # these two are not applied
+    "version": _or_missing(VERSION),
+    "truncation": _or_null(OBJECT),
     "padding": _or_null(OBJECT),
-    "added_tokens": ((lambda value: value is MISSING or isinstance(value, list)), "a list"),
+    "added_tokens": _or_missing(LIST),
     "normalizer": _or_null(OBJECT),
     "pre_tokenizer": OBJECT,
     "post_processor": _or_null(OBJECT),
     "decoder": OBJECT,
     "model": OBJECT,
 }
+SIDE: Kind = (lambda value: value in ("Left", "Right")), "Left or Right"
+STRATEGY: Kind = (lambda value: value in ("LongestFirst", "OnlyFirst", "OnlySecond")), "LongestFirst or the like"
+IGNORED = {  # by transformers too
+    "truncation": {"direction": _or_missing(SIDE), "max_length": COUNT, "strategy": STRATEGY, "stride": COUNT},
+    "padding": {
+        "strategy": (_is_padding, "BatchLongest or {'Fixed': a count}"),
+        "direction": SIDE,
+        "pad_to_multiple_of": _or_null(COUNT),
+        "pad_id": ID,
+        "pad_type_id": ID,
+        "pad_token": TEXT,
+    },
+}
 BYTE_LEVEL = {
     "add_prefix_space": BOOL,
     "trim_offsets": BOOL,
-    "use_regex": ((lambda value: value is MISSING or type(value) is bool), "true or false"),
+    "use_regex": _or_missing(BOOL),
 }
 ISOLATED: Kind = (lambda value: value == "Isolated"), "'Isolated'"
 SPLIT = {"pattern": OBJECT, "behavior": ISOLATED, "invert": BOOL}  # inverting changes nothing of isolated pieces
@@ -186,6 +215,10 @@ def require_plain(raw: Mapping[str, Any], source: str) -> None:
             if name not in names:
                 raise refused(source, where, name, f"no key but {', '.join(names)}")
 
+    try:
+        json.dumps(raw, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as problem:
+        raise refused(source, "a text", problem.object[problem.start], "valid Unicode, no lone surrogate") from None
     fields(raw, FILE, "")
     only(raw, FILE, "keys")
     for key, inner in PARTS.items():
@@ -193,6 +226,9 @@ def require_plain(raw: Mapping[str, Any], source: str) -> None:
         if part is not None and part.get("type") == "Sequence":
             fields(part, {inner: LIST}, key)
             only(part, {"type": TEXT, inner: LIST}, key)
+    for key, kinds in IGNORED.items():
+        if raw.get(key) is not None:
+            fields(raw[key], kinds, key)
     fields(raw["decoder"], BYTE_LEVEL, "decoder")
     for step in steps(raw, "pre_tokenizer"):
         fields(step, SPLIT if step["type"] == "Split" else BYTE_LEVEL, "pre_tokenizer")
