@@ -177,7 +177,7 @@ def exercise(
         seen_run(prediction, typed, outcome.settings) if verdict and outcome else None,
         method="get",
         action="./",
-        class_="guess",
+        class_="exercise",
         aria_label=f"Exercise {number}",
     )
 
@@ -244,11 +244,7 @@ def result(outcome: Outcome) -> Markup:
 
 def answer(query: str, models: Models) -> tuple[int, str]:
     """The status and the page: 400 where the link says what can't be."""
-    pairs = parse_qsl(query, keep_blank_values=True)  # bytes that are no UTF-8 become U+FFFD
-    settings_of_link = [pair for pair in pairs if pair[0] not in GUESSES]
-    if settings_of_link in [[("lesson", str(number))] for number in LESSONS]:  # and nothing else: from its start
-        start = parse_qsl(query_of(LESSONS[int(settings_of_link[0][1])].start))
-        pairs = start + [pair for pair in pairs if pair[0] in GUESSES]
+    pairs = read_link(query)
     typed = typed_of(pairs)
     try:
         settings = understand(pairs, models)
@@ -261,6 +257,16 @@ def answer(query: str, models: Models) -> tuple[int, str]:
     verdict = lesson.check(settings, outcome, again_with(models)) if lesson else None
     judged = judge_guesses(lesson, typed, outcome, again_with(models)) if lesson else {}
     return 200, lab_page(typed, outcome, problems, verdict, models.still, judged)
+
+
+def read_link(query: str) -> list[tuple[str, str]]:
+    """The fields of a link; a lesson and its guesses alone are a link to where the lesson starts."""
+    pairs = parse_qsl(query, keep_blank_values=True)  # bytes that are no UTF-8 become U+FFFD
+    guesses = [pair for pair in pairs if pair[0] in GUESSES]
+    for number, lesson in LESSONS.items():
+        if [pair for pair in pairs if pair not in guesses] == [("lesson", str(number))]:
+            return parse_qsl(query_of(lesson.start), keep_blank_values=True) + guesses
+    return pairs
 
 
 def judge_guesses(lesson: Lesson, typed: Typed, outcome: Outcome, again: Again) -> Judged:
