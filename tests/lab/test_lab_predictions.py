@@ -16,7 +16,7 @@ import pytest
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.models import Models, understand
-from lfm2np.lab.page import again_with, answer, judge_guesses, read_link
+from lfm2np.lab.page import again_with, answer, judge_guesses, lab_page, read_link
 from lfm2np.lab.predictions import Again, Unreadable, Verdict, read_number, read_requests
 from lfm2np.lab.settings import GUESSES, Asked, Settings, examine, query_of, typed_of
 
@@ -67,6 +67,7 @@ def test_a_guess_is_judged(number: int, place: int, right: str, wrong: str, why:
     ("number", "place", "change", "right", "told"),
     [
         (1, 1, {"budget": 2}, "10", "2 steps for the prompt"),
+        (1, 1, {"requests": (Asked("<start> the dog sees a red ball"),), "budget": 2}, "12", "4 steps for the prompt"),
         (1, 1, {"requests": (Asked("<start> the dog sees a red ball", 3, 2), Asked("a"))}, "9", "8 decodes"),
         (2, 1, {"requests": LESSONS[2].start.requests[:3], "policy": "fcfs"}, "6", "request c alone says 6 tokens"),
         (2, 2, {"requests": LESSONS[4].start.requests}, "32", "Step 5 is a rectangle of 3 rows and 17 columns"),
@@ -206,6 +207,9 @@ def test_a_page_without_a_guess_is_judged_of_nothing(models: Models, again: Agai
         ("guess-1", ""),
         ("guess-2", ""),
     ], "an empty field is no guess, and is not sent by another form"
+    left_empty = typed_of([("lesson", "1"), ("guess-1", " "), ("guess-2", "3")])
+    sent = Forms(lab_page(left_empty, None, {}, None, None)).sent
+    assert [pair for pair in sent["settings"] if pair[0] in GUESSES] == [("guess-2", "3")]
     for place in (1, 2):
         for guess in ("9", "10"):
             assert judged(1, place, guess, again).sentence not in page
