@@ -53,7 +53,7 @@ def lab_page(
     above = element(
         "section",
         lesson_links(lesson),
-        lesson_text(lesson, typed, outcome, problems, judged or {}) if lesson else None,
+        lesson_text(lesson, typed, outcome, judged or {}) if lesson else None,
         verdict_text(verdict) if verdict and not untouched else None,
         element(
             "details",
@@ -122,7 +122,7 @@ def lesson_links(chosen: Lesson | None) -> Markup:
     return element("nav", element("ul", items, role="list"), aria_label="Lessons", class_="lessons")
 
 
-def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, problems: Problem, judged: Judged) -> Markup:
+def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, judged: Judged) -> Markup:
     is_drawn = outcome is not None and outcome.run is not None
     predictions = zip(GUESSES, lesson.predictions, strict=True)
     return element(
@@ -130,7 +130,7 @@ def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, problems:
         element("h2", f"Lesson {lesson.number}: {lesson.title}"),
         [element("p", text) for text in lesson.text],
         [
-            exercise(number, name, prediction, typed, outcome, problems, judged.get(name))
+            exercise(number, name, prediction, typed, outcome, judged.get(name))
             for number, (name, prediction) in enumerate(predictions, start=1)
         ],
         element("p", element("strong", f"Exercise {len(GUESSES) + 1}. "), lesson.question, class_="question"),
@@ -150,16 +150,16 @@ def exercise(
     prediction: Prediction,
     typed: Typed,
     outcome: Outcome | None,
-    problems: Problem,
     judged: Verdict | Unreadable | None,
 ) -> Markup:
     """A form of its own, which sends the settings of this page again, and last the guess."""
-    wrong = {**problems, name: str(judged)} if isinstance(judged, Unreadable) else problems
+    wrong = {name: str(judged)} if isinstance(judged, Unreadable) else {}
     verdict = judged if isinstance(judged, Verdict) else None
     kind = "letters, or none" if prediction.of_requests else "a number"
     more = {"inputmode": None if prediction.of_requests else "numeric", "size": 8, "maxlength": 40}
     more |= {"autofocus": judged is not None and typed.checked == name}  # what came of it is where the keyboard goes on
-    more |= {"aria_describedby": f"question-{name} verdict-{name}"} if verdict else {}
+    if name not in wrong:  # else the problem describes it
+        more |= {"aria_describedby": f"question-{name}{f' verdict-{name}' if verdict else ''}"}
     return element(
         "form",
         [hidden(field, text) for field, text in pairs_of(typed)],
@@ -174,7 +174,7 @@ def exercise(
         ),
         told_problem(name, wrong),
         verdict_text(verdict, f"verdict-{name}") if verdict else None,
-        seen_run(prediction, typed, outcome.settings) if verdict and outcome else None,
+        seen_run(number, prediction, typed, outcome.settings) if verdict and outcome else None,
         method="get",
         action="./",
         class_="exercise",
@@ -182,13 +182,14 @@ def exercise(
     )
 
 
-def seen_run(prediction: Prediction, typed: Typed, settings: Settings) -> Markup | None:
+def seen_run(number: int, prediction: Prediction, typed: Typed, settings: Settings) -> Markup | None:
     """The way to the run that was asked about, unless it is the one on this page."""
     changed = prediction.change(settings)
     if changed == settings:
         return None
-    link = f"?{query_of(changed)}&{urlencode(typed.guesses)}"
-    return element("p", element("a", "See the run that the question is about", href=link))
+    guesses = {name: text for name, text in typed.guesses.items() if text.strip()}
+    link = f"?{urlencode(guesses)}&{query_of(changed)}"  # none of them last: nothing is checked by going there
+    return element("p", element("a", f"See the run that exercise {number} is about", href=link))
 
 
 def verdict_text(verdict: Verdict, identity: str = "verdict") -> Markup:

@@ -313,7 +313,7 @@ def test_a_guess_is_judged_where_it_stands_and_stays(browser: Any, address: str,
         assert lab.page.inner_text("#verdict-guess-1").startswith("Right. 9 tokens of the prompt")
         assert lab.settings.num_blocks == 13
     with lab.page.expect_navigation():
-        lab.page.click("text=See the run that the question is about")
+        lab.page.click("text=See the run that exercise 1 is about")
     assert len(lab.settings.requests) == 1
     assert lab.page.inner_text("#verdict-guess-1").startswith("Right. ")
     assert not lab.complaints

@@ -197,7 +197,7 @@ def test_a_guess_is_judged_where_it_was_entered_and_stays(models: Models):
     (link,) = re.findall(r'href="\?([^"]+)">See the run', page)
     pairs = parse_qsl(link.replace("&amp;", "&"), keep_blank_values=True)
     assert understand(pairs, models) == LESSONS[1].predictions[0].change(LESSONS[1].start)
-    assert typed_of(pairs).guesses == {"guess-1": "10", "guess-2": "eight"}
+    assert typed_of(pairs).guesses == {"guess-1": "10", "guess-2": "eight"} and not typed_of(pairs).checked
 
 
 def test_a_page_without_a_guess_is_judged_of_nothing(models: Models, again: Again):
@@ -225,7 +225,7 @@ def test_a_guess_is_no_setting(models: Models):
         == parse_qsl(query_of(LESSONS[3].start), keep_blank_values=True)
     )
     assert read_link("lesson=3&slots=2&guess-1=b") == [("lesson", "3"), ("slots", "2"), ("guess-1", "b")]
-    assert "stands more than once" in examine([("guess-1", "1"), ("guess-1", "2")])[1]["guess-1"]
+    assert "stands more than once" in examine([("guess-1", "1"), ("guess-1", "2")])[1][""]
     assert "'guess-3': no name of a setting" in examine([("guess-3", "1")])[1][""]
 
 
