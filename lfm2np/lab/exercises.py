@@ -58,6 +58,7 @@ def steps_of_answer(now: Outcome, then: Outcome) -> Number:
     """One request: steps without a token are the first chunks of its prompt."""
     run, tokens = run_of(then), len(then.tokens["a"])
     steps, prompt = len(run.steps), len(run.requests["a"].prompt)
+    before = len(run_of(now).steps)
     rows, decodes, chunks = sum(step.num_tokens for step in run.steps), tokens - 1, steps - tokens + 1
     prefill = "the prefill" if chunks == 1 else f"{chunks} steps for the prompt"
     return Number(
@@ -72,7 +73,7 @@ def steps_of_answer(now: Outcome, then: Outcome) -> Number:
                 f"{rows} is the number of rows. Rows of one step are computed together, and the prompt has {prompt}.",
             ),
             (prompt + tokens, f"{prompt + tokens} counts the tokens of prompt and answer, not the steps."),
-            (len(run_of(now).steps), "So many steps it takes now. Each further token takes a decode of its own."),
+            (before, f"It takes {before} steps now. Each further token takes a decode of its own."),
         ),
         "Count a step for the prompt, which gives the first token, and one for each further token.",
     )
@@ -80,7 +81,7 @@ def steps_of_answer(now: Outcome, then: Outcome) -> Number:
 
 def steps_of_rows(now: Outcome, then: Outcome) -> Number:
     run, tokens = run_of(then), len(then.tokens["a"])
-    steps, prompt = len(run.steps), len(run.requests["a"].prompt)
+    steps, prompt, before = len(run.steps), len(run.requests["a"].prompt), len(run_of(now).steps)
     return Number(
         steps,
         f"A step computes one row: {prompt} steps for the prompt, the last of which gives the first token, and "
@@ -92,8 +93,8 @@ def steps_of_rows(now: Outcome, then: Outcome) -> Number:
                 "gave no token.",
             ),
             (
-                len(run_of(now).steps),
-                f"So many steps it takes now. With a budget of 1 a prompt of {prompt} rows no longer fits into one "
+                before,
+                f"It takes {before} steps now. With a budget of 1 a prompt of {prompt} rows no longer fits into one "
                 "step.",
             ),
             (prompt, f"{prompt} steps are for the prompt alone. The decodes follow."),
@@ -149,7 +150,7 @@ def steps_of_batch(now: Outcome, then: Outcome) -> Number:
         f"{now.counts.wasted} now: members that have ended keep their rows.",
         (
             *mistakes,
-            (before, f"So many steps it takes now, with {counted(now.settings.slots, 'slot')}."),
+            (before, f"It takes {before} steps now, with {counted(now.settings.slots, 'slot')}."),
             (most, f"Request {longest} may say {most} tokens, but it ends after {tokens}."),
             (
                 sum(map(len, then.tokens.values())),
@@ -306,8 +307,8 @@ def step_of_first_token(now: Outcome, then: Outcome) -> Number:
         unfinished.append(
             (
                 step,
-                f"In step {step} its prompt is not whole: {computed} of {len(asked.prompt)} rows are computed, and only the "
-                "last one gives a token.",
+                f"In step {step} its prompt is not whole: {computed} of {len(asked.prompt)} rows are computed, and "
+                "only the last one gives a token.",
             )
         )
     before = first_token(run_of(now), name) if name in run_of(now).requests else -1

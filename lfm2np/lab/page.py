@@ -76,7 +76,7 @@ def lab_page(
         "section",
         host.above,
         lesson_links(lesson),
-        lesson_text(lesson, typed, outcome, problems, judged or {}) if lesson else None,
+        lesson_text(lesson, typed, outcome, judged or {}) if lesson else None,
         verdict_text(verdict) if verdict and not untouched else None,
         element(
             "details",
@@ -147,7 +147,7 @@ def lesson_links(chosen: Lesson | None) -> Markup:
     return element("nav", element("ul", items, role="list"), aria_label="Lessons", class_="lessons")
 
 
-def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, problems: Problem, judged: Judged) -> Markup:
+def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, judged: Judged) -> Markup:
     is_drawn = outcome is not None and outcome.run is not None
     predictions = zip(GUESSES, lesson.predictions, strict=True)
     return element(
@@ -155,7 +155,7 @@ def lesson_text(lesson: Lesson, typed: Typed, outcome: Outcome | None, problems:
         element("h2", f"Lesson {lesson.number}: {lesson.title}"),
         [element("p", text) for text in lesson.text],
         [
-            exercise(number, name, prediction, typed, outcome, problems, judged.get(name))
+            exercise(number, name, prediction, typed, outcome, judged.get(name))
             for number, (name, prediction) in enumerate(predictions, start=1)
         ],
         element("p", element("strong", f"Exercise {len(GUESSES) + 1}. "), lesson.question, class_="question"),
@@ -175,16 +175,16 @@ def exercise(
     prediction: Prediction,
     typed: Typed,
     outcome: Outcome | None,
-    problems: Problem,
     judged: Verdict | Unreadable | None,
 ) -> Markup:
     """A form of its own, which sends the settings of this page again, and last the guess."""
-    wrong = {**problems, name: str(judged)} if isinstance(judged, Unreadable) else problems
+    wrong = {name: str(judged)} if isinstance(judged, Unreadable) else {}
     verdict = judged if isinstance(judged, Verdict) else None
     kind = "letters, or none" if prediction.of_requests else "a number"
     more = {"inputmode": None if prediction.of_requests else "numeric", "size": 8, "maxlength": 40}
     more |= {"autofocus": judged is not None and typed.checked == name}  # what came of it is where the keyboard goes on
-    more |= {"aria_describedby": f"question-{name} verdict-{name}"} if verdict else {}
+    if name not in wrong:  # else the problem describes it
+        more |= {"aria_describedby": f"question-{name}{f' verdict-{name}' if verdict else ''}"}
     return element(
         "form",
         [hidden(field, text) for field, text in pairs_of(typed)],
@@ -199,21 +199,22 @@ def exercise(
         ),
         told_problem(name, wrong),
         verdict_text(verdict, f"verdict-{name}") if verdict else None,
-        seen_run(prediction, typed, outcome.settings) if verdict and outcome else None,
+        seen_run(number, prediction, typed, outcome.settings) if verdict and outcome else None,
         method="get",
         action="./",
-        class_="guess",
+        class_="exercise",
         aria_label=f"Exercise {number}",
     )
 
 
-def seen_run(prediction: Prediction, typed: Typed, settings: Settings) -> Markup | None:
+def seen_run(number: int, prediction: Prediction, typed: Typed, settings: Settings) -> Markup | None:
     """The way to the run that was asked about, unless it is the one on this page."""
     changed = prediction.change(settings)
     if changed == settings:
         return None
-    link = f"?{query_of(changed)}&{urlencode(typed.guesses)}"
-    return element("p", element("a", "See the run that the question is about", href=link))
+    guesses = {name: text for name, text in typed.guesses.items() if text.strip()}
+    link = f"?{urlencode(guesses)}&{query_of(changed)}"  # none of them last: nothing is checked by going there
+    return element("p", element("a", f"See the run that exercise {number} is about", href=link))
 
 
 def verdict_text(verdict: Verdict, identity: str = "verdict") -> Markup:
@@ -279,11 +280,7 @@ def reply(query: str, models: Models, host: Host = SERVER) -> tuple[int, str]:
 
 def answer(query: str, models: Models, host: Host = SERVER) -> tuple[int, str]:
     """The status and the page: 400 where the link says what can't be."""
-    pairs = parse_qsl(query, keep_blank_values=True)  # bytes that are no UTF-8 become U+FFFD
-    settings_of_link = [pair for pair in pairs if pair[0] not in GUESSES]
-    if settings_of_link in [[("lesson", str(number))] for number in LESSONS]:  # and nothing else: from its start
-        start = parse_qsl(query_of(LESSONS[int(settings_of_link[0][1])].start))
-        pairs = start + [pair for pair in pairs if pair[0] in GUESSES]
+    pairs = read_link(query)
     typed = typed_of(pairs)
     try:
         settings = understand(pairs, models)
@@ -296,6 +293,16 @@ def answer(query: str, models: Models, host: Host = SERVER) -> tuple[int, str]:
     verdict = lesson.check(settings, outcome, again_with(models)) if lesson else None
     judged = judge_guesses(lesson, typed, outcome, again_with(models)) if lesson else {}
     return 200, lab_page(typed, outcome, problems, verdict, models.still, judged, host)
+
+
+def read_link(query: str) -> list[tuple[str, str]]:
+    """The fields of a link; a lesson and its guesses alone are a link to where the lesson starts."""
+    pairs = parse_qsl(query, keep_blank_values=True)  # bytes that are no UTF-8 become U+FFFD
+    guesses = [pair for pair in pairs if pair[0] in GUESSES]
+    for number, lesson in LESSONS.items():
+        if [pair for pair in pairs if pair not in guesses] == [("lesson", str(number))]:
+            return parse_qsl(query_of(lesson.start), keep_blank_values=True) + guesses
+    return pairs
 
 
 def judge_guesses(lesson: Lesson, typed: Typed, outcome: Outcome, again: Again) -> Judged:

@@ -144,7 +144,7 @@ def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]
     if form:
         problems[""] = " ".join(form)
     typed = typed_of(query)
-    for name in (*SINGLE, *GUESSES):
+    for name in SINGLE:
         if sum(key == name for key, _ in query) > 1:
             problems[name] = f"{name} stands more than once in the link."
     values: dict[str, object] = {}
@@ -166,6 +166,9 @@ def form_problems(query: Sequence[tuple[str, str]]) -> list[str]:
     if unknown:
         names = ", ".join(map(show, unknown[:3])) + (" and more" if len(unknown) > 3 else "")
         found.append(f"{names}: no name of a setting, expected {', '.join((*ROWS, *SINGLE))}.")
+    found += [
+        f"{name} stands more than once in the link." for name in GUESSES if sum(key == name for key, _ in query) > 1
+    ]
     counts = {name: sum(key == name for key, _ in query) for name in ROWS}
     for name in ROW_NUMBERS:
         if counts[name] not in (0, counts["prompt"]):

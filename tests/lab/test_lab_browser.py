@@ -292,13 +292,41 @@ def test_a_lesson_is_failed_and_solved(lab: Laboratory, number: int) -> None:
     assert lab.settings.lesson == number
 
 
+@pytest.mark.parametrize("has_script", [True, False])
+def test_a_guess_is_judged_where_it_stands_and_stays(browser: Any, address: str, has_script: bool) -> None:
+    lab = Laboratory(browser, address, java_script_enabled=has_script)
+    lab.page.goto(f"{address}?lesson=5")
+    exercise = lab.page.get_by_role("form", name="Exercise 2")
+    for guess, told in (("c", "Not yet. Request c does not belong"), ("D", "Right. In step 5"), ("", "no guess yet")):
+        exercise.get_by_role("textbox", name="Your guess (letters, or none)").fill(guess)
+        with lab.page.expect_navigation():
+            lab.page.keyboard.press("Enter")
+        assert told in exercise.get_by_role("status" if guess else "alert").inner_text()
+        assert lab.page.input_value("#guess-2") == guess
+        assert lab.page.locator("#guess-2:focus").count() == 1, "the keyboard goes on there"
+    with lab.page.expect_navigation():
+        lab.page.fill("#guess-1", "4")
+        lab.page.keyboard.press("Enter")
+    if has_script:
+        lab.run({"blocks": "13"})
+        assert lab.page.inner_text("#verdict").startswith("Not yet. With 13 blocks")
+        assert lab.page.inner_text("#verdict-guess-1").startswith("Right. 9 tokens of the prompt")
+        assert lab.settings.num_blocks == 13
+    with lab.page.expect_navigation():
+        lab.page.click("text=See the run that exercise 1 is about")
+    assert len(lab.settings.requests) == 1
+    assert lab.page.inner_text("#verdict-guess-1").startswith("Right. ")
+    assert not lab.complaints
+    lab.context.close()
+
+
 # --- how it looks
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast_in_the_form_too(browser: Any, address: str, scheme: str) -> None:
     lab = Laboratory(browser, address, color_scheme=scheme)
-    lab.page.goto(f"{address}?{query_of(LESSONS[3].start)}&")
+    lab.page.goto(f"{address}?{query_of(LESSONS[3].start)}&guess-1=b+c&guess-2=x")
     lab.run({"fault": ""})
     lab.open_form()
     assert lab.page.evaluate(CONTRAST) == []
@@ -310,7 +338,7 @@ def test_text_has_contrast_in_the_form_too(browser: Any, address: str, scheme: s
 @pytest.mark.parametrize("width", [360, 768, 1280, 1920])
 def test_nothing_is_wider_than_the_page(browser: Any, address: str, width: int) -> None:
     lab = Laboratory(browser, address, width)
-    for query in (f"?{query_of(LESSONS[1].start)}", f"?{query_of(LESSONS[2].start)}"):
+    for query in (f"?{query_of(LESSONS[1].start)}", f"?{query_of(LESSONS[2].start)}&guess-1=13&guess-2=x"):
         lab.page.goto(address + query)
         lab.open_form()
         for view in each_view(lab.page):
