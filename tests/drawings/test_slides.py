@@ -46,7 +46,9 @@ def test_the_command_writes_slides(
     assert main(["draw", "--demo", "--slides", str(out), "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told == {"page": str(out), "bytes": out.stat().st_size, "steps": len(drawn.demo_run().steps)}
-    assert "lfm2np draw --demo --slides slides.html" in out.read_text(encoding="utf-8")
+    text = out.read_text(encoding="utf-8")
+    assert "lfm2np draw --demo --slides slides.html" in text
+    assert '<body class="slides">' in text
 
 
 def test_a_schedule_has_no_slides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,8 @@ SHOWN = """() => {  // what is in sight of the picture, up to which place, and w
           document.querySelector("#player-batching .spoken").textContent];
 }"""
 
+FITS = "all => all.every(one => one.scrollWidth <= one.clientWidth && one.scrollHeight <= one.clientHeight)"
+
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -199,10 +201,7 @@ def test_every_slide_fits_its_screen(browser: Any, slides_file: Path, width: int
     page.set_viewport_size({"width": width, "height": height})
     for number in range(1, 1 + len(page.query_selector_all(".view"))):
         assert number_of(page) == number
-        assert page.evaluate(
-            """() => [document.documentElement, ...document.querySelectorAll(".current .drawn")]
-                .every(one => one.scrollWidth <= one.clientWidth && one.scrollHeight <= one.clientHeight)"""
-        ), number
+        assert page.eval_on_selector_all("html, .current .drawn", FITS), number
         assert page.evaluate(CONTRAST) == [], number
         page.keyboard.press("ArrowRight")
     assert deck.complaints == []
@@ -220,6 +219,7 @@ def test_each_slide_is_a_sheet_with_its_notes(deck: Opened) -> None:
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert len([one for one in page.query_selector_all(".view") if one.is_visible()]) == count
+    assert page.eval_on_selector_all(".drawn", FITS)
     assert page.is_visible(f'[id="{count}"] .notes')
     assert not page.is_visible(".desk")
     page.emulate_media(media="screen")

@@ -91,7 +91,7 @@ def batching(run: Run) -> View:
         "Request-level against token-level batching",
         f"Look at the hatched cells. By requests, {by_requests.padding} of {cells} cells are computed for "
         "nothing: short prompts wait for long ones, finished requests for the longest answer, and nobody may join. By "
-        f"tokens there is no rectangle, and all is done after {by_tokens.steps} steps, not {by_requests.steps}.",
+        f"tokens there is no rectangle{sooner(by_requests, by_tokens)}.",
         joined(
             key(ways),
             scrolled(chart(ways, run, count), "Both ways, step by step"),
@@ -117,6 +117,12 @@ def batching(run: Run) -> View:
         num_steps=count,
         start=count - 1,
     )
+
+
+def sooner(by_requests: Outcome, by_tokens: Outcome) -> str:
+    if by_tokens.steps >= by_requests.steps:
+        return ""
+    return f", and all is done after {by_tokens.steps} steps, not {by_requests.steps}"
 
 
 def from_cache(outcome: Outcome) -> int:
@@ -301,6 +307,8 @@ def computed_cells(
         yield token(x, y, side * now.tokens, colour, text if fits else "", now.state, title)
     if wasted:
         yield waste(x + side * now.tokens, y, side * wasted, now.state, f"{title}; {wasted} wasted")
+        if wasted > 1 and side * wasted > 8 * len(str(wasted)):
+            yield words(x + side * (now.tokens + wasted / 2), y + TALL / 2 - 2, wasted, "middle", class_="lost")
 
 
 def token(x: float, y: float, width: float, colour: int, text: str, state: str, title: str) -> Markup:
