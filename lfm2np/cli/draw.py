@@ -12,7 +12,7 @@ from pathlib import Path
 from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
 from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.drawings import demo
-from lfm2np.drawings.draw import draw
+from lfm2np.drawings.draw import draw, slides
 from lfm2np.drawings.page.markup import counted
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.schedule import Schedule, read_schedule, schedule_page, schedule_text
@@ -26,6 +26,7 @@ EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np draw --demo --model LFM2-8B-A1B -o page.html
   lfm2np generate --prompt "ann has" --prompt "12+30=" --trace run.jsonl --trace-detail
   lfm2np draw run.jsonl -o page.html
+  lfm2np draw run.jsonl --slides slides.html
   lfm2np draw run.jsonl --terminal --step 3
   pytest --pyargs lfm2np.conformance --scheduler my.scheduler:factory --schedules failed
   lfm2np draw failed/reads.json --terminal"""
@@ -60,19 +61,24 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.step is not None:
         raise RequestError("--step goes with --terminal; the page has them all")
     source, of = source_of(arguments, model)
-    command = shlex.join(["lfm2np", "draw", *of, "-o", Path(arguments.output).name])
+    file = arguments.output or arguments.slides
+    option = "-o" if arguments.output else "--slides"
+    command = shlex.join(["lfm2np", "draw", *of, option, Path(file).name])
     with progress_bar("drawing") as show:
-        page = draw(chosen, trained, source, command, show)
-    write_whole(Path(arguments.output), page)
+        page = (draw if arguments.output else slides)(chosen, trained, source, command, show)
+    write_whole(Path(file), page)
     size, steps = len(page.encode()), len(chosen.steps)
-    fields = {"page": arguments.output, "bytes": size, "steps": steps}
-    print_result(arguments, fields, f"{arguments.output}: {steps} steps, {size / 1e6:.1f} MB")
+    print_result(
+        arguments, {"page": file, "bytes": size, "steps": steps}, f"{file}: {steps} steps, {size / 1e6:.1f} MB"
+    )
 
 
 def draw_schedule(schedule: Schedule, arguments: argparse.Namespace) -> None:
     """RequestError for an option of traces."""
     if arguments.step is not None or arguments.partial:
         raise RequestError("--step and --partial are for traces; a schedule is drawn as a whole")
+    if arguments.slides:
+        raise RequestError("--slides is for traces; a schedule is one page")
     if arguments.terminal:
         print(schedule_text(schedule))
         return
@@ -115,6 +121,7 @@ def add_draw(commands: Commands) -> None:
     add(parser, "--partial", PARTIAL)
     target = parser.add_mutually_exclusive_group(required=True)
     add(target, "-o --output FILE", "HTML file to write")
+    add(target, "--slides FILE", "HTML file to write: the page's pictures as slides for a lecture")
     add(target, "--terminal", "print plan, blocks and timeline of a step as text")
     add(parser, "--step N", "step to print with --terminal (the last)")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.drawings import demo
+from lfm2np.drawings.page.deck import deck
 from lfm2np.drawings.page.markup import Markup, element, joined
 from lfm2np.drawings.page.page import page
 from lfm2np.drawings.page.view import View
@@ -68,19 +69,44 @@ def views_of(run: Run, beside: Still, opening: Sequence[View], isolated: View) -
     ]
 
 
-def draw(run: Run, trained: Model, source: str, command: str, progress: Progress = lambda done, count: None) -> str:
+def no_progress(done: int, count: int) -> None:
+    pass
+
+
+def draw(run: Run, trained: Model, source: str, command: str, progress: Progress = no_progress) -> str:
+    """The page of a run. `trained` is the trained fixture, `command` what makes the page again."""
+    views = views_beside(run, trained, progress)
+    return page(TITLE, about(run, source, command), views, start=START)
+
+
+def slides(run: Run, trained: Model, source: str, command: str, progress: Progress = no_progress) -> str:
+    """The pictures of the same views, one a slide."""
+    views = views_beside(run, trained, progress)
+    paper = element("p", "Every number comes from a run: of a model that fits on paper, or ", size_of(run, source))
+    return deck(TITLE, joined(paper, element("p", "Made by ", element("code", command), ".")), views)
+
+
+def views_beside(run: Run, trained: Model, progress: Progress) -> list[View]:
+    """The views of a run, with what pages show that is not of it."""
     beside = still(trained)
     progress(1, 3)
     isolated = isolation(demo.leaking(trained))
     progress(2, 3)
     views = views_of(run, beside, [beside.single, batching(beside.together), beside.positions], isolated)
-    text = page(TITLE, about(run, source, command), views, start=START)
     progress(3, 3)
-    return text
+    return views
+
+
+def size_of(run: Run, source: str) -> str:
+    config = run.config
+    return (
+        f"{source} (sequences: {len(run.requests)}, steps: {len(run.steps)}): "
+        f"policy {config['policy']}, {config['num_blocks']} blocks of {config['block_size']} tokens, at most "
+        f"{config['max_num_batched_tokens']} tokens and {config['max_num_seqs']} sequences a step."
+    )
 
 
 def about(run: Run, source: str, command: str) -> Markup:
-    config = run.config
     views, paper = "views 4 and 6 to 9", "the worksheet"
     if is_sparse(run):
         views, paper = "views 4, 5 and 7 to 10 and what the worksheet asks of experts", "the rest of the worksheet"
@@ -88,12 +114,10 @@ def about(run: Run, source: str, command: str) -> Markup:
         element(
             "p",
             f"Every number here comes from a run. Views 1 to 3 and {paper} show a model that fits on paper, "
-            f"{views} {source} (sequences: {len(run.requests)}, steps: {len(run.steps)}): "
-            f"policy {config['policy']}, {config['num_blocks']} blocks of {config['block_size']} tokens, at most "
-            f"{config['max_num_batched_tokens']} tokens and {config['max_num_seqs']} sequences a step.",
+            f"{views} {size_of(run, source)}",
         ),
-        element("p", "Made by ", element("code", command), ". Arrow keys step the run of the view in sight."),
+        element("p", "Made by ", element("code", command), ". Arrow keys step the view in sight, P plays it."),
     )
 
 
-__all__ = ["View", "draw"]
+__all__ = ["View", "draw", "slides"]

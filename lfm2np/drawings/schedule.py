@@ -148,7 +148,7 @@ def schedule_page(schedule: Schedule, source: str, command: str) -> str:
 
 def program(schedule: Schedule) -> View:
     calls = "\n".join(schedule.calls)
-    return view_without_steps("calls", "The calls", "The smallest program that was found.", element("pre", calls))
+    return view_without_steps("calls", "The calls", "The smallest program that was found.", "", element("pre", calls))
 
 
 def figure(schedule: Schedule) -> Markup:

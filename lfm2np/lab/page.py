@@ -103,7 +103,7 @@ def views(outcome: Outcome, run: Run, beside: Still) -> list[View]:
     on_paper = outcome.settings.model == "paper"
     opening = [
         single(run, beside.weights, "main") if on_paper else beside.single,
-        batching(run, "main"),
+        batching(run),
         positions(run, "main") if on_paper else beside.positions,
     ]
     leaking = isolation(outcome.leaking, "A step of these requests, without prefix cache, drafts and fault")

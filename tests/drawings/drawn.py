@@ -1,12 +1,13 @@
-"""The demo's run and its page, made once for all tests of drawings."""
+"""The demo's run, its page and its slides, made once for all tests of drawings."""
 
 from __future__ import annotations
 
 from functools import cache
+from html.parser import HTMLParser
 
 import lfm2np
 from lfm2np.drawings import demo
-from lfm2np.drawings.draw import draw
+from lfm2np.drawings.draw import draw, slides
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.loading import Model
 
@@ -33,3 +34,42 @@ def draw_demo() -> str:
 @cache
 def demo_page() -> str:
     return draw_demo()
+
+
+def draw_slides() -> str:
+    return slides(demo_run(), trained(), "the demo", "lfm2np draw --demo --slides slides.html")
+
+
+@cache
+def demo_slides() -> str:
+    return draw_slides()
+
+
+@cache
+def hand_run() -> Run:
+    model, words, _ = demo.hand_model()
+    return demo.hand_together(model, words)
+
+
+class Checked(HTMLParser):
+    """Every element that was opened is closed, ids are unique, nothing is loaded from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        assert not {"src", "srcset", "data", "action"} & found.keys()
+        assert (found.get("href") or "#").startswith("#")
+        assert not any(name.startswith("on") for name in found)
+        self.scripts += tag == "script"
+        if found.get("id"):
+            self.ids.append(found["id"] or "")
+        if tag not in ("meta", "input", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # The texts on the screen whose contrast to what is behind them is below 4.5.
@@ -45,3 +46,24 @@ def each_view(page: Any) -> Iterator[str]:
         page.wait_for_selector(f"#{view}.current")
         assert len([one for one in page.query_selector_all(".view") if one.is_visible()]) == 1
         yield view
+
+
+class Opened:
+    """A page, with what it complained of and what it asked the network for."""
+
+    def __init__(self, browser: Any, file: Path, width: int = 1200, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(file.as_uri())
+
+
+def go(page: Any, player: str, step: int) -> None:
+    """By the slider of the player."""
+    page.eval_on_selector(
+        f"#player-{player} input", "(one, step) => { one.value = step; one.dispatchEvent(new Event('input')); }", step
+    )

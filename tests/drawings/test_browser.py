@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_checks import CONTRAST, each_view
+from page_checks import CONTRAST, Opened, each_view, go
 
 import lfm2np
 from lfm2np.drawings import demo
@@ -60,29 +60,11 @@ def file(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Opened:
-    """A page, with what it complained of and what it asked the network for."""
-
-    def __init__(self, browser: Any, file: Path, width: int = 1200, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(file.as_uri())
-
-
 @pytest.fixture
 def opened(browser: Any, file: Path) -> Iterator[Opened]:
     made = Opened(browser, file)
     yield made
     made.context.close()
-
-
-def go(page: Any, player: str, step: int) -> None:
-    page.evaluate(f"players[{player!r}].go({step})")
 
 
 def test_every_view_renders_without_complaints_or_requests(opened: Opened, run: Run, file: Path) -> None:

@@ -6,7 +6,6 @@ import html
 import json
 import re
 from dataclasses import asdict
-from html.parser import HTMLParser
 from pathlib import Path
 
 import drawn
@@ -307,34 +306,10 @@ def test_the_demo_shows_what_it_is_for(trained: Model, main_run: Run) -> None:
     assert chosen.exact_forwards[-1] == chosen.exact_backwards[-1]
 
 
-class Checked(HTMLParser):
-    """Every element that was opened is closed, ids are unique, nothing is loaded from elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.scripts = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        assert not {"src", "srcset", "data", "action"} & found.keys()
-        assert (found.get("href") or "#").startswith("#")
-        assert not any(name.startswith("on") for name in found)
-        self.scripts += tag == "script"
-        if found.get("id"):
-            self.ids.append(found["id"] or "")
-        if tag not in ("meta", "input", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_is_whole_and_the_same_again(page: str) -> None:
     assert page == drawn.draw_demo()
     assert len(page.encode()) < 3_000_000
-    checked = Checked()
+    checked = drawn.Checked()
     checked.feed(page)
     assert checked.open == []
     assert checked.scripts == 1
@@ -345,7 +320,7 @@ def test_a_hostile_prompt_changes_nothing(trained: Model) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     lines = recorded(trained, [Coming(HOSTILE, HOSTILE, params), Coming("b", "ann", params)])
     text = draw(read_run(lines), trained, HOSTILE, HOSTILE)
-    checked = Checked()
+    checked = drawn.Checked()
     checked.feed(text)
     assert checked.open == []
     assert checked.scripts == 1

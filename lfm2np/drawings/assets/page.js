@@ -6,6 +6,9 @@ const all = (selector, within = document) => [...within.querySelectorAll(selecto
 // All of a page: what listens beyond its body does so until `left` is aborted, where another page takes its place.
 function begin(left) {
   const listen = (target, kind, does) => target.addEventListener(kind, does, { signal: left });
+  const PACE = 900;  // milliseconds a step
+  const still = matchMedia("(prefers-reduced-motion: reduce)");  // then time jumps from step to step
+  const isDeck = document.body.classList.contains("slides");  // slides, not a page
   const views = all(".view");
   const players = {};
   const marked = [];  // numbers that are lit
@@ -15,7 +18,8 @@ function begin(left) {
     const steps = [];
     for (const view of views.filter((one) => one.dataset.player === name))
       for (const part of all("[data-step]", view)) (steps[part.dataset.step] ||= []).push(part);
-    const me = (players[name] = { name, bar, slider, steps, last: +slider.max, step: +slider.max, timer: 0 });
+    const me = (players[name] = { name, bar, slider, steps, last: +slider.max, step: +slider.max, timer: 0, part: 0 });
+    const pictures = views.filter((one) => one.dataset.player === name).flatMap((one) => all(".plays", one));
     const turn = (part, on) => (part.classList.contains("at") ? (part.hidden = !on) : part.classList.toggle("now", on));
     me.show = (wanted) => {
       const step = Math.max(0, Math.min(me.last, wanted));
@@ -24,21 +28,54 @@ function begin(left) {
       me.step = step;
       slider.value = step;
       bar.querySelector("output").textContent = `step ${step} of ${me.last}`;
+      me.glide(0, false);
       forget();
     };
-    me.pause = () => { clearInterval(me.timer); me.timer = 0; bar.querySelector(".play").setAttribute("aria-pressed", "false"); };
-    me.play = () => {
-      if (me.timer) return me.pause();
-      if (me.step === me.last) me.show(0);
-      bar.querySelector(".play").setAttribute("aria-pressed", "true");
-      me.timer = setInterval(() => { me.show(me.step + 1); remember(); if (me.step === me.last) me.pause(); }, 900);
+    // Where time stands in pictures of it: at the end of a step, and `part` of the way through the next one.
+    me.glide = (part, follows) => {
+      me.part = part;
+      for (const picture of pictures) {
+        const { left, wide, steps, full } = picture.dataset, x = +left + wide * (me.step + 1 + part);
+        picture.querySelector("clipPath rect").setAttribute("width", me.step === me.last ? full : x);
+        picture.querySelector(".playhead").setAttribute("transform", `translate(${x - left - wide * steps})`);
+        const box = picture.closest(".scroll"), at = (x * picture.ownerSVGElement.clientWidth) / full - box.scrollLeft;
+        if (follows && (at < 60 || at > box.clientWidth - 60)) box.scrollLeft += at - box.clientWidth / 2;
+      }
     };
-    me.go = (step) => { me.pause(); me.show(step); remember(); };
+    const pressed = (on) => {
+      const button = bar.querySelector(".play");
+      button.textContent = on ? "Pause" : "Play";
+      button.setAttribute("aria-label", `${button.textContent} ${bar.dataset.what}`);
+    };
+    me.speak = () => {  // of steps that play by themselves, nothing
+      const said = all(".says", current).find((one) => one.checkVisibility());
+      bar.querySelector(".spoken").textContent = said ? said.textContent : `step ${me.step} of ${me.last}`;
+    };
+    me.pause = () => { cancelAnimationFrame(me.timer); me.timer = 0; pressed(false); };
+    me.play = () => {
+      if (me.timer) { me.pause(); return me.speak(); }
+      if (me.step === me.last) me.show(0);
+      pressed(true);
+      let before = performance.now(), part = me.part;
+      const tick = (now) => {
+        part += (Math.max(0, now - before) / PACE) * bar.querySelector(".speed").value;
+        before = now;
+        if (part >= 1) { part = 0; me.show(me.step + 1); remember(); }
+        if (me.step === me.last) return me.pause();
+        me.glide(still.matches ? 0 : part, true);
+        me.timer = requestAnimationFrame(tick);
+      };
+      me.timer = requestAnimationFrame(tick);
+    };
+    me.go = (step) => { me.pause(); me.show(step); me.glide(0, true); remember(); me.speak(); };
     slider.addEventListener("input", () => me.go(+slider.value));
     bar.querySelector(".first").addEventListener("click", () => me.go(0));
     bar.querySelector(".back").addEventListener("click", () => me.go(me.step - 1));
     bar.querySelector(".on").addEventListener("click", () => me.go(me.step + 1));
     bar.querySelector(".play").addEventListener("click", me.play);
+    bar.querySelector(".speed").addEventListener("change", (event) => {
+      for (const one of all(".speed")) one.value = event.target.value;
+    });
   }
 
   // One view a screen.
@@ -58,6 +95,46 @@ function begin(left) {
       one.bar.hidden = !mine;
     }
     forget();
+    if (isDeck) fit(view);
+  }
+  // Slides: the picture as large as there is room for.
+  function fit(view, most = 1.8) {
+    const stage = view.querySelector(".drawn"), shown = stage?.firstElementChild;
+    if (!shown) return;
+    const fits = (zoom) => {
+      shown.style.zoom = zoom;
+      return stage.scrollHeight <= stage.clientHeight && stage.scrollWidth <= stage.clientWidth;
+    };
+    let low = 0.2, high = most;
+    for (let round = 0; round < 8; round++) fits((low + high) / 2) ? (low = (low + high) / 2) : (high = (low + high) / 2);
+    fits(low);
+  }
+  function turn(by) {
+    const view = views[Math.max(0, Math.min(views.length - 1, views.indexOf(current) + by))];
+    if (view !== current) { place(view); remember(); }
+  }
+  function toggle(button, on) { button.setAttribute("aria-pressed", on); }
+  const tools = {
+    note: (button) => { toggle(button, document.body.classList.toggle("with-notes")); fit(current); },
+    full: () => (document.fullscreenElement ? document.exitFullscreen() : document.documentElement.requestFullscreen()),
+  };
+  for (const [kind, does] of Object.entries(tools))
+    for (const button of all(`.desk .${kind}`)) button.addEventListener("click", () => does(button));
+  for (const [kind, by] of [["back", -1], ["on", 1]])
+    for (const button of all(`.turns .${kind}`)) button.addEventListener("click", () => turn(by));
+  if (isDeck) {
+    listen(window, "resize", () => fit(current));
+    listen(document, "fullscreenchange", () => toggle(document.querySelector(".desk .full"), !!document.fullscreenElement));
+  }
+  // The keys of slides; the others are the player's.
+  function turned(event) {
+    const { key, shiftKey, target } = event;
+    if (key === " " && target.closest("button, summary, a")) return false;
+    const by = { ArrowRight: 1, ArrowLeft: -1, PageDown: 1, PageUp: -1, " ": 1, Home: -views.length, End: views.length }[key];
+    if (by !== undefined && !(shiftKey && key.startsWith("Arrow"))) turn(shiftKey ? -by : by);
+    else if (key === "n" || key === "f") document.querySelector(key === "n" ? ".desk .note" : ".desk .full").click();
+    else return false;
+    return true;
   }
   function remember() {
     const me = players[current.dataset.player];
@@ -79,7 +156,9 @@ function begin(left) {
     if (event.key === "Escape") { event.target.closest("details[open]")?.removeAttribute("open"); forget(); }
     const scrolls = event.target.closest(".scroll");
     if (event.target.closest("[data-how] td") || (scrolls && scrolls.scrollWidth > scrolls.clientWidth)) return;
+    if (isDeck && turned(event)) return event.preventDefault();
     const me = players[current.dataset.player];
+    if (me && event.key === "p") me.play();
     const to = me && { ArrowRight: me.step + 1, ArrowLeft: me.step - 1, Home: 0, End: me.last }[event.key];
     if (to !== undefined) { me.go(to); event.preventDefault(); }
   });
@@ -90,6 +169,7 @@ function begin(left) {
       for (const part of all("[data-part]", chooser.closest(".view"))) part.hidden = part.dataset.part !== wanted;
       for (const one of all("button", chooser)) one.setAttribute("aria-pressed", one.value === wanted);
       forget();
+      if (isDeck && current.contains(chooser)) fit(current);
     };
     chooser.addEventListener("click", (event) => event.target.closest("button") && choose(event.target.closest("button").value));
     choose(chooser.dataset.first);
@@ -226,8 +306,17 @@ function begin(left) {
   }
 
   let wasOpen = [];
-  listen(window, "beforeprint", () => { wasOpen = all("details:not([open])"); for (const one of wasOpen) one.open = true; });
-  listen(window, "afterprint", () => { for (const one of wasOpen) one.open = false; });
+  listen(window, "beforeprint", () => {
+    wasOpen = isDeck ? [] : all("details:not([open])");
+    for (const one of wasOpen) one.open = true;
+    document.documentElement.classList.toggle("printing", isDeck);  // slides of the size of their paper
+    if (isDeck) for (const one of views) fit(one);
+  });
+  listen(window, "afterprint", () => {
+    for (const one of wasOpen) one.open = false;
+    document.documentElement.classList.remove("printing");
+    if (isDeck) fit(current);
+  });
   listen(window, "hashchange", fromHash);
   document.documentElement.classList.add("script");
   for (const one of Object.values(players)) one.show(+one.bar.dataset.start);

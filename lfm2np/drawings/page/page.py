@@ -18,7 +18,13 @@ BUTTONS = (
     ("on", "Next", "Next step of"),
 )
 BEGIN = "\nbegin(new AbortController().signal);\n"
-PLAYERS = {"single": "the single request", "hand": "the hand model's run", "main": "the run"}
+PLAYERS = {
+    "single": "the single request",
+    "batching": "both ways to batch",
+    "hand": "the hand model's run",
+    "main": "the run",
+}
+SPEEDS = {"0.5": "½×", "1": "1×", "2": "2×", "4": "4×"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,24 @@ def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None =
 
     start   the view that is shown first; none: the first one
     """
+    body = element(
+        "div",
+        element("header", element("h1", title), class_="top"),
+        element("div", contents(views), [player(name, views) for name in PLAYERS], class_="side"),
+        element(
+            "main",
+            panel.above if panel else None,
+            [section(view, number, views) for number, view in enumerate(views)],
+            element("footer", about, class_="about"),
+            id="views",
+        ),
+        class_="layout",
+    )
+    return document(title, body, panel, data_start=start or None)
+
+
+def document(title: str, shown: Markup, panel: Panel | None = None, **attributes: object) -> str:
+    """What is shown, with style, fills and script, in a file that loads nothing. The attributes are the body's."""
     style, script = asset("page.css"), asset("page.js") + (panel.script if panel else BEGIN)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     sources = panel.sources if panel else "form-action 'none'"
@@ -50,26 +74,8 @@ def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None =
         element("title", title),
         element("style", Markup(style)),
     )
-    body = element(
-        "body",
-        element("a", "Skip to the views", href="#views", class_="skip"),
-        patterns(),
-        element(
-            "div",
-            element("header", element("h1", title), class_="top"),
-            element("div", contents(views), [player(name, views) for name in PLAYERS], class_="side"),
-            element(
-                "main",
-                panel.above if panel else None,
-                [section(view, number, views) for number, view in enumerate(views)],
-                element("footer", about, class_="about"),
-                id="views",
-            ),
-            class_="layout",
-        ),
-        element("script", Markup(script)),
-        data_start=start or None,
-    )
+    skip = element("a", "Skip to the views", href="#views", class_="skip")
+    body = element("body", skip, patterns(), shown, element("script", Markup(script)), **attributes)
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
@@ -92,7 +98,8 @@ def section(view: View, index: int, views: Sequence[View]) -> Markup:
         "section",
         element("h2", element("span", index + 1, class_="num"), " ", view.title, id=f"{view.id}-title"),
         element("p", view.lesson, class_="lesson") if view.lesson else None,
-        view.body,
+        drawn(view),
+        view.text,
         element(
             "p",
             element("a", f"\u2190 {before.title}", href=f"#{before.id}") if before else element("span"),
@@ -106,6 +113,10 @@ def section(view: View, index: int, views: Sequence[View]) -> Markup:
     )
 
 
+def drawn(view: View) -> Markup | None:
+    return element("figure", element("div", view.picture), class_="drawn") if view.picture else None
+
+
 def player(name: str, views: Sequence[View]) -> Markup:
     """The controls that step all views of one run; hidden without the script."""
     steps = max((view.num_steps for view in views if view.player == name), default=0)
@@ -116,16 +127,24 @@ def player(name: str, views: Sequence[View]) -> Markup:
         element("button", text, type="button", class_=kind, aria_label=f"{label} {what}")
         for kind, text, label in BUTTONS
     ]
+    speeds = [element("option", text, value=value, selected=value == "1") for value, text in SPEEDS.items()]
     return element(
         "div",
         element("div", buttons, class_="buttons"),
         element("input", type="range", min=0, max=steps - 1, value=steps - 1, aria_label=f"Step of {what}"),
-        element("output", f"step {steps - 1} of {steps - 1}"),
+        element(
+            "div",
+            element("output", f"step {steps - 1} of {steps - 1}", aria_live="off"),
+            element("select", speeds, class_="speed", aria_label=f"Speed of {what}"),
+            class_="pace",
+        ),
+        element("p", class_="spoken", role="status"),  # the sentence of a step to which one goes by hand
         class_="player",
         id=f"player-{name}",
         role="group",
         aria_label=f"Steps of {what}",
         data_player=name,
+        data_what=what,
         data_start=start,
         hidden=True,
     )
@@ -139,7 +158,9 @@ def patterns() -> Markup:
         stripe = element("rect", width=gap, height=1.2, class_="stripe")
         ground = element("rect", width=gap, height=gap, class_=f"ground g{index}")
         fills.append(pattern(f"p{index}", gap, gap, (0, 45, 90, 135)[index % 4], ground, stripe))
-    fills.append(pattern("waste", 5, 6, 45, element("line", x1=0, y1=0, x2=0, y2=6, class_="waste-line")))
+    stripe = element("line", x1=0, y1=0, x2=0, y2=6, class_="waste-line")
+    across = element("line", x1=0, y1=0, x2=6, y2=0, class_="waste-line")
+    fills += [pattern("waste", 5, 6, 45, stripe), pattern("held", 6, 6, 45, stripe, across)]
     return element("svg", element("defs", fills), width=0, height=0, class_="defs", aria_hidden="true")
 
 

@@ -14,12 +14,13 @@ NUM_COLOURS = 8
 
 @dataclass(frozen=True)
 class View:
-    """A section of the page. `player` names the run whose steps it shows: main, hand, or none."""
+    """A section of the page. `player` names what its steps are of: see PLAYERS in page.py; none: it has no steps."""
 
     id: str
     title: str
     lesson: str  # one sentence
-    body: Markup
+    picture: Markup  # what a slide shows, with its legend; empty where there is nothing to draw
+    text: Markup  # what a reader needs besides, below the picture
     player: str = "none"
     num_steps: int = 0
     start: int = 0  # the step that the script shows first; without it the last one stands
@@ -30,26 +31,36 @@ def fullest(run: Run) -> int:
     return max(run.steps, key=lambda step: (len(step.entries), step.num_tokens, -step.number)).number
 
 
-def view_without_steps(id: str, title: str, lesson: str, *body: object) -> View:
-    return View(id, title, lesson, joined(*body))
+def view_without_steps(id: str, title: str, lesson: str, picture: object, *text: object) -> View:
+    return View(id, title, lesson, joined(picture), joined(*text))
 
 
-def view_of_run(run: Run, player: str, id: str, title: str, lesson: str, *body: object) -> View:
+def view_of_run(run: Run, player: str, id: str, title: str, lesson: str, picture: object, *text: object) -> View:
     """The view of a run's steps, which first shows the fullest of them."""
-    return View(id, title, lesson, joined(*body), player, len(run.steps), fullest(run))
+    return View(id, title, lesson, joined(picture), joined(*text), player, len(run.steps), fullest(run))
 
 
 def by_step(run: Run, drawn: Callable[[Step], object]) -> list[Markup]:
     """What is drawn of each step, shown only at that step; without the script, at the last one."""
-    last = len(run.steps) - 1
+    return by_number(len(run.steps), lambda number: drawn(run.steps[number]))
+
+
+def by_number(count: int, drawn: Callable[[int], object]) -> list[Markup]:
     return [
-        element("div", drawn(step), class_="at", data_step=step.number, hidden=step.number != last)
-        for step in run.steps
+        element(
+            "div",
+            drawn(number),
+            class_="at" if number < count - 1 else "at end",
+            data_step=number,
+            hidden=number < count - 1,
+        )
+        for number in range(count)
     ]
 
 
 def step_text(step: Step, *text: object) -> Markup:
-    return element("p", element("strong", f"Step {step.number}. "), text)
+    """One sentence, which is also spoken to who steps by hand."""
+    return element("p", element("strong", f"Step {step.number}. "), text, class_="says")
 
 
 def row_labels(run: Run, step: Step) -> list[str]:

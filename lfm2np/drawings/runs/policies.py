@@ -6,10 +6,10 @@ Tokens do not depend on the schedule, so no model is needed: the recorded ones c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.runs.run import ENTRY_FIELDS, Entry, Run, Step
 from scheduler import POLICIES, Request, Scheduler, SchedulerConfig
 
 MOST_STEPS = 100_000
@@ -17,18 +17,18 @@ MOST_STEPS = 100_000
 
 @dataclass(frozen=True)
 class Pass:
-    """One step: of each request of its batch the state slot and the tokens that it gets."""
+    """One step, and the requests that a rectangle would have rows for, with their slots."""
 
-    shares: Mapping[str, tuple[int, int]]  # in the order of the flat array: slot, tokens
-    batch: Mapping[str, int]  # the requests that a rectangle would have rows for, and their slots
+    step: Step
+    batch: Mapping[str, int]
 
     @property
     def rows(self) -> int:
-        return sum(count for _, count in self.shares.values())
+        return self.step.num_tokens
 
     @property
     def longest(self) -> int:
-        return max((count for _, count in self.shares.values()), default=0)
+        return max((len(entry.token_ids) for entry in self.step.entries), default=0)
 
     @property
     def padding(self) -> int:
@@ -41,6 +41,7 @@ class Outcome:
     """What a policy made of the requests. Steps are counted from 0; times are steps after the arrival."""
 
     name: str
+    run: Run  # as if this had been recorded, every sequence a request of its own
     passes: tuple[Pass, ...]
     first: Mapping[str, int]  # request -> steps until its first token
     last: Mapping[str, int]  # request -> steps until its last
@@ -71,7 +72,8 @@ def answers(run: Run) -> dict[str, list[int]]:
 def under(run: Run, name: str, **changes: Any) -> Outcome:
     """All requests, each by itself, through a scheduler with these sizes."""
     known = answers(run)
-    left = [request for key, request in run.requests.items() if key in known]
+    left = [replace(request, parent=None) for key, request in run.requests.items() if key in known]
+    requests = {request.request_id: request for request in left}
     config: dict[str, Any] = {**run.config, **changes}
     if config.get("sliding_window") and POLICIES[config["policy"]].reserves:
         # The pool of a run that takes windows only may not hold a whole length, which these policies take at first.
@@ -97,14 +99,28 @@ def under(run: Run, name: str, **changes: Any) -> Outcome:
             for entry in plan.scheduled
             for name_ in entry.samples
         }
-        for ended in scheduler.update(plan, said):
-            last[ended.request_id] = step - arrived[ended.request_id]
+        finished = {ended.request_id: "length" for ended in scheduler.update(plan, said)}
+        for name_ in finished:
+            last[name_] = step - arrived[name_]
         for name_ in said:
             first.setdefault(name_, step - arrived[name_])
-        shares = {entry.request_id: (entry.slot, len(entry.token_ids)) for entry in plan.scheduled}
-        batch |= {share: slot for share, (slot, _) in shares.items()}
-        passes.append(Pass(shares, dict(batch)))
-    return Outcome(name, tuple(passes), first, last)
+        batch |= {entry.request_id: entry.slot for entry in plan.scheduled}
+        computed = Step(
+            number=step,
+            entries=tuple(Entry(**{key: getattr(entry, key) for key in ENTRY_FIELDS}) for entry in plan.scheduled),
+            moves=tuple((move.kind, move.source, move.destination) for move in plan.moves),
+            admitted=plan.admitted,
+            preempted=plan.preempted,
+            tokens={name_: tuple(ids) for name_, ids in said.items()},
+            finished=finished,
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            free_blocks=scheduler.pool.num_free,
+        )
+        passes.append(Pass(computed, dict(batch)))
+    steps = tuple(one.step for one in passes)
+    rerun = replace(run, config=config, requests=requests, steps=steps, events=(), schedule=())
+    return Outcome(name, rerun, tuple(passes), first, last)
 
 
 def one_after_another(run: Run) -> tuple[int, int, int]:

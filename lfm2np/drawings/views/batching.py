@@ -1,141 +1,192 @@
-"""Request-level beside token-level batching: the same requests, step by step, with the cells that are wasted."""
+"""Request-level above token-level batching, on one axis of time that plays: the same requests, with what is wasted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
-from lfm2np.drawings.page.markup import Markup, counted, element, scrolled, table, visible
-from lfm2np.drawings.page.svg import figure, rectangle, words
-from lfm2np.drawings.page.view import View, by_step, cell, legend, mark, short_names, view_of_run
-from lfm2np.drawings.runs.derive import colours
-from lfm2np.drawings.runs.policies import Outcome, Pass, under
+from lfm2np.drawings.page.markup import Markup, counted, element, joined, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, line, rectangle, words
+from lfm2np.drawings.page.view import View, by_number, cell, legend, mark, short_names, step_numbers
+from lfm2np.drawings.runs.derive import (
+    ABSENT,
+    DECODE,
+    ENDED,
+    IDLE,
+    LETTERS,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    RECOMPUTED,
+    Moment,
+    colours,
+    moments,
+)
+from lfm2np.drawings.runs.policies import Outcome, under
 from lfm2np.drawings.runs.run import Run, Step
 
-SIDE, LEFT, TOP, GAP = 20.0, 46.0, 34.0, 6.0
-MOST_WIDE = 160  # cells side by side that are drawn
+LEFT, RIGHT, HEADING, GAP, AXIS = 44.0, 150.0, 26.0, 12.0, 24.0
+TALL = 28.0  # of a lane
+WIDEST, NARROWEST, ALL_STEPS = 64.0, 16.0, 768.0  # of a step, and of all of them where they need not be narrower
+TOKEN = 11.0  # the least width of a token that is drawn by itself
+PLAYER = "batching"
+MOST_STEPS = 160  # that are drawn
+HELD, WAITS = "held", "its slot waits"  # by requests: a slot whose request has ended, and one with no part in a step
+SAID = {
+    PREFILL: "prefill",
+    RECOMPUTED: "computed again",
+    DECODE: "decode",
+    WAITS: "its slot waits",
+    IDLE: "nothing for it",
+    HELD: "ended, but keeps its slot",
+    PREEMPTED: "preempted",
+    QUEUED: "waiting",
+}
 
 
-def batching(run: Run, player: str = "hand") -> View:
-    """`run` is what the steps below show; both pictures are of its requests, under either way to batch."""
-    by_requests = under(run, "request-level", policy="static")
+@dataclass(frozen=True)
+class Way:
+    """The requests under one way to batch."""
+
+    title: str
+    policy: str
+    outcome: Outcome
+    rectangles: bool  # whether a step computes a rectangle: its batch by the longest share
+    states: Mapping[str, Sequence[Moment]]
+
+    def at(self, name: str, number: int) -> Moment:
+        """A request's moment in a step; after the last one all have ended."""
+        if number >= len(self.outcome.passes):
+            return Moment(ENDED)
+        now = self.states[name][number]
+        if self.rectangles and name in self.outcome.passes[number].batch and not now.tokens:
+            return Moment(HELD if now.state == ENDED else WAITS)
+        return now
+
+    def cells(self, name: str, number: int) -> int:
+        """Wasted in this request's row of the rectangle."""
+        if not self.rectangles or number >= len(self.outcome.passes):
+            return 0
+        computed = self.outcome.passes[number]
+        return computed.longest - self.at(name, number).tokens if name in computed.batch else 0
+
+
+def way(run: Run, title: str, policy: str, rectangles: bool) -> Way:
+    outcome = under(run, title, policy=policy)
+    return Way(title, policy, outcome, rectangles, moments(outcome.run))
+
+
+def batching(run: Run) -> View:
+    """Both halves are of the requests of `run`, and not of its steps: the scheduler once more, either way."""
+    ways = (way(run, "By requests", "static", rectangles=True), way(run, "By tokens", "fcfs", rectangles=False))
+    by_requests, by_tokens = (one.outcome for one in ways)
     drafted = any(entry.num_drafts for step in run.steps for entry in step.entries)
-    by_tokens = under(run, "token-level", policy="fcfs")
+    longest = max(len(one.passes) for one in (by_requests, by_tokens))
+    count = min(longest, MOST_STEPS)
+    spared = from_cache(by_tokens)
     cells = by_requests.rows + by_requests.padding
-    return view_of_run(
-        run,
-        player,
-        "batching",
+    return View(
+        PLAYER,
         "Request-level against token-level batching",
         f"Look at the hatched cells. By requests, {by_requests.padding} of {cells} cells are computed for "
         "nothing: short prompts wait for long ones, finished requests for the longest answer, and nobody may join. By "
-        "tokens there is no rectangle.",
-        legend(
-            ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
-            ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", "decode")),
-            ("computed again", cell(1, 1, 16, 16, 0, "a", "recomputed")),
-            ("wasted: computed, and thrown away", wasted(1, 1, 16, "")),
+        f"tokens there is no rectangle{sooner(by_requests, by_tokens)}.",
+        joined(
+            key(ways),
+            scrolled(chart(ways, run, count), "Both ways, step by step"),
+            by_number(count, lambda number: of_step(ways, number)),
         ),
-        element(
-            "div",
-            way(run, by_requests, "By requests", "static", rectangles=True),
-            way(run, by_tokens, "By tokens", "fcfs", rectangles=False),
-            class_="pair",
+        joined(
+            element("p", f"{counted(longest - count, 'step')} more are not drawn.") if longest > count else None,
+            element(
+                "p",
+                "Both are the real scheduler once more, every sequence by itself"
+                + (", without the drafts of the run" if drafted else "")
+                + ". A column is a step, a row a request"
+                + (f", without the {counted(spared, 'token')} of prompts that the prefix cache has" if spared else "")
+                + ". All steps are equally wide: each reads all weights once, "
+                "and with so few tokens that is nearly all of its time. Until its first token a request waits "
+                f"{mean_wait(by_requests)} steps by requests, {mean_wait(by_tokens)} by tokens (means). Where a prompt "
+                "of n tokens joins B - 1 requests that decode one token each, a rectangle pads (n - 1)(B - 1) cells; "
+                "the flat array none.",
+            ),
+            by_number(count, lambda number: flat_array(by_tokens, number)),
         ),
-        summary(by_requests, by_tokens),
-        element(
-            "p",
-            "Both are the real scheduler once more, every sequence by itself"
-            + (", without the drafts of the run" if drafted else "")
-            + ". A column is a step, a row a slot. Where a prompt of n tokens joins B - 1 requests that decode "
-            "one token each, a rectangle pads (n - 1)(B - 1) cells; the flat array none.",
-        ),
-        by_step(run, lambda step: rows_of(run, step)),
+        player=PLAYER,
+        num_steps=count,
+        start=count - 1,
     )
 
 
-def way(run: Run, outcome: Outcome, title: str, policy: str, rectangles: bool) -> Markup:
-    total = outcome.rows + (outcome.padding if rectangles else 0)
-    text = f"{counted(outcome.steps, 'step')}, {total} cells, {total - outcome.rows} of them wasted"
-    more = len(outcome.passes) - len(fitting(outcome))
-    return element(
-        "div",
-        element("h3", title, " ", element("small", f"(policy {policy}): {text}")),
-        scrolled(chart(run, outcome, title, rectangles), title),
-        element("p", f"{counted(more, 'step')} more at the right are not drawn.") if more else None,
+def sooner(by_requests: Outcome, by_tokens: Outcome) -> str:
+    if by_tokens.steps >= by_requests.steps:
+        return ""
+    return f", and all is done after {by_tokens.steps} steps, not {by_requests.steps}"
+
+
+def from_cache(outcome: Outcome) -> int:
+    """Tokens before the first that a request computes."""
+    starts: dict[str, int] = {}
+    for step in outcome.run.steps:
+        for entry in step.entries:
+            starts.setdefault(entry.request_id, entry.start)
+    return sum(starts.values())
+
+
+def mean_wait(outcome: Outcome) -> str:
+    return f"{sum(outcome.first.values()) / max(1, len(outcome.first)):.1f}"
+
+
+# --- what runs along: a sentence, and the sums so far
+
+
+def of_step(ways: Sequence[Way], number: int) -> Markup:
+    return joined(
+        element("p", sentence(ways, number), class_="says"), element("div", counters(ways, number), class_="counters")
     )
 
 
-def fitting(outcome: Outcome) -> Sequence[Pass]:
-    ends = accumulate(max(one.longest, 1) for one in outcome.passes)
-    return outcome.passes[: sum(end <= MOST_WIDE for end in ends)]
+def counters(ways: Sequence[Way], number: int) -> Markup:
+    rows = []
+    for one in ways:
+        passes = one.outcome.passes[: number + 1]
+        given = sum(len(ids) for each in passes for ids in each.step.tokens.values())
+        rows_ = sum(each.rows for each in passes)
+        padding = sum(each.padding for each in passes) if one.rectangles else 0
+        ended = sum(len(each.step.finished) for each in passes)
+        waiting = sum(one.at(name, number).state in (QUEUED, PREEMPTED) for name in one.states)
+        rows.append([one.title, len(passes), given, rows_, padding, f"{ended} of {len(one.states)}", waiting])
+    head = ["", "steps", "tokens given", "rows computed", "rows wasted", "finished", "waiting"]
+    return table(f"After step {number}", head, rows)
 
 
-def is_of(run: Run, outcome: Outcome) -> bool:
-    """Whether the run itself went so: then its steps can be shown in the picture."""
-    of_run = [{entry.request_id: len(entry.token_ids) for entry in step.entries} for step in run.steps]
-    return of_run == [{name: count for name, (_, count) in one.shares.items()} for one in outcome.passes]
+def sentence(ways: Sequence[Way], number: int) -> Markup:
+    halves = [f"{one.title}, {told(one, number)}." for one in ways]
+    return joined(element("strong", f"Step {number}. "), " ".join(halves))
 
 
-def chart(run: Run, outcome: Outcome, title: str, rectangles: bool) -> Markup:
-    """A column a step, as wide as its longest share; a row a slot; in it the request's tokens, and what is wasted."""
-    slots = 1 + max((slot for one in outcome.passes for slot in one.batch.values()), default=0)
-    numbers, shown, follows = colours(run), short_names(run.requests), is_of(run, outcome)
-    outputs = dict.fromkeys(outcome.first, 0)
-    height, x = TOP + SIDE * slots + 8, LEFT
-    shapes: list[object] = [
-        words(LEFT - 6, TOP + (slot + 0.5) * SIDE, f"slot {slot}", "end", class_="tick") for slot in range(slots)
-    ]
-    for number, computed in enumerate(fitting(outcome)):
-        width = SIDE * max(computed.longest, 1)
-        drawn = column(computed, x, (number, numbers, shown, outputs), rectangles)
-        band = rectangle(x - GAP / 2, 0, width + GAP, height, class_="band")
-        heading = words(x + width / 2, 16, number, "middle", class_="tick")
-        parts = (band, heading, drawn)
-        shapes.append(mark(number, *parts) if follows else element("g", parts))
-        x += width + GAP
-        for name in computed.shares:
-            outputs[name] += number - run.requests[name].arrival >= outcome.first[name]
-    text = "Steps from left to right, slots from top to bottom; hatched cells are wasted."
-    return figure(f"{title}: the cells of every step", text, x + 8, height, shapes)
+def told(one: Way, number: int) -> str:
+    """The states of a step, each with its requests."""
+    shown = short_names(one.states)
+    parts = []
+    for state, text in SAID.items():
+        names = []
+        for name in one.states:
+            now = one.at(name, number)
+            if now.state == state:
+                names.append(shown[name] + (f" ({now.tokens})" if now.tokens > 1 else ""))
+        if names:
+            parts.append(f"{text}: {', '.join(names)}")
+    if number < len(one.outcome.passes) and one.outcome.passes[number].step.finished:
+        parts.append(f"ends: {', '.join(shown[name] for name in one.outcome.passes[number].step.finished)}")
+    return "; ".join(parts) or ("all finished" if number >= len(one.outcome.passes) else "nothing to do")
 
 
-def column(
-    computed: Pass,
-    x: float,
-    known: tuple[int, Mapping[str, int], Mapping[str, str], Mapping[str, int]],
-    rectangles: bool,
-) -> list[Markup]:
-    """One step: in each slot of its batch the tokens of its request, then the cells that a rectangle adds."""
-    step, numbers, shown, outputs = known
-    shapes = []
-    for name, slot in computed.batch.items():
-        count = computed.shares.get(name, (slot, 0))[1]
-        y = TOP + slot * SIDE + 1
-        kind = "prefill" if not outputs[name] else "decode" if count == 1 else "recomputed"
-        for index in range(count):
-            title = f"step {step}, {visible(name)}: token {index + 1} of {count}"
-            shapes.append(cell(x + index * SIDE + 1, y, SIDE - 2, SIDE - 2, numbers[name], shown[name], kind, title))
-        for index in range(count, computed.longest if rectangles else 0):
-            why = "its slot waits" if not count else "padding"
-            shapes.append(wasted(x + index * SIDE + 1, y, SIDE - 2, f"step {step}, {visible(name)}: wasted, {why}"))
-    return shapes
-
-
-def wasted(x: float, y: float, side: float, title: str) -> Markup:
-    label = element("title", title) if title else None
-    return rectangle(x, y, side, side, label, class_="waste")
-
-
-def summary(by_requests: Outcome, by_tokens: Outcome) -> Markup:
-    def line(one: Outcome, title: str, padding: int) -> list[object]:
-        share = f"{100 * padding / max(1, one.rows + padding):.0f} %"
-        waits = f"{sum(one.first.values()) / max(1, len(one.first)):.1f}"
-        return [title, one.steps, one.rows, padding, share, waits]
-
-    head = ["", "steps", "tokens computed", "cells wasted", "share wasted", "mean steps to first token"]
-    rows = [line(by_requests, "by requests", by_requests.padding), line(by_tokens, "by tokens", 0)]
-    return table("The same requests, both ways", head, rows)
+def flat_array(outcome: Outcome, number: int) -> Markup | None:
+    if number >= len(outcome.passes):
+        return element("p", "By tokens all requests are finished.")
+    return rows_of(outcome.run, outcome.passes[number].step)
 
 
 def rows_of(run: Run, step: Step) -> Markup:
@@ -145,4 +196,160 @@ def rows_of(run: Run, step: Step) -> Markup:
         answer = " ".join(visible(run.word(token)) for token in said)
         rows.append([len(rows), visible(entry.request_id), place, visible(run.word(token)), answer])
     head = ["row", "request", "position", "token", "what comes of it"]
-    return table(f"Step {step.number} of the run: its flat array", head, rows)
+    return table(f"By tokens, step {step.number}: its flat array", head, rows)
+
+
+# --- the picture
+
+
+@dataclass(frozen=True)
+class Scale:
+    wide: float  # of a step
+    apart: bool  # whether each token is drawn by itself
+    count: int  # steps
+
+    def x(self, number: float) -> float:
+        return LEFT + number * self.wide
+
+
+def chart(ways: Sequence[Way], run: Run, count: int) -> Markup:
+    """Lanes of requests, by requests above and by tokens below; steps from left to right."""
+    longest = max((computed.longest for one in ways for computed in one.outcome.passes), default=1)
+    wide = min(WIDEST, max(NARROWEST, ALL_STEPS / count))
+    scale = Scale(wide, wide >= TOKEN * longest, count)
+    lanes = len(ways[0].states)
+    half = HEADING + TALL * lanes + GAP
+    width, height = scale.x(count) + RIGHT, 2 * half + AXIS
+    bands = (rectangle(scale.x(step), 0, wide, height, class_="band") for step in range(count))
+    still: list[object] = [mark(step, band) for step, band in enumerate(bands)]
+    moving: list[object] = []
+    for index, one in enumerate(ways):
+        top = index * half + HEADING
+        heading = f"{one.title} (policy {one.policy})"
+        still.append(words(4, top - HEADING / 2, heading, class_="label heading"))
+        still += names_of(one, scale, top)
+        drawn = [lane(one, name, row, run, scale, top) for row, name in enumerate(one.states)]
+        moving.append(element("g", drawn, end_of(one, scale, top, lanes), class_="half"))
+    still += step_numbers(count, wide, LEFT, height - AXIS / 2)
+    reach = element("clipPath", rectangle(0, 0, width, height), id="reach")
+    played = element("g", moving, class_="played", clip_path="url(#reach)")
+    x = scale.x(count)
+    handle = element("path", d=f"M{x:g} {height - AXIS:g}l-6 9h12z")
+    head = element("g", line(x, 0, x, height - AXIS), handle, class_="playhead needs-script")
+    sizes = {"data_left": f"{LEFT:g}", "data_wide": f"{wide:g}", "data_steps": count, "data_full": f"{width:g}"}
+    description = (
+        "Above by requests, below by tokens: a lane for each request, a column for each step. Hatched is wasted."
+    )
+    return figure(
+        "The same requests, batched by requests and by tokens",
+        description,
+        width,
+        height,
+        element("g", reach, still, played, head, class_="plays", **sizes),
+    )
+
+
+def names_of(one: Way, scale: Scale, top: float) -> Iterator[Markup]:
+    for row, name in enumerate(short_names(one.states).values()):
+        y = top + (row + 0.5) * TALL
+        yield words(LEFT - 10, y, name, "end", class_="label")
+        yield line(LEFT, y, scale.x(scale.count), y, class_="lane")
+
+
+def lane(one: Way, name: str, row: int, run: Run, scale: Scale, top: float) -> list[Markup]:
+    """A request's steps; those in which it only waits are one bar."""
+    colour, letter = colours(run)[name], short_names(one.states)[name]
+    y = top + row * TALL + 2
+    shapes: list[Markup] = []
+    steps = range(min(len(one.outcome.passes), scale.count))
+    for kind, group in groupby(steps, key=lambda number: one.at(name, number).state):
+        numbers = list(group)
+        if kind in (QUEUED, PREEMPTED, IDLE):
+            wide = scale.wide * len(numbers)
+            title = f"{visible(name)}, {between(numbers)}: {SAID[kind]}"
+            text = SAID[kind] if wide > 8 * len(SAID[kind]) else LETTERS[kind]
+            shapes.append(bar(scale.x(numbers[0]) + 1, y, wide - 2, kind, text, title))
+        elif kind not in (ABSENT, ENDED):
+            for number in numbers:
+                shapes += computed_cells(one, name, number, (colour, letter), scale, y)
+    return shapes
+
+
+def bar(x: float, y: float, width: float, kind: str, text: str, title: str) -> Markup:
+    """With its text at the left, where it is seen first."""
+    drawn = rectangle(x, y, width, TALL - 4, class_=f"cell {kind}")
+    return element("g", drawn, words(x + 5, y + TALL / 2 - 2, text, class_="letter"), element("title", title))
+
+
+def between(numbers: Sequence[int]) -> str:
+    return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
+
+
+def computed_cells(
+    one: Way, name: str, number: int, painted: tuple[int, str], scale: Scale, y: float
+) -> Iterator[Markup]:
+    """The tokens that a step computes for a request, then the cells that a rectangle adds."""
+    colour, letter = painted
+    now, wasted = one.at(name, number), one.cells(name, number)
+    longest = one.outcome.passes[number].longest if scale.apart or wasted else now.tokens
+    side = scale.wide / max(1, longest)
+    x = scale.x(number)
+    title = f"step {number}, {visible(name)}: {SAID[now.state]}, {counted(now.tokens, 'token')}"
+    if scale.apart:
+        for index in range(now.tokens):
+            yield token(x + index * side, y, side, colour, letter, now.state, title)
+        for index in range(now.tokens, now.tokens + wasted):
+            yield waste(x + index * side, y, side, now.state, f"{title}; wasted")
+        return
+    if now.tokens:
+        text = letter if now.state == DECODE else str(now.tokens)
+        fits = side * now.tokens > 8 * len(text)
+        yield token(x, y, side * now.tokens, colour, text if fits else "", now.state, title)
+    if wasted:
+        yield waste(x + side * now.tokens, y, side * wasted, now.state, f"{title}; {wasted} wasted")
+        if wasted > 1 and side * wasted > 8 * len(str(wasted)):
+            yield words(x + side * (now.tokens + wasted / 2), y + TALL / 2 - 2, wasted, "middle", class_="lost")
+
+
+def token(x: float, y: float, width: float, colour: int, text: str, state: str, title: str) -> Markup:
+    if state == DECODE:  # round, whatever the width of its step
+        side = min(width - 1, TALL - 4)
+        return cell(x + (width - side) / 2, y + (TALL - 4 - side) / 2, side, side, colour, text, state, title)
+    return cell(x + 0.5, y, width - 1, TALL - 4, colour, text, state, title)
+
+
+def waste(x: float, y: float, width: float, state: str, title: str) -> Markup:
+    kind = "waste held" if state == HELD else "waste"
+    return rectangle(x + 0.5, y, width - 1, TALL - 4, element("title", title), class_=kind)
+
+
+def end_of(one: Way, scale: Scale, top: float, lanes: int) -> Markup | None:
+    """Where all are finished, if that is drawn."""
+    last = len(one.outcome.passes)
+    if last > scale.count:
+        return None
+    x = scale.x(last)
+    y = top + TALL * lanes / 2
+    lines = (
+        words(x + 8, y + by, text, class_="label")
+        for by, text in ((-9, "all finished after"), (9, counted(last, "step")))
+    )
+    return element("g", line(x, top - 2, x, top + TALL * lanes), *lines, class_="ended")
+
+
+def key(ways: Sequence[Way]) -> Markup:
+    """Of the states that there are."""
+    steps = [(one, number) for one in ways for number in range(len(one.outcome.passes))]
+    shown = {one.at(name, number).state for one, number in steps for name in one.states}
+    samples = {
+        PREFILL: ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
+        DECODE: ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", DECODE)),
+        RECOMPUTED: ("computed again", cell(1, 1, 16, 16, 0, "a", RECOMPUTED)),
+        QUEUED: ("waits", cell(1, 1, 16, 16, 0, LETTERS[QUEUED], QUEUED)),
+        PREEMPTED: ("preempted: its memory was taken", cell(1, 1, 16, 16, 0, LETTERS[PREEMPTED], PREEMPTED)),
+        IDLE: ("nothing for it in this step", cell(1, 1, 16, 16, 0, LETTERS[IDLE], IDLE)),
+    }
+    entries = [sample for state, sample in samples.items() if state in shown]
+    wasted = ("wasted: padding, or a slot that waits", rectangle(1, 1, 16, 16, class_="waste"))
+    held = ("wasted: ended, but keeps its slot", rectangle(1, 1, 16, 16, class_="waste held"))
+    return legend(*entries, wasted, held)

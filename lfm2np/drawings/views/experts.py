@@ -29,12 +29,14 @@ def experts(run: Run) -> View:
         f"Every token goes to {per_token} of {first.num_experts} experts, by its own row alone. An expert is "
         "one product over the tokens of the step that chose it, whichever request they are of: a prompt gives it many "
         "rows, a decode of few requests one or two, and its weights are read all the same.",
-        legend(
-            ("a token of the flat array; a row of the expert that it chose", cell(1, 1, 16, 16, 0, "a")),
-            ("a decode", cell(1, 1, 16, 16, 0, "a", "decode")),
-        ),
+        [
+            legend(
+                ("a token of the flat array; a row of the expert that it chose", cell(1, 1, 16, 16, 0, "a")),
+                ("a decode", cell(1, 1, 16, 16, 0, "a", "decode")),
+            ),
+            by_step(run, lambda step: of_step(run, step, states, step.number % every == 0)),
+        ],
         element("p", f"Every {every}. step is drawn; the tables have all.") if every > 1 else None,
-        by_step(run, lambda step: of_step(run, step, states, step.number % every == 0)),
         element("h3", "How many experts a step reads"),
         element("p", why(first, per_token)),
         decodes_table(found, first, per_token),

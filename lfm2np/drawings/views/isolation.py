@@ -28,7 +28,7 @@ def isolation(leak: Leak | None, of: str = "A step of the trained fixture") -> V
     """`of` says whose step it is; without one, that there is none."""
     if leak is None:
         none = "In no step of these requests does one begin behind another, so nobody could see anybody."
-        return view_without_steps("isolation", "Who can see whom", LESSON, element("p", none))
+        return view_without_steps("isolation", "Who can see whom", LESSON, "", element("p", none))
     buttons = []
     for index, what in enumerate(CHOICES):
         button = element("input", type="radio", name="leak", value=index, checked=index == 0)
@@ -37,17 +37,19 @@ def isolation(leak: Leak | None, of: str = "A step of the trained fixture") -> V
         "isolation",
         "Who can see whom",
         LESSON,
-        element("fieldset", element("legend", "The step, as it was computed"), buttons, class_="choices needs-script"),
-        element("p", requests_text(leak, of)),
-        legend(
-            ("sees a token of this step", rectangle(2, 2, 14, 14, class_="sees")),
-            (
-                "sees what is kept of an earlier step: keys and values, or the state",
-                rectangle(5, 5, 8, 8, class_="sees"),
+        [
+            element("fieldset", element("legend", "As it was computed"), buttons, class_="choices needs-script"),
+            legend(
+                ("sees a token of this step", rectangle(2, 2, 14, 14, class_="sees")),
+                (
+                    "sees what is kept of an earlier step: keys and values, or the state",
+                    rectangle(5, 5, 8, 8, class_="sees"),
+                ),
+                ("sees a token of another request: a leak", rectangle(2, 2, 14, 14, class_="sees leak")),
             ),
-            ("sees a token of another request: a leak", rectangle(2, 2, 14, 14, class_="sees leak")),
-        ),
-        [choice(leak, index, what) for index, what in enumerate(CHOICES)],
+            [choice(leak, index, what) for index, what in enumerate(CHOICES)],
+        ],
+        element("p", requests_text(leak, of)),
         element(
             "p",
             f"A convolution of {leak.taps} taps reaches {leak.taps - 1} rows back. Packed without a state of "

@@ -31,7 +31,7 @@ MOST_WITH_NUMBERS = 64  # steps whose numbers are in the page; a longer run show
 def ledger(run: Run) -> View:
     if not any(step.operations for step in run.steps):
         body = element("p", "This run was recorded without --trace-detail, so its operations are not known.")
-        return view_without_steps("ledger", "What is batched and what is not", "", body)
+        return view_without_steps("ledger", "What is batched and what is not", "", "", body)
     every = -(-len(run.steps) // MOST_WITH_NUMBERS)
     quiz = element(
         "p",
@@ -45,10 +45,12 @@ def ledger(run: Run) -> View:
         "ledger",
         "What is batched and what is not",
         LESSON + OF_EXPERTS if is_sparse(run) else LESSON,
-        element("dl", [[element("dt", name), element("dd", CLASSES[name])] for name in classes(run)]),
-        quiz,
+        [
+            element("dl", [[element("dt", name), element("dd", CLASSES[name])] for name in classes(run)]),
+            quiz,
+            by_step(run, lambda step: of_step(run, step, step.number % every == 0)),
+        ],
         element("p", f"The numbers of every {every}. step are here, the sizes of all.") if every > 1 else None,
-        by_step(run, lambda step: of_step(run, step, step.number % every == 0)),
     )
 
 

@@ -73,9 +73,8 @@ def memory(run: Run) -> View:
         "Memory",
         "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
         "is a few columns for each request, however long it is.",
-        map_legend(run, of_windows is not None),
+        [map_legend(run, of_windows is not None), by_step(run, of_step)],
         element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
-        by_step(run, of_step),
         element("h3", "All steps"),
         scrolled(chart(of_all, "Blocks and their owners"), "Block pool"),
         windows_chart(of_windows) if of_windows else None,

@@ -72,8 +72,8 @@ def order(chosen: Orders, where: str) -> View:
         "Why order matters, and then does not",
         "A float32 sum depends on the order of its terms, and batching changes the order. On a grid of whole "
         "numbers every sum is exact, so no order, batch or thread count can change a bit.",
-        element("p", f"{len(chosen.left)} products: {where}."),
         table("One dot product, four ways", ["", "the sum", "its bits, or its value"], rows),
+        element("p", f"{len(chosen.left)} products: {where}."),
         element(
             "p",
             element("strong", "different bits" if first != second else "the same bits, this time", class_="changed"),

@@ -26,10 +26,9 @@ def policies(run: Run) -> View:
         "The same work under each policy",
         "No policy changes a token. What changes is how many steps it takes, how much padding a rectangle "
         "would need, and how long each request waits for its first token.",
+        [summary(outcomes), scrolled(chart(outcomes), "Steps by policy")],
         element("p", "The real scheduler once more, with every sequence by itself and without drafts."),
         element("dl", [[element("dt", title), element("dd", text)] for title, _, text in CHOSEN]),
-        summary(outcomes),
-        scrolled(chart(outcomes), "Steps by policy"),
         gains(run, outcomes),
         details("Steps until the first and the last token, by request", waits(outcomes)),
     )

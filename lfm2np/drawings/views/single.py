@@ -28,7 +28,7 @@ def single(run: Run, weights: Weights, player: str = "single") -> View:
         lesson="First the whole prompt in one pass, then a token a pass: the cache keeps what is needed of the others."
         if alone
         else "All tokens of a step are the rows of one matrix. Only the convolution and attention ask whose they are.",
-        body=joined(
+        picture=joined(
             chooser(kinds),
             element(
                 "p",
@@ -39,12 +39,12 @@ def single(run: Run, weights: Weights, player: str = "single") -> View:
             ),
             drawn,
             element("p", [element("span", text, class_=f"key {class_}") for class_, text in KEYS], class_="legend"),
-            element(
-                "p",
-                f"This model fits on paper: {counted(len(kinds), 'block')}, hidden size 4, two heads, whole "
-                "numbers as weights, ten words. A product has its weights above it and its rows at the left; "
-                "dashed cells were there before the step.",
-            ),
+        ),
+        text=element(
+            "p",
+            f"This model fits on paper: {counted(len(kinds), 'block')}, hidden size 4, two heads, whole "
+            "numbers as weights, ten words. A product has its weights above it and its rows at the left; "
+            "dashed cells were there before the step.",
         ),
         player=player,
         num_steps=len(run.steps),

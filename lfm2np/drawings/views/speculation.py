@@ -33,21 +33,23 @@ def speculation(run: Run) -> View:
     )
     if not any(entry.num_drafts for step in run.steps for entry in step.entries):
         none = element("p", "This run was made without a drafter: try lfm2np generate --speculative ngram.")
-        return view_without_steps("speculation", "Speculation", LESSON, about, none)
+        return view_without_steps("speculation", "Speculation", LESSON, "", about, none)
     return view_of_run(
         run,
         "main",
         "speculation",
         "Speculation",
         LESSON,
+        [
+            legend(
+                ("a step's own token", cell(1, 1, 16, 16, 0, "1", "decode")),
+                ("3 drafts, 2 of them accepted", cell(1, 1, 16, 16, 0, "2/3", "accepted")),
+                ("drafts, none accepted", cell(1, 1, 16, 16, 0, "0/2", "rejected")),
+            ),
+            scrolled(chart(run), "Drafts by step"),
+            by_step(run, lambda step: [routes_of(run, step), now(run, step)]),
+        ],
         about,
-        legend(
-            ("a step's own token", cell(1, 1, 16, 16, 0, "1", "decode")),
-            ("3 drafts, 2 of them accepted", cell(1, 1, 16, 16, 0, "2/3", "accepted")),
-            ("drafts, none accepted", cell(1, 1, 16, 16, 0, "0/2", "rejected")),
-        ),
-        scrolled(chart(run), "Drafts by step"),
-        by_step(run, lambda step: [routes_of(run, step), now(run, step)]),
         details("The numbers of the figure", totals(run)),
     )
 

@@ -42,9 +42,11 @@ def timeline(run: Run) -> View:
         "timeline",
         "Timeline",
         "A step takes what fits: decodes of some requests and chunks of others' prompts, up to one budget.",
-        legend(*((text, cell(1, 1, 16, 16, 0, LETTERS[kind], kind)) for kind, text in MEANINGS.items())),
-        scrolled(chart(run, states, numbers), "Timeline"),
-        by_step(run, lambda step: sentence(run, states, step)),
+        [
+            legend(*((text, cell(1, 1, 16, 16, 0, LETTERS[kind], kind)) for kind, text in MEANINGS.items())),
+            scrolled(chart(run, states, numbers), "Timeline"),
+            by_step(run, lambda step: sentence(run, states, step)),
+        ],
         details("The numbers of the figure", numbers_table(run, states)),
     )
 
@@ -72,7 +74,7 @@ def chart(run: Run, states: dict[str, list[Moment]], numbers: Mapping[str, int])
 def budget(run: Run, top: float) -> Markup:
     most = int(run.config["max_num_batched_tokens"])
     largest = max(most if most < 4096 else 0, *(step.num_tokens for step in run.steps), 1)
-    shapes: list[object] = [words(LEFT - 8, top + BARS / 2, "tokens of the step", "end", class_="label")]
+    shapes: list[object] = [words(LEFT - 8, top + BARS / 2, "tokens of a step", "end", class_="label")]
     for step in run.steps:
         height = BARS * step.num_tokens / largest
         x = LEFT + step.number * SIDE

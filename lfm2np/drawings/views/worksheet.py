@@ -25,6 +25,7 @@ def worksheet(alone: Run, together: Run, weights: Mapping[str, Any], run: Run) -
         "worksheet",
         "Worksheet",
         "Work these out with a pencil; all numbers are of the runs above, to three digits.",
+        "",
         element("ol", questions, class_="tasks"),
         element("section", element("h3", "Answers"), element("ol", answer_list), class_="answers"),
     )
