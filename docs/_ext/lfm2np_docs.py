@@ -9,6 +9,12 @@ import docstrings
 import generated
 from docutils import nodes
 from run_pages import CHECKOUT
+from sphinx.util import logging
+
+from lfm2np.errors import RequestError
+from lfm2np.lab.static.build import write_static
+
+logger = logging.getLogger(__name__)
 
 
 def write_pages(app: Any) -> None:
@@ -33,10 +39,28 @@ def repo(role: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tu
     return [inliner.problematic(raw, raw, told)], [told]
 
 
+def write_laboratory(app: Any, problem: Exception | None) -> None:
+    """The laboratory that computes in the browser, beside the pages."""
+    if problem is not None or app.builder.format != "html" or not app.config.lfm2np_laboratory:
+        return
+    try:
+        write_static(Path(app.outdir, "lab"), None, lambda what, done, count: None)
+    except RequestError as refused:
+        logger.warning("%s; -D lfm2np_laboratory=0 builds the pages without it", refused)
+
+
+def laboratory(role: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tuple[list[Any], list[Any]]:
+    """{lab}`lab/index.html`: a link to a page of it, from a page that is in a folder."""
+    return [nodes.reference(raw, text, refuri=f"../{text}", internal=True)], []
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.add_config_value("lfm2np_generated", True, "env", bool)
+    app.add_config_value("lfm2np_laboratory", True, "html", bool)
     app.connect("builder-inited", write_pages)
+    app.connect("build-finished", write_laboratory)
     app.connect("autodoc-process-docstring", docstrings.process)
     app.connect("autodoc-process-signature", docstrings.process_signature)
     app.add_role("repo", repo)
+    app.add_role("lab", laboratory)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

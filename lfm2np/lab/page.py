@@ -8,6 +8,7 @@ from importlib import resources
 from urllib.parse import parse_qsl, urlencode
 
 from lfm2np.drawings.draw import START, Still, views_of
+from lfm2np.drawings.page.deck import deck
 from lfm2np.drawings.page.markup import Markup, counted, element, joined
 from lfm2np.drawings.page.page import Panel, page
 from lfm2np.drawings.page.view import View
@@ -303,6 +304,15 @@ def read_link(query: str) -> list[tuple[str, str]]:
         if [pair for pair in pairs if pair not in guesses] == [("lesson", str(number))]:
             return parse_qsl(query_of(lesson.start), keep_blank_values=True) + guesses
     return pairs
+
+
+def slides_of(query: str, models: Models) -> str:
+    """The pictures of a link's run, one a slide, as a page of its own. Problems for a run that can't be drawn."""
+    settings = understand(parse_qsl(query, keep_blank_values=True), models)
+    outcome = compute(settings, models)
+    if outcome.run is None:
+        raise Problems({"fault": outcome.stopped})
+    return deck(TITLE, element("p", f"{summary(outcome)}."), views(outcome, outcome.run, models.still))
 
 
 def judge_guesses(lesson: Lesson, typed: Typed, outcome: Outcome, again: Again) -> Judged:

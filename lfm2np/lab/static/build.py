@@ -11,11 +11,14 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+from lfm2np.drawings import demo
+from lfm2np.drawings.draw import draw, slides
+from lfm2np.drawings.runs.run import read_run
 from lfm2np.errors import RequestError
 from lfm2np.lab.models import load_models
 from lfm2np.lab.page import answer
 from lfm2np.lab.static import archive, release
-from lfm2np.lab.static.browser import HOST
+from lfm2np.lab.static.browser import HOST, PAGES
 from lfm2np.loading import load
 from lfm2np.progress import ProgressOf
 
@@ -23,6 +26,7 @@ SERVICE = "service.js"
 SCRIPTS = ("pyodide.js", "pyodide.asm.js")  # which the worker runs, and does not check
 WASM = "pyodide.asm.wasm"
 LOCK = "pyodide-lock.json"
+DRAWN = ((PAGES[0], draw, "-o"), (PAGES[1], slides, "--slides"))
 
 
 def write_static(directory: Path, runtime: Path | None, progress: ProgressOf) -> dict[str, int]:
@@ -85,11 +89,21 @@ def site_files(runtime: Path | None, progress: ProgressOf) -> dict[str, bytes]:
         b"".join(name.encode() + content for name, content in sorted(versioned.items()))
     ).hexdigest()[:12]
     constants = f"const VERSION = {json.dumps(version)};\n"
-    progress("pages", 0, 1)
-    _, index = answer("", load_models(), replace(HOST, constants=constants))
-    progress("pages", 1, 1)
-    files = {"index.html": index.encode(), SERVICE: constants.encode() + script(SERVICE)}
+    files = pages(constants, progress) | {SERVICE: constants.encode() + script(SERVICE)}
     return files | {f"{version}/{name}": content for name, content in versioned.items()}
+
+
+def pages(constants: str, progress: ProgressOf) -> dict[str, bytes]:
+    """The laboratory with its default run, and `lfm2np draw --demo` as a page and as slides."""
+    models = load_models()
+    trained = models.by_name["trained"].model
+    run = read_run(demo.main_lines(trained))
+    made = {"index.html": answer("", models, replace(HOST, constants=constants))[1]}
+    for done, (name, draws, option) in enumerate(DRAWN, start=1):
+        progress("pages", done, 1 + len(DRAWN))
+        made[name] = draws(run, trained, "the demo's run on the trained fixture", f"lfm2np draw --demo {option} {name}")
+    progress("pages", 1 + len(DRAWN), 1 + len(DRAWN))
+    return {name: text.encode() for name, text in made.items()}
 
 
 def entry(name: str, content: bytes, is_late: bool) -> Mapping[str, object]:

@@ -1,7 +1,7 @@
 
 // The laboratory without a server: a Web Worker computes a link's page, which takes the place of this one's body.
 const host = { worker: null, waiting: new Map(), number: 0, phase: "", loaded: 0, running: 0, versions: null, digests: {}, isKept: false };
-const PATIENCE = 2000, PAGES = ["./"];
+const PATIENCE = 2000, PAGES = ["./", "drawings.html", "slides.html"];
 const HOME = new URL(".", location.href);
 const CAN = typeof WebAssembly === "object" && typeof Worker === "function" && typeof DecompressionStream === "function";
 let left = new AbortController(), shown = "";
@@ -53,7 +53,7 @@ function tell() {
   bar.hidden = !["loading", "starting"].includes(host.phase);
   if (host.phase === "loading") bar.value = host.loaded; else bar.removeAttribute("value");
   part("stop").hidden = !host.running;
-  part("prove").hidden = host.phase !== "ready" || host.running > 0;
+  for (const name of ["prove", "slides"]) part(name).hidden = host.phase !== "ready" || host.running > 0;
 }
 async function run(name, argument) {
   host.running += 1;
@@ -82,6 +82,7 @@ function fresh() {
   laboratory({ ask, gone: "This browser can't compute: see above.", go(link, text) { history.pushState(null, "", link + location.hash); show(text); } });
   document.getElementById("host-stop").addEventListener("click", () => restart("The run was stopped."));
   document.getElementById("host-prove").addEventListener("click", prove);
+  document.getElementById("host-slides").addEventListener("click", save);
   tell();
 }
 async function visit(link, isNew) {
@@ -112,6 +113,16 @@ async function kept() {
   if (!workers || !(await workers.register(new URL("service.js", HOME)).catch(() => null))) return;
   if (!workers.controller) await Promise.race([late, new Promise((done) => { workers.addEventListener("controllerchange", done, { once: true }); })]);
   for (const page of PAGES) if (!(await caches.match(new URL(page, HOME)))) fetch(new URL(page, HOME)).catch(() => {});
+}
+
+async function save() {
+  const answer = await run("slides", location.search.replace(/^\?/, ""));
+  if (!answer || answer.status) return answer && document.getElementById("host-state").replaceChildren(answer.text);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([answer.text], { type: "text/html" }));
+  link.download = "slides.html";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
 // "Prove it here": what anyone can repeat, on this machine.
