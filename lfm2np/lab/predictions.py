@@ -89,7 +89,8 @@ class Prediction:
             then = again(changed)
             if then.stopped or then.run is None:
                 raise Wrong(f"{then.stopped} So it can't be judged.")
-            return Verdict(True, self.answer(now, then).judge(guess))  # type: ignore[arg-type]
+            before = then if now.run is None else now  # a fault may leave no run to compare with
+            return Verdict(True, self.answer(before, then).judge(guess))  # type: ignore[arg-type]
         except Wrong as wrong:
             return Verdict(False, str(wrong))
         except Problems as problems:

@@ -104,6 +104,15 @@ def test_a_run_without_an_answer_is_said(
 
 
 @pytest.mark.parametrize(("number", "place"), EXERCISES)
+def test_a_run_that_broke_before_its_first_token_can_still_be_asked_about(number: int, place: int, again: Again):
+    """A fault may end the engine at once. The question is about a changed run, which may be sound."""
+    now = replace(again(LESSONS[number].start), run=None, counts=None, tokens={}, stopped="It broke.")
+    guess = "none" if LESSONS[number].predictions[place - 1].of_requests else "1"
+    verdict = LESSONS[number].predictions[place - 1].judge(guess, now, again)
+    assert not verdict.right and "broke" not in verdict.sentence, verdict
+
+
+@pytest.mark.parametrize(("number", "place"), EXERCISES)
 def test_who_goes_to_the_run_of_a_question_finds_the_same_question_there(number: int, place: int):
     prediction, start = LESSONS[number].predictions[place - 1], LESSONS[number].start
     changed = prediction.change(start)
