@@ -323,6 +323,9 @@ function begin(left) {
   if (current) place(views.find((one) => one.id === document.body.dataset.start) || current);
   fromHash();
   history.scrollRestoration = "manual";
-  listen(window, "load", () => scrollTo(0, 0));  // a view is not at its place in the page
+  listen(window, "load", () => {
+    scrollTo(0, 0);  // a view is not at its place in the page
+    document.querySelector("[autofocus]")?.scrollIntoView({ block: "center" });
+  });
   left.addEventListener("abort", () => { for (const one of Object.values(players)) one.pause(); });
 }

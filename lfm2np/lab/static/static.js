@@ -90,7 +90,8 @@ async function visit(link, isNew) {
   if (!answer?.isPage) return answer && document.getElementById("host-state").replaceChildren(answer.text);
   if (isNew) history.pushState(null, "", link || HOME.pathname);
   show(answer.text);
-  const title = document.querySelector(".lesson-text h2") || document.querySelector("h1");
+  const guess = document.querySelector("[autofocus]"), title = document.querySelector(".lesson-text h2, h1");
+  if (guess) return guess.focus();
   title.tabIndex = -1;
   title.focus({ preventScroll: true });
 }
@@ -148,7 +149,7 @@ async function prove() {
     said.className = isRight ? "right" : "wrong";
     said.textContent = name === "proof" ? answer.sentence : `${answer.value}: ${isRight ? "equal to" : `other than ${host.digests[argument]}, that of`} the machine that built this page`;
   }
-  for (const [name, version] of Object.entries({ ...host.versions, browser: navigator.userAgent })) line(name, version);
+  line("Computed by", `${Object.entries(host.versions).map((each) => each.join(" ")).join(", ")}; ${navigator.userAgent}`);
 }
 
 fresh();
