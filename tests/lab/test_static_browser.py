@@ -7,18 +7,23 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from lessons import judged_guesses
 from links import read_settings
 from page_checks import CONTRAST
 from static_site import served
 from test_lab_browser import ANSWERS, Fill
 
 from lfm2np.lab.lessons import LESSONS
-from lfm2np.lab.settings import TEACHING_FAULTS, query_of
+from lfm2np.lab.models import Models
+from lfm2np.lab.page import again_with, reply, slides_of
+from lfm2np.lab.settings import GUESSES, TEACHING_FAULTS, query_of
+from lfm2np.lab.static.browser import HOST
 from lfm2np.lab.static.build import write_static
 
 pytestmark = pytest.mark.browser
@@ -157,7 +162,9 @@ def test_the_digests_here_are_those_of_the_readme_and_the_run_is_proved(visit: V
     visit.follow(".lessons a")
     visit.page.click("#host-prove")
     visit.until(
-        lambda: "browser" in visit.page.eval_on_selector_all("#host-proof dt", "all => all.map(one => one.textContent)")
+        lambda: (
+            "Computed by" in visit.page.eval_on_selector_all("#host-proof dt", "all => all.map(one => one.textContent)")
+        )
     )
     names, texts = (
         visit.page.eval_on_selector_all(f"#host-proof {tag}", "all => all.map(one => one.textContent)")
@@ -249,13 +256,22 @@ def test_each_lesson_is_failed_and_solved(visit: Visit, number: int) -> None:
     assert visit.page.evaluate("document.activeElement.id") == "slots"
 
 
-def test_a_page_here_is_the_page_of_the_server(visit: Visit) -> None:
-    """Each fault, and the run beside it: the same numbers, digit by digit, drawn by another machine."""
-    from lfm2np.lab.models import load_models
-    from lfm2np.lab.page import reply
-    from lfm2np.lab.static.browser import HOST
+@pytest.mark.parametrize("number", LESSONS)
+def test_each_prediction_is_failed_and_right(visit: Visit, models: Models, number: int) -> None:
+    """With the sentences that the engine gives here."""
+    again = cache(again_with(models))
+    visit.follow(f".lessons li:nth-child({number + 1}) a")
+    for place, name in enumerate(GUESSES):
+        (right, why), (wrong, why_not), *_ = judged_guesses(LESSONS[number], place, again(LESSONS[number].start), again)
+        for guess, told in ((wrong, f"Not yet. {why_not.sentence}"), (right, f"Right. {why.sentence}")):
+            visit.page.fill(f"#{name}", guess)
+            visit.follow(f"form:has(#{name}) button")
+            assert visit.page.inner_text(f"#verdict-{name}") == told
+            assert visit.page.evaluate("document.activeElement.id") == name
 
-    models = load_models()
+
+def test_a_page_here_is_the_page_of_the_server(visit: Visit, models: Models) -> None:
+    """Each fault, and the run beside it: the same numbers, digit by digit, drawn by another machine."""
     (worker,) = visit.page.workers
     queries = [
         *(f"fault={name}&drafts=2" for name in TEACHING_FAULTS),
@@ -266,6 +282,22 @@ def test_a_page_here_is_the_page_of_the_server(visit: Visit) -> None:
     for query in queries:
         here = json.loads(worker.evaluate("query => browser.page(query)", query))
         assert (here["status"], here["text"]) == reply(query, models, HOST), query
+
+
+def test_slides_of_the_run_are_saved(visit: Visit, models: Models, tmp_path: Path) -> None:
+    visit.follow(".lessons a")
+    visit.run({"slots": "3"})
+    with visit.page.expect_download() as download:
+        visit.page.click("#host-slides")
+    assert download.value.suggested_filename == "slides.html"
+    download.value.save_as(tmp_path / "slides.html")
+    saved = (tmp_path / "slides.html").read_text(encoding="utf-8")
+    assert saved == slides_of(urlsplit(visit.page.url).query, models)
+    for name in ("drawings", "slides"):  # of a longer run
+        page = visit.context.new_page()
+        page.goto(f"{visit.address}{name}.html")
+        assert page.query_selector(".view")
+        page.close()
 
 
 # --- how it looks

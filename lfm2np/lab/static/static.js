@@ -70,6 +70,10 @@ async function ask(link) {
 
 function show(text) {
   const page = new DOMParser().parseFromString(text, "text/html");
+  for (const field of page.querySelectorAll("[autofocus]")) {  // which a browser obeys once a document, and complains
+    field.removeAttribute("autofocus");
+    field.dataset.first = "";
+  }
   left.abort();
   left = new AbortController();
   document.body.replaceWith(document.adoptNode(page.body));
@@ -90,8 +94,9 @@ async function visit(link, isNew) {
   if (!answer?.isPage) return answer && document.getElementById("host-state").replaceChildren(answer.text);
   if (isNew) history.pushState(null, "", link || HOME.pathname);
   show(answer.text);
-  const guess = document.querySelector("[autofocus]"), title = document.querySelector(".lesson-text h2, h1");
+  const guess = document.querySelector("[data-first]");
   if (guess) return guess.focus();
+  const title = document.querySelector(".lesson-text h2") || document.querySelector("h1");
   title.tabIndex = -1;
   title.focus({ preventScroll: true });
 }
