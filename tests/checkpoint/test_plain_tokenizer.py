@@ -353,6 +353,23 @@ def test_any_accepted_tokenizer_gives_the_same_ids(seed: int, texts: list[str]) 
         require_same(backends, text)
 
 
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}], ids=["none", "nfc"])
+@pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=4)))
+def test_an_added_token_is_cut_out_by_each_of_its_flags(flags: tuple[bool, ...], normalizer: object) -> None:
+    """Beside two others that begin as it does, of which one is a special token and the other is not."""
+    raw = json.loads(byte_level_tokenizer().to_str())
+    first, plain_flags = dict(zip(FLAGS, flags, strict=False)), dict.fromkeys(FLAGS, False)
+    tokens = [("<a>", {**first, "special": True}), ("<a>b", plain_flags), ("<a>e\u0301", {**first, "special": False})]
+    added = raw["added_tokens"]
+    added += [{"id": 290, "content": content, **token_flags} for content, token_flags in tokens]
+    raw["normalizer"] = normalizer
+    backends = both(raw)
+    require_same_entries(backends, 300)
+    parts = ("<a>", "<a>b", "<a>e\u0301", "<a>\u00e9", "<a", " ", "\u2003\n", "x", "_", "-", "\u0301")
+    for text in map("".join, itertools.product(parts, repeat=3)):
+        require_same(backends, text)
+
+
 @pytest.mark.parametrize("length", [CACHED_LENGTH, CACHED_LENGTH + 1, 5000])
 def test_a_long_piece_merges_as_a_short_one(length: int) -> None:
     raw = json.loads(byte_level_tokenizer().to_str())
