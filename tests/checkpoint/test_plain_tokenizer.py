@@ -12,7 +12,7 @@ import sys
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,22 @@ def test_any_text_has_the_same_ids_and_pieces_under_each_pattern(name: str, text
     assert [match[0] for match in compiled(SPLITS[name]).finditer(text)] == [
         piece for piece, _ in split.pre_tokenize_str(text)
     ]
+
+
+@given(text=TEXTS)
+@example(text="it's I've we'll they're you'd I'm can't 'S 'VE")
+def test_use_regex_means_the_pattern_of_gpt_2(text: str) -> None:
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str(text)
+    letters = ["".join(LETTER_OF_BYTE[byte] for byte in match[0].encode()) for match in compiled(GPT2).finditer(text)]
+    assert letters == [piece for piece, _ in pieces]
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True, None])
+def test_a_whole_piece_that_no_merges_lead_to_is_an_id_only_if_merges_are_ignored(ignore_merges: bool | None) -> None:
+    raw = json.loads(byte_level_tokenizer().to_str())
+    raw["model"]["ignore_merges"] = ignore_merges
+    raw["model"]["vocab"]["hello"] = len(raw["model"]["vocab"])
+    assert require_same(both(raw), "hello hello") == (1 + 1 + 4 if ignore_merges else 1 + 3 + 4)
 
 
 @given(ids=st.lists(st.integers(0, 699), max_size=60))
@@ -480,6 +496,68 @@ def test_a_pattern_that_is_not_known_is_refused_by_what_it_has(pattern: str) -> 
     with pytest.raises(TokenizerError, match=PATTERNS_REFUSED[pattern]) as caught:
         PlainTokenizer(with_pattern(raw_of(TRAINED), pattern), "t.json")
     assert str(caught.value).startswith("t.json: pre_tokenizer.pattern: ")
+
+
+NOT_DONE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "removed": (
+        lambda raw: raw["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed"),
+        "pre_tokenizer.behavior: 'Removed', expected 'Isolated'",
+    ),
+    "an empty text": (
+        lambda raw: raw["pre_tokenizer"]["pretokenizers"][0].update(pattern={"String": ""}),
+        "pre_tokenizer.pattern: '', expected at least a character",
+    ),
+    "unknown": (
+        lambda raw: (raw["model"].update(unk_token="?"), rename(raw["model"], "x")),
+        "model.vocab: \"no 'x'\", expected all letters, beside unk_token or byte_fallback",
+    ),
+    "fallback": (
+        lambda raw: (raw["model"].update(byte_fallback=True), rename(raw["model"], "x")),
+        "model.vocab: \"no 'x'\", expected all letters, beside unk_token or byte_fallback",
+    ),
+    "two entries of an id": (
+        lambda raw: raw["model"]["vocab"].update(zz=1),
+        "model.vocab['zz']: 1, expected another id than '<|startoftext|>' has",
+    ),
+    "a token twice": (
+        lambda raw: raw["added_tokens"].append(raw["added_tokens"][1]),
+        "added_tokens: '<|startoftext|>', expected an id of its own, not 1",
+    ),
+    "a blank": (
+        lambda raw: raw["added_tokens"].append({**raw["added_tokens"][1], "content": " x", "rstrip": True}),
+        "added_tokens: ' ', expected no blank first, as another token's rstrip would take it",
+    ),
+    "two templates": (
+        lambda raw: raw.update(post_processor={"type": "Sequence", "processors": [raw["post_processor"]] * 2}),
+        "expected at most one TemplateProcessing",
+    ),
+    "another type": (
+        lambda raw: raw["post_processor"].update(sep=["x", 1], cls=["y", 2]),
+        "post_processor: 'sep', expected no key but type, single, pair, special_tokens",
+    ),
+    "half a character": (
+        lambda raw: raw.update(post_processor=None, version="1.0", truncation=None, padding=None, decoder=SURROGATE),
+        "a text: '\\ud800', expected valid Unicode, no lone surrogate",
+    ),
+}
+SURROGATE = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "note": "\ud800"}
+
+
+def rename(model: dict[str, Any], letter: str) -> None:
+    """The letter is no entry any more."""
+    model["merges"] = [pair for pair in model["merges"] if letter not in "".join(pair)]
+    model["vocab"] = {text.replace(letter, "\u2603"): token_id for text, token_id in model["vocab"].items()}
+
+
+@pytest.mark.parametrize("name", NOT_DONE)
+def test_what_is_not_done_here_is_refused_by_file_key_and_value(name: str) -> None:
+    change, message = NOT_DONE[name]
+    raw = copy.deepcopy(raw_of(TRAINED))
+    PlainTokenizer(raw, "t.json")
+    change(raw)
+    with pytest.raises(TokenizerError) as caught:
+        PlainTokenizer(raw, "t.json")
+    assert str(caught.value).startswith("t.json: ") and message in str(caught.value)
 
 
 @given(
