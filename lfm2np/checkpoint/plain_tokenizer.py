@@ -51,6 +51,9 @@ BYTE_OF_LETTER: Mapping[str, int] = _byte_alphabet()
 LETTER_OF_BYTE: Mapping[int, str] = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 
 
+Texts = tuple[Mapping[str, int], Mapping[str, Sequence[int]]]  # of added tokens: text -> id, first letter -> lengths
+
+
 def entry_bytes(entry: str) -> bytes:
     """What an entry of the vocabulary stands for; one with a letter outside the alphabet stands for itself."""
     try:
@@ -111,21 +114,22 @@ class PlainTokenizer:
                 ids += self._ids_of_words(words) if nfc_id is None else [nfc_id]
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
-    def _cut(self, text: str, texts: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[int | None, str]]:
+    def _cut(self, text: str, texts: Texts) -> Iterator[tuple[int | None, str]]:
         """The added tokens in a text, each as (id, ""), and what is between as (None, part).
 
         Where a token is found, no other is looked for inside it, not even if it has to be a single word and is none.
         """
+        id_of, lengths = texts
         done = place = 0
-        letters = re.compile(f"[{''.join(map(re.escape, texts))}]") if texts else None
+        letters = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
         while letters is not None and (start := letters.search(text, place)):
             first = start.start()
-            candidates = texts[text[first]]
-            found = next((content for content in candidates if text.startswith(content, first)), None)
+            parts = (text[first : first + length] for length in lengths[text[first]])
+            found = next((part for part in parts if part in id_of), None)
             if found is None:
                 place = first + 1
                 continue
-            token_id, place = candidates[found], first + len(found)
+            token_id, place = id_of[found], first + len(found)
             token, last = self._added[token_id], place
             neighbours = text[max(first - 1, 0) : first] + text[last : last + 1]
             if token["single_word"] and any(map(is_word, neighbours)):
@@ -191,20 +195,20 @@ class PlainTokenizer:
         content: str = token["content"]
         return unicodedata.normalize("NFC", content) if self._is_nfc and token["normalized"] else content
 
-    def _texts(self, is_normalized: bool, source: str) -> dict[str, dict[str, int]]:
-        """First letter -> text -> id, longer texts first; of the added tokens that are matched before or after NFC."""
+    def _texts(self, is_normalized: bool, source: str) -> Texts:
+        """Of the added tokens that are matched before or after NFC; the lengths from the longest on."""
         id_of: dict[str, int] = {}
+        lengths: dict[str, set[int]] = {}
         for token_id, token in self._added.items():
             text = self._spelling(token)
-            if token["normalized"] == is_normalized and id_of.setdefault(text, token_id) != token_id:
-                raise refused(source, "added_tokens", text, "texts that differ, also after NFC")
-        blank = next((text for text in id_of if is_space(text[0])), None)
+            if token["normalized"] == is_normalized:
+                if id_of.setdefault(text, token_id) != token_id:
+                    raise refused(source, "added_tokens", text, "texts that differ, also after NFC")
+                lengths.setdefault(text[0], set()).add(len(text))
+        blank = next(filter(is_space, lengths), None)
         if blank is not None and any(self._added[token_id]["rstrip"] for token_id in id_of.values()):
             raise refused(source, "added_tokens", blank, "no blank first, as another token's rstrip would take it")
-        found: dict[str, dict[str, int]] = {}
-        for text in sorted(id_of, key=len, reverse=True):
-            found.setdefault(text[0], {})[text] = id_of[text]
-        return found
+        return id_of, {letter: sorted(found, reverse=True) for letter, found in lengths.items()}
 
 
 def _added_tokens(

@@ -201,66 +201,72 @@ def refused(source: str, key: str, value: object, expected: str) -> TokenizerErr
 
 def require_plain(raw: Mapping[str, Any], source: str) -> None:
     """TokenizerError that names the file, the key and the value; for what `require_accepted` let pass."""
-
-    def fields(part: Any, kinds: Mapping[str, Kind], where: str) -> None:
-        if not isinstance(part, dict):
-            raise refused(source, where, part, "an object")
-        for name, (fits, expected) in kinds.items():
-            value = part.get(name, MISSING)
-            if not fits(value):
-                raise refused(source, f"{where}.{name}" if where else name, part.get(name), expected)
-
-    def only(part: Mapping[str, Any], names: Mapping[str, Kind], where: str) -> None:
-        for name in part:
-            if name not in names:
-                raise refused(source, where, name, f"no key but {', '.join(names)}")
-
     try:
         json.dumps(raw, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as problem:
         raise refused(source, "a text", problem.object[problem.start], "valid Unicode, no lone surrogate") from None
-    fields(raw, FILE, "")
-    only(raw, FILE, "keys")
+    _fields(raw, FILE, "", source)
+    _only(raw, FILE, "", source)
     for key, inner in PARTS.items():
         part = raw.get(key)
         if part is not None and part.get("type") == "Sequence":
-            fields(part, {inner: LIST}, key)
-            only(part, {"type": TEXT, inner: LIST}, key)
+            _fields(part, {inner: LIST}, key, source)
+            _only(part, {"type": TEXT, inner: LIST}, key, source)
     for key, kinds in IGNORED.items():
         if raw.get(key) is not None:
-            fields(raw[key], kinds, key)
-    fields(raw["decoder"], BYTE_LEVEL, "decoder")
+            _fields(raw[key], kinds, key, source)
+    _fields(raw["decoder"], BYTE_LEVEL, "decoder", source)
     for step in steps(raw, "pre_tokenizer"):
-        fields(step, SPLIT if step["type"] == "Split" else BYTE_LEVEL, "pre_tokenizer")
+        _fields(step, SPLIT if step["type"] == "Split" else BYTE_LEVEL, "pre_tokenizer", source)
         pattern = step.get("pattern", {})
         if step["type"] == "Split" and not (list(pattern) in (["Regex"], ["String"]) and _is_text(*pattern.values())):
             raise refused(source, "pre_tokenizer.pattern", pattern, "{'Regex': a text} or {'String': a text}")
     for index, token in enumerate(raw.get("added_tokens", [])):
-        fields(token, ADDED, f"added_tokens[{index}]")
-    fields(raw["model"], MODEL, "model")
+        _fields(token, ADDED, f"added_tokens[{index}]", source)
+    _fields(raw["model"], MODEL, "model", source)
     _require_plain_model(raw["model"], source)
-    processors = steps(raw, "post_processor")
-    for step in processors:
-        if step["type"] == "ByteLevel":
-            fields(step, BYTE_LEVEL, "post_processor")
-            only(step, {"type": TEXT, **BYTE_LEVEL}, "post_processor")  # with others serde may see another type
-            continue
-        fields(step, TEMPLATE, "post_processor")
-        only(step, TEMPLATE, "post_processor")
-        special = step["special_tokens"]
-        for name, token in special.items():
-            fields(token, INSERTED, f"post_processor.special_tokens[{show(name)}]")
-        for key, names in (("single", ("A",)), ("pair", ("A", "B"))):
-            for piece in step[key]:
-                kind = next(iter(piece)) if isinstance(piece, dict) and len(piece) == 1 else ""
-                if kind not in ("Sequence", "SpecialToken"):
-                    raise refused(source, f"post_processor.{key}", piece, "a Sequence or a SpecialToken")
-                fields(piece[kind], {"id": TEXT, "type_id": ID}, f"post_processor.{key}")
-                name = piece[kind]["id"]
-                if name not in (names if kind == "Sequence" else special):
-                    raise refused(source, f"post_processor.{key}", name, "a text, or one of special_tokens")
-    if sum(step["type"] == "TemplateProcessing" for step in processors) > 1:
-        raise refused(source, "post_processor", processors, "at most one TemplateProcessing")
+    for step in steps(raw, "post_processor"):
+        _require_plain_processor(step, source)
+    if sum(step["type"] == "TemplateProcessing" for step in steps(raw, "post_processor")) > 1:
+        raise refused(source, "post_processor", raw["post_processor"], "at most one TemplateProcessing")
+
+
+def _fields(part: Any, kinds: Mapping[str, Kind], where: str, source: str) -> None:
+    """That a part is an object and has what it must have."""
+    if not isinstance(part, dict):
+        raise refused(source, where, part, "an object")
+    for name, (fits, expected) in kinds.items():
+        if not fits(part.get(name, MISSING)):
+            raise refused(source, f"{where}.{name}" if where else name, part.get(name), expected)
+
+
+def _only(part: Mapping[str, Any], names: Mapping[str, Kind], where: str, source: str) -> None:
+    """That a part has no other keys: by them serde may take it for another type."""
+    for name in part:
+        if name not in names:
+            raise refused(source, where or "keys", name, f"no key but {', '.join(names)}")
+
+
+def _require_plain_processor(step: Mapping[str, Any], source: str) -> None:
+    if step["type"] == "ByteLevel":
+        _fields(step, BYTE_LEVEL, "post_processor", source)
+        _only(step, {"type": TEXT, **BYTE_LEVEL}, "post_processor", source)
+        return
+    _fields(step, TEMPLATE, "post_processor", source)
+    _only(step, TEMPLATE, "post_processor", source)
+    special = step["special_tokens"]
+    for name, token in special.items():
+        _fields(token, INSERTED, f"post_processor.special_tokens[{show(name)}]", source)
+    for key, names in (("single", ("A",)), ("pair", ("A", "B"))):
+        where = f"post_processor.{key}"
+        for piece in step[key]:
+            kind = next(iter(piece)) if isinstance(piece, dict) and len(piece) == 1 else ""
+            if kind not in ("Sequence", "SpecialToken"):
+                raise refused(source, where, piece, "a Sequence or a SpecialToken")
+            _fields(piece[kind], {"id": TEXT, "type_id": ID}, where, source)
+            name = piece[kind]["id"]
+            if name not in (names if kind == "Sequence" else special):
+                raise refused(source, where, name, "a text, or one of special_tokens")
 
 
 def _require_plain_model(model: Mapping[str, Any], source: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,22 @@ def test_any_text_has_the_same_ids_and_pieces_under_each_pattern(name: str, text
     ]
 
 
+@given(text=TEXTS)
+@example(text="it's I've we'll they're you'd I'm can't 'S 'VE")
+def test_use_regex_means_the_pattern_of_gpt_2(text: str) -> None:
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str(text)
+    letters = ["".join(LETTER_OF_BYTE[byte] for byte in match[0].encode()) for match in compiled(GPT2).finditer(text)]
+    assert letters == [piece for piece, _ in pieces]
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True, None])
+def test_a_whole_piece_that_no_merges_lead_to_is_an_id_only_if_merges_are_ignored(ignore_merges: bool | None) -> None:
+    raw = json.loads(byte_level_tokenizer().to_str())
+    raw["model"]["ignore_merges"] = ignore_merges
+    raw["model"]["vocab"]["hello"] = len(raw["model"]["vocab"])
+    assert require_same(both(raw), "hello hello") == (1 + 1 + 4 if ignore_merges else 1 + 3 + 4)
+
+
 @given(ids=st.lists(st.integers(0, 699), max_size=60))
 def test_any_ids_have_the_same_text_and_stream(ids: list[int]) -> None:
     package, plain = of_gguf("lfm2")
@@ -353,6 +369,23 @@ def test_any_accepted_tokenizer_gives_the_same_ids(seed: int, texts: list[str]) 
         require_same(backends, text)
 
 
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}], ids=["none", "nfc"])
+@pytest.mark.parametrize("flags", list(itertools.product([False, True], repeat=4)))
+def test_an_added_token_is_cut_out_by_each_of_its_flags(flags: tuple[bool, ...], normalizer: object) -> None:
+    """Beside two others that begin as it does, of which one is a special token and the other is not."""
+    raw = json.loads(byte_level_tokenizer().to_str())
+    first, plain_flags = dict(zip(FLAGS, flags, strict=False)), dict.fromkeys(FLAGS, False)
+    tokens = [("<a>", {**first, "special": True}), ("<a>b", plain_flags), ("<a>e\u0301", {**first, "special": False})]
+    added = raw["added_tokens"]
+    added += [{"id": 290, "content": content, **token_flags} for content, token_flags in tokens]
+    raw["normalizer"] = normalizer
+    backends = both(raw)
+    require_same_entries(backends, 300)
+    parts = ("<a>", "<a>b", "<a>e\u0301", "<a>\u00e9", "<a", " ", "\u2003\n", "x", "_", "-", "\u0301")
+    for text in map("".join, itertools.product(parts, repeat=3)):
+        require_same(backends, text)
+
+
 @pytest.mark.parametrize("length", [CACHED_LENGTH, CACHED_LENGTH + 1, 5000])
 def test_a_long_piece_merges_as_a_short_one(length: int) -> None:
     raw = json.loads(byte_level_tokenizer().to_str())
@@ -463,6 +496,68 @@ def test_a_pattern_that_is_not_known_is_refused_by_what_it_has(pattern: str) -> 
     with pytest.raises(TokenizerError, match=PATTERNS_REFUSED[pattern]) as caught:
         PlainTokenizer(with_pattern(raw_of(TRAINED), pattern), "t.json")
     assert str(caught.value).startswith("t.json: pre_tokenizer.pattern: ")
+
+
+NOT_DONE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "removed": (
+        lambda raw: raw["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed"),
+        "pre_tokenizer.behavior: 'Removed', expected 'Isolated'",
+    ),
+    "an empty text": (
+        lambda raw: raw["pre_tokenizer"]["pretokenizers"][0].update(pattern={"String": ""}),
+        "pre_tokenizer.pattern: '', expected at least a character",
+    ),
+    "unknown": (
+        lambda raw: (raw["model"].update(unk_token="?"), rename(raw["model"], "x")),
+        "model.vocab: \"no 'x'\", expected all letters, beside unk_token or byte_fallback",
+    ),
+    "fallback": (
+        lambda raw: (raw["model"].update(byte_fallback=True), rename(raw["model"], "x")),
+        "model.vocab: \"no 'x'\", expected all letters, beside unk_token or byte_fallback",
+    ),
+    "two entries of an id": (
+        lambda raw: raw["model"]["vocab"].update(zz=1),
+        "model.vocab['zz']: 1, expected another id than '<|startoftext|>' has",
+    ),
+    "a token twice": (
+        lambda raw: raw["added_tokens"].append(raw["added_tokens"][1]),
+        "added_tokens: '<|startoftext|>', expected an id of its own, not 1",
+    ),
+    "a blank": (
+        lambda raw: raw["added_tokens"].append({**raw["added_tokens"][1], "content": " x", "rstrip": True}),
+        "added_tokens: ' ', expected no blank first, as another token's rstrip would take it",
+    ),
+    "two templates": (
+        lambda raw: raw.update(post_processor={"type": "Sequence", "processors": [raw["post_processor"]] * 2}),
+        "expected at most one TemplateProcessing",
+    ),
+    "another type": (
+        lambda raw: raw["post_processor"].update(sep=["x", 1], cls=["y", 2]),
+        "post_processor: 'sep', expected no key but type, single, pair, special_tokens",
+    ),
+    "half a character": (
+        lambda raw: raw.update(post_processor=None, version="1.0", truncation=None, padding=None, decoder=SURROGATE),
+        "a text: '\\ud800', expected valid Unicode, no lone surrogate",
+    ),
+}
+SURROGATE = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "note": "\ud800"}
+
+
+def rename(model: dict[str, Any], letter: str) -> None:
+    """The letter is no entry any more."""
+    model["merges"] = [pair for pair in model["merges"] if letter not in "".join(pair)]
+    model["vocab"] = {text.replace(letter, "\u2603"): token_id for text, token_id in model["vocab"].items()}
+
+
+@pytest.mark.parametrize("name", NOT_DONE)
+def test_what_is_not_done_here_is_refused_by_file_key_and_value(name: str) -> None:
+    change, message = NOT_DONE[name]
+    raw = copy.deepcopy(raw_of(TRAINED))
+    PlainTokenizer(raw, "t.json")
+    change(raw)
+    with pytest.raises(TokenizerError) as caught:
+        PlainTokenizer(raw, "t.json")
+    assert str(caught.value).startswith("t.json: ") and message in str(caught.value)
 
 
 @given(
