@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_checks import go
 
 from lfm2np.drawings import demo
 from lfm2np.drawings.page.markup import Markup
@@ -61,8 +62,8 @@ def test_every_sum_gives_its_number(picture: Any) -> None:
     """But for what is not computed there: embeddings, what a block was given, what is kept, angles."""
     given = ("embed", "before", "picked", "cached", "angle")
     found: Counter[str] = Counter()
-    for step in range(picture.evaluate("players.single.last") + 1):
-        picture.evaluate(f"players.single.go({step})")
+    for step in range(int(picture.get_attribute("#player-single input", "max")) + 1):
+        go(picture, "single", step)
         for button in picture.query_selector_all(".parts button"):
             button.click()
             for how, told, made, lit, other, whole, kept in picture.evaluate(EXPLAINED):

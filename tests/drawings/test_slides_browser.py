@@ -162,6 +162,9 @@ def test_keys_and_edges_turn_slides(deck: Opened) -> None:
     ):
         page.keyboard.press(key)
         assert number_of(page) == number, key
+    page.keyboard.press("PageDown")
+    assert page.evaluate("document.activeElement.id") == "2-title", "which a screen reader reads"
+    page.keyboard.press("PageUp")
     page.click(".edge.on")
     page.click(".edge.on")
     page.click(".edge.back")

@@ -111,7 +111,12 @@ function begin(left) {
   }
   function turn(by) {
     const view = views[Math.max(0, Math.min(views.length - 1, views.indexOf(current) + by))];
-    if (view !== current) { place(view); remember(); }
+    if (view === current) return;
+    place(view);
+    remember();
+    const heading = view.querySelector("h1, h2");  // read aloud where a screen reader follows
+    heading.tabIndex = -1;
+    heading.focus();
   }
   function toggle(button, on) { button.setAttribute("aria-pressed", on); }
   const tools = {
@@ -132,7 +137,8 @@ function begin(left) {
     if (key === " " && target.closest("button, summary, a")) return false;
     const by = { ArrowRight: 1, ArrowLeft: -1, PageDown: 1, PageUp: -1, " ": 1, Home: -views.length, End: views.length }[key];
     if (by !== undefined && !(shiftKey && key.startsWith("Arrow"))) turn(shiftKey ? -by : by);
-    else if (key === "n" || key === "f") document.querySelector(key === "n" ? ".desk .note" : ".desk .full").click();
+    else if ("nN".includes(key)) document.querySelector(".desk .note").click();
+    else if ("fF".includes(key)) document.querySelector(".desk .full").click();
     else return false;
     return true;
   }
@@ -158,7 +164,7 @@ function begin(left) {
     if (event.target.closest("[data-how] td") || (scrolls && scrolls.scrollWidth > scrolls.clientWidth)) return;
     if (isDeck && turned(event)) return event.preventDefault();
     const me = players[current.dataset.player];
-    if (me && event.key === "p") me.play();
+    if (me && "pP".includes(event.key)) me.play();
     const to = me && { ArrowRight: me.step + 1, ArrowLeft: me.step - 1, Home: 0, End: me.last }[event.key];
     if (to !== undefined) { me.go(to); event.preventDefault(); }
   });

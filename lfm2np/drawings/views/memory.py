@@ -59,12 +59,13 @@ def memory(run: Run) -> View:
     of_windows = windowed(run)
     every = -(-len(run.steps) // MOST_MAPS)
 
-    def of_step(step: Step) -> list[Markup]:
-        drawn = []
+    def of_step(step: Step) -> Markup:
+        """Side by side where there is room."""
+        drawn: list[object] = []
         if step.number % every == 0:
             drawn.append(map_of(of_all, step.number))
             drawn += windows_of(run, of_windows, step) if of_windows else []
-        return [*drawn, now(run, step)]
+        return element("div", [element("div", part) for part in (*drawn, now(run, step))], class_="pair")
 
     return view_of_run(
         run,
@@ -93,7 +94,7 @@ def windowed(run: Run) -> Blocks | None:
     return Blocks(windows, known, list(contents(windows)), behind_windows(windows, known))
 
 
-def windows_of(run: Run, of_windows: Blocks, step: Step) -> list[Markup]:
+def windows_of(run: Run, of_windows: Blocks, step: Step) -> list[object]:
     """The map of a step's windowed layers, and what each of its rows sees."""
     drawn = map_of(of_windows, step.number)
     if not step.entries:
@@ -104,7 +105,7 @@ def windows_of(run: Run, of_windows: Blocks, step: Step) -> list[Markup]:
         f"A row of a layer with full attention sees every position up to its own, of a windowed layer the last "
         f"{run.config['sliding_window']}; \u00d7 stands where windowed layers have given the block back."
     )
-    return [drawn, element("p", text), scrolled(reach(run, step), f"What rows see in step {step.number}")]
+    return [drawn, [element("p", text), scrolled(reach(run, step), f"What rows see in step {step.number}")]]
 
 
 def windows_chart(of_windows: Blocks) -> Markup:
