@@ -12,7 +12,7 @@ from pathlib import Path
 
 TOP = Path(__file__).parent
 ROOTS = ("reference.py", "numerics/integers.py", "checkpoint/files.py", "checkpoint/weights.py")
-READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py")
+READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py", "system.py")
 
 
 @dataclass(frozen=True)

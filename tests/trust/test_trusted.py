@@ -15,7 +15,7 @@ from lfm2np.errors import RequestError
 from lfm2np.numerics import integers
 
 BASE = {"reference.py", "numerics/integers.py", "numerics/elementary.py", "numerics/rope.py", "numerics/machine.py"}
-READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py")
+READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py", "system.py")
 
 
 def executed(function: Callable[[], object]) -> set[str]:
