@@ -56,7 +56,7 @@ class Way:
     states: Mapping[str, Sequence[Moment]]
 
     def at(self, name: str, number: int) -> Moment:
-        """A request's moment in a step; after the last one all have ended."""
+        """A request's moment in a step; after the last step all have ended."""
         if number >= len(self.outcome.passes):
             return Moment(ENDED)
         now = self.states[name][number]
@@ -80,9 +80,9 @@ def way(run: Run, title: str, policy: str, rectangles: bool) -> Way:
 def batching(run: Run) -> View:
     """Both halves are of the requests of `run`, and not of its steps: the scheduler once more, either way."""
     ways = (way(run, "By requests", "static", rectangles=True), way(run, "By tokens", "fcfs", rectangles=False))
-    by_requests, by_tokens = (one.outcome for one in ways)
+    by_requests, by_tokens = (way.outcome for way in ways)
     drafted = any(entry.num_drafts for step in run.steps for entry in step.entries)
-    longest = max(len(one.passes) for one in (by_requests, by_tokens))
+    longest = max(len(outcome.passes) for outcome in (by_requests, by_tokens))
     count = min(longest, MOST_STEPS)
     spared = from_cache(by_tokens)
     cells = by_requests.rows + by_requests.padding
@@ -149,38 +149,38 @@ def of_step(ways: Sequence[Way], number: int) -> Markup:
 
 def counters(ways: Sequence[Way], number: int) -> Markup:
     rows = []
-    for one in ways:
-        passes = one.outcome.passes[: number + 1]
+    for way in ways:
+        passes = way.outcome.passes[: number + 1]
         given = sum(len(ids) for each in passes for ids in each.step.tokens.values())
         rows_ = sum(each.rows for each in passes)
-        padding = sum(each.padding for each in passes) if one.rectangles else 0
+        padding = sum(each.padding for each in passes) if way.rectangles else 0
         ended = sum(len(each.step.finished) for each in passes)
-        waiting = sum(one.at(name, number).state in (QUEUED, PREEMPTED) for name in one.states)
-        rows.append([one.title, len(passes), given, rows_, padding, f"{ended} of {len(one.states)}", waiting])
+        waiting = sum(way.at(name, number).state in (QUEUED, PREEMPTED) for name in way.states)
+        rows.append([way.title, len(passes), given, rows_, padding, f"{ended} of {len(way.states)}", waiting])
     head = ["", "steps", "tokens given", "rows computed", "rows wasted", "finished", "waiting"]
     return table(f"After step {number}", head, rows)
 
 
 def sentence(ways: Sequence[Way], number: int) -> Markup:
-    halves = [f"{one.title}, {told(one, number)}." for one in ways]
+    halves = [f"{way.title}, {events_of(way, number)}." for way in ways]
     return joined(element("strong", f"Step {number}. "), " ".join(halves))
 
 
-def told(one: Way, number: int) -> str:
+def events_of(way: Way, number: int) -> str:
     """The states of a step, each with its requests."""
-    shown = short_names(one.states)
+    shown = short_names(way.states)
     parts = []
     for state, text in SAID.items():
         names = []
-        for name in one.states:
-            now = one.at(name, number)
+        for name in way.states:
+            now = way.at(name, number)
             if now.state == state:
                 names.append(shown[name] + (f" ({now.tokens})" if now.tokens > 1 else ""))
         if names:
             parts.append(f"{text}: {', '.join(names)}")
-    if number < len(one.outcome.passes) and one.outcome.passes[number].step.finished:
-        parts.append(f"ends: {', '.join(shown[name] for name in one.outcome.passes[number].step.finished)}")
-    return "; ".join(parts) or ("all finished" if number >= len(one.outcome.passes) else "nothing to do")
+    if number < len(way.outcome.passes) and way.outcome.passes[number].step.finished:
+        parts.append(f"ends: {', '.join(shown[name] for name in way.outcome.passes[number].step.finished)}")
+    return "; ".join(parts) or ("all finished" if number >= len(way.outcome.passes) else "nothing to do")
 
 
 def flat_array(outcome: Outcome, number: int) -> Markup | None:
@@ -214,7 +214,7 @@ class Scale:
 
 def chart(ways: Sequence[Way], run: Run, count: int) -> Markup:
     """Lanes of requests, by requests above and by tokens below; steps from left to right."""
-    longest = max((computed.longest for one in ways for computed in one.outcome.passes), default=1)
+    longest = max((computed.longest for way in ways for computed in way.outcome.passes), default=1)
     wide = min(WIDEST, max(NARROWEST, ALL_STEPS / count))
     scale = Scale(wide, wide >= TOKEN * longest, count)
     lanes = len(ways[0].states)
@@ -223,13 +223,13 @@ def chart(ways: Sequence[Way], run: Run, count: int) -> Markup:
     bands = (rectangle(scale.x(step), 0, wide, height, class_="band") for step in range(count))
     still: list[object] = [mark(step, band) for step, band in enumerate(bands)]
     moving: list[object] = []
-    for index, one in enumerate(ways):
+    for index, way in enumerate(ways):
         top = index * half + HEADING
-        heading = f"{one.title} (policy {one.policy})"
+        heading = f"{way.title} (policy {way.policy})"
         still.append(words(4, top - HEADING / 2, heading, class_="label heading"))
-        still += names_of(one, scale, top)
-        drawn = [lane(one, name, row, run, scale, top) for row, name in enumerate(one.states)]
-        moving.append(element("g", drawn, end_of(one, scale, top, lanes), class_="half"))
+        still += names_of(way, scale, top)
+        drawn = [lane(way, name, row, run, scale, top) for row, name in enumerate(way.states)]
+        moving.append(element("g", drawn, end_of(way, scale, top, lanes), class_="half"))
     still += step_numbers(count, wide, LEFT, height - AXIS / 2)
     reach = element("clipPath", rectangle(0, 0, width, height), id="reach")
     played = element("g", moving, class_="played", clip_path="url(#reach)")
@@ -249,20 +249,20 @@ def chart(ways: Sequence[Way], run: Run, count: int) -> Markup:
     )
 
 
-def names_of(one: Way, scale: Scale, top: float) -> Iterator[Markup]:
-    for row, name in enumerate(short_names(one.states).values()):
+def names_of(way: Way, scale: Scale, top: float) -> Iterator[Markup]:
+    for row, name in enumerate(short_names(way.states).values()):
         y = top + (row + 0.5) * TALL
         yield words(LEFT - 10, y, name, "end", class_="label")
         yield line(LEFT, y, scale.x(scale.count), y, class_="lane")
 
 
-def lane(one: Way, name: str, row: int, run: Run, scale: Scale, top: float) -> list[Markup]:
+def lane(way: Way, name: str, row: int, run: Run, scale: Scale, top: float) -> list[Markup]:
     """A request's steps; those in which it only waits are one bar."""
-    colour, letter = colours(run)[name], short_names(one.states)[name]
+    colour, letter = colours(run)[name], short_names(way.states)[name]
     y = top + row * TALL + 2
     shapes: list[Markup] = []
-    steps = range(min(len(one.outcome.passes), scale.count))
-    for kind, group in groupby(steps, key=lambda number: one.at(name, number).state):
+    steps = range(min(len(way.outcome.passes), scale.count))
+    for kind, group in groupby(steps, key=lambda number: way.at(name, number).state):
         numbers = list(group)
         if kind in (QUEUED, PREEMPTED, IDLE):
             wide = scale.wide * len(numbers)
@@ -271,7 +271,7 @@ def lane(one: Way, name: str, row: int, run: Run, scale: Scale, top: float) -> l
             shapes.append(bar(scale.x(numbers[0]) + 1, y, wide - 2, kind, text, title))
         elif kind not in (ABSENT, ENDED):
             for number in numbers:
-                shapes += computed_cells(one, name, number, (colour, letter), scale, y)
+                shapes += computed_cells(way, name, number, (colour, letter), scale, y)
     return shapes
 
 
@@ -286,12 +286,12 @@ def between(numbers: Sequence[int]) -> str:
 
 
 def computed_cells(
-    one: Way, name: str, number: int, painted: tuple[int, str], scale: Scale, y: float
+    way: Way, name: str, number: int, painted: tuple[int, str], scale: Scale, y: float
 ) -> Iterator[Markup]:
     """The tokens that a step computes for a request, then the cells that a rectangle adds."""
     colour, letter = painted
-    now, wasted = one.at(name, number), one.cells(name, number)
-    longest = one.outcome.passes[number].longest if scale.apart or wasted else now.tokens
+    now, wasted = way.at(name, number), way.cells(name, number)
+    longest = way.outcome.passes[number].longest if scale.apart or wasted else now.tokens
     side = scale.wide / max(1, longest)
     x = scale.x(number)
     title = f"step {number}, {visible(name)}: {SAID[now.state]}, {counted(now.tokens, 'token')}"
@@ -323,9 +323,9 @@ def waste(x: float, y: float, width: float, state: str, title: str) -> Markup:
     return rectangle(x + 0.5, y, width - 1, TALL - 4, element("title", title), class_=kind)
 
 
-def end_of(one: Way, scale: Scale, top: float, lanes: int) -> Markup | None:
+def end_of(way: Way, scale: Scale, top: float, lanes: int) -> Markup | None:
     """Where all are finished, if that is drawn."""
-    last = len(one.outcome.passes)
+    last = len(way.outcome.passes)
     if last > scale.count:
         return None
     x = scale.x(last)
@@ -339,8 +339,8 @@ def end_of(one: Way, scale: Scale, top: float, lanes: int) -> Markup | None:
 
 def key(ways: Sequence[Way]) -> Markup:
     """Of the states that there are."""
-    steps = [(one, number) for one in ways for number in range(len(one.outcome.passes))]
-    shown = {one.at(name, number).state for one, number in steps for name in one.states}
+    steps = [(way, number) for way in ways for number in range(len(way.outcome.passes))]
+    shown = {way.at(name, number).state for way, number in steps for name in way.states}
     samples = {
         PREFILL: ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
         DECODE: ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", DECODE)),

@@ -55,20 +55,20 @@ def packed(files: Mapping[str, bytes]) -> bytes:
 
 def imported_modules(root: str) -> dict[str, Path]:
     """Module -> file, of our own packages; a module's packages are among them."""
-    waiting, found = [root], dict[str, Path]()
+    waiting, paths = [root], dict[str, Path]()
     while waiting:
         module = waiting.pop()
         path = file_of(module)
-        if path is None or module in found:
+        if path is None or module in paths:
             continue
-        found[module] = path
+        paths[module] = path
         waiting.append(module.rpartition(".")[0])
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 waiting += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return found
+    return paths
 
 
 def file_of(module: str) -> Path | None:

@@ -53,8 +53,8 @@ def page(query: str) -> str:
 
 def proof(query: str) -> str:
     """{"right", "sentence"}: the link's run held against each request alone."""
-    found = prove(query, models())
-    return json.dumps({"right": found.right, "sentence": found.sentence})
+    result = prove(query, models())
+    return json.dumps({"right": result.right, "sentence": result.sentence})
 
 
 def slides(query: str) -> str:

@@ -98,12 +98,14 @@ def pages(constants: str, progress: ProgressOf) -> dict[str, bytes]:
     models = load_models()
     trained = models.by_name["trained"].model
     run = read_run(demo.main_lines(trained))
-    made = {"index.html": answer("", models, replace(HOST, constants=constants))[1]}
+    texts = {"index.html": answer("", models, replace(HOST, constants=constants))[1]}
     for done, (name, draws, option) in enumerate(DRAWN, start=1):
         progress("pages", done, 1 + len(DRAWN))
-        made[name] = draws(run, trained, "the demo's run on the trained fixture", f"lfm2np draw --demo {option} {name}")
+        texts[name] = draws(
+            run, trained, "the demo's run on the trained fixture", f"lfm2np draw --demo {option} {name}"
+        )
     progress("pages", 1 + len(DRAWN), 1 + len(DRAWN))
-    return {name: text.encode() for name, text in made.items()}
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def entry(name: str, content: bytes, is_late: bool) -> Mapping[str, object]:
@@ -112,11 +114,11 @@ def entry(name: str, content: bytes, is_late: bool) -> Mapping[str, object]:
 
 def digests(progress: ProgressOf) -> dict[str, str]:
     """Of each fixture, computed on this machine."""
-    found = {}
+    values = {}
     for done, (name, place) in enumerate(archive.FIXTURES.items(), start=1):
-        found[name] = load(place()).digest()
+        values[name] = load(place()).digest()
         progress("digests", done, len(archive.FIXTURES))
-    return found
+    return values
 
 
 def script(name: str) -> bytes:

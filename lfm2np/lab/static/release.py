@@ -117,10 +117,10 @@ def checked(files: Mapping[str, bytes], source: str) -> dict[str, bytes]:
     for name, (size, sha256) in FILES.items():
         if name not in files:
             raise RequestError(f"{source}: no {name}, expected that of Pyodide {VERSION}")
-        found = hashlib.sha256(files[name]).hexdigest()
-        if found != sha256:
+        actual = hashlib.sha256(files[name]).hexdigest()
+        if actual != sha256:
             raise RequestError(
-                f"{source}: {name}: {len(files[name])} bytes of SHA-256 {found}, expected those of Pyodide {VERSION}: "
+                f"{source}: {name}: {len(files[name])} bytes of SHA-256 {actual}, expected those of Pyodide {VERSION}: "
                 f"{size}, {sha256}"
             )
     return {name: files[name] for name in FILES}
