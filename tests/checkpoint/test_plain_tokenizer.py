@@ -244,6 +244,12 @@ def test_a_whole_piece_that_no_merges_lead_to_is_an_id_only_if_merges_are_ignore
     assert require_same(both(raw), "hello hello") == (1 + 1 + 4 if ignore_merges else 1 + 3 + 4)
 
 
+def test_merges_as_lines_may_begin_with_a_version() -> None:
+    raw = json.loads(byte_level_tokenizer().to_str())
+    raw["model"]["merges"] = ["#version: 0.2", *map(" ".join, raw["model"]["merges"])]
+    assert require_same(both(raw), "hello") == 1 + 3
+
+
 @given(ids=st.lists(st.integers(0, 699), max_size=60))
 def test_any_ids_have_the_same_text_and_stream(ids: list[int]) -> None:
     package, plain = of_gguf("lfm2")
