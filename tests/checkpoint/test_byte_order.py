@@ -209,6 +209,8 @@ NATIVE = {  # why that is right
         "content.view(DTYPES[entry.dtype])",
         "own.view(dtype)",  # of a file whose name holds the machine's order
         "np.frombuffer(content, WHOLE[dtype])",
+        "np.frombuffer(content, DTYPES[entry['dtype']], math.prod(entry['shape']), "
+        "8 + length + entry['data_offsets'][0])",
         "rounded[:, None].view(np.uint8)",  # of "<f2"
         "np.frombuffer(content, (STORED | WHOLE)[dtype])",
         "np.frombuffer(content, STORED[kind])",

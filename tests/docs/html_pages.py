@@ -52,6 +52,7 @@ def broken_links(pages: dict[Path, Page]) -> list[str]:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             missing_anchor = parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids
+            target = target / "index.html" if target.is_dir() else target
             if not target.is_file() or missing_anchor:
                 broken.append(f"{path.name}: {link}")
     return broken

@@ -12,6 +12,7 @@ from run_pages import CHECKOUT
 from sphinx_build import sphinx
 
 pytestmark = pytest.mark.docs
+BARE = ("-D", "lfm2np_generated=0", "-D", "lfm2np_laboratory=0")  # a page by itself
 
 
 def test_no_link_is_broken_and_nothing_comes_from_elsewhere(built: Path) -> None:
@@ -20,6 +21,11 @@ def test_no_link_is_broken_and_nothing_comes_from_elsewhere(built: Path) -> None
     assert sum(len(page.links) for page in pages.values()) > 1000
     assert html_pages.broken_links(pages) == []
     assert html_pages.loaded_from_elsewhere(built, pages) == []
+
+
+def test_the_laboratory_that_computes_in_the_browser_lies_beside_the_pages(built: Path) -> None:
+    assert (built / "lab" / "index.html").is_file() and (built / "lab" / "service.js").is_file()
+    assert "../lab/index.html" in html_pages.Page(built / "learn" / "laboratory.html").links
 
 
 def test_every_public_name_stands_in_the_reference(built: Path) -> None:
@@ -68,7 +74,7 @@ def test_a_page_with_something_wrong_does_not_build(tmp_path: Path, text: str, t
     source.mkdir()
     (source / "index.md").write_text(f"# Index\n\n{text}\n\n```{{toctree}}\nother\n```\n")
     (source / "other.md").write_text("# Other\n\n## There\n")
-    done = sphinx(source, tmp_path / "to", "-D", "lfm2np_generated=0")
+    done = sphinx(source, tmp_path / "to", *BARE)
     assert done.returncode != 0
     assert told in done.stderr
 
@@ -77,9 +83,9 @@ def test_a_page_that_is_in_no_table_of_contents_does_not_build(tmp_path: Path) -
     source = tmp_path / "source"
     source.mkdir()
     (source / "index.md").write_text("# Index\n\n{repo}`lfm2np/reference.py`\n")
-    assert sphinx(source, tmp_path / "to", "-D", "lfm2np_generated=0").returncode == 0
+    assert sphinx(source, tmp_path / "to", *BARE).returncode == 0
     (source / "lost.md").write_text("# Lost\n")
-    done = sphinx(source, tmp_path / "to", "-D", "lfm2np_generated=0")
+    done = sphinx(source, tmp_path / "to", *BARE)
     assert done.returncode != 0
     assert "lost.md" in done.stderr
 

@@ -178,8 +178,8 @@ class Forms(HTMLParser):
                 self.described[own["name"]] = own.get("aria-describedby", "")
             self.focused += [own["name"]] if "autofocus" in own else []
         if tag == "select":
-            self._select = own["name"]
-        if tag == "option" and "selected" in own:
+            self._select = own.get("name", "")  # the player's has none, and is in no form
+        if tag == "option" and "selected" in own and self._select:
             self.sent[self._form].append((self._select, own["value"]))
 
 

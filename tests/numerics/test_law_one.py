@@ -110,7 +110,11 @@ LISTED: list[tuple[set[str], dict[str, set[str]], str]] = [
         {"numerics/elementary.py": {""}},
         "constants, one exact or rounded step",
     ),
-    ({"hasattr", ".put"}, {"numerics/pieces.py": {"*"}}, "what the system has; a queue's, not an array's"),
+    (
+        {"hasattr", ".put", "lfm2np.system"},
+        {"numerics/pieces.py": {"*"}},
+        "what the system has; a queue's, not an array's",
+    ),
     ({"import ctypes", "getattr", "np.show_config"}, {"numerics/products/blas.py": {"*"}}, "asks which BLAS: names"),
 ]
 
