@@ -171,7 +171,10 @@ def test_the_digests_here_are_those_of_the_readme_and_the_run_is_proved(visit: V
     digests = [found[f"Digest of the fixture {name}"] for name in ("trained", "moe", "lfm3")]
     assert digests == [f"{value}: equal to the machine that built this page" for value in in_readme]
     assert found["This run"].endswith(PROVED)
-    assert "machine wasm32, pointers of 32 bits, little-endian, Pyodide 0.27.7; " in found["Computed by"]
+    assert (
+        "machine wasm32, pointers of 32 bits, little-endian, Pyodide 0.27.7, files compared by SHA-256; "
+        in found["Computed by"]
+    )
     assert visit.page.evaluate(CONTRAST) == []
 
 
@@ -207,6 +210,83 @@ def test_back_and_forward(visit: Visit) -> None:
     visit.page.go_back()
     visit.page.wait_for_selector("#memory.current")
     assert visit.page.input_value("#blocks") == "23", "a view is no other run"
+
+
+def test_what_is_proved_is_what_is_shown(visit: Visit) -> None:
+    """Also where a page was left for another before it came."""
+    visit.follow(".lessons li:nth-child(4) a")
+    assert "Broken" in visit.page.inner_text("#result")
+    visit.follow(".lessons li:nth-child(2) a")
+    visit.page.click(".run", no_wait_after=True)
+    visit.page.go_back()
+    visit.until(lambda: "Broken" in visit.page.inner_text("#result") and "Ready" in visit.state)
+    assert visit.settings.lesson == 3
+    visit.page.click("#host-prove")
+    visit.page.wait_for_selector("#host-proof dd.wrong")
+    assert "the logits are not those that it has alone" in visit.page.inner_text("#host-proof dd.wrong")
+    assert visit.page.evaluate("document.activeElement.id") == "host-prove"
+    visit.until(lambda: "Computed by" in visit.page.inner_text("#host-proof"))
+
+
+def test_a_link_whose_loading_is_stopped(browser: Any, address: str) -> None:
+    visit = Visit(browser.new_context(), address, "?lesson=5")
+    visit.page.wait_for_selector("#host-stop:visible")
+    visit.page.click("#host-stop")
+    visit.ready()
+    assert visit.state.endswith("The run was stopped.")
+    assert urlsplit(visit.page.url).query == "", "the address is that of the page that is shown"
+    visit.page.click("#host-prove")
+    visit.page.click("#host-stop")
+    visit.ready()
+    assert visit.page.inner_text("#host-proof") == "Not proved\nThe run was stopped."
+    assert visit.page.evaluate("document.activeElement.id") == "host-state"
+    visit.close()
+
+
+def test_what_was_typed_outlasts_a_guess(visit: Visit) -> None:
+    visit.follow(".lessons li:nth-child(2) a")
+    visit.page.eval_on_selector_all(".settings, .more-settings", "all => all.forEach(one => one.open = true)")
+    length = visit.page.evaluate("history.length")
+    visit.page.fill("#budget", "9")
+    visit.page.fill("#guess-2", "7")
+    visit.page.fill("#guess-1", "1")
+    visit.follow("form:has(#guess-1) button")
+    visit.page.fill("#guess-1", "2")
+    visit.follow("form:has(#guess-1) button")
+    fields = [visit.page.input_value(f"#{name}") for name in ("budget", "guess-2", "guess-1")]
+    assert fields == ["9", "7", "2"]
+    assert visit.page.evaluate("history.length") == length, "guesses are one page"
+
+
+def test_other_files_of_the_host_are_left_alone(visit: Visit, folder: Path) -> None:
+    top = folder / "a path" / "lab"
+    (top / "worker.js").write_text("other")
+    try:
+        found = visit.page.evaluate("fetch('worker.js').then(async (a) => [await a.text(), [...a.headers.keys()]])")
+        assert found[0] == "other" and "content-security-policy" not in found[1]
+        stored = (
+            "caches.keys().then(async ([name]) => (await (await caches.open(name)).keys()).map((each) => each.url))"
+        )
+        names = [url.removeprefix(visit.address) for url in visit.page.evaluate(stored)]
+        assert "" in names and "worker.js" not in names
+    finally:
+        (top / "worker.js").unlink()
+
+
+def test_a_newer_folder_is_seen(browser: Any, folder: Path, address: str) -> None:
+    """Although what it replaced may still be kept by the browser."""
+    visit = Visit(browser.new_context(), address)
+    visit.kept()
+    path = folder / "a path" / "lab" / "index.html"
+    text = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(text.replace("<title>", "<title>New: ", 1), encoding="utf-8")
+        second = visit.context.new_page()
+        second.goto(address)
+        assert second.title().startswith("New: ")
+    finally:
+        path.write_text(text, encoding="utf-8")
+    visit.close()
 
 
 def test_a_run_that_is_stopped(browser: Any, address: str) -> None:
@@ -311,6 +391,8 @@ def test_it_fits_and_can_be_read(browser: Any, address: str, width: int, scheme:
 
 
 def test_who_hears_the_page_hears_what_it_does(visit: Visit) -> None:
+    visit.follow(".lessons a")
+    visit.page.eval_on_selector(".settings", "one => one.open = true")
     session = visit.context.new_cdp_session(visit.page)
     nodes = session.send("Accessibility.getFullAXTree")["nodes"]
     found = {
@@ -386,6 +468,9 @@ def test_a_classroom_without_https(browser: Any, folder: Path) -> None:
         visit.run({"budget": "2"})
         assert visit.page.inner_text("#verdict").startswith("Right. ")
         assert visit.state == "Ready: Python 3.12.7 and NumPy 2.0.2 in this browser."
+        visit.page.click("#host-prove")
+        visit.until(lambda: "Computed by" in visit.page.inner_text("#host-proof"))
+        assert "files compared by length only, without HTTPS" in visit.page.inner_text("#host-proof")
         visit.close()
     plain.close()
 

@@ -21,7 +21,7 @@ import safetensors.numpy
 import lfm2np
 from lfm2np.cli import main
 from lfm2np.errors import RequestError
-from lfm2np.lab.static import archive, plain_safetensors, release
+from lfm2np.lab.static import archive, build, plain_safetensors, release
 
 FAKE = {name: f"of {name}".encode() for name in release.FILES}
 
@@ -105,6 +105,10 @@ def test_what_the_folder_holds_is_what_its_plan_says(pyodide: Path, tmp_path: Pa
     for file in plan["files"]:
         content = (site / version / file["name"]).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (file["size"], file["sha256"])
+    assert {f"{version}/{file['name']}" for file in plan["files"]} | {
+        f"{version}/files.json",
+        f"{version}/worker.js",
+    } == {name for name in files if "/" in name}
     assert {file["name"] for file in plan["files"] if file["late"]} == {"moe.zip", "lfm3.zip"}
     assert plan["digests"] == {name: lfm2np.load(place()).digest() for name, place in archive.FIXTURES.items()}
     index, service = (site / "index.html").read_text("utf-8"), (site / "service.js").read_text("utf-8")
@@ -114,20 +118,47 @@ def test_what_the_folder_holds_is_what_its_plan_says(pyodide: Path, tmp_path: Pa
     assert not re.search(r"https?://(?!www\.w3\.org)", index), "nothing from elsewhere"
 
     before = {name: path.read_bytes() for name, path in files.items()}
-    assert main(words) == 0, "a folder that this command wrote is replaced"
+    (site / version).rename(site / "0123456789ab")  # as an earlier version
+    for name in (".git/config", "CNAME", "abcdefabcdef/thesis"):
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text("theirs")
+    (tmp_path / "link").symlink_to(site)
+    assert main(["lab", "--static", str(tmp_path / "link"), "--pyodide", str(pyodide)]) == 0
     assert "MB" in capsys.readouterr().out
-    assert {name: (site / name).read_bytes() for name in before} == before, "the same bytes"
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    after = {path.relative_to(site).as_posix(): path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    assert after == before | dict.fromkeys((".git/config", "CNAME", "abcdefabcdef/thesis"), b"theirs"), "the same bytes"
+
+
+def test_a_build_that_fails_leaves_the_page_that_was_there(
+    pyodide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    files = {"index.html": b"new", "service.js": b"const VERSION = 2", "222222222222/files.json": b"{}"}
+    old = {"index.html": b"old", "service.js": b"const VERSION = 1", "111111111111/files.json": b"{}"}
+    for name, content in old.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_bytes(content)
+    (site / "222222222222").write_text("in the way")
+    monkeypatch.setattr(build, "site_files", lambda runtime, progress: files)
+    with pytest.raises(RequestError, match=r"--static .*: can't be written"):
+        build.write_static(site, None, lambda what, done, count: None)
+    assert {name: (site / name).read_bytes() for name in old} == old
 
 
 def test_a_folder_with_something_else_stays(pyodide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("one")
     (tmp_path / "file").write_text("two")
-    for place in ("thesis", "file", "file/inner"):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "service.js").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing" / "there")
+    for place in ("thesis", "file", "file/inner", "mine", "dangling"):
         assert main(["lab", "--static", str(tmp_path / place), "--pyodide", str(pyodide)]) == 2
         assert f"--static {tmp_path / place}: " in capsys.readouterr().err
     assert ((tmp_path / "thesis" / "chapter").read_text(), (tmp_path / "file").read_text()) == ("one", "two")
+    for words in (["--static", ""], ["--static", str(tmp_path / "new"), "--pyodide", ""]):
+        assert main(["lab", *words]) == 2
+        assert "an empty text, expected a path" in capsys.readouterr().err
     assert main(["lab", "--pyodide", str(pyodide)]) == 2
     assert "--pyodide goes with --static DIR" in capsys.readouterr().err
 

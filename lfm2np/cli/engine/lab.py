@@ -23,7 +23,7 @@ EXAMPLE = """lfm2np lab
 EXIT_CODES = """exit codes:
   0    the folder is written; or drained: a first SIGTERM or interrupt waits for runs in progress
   1    memory ran out
-  2    the arguments cannot be met (a port in use, unknown option, the extra `serve` is missing)
+  2    the arguments cannot be met (a port in use, a folder that can't be written, unknown option, no extra `serve`)
   130  ended by a second SIGTERM or interrupt"""
 
 
@@ -38,6 +38,9 @@ def run_lab(arguments: argparse.Namespace) -> None:
 def run_static(arguments: argparse.Namespace) -> None:
     from lfm2np.lab.static.build import write_static
 
+    for option, value in (("--static", arguments.static), ("--pyodide", arguments.pyodide)):
+        if value == "":
+            raise RequestError(f"{option}: an empty text, expected a path")
     runtime = None if arguments.pyodide is None else Path(arguments.pyodide)
     with progress_bars() as progress:
         sizes = write_static(Path(arguments.static), runtime, progress)

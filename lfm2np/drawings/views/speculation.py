@@ -32,7 +32,11 @@ def speculation(run: Run) -> View:
         "rejected draft leaves nothing: its keys, values and state are not written, so there is nothing to undo.",
     )
     if not any(entry.num_drafts for step in run.steps for entry in step.entries):
-        none = element("p", "This run was made without a drafter: try lfm2np generate --speculative ngram.")
+        none = element(
+            "p",
+            "This run was made without a drafter: set Drafts in the laboratory, or try "
+            "lfm2np generate --speculative ngram.",
+        )
         return view_without_steps("speculation", "Speculation", LESSON, "", about, none)
     return view_of_run(
         run,

@@ -26,7 +26,7 @@ HOST = Host(
     sources=f"{SOURCES}; worker-src 'self'",
     above=element(
         "div",
-        element("output", NEEDS, id="host-state", role="status"),
+        element("output", NEEDS, id="host-state", role="status", tabindex=-1),
         element("progress", id="host-progress", max=1, aria_label="Loading", hidden=True),
         element("button", "Stop", type="button", id="host-stop", hidden=True),
         element("button", "Prove it here", type="button", id="host-prove", hidden=True),

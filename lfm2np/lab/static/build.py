@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import tempfile
+import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
@@ -21,45 +22,53 @@ from lfm2np.lab.static import archive, release
 from lfm2np.lab.static.browser import HOST, PAGES
 from lfm2np.loading import load
 from lfm2np.progress import ProgressOf
+from lfm2np.whole_file import write_whole
 
 SERVICE = "service.js"
-SCRIPTS = ("pyodide.js", "pyodide.asm.js")  # which the worker runs, and does not check
+SCRIPTS = ("pyodide.js", "pyodide.asm.js")  # which the worker runs
 WASM = "pyodide.asm.wasm"
-LOCK = "pyodide-lock.json"
+LOCK, PLAN = "pyodide-lock.json", "files.json"
+VERSION_NAME = re.compile("[0-9a-f]{12}")
 DRAWN = ((PAGES[0], draw, "-o"), (PAGES[1], slides, "--slides"))
 
 
 def write_static(directory: Path, runtime: Path | None, progress: ProgressOf) -> dict[str, int]:
-    """Name -> bytes of the folder's files. An earlier laboratory in its place is replaced; any other content is not.
+    """Name -> bytes of the files that it writes; an earlier version's are removed, and what else is there stays.
 
     runtime   where Pyodide's release lies; None: see release.runtime_files
-    RequestError for what can't be read or written: then the folder is as it was.
+    RequestError for what can't be read or written. An interrupt or a full disk leaves the earlier version whole: the
+    page is replaced when all that it needs is there.
     """
-    require_replaceable(directory)
+    require_ours(directory)
     files = site_files(runtime, progress)
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as beside:
-            new = Path(beside) / "new"
-            for name, content in files.items():
-                (new / name).parent.mkdir(parents=True, exist_ok=True)
-                (new / name).write_bytes(content)
-            if directory.exists():
-                directory.rename(Path(beside) / "old")
-            new.rename(directory)
+        for name, content in sorted(files.items(), key=lambda item: "/" not in item[0]):  # a version's files first
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(directory / name, content)
+        versions = {name.partition("/")[0] for name in files}
+        for old in directory.iterdir():
+            if VERSION_NAME.fullmatch(old.name) and old.name not in versions and (old / PLAN).is_file():
+                shutil.rmtree(old)
     except OSError as problem:
         raise RequestError(f"--static {directory}: can't be written: {problem}") from None
     return {name: len(content) for name, content in files.items()}
 
 
-def require_replaceable(directory: Path) -> None:
-    if directory.is_dir():
-        is_ours = (directory / SERVICE).is_file() or not any(directory.iterdir())
-        expected = "an empty folder, a new one, or one that this command wrote"
-    else:
-        is_ours, expected = not directory.exists(), "a folder"
-    if not is_ours:
-        raise RequestError(f"--static {directory}: holds something else, expected {expected}")
+def require_ours(directory: Path) -> None:
+    """RequestError unless it is a folder that holds a laboratory, or nothing (but hidden files), or can be made."""
+    try:
+        if directory.is_dir():
+            entries = [path for path in directory.iterdir() if not path.name.startswith(".")]
+            service = directory / SERVICE
+            is_fit = not entries or (service.is_file() and service.read_bytes().startswith(b"const VERSION = "))
+        else:
+            is_fit = not directory.exists() and not directory.is_symlink()
+            directory.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RequestError(f"--static {directory}: can't be written: {problem}") from None
+    if not is_fit:
+        expected = "an empty or new one, or one that this command wrote"
+        raise RequestError(f"--static {directory}: is no folder for this, expected {expected}")
 
 
 def site_files(runtime: Path | None, progress: ProgressOf) -> dict[str, bytes]:
@@ -76,15 +85,15 @@ def site_files(runtime: Path | None, progress: ProgressOf) -> dict[str, bytes]:
     }
     served = {release.NUMPY: of_pyodide[release.NUMPY], "python_stdlib.zip": of_pyodide["python_stdlib.zip"]}
     served[LOCK] = json.dumps(release.LOCK).encode()
-    checked = early | served | {f"{WASM}.gz": gzip.compress(of_pyodide[WASM], mtime=0)} | late
+    scripts = {name: of_pyodide[name] for name in SCRIPTS}
+    checked = early | served | scripts | {f"{WASM}.gz": gzip.compress(of_pyodide[WASM], mtime=0)} | late
     plan = {
         "files": [entry(name, content, name in late) for name, content in checked.items()],
         "early": list(early),
         "served": list(served),
         "digests": digests(progress),
     }
-    versioned = checked | {name: of_pyodide[name] for name in SCRIPTS}
-    versioned |= {"files.json": json.dumps(plan, indent=1).encode(), "worker.js": script("worker.js")}
+    versioned = checked | {PLAN: json.dumps(plan, indent=1).encode(), "worker.js": script("worker.js")}
     version = hashlib.sha256(
         b"".join(name.encode() + content for name, content in sorted(versioned.items()))
     ).hexdigest()[:12]

@@ -96,8 +96,8 @@ def read_place(place: Path) -> dict[str, bytes]:
         members = in_zip(content) if zipfile.is_zipfile(io.BytesIO(content)) else in_tar(content)
         return {PurePosixPath(name).name: data for name, data in members if PurePosixPath(name).name in FILES}
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as problem:
-        problem_line = str(problem).partition("\n")[0]
-        raise RequestError(f"{place}: {problem_line}; expected a folder or archive of Pyodide {VERSION}") from None
+        reason = str(problem).partition("\n")[0].rstrip(":")
+        raise RequestError(f"{place}: {reason}; expected a folder or archive of Pyodide {VERSION}") from None
 
 
 def in_zip(content: bytes) -> Iterator[tuple[str, bytes]]:

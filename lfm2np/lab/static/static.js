@@ -1,10 +1,12 @@
 
 // The laboratory without a server: a Web Worker computes a link's page, which takes the place of this one's body.
-const host = { worker: null, waiting: new Map(), number: 0, phase: "", loaded: 0, running: 0, versions: null, digests: {}, isKept: false };
+const host = { worker: null, waiting: new Map(), number: 0, phase: "", loaded: 0, running: 0, note: "", versions: null, digests: {}, isKept: false };
 const PATIENCE = 2000, PAGES = ["./", "drawings.html", "slides.html"];
 const HOME = new URL(".", location.href);
 const CAN = typeof WebAssembly === "object" && typeof Worker === "function" && typeof DecompressionStream === "function";
-let left = new AbortController(), shown = "";
+let left = new AbortController();
+let shown = "", turn = 0;  // the link whose page this is, which the address may run ahead of; how many were asked for
+const STOPPED = 499;  // the status of what was ended
 
 function start() {
   host.phase = "loading";
@@ -13,7 +15,7 @@ function start() {
     progress() { host.loaded = data.loaded / data.total; },
     starting() { host.phase = "starting"; },
     ready() { Object.assign(host, { phase: "ready", versions: data.versions, digests: data.digests }); },
-    whole() { host.isKept = navigator.serviceWorker?.controller != null; },
+    whole() { areKept(data.names).then((are) => { host.isKept = are; tell(); }); },
     failed() { fail(data.sentence); },
     answer() { settle(data.number, data.value); },
     broken() { settle(data.number, { status: 500, text: `${data.sentence}.` }); restart(); },
@@ -37,13 +39,13 @@ function call(name, argument) {
 }
 function restart(text = "Python was started anew; run it again.") {
   host.worker.terminate();
-  for (const number of [...host.waiting.keys()]) settle(number, { status: 500, text });
+  for (const number of [...host.waiting.keys()]) settle(number, { status: STOPPED, text });
   start();
 }
 const SENTENCES = {
   loading: () => "Loading Python and the engine into this browser ...",
   starting: () => "Starting Python ...",
-  ready: () => (host.running ? "The engine runs ..." : `Ready: Python ${host.versions.Python} and NumPy ${host.versions.NumPy} in this browser${host.isKept ? ", from now on without network" : ""}.`),
+  ready: () => (host.running ? "The engine runs ..." : `Ready: Python ${host.versions.Python} and NumPy ${host.versions.NumPy} in this browser${host.isKept ? ", from now on without network" : ""}.${host.note}`),
   failed: () => host.why,
 };
 function tell() {
@@ -52,11 +54,14 @@ function tell() {
   if (text && state.textContent !== text) state.textContent = text;  // a screen reader says a change only
   bar.hidden = !["loading", "starting"].includes(host.phase);
   if (host.phase === "loading") bar.value = host.loaded; else bar.removeAttribute("value");
+  if (!host.running && document.activeElement === part("stop")) state.focus();  // what is hidden has no focus
   part("stop").hidden = !host.running;
-  for (const name of ["prove", "slides"]) part(name).hidden = host.phase !== "ready" || host.running > 0;
+  if (host.phase === "ready") for (const name of ["prove", "slides"]) part(name).hidden = false;
+  for (const name of ["prove", "slides"]) part(name).setAttribute("aria-disabled", host.phase !== "ready" || host.running > 0);
 }
 async function run(name, argument) {
   host.running += 1;
+  host.note = "";
   tell();
   const value = await call(name, argument);
   host.running -= 1;
@@ -64,26 +69,28 @@ async function run(name, argument) {
   return value;
 }
 async function ask(link) {
-  const answer = await run("page", link.replace(/^\?/, ""));
+  const mine = ++turn, answer = await run("page", link.replace(/^\?/, ""));
+  const isOvertaken = mine !== turn;  // by a later link: its page is the one to show
+  if (isOvertaken) return { ok: false, text: "Another page was asked for meanwhile.", isOvertaken };
   return answer && { ok: answer.status === 200, text: answer.text, isPage: [200, 400].includes(answer.status) };
 }
 
-function show(text) {
+function show(text, link) {
   const page = new DOMParser().parseFromString(text, "text/html");
   for (const field of page.querySelectorAll("[autofocus]")) {  // which a browser obeys once a document, and complains
     field.removeAttribute("autofocus");
-    field.dataset.first = "";
+    field.dataset.focus = "";
   }
   left.abort();
   left = new AbortController();
   document.body.replaceWith(document.adoptNode(page.body));
-  shown = location.search;
+  shown = link;
   fresh();
   scrollTo(0, 0);
 }
 function fresh() {
   begin(left.signal);
-  laboratory({ ask, gone: "This browser can't compute: see above.", go(link, text) { history.pushState(null, "", link + location.hash); show(text); } });
+  laboratory({ ask, gone: "This browser can't compute: see above.", go(link, text) { history.pushState(null, "", link + location.hash); show(text, link); } });
   document.getElementById("host-stop").addEventListener("click", () => restart("The run was stopped."));
   document.getElementById("host-prove").addEventListener("click", prove);
   document.getElementById("host-slides").addEventListener("click", save);
@@ -91,14 +98,23 @@ function fresh() {
 }
 async function visit(link, isNew) {
   const answer = await ask(link);
-  if (!answer?.isPage) return answer && document.getElementById("host-state").replaceChildren(answer.text);
-  if (isNew) history.pushState(null, "", link || HOME.pathname);
-  show(answer.text);
-  const guess = document.querySelector("[data-first]");
+  if (!answer || answer.isOvertaken) return;
+  if (!answer.isPage) {
+    host.note = ` ${answer.text}`;
+    if (!isNew) history.replaceState(null, "", shown || HOME.pathname);
+    return tell();
+  }
+  const isGuess = withoutGuesses(link) === withoutGuesses(shown);  // Back leads to the page before them
+  if (isNew) history[isGuess ? "replaceState" : "pushState"](null, "", link || HOME.pathname);
+  show(answer.text, link);
+  const guess = document.querySelector("[data-focus]");
   if (guess) return guess.focus();
   const title = document.querySelector(".lesson-text h2") || document.querySelector("h1");
   title.tabIndex = -1;
   title.focus({ preventScroll: true });
+}
+function withoutGuesses(link) {
+  return [...new URLSearchParams(link)].filter(([name]) => !name.startsWith("guess-")).join();
 }
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href]")?.getAttribute("href");
@@ -111,7 +127,7 @@ document.addEventListener("submit", (event) => {  // a guess; the settings' form
   event.preventDefault();
   visit(`?${new URLSearchParams(new FormData(event.target))}`, true);
 });
-addEventListener("popstate", () => { if (location.search !== shown) visit(location.search, false); });
+addEventListener("popstate", () => { if (location.search !== shown) visit(location.search, false); else turn += 1; });
 
 // The service worker, before anything is loaded, so that it keeps all of it; without one, each visit needs the network.
 async function kept() {
@@ -121,9 +137,16 @@ async function kept() {
   for (const page of PAGES) if (!(await caches.match(new URL(page, HOME)))) fetch(new URL(page, HOME)).catch(() => {});
 }
 
+async function areKept(names) {
+  if (!navigator.serviceWorker?.controller) return false;
+  const kept = await Promise.all([...names.map((name) => `${VERSION}/${name}`), "./"].map((name) => caches.match(new URL(name, HOME))));
+  return kept.every(Boolean);
+}
+
 async function save() {
-  const answer = await run("slides", location.search.replace(/^\?/, ""));
-  if (!answer || answer.status) return answer && document.getElementById("host-state").replaceChildren(answer.text);
+  if (host.running) return;
+  const answer = await run("slides", shown.replace(/^\?/, ""));
+  if (!answer || answer.status) { host.note = answer ? ` ${answer.text}` : ""; return tell(); }
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([answer.text], { type: "text/html" }));
   link.download = "slides.html";
@@ -133,7 +156,8 @@ async function save() {
 
 // "Prove it here": what anyone can repeat, on this machine.
 async function prove() {
-  const part = document.getElementById("host-proof"), query = location.search.replace(/^\?/, "");
+  if (host.running) return;
+  const part = document.getElementById("host-proof"), query = shown.replace(/^\?/, "");
   const lines = document.createElement("dl");
   part.hidden = false;
   part.replaceChildren(lines);
@@ -149,7 +173,7 @@ async function prove() {
   for (const [name, argument, said] of states) {
     const answer = await run(name, argument);
     if (!said.isConnected) return;
-    if (!answer || answer.status) { said.textContent = answer?.text ?? "not computed"; continue; }
+    if (!answer || answer.status) { lines.replaceChildren(); line("Not proved", answer?.text ?? host.why); return; }
     const isRight = name === "proof" ? answer.right : answer.value === host.digests[argument];
     said.className = isRight ? "right" : "wrong";
     said.textContent = name === "proof" ? answer.sentence : `${answer.value}: ${isRight ? "equal to" : `other than ${host.digests[argument]}, that of`} the machine that built this page`;

@@ -1,6 +1,7 @@
 "use strict";
 // The Web Worker that computes: Pyodide, the engine and its fixtures, all from the folder beside this file. What came is
-// held against the SHA-256 of files.json. A call is answered after those before it.
+// held against files.json: its SHA-256 where the page came by HTTPS or from this machine, elsewhere its length, as
+// browsers compute no hash there. A call is answered after those before it.
 const say = (message) => self.postMessage(message);
 const folder = new URL(".", self.location.href);
 const contents = new Map();  // what Pyodide fetches, by address
@@ -53,9 +54,9 @@ async function load() {
   browser = python.pyimport("lfm2np.lab.static.browser");
   browser.models();
   contents.clear();
-  say({ kind: "ready", versions: { ...JSON.parse(browser.versions()), Pyodide: python.version }, digests: plan.digests });
+  say({ kind: "ready", versions: { ...JSON.parse(browser.versions()), Pyodide: python.version, files: `compared by ${self.crypto.subtle ? "SHA-256" : "length only, without HTTPS"}` }, digests: plan.digests });
   late = Promise.all(plan.files.filter((file) => file.late).map(async (file) => python.unpackArchive(await download(file, () => {}), "zip", { extractDir: site })));
-  late.then(() => say({ kind: "whole" }), () => {});  // who needs a fixture that did not come is answered with what went wrong
+  late.then(() => say({ kind: "whole", names: [...plan.files.map((file) => file.name), "files.json", "worker.js"] }), () => {});  // who needs a fixture that did not come is answered with what went wrong
 }
 
 const sentence = (problem) => (problem instanceof RangeError || /memory/i.test(problem.message) ? "this browser gave too little memory" : problem.message.trim().split("\n").pop());
