@@ -1,6 +1,6 @@
 
 // The laboratory without a server: a Web Worker computes a link's page, which takes the place of this one's body.
-const host = { worker: null, waiting: new Map(), number: 0, phase: "", loaded: 0, running: 0, note: "", versions: null, digests: {}, isKept: false };
+const host = { worker: null, started: null, waiting: new Map(), number: 0, phase: "", loaded: 0, running: 0, note: "", versions: null, digests: {}, isKept: false };
 const PATIENCE = 2000, PAGES = ["./", "drawings.html", "slides.html"];
 const HOME = new URL(".", location.href);
 const CAN = typeof WebAssembly === "object" && typeof Worker === "function" && typeof DecompressionStream === "function";
@@ -32,8 +32,9 @@ function settle(number, value) {
   host.waiting.get(number)?.(value);
   host.waiting.delete(number);
 }
-function call(name, argument) {
-  if (host.phase === "failed" || !host.worker) return Promise.resolve(null);
+async function call(name, argument) {
+  await host.started;
+  if (host.phase === "failed" || !host.worker) return null;
   const number = ++host.number;
   return new Promise((answer) => { host.waiting.set(number, answer); host.worker.postMessage({ number, call: name, argument }); });
 }
@@ -55,7 +56,7 @@ function tell() {
   bar.hidden = !["loading", "starting"].includes(host.phase);
   if (host.phase === "loading") bar.value = host.loaded; else bar.removeAttribute("value");
   if (!host.running && document.activeElement === part("stop")) state.focus();  // what is hidden has no focus
-  part("stop").hidden = !host.running;
+  part("stop").hidden = !host.running || !host.worker;
   if (host.phase === "ready") for (const name of ["prove", "slides"]) part(name).hidden = false;
   for (const name of ["prove", "slides"]) part(name).setAttribute("aria-disabled", host.phase !== "ready" || host.running > 0);
 }
@@ -183,8 +184,9 @@ async function prove() {
 
 fresh();
 if (location.protocol === "file:") fail("a page from a file may not start one; python -m http.server in its folder serves it");
-else if (CAN) kept().then(() => {
-  start();
+else if (CAN) {
+  host.phase = "loading";
+  host.started = kept().then(start);
   if (location.search) visit(location.search, false);
-});
+}
 tell();
