@@ -131,13 +131,17 @@ document.addEventListener("submit", (event) => {  // a guess; the settings' form
 addEventListener("popstate", () => { if (location.search !== shown) visit(location.search, false); else turn += 1; });
 
 // The service worker, before anything is loaded, so that it keeps all of it; without one, each visit needs the network.
+// One that is there already is not waited for, as to look for a newer one takes a browser seconds.
 async function kept() {
   const workers = navigator.serviceWorker, late = new Promise((done) => { setTimeout(done, PATIENCE); });
-  if (!workers || !(await workers.register(new URL("service.js", HOME)).catch(() => null))) return;
-  if (!workers.controller) await Promise.race([late, new Promise((done) => { workers.addEventListener("controllerchange", done, { once: true }); })]);
-  for (const page of PAGES) if (!(await caches.match(new URL(page, HOME)))) fetch(new URL(page, HOME)).catch(() => {});
+  if (!workers) return;
+  const registered = workers.register(new URL("service.js", HOME)).catch(() => null);
+  if (!workers.controller && (await registered)) await Promise.race([late, new Promise((done) => { workers.addEventListener("controllerchange", done, { once: true }); })]);
+  keepPages().catch(() => {});
 }
-
+async function keepPages() {
+  for (const page of PAGES) if (!(await caches.match(new URL(page, HOME)))) await fetch(new URL(page, HOME));
+}
 async function areKept(names) {
   if (!navigator.serviceWorker?.controller) return false;
   const kept = await Promise.all([...names.map((name) => `${VERSION}/${name}`), "./"].map((name) => caches.match(new URL(name, HOME))));
