@@ -125,11 +125,11 @@ class PlainTokenizer:
         while letters is not None and (start := letters.search(text, place)):
             first = start.start()
             parts = (text[first : first + length] for length in lengths[text[first]])
-            found = next((part for part in parts if part in id_of), None)
-            if found is None:
+            content = next((part for part in parts if part in id_of), None)
+            if content is None:
                 place = first + 1
                 continue
-            token_id, place = id_of[found], first + len(found)
+            token_id, place = id_of[content], first + len(content)
             token, last = self._added[token_id], place
             neighbours = text[max(first - 1, 0) : first] + text[last : last + 1]
             if token["single_word"] and any(map(is_word, neighbours)):
@@ -208,14 +208,14 @@ class PlainTokenizer:
         blank = next(filter(is_space, lengths), None)
         if blank is not None and any(self._added[token_id]["rstrip"] for token_id in id_of.values()):
             raise refused(source, "added_tokens", blank, "no blank first, as another token's rstrip would take it")
-        return id_of, {letter: sorted(found, reverse=True) for letter, found in lengths.items()}
+        return id_of, {letter: sorted(each, reverse=True) for letter, each in lengths.items()}
 
 
 def _added_tokens(
     tokens: Sequence[Mapping[str, Any]], vocabulary: Mapping[str, int], source: str
 ) -> dict[int, Mapping[str, Any]]:
     """By id: that of the vocabulary, else the next behind as many as that has. The id in the file is not read."""
-    found: dict[int, Mapping[str, Any]] = {}
+    by_id: dict[int, Mapping[str, Any]] = {}
     next_id = len(vocabulary)
     for token in tokens:
         content = token["content"]
@@ -223,10 +223,10 @@ def _added_tokens(
             continue
         token_id = vocabulary.get(content, next_id)
         next_id += content not in vocabulary
-        if token_id in found:
+        if token_id in by_id:
             raise refused(source, "added_tokens", content, f"an id of its own, not {token_id}")
-        found[token_id] = token
-    return found
+        by_id[token_id] = token
+    return by_id
 
 
 def _pattern_of(pattern: Mapping[str, str], source: str) -> re.Pattern[str]:
@@ -241,18 +241,18 @@ def _pattern_of(pattern: Mapping[str, str], source: str) -> re.Pattern[str]:
 
 def _split(pattern: re.Pattern[str], pieces: Iterable[str]) -> list[str]:
     """Each piece where the pattern matches, and what is between."""
-    found = []
+    parts = []
     for piece in pieces:
         done = 0
         for match in pattern.finditer(piece):
             first, last = match.span()
             if done < first:
-                found.append(piece[done:first])
-            found.append(piece[first:last])
+                parts.append(piece[done:first])
+            parts.append(piece[first:last])
             done = last
         if done < len(piece):
-            found.append(piece[done:])
-    return found
+            parts.append(piece[done:])
+    return parts
 
 
 def _around(processors: Iterable[Mapping[str, Any]]) -> tuple[list[int], list[int]]:

@@ -30,6 +30,23 @@ def address() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/"
 
 
+def open_form(page: Any) -> None:
+    page.eval_on_selector_all(".settings, .more-settings", "all => all.forEach(details => details.open = true)")
+
+
+def fill(page: Any, fields: Fill) -> None:
+    """Types or chooses, each in a form that is open."""
+    open_form(page)
+    for name, text in fields.items():
+        field = page.locator(f"#{name}")
+        if field.evaluate("field => field.tagName") == "SELECT":
+            field.select_option(text)
+        else:
+            while not field.is_visible():
+                page.click(".more")
+            field.fill(text)
+
+
 class Laboratory:
     """A tab, with what it complained of and where its requests went."""
 
@@ -50,19 +67,11 @@ class Laboratory:
             self.elsewhere.append(url)
 
     def open_form(self) -> None:
-        self.page.eval_on_selector_all(".settings, .more-settings", "all => all.forEach(one => one.open = true)")
+        open_form(self.page)
 
     def run(self, fields: Fill) -> None:
         """Fills fields, and runs; the answer is there when this returns."""
-        self.open_form()
-        for name, text in fields.items():
-            field = self.page.locator(f"#{name}")
-            if field.evaluate("one => one.tagName") == "SELECT":
-                field.select_option(text)
-            else:
-                while not field.is_visible():
-                    self.page.click(".more")
-                field.fill(text)
+        fill(self.page, fields)
         with self.page.expect_response(lambda response: response.request.resource_type == "fetch") as answer:
             self.page.click(".run")
         if answer.value.ok:

@@ -18,7 +18,7 @@ from lessons import judged_guesses
 from links import read_settings
 from page_checks import CONTRAST
 from static_site import served
-from test_lab_browser import ANSWERS, Fill
+from test_lab_browser import ANSWERS, Fill, fill, open_form
 
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.models import Models
@@ -85,15 +85,7 @@ class Visit:
 
     def run(self, fields: Fill) -> None:
         """Fills fields, and runs; the answer is there when this returns."""
-        self.page.eval_on_selector_all(".settings, .more-settings", "all => all.forEach(one => one.open = true)")
-        for name, text in fields.items():
-            field = self.page.locator(f"#{name}")
-            if field.evaluate("one => one.tagName") == "SELECT":
-                field.select_option(text)
-            else:
-                while not field.is_visible():
-                    self.page.click(".more")
-                field.fill(text)
+        fill(self.page, fields)
         self.page.click(".run")
         self.page.wait_for_selector(".run:not([aria-disabled])", state="attached")
 
@@ -246,7 +238,7 @@ def test_a_link_whose_loading_is_stopped(browser: Any, address: str) -> None:
 
 def test_what_was_typed_outlasts_a_guess(visit: Visit) -> None:
     visit.follow(".lessons li:nth-child(2) a")
-    visit.page.eval_on_selector_all(".settings, .more-settings", "all => all.forEach(one => one.open = true)")
+    open_form(visit.page)
     length = visit.page.evaluate("history.length")
     visit.page.fill("#budget", "9")
     visit.page.fill("#guess-2", "7")
@@ -298,7 +290,7 @@ def test_a_run_that_is_stopped(browser: Any, address: str) -> None:
     visit.ready()
     rows = {f"prompt-{index}": f"count: 1{index} to 30 ->" for index in range(6)}
     lengths = {f"tokens-{index}": "48" for index in range(6)}
-    visit.page.eval_on_selector_all(".settings, .more-settings", "all => all.forEach(one => one.open = true)")
+    open_form(visit.page)
     for name, text in {**rows, **lengths, "blocks": "128", "slots": "1"}.items():
         visit.page.fill(f"#{name}", text)
     visit.page.click(".run", no_wait_after=True)

@@ -23,6 +23,7 @@ from lfm2np.cli import main
 from lfm2np.errors import RequestError
 from lfm2np.lab.static import archive, build, plain_safetensors, release
 
+TOP = Path(__file__).parents[2]
 FAKE = {name: f"of {name}".encode() for name in release.FILES}
 
 
@@ -100,6 +101,7 @@ def test_what_the_folder_holds_is_what_its_plan_says(pyodide: Path, tmp_path: Pa
     sizes = json.loads(capsys.readouterr().out)["bytes"]
     files = {path.relative_to(site).as_posix(): path for path in site.rglob("*") if path.is_file()}
     assert sizes == {name: path.stat().st_size for name, path in files.items()}
+    assert f"site: {len(files)} files, " in (TOP / "docs" / "learn" / "laboratory.md").read_text(encoding="utf-8")
     (version,) = {name.split("/")[0] for name in files if "/" in name}
     plan = json.loads((site / version / "files.json").read_bytes())
     for file in plan["files"]:
