@@ -18,7 +18,7 @@ from lfm2np.bench.random_checkpoint import LARGE, LFM3, MIXTURE, SHORT_MIXTURE, 
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
 from lfm2np.checkpoint.files import is_gguf, read_config
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command, option
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress
@@ -82,7 +82,7 @@ def require_own_options(arguments: argparse.Namespace) -> None:
     """RequestError for an option of another measurement than the one asked for."""
     for name, what in OWN_OPTIONS.items():
         if arguments.what not in what and getattr(arguments, name) not in (None, False):
-            raise RequestError(f"--{name.replace('_', '-')} goes with bench {', '.join(what)}")
+            raise RequestError(f"{option(name)} goes with bench {', '.join(what)}")
 
 
 def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command, require_at_least
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.faults import FAULTS, VARIANTS, Fault, Variant, by_name
@@ -26,8 +26,7 @@ def run_faults(arguments: argparse.Namespace) -> None:
         run_scheduler_faults(arguments)
         return
     chosen = [by_name(name) for name in arguments.names] or [*FAULTS, *VARIANTS]
-    if arguments.jobs < 1:
-        raise RequestError(f"--jobs {arguments.jobs}: expected at least 1")
+    require_at_least(arguments, jobs=1)
     if arguments.list:
         print_catalogue(chosen, arguments.json)
         return
