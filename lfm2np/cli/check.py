@@ -256,15 +256,13 @@ def add_check(commands: Commands) -> None:
     add(parser, "--constants", constants_help)
     work.add_options(parser)
     group = against.add_options(parser)
-    relations_help = f"some of {', '.join(NAMES)}, separated by commas (all)"
-    add(group, "--relations NAMES", relations_help)
+    add(group, "--relations NAMES", f"some of {', '.join(NAMES)}, separated by commas (all)")
     add(group, "--vary JSON", "fields of a request that must not change its answer")
     add(group, "--minutes N", "begin no relation after N minutes", type=float)
     add(group, "--out DIR", "shrink what is broken, and write it into folders as fuzz does")
     add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")
     chunk = f"most tokens in a step of the engine ({CHUNK})"
     add(group, "--max-num-batched-tokens --chunk N", chunk, dest="chunk")
-    slots = f"requests that the engine runs at once (as it reports, else {SLOTS})"
-    add(group, "--max-num-seqs N", slots)
+    add(group, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")
