@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import docstrings
 import generated
 from docutils import nodes
 from run_pages import CHECKOUT
+from sphinx.domains.python import PythonDomain
 from sphinx.util import logging
 
 from lfm2np.errors import RequestError
@@ -54,10 +57,39 @@ def laboratory(role: str, raw: str, text: str, line: int, inliner: Any, *_: Any)
     return [nodes.reference(raw, text, refuri=f"../{text}", internal=True)], []
 
 
+class IndexedPython(PythonDomain):
+    """Sphinx compares each short name of a signature with the names of all objects, which takes minutes. Here only with
+    those that end with the same part, which are all that it could match."""
+
+    by_last_part: Mapping[str, dict[str, Any]] | None = None  # as soon as all pages are read
+
+    def find_obj(self, env: Any, modname: Any, classname: Any, name: str, type: Any, searchmode: int = 0) -> Any:
+        every = self.data["objects"]
+        if self.by_last_part is not None:
+            self.data["objects"] = self.by_last_part.get(last_part(name.removesuffix("()")), {})
+        try:
+            return super().find_obj(env, modname, classname, name, type, searchmode)
+        finally:
+            self.data["objects"] = every
+
+
+def last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def index_names(app: Any, env: Any) -> None:
+    python = env.get_domain("py")
+    python.by_last_part = defaultdict(dict)
+    for name, thing in python.objects.items():
+        python.by_last_part[last_part(name)][name] = thing
+
+
 def setup(app: Any) -> dict[str, bool]:
+    app.add_domain(IndexedPython, override=True)
     app.add_config_value("lfm2np_generated", True, "env", bool)
     app.add_config_value("lfm2np_laboratory", True, "html", bool)
     app.connect("builder-inited", write_pages)
+    app.connect("env-updated", index_names)
     app.connect("build-finished", write_laboratory)
     app.connect("autodoc-process-docstring", docstrings.process)
     app.connect("autodoc-process-signature", docstrings.process_signature)
