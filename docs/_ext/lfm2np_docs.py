@@ -86,7 +86,7 @@ def index_names(app: Any, env: Any) -> None:
 
 
 def titles(contents: nodes.bullet_list) -> nodes.bullet_list:
-    """A page's table of contents with its title alone and what lies below it: what Sphinx leaves of it (titles_only)."""
+    """A page's table of contents, of it only the title, and what lies below: what Sphinx leaves of it (titles_only)."""
     contents = contents.deepcopy()
     for entry in contents:
         if len(entry) > 1:
