@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from lfm2np.oracle.vet.plan import Plan, planned
 from lfm2np.oracle.vet.questions import Question, open_questions
 from lfm2np.oracle.vet.replies import ReplyFile
 from lfm2np.oracle.vet.shown import as_json
-from lfm2np.oracle.vet.vetting import PLANNING, Bounds, Session, Vetted, chosen, require_same_vocabulary, vetted
+from lfm2np.oracle.vet.vetting import PLANNING, Bounds, Session, Vetted, require_same_vocabulary, vetted
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import Place
 
@@ -120,12 +120,9 @@ def run(
     )
     if announce is not None:
         announce(plan)
-    if questions is None:
-        asked: Iterator[Question] = chosen(open_questions(seed + 1, system, chat), plan)
-    else:
-        asked = iter(questions)
-    session = Session(hypotheses, plan, alpha, bounds, plan.spreads, places, logprobs, progress)
-    return vetted(session, asked, provider, recorded, keep)
+    telling = (question for question in open_questions(seed + 1, system, chat) if question.kind in plan.kinds)
+    session = Session(hypotheses, plan, alpha, bounds, places, logprobs, progress)
+    return vetted(session, telling if questions is None else iter(questions), provider, recorded, keep)
 
 
 def of_plan(
