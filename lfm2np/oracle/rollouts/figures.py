@@ -104,8 +104,8 @@ def explanation_figures(explanation: Explanation, best: Explanation) -> dict[str
         "detail": explanation.hypothesis.detail,
         "reading": explanation.fit.reading,
         "format": explanation.fit.format_name,
-        "log_likelihood": explanation.log_likelihood,
-        "behind_the_best_per_token": (best.log_likelihood - explanation.log_likelihood) / tokens,
+        "log_likelihood": explanation.fit.log_likelihood,
+        "behind_the_best_per_token": (best.fit.log_likelihood - explanation.fit.log_likelihood) / tokens,
         "explained": explanation.explained,
         "adequate": explanation.is_adequate,
     }

@@ -23,7 +23,6 @@ Measure = Callable[[Array, Array, Sequence[int]], float]
 CLAMP = 20.0  # SAFETY_BOUND of verl and ms-swift, in nats
 SWIFT_K3_CLAMP = 10.0
 TRL_CLIP_MAX = 3.0  # default of GRPOConfig.vllm_importance_sampling_clip_max
-TRL_MODES = ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate")
 Reduce = Callable[[Array], float]
 
 
@@ -44,40 +43,22 @@ def logp_difference(reduce: Reduce) -> Measure:
 
     def measure(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
         difference = np.abs(trainer - sampler)
-        return _or_zero(reduce, difference[~np.isnan(difference)])
+        known = difference[~np.isnan(difference)]
+        return reduce(known) if len(known) else 0.0
 
     return measure
 
 
-def importance_ratios(
-    sampler: Array,
-    trainer: Array,
-    lengths: Sequence[int],
-    mode: str = "sequence_mask",
-    clip_max: float | None = TRL_CLIP_MAX,
-    clip_min: float | None = None,
-) -> Array:
-    """TRL's vllm_importance_sampling_ratio: exp(trainer - sampler), [T], or exp of its sum, [answers], by the mode.
-
-    mode  sequence_mask or token_mask: 0 where it is above clip_max or below clip_min; sequence_truncate or
-          token_truncate: at most clip_max and at least clip_min. The defaults are GRPOConfig's.
-
-    A NaN difference counts as 0. ValueError for another mode.
+def importance_ratios(sampler: Array, trainer: Array, lengths: Sequence[int]) -> Array:
+    """TRL's vllm_importance_sampling_ratio in its default mode, sequence_mask: of each answer exp of the sum of
+    trainer - sampler, in which NaN counts as 0; 0 where it is above 3.
     """
-    if mode not in TRL_MODES:
-        raise ValueError(f"mode {mode!r}: expected one of {', '.join(TRL_MODES)}")
-    difference = np.nan_to_num(trainer - sampler, nan=0.0)
-    if mode.startswith("sequence"):
-        difference = _by_answer(_sum, difference, lengths)
-    ratios = np.exp(difference)
-    low, high = -math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max
-    if mode.endswith("truncate"):
-        return np.clip(ratios, low, high)
-    return np.where((ratios < low) | (ratios > high), 0.0, ratios)
+    ratios = np.exp(_by_answer(_sum, np.nan_to_num(trainer - sampler, nan=0.0), lengths))
+    return np.where(ratios > TRL_CLIP_MAX, 0.0, ratios)
 
 
 def importance_ratio(reduce: Reduce) -> Measure:
-    """TRL's importance_sampling_ratio with its defaults: of whole answers, 0 where it is above 3."""
+    """TRL's importance_sampling_ratio."""
     return lambda sampler, trainer, lengths: reduce(importance_ratios(sampler, trainer, lengths))
 
 
@@ -234,10 +215,6 @@ def _max(values: Array) -> float:
 
 def _min(values: Array) -> float:
     return float(np.min(values))
-
-
-def _or_zero(reduce: Reduce, values: Array) -> float:
-    return reduce(values) if len(values) else 0.0
 
 
 TRL = "huggingface/trl 1.16.0, trl/trainer/grpo_trainer.py, GRPOTrainer._generate_and_score_completions"

@@ -150,6 +150,11 @@ def cut(values: Any, scores: Sequence[Scores]) -> list[Any]:
     return np.split(values, np.cumsum([len(each.entropy) for each in scores])[:-1]) if scores else []
 
 
+def largest_by_rollout(values: Float64, scores: Sequence[Scores]) -> list[float]:
+    """The largest size among the values [N] of each; 0 where all are NaN."""
+    return [float(np.nanmax(np.abs(part), initial=0.0)) for part in cut(values, scores)]
+
+
 def longest_words(scores: Sequence[Scores], expected: str, actual: str) -> str:
     """Of all requests' sampling parameters the fullest answer."""
     return max((reading_words(expected, actual, each.rollout.sampling) for each in scores), key=len, default="")
@@ -198,20 +203,20 @@ class Judge:
         reported = values_of(self.scores, name)
         if np.isnan(reported).all():
             return Side(name, Verdict.INCONCLUSIVE, ("no log-probabilities were reported",), reported)
-        formats = [self.options.formats[name]] if self.options.formats[name] != AUTO else list(AUTO_FORMATS)
+        is_auto = self.options.formats[name] == AUTO
+        formats = AUTO_FORMATS if is_auto else (self.options.formats[name],)
         stated = self.stated_reading(name)
-        readings = list(ALL_READINGS) if stated == AUTO else [stated]
-        best, likeliest = self.likeliest(reported, formats, readings)
+        best, likeliest = self.likeliest(reported, formats, ALL_READINGS if stated == AUTO else (stated,))
         expected = best.reading if stated == AUTO else stated
         judged = self.judged(reported, best.format_name, best.reading)
         choices = self.wrong_choices(best.format_name) if name == SIDES[0] else np.zeros(0, np.int64)
         side = self.decided(name, reported, expected, judged, choices)
         if len(choices) and judged.is_right:
             return side  # nothing that a log-probability could explain
-        is_finest = judged.format_name == AUTO_FORMATS[0]
-        if judged.is_right and best is likeliest and (self.options.formats[name] != AUTO or is_finest):
+        fits_best = judged.is_right and best is likeliest
+        if fits_best and (not is_auto or judged.format_name == AUTO_FORMATS[0]):
             return side
-        return self.explained(side, judged.is_right and best is likeliest, stated == AUTO)
+        return self.explained(side, fits_best, stated == AUTO)
 
     def stated_reading(self, name: str) -> str:
         """Of the options, else of the file if all its lines agree, else auto."""
@@ -255,7 +260,7 @@ class Judge:
         in doubt.
         """
         best = self.least_wrong(scores, values, format_name, readings)
-        worst = [float(np.max(np.abs(part[~np.isnan(part)]), initial=0.0)) for part in cut(best.ratios, scores)]
+        worst = largest_by_rollout(best.ratios, scores)
         doubtful = [index for index, size in enumerate(worst) if size > LIMIT / math.sqrt(len(DRAWS))]
         if best.is_right or max(worst) > LIMIT * FAR:
             return best
@@ -277,7 +282,7 @@ class Judge:
         values, vocab_size = predicted(self.scores, reading), self.model.config.vocab_size
         spread = spread_of(self.model, self.scores, format_name, self.known, progress=progress)
         result = fit(reported, values, spread, reading, vocab_size)
-        worst = [float(np.nanmax(np.abs(part), initial=0.0)) for part in cut(result.ratios, self.scores)]
+        worst = largest_by_rollout(result.ratios, self.scores)
         doubtful = [index for index, size in enumerate(worst) if size > LIMIT / math.sqrt(len(DRAWS))]
         doubtful.sort(key=lambda index: -worst[index])
         for chosen in (doubtful[:1], doubtful[1:MOST_REFINED], doubtful[MOST_REFINED:]):
@@ -337,7 +342,7 @@ class Judge:
         is_free  whether any reading may be the side's
         """
         assert side.fit is not None
-        worst = [float(np.nanmax(part, initial=0.0)) for part in cut(side.fit.sizes, self.scores)]
+        worst = largest_by_rollout(side.fit.sizes, self.scores)
         order = sorted(range(len(worst)), key=lambda index: -worst[index])
         indices = self.sample(self.options.cause_tokens // (SCREENING if quick else 1), order)
         readings = [side.expected] if quick else list(dict.fromkeys((side.expected, *ALL_READINGS)))
@@ -414,7 +419,7 @@ class Judge:
         plain = next(each for each in side.explained if each.hypothesis.name == AS_IT_IS)
         tokens = np.count_nonzero(best.fit.reported)
         gain = LEAST_OF_TOKENS * tokens if best.hypothesis.name == HEAD else LEAST_OF_ALL
-        if side.verdict is Verdict.EXACT and best.log_likelihood < plain.log_likelihood + gain:
+        if side.verdict is Verdict.EXACT and best.fit.log_likelihood < plain.fit.log_likelihood + gain:
             best = plain
         is_error = best.hypothesis.name != AS_IT_IS
         reading = longest_words(self.scores, side.expected, best.fit.reading)
