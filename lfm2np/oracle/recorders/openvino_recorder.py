@@ -130,10 +130,10 @@ def require_exported(model: Any, exported: Path) -> None:
     """TargetError for a graph of other versions, which name and order nodes differently."""
     for key, known in EXPORTED.items():
         path = ["optimum", key]
-        found = model.get_rt_info(path).astype(str) if model.has_rt_info(path) else "none"
-        if found not in known:
+        version = model.get_rt_info(path).astype(str) if model.has_rt_info(path) else "none"
+        if version not in known:
             raise TargetError(
-                f"{exported / FILE}: {key} {found}, expected {' or '.join(known)}: other versions are not supported"
+                f"{exported / FILE}: {key} {version}, expected {' or '.join(known)}: other versions are not supported"
             )
 
 
