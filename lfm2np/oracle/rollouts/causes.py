@@ -25,7 +25,7 @@ from lfm2np.oracle.rollouts.side import BEFORE, Fit, Predicted, Spread, fit, pre
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
 from lfm2np.progress import Progress
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import AnyPlace, compute, place_of, source_of
+from lfm2np.work.place import Place, compute, source_of
 
 Float64 = NDArray[np.float64]
 Variant = dict[str, Any]
@@ -243,8 +243,8 @@ def predictions_of(
     scores: Sequence[Scores],
     hypotheses: Sequence[Hypothesis],
     readings: Sequence[str],
-    previous: LoadedModel | None = None,
-    place: AnyPlace = None,
+    previous: LoadedModel | None,
+    place: Place,
     progress: Progress | None = None,
 ) -> list[Mapping[str, Predicted] | None]:
     """Of each hypothesis the predicted values by reading, of these; None where it changes no rollout of the sample, or
@@ -263,7 +263,6 @@ def predictions_of(
                     variant = {}
                 items.append({**item, "variant": variant})
                 owners.append((number, index))
-    place = place_of(place)
     unrecorded = replace(place, record=None)  # an item names no checkpoint
     there = previous if previous is None or place.executor is None else source_of(previous)
     results = compute(variant_work(there), model, items, unrecorded, progress)
@@ -303,7 +302,6 @@ def explanations(
     predictions: Sequence[Mapping[str, Predicted] | None],
     spreads: Sequence[Spread],
     readings: Sequence[str],
-    vocab_size: int,
 ) -> list[Explanation]:
     """Each hypothesis under its likeliest reading and format, the likeliest first.
 
@@ -321,7 +319,7 @@ def explanations(
         if values is None:
             continue
         tried = [
-            fit(reported, values[reading], spread, reading, vocab_size)
+            fit(reported, values[reading], spread, reading)
             for reading in readings
             for spread in spreads
             if spread.bits > 2 * hypothesis.bits

@@ -24,7 +24,6 @@ from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import margins
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
-from lfm2np.oracle.rollouts import causes
 from lfm2np.oracle.rollouts.causes import (
     AS_IT_IS,
     CHUNKED,
@@ -33,7 +32,9 @@ from lfm2np.oracle.rollouts.causes import (
     LEAST_OF_TOKENS,
     Explanation,
     Hypothesis,
+    explanations,
     hypotheses_of,
+    predictions_of,
     reading_words,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
@@ -53,6 +54,10 @@ LEAST_EXPLAINED = 0.8  # of the squared error, for a hypothesis to be named as t
 PERMUTATIONS, LEAST_CHANCE = 999, 0.01
 MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines once one of them is wrong
 Shown = Callable[[str], Progress | None]
+
+
+def no_progress(name: str) -> Progress | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ def judge_rollouts(
     rollouts: Sequence[Rollout],
     options: Options,
     place: Place | None = None,
-    shown: Shown = lambda name: None,
+    shown: Shown = no_progress,
     previous: LoadedModel | None = None,
     beside: Sequence[Rollout] | None = None,
 ) -> Judged:
@@ -269,8 +274,8 @@ class Judge:
         return self.least_wrong(scores, values, format_name, readings)
 
     def least_wrong(self, scores: Sequence[Scores], values: Float64, format_name: str, readings: Sequence[str]) -> Fit:
-        spread, size = spread_of(self.model, scores, format_name, self.known), self.model.config.vocab_size
-        fits = [fit(values, predicted(scores, reading), spread, reading, size) for reading in readings]
+        spread = spread_of(self.model, scores, format_name, self.known)
+        fits = [fit(values, predicted(scores, reading), spread, reading) for reading in readings]
         tight = [
             each for each in fits if each.reading not in OTHERS or each.rms <= MOST_SIZE
         ]  # temperatures fit freely
@@ -278,10 +283,9 @@ class Judge:
 
     def judged(self, reported: Float64, format_name: str, reading: str) -> Fit:
         """All tokens; rollouts in doubt by all emulated engines (see judge.py)."""
-        progress = self.shown(JUDGING)
-        values, vocab_size = predicted(self.scores, reading), self.model.config.vocab_size
-        spread = spread_of(self.model, self.scores, format_name, self.known, progress=progress)
-        result = fit(reported, values, spread, reading, vocab_size)
+        values = predicted(self.scores, reading)
+        spread = spread_of(self.model, self.scores, format_name, self.known, self.shown(JUDGING))
+        result = fit(reported, values, spread, reading)
         worst = largest_by_rollout(result.ratios, self.scores)
         doubtful = [index for index, size in enumerate(worst) if size > LIMIT / math.sqrt(len(DRAWS))]
         doubtful.sort(key=lambda index: -worst[index])
@@ -291,7 +295,7 @@ class Judge:
             truths = [self.scores[index].truth for index in chosen]
             add_noises(self.model, format_name, truths, self.known, DRAWS)
             spread = spread_of(self.model, self.scores, format_name, self.known)
-            result = fit(reported, values, spread, reading, vocab_size)
+            result = fit(reported, values, spread, reading)
         return result
 
     def wrong_choices(self, format_name: str) -> Int64:
@@ -352,15 +356,15 @@ class Judge:
         if len(tried) > MOST_TRIED and len(few) < len(indices):
             likely = [each.hypothesis for each in self.tried(side, few, tried, readings)[:MOST_TRIED]]
             tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
-        explanations = self.tried(side, indices, tried, readings)
-        if is_free and side.verdict is not Verdict.EXACT and explanations[0].fit.reading != side.expected:
-            best = explanations[0].fit
+        explained = self.tried(side, indices, tried, readings)
+        if is_free and side.verdict is not Verdict.EXACT and explained[0].fit.reading != side.expected:
+            best = explained[0].fit
             fit_of_all = self.judged(side.reported, best.format_name, best.reading)
             side = replace(side, expected=best.reading, fit=fit_of_all)
-            explanations = self.tried(side, indices, tried, readings)
+            explained = self.tried(side, indices, tried, readings)
         side = self.in_its_format(side, indices)
         tokens = self.part(np.arange(len(side.reported)), indices)
-        return self.with_cause(replace(side, explained=tuple(explanations), sample=tokens))
+        return self.with_cause(replace(side, explained=tuple(explained), sample=tokens))
 
     def in_its_format(self, side: Side, indices: Sequence[int]) -> Side:
         """A side that was wrong in the likeliest format, if it is right in another: on these rollouts, then on all."""
@@ -406,11 +410,10 @@ class Judge:
         for name in names:
             self.best_reading(part, values, name, [side.expected])  # with as many emulated engines as it takes
         spreads = [spread_of(self.model, part, name, self.known) for name in names]
-        predictions = causes.predictions_of(
+        predictions = predictions_of(
             self.model, part, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
         )
-        size = self.model.config.vocab_size
-        return causes.explanations(values, side.expected, hypotheses, predictions, spreads, readings, size)
+        return explanations(values, side.expected, hypotheses, predictions, spreads, readings)
 
     def with_cause(self, side: Side) -> Side:
         """With the verdict and reasons that its explanations lead to."""

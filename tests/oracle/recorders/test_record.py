@@ -19,7 +19,7 @@ from lfm2np.loading import Model
 from lfm2np.oracle.check import Cause, Checked, ask_all, check, judged
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
-from lfm2np.oracle.recorders.locating import cause_of
+from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.target import TargetError
@@ -207,6 +207,7 @@ def test_a_right_engine_has_no_cause(model: Model) -> None:
     )
     record = record_of("lfm2np:float32", model.path, "float32")
     assert cause_of(checked, "", record, open_checkpoint(model.path, model.config), model.config) is None
+    assert cause_to_dump(checked, "a server", "") is None
 
 
 def test_every_report_has_the_cause(tmp_path: Path, capsys: Any) -> None:

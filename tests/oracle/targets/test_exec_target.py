@@ -361,7 +361,7 @@ def test_a_command_is_checked() -> None:
 
 
 @pytest.mark.rounding
-def test_a_check_ends_the_engine_before_it_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_ends_the_engine_before_it_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """A large model would hold its memory beside the oracle's."""
     script = f"""
 open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
@@ -369,15 +369,13 @@ hello()
 while True:
     for name in asks(): answer(name)
 """
-    judged, ended = check.judged, []
 
-    def judged_later(*arguments: Any, **options: Any) -> Checked:
+    def judged(*arguments: Any, **options: Any) -> Checked:
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), 0)
-        ended.append(True)
-        return judged(*arguments, **options)
+        raise TargetError("as far as here")
 
-    monkeypatch.setattr(check, "judged", judged_later)
+    monkeypatch.setattr(check, "judged", judged)
     target = "exec:" + shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + script])
-    assert main(["check", target, "--cases", "short-prompts"]) == 1
-    assert ended
+    assert main(["check", target, "--cases", "short-prompts"]) == 3
+    assert "as far as here" in capsys.readouterr().err

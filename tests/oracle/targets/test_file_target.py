@@ -12,7 +12,7 @@ import pytest
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets import file_target
-from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded
+from lfm2np.oracle.targets.file_target import FileTarget, Transcript
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, ask_as_json
 from lfm2np.oracle.targets.target import Target, TargetError
 
@@ -30,7 +30,7 @@ ONE = {"ask": ask_as_json(PAIRS[0][0]), "answer": answer_as_json(PAIRS[0][1])}
 
 
 def asks_in(path: Path) -> list[Ask]:
-    return [ask for ask, _ in recorded(path).pairs()]
+    return [ask for ask, _ in FileTarget(path).pairs()]
 
 
 @pytest.fixture(autouse=True)
