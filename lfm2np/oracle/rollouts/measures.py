@@ -87,24 +87,14 @@ def clamped_k3(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
     return _mean(np.clip(_k3(np.clip(trainer - sampler, -CLAMP, CLAMP)), -SWIFT_K3_CLAMP, SWIFT_K3_CLAMP))
 
 
-def perplexity_of_trainer(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
-    """The mean over answers of exp(-mean of the answer's log-probabilities)."""
-    return _mean(np.exp(-_by_answer(_mean, trainer, lengths)))
+def perplexity(side: str, is_log: bool) -> Measure:
+    """The mean over answers of exp(-mean of the answer's log-probabilities by that side), or of its logarithm."""
 
+    def measure(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
+        logarithms = -_by_answer(_mean, sampler if side == "sampler" else trainer, lengths)
+        return _mean(logarithms if is_log else np.exp(logarithms))
 
-def perplexity_of_sampler(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
-    """The same of the sampler."""
-    return _mean(np.exp(-_by_answer(_mean, sampler, lengths)))
-
-
-def log_perplexity_of_trainer(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
-    """The mean over answers of -mean of the answer's log-probabilities."""
-    return _mean(-_by_answer(_mean, trainer, lengths))
-
-
-def log_perplexity_of_sampler(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
-    """The same of the sampler."""
-    return _mean(-_by_answer(_mean, sampler, lengths))
+    return measure
 
 
 def log_ppl_difference(reduce: Reduce) -> Measure:
@@ -241,10 +231,10 @@ def _off_policy(prefix: str, source: str, changed: dict[str, Measure]) -> dict[s
     common: dict[str, Measure] = {
         "kl": kl,
         "k3_kl": k3,
-        "training_ppl": perplexity_of_trainer,
-        "training_log_ppl": log_perplexity_of_trainer,
-        "rollout_ppl": perplexity_of_sampler,
-        "rollout_log_ppl": log_perplexity_of_sampler,
+        "training_ppl": perplexity("trainer", is_log=False),
+        "training_log_ppl": perplexity("trainer", is_log=True),
+        "rollout_ppl": perplexity("sampler", is_log=False),
+        "rollout_log_ppl": perplexity("sampler", is_log=True),
         "log_ppl_diff": log_ppl_difference(_mean),
         "log_ppl_abs_diff": log_ppl_abs_difference,
         "log_ppl_diff_max": log_ppl_difference(_max),

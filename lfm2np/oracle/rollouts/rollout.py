@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from lfm2np.checkpoint.strict_json import KINDS as JSON_KINDS
 from lfm2np.checkpoint.strict_json import parse_value
@@ -101,13 +101,6 @@ class Left:
     kind: str
     count: int
     first: str
-
-
-class _Record(NamedTuple):
-    """One sequence: where it stands in the file, and what it is in the schema's form, or why it can't be read."""
-
-    where: str
-    raw: Mapping[str, Any] | RequestError
 
 
 def read_rollouts(
@@ -211,17 +204,20 @@ def rollout_as_json(rollout: Rollout) -> dict[str, Any]:
     return {name: value for name, value in values.items() if default[name] is NO_DEFAULT or value != default[name]}
 
 
-def _records(text: str | Iterable[str], source: str, form: str) -> Iterator[_Record]:
+def _records(
+    text: str | Iterable[str], source: str, form: str
+) -> Iterator[tuple[str, Mapping[str, Any] | RequestError]]:
+    """Where each sequence stands in the file, and what it is in the schema's form, or why it can't be read."""
     for where, value in _values(text, source):
         try:
             if isinstance(value, RequestError):
                 raise value
             rows = _converted(value, form)
         except RequestError as problem:
-            yield _Record(where, problem)
+            yield where, problem
             continue
         for row, raw in enumerate(rows):
-            yield _Record(where if len(rows) == 1 else f"{where}, row {row}", raw)
+            yield where if len(rows) == 1 else f"{where}, row {row}", raw
 
 
 def _values(text: str | Iterable[str], source: str) -> Iterator[tuple[str, object]]:

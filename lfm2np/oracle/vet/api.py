@@ -144,8 +144,10 @@ def of_plan(
     return list(questions[::step][:most])
 
 
-def candidates_of(paths: Paths) -> list[Candidate]:
-    """RequestError for two of one name; errors as in `load`."""
+def candidates_of(
+    paths: Paths, load_named: Callable[[str, str], LoadedModel] = lambda name, path: load(path)
+) -> list[Candidate]:
+    """Two of one checkpoint, with different caches, share it. RequestError for another form; errors as in `load`."""
     if isinstance(paths, Mapping):
         return [Candidate(name, path if isinstance(path, LoadedModel) else load(path)) for name, path in paths.items()]
     loaded: dict[str, LoadedModel] = {}
@@ -153,7 +155,7 @@ def candidates_of(paths: Paths) -> list[Candidate]:
     for text in paths:
         name, path, kv = parse_candidate(text)
         if path not in loaded:
-            loaded[path] = load(path)
+            loaded[path] = load_named(name, path)
         candidates.append(Candidate(name, loaded[path], kv))
     return candidates
 

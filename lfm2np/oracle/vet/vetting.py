@@ -123,7 +123,7 @@ class Session:
             result.answer_tokens += reply.num_tokens if reply.error is None else 0
             self._compare_prompts(reply)
             try:
-                usable.append((reply.question, self._tokens(reply)))
+                usable.append((reply.question, self.tokens_of(reply)))
             except LeftOut as why:
                 result.left_out[str(why)] += 1
         shown = partial(self._progress, SCORING) if self._progress else None
@@ -138,7 +138,7 @@ class Session:
             result.num_reported += sum(value is not None for value in tokens.logprobs)
         result.standings = self.ledger.standings(result.alpha)
 
-    def _tokens(self, reply: Reply) -> Tokens:
+    def tokens_of(self, reply: Reply) -> Tokens:
         model = self.result.hypotheses.claim.model
         tokens = tokens_of(reply, model.tokenizer, model.config.eos_token_ids)
         return tokens if self._use_logprobs else replace(tokens, logprobs=(None,) * len(tokens))
