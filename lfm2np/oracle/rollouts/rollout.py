@@ -11,7 +11,6 @@ import difflib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -192,16 +191,6 @@ def rollout_from_json(raw: Mapping[str, Any], config: ModelConfig) -> Rollout:
         left_padding=padding,
         pad_token_id=None if pad_token_id is None else _id("pad_token_id", pad_token_id, config.vocab_size),
     )
-
-
-def rollout_as_json(rollout: Rollout) -> dict[str, Any]:
-    """The fields of its line; what has its default is left out. json.dumps writes -inf as -Infinity, as it is read."""
-    values: dict[str, Any] = {f.name: getattr(rollout, f.name) for f in fields(Rollout) if f.name != "sampling"}
-    if all(rollout.is_sampled):
-        del values["is_sampled"]
-    values |= {name: getattr(rollout.sampling, name) for name in SAMPLING}
-    default = {f.name: f.default for f in (*fields(SamplingParams), *fields(Rollout))}
-    return {name: value for name, value in values.items() if default[name] is NO_DEFAULT or value != default[name]}
 
 
 def _records(

@@ -12,6 +12,7 @@ from builders import PLAIN, mixture
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.cli import check as cli_check
 from lfm2np.cli.program import main
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
@@ -210,18 +211,18 @@ def test_a_right_engine_has_no_cause(model: Model) -> None:
     assert cause_to_dump(checked, "a server", "") is None
 
 
-def test_every_report_has_the_cause(tmp_path: Path, capsys: Any) -> None:
+def test_every_report_has_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[tuple[dict[str, Any], str]] = []  # of --json, and without it
+    monkeypatch.setattr(cli_check, "print_result", lambda arguments, fields, text: printed.append((fields, text)))
     files = [part for name in ("html", "junit") for part in (f"--{name}", str(tmp_path / name))]
-    assert main(["check", WRONG, "--cases", "short-prompts", "--locate", "--json", *files]) == 1
-    cause = json.loads(capsys.readouterr().out)["cause"]
-    assert cause["finding"]["name"] == "model.layers.0.conv.state"
+    assert main(["check", WRONG, "--cases", "short-prompts", "--locate", *files]) == 1
+    ((fields, text),) = printed
+    assert fields["cause"]["finding"]["name"] == "model.layers.0.conv.state"
     where = "first wrong operation: layer 0, what the step found of the convolution"
     for name in ("html", "junit"):
-        text = (tmp_path / name).read_text()
-        assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in text
-        assert where in text or name == "junit"
-    assert main(["check", WRONG, "--cases", "short-prompts", "--locate"]) == 1
-    text = capsys.readouterr().out
+        content = (tmp_path / name).read_text()
+        assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in content
+        assert where in content or name == "junit"
     assert "\nwhere it goes wrong\nrecorded            " in text
     assert where in text.split("engine  ")[0]
 

@@ -21,7 +21,8 @@ TRAINED, ANSWERS = FIXTURES / "trained", FIXTURES / "answers"
 MODEL = lfm2np.load()
 pytestmark = pytest.mark.rounding  # emulated engines have rounding errors of the machine
 FEW = ("--planned", "8", "--max-tokens", "12")
-ALONE = ("--candidate", f"bf16={TRAINED}")  # never decided: for what does not hang on the verdict
+# for what does not hang on the verdict, which never comes here
+ALONE = ("--candidate", f"bf16={TRAINED}", "--planned", "2", "--max-tokens", "6")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def candidates(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def run(*words: str) -> int:
-    return main(["vet", *words, *FEW])
+    return main(["vet", *FEW, *words])
 
 
 def honest(body: dict[str, Any], number: int) -> tuple[int, Any]:
@@ -55,7 +56,7 @@ engine = functools.cache(lfm2np.LLM)
 
 
 def test_the_checkpoint_behind_recorded_answers_is_found(candidates, capsys):
-    assert run("--from", str(ANSWERS / "transformers-bfloat16.jsonl"), *candidates, "--json") == 0
+    assert run("--from", str(ANSWERS / "transformers-bfloat16.jsonl"), *candidates[:4], "--json") == 0
     output = json.loads(capsys.readouterr().out)
     assert (output["verdict"], output["accepted"], output["exit_code"]) == ("accepted", "bf16", 0)
     assert output["plan"]["needed_with_logprobs"]["bf16"] < 100
@@ -85,7 +86,7 @@ def test_too_few_answers_are_undecided(candidates, tmp_path, capsys):
 
 def test_an_honest_provider_is_accepted_and_saved_answers_are_used_again(candidates, tmp_path, capsys):
     saved, results = tmp_path / "a.jsonl", tmp_path / "results"
-    words = [*candidates, "--save", str(saved), "--results", str(results), "--json"]
+    words = [*candidates[:4], "--save", str(saved), "--results", str(results), "--json"]
     with serving(honest) as (url, requests):
         assert run(url, *words) == 0
         count, first = len(requests), json.loads(capsys.readouterr().out)
@@ -95,8 +96,6 @@ def test_an_honest_provider_is_accepted_and_saved_answers_are_used_again(candida
     assert first == again and first["accepted"].startswith("bf16") and not first["left_out"]
     assert sorted(results.iterdir())
     assert requests[0]["body"]["temperature"] == 1.0 and requests[0]["path"] == "/v1/chat/completions"
-    figures = lfm2np.vet({"bf16": MODEL, "other": FIXTURES / "draft"}, answers=saved, max_tokens=4)
-    assert figures["accepted"] == "bf16"
 
 
 @pytest.mark.slow
