@@ -146,12 +146,8 @@ class HttpTarget:
     def _models(self) -> Iterator[str | None]:
         """Names to try: most servers want none, and some would load another model by its name."""
         yield self._model_name
-        if self._model_name is None:
-            with contextlib.suppress(HttpError):
-                listed = self.client.get("/v1/models").get("data")
-                names = [row.get("id") for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
-                if len(names) == 1 and isinstance(names[0], str):
-                    yield names[0]
+        if self._model_name is None and (name := self.client.only_model()) is not None:
+            yield name
 
     def _try(self, dialect: Dialect, extras: Extras) -> Spoken:
         """BadReply or RequestError if the server does not answer so."""
