@@ -22,7 +22,7 @@ from lfm2np.checkpoint.files import (
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.prepared_file import Origin, kept_matrices
 from lfm2np.checkpoint.strict_json import is_directory, is_present
-from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import CheckpointError, RequestError
 from lfm2np.model.config import ModelConfig

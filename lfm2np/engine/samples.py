@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tokenizer import TextStream, require_text
+from lfm2np.checkpoint.text.tokenizer import TextStream, require_text
 from lfm2np.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from lfm2np.errors import RequestError
 from lfm2np.sampling.choice import request_seed

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tokenizer import require_ids
+from lfm2np.checkpoint.text.tokenizer import require_ids
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.weights import ModelWeights

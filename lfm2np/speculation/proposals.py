@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lfm2np.checkpoint.tokenizer import require_ids
+from lfm2np.checkpoint.text.tokenizer import require_ids
 from lfm2np.errors import RequestError
 from lfm2np.speculation.drafters import Draft, DraftContext, Drafter
 

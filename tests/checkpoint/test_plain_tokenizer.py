@@ -29,9 +29,9 @@ from vocabulary_keys import FIXTURES, LFM2_SPLIT, TRAINED, trained_keys, write_g
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.files import read_tokenizer
-from lfm2np.checkpoint.plain_tokenizer import CACHED_LENGTH, GPT2, LETTER_OF_BYTE, PlainTokenizer
-from lfm2np.checkpoint.split_pattern import MAX_TRIES, PatternError, compiled, is_space, is_word, of_category
-from lfm2np.checkpoint.tokenizer import Backend, PackageTokenizer, backend_of, load_tokenizer
+from lfm2np.checkpoint.text.plain_tokenizer import CACHED_LENGTH, GPT2, LETTER_OF_BYTE, PlainTokenizer
+from lfm2np.checkpoint.text.split_pattern import MAX_TRIES, PatternError, compiled, is_space, is_word, of_category
+from lfm2np.checkpoint.text.tokenizer import Backend, PackageTokenizer, backend_of, load_tokenizer
 from lfm2np.errors import TokenizerError
 
 TOP = FIXTURES.parent

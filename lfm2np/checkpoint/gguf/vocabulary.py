@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.chat import MAX_TEMPLATE_BYTES, Chat
 from lfm2np.checkpoint.gguf.container import Container
+from lfm2np.checkpoint.text.chat import MAX_TEMPLATE_BYTES, Chat
 from lfm2np.errors import TokenizerError
 from lfm2np.model.config import ModelConfig
 from lfm2np.values import show

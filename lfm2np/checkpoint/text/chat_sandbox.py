@@ -166,7 +166,7 @@ def _ask_once(request: Mapping[str, object]) -> dict[str, Any]:
 
 def _ask_here(request: Mapping[str, object]) -> dict[str, Any]:
     """The same in this process, without limits of time and memory."""
-    from lfm2np.checkpoint import chat_worker  # needs jinja2
+    from lfm2np.checkpoint.text import chat_worker  # needs jinja2
 
     return chat_worker.answered(dict(request))
 

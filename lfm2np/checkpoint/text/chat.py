@@ -66,7 +66,7 @@ def render_chat(chat: Chat, messages: Sequence[Mapping[str, str]]) -> str:
             stacklevel=2,
         )
         return render_plain(checked, chat.special_tokens["bos_token"])
-    from lfm2np.checkpoint.chat_sandbox import render_template
+    from lfm2np.checkpoint.text.chat_sandbox import render_template
 
     return render_template(chat.template, checked, chat.special_tokens, chat.source)
 

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from lfm2np.checkpoint.chat import Chat, load_chat, render_chat
-from lfm2np.checkpoint.plain_tokenizer import PlainTokenizer, entry_bytes
 from lfm2np.checkpoint.strict_json import parse_object, read_bytes
-from lfm2np.checkpoint.tokenizer_file import require_accepted
+from lfm2np.checkpoint.text.chat import Chat, load_chat, render_chat
+from lfm2np.checkpoint.text.plain_tokenizer import PlainTokenizer, entry_bytes
+from lfm2np.checkpoint.text.tokenizer_file import require_accepted
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.model.config import ModelConfig
 from lfm2np.values import show
