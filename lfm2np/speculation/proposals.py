@@ -1,4 +1,4 @@
-"""Draft tokens, checked: the middle of speculative decoding. engine/drafting.py has both ends.
+"""Draft tokens, checked: the middle of speculative decoding. engine/answers.py has both ends.
 
     plan -> contexts -> propose() -> drafts -> Scheduler.add_drafts -> forward -> decide() -> commit_step, update
 

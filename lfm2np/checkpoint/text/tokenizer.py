@@ -187,8 +187,8 @@ class PackageTokenizer:
         self._run(self._rust.no_padding)
 
     def vocabulary(self) -> dict[str, int]:
-        found: dict[str, int] = self._run(lambda: self._rust.get_vocab(with_added_tokens=True))
-        return found
+        entries: dict[str, int] = self._run(lambda: self._rust.get_vocab(with_added_tokens=True))
+        return entries
 
     def special_texts(self) -> set[str]:
         return {token.content for token in self._run(self._rust.get_added_tokens_decoder).values() if token.special}
@@ -242,9 +242,9 @@ def load_tokenizer(
     backend = backend_of(content, config, str(path), plain)
     bos = None if config.bos_token_id is None else backend.entry(config.bos_token_id)
     chat = load_chat(directory, bos or "")
-    found = other() if chat.template is None and other is not None else None
-    if found is not None:
-        chat = replace(chat, template=found[0], source=found[1])
+    other_template = other() if chat.template is None and other is not None else None
+    if other_template is not None:
+        chat = replace(chat, template=other_template[0], source=other_template[1])
     return Tokenizer(backend, config, chat)
 
 
