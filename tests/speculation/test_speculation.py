@@ -27,7 +27,7 @@ KINDS = [
     "torture/all_attention",
     "torture/all_convolution",
     "torture/biased_two_taps",
-    "torture/moe_published",
+    "torture/moe_minimal_config",
 ]
 
 

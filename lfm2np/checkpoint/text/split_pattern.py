@@ -34,11 +34,11 @@ _ESCAPED = r"\\[rnt]|\\[!-/:-@\[-`{-~]"
 _SET = r"\\[pP]\{\w+\}|\\[sSdD]"
 _INSIDE = rf"(?:{_ESCAPED}|[^\\\[\]^&-])"  # a character of a class: without classes in it, && and a bare -
 _CLASS = rf"\[\^?(?:{_SET}|{_INSIDE}(?:-{_INSIDE})?)+\]"
-_ONE = rf"{_CLASS}|{_SET}|{_ESCAPED}|[^\\\[\](){{}}.^$|?*+]"
+_ITEM = rf"{_CLASS}|{_SET}|{_ESCAPED}|[^\\\[\](){{}}.^$|?*+]"
 _FOLDED = r"\(\?i:(?:'?[A-Za-z]+|\[[A-Za-z]+\])(?:\|(?:'?[A-Za-z]+|\[[A-Za-z]+\]))*\)"
 _PART = re.compile(
-    rf"(?P<bar>\|)|\(\?(?P<ahead>[=!])(?P<follows>{_ONE})\)"
-    rf"|(?:(?P<folded>{_FOLDED})|(?P<one>{_ONE}))(?P<often>[?*+][?+]?|\{{\d{{1,3}}(?:,\d{{0,3}})?\}})?"
+    rf"(?P<bar>\|)|\(\?(?P<ahead>[=!])(?P<follows>{_ITEM})\)"
+    rf"|(?:(?P<folded>{_FOLDED})|(?P<item>{_ITEM}))(?P<often>[?*+][?+]?|\{{\d{{1,3}}(?:,\d{{0,3}})?\}})?"
 )
 _MEMBER = re.compile(rf"({_SET})|({_INSIDE}|[&-])(?:-({_INSIDE}))?")  # also what is a class by itself
 
@@ -73,7 +73,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
         if part["ahead"]:
             words.append(f"(?{part['ahead']}{_class(part['follows'])})")
         else:
-            item = _either_case(part["folded"]) if part["folded"] else _class(part["one"])
+            item = _either_case(part["folded"]) if part["folded"] else _class(part["item"])
             words.append(item + (part["often"] or ""))
     _require_letters(least)
     return re.compile("".join(words))
