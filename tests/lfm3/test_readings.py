@@ -87,7 +87,7 @@ def test_the_other_reading_is_no_cause_of_another_bug(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     with inject("window-ignored-in-decoding"):
-        code, out = checked(published, tmp_path, "transformers", "trained", capsys, "prefixes")
+        code, out = checked(published, tmp_path, "transformers", "trained", capsys, "short-prompts,prefixes")
     assert code == 1
     assert "right with --rope" not in out
 
