@@ -59,7 +59,6 @@ FILES = [
             "engine/samples",
             "engine/answers",
             "engine/outputs",
-            "engine/drafting",
             "engine/draft_model",
             "speculation/proposals",
             "speculation/acceptance",
@@ -97,7 +96,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
     ),
     "lfm2np/engine/draft_model": ("draft-models-propose", "drawn-drafts-are-of-their-place", "wrong-calls-are-refused"),
     "lfm2np/engine/outputs": ("runs-are-counted", "padding-is-counted", "outputs-are-those-alone"),
-    "lfm2np/engine/drafting": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
+    "lfm2np/engine/answers": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
     "lfm2np/speculation": ("rejection-is-exact", "guesses-use-their-own-noise", "runs-are-counted"),
     "lfm2np/speculation/drafters": ("lookup-is-its-definition", "runs-are-counted", "wrong-calls-are-refused"),
     "lfm2np/speculation/proposals": (

@@ -9,14 +9,17 @@ from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sequential import first_difference
 from lfm2np.loading import Model
 from lfm2np.sampling.choice import request_seed
-from scheduler import POLICIES
+from scheduler import POLICIES, check
 
 BLOCK_SIZES = (1, 2, 3, 5, 16, 64)
 LONGEST_PROMPT, MOST_TOKENS = 40, 12
 
 
 class Run:
-    """One random run: requests, arrivals and sizes from a seed; every output is kept with its logits."""
+    """One random run: requests, arrivals and sizes from a seed; every output is kept with its logits.
+
+    `options` are those of Engine. With check=False the blocks are counted after each step, and not read.
+    """
 
     def __init__(self, model: Model, seed: int, **options: object) -> None:
         self.model, self.choice = model, random.Random(seed)
@@ -33,8 +36,9 @@ class Run:
             "policy": self.choice.choice(sorted(POLICIES)),
             "prefix_caching": self.choice.random() < 0.7,
             "num_host_blocks": self.choice.choice([0, 0, 20]),
+            "check": True,
         }
-        self.engine = Engine(model, check=True, on_logits=self.keep, **(chosen | options))  # type: ignore[arg-type]
+        self.engine = Engine(model, on_logits=self.keep, **(chosen | options))  # type: ignore[arg-type]
 
     def keep(self, name: str, position: int, row: np.ndarray, token: int) -> None:
         self.rows.setdefault(name, []).append(np.array(row))
@@ -82,6 +86,7 @@ class Run:
                 self.outputs[output.request_id] = output
                 if output.finished:
                     alive.remove(output.request_id)
+            check(self.engine.scheduler)
             if alive and self.choice.random() < abort_rate:
                 name = alive.pop(self.choice.randrange(len(alive)))
                 self.outputs[name] = self.engine.abort(name)

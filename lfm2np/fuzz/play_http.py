@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.started import Watcher, counted

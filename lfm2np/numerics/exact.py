@@ -90,8 +90,8 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
     rounded = on_matrix_grid(x, matrix.grid)
     result = np.empty((len(x), matrix.outputs), np.float32)
     for outputs, values in matrix.pieces():
-        own = None if bias is None else bias[outputs]
-        rounded_product(rounded, values, result[:, outputs], matrix.grid.slices, own)
+        part = None if bias is None else bias[outputs]
+        rounded_product(rounded, values, result[:, outputs], matrix.grid.slices, part)
     return result
 
 
@@ -115,8 +115,8 @@ def by_whole_products(x: Float64, values: Float64, result: Float32, slices: int,
     outputs = result.shape[1]
     for part in pieces(outputs, len(x), PRODUCTS) if slices == 1 else [slice(0, outputs)]:
         w = values[part] if slices == 1 else values
-        made = without_tiles(x, w)
-        round_products(made, slices, None if bias is None else bias[part], result[:, part])
+        products = without_tiles(x, w)
+        round_products(products, slices, None if bias is None else bias[part], result[:, part])
 
 
 def on_matrix_grid(x: Float32, grid: Grid) -> Float64:
@@ -247,15 +247,15 @@ def cache_entries(keys: Float32, values: Float32, scale: AttentionScale) -> tupl
 def on_grid(heads: Float32, shift: Exponents) -> Float64:
     """Queries or keys [T, heads, E], times 2**shift, each row on a grid of b bits: 2b + ceil(log2 E) <= 53."""
     bits = min(MOST_BITS, (SUM_BITS - (heads.shape[-1] - 1).bit_length()) // 2)
-    made, factors = np.empty(heads.shape), power_of_two(shift)
+    rounded, factors = np.empty(heads.shape), power_of_two(shift)
 
     def compute(rows: slice) -> None:
         wide = heads[rows].astype(np.float64)
         wide *= factors
-        made[rows] = round_to_grid(wide, bits)
+        rounded[rows] = round_to_grid(wide, bits)
 
     over_pieces(compute, len(heads), row_size(heads))
-    return made
+    return rounded
 
 
 def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Exponents]:
@@ -276,7 +276,6 @@ def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Expone
 def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
     """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E]."""
     check_attention(queries, keys, values)
-    require_finite_rows(queries=queries)
     return attend_ragged(queries, [slice(0, len(queries))], [[cache_entries(keys, values, scale)]], scale)
 
 
@@ -315,19 +314,19 @@ def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale)
 
     over_pieces(compute, *stacked.shape)
     mixed = np.empty((len(stacked), 2, head_dim), np.float64)
-    views = (own_rows(one.reshape(len(one), -1), spans, queries) for one in (shares, mixed))
+    views = (own_rows(array.reshape(len(array), -1), spans, queries) for array in (shares, mixed))
 
     def mix_values(span: Span, own_shares: Float64, own_mixed: Float64) -> None:
         both = own_shares.reshape(*own_shares.shape[:2], 2 * span.tokens, -1)[..., : span.context]  # [G, H/G, 2t, C]
         own_mixed[...] = weighted_values(both, [part[1] for part in span.parts]).reshape(own_mixed.shape)
 
     over_spans(mix_values, spans, *views)
-    one = mixed[:, 0] + mixed[:, 1] * 2.0**-LOW_SHARE_BITS + 0.0  # [rows, E]
-    one *= power_of_two(tops + (scale.values - (SHARE_BITS + VALUE_BITS))[factor_of % groups])
-    one /= totals
+    total = mixed[:, 0] + mixed[:, 1] * 2.0**-LOW_SHARE_BITS + 0.0  # [rows, E]
+    total *= power_of_two(tops + (scale.values - (SHARE_BITS + VALUE_BITS))[factor_of % groups])
+    total /= totals
     return [
         own.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
-        for span, own in zip(spans, own_rows(one, spans, queries), strict=True)
+        for span, own in zip(spans, own_rows(total, spans, queries), strict=True)
     ]
 
 

@@ -78,6 +78,7 @@ class Ieee:
     weight_bytes: int
     keep: Callable[[Array], Array]
     longest_context = 2**20  # as many as have rotary angles
+    top_k = staticmethod(top_k)
 
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
         if self.keep is unchanged and weight.dtype == self.dtype:
@@ -102,8 +103,8 @@ class Ieee:
         if matrix.grid is not None:
             raise NumericsError(f"a matrix with a grid: it was prepared for exact, not for {self.name}")
         parts = [product(x, values) for _, values in matrix.pieces()]
-        made = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return self.keep(made if bias is None else made + self.parameter(bias))
+        products = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return self.keep(products if bias is None else products + self.parameter(bias))
 
     def add(self, x: Array, y: Array) -> Array:
         return self.keep(elementwise(np.add, x, y))
@@ -143,9 +144,6 @@ class Ieee:
     def add_expert_bias(self, scores: Array, bias: Float32) -> Array:
         """Not rounded to bfloat16: the bias is float32 in a bfloat16 model, too, and so is the sum."""
         return np.asarray(scores + bias.astype(self.dtype))
-
-    def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
-        return top_k(preferred, count)
 
     def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
         """PyTorch rounds a number that it adds to the format, and one that it multiplies by not."""
@@ -198,7 +196,6 @@ class Ieee:
 
     def attend(self, queries: Array, keys: Array, values: Array, scale: AttentionScale) -> Array:
         check_attention(queries, keys, values)
-        require_finite_rows(queries=queries)
         return self.attend_ragged(queries, [slice(0, len(queries))], [[(keys, values)]], scale)
 
     def attend_ragged(
@@ -226,7 +223,7 @@ class Ieee:
         def mix_values(span: Span, weights: Array, own: Array) -> None:
             own[...] = self.keep(weighted_values(weights[..., : span.context], [values for _, values in span.parts]))
 
-        over_spans(mix_values, spans, *(own_rows(one, spans, queries) for one in (stacked, mixed)))
+        over_spans(mix_values, spans, *(own_rows(array, spans, queries) for array in (stacked, mixed)))
         return [
             own.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
             for span, own in zip(spans, own_rows(mixed, spans, queries), strict=True)

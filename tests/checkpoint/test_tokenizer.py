@@ -19,8 +19,8 @@ from builders import SPECIALS, VOCAB_SIZE, byte_level_tokenizer, tiny_config, wr
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.plain_tokenizer import BYTE_OF_LETTER
-from lfm2np.checkpoint.tokenizer import LARGE_TEXT, Tokenizer, guarded, load_tokenizer, require_ids
+from lfm2np.checkpoint.text.plain_tokenizer import BYTE_OF_LETTER
+from lfm2np.checkpoint.text.tokenizer import LARGE_TEXT, Tokenizer, guarded, load_tokenizer, require_ids
 from lfm2np.errors import Lfm2npError, RequestError, TokenizerError
 
 CONFIG = tiny_config()
@@ -350,7 +350,7 @@ with contextlib.suppress(ImportError, ValueError, OSError):
     import resource
     resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
 from builders import tiny_config
-from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import TokenizerError
 try:
     tokenizer = load_tokenizer(Path(sys.argv[1]), tiny_config(), plain=sys.argv[2] == "plain")

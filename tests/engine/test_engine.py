@@ -45,8 +45,8 @@ def trained() -> Model:
 
 @pytest.mark.parametrize(("name", "seed"), SCHEDULES)
 def test_tokens_and_logits_of_every_schedule_equal_the_reference(name: str, seed: int):
-    """Every schedule is another; the property suite draws more of them."""
-    run = Run(lfm2np.load(FIXTURES / name), seed)
+    """Every schedule is another; the property suite draws more of them. In half of them memory is read as well."""
+    run = Run(lfm2np.load(FIXTURES / name), seed, check=bool(seed % 2))
     run.go()
     run.require_equal_to_the_reference()
     assert run.engine.scheduler.pool.num_free == run.engine.scheduler.pool.num_blocks
@@ -211,7 +211,7 @@ def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Mo
 
 def test_a_trace_replays_without_the_model_and_a_changed_token_is_found(trained: Model):
     trace = io.StringIO()
-    run = Run(trained, 3, trace=trace, num_blocks=60, block_size=2)
+    run = Run(trained, 3, trace=trace, num_blocks=60, block_size=2, check=False)
     run.go()
     lines = trace.getvalue().splitlines()
     result = replay(lines, is_whole=False)

@@ -10,7 +10,7 @@ from builders import tiny_config, write_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, load_tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.sampling.stop_strings import StopChecker, border_lengths
 

@@ -51,7 +51,12 @@ def test_the_control_finds_what_the_optimiser_drops(source: str):
     assert checks(source.replace("getdoc", "inspect.getdoc")) == [1]
 
 
-COMMANDS = (["digest"], ["--help"], ["generate", "--prompt-ids", "1,999999"], ["conformance", "list"])
+COMMANDS = (
+    ["digest", "--model", "fixtures/draft"],
+    ["--help"],
+    ["generate", "--prompt-ids", "1,999999"],
+    ["conformance", "list"],
+)
 SCRIPT = """
 import contextlib, io, json, sys
 from lfm2np.cli import main

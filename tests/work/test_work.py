@@ -29,7 +29,7 @@ from lfm2np.loading import Model, load
 from lfm2np.scoring.teacher_forcing import SCORE, score_many
 from lfm2np.work import place as work
 from lfm2np.work.place import Place, Work, compute, model_of, source_of
-from lfm2np.work.results_file import ResultsFile, decoded, encoded, line_sha256, merged, spot_check
+from lfm2np.work.results_file import ResultsFile, decoded, encoded, line_fields, merged, spot_check
 from scheduler.checksum import json_sha256
 
 SEQUENCES = [[random.Random(seed).randrange(8, 500) for _ in range(3 + seed % 9)] for seed in range(40)]
@@ -199,7 +199,7 @@ def flip_a_bit(line: dict[str, Any], with_its_hash: bool) -> None:
 
 
 def hash_again(line: dict[str, Any]) -> None:
-    line["sha256"] = line_sha256(*(line[name] for name in ("checkpoint", "kind", "item", "result")))
+    line |= line_fields(*(line[name] for name in ("checkpoint", "kind", "item", "result")))
 
 
 def test_a_result_of_a_machine_that_computes_otherwise_is_refused(model: Model, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets import dialects
 from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras, Location, Response, value_at

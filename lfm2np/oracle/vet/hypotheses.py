@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.chat import MAX_TEMPLATE_BYTES
 from lfm2np.checkpoint.files import is_gguf, read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.strict_json import decode_text, read_bytes
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.chat import MAX_TEMPLATE_BYTES
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging.formats import KEPT, format_named, with_kv
 from lfm2np.oracle.vet.questions import Question

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.dialects.vllm import id_of_key
 from lfm2np.oracle.vet.replies import Reply

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 import lfm2np
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tokenizer import TextStream
+from lfm2np.checkpoint.text.tokenizer import TextStream
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.serve.bodies import Sampled

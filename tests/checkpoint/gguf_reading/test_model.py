@@ -144,7 +144,7 @@ def test_quantised_weights_are_float32_weights_of_the_same_values(dtype: str, mi
     path = write_model(tmp_path / "x.gguf", config, tensors)
     raw = raw_mixture(**SPARSE) if mixture else raw_config(**WIDE)
     directory = as_float32(path, tmp_path / "same", raw)
-    for numerics in NAMES:
+    for numerics in ("exact", NAMES[1 + list(QUANTISED).index(dtype) % (len(NAMES) - 1)]):  # the others in turns
         found, expected = lfm2np.load(path, numerics), lfm2np.load(directory, numerics)
         assert found.logits(PROMPT).tobytes() == expected.logits(PROMPT).tobytes(), numerics
 

@@ -178,7 +178,7 @@ def test_a_quantised_lfm3_is_the_plain_one_of_the_same_numbers(model: str, name:
     assert {key: one.shape for key, one in found.items()} == expected_tensors(config)
     for key, expected in read_tensors(plain, config).items():
         assert np.array_equal(widen(found[key].values, found[key].dtype), expected.values), key
-    for numerics in NAMES:
+    for numerics in NAMES if model == "all kinds of layers" else ("exact",):
         one, same = lfm2np.load(path, numerics), lfm2np.load(plain, numerics)
         assert one.logits(PROMPT).tobytes() == same.logits(PROMPT).tobytes(), numerics
     expected_bits = lfm2np.load(plain).logits(PROMPT).tobytes()

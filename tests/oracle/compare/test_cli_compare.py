@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 from sides import LINES, MOE, SCHEMA, TRAINED, VALIDATOR, figures, quantised, refused, written
 
 import lfm2np
-from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.cli import main
 from lfm2np.oracle.compare.compare import weight_errors
 from lfm2np.oracle.compare.compare_page import layer_figure

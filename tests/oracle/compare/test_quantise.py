@@ -18,7 +18,7 @@ from vocabularies import ODD, PATTERNS, config_of, raw_tokenizer, write_director
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.files import read_tokenizer
-from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import NumericsError
 from lfm2np.model.weights import EMBEDDING
 
