@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lfm2np.fuzz.trace import MOMENT, Sent, Trace
 from lfm2np.invariance.questions import Sizes, filler
@@ -18,7 +19,6 @@ LONGEST_CONTINUED = 3  # questions whose answers are asked for from each of thei
 FILLS = 4  # times the slots: long requests that push everything out of a cache of unknown size
 SEED = 7
 TEMPERATURE = 1.0
-SAMPLES = 3
 STOP_SIZES = (3, 1)  # characters
 
 
@@ -62,11 +62,16 @@ class Building:
         self.requests.append(sent)
         return len(self.requests) - 1
 
-    def then(self, sent: Sent, question: int | None = None, start: int = 0, is_scored: bool = False) -> int:
+    def then(self, sent: Sent, question: int | None = None, start: int = 0, is_scored: bool = False) -> None:
         """After the end of the request before it."""
         after = len(self.requests) - 1 if self.requests else None
         sent = replace(sent, after=after, after_tokens=None, pause=0 if after is None else MOMENT)
-        return self.add(sent, question, start, is_scored)
+        self.add(sent, question, start, is_scored)
+
+    def again(self, alone: Sequence[Alone], **fields: Any) -> None:
+        """All questions one after another, with other fields."""
+        for index, each in enumerate(alone):
+            self.then(replace(each.sent, **fields), index)
 
     def done(self) -> list[Asked]:
         return [Asked(Trace(tuple(self.requests)), tuple(self.places))]
@@ -120,8 +125,7 @@ def in_turn(sents: Sequence[Sent]) -> Trace:
 
 def repeat(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     building = Building()
-    for index, each in enumerate(alone):
-        building.then(each.sent, index)
+    building.again(alone)
     return building.done()
 
 
@@ -147,13 +151,21 @@ def batch(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 
 def neighbours(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Each between others of the same length."""
+
+    def other(each: Alone, seed: int) -> Sent:
+        return filler(sizes, seed, min(len(each.sent.prompt), 4 * sizes.block), each.sent.max_tokens)
+
+    return between(alone, other)
+
+
+def between(alone: Sequence[Alone], other: Callable[[Alone, int], Sent]) -> list[Asked]:
+    """Each question between two others, which are made for it and a seed."""
     asked = []
     for index, each in enumerate(alone):
-        building, length = Building(), min(len(each.sent.prompt), 4 * sizes.block)
-        for seed in range(2 * index, 2 * index + 2):
-            building.add(filler(sizes, seed, length, each.sent.max_tokens))
-            if seed % 2 == 0:
-                building.add(each.sent, index)
+        building = Building()
+        building.add(other(each, 2 * index))
+        building.add(each.sent, index)
+        building.add(other(each, 2 * index + 1))
         asked += building.done()
     return asked
 
@@ -195,8 +207,7 @@ def score(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 def warm(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     building = Building()
     for _ in range(2):
-        for index, each in enumerate(alone):
-            building.then(replace(each.sent, cold=False), index)
+        building.again(alone, cold=False)
     return building.done()
 
 
@@ -239,11 +250,10 @@ def evicted(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Warm, pushed out by long requests, and warm again."""
     building = Building()
     length = min(sizes.longest - 1, max(4 * sizes.chunk, 8 * sizes.block))
-    for round_ in range(2):
-        for index, each in enumerate(alone):
-            building.then(replace(each.sent, cold=False), index)
-        for seed in range(FILLS * sizes.slots if round_ == 0 else 0):
-            building.then(filler(sizes, 100 + seed, length))
+    building.again(alone, cold=False)
+    for seed in range(FILLS * sizes.slots):
+        building.then(filler(sizes, 100 + seed, length))
+    building.again(alone, cold=False)
     return building.done()
 
 
@@ -291,16 +301,12 @@ def greedy(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 
 def mixed(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Each between two that are sampled."""
-    asked = []
-    for index, each in enumerate(alone):
-        building = Building()
-        for seed in range(1000 + 2 * index, 1002 + 2 * index):
-            sampled = filler(sizes, seed, sizes.block, each.sent.max_tokens)
-            building.add(replace(sampled, temperature=TEMPERATURE, seed=SEED))
-            if seed % 2 == 0:
-                building.add(each.sent, index)
-        asked += building.done()
-    return asked
+
+    def sampled(each: Alone, seed: int) -> Sent:
+        other = filler(sizes, 1000 + seed, sizes.block, each.sent.max_tokens)
+        return replace(other, temperature=TEMPERATURE, seed=SEED)
+
+    return between(alone, sampled)
 
 
 def chunks(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
@@ -362,8 +368,7 @@ def twins(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 
 def stream(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     building = Building()
-    for index, each in enumerate(alone):
-        building.then(replace(each.sent, streamed=True), index)
+    building.again(alone, streamed=True)
     return building.done()
 
 
@@ -397,11 +402,7 @@ RELATIONS = (
     Relation("evicted", "cached, pushed out and cached again = without a cache", evicted),
     Relation("seeds", "a sampled request with a seed, again and together = alone", seeds, ("seeds",), samples=1),
     Relation(
-        "samples",
-        "n samples of a request = their tokens sent as a prompt",
-        score,
-        ("samples", "scored"),
-        samples=SAMPLES,
+        "samples", "n samples of a request = their tokens sent as a prompt", score, ("samples", "scored"), samples=3
     ),
     Relation("sizes", "another instance, of other chunks and slots", batch, ("sizes",), player="sizes"),
     Relation("varied", "with the fields of --vary = without", repeat, ("varied",), player="varied"),
