@@ -221,12 +221,12 @@ class Trial:
         assert isinstance(self.prop, Property)
         has_models = False
 
-        def noted(example: Any) -> Any:
+        def placed(example: Any) -> Any:
             nonlocal has_models
             has_models = has_models or has_model(example)
-            return example
+            return place(example, self.model)
 
-        prop = self.placed(self.prop, lambda: strategy().map(noted))
+        prop = replace(self.prop, strategy=lambda: strategy().map(placed))
         run = _run_examples(prop, self.factory, settings(self.chosen, max_examples=most), lacks)
         return replace(run, has_models=has_models)
 
@@ -242,12 +242,6 @@ class Trial:
 
         run = _run_machine(self.prop, self.factory, settings(self.chosen, max_examples=most), adapt)
         return replace(run, has_models=has_models)
-
-    def placed(self, prop: Property, strategy: Callable[[], SearchStrategy[Any]]) -> Property:
-        """The property with these examples, on the given model if there is one."""
-        if self.model is None:
-            return replace(prop, strategy=strategy)
-        return replace(prop, strategy=lambda: strategy().map(lambda example: place(example, self.model)))
 
     def sparing(self, run: Run, lacks: frozenset[str]) -> frozenset[str]:
         """The words that would have spared the engine what it raised; none for a Violation, or if nothing helps.
