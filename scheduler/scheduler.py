@@ -52,12 +52,12 @@ class Scheduler:
         RequestRefused for an id that is in use, or a request that could never fit into the pool, even alone.
         """
         require_new(self.requests, (request, *forks))
-        for one in (request, *forks):
-            require_room(self.memory, one, self._longest_step(one))
-            require_fork(request, one)
-        for one in (request, *forks):
-            self._register(one)
-            one.awaits_split = one is not request
+        for sample in (request, *forks):
+            require_room(self.memory, sample, self._longest_step(sample))
+            require_fork(request, sample)
+        for sample in (request, *forks):
+            self._register(sample)
+            sample.awaits_split = sample is not request
         request.forks = list(forks)
         self._queue(request)
 
@@ -320,10 +320,10 @@ class Scheduler:
         for fork in forks:
             fork.append(tokens[fork.request_id][0])
             self._num_prefilling -= fork.status is Status.RUNNING  # it took the prompt over, and decodes now
-        for one in (request, *forks):
-            if one.finish_reason is not None:
-                self._finish(one)
-                finished.append(one)
+        for sample in (request, *forks):
+            if sample.finish_reason is not None:
+                self._finish(sample)
+                finished.append(sample)
         return finished
 
     def _split_off(self, parent: Request, child: Request) -> bool:
