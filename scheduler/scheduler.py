@@ -17,7 +17,7 @@ from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
 from scheduler.memory import Memory
 from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
-from scheduler.policy import POLICIES
+from scheduler.policy import POLICIES, Step
 from scheduler.refusals import require_answers, require_fork, require_known, require_new, require_room
 from scheduler.request import FinishReason, Request, Status, is_queued
 from scheduler.window import held
@@ -116,7 +116,7 @@ class Scheduler:
         step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
         self._pending, self._blocked = [], None
         only_decodes = not self._num_prefilling
-        self.policy.plan(PolicyStep(self, step))
+        self.policy.plan(Step(self, step))
         if not only_decodes or step.admitted or step.preempted:
             self._blocked = None
         plan = BatchPlan(
@@ -398,22 +398,3 @@ class Scheduler:
         del self.running[bisect_left(self.running, self.policy.key(request), key=self.policy.key)]
         self._num_prefilling -= not request.is_decoding
         self.memory.release(request)
-
-
-class PolicyStep:
-    """A step as its policy sees it: policy.Step says what each of this means."""
-
-    def __init__(self, scheduler: Scheduler, plan: UnfinishedPlan) -> None:
-        self._scheduler, self._plan = scheduler, plan
-        self.num_running, self.num_prefilling = len(scheduler.running), scheduler._num_prefilling
-
-    def run(self, decodes: bool = True, prompts: bool = True) -> None:
-        self._scheduler._continue(self._plan, decodes, prompts)
-
-    def admit(self, least: int = 1, whole_prompts: bool = False, beyond_budget: bool = False) -> bool:
-        self._scheduler._admit(self._plan, least, whole_prompts, beyond_budget)
-        return bool(self._plan.admitted)
-
-    @property
-    def has_decodes(self) -> bool:
-        return any(self._scheduler.requests[name].is_decoding for name in self._plan.scheduled)

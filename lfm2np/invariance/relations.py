@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from lfm2np.fuzz.trace import MOMENT, Sent, Trace
@@ -68,7 +69,7 @@ class Building:
         sent = replace(sent, after=after, after_tokens=None, pause=0 if after is None else MOMENT)
         self.add(sent, question, start, is_scored)
 
-    def again(self, alone: Sequence[Alone], **fields: Any) -> None:
+    def repeat(self, alone: Sequence[Alone], **fields: Any) -> None:
         """All questions one after another, with other fields."""
         for index, each in enumerate(alone):
             self.then(replace(each.sent, **fields), index)
@@ -123,9 +124,10 @@ def in_turn(sents: Sequence[Sent]) -> Trace:
     return Trace(tuple(building.requests))
 
 
-def repeat(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def repeat(alone: Sequence[Alone], sizes: Sizes, times: int = 1, **fields: Any) -> list[Asked]:
     building = Building()
-    building.again(alone)
+    for _ in range(times):
+        building.repeat(alone, **fields)
     return building.done()
 
 
@@ -170,15 +172,7 @@ def between(alone: Sequence[Alone], other: Callable[[Alone, int], Sent]) -> list
     return asked
 
 
-def decode(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    return continued(alone, is_cold=True)
-
-
-def prefixes(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    return continued(alone, is_cold=False)
-
-
-def continued(alone: Sequence[Alone], is_cold: bool) -> list[Asked]:
+def continued(alone: Sequence[Alone], sizes: Sizes, is_cold: bool) -> list[Asked]:
     """Prompt and the first k tokens of the answer as a prompt, for every k: what follows must be the same."""
     asked = []
     for index, each in list(enumerate(alone))[:LONGEST_CONTINUED]:
@@ -201,13 +195,6 @@ def score(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
         if len(each.sent.prompt) + len(ids) < sizes.longest:
             for is_cold in (True, False, False):  # of a cached prompt, too
                 building.then(Sent(each.sent.prompt + ids, cold=is_cold, scored=True), index, is_scored=True)
-    return building.done()
-
-
-def warm(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    building = Building()
-    for _ in range(2):
-        building.again(alone, cold=False)
     return building.done()
 
 
@@ -250,10 +237,10 @@ def evicted(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Warm, pushed out by long requests, and warm again."""
     building = Building()
     length = min(sizes.longest - 1, max(4 * sizes.chunk, 8 * sizes.block))
-    building.again(alone, cold=False)
+    building.repeat(alone, cold=False)
     for seed in range(FILLS * sizes.slots):
         building.then(filler(sizes, 100 + seed, length))
-    building.again(alone, cold=False)
+    building.repeat(alone, cold=False)
     return building.done()
 
 
@@ -366,17 +353,12 @@ def twins(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     return asked
 
 
-def stream(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    building = Building()
-    building.again(alone, streamed=True)
-    return building.done()
-
-
 def seeds(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Again alone, then together."""
     return repeat(alone, sizes) + batch(alone, sizes)[-1:]
 
 
+decode = partial(continued, is_cold=True)
 RELATIONS = (
     Relation("batch", "alone = together with others, at any place", batch, measures="batch"),
     Relation("neighbours", "alone = between others, whatever they are", neighbours, measures="batch"),
@@ -386,15 +368,15 @@ RELATIONS = (
     Relation("repeat", "the same request again", repeat, keeps=True),
     Relation("order", "one after another in another order", order, keeps=True),
     Relation("score", "log-probabilities of a prompt = those reported while it was generated", score, ("scored",)),
-    Relation("stream", "streamed = in one piece", stream, ("streamed",)),
+    Relation("stream", "streamed = in one piece", partial(repeat, streamed=True), ("streamed",)),
     Relation("stop", "with a stop string = cut where its text first has that", stop, ("stops",)),
     Relation("greedy", "a greedy answer's tokens = the likeliest that it reports", greedy),
     Relation("mixed", "greedy beside sampled requests = alone", mixed, ("seeds",)),
     Relation("chunks", "a prompt in one piece = cut, beside requests that decode", chunks),
     Relation("aborts", "beside and after aborted requests = alone", aborts, ("aborts",)),
     Relation("twins", "the same prompt twice at once, not cached before = alone", twins),
-    Relation("warm", "with cached prefixes = without", warm),
-    Relation("prefixes", "a cached prefix of every length = without", prefixes),
+    Relation("warm", "with cached prefixes = without", partial(repeat, times=2, cold=False)),
+    Relation("prefixes", "a cached prefix of every length = without", partial(continued, is_cold=False)),
     Relation("warm-batch", "cached prefixes together with others = alone without", warm_together),
     Relation("branches", "after a request that shares a part of the prompt only = without", branches),
     Relation("reuse", "short after long in the same slots = alone", reuse),
