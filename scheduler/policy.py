@@ -18,26 +18,22 @@ static          the next batch begins when the last one ended; requests enter in
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from scheduler.plan import UnfinishedPlan
 from scheduler.request import Request
-
-if TYPE_CHECKING:  # both import the policies
-    from scheduler.config import SchedulerConfig
-    from scheduler.scheduler import Scheduler
 
 UNLIMITED = 1 << 40  # steps
 
 
 class Step:
-    """The step that is being planned, as a policy sees it.
+    """The step that is being planned, as a policy sees it. `scheduler`: a Scheduler, whose module imports this one.
 
     num_running     requests that were running before this step
     num_prefilling  those of them that do not decode yet
     """
 
-    def __init__(self, scheduler: Scheduler, plan: UnfinishedPlan) -> None:
+    def __init__(self, scheduler: Any, plan: UnfinishedPlan) -> None:
         self._scheduler, self._plan = scheduler, plan
         self.num_running, self.num_prefilling = len(scheduler.running), scheduler._num_prefilling
 
@@ -61,12 +57,21 @@ class Step:
         return any(self._scheduler.requests[name].is_decoding for name in self._plan.scheduled)
 
 
+class Settings(Protocol):
+    """Those of SchedulerConfig that policies read."""
+
+    @property
+    def waiting_served_ratio(self) -> float: ...
+    @property
+    def max_waiting_tokens(self) -> int: ...
+
+
 class FirstComeFirstServed:
     name = "fcfs"
     reserves = False  # a request is admitted only with the blocks for its whole length, so it is never preempted
     admits_beside_running = True
 
-    def __init__(self, settings: SchedulerConfig) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def key(self, request: Request) -> tuple[int, int]:
