@@ -16,7 +16,7 @@ from scheduler.leap import Leap, leap, most_steps
 from scheduler.policy import FirstComeFirstServed, Step
 
 END = 9  # stops who listens to it
-DRAWN, MORE = 120, 2280  # schedules: here, and in the slow test
+DRAWN, MORE = 60, 2340  # schedules: here, and in the slow test
 PAGES = ("engine/18-simulate.md", "why/proved.md")  # that say how many
 
 
