@@ -156,7 +156,6 @@ class ManagedScheduler:
 
     def _preempt(self, each: Managed) -> None:
         self._remove(each)
-        each.computed = 0
         self.waiting = sorted([*self.waiting, each], key=by_arrival)
 
     def _fork(self, parent_id: str, child: Request) -> None:
