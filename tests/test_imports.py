@@ -82,7 +82,11 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
     "lfm2np.simulate": {"scheduler"},
     "lfm2np.invariance": {*CALL, *ORACLE, "lfm2np.oracle.reports", "lfm2np.fuzz", PROTOCOL},
-    "lfm2np.conformance": {*CALL, PROTOCOL, *SUITE, SHRINKING, SCHEDULERS, "lfm2np.faults", "lfm2np.invariance"},
+    "lfm2np.conformance": {
+        *CALL,
+        *(PROTOCOL, *SUITE, SHRINKING, SCHEDULERS),
+        *("lfm2np.faults", "lfm2np.invariance", "lfm2np.oracle.targets"),
+    },
     "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},
     "lfm2np.drawings.page": {"lfm2np.drawings.runs"},
     "lfm2np.drawings.views": {"scheduler", "lfm2np.drawings.runs", "lfm2np.drawings.page"},

@@ -22,7 +22,7 @@ SIDE, LEFT, GAP, RIGHT = 22, 190, 6, 420  # of a cell, of the labels on the left
 
 @dataclass(frozen=True)
 class Schedule:
-    """A file's fields; steps as schedulers/schedule.py records them."""
+    """A file's fields; steps as schedulers/run.py records them."""
 
     scheduler: str
     block_size: int

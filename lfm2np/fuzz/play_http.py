@@ -219,7 +219,7 @@ class Run:
         if len(samples) != sent.samples and has_begun:
             raise RequestError(f"choices: {len(samples)}, expected {sent.samples}")
         responses = [dialect.read(sample, ask) for sample in samples]
-        counts = [(one.new_tokens, len(one.fields.get("token_ids") or ())) for one in responses]
+        counts = [(each.new_tokens, len(each.fields.get("token_ids") or ())) for each in responses]
         if is_streamed and not dialect.streams_all and any(there != streamed for there, streamed in counts):
             return ()
         return tuple(judged(ask, response, self._player.vocab_size, is_whole) for response in responses)

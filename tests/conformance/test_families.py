@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from lfm2np.conformance import adapters
+from lfm2np.conformance import adapters, runner
 from lfm2np.conformance.catalogue import ALL, by_id
 from lfm2np.conformance.properties import answers
 from lfm2np.conformance.properties.property import Machine, Property
@@ -38,6 +38,12 @@ def models_in(example: Any) -> list[TinyModel]:
     return [one for each in example for one in models_in(each)] if isinstance(example, tuple) else []
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few examples as a profile may have: families then get the fewest that they ever do."""
+    monkeypatch.setitem(runner.EXAMPLES, "quick", 2)
+
+
 def drawn(prop: Property, terms: Terms | None = None) -> list[list[TinyModel]]:
     """The models of each example under `quick`, which are not tried."""
     found: list[list[TinyModel]] = []
@@ -55,7 +61,7 @@ def family_of(models: list[TinyModel]) -> int:
 
 
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda one: one.id)
-def test_whoever_draws_models_meets_those_of_each_family_after_dense_ones(prop: Property):
+def test_whoever_draws_models_meets_those_of_each_family_after_dense_ones(prop: Property, few: None):
     found = drawn(prop)
     if not any(found):
         return
@@ -75,14 +81,15 @@ def test_without_families_the_same_dense_ones_are_drawn():
     assert len(dense) < len(found)
 
 
-def test_a_given_checkpoint_stays_what_it_is():
+def test_a_given_checkpoint_stays_what_it_is(few: None):
     prop = by_id("equals-reference")
     assert isinstance(prop, Property)
     given_one = Terms(model=Checkpoint(str(checkpoint(TinyModel()))))
     assert len(drawn(prop, given_one)) == sum(family_of(each) == 0 for each in drawn(prop))
 
 
-def test_the_engines_machine_meets_each_family():
+def test_the_engines_machine_meets_each_family(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(runner.EXAMPLES, "quick", 5)
     machine, started = by_id("engine-machine"), []
     assert isinstance(machine, Machine)
 

@@ -231,10 +231,18 @@ def test_the_current_folder_is_not_searched_where_python_must_not(tmp_path: Path
         pytest.param(["--profile", "slow"], "invalid choice", marks=pytest.mark.slow),  # as any choice of argparse
     ],
 )
-def test_the_plugin_names_wrong_arguments(tmp_path: Path, arguments: list[str], fragment: str):
-    ended = run_pytest(tmp_path, "-k", "one-bos", *arguments)
-    assert ended.returncode != 0
-    assert fragment in ended.stdout + ended.stderr
+def test_the_plugin_names_wrong_arguments(
+    tmp_path: Path,
+    arguments: list[str],
+    fragment: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.conformance", "-k", "one-bos"]
+    assert pytest.main([*command, *arguments]) != 0
+    captured = capsys.readouterr()
+    assert fragment in captured.out + captured.err
 
 
 def test_a_missing_file_of_known_failures_is_named():

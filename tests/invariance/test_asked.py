@@ -73,10 +73,10 @@ BUGS: dict[str, tuple[Bug, set[str]]] = {
 @pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 1e-6])
 def test_a_bug_breaks_its_relations(name: str, noise: float) -> None:
     bug, expected = BUGS[name]
-    checked = asking(Pretend(noise, bug, 0.1)).run()
-    found = broken(checked)
-    assert expected <= found | {"samples", "seeds"}, (expected - found, outcomes(checked))
-    held = next(each for each in checked.held if each.relation.name in expected & found)
+    chosen = [each for each in RELATIONS if name == "many" or each.name in expected]
+    checked = asking(Pretend(noise, bug, 0.1)).run(chosen)
+    assert expected - {"samples", "seeds"} <= broken(checked), outcomes(checked)
+    held = checked.broken[0]
     assert held.broken is not None and held.broken.trace is not None and held.rounds[0] == 2
 
 

@@ -21,7 +21,7 @@ from lfm2np.invariance.relations import NAMES
 pytestmark = pytest.mark.rounding
 FAULT = "prefix-hit-without-its-state"
 OWN = "lfm2np.conformance.adapters:own"
-SIZES = ("--block-size", "4", "--chunk", "16", "--max-num-seqs", "4", "--max-model-len", "48", "--vocab-size", "300")
+SIZES = ("--block-size", "4", "--chunk", "8", "--max-num-seqs", "2", "--max-model-len", "36", "--vocab-size", "300")
 FEW = ("--relations", "repeat,warm,prefixes")
 
 
@@ -173,15 +173,19 @@ def suite(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[st
     return subprocess.run([*command, *words], cwd=folder, env=there, capture_output=True, text=True, check=False)
 
 
-def test_the_plugin_has_a_test_for_each_relation(tmp_path: Path) -> None:
-    sizes = ("--block-size", "4", "--chunk", "16", "--max-model-len", "48", "--vocab-size", "300")
+def test_the_plugin_has_a_test_for_each_relation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.conformance", *SIZES]
+    chosen = ["-k", "repeat or prefixes or sizes", "--junit-xml", "j.xml"]
     with inject(FAULT), serving("float32") as here:
-        ran = suite(tmp_path, here.url, *sizes, "-k", "repeat or prefixes or sizes", "--junit-xml", "j.xml")
-    assert ran.returncode == 1 and "1 failed, 1 passed, 1 skipped" in ran.stdout, ran.stdout
-    assert "a cached prefix of every length = without" in ran.stdout
-    assert (
-        "\n::error title=lfm2np prefixes::a cached prefix of every length = without prefixes: prompt of " in ran.stdout
-    )
+        code = pytest.main([*command, "--server", here.url, *chosen])
+    printed = capsys.readouterr().out
+    assert code == 1 and "1 failed, 1 passed, 1 skipped" in printed, printed
+    assert "a cached prefix of every length = without" in printed
+    assert "\n::error title=lfm2np prefixes::a cached prefix of every length = without prefixes: prompt of " in printed
     assert (tmp_path / "j.xml").exists()
 
 
