@@ -126,27 +126,17 @@ def judged_by_share(
     for (ask, answer), truth in zip(pairs, of_answers, strict=True):
         scored = scored_as(model, truth, known.noises[form.name, truth.spoken], loose.get(truth))
         positions += judged(ask, answer, scored, form.bits, model.config.sparse_layers)
-    return smoothed(positions, len(DRAWS))
+    count, rate = len(DRAWS), math.fsum(position.route_chance for position in positions) / max(1, len(positions))
+    # Few engines were drawn: each chance as if one more engine had the average chance of all positions.
+    return [replace(at, route_chance=(count * at.route_chance + rate) / (count + 1)) for at in positions]
 
 
 def worst(positions: Sequence[Position]) -> float:
-    """The largest difference in an answer, in units of the noise."""
-    return max(map(difference, positions), default=0.0)
-
-
-def difference(position: Position) -> float:
-    """The largest of one position, in units of the noise."""
-    gap = position.gap_ratio if position.is_new and position.token_id != position.best else 0.0
-    route = position.route.ratio if position.route is not None else 0.0
-    return max(abs(position.error_ratio or 0.0), gap, route)
-
-
-def smoothed(positions: Sequence[Position], draws: int) -> list[Position]:
-    """Few engines were drawn: each chance as if one more engine had the average chance of all positions."""
-    rate = math.fsum(position.route_chance for position in positions) / max(1, len(positions))
-    return [
-        replace(position, route_chance=(draws * position.route_chance + rate) / (draws + 1)) for position in positions
-    ]
+    """The largest difference in an answer, in units of the noise: of a log-probability, a token or a route."""
+    errors = [abs(position.error_ratio or 0.0) for position in positions]
+    gaps = [position.gap_ratio for position in positions if position.is_new and position.token_id != position.best]
+    routes = [position.route.ratio for position in positions if position.route is not None]
+    return max((*errors, *gaps, *routes), default=0.0)
 
 
 MOST_CHANGES, MOST_TRIES = 4, 8  # routes of one answer, and near ties tried for each

@@ -129,7 +129,8 @@ def attention_operations(
         if is_read:
             yield Operation(read, words, (source,), kv_width, find, kv_heads, per=Context(window))
         sources.append(read if is_read else source)
-    yield from mixing_operations(config, index, *sources, dumped)
+    keys, values = sources
+    yield from mixing_operations(config, index, keys, values, dumped)
     mixed = f"{prefix}.attended"
     if config.use_attention_gate:
         gates, gate, gated = f"{prefix}.g_proj", f"{prefix}.gate", f"{prefix}.gated"
