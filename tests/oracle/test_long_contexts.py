@@ -29,7 +29,7 @@ from lfm2np.work.results_file import ResultsFile
 
 pytestmark = pytest.mark.rounding
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-POSITIONS, FEWER = 384, 160
+POSITIONS, FEWER, FEWEST = 384, 160, 64
 CHECKPOINTS = "cache.checkpoints[block, index] = window[end : end + columns]"
 STEP = "ids, positions, mixing, progress)"
 ANGLES = "ids, positions // (1 + (positions > 300)) * (1 + (positions > 300)), mixing, progress)"
@@ -172,15 +172,15 @@ def test_an_interrupted_check_goes_on_to_the_same_report(model: Model, tmp_path:
     answers, results = tmp_path / "answers.jsonl", tmp_path / "results.jsonl"
     with pytest.raises(KeyboardInterrupt), Transcript(answers) as transcript:
         target = Dying("engines:exact_small_steps", model.path)
-        ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=FEWER)
+        ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=FEWEST)
     with Transcript(answers) as transcript:
         assert len(transcript.pairs()) == 5
-        resumed = asked(model, "exact_small_steps", transcript, FEWER)
+        resumed = asked(model, "exact_small_steps", transcript, FEWEST)
     with ResultsFile(results, model) as record:
         first = checked(model, resumed, Place(record=record))
     with ResultsFile(results, model) as record:
         again = checked(model, resumed, Place(record=record))
-    right = checked(model, asked(model, "exact_small_steps", positions=FEWER))
+    right = checked(model, asked(model, "exact_small_steps", positions=FEWEST))
     assert first.total == again.total == right.total
     assert first.positions == again.positions == right.positions
 

@@ -18,13 +18,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.formats import Format, format_named
 from lfm2np.oracle.judging.noise import DRAWS, STAGES, loosened, noise_of
 from lfm2np.oracle.judging.position import is_wrong, judged
 from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, swapped
-from lfm2np.oracle.judging.scored import Known, Pair, Scored, add_noises, scored_as, spoken, truths_of, usable
+from lfm2np.oracle.judging.scored import (
+    Known,
+    Pair,
+    Scored,
+    add_noises,
+    judged_tokens,
+    scored_as,
+    spoken,
+    truths_of,
+    usable,
+)
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 from lfm2np.progress import Progress
@@ -156,14 +167,16 @@ def rerouted(
     if the exact network with it, including all that later tokens inherit, agrees with the engine up to there and
     beyond. At most MOST_CHANGES, of MOST_TRIES near ties each.
     """
-    ask, answer = pair
+    (ask, answer), ids = pair, spoken(*pair).token_ids
     layers, bits = model.config.sparse_layers, format_named(format_name).bits
+    rows = {row: sorted(tokens) for row, tokens in judged_tokens(ask, answer, is_mixture=True).items()}
     judged_positions, changes = positions, dict[int, RouteDifference]()
     for _ in range(MOST_CHANGES):
         first = min(position.row for position in judged_positions if position.is_wrong)
         for row, index in near_ties(scored, first, max(changes, default=0))[:MOST_TRIES]:
-            route, key = change(scored, row, index, layers[index])
-            truth = spoken_truth(model, Spoken(scored.truth.token_ids, key), pair, known)
+            route, routes = change(scored, row, index, layers[index])
+            sequence = Spoken(ids, as_key(routes, len(ids) - 1))
+            (truth,) = spoken_truths(model, {sequence: rows}, known.place)
             (noise,) = noise_of(model, [truth], format_name, place=known.place)
             other = scored_as(model, truth, noise)
             again = judged(ask, answer, other, bits, layers)
@@ -191,7 +204,7 @@ def near_ties(scored: Scored, last: int, first: int = 0) -> list[tuple[int, int]
     return [(first + int(row), int(layer)) for row, layer in near[np.argsort(window[tuple(near.T)], kind="stable")]]
 
 
-def change(scored: Scored, row: int, index: int, layer: int) -> tuple[RouteDifference, bytes]:
+def change(scored: Scored, row: int, index: int, layer: int) -> tuple[RouteDifference, NDArray[np.int64]]:
     """That one route changed, and the routes to force: earlier ones unchanged, later ones chosen anew."""
     truth, near = scored.truth, scored.margins
     assert truth.routes is not None and truth.preferred is not None and near is not None
@@ -201,15 +214,4 @@ def change(scored: Scored, row: int, index: int, layer: int) -> tuple[RouteDiffe
     routes[row, :index] = truth.routes[row, :index]
     routes[row, index] = swapped(scores, route)
     (left,), (taken,) = np.setdiff1d(route, routes[row, index]), np.setdiff1d(routes[row, index], route)
-    difference = RouteDifference(layer, int(taken), int(left), float(near[row, index]))
-    return difference, as_key(routes, len(routes))
-
-
-def spoken_truth(model: LoadedModel, spoken: Spoken, pair: Pair, known: Known) -> Truth:
-    ask, answer = pair
-    start = len(ask.prompt_token_ids) - 1
-    wanted = {row: {token} for row, token in enumerate(spoken.token_ids[1:])}
-    for index, top in enumerate(answer.top_logprobs or ()):
-        wanted[start + index].update(top)
-    rows = {row: sorted(tokens) for row, tokens in wanted.items()}
-    return spoken_truths(model, {spoken: rows}, known.place)[0]
+    return RouteDifference(layer, int(taken), int(left), float(near[row, index])), routes

@@ -22,7 +22,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.network import ragged
 from lfm2np.oracle.judging.noise import DRAWS, noise_of
-from lfm2np.oracle.judging.truth import truths_of
+from lfm2np.oracle.judging.truth import Spoken, spoken_truths
 from lfm2np.oracle.judging.views import processed
 from lfm2np.oracle.vet.betting import ALIGNED, factors_of
 from lfm2np.oracle.vet.hypotheses import Hypotheses
@@ -236,11 +236,13 @@ def normalised(rows: Float64) -> Float64:
 def spread_of(candidate: Any, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
     """The size of the rounding error of a candidate's logits: the root of its mean square where answers stand."""
     wanted = {
-        (*ids, *answer): {row: [answer[row - len(ids) + 1]] for row in range(len(ids) - 1, len(ids) + len(answer) - 1)}
+        Spoken((*ids, *answer)): {
+            row: [answer[row - len(ids) + 1]] for row in range(len(ids) - 1, len(ids) + len(answer) - 1)
+        }
         for ids, answer in sequences
     }
     try:
-        truths = truths_of(candidate.model, wanted)
+        truths = spoken_truths(candidate.model, wanted)
         noises = noise_of(candidate.model, truths, candidate.format_name.partition(" kv:")[0], DRAWS[:4])
     except NumericsError:
         return MOST_SPREAD
@@ -321,8 +323,8 @@ def reported_gain(
         wanted = {}
         for ids, (_, answer) in zip(prompts, sequences, strict=True):
             rows = range(len(ids[place]) - 1, len(ids[place]) + len(answer) - 1)
-            wanted[(*ids[place], *answer)] = {row: [answer[row - len(ids[place]) + 1]] for row in rows}
-        truths = truths_of(scorer.networks[number], wanted)
+            wanted[Spoken((*ids[place], *answer))] = {row: [answer[row - len(ids[place]) + 1]] for row in rows}
+        truths = spoken_truths(scorer.networks[number], wanted)
         starts = [len(ids[place]) for ids in prompts]
         try:
             scales.append(np.concatenate(rounding_scales(hypotheses.candidates[number], truths, starts)))
