@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.rounding  # the noise of the declared format
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture" / "minimal_config"
 CASES = ("short-prompts", "borders", "neighbours", "slot-reuse", "prefixes", "families")
 LONGEST, NEW = 60, 5  # tokens of a prompt, and new ones: what a fault needs to show, and little more
+MOST_ROUNDS = {"neighbours": 3, "slot-reuse": 6}  # of a case: the others say the same again
 KNOWN = Known()
 OF_EXACT = "attention-scale-missing"  # its edit is of exact arithmetic
 
@@ -50,11 +52,14 @@ def model() -> Model:
 
 @cache
 def plan() -> list[Round]:
-    kept = []
-    for one in rounds(Writer(model().config, None, 4), CASES):
-        asks = [replace(ask, max_tokens=NEW) for ask in one.asks if len(ask.prompt_token_ids) <= LONGEST]
-        kept.append(Round(tuple(asks)))
-    return noted(one for one in kept if one.asks)
+    kept, counts = [], Counter[str]()
+    for batch in rounds(Writer(model().config, None, 4), CASES):
+        case = batch.asks[0].case
+        counts[case] += 1
+        asks = [replace(ask, max_tokens=NEW) for ask in batch.asks if len(ask.prompt_token_ids) <= LONGEST]
+        if asks and counts[case] <= MOST_ROUNDS.get(case, counts[case]):
+            kept.append(Round(tuple(asks)))
+    return noted(kept)
 
 
 @cache
