@@ -154,12 +154,7 @@ MOST_CHANGES, MOST_TRIES = 4, 8  # routes of one answer, and near ties tried for
 
 
 def rerouted(
-    model: LoadedModel,
-    format_name: str,
-    pair: Pair,
-    scored: Scored,
-    positions: list[Position],
-    known: Known,
+    model: LoadedModel, format_name: str, pair: Pair, scored: Scored, positions: list[Position], known: Known
 ) -> list[Position]:
     """The positions if one near-tied route changed, or a few one after another, explains the answer; else as they were.
 
