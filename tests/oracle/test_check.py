@@ -53,7 +53,7 @@ BATCHES = {"neighbours", "families", "aborts", *WIDE}
 
 def test_our_own_engine_is_exact(model: Model) -> None:
     target = Kept("lfm2np.conformance.adapters:own", model.path)
-    result = checked_target(model, target)
+    result = checked_target(model, target, cases=("short-prompts", "families"))
     assert result.total.verdict is Verdict.EXACT
     assert result.total.worst == 0.0 and result.total.flips == 0
     assert set(result.total.counts) == {"EXACT"}
@@ -140,8 +140,8 @@ def test_wrong_requests_that_are_right_when_repeated_are_reported_as_such(
 
 def test_a_certain_cause_needs_no_repeats(model: Model) -> None:
     with inject("state-dropped-after-the-prompt"):
-        target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
-        result = check(model, target, "float32", at_once=4, cases=QUICK)
+        target = PythonTarget("engines:float32", model.path)
+        result = check(model, target, "float32", at_once=4, cases=("short-prompts", "families"))
     assert result.total.causes[0].sure == "certain" and not result.repeats
 
 

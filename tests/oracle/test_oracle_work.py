@@ -24,7 +24,7 @@ from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, judged
 from lfm2np.oracle.judging import truth as truth_module
 from lfm2np.oracle.judging.scored import Known
-from lfm2np.oracle.judging.truth import Truth, truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.vectors.files import document_text
 from lfm2np.oracle.vectors.golden import make, verify
@@ -68,7 +68,9 @@ def test_truths_of_a_ragged_pass_are_those_of_each_alone(
     """Whatever the budget of a pass, and however the rows of the logits are cut; and they are the reference's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(truth_module, "LOGITS_AT_ONCE", rows * model.config.vocab_size)
-        found = truths_of(model, wanted, Place(max_num_batched_tokens=budget))
+        found = spoken_truths(
+            model, {Spoken(ids): rows for ids, rows in wanted.items()}, Place(max_num_batched_tokens=budget)
+        )
     for truth, (ids, tokens) in zip(found, wanted.items(), strict=True):
         assert bits(truth) == bits(truth_of(model, ids, tokens))
         logits = reference.logits(model.weights, model.config, model.numerics, ids[:-1])
@@ -90,7 +92,7 @@ def test_an_overflow_is_an_error_of_its_own_sequence(model: Model) -> None:
     found = truth_module.truth_items(broken, items)
     assert ["error" in one for one in found] == [False, True, False]
     with pytest.raises(NumericsError, match="attention: "):
-        truths_of(broken, {(1, 5, 6): {}, (1, 9, 17): {}})
+        spoken_truths(broken, {Spoken((1, 5, 6)): {}, Spoken((1, 9, 17)): {}})
 
 
 @pytest.mark.slow

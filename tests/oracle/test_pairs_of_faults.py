@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -21,6 +22,7 @@ from lfm2np.faults import inject
 from lfm2np.faults.edits import Edit, Fault
 from lfm2np.faults.inject import by_name
 from lfm2np.loading import Model
+from lfm2np.oracle.causes import wrong_constants
 from lfm2np.oracle.causes.findings import Suspicion
 from lfm2np.oracle.check import Checked, answered, judged
 from lfm2np.oracle.factors import phase_of, place_of
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.rounding  # the noise of the declared format
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture" / "minimal_config"
 CASES = ("short-prompts", "borders", "neighbours", "slot-reuse", "prefixes", "families")
 LONGEST, NEW = 60, 5  # tokens of a prompt, and new ones: what a fault needs to show, and little more
+MOST_ROUNDS = {"neighbours": 3, "slot-reuse": 6}  # of a case: the others say the same again
 KNOWN = Known()
 OF_EXACT = "attention-scale-missing"  # its edit is of exact arithmetic
 
@@ -49,11 +52,14 @@ def model() -> Model:
 
 @cache
 def plan() -> list[Round]:
-    kept = []
-    for one in rounds(Writer(model().config, None, 4), CASES):
-        asks = [replace(ask, max_tokens=NEW) for ask in one.asks if len(ask.prompt_token_ids) <= LONGEST]
-        kept.append(Round(tuple(asks)))
-    return noted(one for one in kept if one.asks)
+    kept, counts = [], Counter[str]()
+    for batch in rounds(Writer(model().config, None, 4), CASES):
+        case = batch.asks[0].case
+        counts[case] += 1
+        asks = [replace(ask, max_tokens=NEW) for ask in batch.asks if len(ask.prompt_token_ids) <= LONGEST]
+        if asks and counts[case] <= MOST_ROUNDS.get(case, counts[case]):
+            kept.append(Round(tuple(asks)))
+    return noted(kept)
 
 
 @cache
@@ -67,7 +73,10 @@ def checked(*faults: str | Fault) -> Checked:
             injected.enter_context(inject(fault))
         target = PythonTarget("engines:exact_small_steps" if OF_EXACT in faults else "engines:small_steps", TORTURE)
         pairs = [pair for one in plan() for pair in answered(target, one, None)]
-    result = judged(model(), Abilities("faulty"), "float32", pairs, known=KNOWN)
+    with pytest.MonkeyPatch.context() as patch:
+        if len(faults) > 1:  # a single fault shows that no constant is named in its place
+            patch.setattr(wrong_constants, "MOST_PRODUCTS", 0)
+        result = judged(model(), Abilities("faulty"), "float32", pairs, known=KNOWN)
     assert result.total.verdict is Verdict.BUG
     return result
 

@@ -30,7 +30,7 @@ from lfm2np.oracle.check import silent
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS
-from lfm2np.oracle.judging.truth import Truth, Wanted, truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.own import record
 from lfm2np.oracle.vectors.chosen import NOTES, Chosen, choose, mentioned
@@ -154,8 +154,8 @@ def positions_of(
             if position["top"][0][0] != token:
                 raise ProofError(f"new token {index}: the engine's is {token}, the reference's {position['top'][0][0]}")
     scoring = functools.partial(progress, "scoring")
-    wanted: dict[Ids, Wanted] = {(*prompt, *tokens): {} for prompt, tokens in exact}
-    by_ids = {truth.token_ids: truth for truth in truths_of(model, wanted, place, scoring)}
+    wanted: dict[Spoken, Wanted] = {Spoken((*prompt, *tokens)): {} for prompt, tokens in exact}
+    by_ids = {truth.token_ids: truth for truth in spoken_truths(model, wanted, place, scoring)}
     truths = [by_ids[*prompt, *tokens] for prompt, tokens in exact]
     noises: dict[str, list[Noise]] = {}
     for name in BOUNDED:

@@ -22,7 +22,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.network import ragged
 from lfm2np.oracle.judging.noise import DRAWS, noise_of
-from lfm2np.oracle.judging.truth import Truth, truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.views import processed
 from lfm2np.oracle.vet.betting import ALIGNED, factors_of
 from lfm2np.oracle.vet.hypotheses import Candidate, Hypotheses
@@ -225,9 +225,10 @@ def normalised(rows: Float64) -> Float64:
 def truths_of_answers(model: LoadedModel, sequences: Sequences) -> list[Truth]:
     """Of the rows that predict the answers."""
     wanted = {
-        (*ids, *answer): {row: [token] for row, token in enumerate(answer, len(ids) - 1)} for ids, answer in sequences
+        Spoken((*ids, *answer)): {row: [token] for row, token in enumerate(answer, len(ids) - 1)}
+        for ids, answer in sequences
     }
-    return truths_of(model, wanted)
+    return spoken_truths(model, wanted)
 
 
 def spread_of(candidate: Candidate, sequences: Sequences) -> float:

@@ -27,7 +27,7 @@ from lfm2np.oracle.judging.emulate import ROTARY_UNITS, emulated, quantised
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import LEAST, Noise, noise_of, said_by, spread_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS, margins
-from lfm2np.oracle.judging.truth import Spoken, Truth, chosen_columns, truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, chosen_columns, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.work.place import Place
 
@@ -80,7 +80,7 @@ def test_the_same_draw_gives_the_same_noise_and_another_seed_another(model: Mode
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_the_noise_of_a_sequence_is_about_the_same_beside_others(model: Model, name: str) -> None:
-    truths = truths_of(model, {IDS[:9]: {}, IDS: {}, IDS[5:30]: {}})
+    truths = spoken_truths(model, {Spoken(ids): {} for ids in (IDS[:9], IDS, IDS[5:30])})
     for truth, beside in zip(truths, noise_of(model, truths, name), strict=True):
         (alone,) = noise_of(model, [truth], name)
         assert beside.errors.shape == alone.errors.shape == (8, len(truth.token_ids) - 1, truth.columns.shape[1])
@@ -92,7 +92,7 @@ def test_the_noise_of_a_sequence_is_about_the_same_beside_others(model: Model, n
 
 def test_passes_of_many_sequences_are_bounded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of 24 predictions each, at most 50 a pass: two passes, of which no result is lost or exchanged."""
-    truths = truths_of(model, {IDS[start : start + 25]: {} for start in (0, 5, 10)})
+    truths = spoken_truths(model, {Spoken(IDS[start : start + 25]): {} for start in (0, 5, 10)})
     sizes = []
 
     def passed(*arguments: Any) -> Any:

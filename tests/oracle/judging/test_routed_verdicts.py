@@ -21,7 +21,7 @@ from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import change, judge, near_ties
 from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
-from lfm2np.oracle.judging.routes import OWN, from_key, swapped
+from lfm2np.oracle.judging.routes import OWN, swapped
 from lfm2np.oracle.judging.scored import Known, Scored, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
 from lfm2np.oracle.targets.records import Answer, Ask
@@ -215,14 +215,13 @@ def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(pub
     (truth,) = truths_of(published, [pair], Known()).values()
     gaps = np.zeros((len(truth.best), 3))
     noise = Noise((0,), np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
-    route, key = change(Scored(truth, noise, margins=gaps), 5, 1, 3)
-    told = from_key(key, published.config)
-    assert told is not None and truth.routes is not None
-    assert told[:5].tolist() == truth.routes[:5].tolist() == routes[:5].tolist()
-    assert told[5, 0].tolist() == truth.routes[5, 0].tolist()
-    assert set(told[5, 1]) - set(truth.routes[5, 1]) == {route.expert}
-    assert set(truth.routes[5, 1]) - set(told[5, 1]) == {route.instead_of}
-    assert (told[5, 2:] == OWN).all() and (told[6:] == OWN).all()
+    route, changed = change(Scored(truth, noise, margins=gaps), 5, 1, 3)
+    assert truth.routes is not None
+    assert changed[:5].tolist() == truth.routes[:5].tolist() == routes[:5].tolist()
+    assert changed[5, 0].tolist() == truth.routes[5, 0].tolist()
+    assert set(changed[5, 1]) - set(truth.routes[5, 1]) == {route.expert}
+    assert set(truth.routes[5, 1]) - set(changed[5, 1]) == {route.instead_of}
+    assert (changed[5, 2:] == OWN).all() and (changed[6:] == OWN).all()
 
 
 def test_a_loose_spread_is_at_least_that_of_all_rerouted_tokens() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from dumps import dump_of
@@ -31,6 +33,17 @@ def located(
 ) -> Report:
     chosen = {name: values for name, values in recorded.items() if name in ("token_ids", "steps") or kept(name)}
     return locate(open_checkpoint(model.path, model.config), model.config, dump_of(chosen, stored))
+
+
+def up_to(tensor: str) -> Callable[[str], bool]:
+    """What to keep if this is to be the first finding: the tensors of its layer and of those before it."""
+    last = layer_of(tensor)
+    return lambda name: last is None or name == "model.embed_tokens" or layer_of(name, last + 1) <= last
+
+
+def layer_of(name: str, default: Any = None) -> Any:
+    match = re.match(r"model\.layers\.(\d+)", name)
+    return int(match[1]) if match else default
 
 
 def prompt(seed: int, length: int, vocabulary: int = 60) -> list[int]:

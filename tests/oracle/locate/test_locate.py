@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dumps import DIRECTORIES, FIXTURES, SIX, Recorded, recorded_under, report_of, six_heads, six_heads_with_all
+from engine_runs import up_to
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
@@ -28,9 +29,13 @@ PER = {one.name: one.per for one in operations(load_config(SIX))}
 # --- right engines stay within the bounds
 
 
-# Engines that round where others do and such that add in another order, in turns: of each format and of each directory.
+# Engines that round where others do and such that add in another order, in turns: of each format and of each directory;
+# by day one format of each directory but the trained.
 OF_EACH_FORMAT = [
-    (directory, name, 5 * ((row + column) % 2) + (directory.name != "trained"))
+    pytest.param(
+        *(directory, name, 5 * ((row + column) % 2) + (directory.name != "trained")),
+        marks=[] if row == 0 or (row + column) % len(FLOATS) == 0 else pytest.mark.slow,
+    )
     for row, directory in enumerate(DIRECTORIES)
     for column, name in enumerate(FLOATS)
 ]
@@ -85,7 +90,8 @@ def test_one_number_beyond_its_bound_is_found_in_its_tensor_and_nowhere_else(ten
 
 def finding_bound(recorded: Recorded, tensor: str, name: str, row: int, channel: int) -> float:
     """The bound of one number, as a finding tells it."""
-    broken = {key: one.copy() for key, one in recorded.items()}
+    is_kept = up_to(tensor)
+    broken = {key: values.copy() for key, values in recorded.items() if key == "token_ids" or is_kept(key)}
     broken[tensor][row, channel] += 1e6
     return report_of(SIX, broken, name).findings[0].bound
 

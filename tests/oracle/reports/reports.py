@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from engines import checked_target
+
 import lfm2np
 from lfm2np.faults import inject
-from lfm2np.oracle.check import Checked, check
+from lfm2np.oracle.check import Checked
 from lfm2np.oracle.judging.verdict import Position, Verdict, root_mean_square
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, failed
@@ -37,7 +39,7 @@ def run_check() -> Checked:
     """Of lfm2np's own engine, whose cache and state the oracle does not use: a fault there is the engine's alone."""
     model = lfm2np.load()
     target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
-    return check(model, target, "float32", cases=("short-prompts",))
+    return checked_target(model, target, cases=("short-prompts",))
 
 
 def position(ask: Ask, row: int, verdict: Verdict, error: float | None, flip: bool = False) -> Position:
