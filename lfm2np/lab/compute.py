@@ -30,7 +30,8 @@ from lfm2np.speculation.drafters import NgramDrafter
 from lfm2np.values import plain
 
 MOST_STEPS = 150  # of a run; beyond it a page would be tens of megabytes
-Drawn = tuple[int, str]  # a position, and the digest of the whole row of logits that its token was chosen from
+# By request, in the order in which its tokens came: a position, and the SHA-256 of the whole row of logits.
+Logits = dict[str, list[tuple[int, str]]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Computed:
 
     run: Run | None
     tokens: Mapping[str, tuple[int, ...]]  # by request, as it was answered: not all that came, under some faults
-    logits: Mapping[str, Sequence[Drawn]]  # by request, in the order in which tokens came
+    logits: Logits
     stopped: str  # one sentence, where it did not end by itself; "": it did
 
 
@@ -107,25 +108,26 @@ def compute(settings: Settings, models: Models, is_drawn: bool = True) -> Outcom
 # --- the engine
 
 
-def run_engine(
-    settings: Settings, models: Models, with_detail: bool = False, on_logits: OnLogits | None = None
-) -> Computed:
-    """Until all requests have ended, the steps are too many, or the engine raises, which it does under faults only."""
-    of, file = models.by_name[settings.model], io.StringIO()
-    logits: dict[str, list[Drawn]] = {}
+def noted_in(logits: Logits) -> OnLogits:
+    """What an engine calls with each row of logits, which goes into `logits`."""
 
     def note(name: str, position: int, row: Any, token: int) -> None:
         logits.setdefault(name, []).append((position, hashlib.sha256(row.tobytes()).hexdigest()))
-        if on_logits:
-            on_logits(name, position, row, token)
 
+    return note
+
+
+def run_engine(settings: Settings, models: Models, with_detail: bool = False) -> Computed:
+    """Until all requests have ended, the steps are too many, or the engine raises, which it does under faults only."""
+    of, file = models.by_name[settings.model], io.StringIO()
+    logits: Logits = {}
     detailed = DetailedTrace(of.model, of.words) if with_detail else None
     model = detailed.model if detailed else of.model
     tokens: dict[str, tuple[int, ...]] = {}
     stopped = ""
     with inject(settings.fault) if settings.fault else nullcontext(), np.errstate(all="ignore"):
         try:
-            engine = make_engine(settings, models, model, trace=file, on_logits=note)
+            engine = make_engine(settings, models, model, trace=file, on_logits=noted_in(logits))
             step = partial(detailed.step, engine) if detailed else engine.step
             stopped = take_steps(engine, coming_of(settings, models), step, tokens)
         except Exception as problem:  # a fault may raise anything

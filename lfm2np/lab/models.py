@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lfm2np.drawings.demo import hand_model
 from lfm2np.drawings.draw import Still, still
 from lfm2np.drawings.runs.recorded import texts
-from lfm2np.errors import Lfm2npError
+from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.lab.settings import NAMES, Problems, Settings, examine
 from lfm2np.loading import Model, load
 from lfm2np.values import show
@@ -86,21 +86,15 @@ def fitting_problems(settings: Settings, models: Models) -> dict[str, str]:
 
 
 def token_ids(prompt: str, of: Chosen) -> list[int]:
-    """Of text by the tokenizer; of words by their numbers, `<start>` first. Problems for an unknown word."""
+    """Of text by the tokenizer; of words by their numbers, `<start>` first. RequestError for an unknown word."""
     if not of.words:
         return list(of.model.prompt_ids(prompt))
     words = prompt.split()
     words = words if words[:1] == [START] else [START, *words]
     for word in words:
         if word not in of.words:
-            raise UnknownWord(f"{show(word)}: no word of the paper model, expected {' '.join(of.words)}.")
+            raise RequestError(f"{show(word)}: no word of the paper model, expected {' '.join(of.words)}.")
     return [of.words.index(word) for word in words]
-
-
-class UnknownWord(Lfm2npError):
-    """A prompt has a word that the paper model does not know."""
-
-    exit_code = 2
 
 
 def all_token_ids(settings: Settings, models: Models) -> dict[str, list[int]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -161,68 +162,37 @@ def conversations(
     takes `token_time` for each output token, after a pause of mean `think` (exponential). Conversations begin as
     Poisson, rate / turns of them a second, so that `rate` is reached as far as max_context ends few of them.
     """
-    return Chats(rate, turns, system, prompt, output, think, token_time, max_context, seed).arrivals(requests)
+    if system + 2 > max_context:
+        raise RequestError(f"max_context {max_context}: expected at least {system + 2}: system={system}, and a turn")
+    gaps, pauses = Draws(seed, "gaps"), Draws(seed, "pauses")
+    begins = times(lambda: gaps.exponential() * (turns / rate))
+    thinks = each(lambda: np.rint(pauses.exponential() * (think * NANOSECONDS)).astype(np.int64))
+    ends, ends_with = each(Draws(seed, "ends").uniform), 1 / turns
+    prompts, outputs = each_of(prompt, seed, "prompts"), each_of(output, seed, "outputs")
+    shared: Runs = ((SYSTEM_PROMPT, system),) if system else ()
 
-
-class Chats:
-    """The conversations that go on, by the time of their next turn."""
-
-    def __init__(
-        self,
-        rate: float,
-        turns: float,
-        system: int,
-        prompt: Lengths,
-        output: Lengths,
-        think: float,
-        token_time: float,
-        max_context: int,
-        seed: int,
-    ) -> None:
-        if system + 2 > max_context:
-            raise RequestError(
-                f"max_context {max_context}: expected at least {system + 2}: system={system}, and a turn"
-            )
-        self._system, self._max_context = system, max_context
-        self._ends_with, self._token_time = 1 / turns, round(token_time * NANOSECONDS)
-        gaps, pauses = Draws(seed, "gaps"), Draws(seed, "pauses")
-        self._begins = times(lambda: gaps.exponential() * (turns / rate))
-        self._thinks = each(lambda: np.rint(pauses.exponential() * (think * NANOSECONDS)).astype(np.int64))
-        self._ends = each(Draws(seed, "ends").uniform)
-        self._prompts, self._outputs = each_of(prompt, seed, "prompts"), each_of(output, seed, "outputs")
-        self._turns: list[tuple[int, int, Runs, int, int, int]] = []  # at, entry, before, its length, prompt, output
-        self._entries = 0
-
-    def arrivals(self, requests: int) -> Iterator[Arrival]:
-        begins = next(self._begins)
+    def arrivals() -> Iterator[Arrival]:
+        due: list[tuple[int, int, Runs, int, int, int]] = []  # a heap: at, entry, before, its length, prompt, outputs
+        entries, begin = itertools.count(), next(begins)
         for number in range(requests):
-            while not self._turns or begins <= self._turns[0][0]:
-                self._begin(begins)
-                begins = next(self._begins)
-            at, _, before, length, new, outputs = heapq.heappop(self._turns)
-            arrival = Arrival(at, (*before, (prompt_token_id(number), new)), outputs, output_token_id(number))
-            yield arrival
-            self._continue(arrival, length + new + outputs)
+            while not due or begin <= due[0][0]:  # a first turn, cut to max_context
+                outs = min(next(outputs), max_context - system - 1)
+                new = min(next(prompts), max_context - system - outs)
+                heapq.heappush(due, (begin, next(entries), shared, system, new, outs))
+                begin = next(begins)
+            at, _, before, length, new, outs = heapq.heappop(due)
+            whole = (*before, (prompt_token_id(number), new))
+            yield Arrival(at, whole, outs, output_token_id(number))
+            if next(ends) < ends_with:
+                continue
+            later = at + outs * round(token_time * NANOSECONDS) + next(thinks)
+            length += new + outs
+            before = (*whole, (output_token_id(number), outs))
+            new, outs = next(prompts), next(outputs)
+            if length + new + outs <= max_context:
+                heapq.heappush(due, (later, next(entries), before, length, new, outs))
 
-    def _begin(self, at: int) -> None:
-        """The first turn, cut to max_context."""
-        outputs = min(next(self._outputs), self._max_context - self._system - 1)
-        new = min(next(self._prompts), self._max_context - self._system - outputs)
-        before = ((SYSTEM_PROMPT, self._system),) if self._system else ()
-        self._push(at, before, self._system, new, outputs)
-
-    def _continue(self, last: Arrival, length: int) -> None:
-        if next(self._ends) < self._ends_with:
-            return
-        at = last.at + last.num_output_tokens * self._token_time + next(self._thinks)
-        new, outputs = next(self._prompts), next(self._outputs)
-        if length + new + outputs <= self._max_context:
-            before = (*last.prompt, (last.output_token_id, last.num_output_tokens))
-            self._push(at, before, length, new, outputs)
-
-    def _push(self, at: int, before: Runs, length: int, new: int, outputs: int) -> None:
-        heapq.heappush(self._turns, (at, self._entries, before, length, new, outputs))
-        self._entries += 1
+    return arrivals()
 
 
 GENERATORS: dict[str, Callable[..., Iterator[Arrival]]] = {
@@ -262,10 +232,6 @@ def parse(spec: str, seed: int = 0) -> Iterator[Arrival]:
 def defaults_of(name: str) -> dict[str, Any]:
     """Of a generator's parameters; `inspect.Parameter.empty` where it must be given."""
     return {key: each.default for key, each in inspect.signature(GENERATORS[name]).parameters.items() if key != "seed"}
-
-
-def parameters(name: str) -> list[str]:
-    return list(defaults_of(name))
 
 
 def with_parameter(spec: str, parameter: str, value: object) -> str:

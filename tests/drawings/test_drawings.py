@@ -43,7 +43,7 @@ from lfm2np.drawings.runs.policies import answers, one_after_another, under
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
-from lfm2np.drawings.views.isolation import attention_leaks, convolution_leaks
+from lfm2np.drawings.views.isolation import leaked
 from lfm2np.drawings.views.order import both_orders
 from lfm2np.engine_protocol import Request
 from lfm2np.errors import RequestError
@@ -272,16 +272,16 @@ def test_a_leak_is_a_leak(trained: Model) -> None:
 def test_the_drawn_leaks_are_what_the_faults_do(trained: Model) -> None:
     leak = demo.leaking(trained)
     chunk = leak.shares[1]
-    assert [convolution_leaks(leak)(2, at) for at in range(3)] == [
+    assert [leaked(leak, CONVOLUTION, 2, at) for at in range(3)] == [
         [(1, chunk.stop - 2), (1, chunk.stop - 1)],
         [(1, chunk.stop - 1)],
         [],
     ]
     for index, share in enumerate(leak.shares):
-        for what, leaks in ((CONVOLUTION, convolution_leaks(leak)), (ATTENTION, attention_leaks(leak))):
-            shown = [bool(leaks(index, at)) for at in range(share.start, share.stop)]
+        for what in (CONVOLUTION, ATTENTION):
+            shown = [bool(leaked(leak, what, index, at)) for at in range(share.start, share.stop)]
             changed = leak.changed(what, share.name)
-            assert all(one for one, leaked in zip(changed, shown, strict=True) if leaked)
+            assert all(is_changed for is_changed, is_shown in zip(changed, shown, strict=True) if is_shown)
             assert any(shown) == any(changed)
 
 

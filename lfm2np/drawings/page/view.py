@@ -58,6 +58,10 @@ def by_number(count: int, drawn: Callable[[int], object]) -> list[Markup]:
     ]
 
 
+def steps_between(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
 def step_text(step: Step, *text: object) -> Markup:
     """One sentence, which is also spoken to who steps by hand."""
     return element("p", element("strong", f"Step {step.number}. "), text, class_="says")

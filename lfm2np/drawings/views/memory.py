@@ -18,6 +18,7 @@ from lfm2np.drawings.page.view import (
     short_names,
     step_numbers,
     step_text,
+    steps_between,
     view_of_run,
 )
 from lfm2np.drawings.runs.derive import Pool, behind_windows, colours, loads, num_kept, pools
@@ -130,8 +131,7 @@ def chart(drawn: Blocks, title_of_all: str) -> Markup:
         if block >= shown:
             continue
         letter = names[requests[0]] if len(requests) == 1 else f"{names[requests[0]]}+"
-        steps = f"step {first}" if stop == first + 1 else f"steps {first} to {stop - 1}"
-        title = f"{steps}, block {block}: {', '.join(map(visible, requests))}"
+        title = f"{steps_between(first, stop - 1)}, block {block}: {', '.join(map(visible, requests))}"
         x, y = LEFT + first * SIDE + 1, TOP + block * SIDE + 1
         shapes.append(cell(x, y, SIDE * (stop - first) - 2, SIDE - 2, numbers[requests[0]], letter, "", title))
     shapes += step_numbers(len(run.steps), SIDE, LEFT, height - 8)

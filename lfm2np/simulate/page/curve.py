@@ -18,7 +18,7 @@ from lfm2np.simulate.page.curves import (
     tick_words,
 )
 from lfm2np.simulate.page.sweep import WIDE_SETTING
-from lfm2np.simulate.report import NAMES, SHARES
+from lfm2np.simulate.report import HEADS, NAMES
 from lfm2np.values import show
 
 Run = Mapping[str, Any]
@@ -42,7 +42,7 @@ def hit_share(run: Run) -> float | None:
 
 
 METRICS = {
-    **{f"{name}_{which}": seconds_metric(name, which) for name in NAMES for which in ("mean", *SHARES, "max")},
+    **{f"{name}_{which}": seconds_metric(name, which) for name in NAMES for which in HEADS},
     **{
         name: Metric(name.replace("_", " "), lambda run, name=name: run["throughput"][name], tick_words)  # type: ignore[misc]
         for name in ("requests_per_second", "output_tokens_per_second", "computed_tokens_per_second")

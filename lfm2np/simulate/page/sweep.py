@@ -14,14 +14,13 @@ from lfm2np.simulate.page.curves import (
     Dots,
     Drawing,
     Line,
-    Point,
     is_wide,
     line_chart,
     scatter_chart,
     seconds_words,
     tick_words,
 )
-from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin
+from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin, verdict
 from lfm2np.simulate.report import percent, saturation_line, span
 
 FRONT, OTHER, SATURATED = 0, 3, 4  # looks of dots
@@ -55,10 +54,7 @@ def head(result: Mapping[str, Any]) -> str:
         f"{plural(len(runs), 'run')}, {saturated} of them saturated",
         f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
     ]
-    return (
-        f'<h1>lfm2np simulate: sweep</h1>\n<div class="verdict {kind}">\n'
-        f"<p><strong>{sign} {foreign(result['answer'])}</strong></p>\n{bullets(lines)}</div>\n"
-    )
+    return verdict("lfm2np simulate: sweep", kind, f"{sign} {foreign(result['answer'])}", lines)
 
 
 def is_met(result: Mapping[str, Any]) -> bool:
@@ -182,7 +178,11 @@ def by_setting(runs: Sequence[Run], name: str) -> str:
 def curves_of(
     name: str, values: Sequence[float], groups: Mapping[str, Sequence[Run]], metric: str, which: str
 ) -> Drawing:
-    lines = [Line(values_without(name, group[0]), points_of(group, name, metric, which)) for group in groups.values()]
+    lines = []
+    for group in groups.values():
+        others = [str(value) for setting, value in group[0]["settings"].items() if setting != name]
+        pairs = [(run["settings"][name], seconds_of(run, metric, which)) for run in group]
+        lines.append(Line(", ".join(others), sorted((x, y) for x, y in pairs if y is not None)))
     shown = [y for line in lines[:MOST_LINES] for _, y in line.points]
     is_log = is_wide(values, WIDE_SETTING) and min(values) > 0
     what = metric_words(metric, which)
@@ -194,16 +194,6 @@ def curves_of(
         Axis(f"{name}, log scale" if is_log else name, is_log, tick_words, values if len(values) <= 8 else ()),
         seconds_axis(what, shown),
     )
-
-
-def values_without(name: str, run: Run) -> str:
-    """Short, for the legend."""
-    return ", ".join(str(value) for setting, value in run["settings"].items() if setting != name)
-
-
-def points_of(group: Sequence[Run], name: str, metric: str, which: str) -> list[Point]:
-    pairs = [(run["settings"][name], seconds_of(run, metric, which)) for run in group]
-    return sorted((x, y) for x, y in pairs if y is not None)
 
 
 def identifier(name: str) -> str:
@@ -232,9 +222,10 @@ def all_runs(result: Mapping[str, Any]) -> str:
         for number, run in enumerate(result["runs"], 1)
     ]
     content = table("All runs, the best first", heads, {"": rows}, ())
-    saturated = [f"{number}: {saturation_line(run)}." for number, run in enumerate(result["runs"], 1)]
-    kept = [line for line, run in zip(saturated, result["runs"], strict=True) if run["saturation"]]
-    return content + (details("Saturated runs", bullets(kept)) if kept else "")
+    saturated = [
+        f"{number}: {saturation_line(run)}." for number, run in enumerate(result["runs"], 1) if run["saturation"]
+    ]
+    return content + (details("Saturated runs", bullets(saturated)) if saturated else "")
 
 
 def simulated(result: Mapping[str, Any]) -> str:
