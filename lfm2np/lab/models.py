@@ -48,12 +48,12 @@ def understand(query: Sequence[tuple[str, str]], models: Models) -> Settings:
     settings, problems = examine(query)
     if "" in problems:
         raise Problems(problems)
-    found = fitting_problems(settings, models)
+    fitting = fitting_problems(settings, models)
     if problems.keys() & {"block-size", "model"} or any(name.startswith(("tokens-", "prompt-")) for name in problems):
-        found.pop("blocks", None)
+        fitting.pop("blocks", None)
     if "model" in problems:
-        found = {}
-    all_of_them = {**found, **problems}
+        fitting = {}
+    all_of_them = {**fitting, **problems}
     if all_of_them:
         raise Problems(all_of_them)
     return settings
@@ -61,28 +61,28 @@ def understand(query: Sequence[tuple[str, str]], models: Models) -> Settings:
 
 def fitting_problems(settings: Settings, models: Models) -> dict[str, str]:
     """What the model's words, its context and the pool have against a run."""
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     model = models.by_name[settings.model].model
     context, needed, largest = model.config.max_position_embeddings, 0, 0
     for index, asked in enumerate(settings.requests):
         try:
             length = len(token_ids(asked.prompt, models.by_name[settings.model])) + asked.max_tokens
         except Lfm2npError as problem:
-            found[f"prompt-{index}"] = str(problem)
+            problems[f"prompt-{index}"] = str(problem)
             continue
         if length > context:
-            found[f"prompt-{index}"] = (
+            problems[f"prompt-{index}"] = (
                 f"The prompt has {length - asked.max_tokens} tokens and may get {asked.max_tokens} more, expected at "
                 f"most {context} together."
             )
         elif (blocks := -(-(length - 1) // settings.block_size)) > needed:  # the last token is never computed
             needed, largest = blocks, index
     if needed > settings.num_blocks:
-        found["blocks"] = (
+        problems["blocks"] = (
             f"{settings.num_blocks} blocks of {settings.block_size} tokens: request {NAMES[largest]} alone needs "
             f"{needed}."
         )
-    return found
+    return problems
 
 
 def token_ids(prompt: str, of: Chosen) -> list[int]:

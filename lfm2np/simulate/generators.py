@@ -67,57 +67,31 @@ PROMPT, OUTPUT = Lengths(512, 512), Lengths(128, 128)
 USER, REPLY = Lengths(1, 4096, 60, 1.0), Lengths(1, 2048, 200, 0.8)  # of a turn
 
 
-def poisson(
-    *,
-    rate: float,
-    requests: int = 1000,
-    prompt: Lengths = PROMPT,
-    output: Lengths = OUTPUT,
-    system: int = 0,
-    seed: int = 0,
-) -> Iterator[Arrival]:
-    """Requests that know nothing of each other. `system` tokens, the same in all, come before each prompt."""
+# --- times of arrival, of requests that know nothing of each other
+
+
+def poisson(rate: float, seed: int) -> Iterator[int]:
     draws = Draws(seed, "gaps")
-    return independent(times(lambda: draws.exponential() / rate), requests, prompt, output, system, seed)
+    return times(lambda: draws.exponential() / rate)
 
 
-def gamma(
-    *,
-    rate: float,
-    cv: float,
-    requests: int = 1000,
-    prompt: Lengths = PROMPT,
-    output: Lengths = OUTPUT,
-    system: int = 0,
-    seed: int = 0,
-) -> Iterator[Arrival]:
+def gamma(rate: float, cv: float, seed: int) -> Iterator[int]:
     """Bursts: gaps of a Gamma distribution whose standard deviation is `cv` times their mean; 1 is Poisson.
 
     `vllm bench serve --burstiness B` draws the same with cv = 1 / sqrt(B).
     """
     draws, shape = Draws(seed, "gaps"), 1 / (cv * cv)
-    return independent(times(lambda: draws.gamma(shape) / (shape * rate)), requests, prompt, output, system, seed)
+    return times(lambda: draws.gamma(shape) / (shape * rate))
 
 
-def day(
-    *,
-    rate: float,
-    night: float = 0.2,
-    period: float = 86_400.0,
-    requests: int = 1000,
-    prompt: Lengths = PROMPT,
-    output: Lengths = OUTPUT,
-    system: int = 0,
-    seed: int = 0,
-) -> Iterator[Arrival]:
+def day(rate: float, seed: int, night: float = 0.2, period: float = 86_400.0) -> Iterator[int]:
     """Poisson arrivals of mean `rate` whose rate rises from `night` times its peak, where it begins, to it and falls
     again, once in a `period`. Drawn at the peak's rate and thinned (Lewis and Shedler 1979).
     """
     peak = 2 * rate / (1 + night)
     gaps, kept = Draws(seed, "gaps"), Draws(seed, "thinning")
     drawn = times(lambda: gaps.exponential() / peak)
-    by_day = (at for at, level in zip(drawn, each(kept.uniform), strict=False) if level < height(at, night, period))
-    return independent(by_day, requests, prompt, output, system, seed)
+    return (at for at, level in zip(drawn, each(kept.uniform), strict=False) if level < height(at, night, period))
 
 
 def height(at: int, night: float, period: float) -> float:
@@ -128,9 +102,14 @@ def height(at: int, night: float, period: float) -> float:
 
 
 def independent(
-    arriving: Iterable[int], requests: int, prompt: Lengths, output: Lengths, system: int, seed: int
+    arriving: Iterable[int],
+    seed: int,
+    requests: int = 1000,
+    prompt: Lengths = PROMPT,
+    output: Lengths = OUTPUT,
+    system: int = 0,
 ) -> Iterator[Arrival]:
-    """Requests that share a system prompt or nothing."""
+    """Requests at these times. `system` tokens, the same in all, come before each prompt."""
     before = ((SYSTEM_PROMPT, system),) if system else ()
     prompts, outputs = (each_of(lengths, seed, name) for lengths, name in ((prompt, "prompts"), (output, "outputs")))
     for number, at, tokens, outs in zip(range(requests), arriving, prompts, outputs, strict=False):
@@ -140,6 +119,9 @@ def independent(
 def each_of(lengths: Lengths, seed: int, stream: str) -> Iterator[int]:
     draws = Draws(seed, stream)
     return each(lambda: lengths.draw(draws))
+
+
+# --- requests
 
 
 def conversations(
@@ -195,14 +177,13 @@ def conversations(
     return arrivals()
 
 
-GENERATORS: dict[str, Callable[..., Iterator[Arrival]]] = {
-    "poisson": poisson,
-    "gamma": gamma,
-    "day": day,
+TIMES: dict[str, Callable[..., Iterator[int]]] = {"poisson": poisson, "gamma": gamma, "day": day}
+REQUESTS: dict[str, Callable[..., Iterator[Arrival]]] = {
     "conversations": conversations,
     "mooncake-like": fitted.mooncake_like,
     "azure-conversation-like": fitted.azure_conversation_like,
 }
+GENERATORS = (*TIMES, *REQUESTS)
 
 
 def parse(spec: str, seed: int = 0) -> Iterator[Arrival]:
@@ -226,12 +207,20 @@ def parse(spec: str, seed: int = 0) -> Iterator[Arrival]:
     missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in parameters]
     if missing:
         raise RequestError(f"{name}: {missing[0]}=... is missing")
-    return GENERATORS[name](**parameters, seed=seed)
+    if name in REQUESTS:
+        return REQUESTS[name](**parameters, seed=seed)
+    of_times = {key: parameters.pop(key) for key in defaults_in(TIMES[name]) if key in parameters}
+    return independent(TIMES[name](**of_times, seed=seed), seed, **parameters)
 
 
 def defaults_of(name: str) -> dict[str, Any]:
     """Of a generator's parameters; `inspect.Parameter.empty` where it must be given."""
-    return {key: each.default for key, each in inspect.signature(GENERATORS[name]).parameters.items() if key != "seed"}
+    return defaults_in(REQUESTS[name]) if name in REQUESTS else defaults_in(TIMES[name]) | defaults_in(independent)
+
+
+def defaults_in(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    return {key: each.default for key, each in parameters.items() if key not in ("arriving", "seed")}
 
 
 def with_parameter(spec: str, parameter: str, value: object) -> str:

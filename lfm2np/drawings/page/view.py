@@ -62,6 +62,12 @@ def steps_between(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
+def events_of(step: Step) -> list[str]:
+    """Whom the scheduler let in, took out and saw end."""
+    names = {"admitted": step.admitted, "preempted": step.preempted, "finished": step.finished}
+    return [f"{what}: {', '.join(map(visible, requests))}" for what, requests in names.items() if requests]
+
+
 def step_text(step: Step, *text: object) -> Markup:
     """One sentence, which is also spoken to who steps by hand."""
     return element("p", element("strong", f"Step {step.number}. "), text, class_="says")

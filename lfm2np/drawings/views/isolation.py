@@ -151,7 +151,7 @@ def logits_table(leak: Leak, what: str) -> Markup:
     for name in (share.name for share in leak.shares):
         row, truth = leak.logits[what][name][-1], leak.logits[SOUND][name][-1]
         top = np.argsort(-row, kind="stable")[:3]
-        said = [f"{visible(leak.words.get(int(one), str(one)))} {number(float(row[one]), 5)}" for one in top]
+        said = [f"{visible(leak.words.get(int(token), str(token)))} {number(float(row[token]), 5)}" for token in top]
         right = int(np.argmax(truth))
         wrong = f"WRONG: it should be {visible(leak.words.get(right, str(right)))}"
         verdict = "the right token" if int(top[0]) == right else wrong
