@@ -137,7 +137,7 @@ def test_what_is_no_trace_is_named(lines: list[str], message: str) -> None:
         read_run(lines)
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(scenarios(kinds=("abort", "preempt", "fork")))
 def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
     engine = make(own, scenario.model, scenario.sizes)
@@ -193,7 +193,7 @@ def require_as_scheduled(run: Run) -> None:
     replay(run.schedule, planned=planned, is_whole=False)
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(scenarios())
 def test_no_policy_changes_how_much_must_be_computed(scenario: Scenario) -> None:
     engine = make(own, scenario.model, {**scenario.sizes, "prefix_caching": False, "num_blocks": 60, "watermark": 0.0})
@@ -353,7 +353,7 @@ def test_the_command_draws_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
         (["draw", "missing.jsonl", "-o", "x.html"], "RequestError: missing.jsonl: does not exist"),
         (["draw", "--demo", "--terminal", "--step", "99"], "--step 99: expected 0 to"),
         (["draw", "--demo", "-o", "x.html", "--step", "1"], "--step goes with --terminal"),
-        (["draw", "--demo", "-o", "missing/x.html"], "missing/x.html"),
+        (["draw", "schedule.json", "-o", "missing/x.html"], "missing/x.html"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(
@@ -366,6 +366,8 @@ def test_what_cannot_be_drawn_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "main_lines", lambda model: main_lines)
+    schedule = {"kind": "schedule", "scheduler": "s", "block_size": 2, "calls": [], "message": "m", "place": None}
+    Path("schedule.json").write_text(json.dumps({**schedule, "steps": []}))
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 
