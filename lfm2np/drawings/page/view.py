@@ -35,7 +35,9 @@ def view_without_steps(id: str, title: str, lesson: str, picture: object, *text:
     return View(id, title, lesson, joined(picture), joined(*text))
 
 
-def view_of_run(run: Run, player: str, id: str, title: str, lesson: str, picture: object, *text: object) -> View:
+def view_of_run(
+    run: Run, id: str, title: str, lesson: str, picture: object, *text: object, player: str = "main"
+) -> View:
     """The view of a run's steps, which first shows the fullest of them."""
     return View(id, title, lesson, joined(picture), joined(*text), player, len(run.steps), fullest(run))
 

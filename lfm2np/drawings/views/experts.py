@@ -23,7 +23,6 @@ def experts(run: Run) -> View:
     per_token = len(first.chosen[0])
     return view_of_run(
         run,
-        "main",
         "experts",
         "Which expert computes which token",
         f"Every token goes to {per_token} of {first.num_experts} experts, by its own row alone. An expert is "

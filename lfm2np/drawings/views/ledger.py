@@ -41,7 +41,6 @@ def ledger(run: Run) -> View:
     )
     return view_of_run(
         run,
-        "main",
         "ledger",
         "What is batched and what is not",
         LESSON + OF_EXPERTS if is_sparse(run) else LESSON,

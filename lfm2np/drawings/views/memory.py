@@ -70,7 +70,6 @@ def memory(run: Run) -> View:
 
     return view_of_run(
         run,
-        "main",
         "memory",
         "Memory",
         "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "

@@ -40,7 +40,6 @@ def speculation(run: Run) -> View:
         return view_without_steps("speculation", "Speculation", LESSON, "", about, none)
     return view_of_run(
         run,
-        "main",
         "speculation",
         "Speculation",
         LESSON,

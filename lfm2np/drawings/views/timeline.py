@@ -48,7 +48,6 @@ def timeline(run: Run) -> View:
     states, numbers = moments(run), colours(run)
     return view_of_run(
         run,
-        "main",
         "timeline",
         "Timeline",
         "A step takes what fits: decodes of some requests and chunks of others' prompts, up to one budget.",
