@@ -245,9 +245,9 @@ def test_nothing_is_wider_than_the_page(shared: Opened) -> None:
 
 
 def require_narrow(page: Any, *widths: int) -> None:
-    for width in widths:
-        page.set_viewport_size({"width": width, "height": 900})
-        for view in each_view(page):
+    for view in each_view(page):
+        for width in widths:
+            page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
 
 

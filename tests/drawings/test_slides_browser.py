@@ -226,8 +226,8 @@ def test_each_slide_is_a_sheet_with_its_notes(deck: Opened) -> None:
 
 def test_without_the_script_slides_stand_one_below_the_other(browser: Any, slides_file: Path) -> None:
     deck = Opened(browser, slides_file, java_script_enabled=False)
-    tops = [one.bounding_box()["y"] for one in deck.page.query_selector_all(".view")]
+    tops = deck.page.eval_on_selector_all(".view", "all => all.map(view => view.getBoundingClientRect().y)")
     assert len(tops) > 9
     assert tops == sorted(set(tops))
-    assert not any(one.is_visible() for one in deck.page.query_selector_all("button, .player"))
+    assert deck.page.locator("button:visible, .player:visible").count() == 0
     deck.context.close()

@@ -354,10 +354,11 @@ def test_nothing_is_wider_than_the_page(browser: Any, address: str) -> None:
     for query in (f"?{query_of(LESSONS[1].start)}", f"?{query_of(LESSONS[2].start)}&guess-1=13&guess-2=x"):
         lab.page.goto(address + query)
         lab.open_form()
-        for width in (360, 768, 1280, 1920):
+        for width in (1920, 1280, 768, 360):  # the views at each width: tests/drawings/test_browser.py
             lab.page.set_viewport_size({"width": width, "height": 900})
-            for view in each_view(lab.page):
-                assert lab.page.evaluate("document.documentElement.scrollWidth") <= width, (query[:20], view)
+            assert lab.page.evaluate("document.documentElement.scrollWidth") <= width, (query[:20], width)
+        for view in each_view(lab.page):
+            assert lab.page.evaluate("document.documentElement.scrollWidth") <= 360, (query[:20], view)
     lab.context.close()
 
 

@@ -128,7 +128,7 @@ def test_the_smallest_pool_is_the_smallest_of_all(models: Models, again: Again):
 def test_a_run_that_was_stopped_is_no_answer(again: Again, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lfm2np.lab.compute.MOST_STEPS", 20)
     long = tuple(Asked(f"copy: {name} red blue cat dog red blue cat dog red blue ->", 0, 48) for name in "abcdefgh")
-    verdict = judged(6, {"drafts": 1, "requests": long, "slots": 1, "budget": 1, "num_blocks": 128}, again)
+    verdict = judged(6, {"drafts": 1, "requests": long, "slots": 1, "budget": 8, "num_blocks": 128}, again)
     assert not verdict.right and verdict.sentence.startswith("The run was stopped after 20 steps")
 
 
