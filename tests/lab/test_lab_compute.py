@@ -128,7 +128,7 @@ def test_each_fault_ends_and_shows_something(name: str, models: Models):
     ("name", "told"),
     [
         ("full-cache-raises-instead-of-evicting", "With this fault the engine ended with PoolError"),
-        ("prefix-hit-without-its-state", "Request d: its tokens are "),
+        ("single-token-step-has-no-state", "Request a: its tokens are "),
         ("convolution-crosses-requests", "Request b: the tokens are right, and the logits are not those"),
     ],
 )
