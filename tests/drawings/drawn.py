@@ -36,13 +36,9 @@ def demo_page() -> str:
     return draw_demo()
 
 
-def draw_slides() -> str:
-    return slides(demo_run(), trained(), "the demo", "lfm2np draw --demo --slides slides.html")
-
-
 @cache
 def demo_slides() -> str:
-    return draw_slides()
+    return slides(demo_run(), trained(), "the demo", "lfm2np draw --demo --slides slides.html")
 
 
 @cache

@@ -62,9 +62,19 @@ def file(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Any, file: Path) -> Iterator[Opened]:
-    made = Opened(browser, file)
-    yield made
-    made.context.close()
+    """A page as it is loaded."""
+    fresh = Opened(browser, file)
+    yield fresh
+    fresh.context.close()
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Any, file: Path) -> Iterator[Opened]:
+    """One page for all that does not ask how it begins."""
+    tab = Opened(browser, file)
+    yield tab
+    assert tab.complaints == []
+    tab.context.close()
 
 
 def test_every_view_renders_without_complaints_or_requests(opened: Opened, run: Run, file: Path) -> None:
@@ -82,8 +92,8 @@ def test_every_view_renders_without_complaints_or_requests(opened: Opened, run: 
     assert opened.requests == [file.as_uri()]
 
 
-def test_numbers_are_those_of_the_trace(opened: Opened, run: Run) -> None:
-    page, compared = opened.page, 0
+def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
+    page, compared = shared.page, 0
     states = moments(run)
     rows = page.eval_on_selector_all(
         "#timeline details table tbody tr", "rows => rows.map(row => [...row.children].map(one => one.textContent))"
@@ -153,8 +163,8 @@ def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
     assert {one.get_attribute("data-step") for one in marked} == {str(shown()[0])}
 
 
-def test_arrows_step_after_a_click_on_a_figure_that_does_not_scroll(opened: Opened) -> None:
-    page = opened.page
+def test_arrows_step_after_a_click_on_a_figure_that_does_not_scroll(shared: Opened) -> None:
+    page = shared.page
     page.evaluate("location.hash = 'memory:3'")
     page.wait_for_selector("#memory.current")
     page.click("#memory .at:not([hidden]) .scroll")
@@ -171,8 +181,8 @@ def test_a_step_in_the_address_is_shown(browser: Any, file: Path) -> None:
     opened.context.close()
 
 
-def test_quiz_and_leaks(opened: Opened) -> None:
-    page = opened.page
+def test_quiz_and_leaks(shared: Opened) -> None:
+    page = shared.page
     page.click('.side a[href="#ledger"]')
     page.check("input.quiz")
     item = page.query_selector("#ledger .at:not([hidden]) .ledger li")
@@ -189,31 +199,29 @@ def test_quiz_and_leaks(opened: Opened) -> None:
     assert page.query_selector("#isolation .choice:not([hidden]) .leak").is_visible()
 
 
-def test_every_control_has_a_name(opened: Opened) -> None:
-    session = opened.context.new_cdp_session(opened.page)
+def test_every_control_has_a_name(shared: Opened) -> None:
+    session = shared.context.new_cdp_session(shared.page)
     roles = ("button", "slider", "checkbox", "radio", "link", "img", "region", "DisclosureTriangle")
     count = 0
-    for view in each_view(opened.page):
+    for view in each_view(shared.page):
         root = session.send("DOM.getDocument")["root"]["nodeId"]
-        nodes = [session.send("Accessibility.queryAXTree", {"nodeId": root, "role": one})["nodes"] for one in roles]
-        found = [one for of_role in nodes for one in of_role if not one.get("ignored")]
-        assert len(found) > 10, view
-        for one in found:
-            assert one.get("name", {}).get("value", "").strip(), json.dumps(one)[:300]
-        count += len(found)
+        nodes = [session.send("Accessibility.queryAXTree", {"nodeId": root, "role": role})["nodes"] for role in roles]
+        controls = [node for of_role in nodes for node in of_role if not node.get("ignored")]
+        assert len(controls) > 10, view
+        for control in controls:
+            assert control.get("name", {}).get("value", "").strip(), json.dumps(control)[:300]
+        count += len(controls)
     assert count > 200
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast(browser: Any, file: Path, scheme: str) -> None:
-    opened = Opened(browser, file, color_scheme=scheme)
-    for view in each_view(opened.page):
-        for summary in opened.page.query_selector_all(
-            f"#{view} .at:not([hidden]) summary, #{view} > details > summary"
-        ):
-            summary.evaluate("one => one.parentElement.open = true")
-        assert opened.page.evaluate(CONTRAST) == [], view
-    opened.context.close()
+def test_text_has_contrast(shared: Opened) -> None:
+    page = shared.page
+    for view in each_view(page):
+        for summary in page.query_selector_all(f"#{view} .at:not([hidden]) summary, #{view} > details > summary"):
+            summary.evaluate("summary => summary.parentElement.open = true")
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate(CONTRAST) == [], (view, scheme)
 
 
 def luminance(colour: str) -> float:
@@ -232,20 +240,22 @@ def test_letters_on_owners_colours_have_contrast() -> None:
         assert (dimmed + 0.05) / (ink + 0.05) >= 4.5, ground
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
-@pytest.mark.parametrize("media", ["screen", "print"])
-def test_nothing_is_wider_than_the_page(browser: Any, file: Path, width: int, media: str) -> None:
-    opened = Opened(browser, file, width)
-    opened.page.emulate_media(media=media)
-    if media == "screen":
-        for view in each_view(opened.page):
-            assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
-    else:
-        shown = [one for one in opened.page.query_selector_all(".view") if one.is_visible()]
-        assert len(shown) == len(VIEWS)
-        controls = ".player, nav, .readout, button"
-        assert opened.page.eval_on_selector_all(controls, "all => all.some(one => one.checkVisibility())") is False
-    opened.context.close()
+def test_nothing_is_wider_than_the_page(shared: Opened) -> None:
+    require_narrow(shared.page, 360, 768, 1280, 1920)
+
+
+def require_narrow(page: Any, *widths: int) -> None:
+    for view in each_view(page):
+        for width in widths:
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+
+
+def test_paper_has_every_view_and_no_controls(opened: Opened) -> None:
+    opened.page.emulate_media(media="print")
+    assert len([view for view in opened.page.query_selector_all(".view") if view.is_visible()]) == len(VIEWS)
+    controls = ".player, nav, .readout, button"
+    assert opened.page.eval_on_selector_all(controls, "all => all.some(each => each.checkVisibility())") is False
 
 
 def test_without_the_script_the_last_step_stands(browser: Any, file: Path, run: Run) -> None:
@@ -311,7 +321,7 @@ def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_
     opened.context.close()
 
 
-def test_the_quiz_has_the_fourth_class(browser: Any, sparse_file: Path) -> None:
+def test_the_quiz_has_the_fourth_class_and_experts_are_no_wider_than_the_page(browser: Any, sparse_file: Path) -> None:
     opened = Opened(browser, sparse_file)
     opened.page.click('.side a[href="#ledger"]')
     opened.page.check("input.quiz")
@@ -321,12 +331,5 @@ def test_the_quiz_has_the_fourth_class(browser: Any, sparse_file: Path) -> None:
     item.query_selector('.guess[data-right="yes"]').click()
     assert item.query_selector(".class").inner_text() == "one product per expert"
     assert item.query_selector(".guesses output").inner_text() == "right"
-    opened.context.close()
-
-
-@pytest.mark.parametrize("width", [360, 1920])
-def test_experts_are_no_wider_than_the_page(browser: Any, sparse_file: Path, width: int) -> None:
-    opened = Opened(browser, sparse_file, width)
-    for view in each_view(opened.page):
-        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
+    require_narrow(opened.page, 360, 1920)
     opened.context.close()

@@ -43,7 +43,7 @@ from lfm2np.drawings.runs.policies import answers, one_after_another, under
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
-from lfm2np.drawings.views.isolation import attention_leaks, convolution_leaks
+from lfm2np.drawings.views.isolation import leaked
 from lfm2np.drawings.views.order import both_orders
 from lfm2np.engine_protocol import Request
 from lfm2np.errors import RequestError
@@ -137,7 +137,7 @@ def test_what_is_no_trace_is_named(lines: list[str], message: str) -> None:
         read_run(lines)
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(scenarios(kinds=("abort", "preempt", "fork")))
 def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
     engine = make(own, scenario.model, scenario.sizes)
@@ -193,7 +193,7 @@ def require_as_scheduled(run: Run) -> None:
     replay(run.schedule, planned=planned, is_whole=False)
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(scenarios())
 def test_no_policy_changes_how_much_must_be_computed(scenario: Scenario) -> None:
     engine = make(own, scenario.model, {**scenario.sizes, "prefix_caching": False, "num_blocks": 60, "watermark": 0.0})
@@ -272,16 +272,16 @@ def test_a_leak_is_a_leak(trained: Model) -> None:
 def test_the_drawn_leaks_are_what_the_faults_do(trained: Model) -> None:
     leak = demo.leaking(trained)
     chunk = leak.shares[1]
-    assert [convolution_leaks(leak)(2, at) for at in range(3)] == [
+    assert [leaked(leak, CONVOLUTION, 2, at) for at in range(3)] == [
         [(1, chunk.stop - 2), (1, chunk.stop - 1)],
         [(1, chunk.stop - 1)],
         [],
     ]
     for index, share in enumerate(leak.shares):
-        for what, leaks in ((CONVOLUTION, convolution_leaks(leak)), (ATTENTION, attention_leaks(leak))):
-            shown = [bool(leaks(index, at)) for at in range(share.start, share.stop)]
+        for what in (CONVOLUTION, ATTENTION):
+            shown = [bool(leaked(leak, what, index, at)) for at in range(share.start, share.stop)]
             changed = leak.changed(what, share.name)
-            assert all(one for one, leaked in zip(changed, shown, strict=True) if leaked)
+            assert all(is_changed for is_changed, is_shown in zip(changed, shown, strict=True) if is_shown)
             assert any(shown) == any(changed)
 
 
@@ -353,7 +353,7 @@ def test_the_command_draws_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
         (["draw", "missing.jsonl", "-o", "x.html"], "RequestError: missing.jsonl: does not exist"),
         (["draw", "--demo", "--terminal", "--step", "99"], "--step 99: expected 0 to"),
         (["draw", "--demo", "-o", "x.html", "--step", "1"], "--step goes with --terminal"),
-        (["draw", "--demo", "-o", "missing/x.html"], "missing/x.html"),
+        (["draw", "schedule.json", "-o", "missing/x.html"], "missing/x.html"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(
@@ -366,6 +366,8 @@ def test_what_cannot_be_drawn_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "main_lines", lambda model: main_lines)
+    schedule = {"kind": "schedule", "scheduler": "s", "block_size": 2, "calls": [], "message": "m", "place": None}
+    Path("schedule.json").write_text(json.dumps({**schedule, "steps": []}))
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 

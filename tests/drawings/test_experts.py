@@ -3,6 +3,7 @@ are those of reference.py."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -42,23 +43,25 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = {"a": [1, 17, 30, 5, 9], "b": [1, 3, 8], "c": [1, *range(11, 22)]}
 
 
-def published() -> Model:
-    return lfm2np.load(TORTURE / "moe_published")
-
-
 def three(model: Model) -> Run:
     coming = [Coming(name, ids, GREEDY, 2 * (name == "c")) for name, ids in PROMPTS.items()]
     return read_run(recorded(model, coming, max_num_batched_tokens=10))
 
 
+@functools.cache
+def recorded_on(name: str) -> tuple[Model, Run]:
+    model = lfm2np.load(TORTURE / name)
+    return model, three(model)
+
+
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return published()
+    return recorded_on("moe_published")[0]
 
 
 @pytest.fixture(scope="module")
-def run(model: Model) -> Run:
-    return three(model)
+def run() -> Run:
+    return recorded_on("moe_published")[1]
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +86,7 @@ def routes_alone(model: Model, ids: list[int]) -> list[list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_recorded_routes_and_tokens_are_those_of_each_request_alone(name: str) -> None:
-    model = lfm2np.load(TORTURE / name)
-    run = three(model)
+    model, run = recorded_on(name)
     for request, prompt in PROMPTS.items():
         said = [one for step in run.steps for one in step.tokens.get(request, ())]
         rows = model.logits([*prompt, *said])[len(prompt) - 1 : -1]
@@ -334,8 +336,7 @@ def solved(run: Run) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_exercises_have_the_answers_of_the_run(name: str) -> None:
-    model = lfm2np.load(TORTURE / name)
-    run = three(model)
+    model, run = recorded_on(name)
     mixture = model.config.mixture
     assert mixture is not None
     questions = {title: str(question) for title, question, _ in of_experts(run)}

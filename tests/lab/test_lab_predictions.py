@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -16,17 +15,12 @@ import pytest
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.models import Models, understand
-from lfm2np.lab.page import again_with, answer, judge_guesses, lab_page, read_link
+from lfm2np.lab.page import answer, judge_guesses, lab_page, read_link
 from lfm2np.lab.predictions import Again, Unreadable, Verdict, read_number, read_requests
 from lfm2np.lab.settings import GUESSES, Asked, Settings, examine, query_of, typed_of
 
 TEACHING = Path(__file__).parents[2] / "docs" / "learn" / "teaching.md"
 EXERCISES = [(number, place) for number in LESSONS for place in (1, 2)]
-
-
-@pytest.fixture(scope="module")
-def again(models: Models) -> Again:
-    return cache(again_with(models))
 
 
 def judged(number: int, place: int, guess: str, again: Again, settings: Settings | None = None) -> Verdict:
