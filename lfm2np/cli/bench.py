@@ -18,15 +18,13 @@ from lfm2np.bench.random_checkpoint import LARGE, LFM3, MIXTURE, SHORT_MIXTURE, 
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
 from lfm2np.checkpoint.files import is_gguf, read_config
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command, option
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress
 from lfm2np.serve.extra import require_extra
 from lfm2np.values import require_count
 
-STEPS, PROFILE, FIVE, GROWTH, BIG = "steps", "profile", "five", "growth", "large"
-CHECK, SERVE, SIMULATE = "check", "serve", "simulate"
 EXAMPLE = """lfm2np bench
   lfm2np bench --quick --without-peers
   lfm2np bench steps --cells prefill-512,decode-16x1024 --rounds 9 --json
@@ -40,20 +38,19 @@ EXAMPLE = """lfm2np bench
   lfm2np bench large --model-shape 8b-a1b --numerics float32
   lfm2np bench steps --model-shape 8b-a1b-4-layers --cells decode-1x128,decode-16x128"""
 SHAPES = {"350m": SMALL, "2.6b": LARGE, "lfm3-1.7b": LFM3, "8b-a1b": MIXTURE, "8b-a1b-4-layers": SHORT_MIXTURE}
-ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2, CHECK: 1, SERVE: 3, SIMULATE: 3}
 QUICK_ROUNDS = 3
 NEW_TOKENS = 256
 APART = "not all sides fit into memory together: each was loaded anew in each round"
 NO_PEERS = 'transformers is not installed and was not measured: pip install "lfm2np[peers]"'
 NO_GGUF = "transformers was not measured: it would make float32 of a GGUF file's weights"
 OWN_OPTIONS = {
-    "cells": (STEPS, PROFILE),
-    "numerics": (PROFILE, FIVE, GROWTH, BIG, SERVE),
-    "quick": (STEPS,),
-    "without_peers": (STEPS,),
-    "format": (CHECK,),
-    "new_tokens": (FIVE,),
-    "whole": (FIVE,),
+    "cells": ("steps", "profile"),
+    "numerics": ("profile", "five", "growth", "large", "serve"),
+    "quick": ("steps",),
+    "without_peers": ("steps",),
+    "format": ("check",),
+    "new_tokens": ("five",),
+    "whole": ("five",),
 }
 
 
@@ -69,12 +66,13 @@ class Measured:
 
 def run(arguments: argparse.Namespace) -> None:
     require_own_options(arguments)
-    default = QUICK_ROUNDS if arguments.quick else ROUNDS[arguments.what]
+    measure_it, default = MEASUREMENTS[arguments.what]
+    default = QUICK_ROUNDS if arguments.quick else default
     rounds = require_count("--rounds", default if arguments.rounds is None else arguments.rounds, 1, 10_000)
     threads = (os.cpu_count() or 1) if arguments.threads is None else arguments.threads
     require_count("--threads", threads, 1, 1024)
     elsewhere = Elsewhere()
-    measured = MEASUREMENTS[arguments.what](arguments, rounds, threads)
+    measured = measure_it(arguments, rounds, threads)
     print_measured(measured, threads, elsewhere.share(), arguments.json)
 
 
@@ -82,7 +80,7 @@ def require_own_options(arguments: argparse.Namespace) -> None:
     """RequestError for an option of another measurement than the one asked for."""
     for name, what in OWN_OPTIONS.items():
         if arguments.what not in what and getattr(arguments, name) not in (None, False):
-            raise RequestError(f"--{name.replace('_', '-')} goes with bench {', '.join(what)}")
+            raise RequestError(f"{option(name)} goes with bench {', '.join(what)}")
 
 
 def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
@@ -143,45 +141,45 @@ def run_large(arguments: argparse.Namespace, rounds: int, threads: int) -> Measu
 def run_check(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     directory = chosen_checkpoint(arguments)
     with progress_bar("check") as show:
-        found = check_time.measure_check(directory, arguments.format or "float32", rounds, threads, show)
-    return Measured(directory, {CHECK: check_time.as_json(found)}, check_time.as_text(found))
+        times = check_time.measure_check(directory, arguments.format or "float32", rounds, threads, show)
+    return Measured(directory, {"check": check_time.as_json(times)}, check_time.as_text(times))
 
 
 def run_serve(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     require_extra("bench serve")
     directory, numerics = chosen_checkpoint(arguments), arguments.numerics or "exact"
     with progress_bar("serve") as show:
-        found = serve_time.measure_serve(directory, numerics, rounds, threads, show)
-    return Measured(directory, {SERVE: serve_time.as_json(found)}, serve_time.as_text(numerics, found))
+        times = serve_time.measure_serve(directory, numerics, rounds, threads, show)
+    return Measured(directory, {"serve": serve_time.as_json(times)}, serve_time.as_text(numerics, times))
 
 
 def run_simulate(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     with progress_bar("simulate") as show:
         measured = simulate_time.measure_simulate(rounds, show)
-    return Measured(Path("scheduler"), {SIMULATE: simulate_time.as_json(measured)}, simulate_time.as_text(measured))
+    return Measured(Path("scheduler"), {"simulate": simulate_time.as_json(measured)}, simulate_time.as_text(measured))
 
 
 def each_numerics(
-    arguments: argparse.Namespace, directory: Path, measure_one: Callable[..., Any], module: ModuleType
+    arguments: argparse.Namespace, directory: Path, measure_it: Callable[..., Any], module: ModuleType
 ) -> Measured:
-    """`measure_one(numerics, show=...)` of each arithmetic of --numerics, by the module's as_json and as_text."""
+    """`measure_it(numerics, show=...)` of each arithmetic of --numerics, by the module's as_json and as_text."""
     measured = []
     for numerics in measure.OURS if arguments.numerics is None else (arguments.numerics,):
         with progress_bar(f"{arguments.what}, {numerics}") as show:
-            measured.append(measure_one(numerics, show=show))
+            measured.append(measure_it(numerics, show=show))
     fields = {arguments.what: list(map(module.as_json, measured))}
     return Measured(directory, fields, "\n\n".join(map(module.as_text, measured)))
 
 
-MEASUREMENTS = {
-    STEPS: run_steps,
-    PROFILE: run_profile,
-    FIVE: run_five,
-    GROWTH: run_growth,
-    BIG: run_large,
-    CHECK: run_check,
-    SERVE: run_serve,
-    SIMULATE: run_simulate,
+MEASUREMENTS = {  # and how often each is made
+    "steps": (run_steps, 5),
+    "profile": (run_profile, 3),
+    "five": (run_five, 1),
+    "growth": (run_growth, 3),
+    "large": (run_large, 2),
+    "check": (run_check, 1),
+    "serve": (run_serve, 3),
+    "simulate": (run_simulate, 3),
 }
 
 
@@ -216,16 +214,16 @@ def add_bench(commands: Commands) -> None:
     five: five prompts in four ways; growth: a step's time and a prompt's memory as the context grows; large:
     LFM2-2.6B's shapes, streamed; check: the time of a verdict, on a right engine and a wrong one; serve: what HTTP
     costs, and how long clients wait, by policy; simulate: simulations with leaps over steps, and without"""
-    parser.add_argument("what", nargs="?", choices=list(ROUNDS), default=STEPS, help=what_help)
+    parser.add_argument("what", nargs="?", choices=list(MEASUREMENTS), default="steps", help=what_help)
     default = "random weights with the shapes of LFM2-350M, made once and kept"
     add(parser, "--model DIR", f"checkpoint directory, or a GGUF file (default: {default})")
     shape_help = "random weights with the shapes of another published model (8b-a1b takes 17 GB of disk)"
     add(parser, "--model-shape", shape_help, choices=list(SHAPES))
-    rounds_help = "how often each measurement is made (" + ", ".join(f"{w} {n}" for w, n in ROUNDS.items()) + ")"
-    add(parser, "--rounds N", rounds_help)
+    rounds = ", ".join(f"{what} {rounds}" for what, (_, rounds) in MEASUREMENTS.items())
+    add(parser, "--rounds N", f"how often each measurement is made ({rounds})")
     add(parser, "--threads N", "of each process (as many as there are cores)")
-    numerics_help = "of all but steps and check: one arithmetic only (both; serve: exact)"
-    add(parser, "--numerics", numerics_help, choices=measure.OURS)
+    only = "of all but steps and check: one arithmetic only (both; serve: exact)"
+    add(parser, "--numerics", only, choices=measure.OURS)
     group = parser.add_argument_group("steps, profile")
     add(group, "--cells NAMES", "such as prefill-512,decode-16x1024 (ten; profile: six)")
     group = parser.add_argument_group("steps")

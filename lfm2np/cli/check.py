@@ -16,10 +16,10 @@ from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import against, check_against, formats, work
-from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command, require_at_least, require_folder
 from lfm2np.cli.shared.prompts import load_model
-from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars
-from lfm2np.errors import InconclusiveError, ProofError, RequestError, WorkerError
+from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars, write_pages
+from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.invariance.engines import BLOCK, CHUNK, SLOTS
 from lfm2np.invariance.relations import NAMES
 from lfm2np.loading import Model
@@ -54,7 +54,6 @@ from lfm2np.oracle.targets.target import AT_ONCE, MOST_AT_ONCE, Target, TargetEr
 from lfm2np.oracle.targets.transformers_target import TransformersTarget
 from lfm2np.oracle.workloads import CASES, LONG
 from lfm2np.progress import ProgressOf
-from lfm2np.whole_file import write_whole
 from lfm2np.work.place import Place
 
 EXIT_CODES = """exit codes:
@@ -77,26 +76,21 @@ ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints what was found. ProofError (1) if the engine is wrong, InconclusiveError (2) if that can't be said.
+    """Prints the verdict. ProofError (1) if the engine is wrong, InconclusiveError (2) if that can't be said.
 
-    TargetError (3) for an engine that can't be run, or arguments that can't be met.
+    TargetError (3) for an engine that can't be run.
     """
-    try:
-        require_folders(arguments)
-        if arguments.against is not None:
-            check_against.run(arguments)
-            return
-        check_against.require_unused(arguments)
-        recorder = recorder_of(arguments)
-        result, place = checked(arguments)
-        if arguments.locate is not None and exit_code(result.total.verdict) == 1:
-            result = located(result, arguments, recorder)
-        command = command_line()
-        for name, render in PAGES.items():
-            if getattr(arguments, name) is not None:
-                write_whole(Path(getattr(arguments, name)), render(result, command))
-    except (RequestError, WorkerError) as error:  # a lost worker says nothing of the engine
-        raise TargetError(str(error)) from None
+    require_folder(arguments, *PAGES)
+    if arguments.against is not None:
+        check_against.run(arguments)
+        return
+    check_against.require_unused(arguments)
+    recorder = recorder_of(arguments)
+    result, place = checked(arguments)
+    if arguments.locate is not None and exit_code(result.total.verdict) == 1:
+        result = located(result, arguments, recorder)
+    write_pages(arguments, PAGES, result)
+    command = command_line()
     fields = {**as_json(result, command), "scoring": work.throughput(place)}
     print_result(arguments, fields, as_text(result, command))
     verdict = f"{result.total.verdict}: {result.total.reasons[0]}"
@@ -106,17 +100,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise InconclusiveError(verdict)
 
 
-def require_folders(arguments: argparse.Namespace) -> None:
-    """RequestError, before hours of work, if a report can't be written for want of a folder."""
-    for name in PAGES:
-        path = getattr(arguments, name)
-        if path is not None and not Path(path).parent.is_dir():
-            raise RequestError(f"--{name} {path}: {Path(path).parent}: no such folder")
-
-
 def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
-    if arguments.at_once is not None and arguments.at_once < 1:
-        raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
+    require_at_least(arguments, at_once=1)
     cases = None if arguments.cases is None else known_cases(arguments.cases)
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
@@ -243,7 +228,7 @@ def transcript_of(arguments: argparse.Namespace) -> contextlib.AbstractContextMa
 
 def add_check(commands: Commands) -> None:
     text = "check an engine against the oracle, within the rounding error of its number format"
-    parser = add_command(commands, "check", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES)
+    parser = add_command(commands, "check", run, text, EXAMPLE, True, True, EXIT_CODES, is_verdict=True)
     forms = "http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl"
     add(parser, "TARGET", forms)
     formats.add_options(parser)
@@ -271,15 +256,13 @@ def add_check(commands: Commands) -> None:
     add(parser, "--constants", constants_help)
     work.add_options(parser)
     group = against.add_options(parser)
-    relations_help = f"some of {', '.join(NAMES)}, separated by commas (all)"
-    add(group, "--relations NAMES", relations_help)
+    add(group, "--relations NAMES", f"some of {', '.join(NAMES)}, separated by commas (all)")
     add(group, "--vary JSON", "fields of a request that must not change its answer")
     add(group, "--minutes N", "begin no relation after N minutes", type=float)
     add(group, "--out DIR", "shrink what is broken, and write it into folders as fuzz does")
     add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")
     chunk = f"most tokens in a step of the engine ({CHUNK})"
     add(group, "--max-num-batched-tokens --chunk N", chunk, dest="chunk")
-    slots = f"requests that the engine runs at once (as it reports, else {SLOTS})"
-    add(group, "--max-num-seqs N", slots)
+    add(group, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")

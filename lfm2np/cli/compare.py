@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lfm2np.checkpoint.files import checkpoint_sha256
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command, require_folder
 from lfm2np.cli.shared.prompts import add_weights_option
 from lfm2np.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_named_lines
-from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars, read_file
+from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars, read_file, write_pages
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.compare.compare import COMPARING, GENERATING, Quantised, compare, quantised_of
@@ -22,7 +21,6 @@ from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, check_texts, of
 from lfm2np.oracle.compare.shown import as_json, as_text
 from lfm2np.oracle.reports.parts import plural
 from lfm2np.values import require_count
-from lfm2np.whole_file import write_whole
 from lfm2np.work.place import Place, Source
 
 EXAMPLE = """lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --requests requests.jsonl --text book.txt
@@ -37,9 +35,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
         raise RequestError("--max-tokens goes with --requests")
     if arguments.window is not None and arguments.text is None:
         raise RequestError("--window goes with --text")
-    if arguments.html is not None and not Path(arguments.html).parent.is_dir():  # before a long run, not after it
-        page = Path(arguments.html)
-        raise RequestError(f"{page.parent}: no such directory, expected one for --html {page}")
+    require_folder(arguments, "html")
     base = files_of(arguments.base)
     with progress_bars() as shown:
         quantised = [
@@ -55,8 +51,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
         compared = compare(model, quantised, others, scored, arguments.by, max_tokens, place, shown)
     command = command_line()
     print_result(arguments, as_json(compared, command), as_text(compared))
-    if arguments.html is not None:
-        write_whole(Path(arguments.html), as_html(compared, command))
+    write_pages(arguments, {"html": as_html}, compared)
     if compared.failed:
         count = plural(len(compared.failed), "sequence")
         raise NumericsError(f"{count} can't be computed, first {compared.failed[0]}")

@@ -8,12 +8,12 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from lfm2np.cli.shared.parser import Commands, add, add_command
-from lfm2np.cli.shared.terminal import progress_bar
+from lfm2np.cli.shared.parser import Commands, add, add_command, require_at_least
+from lfm2np.cli.shared.terminal import print_result, progress_bar
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.faults import FAULTS, VARIANTS, Fault, Variant, by_name
 
@@ -26,10 +26,9 @@ def run_faults(arguments: argparse.Namespace) -> None:
         run_scheduler_faults(arguments)
         return
     chosen = [by_name(name) for name in arguments.names] or [*FAULTS, *VARIANTS]
-    if arguments.jobs < 1:
-        raise RequestError(f"--jobs {arguments.jobs}: expected at least 1")
+    require_at_least(arguments, jobs=1)
     if arguments.list:
-        print_catalogue(chosen, arguments.json)
+        print_catalogue(arguments, chosen)
         return
     require_hypothesis()
     results = {}
@@ -81,14 +80,11 @@ def about(change: Fault | Variant) -> dict[str, Any]:
 def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any]], show: bool) -> None:
     """Markdown, as it stands in docs/why/fault-table.md."""
     if faults:
-        print("| | fault | seen in | caught by | examples | size |")
-        print("|---|---|---|---|---|---|")
+        print("| | fault | seen in | caught by | examples | size |\n|---|---|---|---|---|---|")
     for row in faults:
         survives = f"**survives** {row.get('by', '')}".rstrip()
         how = [row["by"], str(row["examples"]), str(row["size"] or "")] if row["caught"] else [survives, "", ""]
-        print(f"| {row['section']} | {row['name']} | {', '.join(row['seen_in'])} | {' | '.join(how)} |")
-        if show and row["caught"]:
-            print(f"\n{row['message']}\n")
+        print_row(row, show, [row["section"], row["name"], ", ".join(row["seen_in"]), *how])
     caught = [row for row in faults if row["caught"]]
     if caught:
         median = statistics.median(row["examples"] for row in caught)
@@ -96,23 +92,37 @@ def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any
         counts = f"{len(caught)} of {len(faults)} faults caught, {quick} of them under quick"
         print(f"\n{counts}; examples to the first failure: median {median:g}")
     if benign:
-        print("\n| benign variant | what it changes | flagged |")
-        print("|---|---|---|")
+        print("\n| benign variant | what it changes | flagged |\n|---|---|---|")
     for row in benign:
-        print(f"| {row['name']} | {row['sentence']} | {'**by ' + row['by'] + '**' if row['caught'] else 'no'} |")
-        if show and row["caught"]:
-            print(f"\n{row['message']}\n")
+        print_row(row, show, [row["name"], row["sentence"], f"**by {row['by']}**" if row["caught"] else "no"])
 
 
-def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
-    if as_object:
-        faults = [about(change) for change in chosen if isinstance(change, Fault)]
-        benign = [about(change) for change in chosen if isinstance(change, Variant)]
-        print(json.dumps({"faults": faults, "benign": benign}))
-        return
-    for change in chosen:
-        seen = f" ({', '.join(change.seen_in)})" if isinstance(change, Fault) and change.seen_in else ""
-        print(f"{change.section if isinstance(change, Fault) else '-'}  {change.name}\n     {change.sentence}{seen}")
+def print_row(row: dict[str, Any], show: bool, cells: Sequence[str]) -> None:
+    """With `show` also how its fault was caught."""
+    print(f"| {' | '.join(cells)} |")
+    if show and row["caught"]:
+        print(f"\n{row['message']}\n")
+
+
+def print_catalogue(arguments: argparse.Namespace, chosen: Sequence[Fault | Variant]) -> None:
+    faults = [about(change) for change in chosen if isinstance(change, Fault)]
+    benign = [about(change) for change in chosen if isinstance(change, Variant)]
+    entries = [
+        (f"{change.section}  {change.name}", described(change.sentence, change.seen_in))
+        if isinstance(change, Fault)
+        else (f"-  {change.name}", change.sentence)
+        for change in chosen
+    ]
+    print_entries(arguments, {"faults": faults, "benign": benign}, entries)
+
+
+def described(sentence: str, seen_in: Sequence[str]) -> str:
+    return f"{sentence} ({', '.join(seen_in)})" if seen_in else sentence
+
+
+def print_entries(arguments: argparse.Namespace, fields: dict[str, Any], entries: Iterable[tuple[str, str]]) -> None:
+    """A catalogue: each name, and below it what it says."""
+    print_result(arguments, fields, "\n".join(f"{name}\n     {text}" for name, text in entries))
 
 
 # --- of any scheduler
@@ -124,26 +134,26 @@ def run_scheduler_faults(arguments: argparse.Namespace) -> None:
     from lfm2np.conformance.schedulers.fault_trials import chosen, trials
     from lfm2np.conformance.schedulers.suite import require_scheduler
 
-    if arguments.list and arguments.json:
+    if arguments.list:
+        listed = chosen(arguments.names, frozenset())
         about_each = [
             {"name": fault.name, "sentence": fault.sentence, "needs": fault.needs, "seen_in": fault.seen_in}
-            for fault in chosen(arguments.names, frozenset())
+            for fault in listed
         ]
-        print(json.dumps({"faults": about_each}))
-        return
-    if arguments.list:
-        for fault in chosen(arguments.names, frozenset()):
-            seen = f" ({', '.join(fault.seen_in)})" if fault.seen_in else ""
-            print(f"{fault.name}\n     {fault.sentence}{seen}")
+        entries = [(fault.name, described(fault.sentence, fault.seen_in)) for fault in listed]
+        print_entries(arguments, {"faults": about_each}, entries)
         return
     try:
         lacks = require_scheduler(arguments.scheduler)
     except AssertionError as problem:
         raise RequestError(f"--scheduler {arguments.scheduler}: {problem}") from None
     faults = chosen(arguments.names, lacks)
-    rows: list[dict[str, Any]] = []
+    results: list[Any] = []
     with progress_bar("faults") as show:
-        bare, *rows = shown_as_they_come(trials(arguments.scheduler, faults, arguments.profile), len(faults), show)
+        for result in trials(arguments.scheduler, faults, arguments.profile):
+            show(len(results), len(faults))
+            results.append(result)
+    bare, *rows = results  # the first is of no fault
     if arguments.json:
         print(json.dumps({"scheduler": arguments.scheduler, "broken": sorted(bare.broken), "faults": rows}))
     else:
@@ -151,15 +161,6 @@ def run_scheduler_faults(arguments: argparse.Namespace) -> None:
     survivors = [row["name"] for row in rows if row["applied"] and not row["caught"]]
     if survivors:
         raise ProofError(f"faults that survive: {', '.join(survivors)}")
-
-
-def shown_as_they_come(results: Iterator[Any], total: int, show: Any) -> list[Any]:
-    """The first result is of no fault."""
-    done = []
-    for number, result in enumerate(results):
-        done.append(result)
-        show(number, total)
-    return done
 
 
 def print_scheduler_table(bare: Any, rows: Sequence[dict[str, Any]], show: bool) -> None:
@@ -170,9 +171,7 @@ def print_scheduler_table(bare: Any, rows: Sequence[dict[str, Any]], show: bool)
     print("\n| fault | seen in | caught by | programs |\n|---|---|---|---|")
     for row in rows:
         how = row["by"] if row["caught"] else "**survives**" if row["applied"] else "never met"
-        print(f"| {row['name']} | {', '.join(row['seen_in'])} | {how} | {row['programs']} |")
-        if show and row["caught"]:
-            print(f"\n{row['message']}\n")
+        print_row(row, show, [row["name"], ", ".join(row["seen_in"]), how, str(row["programs"])])
     caught = [row for row in rows if row["caught"]]
     met = [row for row in rows if row["applied"]]
     median = f"; programs to the first failure: median {statistics.median(r['programs'] for r in caught):g}"
@@ -198,33 +197,28 @@ def add_faults(commands: Commands) -> None:
 def run_conformance(arguments: argparse.Namespace) -> None:
     require_hypothesis()
     if arguments.scheduler:
-        list_demands(arguments.json)
+        print_demands(arguments)
         return
     from lfm2np.conformance.catalogue import ALL
 
-    if arguments.json:
-        rows = [
-            {"id": prop.id, "sentence": prop.sentence, "law": prop.law, "needs": prop.needs, "bugs": prop.bugs}
-            for prop in ALL
-        ]
-        print(json.dumps({"properties": rows}))
-        return
+    rows = [
+        {"id": prop.id, "sentence": prop.sentence, "law": prop.law, "needs": prop.needs, "bugs": prop.bugs}
+        for prop in ALL
+    ]
+    entries = []
     for prop in ALL:
-        print(f"{prop.id}  (law {prop.law}; needs {', '.join(prop.needs)})\n     {prop.sentence}")
-        if prop.bugs:
-            print(f"     would have caught {', '.join(prop.bugs)}")
+        bugs = f"\n     would have caught {', '.join(prop.bugs)}" if prop.bugs else ""
+        entries.append((f"{prop.id}  (law {prop.law}; needs {', '.join(prop.needs)})", prop.sentence + bugs))
+    print_entries(arguments, {"properties": rows}, entries)
 
 
-def list_demands(as_object: bool) -> None:
+def print_demands(arguments: argparse.Namespace) -> None:
     """What every scheduler must do, then what one may promise."""
     from lfm2np.conformance.schedulers.demands import DEMANDS
     from scheduler.protocol import POLICIES
 
-    if as_object:
-        print(json.dumps({"demands": DEMANDS, "policies": POLICIES}))
-        return
-    for name, sentence in {**DEMANDS, **{f"{name} (promised)": text for name, text in POLICIES.items()}}.items():
-        print(f"{name}\n     {sentence}")
+    promised = {f"{name} (promised)": text for name, text in POLICIES.items()}
+    print_entries(arguments, {"demands": DEMANDS, "policies": POLICIES}, {**DEMANDS, **promised}.items())
 
 
 def require_hypothesis() -> None:

@@ -15,13 +15,12 @@ from tqdm import tqdm
 from lfm2np.cli.check import target_of
 from lfm2np.cli.faults import require_hypothesis
 from lfm2np.cli.shared import against, formats, work
-from lfm2np.cli.shared.parser import Commands, add, add_command, one_line
+from lfm2np.cli.shared.parser import Commands, add, add_command, one_line, option, require_at_least, require_times
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result
 from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model
-from lfm2np.oracle.targets.target import TargetError
 
 if TYPE_CHECKING:
     from lfm2np.fuzz.campaign import Campaign, Failure
@@ -49,40 +48,28 @@ QUICK = 10.0  # seconds in which a server is started anew for each replay
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints what was found. ProofError (1) for a finding, InconclusiveError (2), TargetError (3)."""
+    """Prints the findings. ProofError (1) if there are any, InconclusiveError (2) if nothing can be judged."""
     require_hypothesis()
     from lfm2np.fuzz.hand_over import require_place
 
-    try:
-        require_numbers(arguments)
-        require_place(Path(arguments.out))
-        with contextlib.ExitStack() as stack:
-            started = stack.enter_context(started_server(arguments))
-            subject = by_truth(arguments, stack) if arguments.against is None else by_itself(arguments, stack)
-            findings, counts = fuzzed(arguments, subject, started)
-    except RequestError as error:
-        raise TargetError(str(error)) from None
+    require_numbers(arguments)
+    require_place(Path(arguments.out))
+    with contextlib.ExitStack() as stack:
+        started = stack.enter_context(started_server(arguments))
+        subject = by_truth(arguments, stack) if arguments.against is None else by_itself(arguments, stack)
+        findings, counts = fuzzed(arguments, subject, started)
     print_result(arguments, {"findings": findings, **counts}, as_text(findings, counts))
     if findings:
         raise ProofError(f"{len(findings)} findings, first {findings[0]['what']}")
 
 
 def require_numbers(arguments: argparse.Namespace) -> None:
-    for name in ("examples", "findings", "block_size", "chunk", "max_num_seqs"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise RequestError(f"--{name.replace('_', '-')} {value}: expected at least 1")
-    for name in ("minutes", "timeout", "start_seconds"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < 1e7:
-            raise RequestError(f"--{name.replace('_', '-')} {value}: expected more than 0")
-    if arguments.max_model_len is not None and arguments.max_model_len < LEAST_CONTEXT:
-        raise RequestError(f"--max-model-len {arguments.max_model_len}: expected at least {LEAST_CONTEXT}")
+    require_at_least(arguments, examples=1, findings=1, block_size=1, chunk=1, max_num_seqs=1, seed=0)
+    require_at_least(arguments, max_model_len=LEAST_CONTEXT)
+    require_times(arguments, "minutes", "timeout", "start_seconds")
     if not 0 <= arguments.shrink_minutes < 1e7:
         raise RequestError(f"--shrink-minutes {arguments.shrink_minutes}: expected at least 0")
     without(arguments.without)
-    if arguments.seed < 0:
-        raise RequestError(f"--seed {arguments.seed}: expected at least 0")
 
 
 class Subject(NamedTuple):
@@ -118,7 +105,7 @@ def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subj
 
     for name in ("vocab_size", "bitwise"):
         if getattr(arguments, name):
-            raise RequestError(f"--{name.replace('_', '-')}: only with --against")
+            raise RequestError(f"{option(name)}: only with --against")
     model = load_model(arguments)
     place = stack.enter_context(work.place_of(arguments, model))
     if arguments.target.startswith(("http:", "https:")):
@@ -353,7 +340,7 @@ def rate_of(finding: dict[str, Any]) -> str:
 
 def add_fuzz(commands: Commands) -> None:
     text = "test a running engine with timed traces of many requests, and shrink what fails"
-    parser = add_command(commands, "fuzz", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES)
+    parser = add_command(commands, "fuzz", run, text, EXAMPLE, True, True, EXIT_CODES, is_verdict=True)
     add(parser, "TARGET", "http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND")
     formats.add_options(parser)
     add(parser, "--minutes N", "generate traces for N minutes", type=float)

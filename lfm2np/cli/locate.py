@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
 def add_locate(commands: Commands) -> None:
     text = "find the first tensor in an engine's activations that differs from what its inputs give"
     example = "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16"
-    parser = add_command(commands, "locate", run, text, example, exit_codes=EXIT_CODES)
+    parser = add_command(commands, "locate", run, text, example, exit_codes=EXIT_CODES, is_verdict=True)
     add(parser, "DUMP", "safetensors file: token_ids [T], and module outputs named as in transformers")
     add(parser, "--names FILE", 'JSON object that maps names in the file to those names; "{layer}" stands for a number')
     format_help = "number format of the engine (default: as the dump says, else its storage format)"

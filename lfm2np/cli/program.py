@@ -54,6 +54,8 @@ def build_parser(named: str | None = None) -> argparse.ArgumentParser:
     for name in (named,) if named in COMMANDS else COMMANDS:
         add: Callable[[Commands], None] = getattr(importlib.import_module(COMMANDS[name]), f"add_{name}")
         add(commands)
+    if named in commands.choices:
+        parser.usage_exit_code = commands.choices[named].usage_exit_code  # an unknown option is this parser's error
     return parser
 
 
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser(words[0] if words else None).parse_args(words)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = once(show_warning)
+            warnings.showwarning = warnings_shown_once()
             arguments.run(arguments)
         sys.stdout.flush()
     except Lfm2npError as error:
@@ -92,17 +94,13 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def once(show: Callable[..., None]) -> Callable[..., None]:
+def warnings_shown_once() -> Callable[..., None]:
     """Shows each text once, however many places of a command meet it."""
     shown: set[str] = set()
 
-    def show_new(message: Warning | str, *more: object, **named: object) -> None:
+    def show(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in shown:
             shown.add(str(message))
-            show(message, *more, **named)
+            print(f"lfm2np: warning: {one_line(str(message))}", file=sys.stderr)
 
-    return show_new
-
-
-def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    print(f"lfm2np: warning: {one_line(str(message))}", file=sys.stderr)
+    return show

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command, option, require_folder
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bars
-from lfm2np.errors import CheckpointError, ConfigError, InconclusiveError, ProofError, RequestError
+from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.compare.pair import files_of, require_same_network
 from lfm2np.oracle.judging.formats import FORMATS, format_named
@@ -27,7 +27,6 @@ from lfm2np.oracle.rollouts.rollouts_page import as_html
 from lfm2np.oracle.rollouts.scores import READINGS
 from lfm2np.oracle.rollouts.shown import as_text
 from lfm2np.oracle.rollouts.side import SIDES
-from lfm2np.oracle.targets.target import TargetError
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.values import require_count
 from lfm2np.whole_file import write_whole
@@ -45,13 +44,8 @@ DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "pre
 
 
 def run_rollouts(arguments: argparse.Namespace) -> None:
-    """ProofError (1) if a side is wrong, InconclusiveError (2) if neither reported anything, TargetError (3) for
-    arguments or a file that can't be used.
-    """
-    try:
-        judged = judged_file(arguments)
-    except (RequestError, CheckpointError, ConfigError) as error:
-        raise TargetError(str(error)) from None
+    """ProofError (1) if a side is wrong, InconclusiveError (2) if neither reported anything."""
+    judged = judged_file(arguments)
     verdict = verdict_of(judged)
     reasons = [f"{name}: {side.reasons[0]}" for name, side in judged.sides.items() if side.verdict == verdict]
     words = "; ".join(reasons) or f"the trainer's differ from the sampler's: {judged.meaning_words()}"
@@ -64,8 +58,7 @@ def run_rollouts(arguments: argparse.Namespace) -> None:
 def judged_file(arguments: argparse.Namespace) -> Judged:
     """Judged, printed and written."""
     options = options_of(arguments)
-    if arguments.html is not None and not Path(arguments.html).parent.is_dir():  # before a long run, not after it
-        raise RequestError(f"--html {arguments.html}: {Path(arguments.html).parent}: no such directory")
+    require_folder(arguments, "html")
     sample = None if arguments.sample is None else require_count("--sample", arguments.sample, 1, None)
     model = load_model(arguments)
     usable, left = read(arguments, model)
@@ -140,7 +133,7 @@ def previous_of(path: str, model: Model) -> Model:
 
 def add_rollouts(commands: Commands) -> None:
     text = "compare sampled answers' log-probabilities, of sampler and trainer, with the exact ones, and say who errs"
-    parser = add_command(commands, "rollouts", run_rollouts, text, EXAMPLE, exit_codes=EXIT_CODES)
+    parser = add_command(commands, "rollouts", run_rollouts, text, EXAMPLE, exit_codes=EXIT_CODES, is_verdict=True)
     add(parser, "FILE", "JSON lines, one sequence a line; records of TRL, verl, vLLM and others are recognised")
     form_help = "whose records these are (auto: by their keys)"
     add(parser, "--from FORM", form_help, dest="form", choices=[AUTO, NATIVE, *CONVERTERS], default=AUTO)
@@ -151,7 +144,7 @@ def add_rollouts(commands: Commands) -> None:
         add(parser, f"--{side}-reports READING", reports_help, choices=[AUTO, *READINGS], default=AUTO)
     for name in DEFAULTS:
         kind = int if name == "top_k" else float
-        add(parser, f"--{name.replace('_', '-')} X", f"{name} of sequences that do not say it", type=kind)
+        add(parser, f"{option(name)} X", f"{name} of sequences that do not say it", type=kind)
     add(parser, "--previous DIR", "checkpoint of the step before, to look for stale weights, layer by layer")
     add(parser, "--chunks N,N", "sizes of chunks to try, beside powers of two, where state may be lost")
     add(parser, "--clip LOW,HIGH", "bounds of the ratio trainer / sampler (0.8,1.2)", default="0.8,1.2")

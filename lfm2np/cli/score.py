@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -18,12 +17,12 @@ from lfm2np.cli.shared.prompts import (
     add_prompt_options,
     completion_ids,
     load_model,
-    print_json,
+    named,
     prompt_ids,
     text_argument,
 )
 from lfm2np.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_named_lines
-from lfm2np.cli.shared.terminal import entry, progress_bar, read_file, terminal_text
+from lfm2np.cli.shared.terminal import entry, print_result, progress_bar, read_file
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
@@ -46,7 +45,9 @@ class Scored:
     first: int
 
 
-def run_one(model: Model, prompt: list[int], completion: list[int], only: bool, as_json: bool) -> None:
+def score_sequence(
+    model: Model, prompt: list[int], completion: list[int], only: bool, arguments: argparse.Namespace
+) -> None:
     """Prompt and completion, by reference.py; `only` the completion's tokens are shown."""
     began = time.perf_counter()
     with progress_bar("scoring") as show:
@@ -54,35 +55,32 @@ def run_one(model: Model, prompt: list[int], completion: list[int], only: bool, 
     seconds = time.perf_counter() - began
     rate = {"tokens": len(scores), "seconds": round(seconds, 3), "tokens_per_second": round(len(scores) / seconds, 1)}
     scores = [s for s in scores if s.position >= len(prompt)] if only else scores
-    if as_json:
-        print_json(model, {"token_ids": prompt + completion, **scores_as_json(scores), "summary": rate})
-        return
     tokenizer = model.tokenizer_or_none
-    print(f"{'position':>8}{'id':>8}  {'token':<20}{'log-prob':>12}{'rank':>7}{'margin':>10}  greedy")
+    lines = [f"{'position':>8}{'id':>8}  {'token':<20}{'log-prob':>12}{'rank':>7}{'margin':>10}  greedy"]
     for s in scores:
         greedy = "" if s.rank == 1 else entry(tokenizer, s.greedy_token_id)
         token = f"{s.position:>8}{s.token_id:>8}  {entry(tokenizer, s.token_id):<20}"
-        print(terminal_text(f"{token}{s.logprob:>12.6f}{s.rank:>7}{s.margin:>10.4f}  {greedy}".rstrip()))
-    print(f"total log-probability {total_of(scores):.6f} over {len(scores)} tokens")
+        lines.append(f"{token}{s.logprob:>12.6f}{s.rank:>7}{s.margin:>10.4f}  {greedy}".rstrip())
+    lines.append(f"total log-probability {total_of(scores):.6f} over {len(scores)} tokens")
+    fields = {"token_ids": prompt + completion, **scores_as_json(scores), "summary": rate}
+    print_result(arguments, {**named(model), **fields}, "\n".join(lines))
 
 
-def run_many(model: Model, arguments: argparse.Namespace) -> None:
+def score_file(model: Model, arguments: argparse.Namespace) -> None:
     """All sequences of a file, in ragged passes. NumericsError, after the others are shown, for any that overflow."""
     sequences = read_sequences(model, read_file(arguments.requests), arguments.requests)
     with work.place_of(arguments, model) as place, progress_bar("scoring", " tokens") as show:
-        found = score_many(model, [sequence.ids for sequence in sequences], place, show)
+        scored = score_many(model, [sequence.ids for sequence in sequences], place, show)
     summary = {"requests": len(sequences), **work.throughput(place)}
-    outputs = [output_of(sequence, scores) for sequence, scores in zip(sequences, found, strict=True)]
-    if arguments.json:
-        print_json(model, {"outputs": outputs, "summary": summary})
-    else:
-        print(f"{'request':<24}{'tokens':>8}{'total log-prob':>18}")
-        for output in outputs:
-            shown = output.get("error") or f"{len(output['scores']):>8}{output['total_logprob']:>18.6f}"
-            print(terminal_text(f"{output['request_id']:<24}{shown}"))
-        rate = summary["tokens_per_second"]
-        speed = "all known before" if rate is None else f"{summary['tokens']} computed, {rate} a second"
-        print(f"{len(outputs)} requests, {sum(len(sequence.ids) - 1 for sequence in sequences)} tokens: {speed}")
+    outputs = [output_of(sequence, scores) for sequence, scores in zip(sequences, scored, strict=True)]
+    lines = [f"{'request':<24}{'tokens':>8}{'total log-prob':>18}"]
+    for output in outputs:
+        shown = output.get("error") or f"{len(output['scores']):>8}{output['total_logprob']:>18.6f}"
+        lines.append(f"{output['request_id']:<24}{shown}")
+    rate = summary["tokens_per_second"]
+    speed = "all known before" if rate is None else f"{summary['tokens']} computed, {rate} a second"
+    lines.append(f"{len(outputs)} requests, {sum(len(sequence.ids) - 1 for sequence in sequences)} tokens: {speed}")
+    print_result(arguments, {**named(model), "outputs": outputs, "summary": summary}, "\n".join(lines))
     failed = [f"{output['request_id']}: {output['error']}" for output in outputs if "error" in output]
     if failed:
         raise NumericsError(f"{len(failed)} of {len(outputs)} requests can't be computed, first {failed[0]}")
@@ -122,10 +120,10 @@ def run_score(arguments: argparse.Namespace) -> None:
         raise RequestError("--requests has prompts and completions in its lines")
     model = load_model(arguments)
     if arguments.requests is not None:
-        run_many(model, arguments)
+        score_file(model, arguments)
         return
     prompt, completion = prompt_ids(model, arguments), completion_ids(model, arguments)
-    run_one(model, prompt, completion, has_completion, arguments.json)
+    score_sequence(model, prompt, completion, has_completion, arguments)
 
 
 def add_score(commands: Commands) -> None:
@@ -157,12 +155,10 @@ def run_merge(arguments: argparse.Namespace) -> None:
     with work.place_of(arguments, model) as place:
         checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed, place)
     write_whole(arguments.output, "".join(line_of(item, model.sha256) for item in entries.values()))
-    if arguments.json:
-        print(json.dumps({"output": arguments.output, "items": len(entries), "checked": list(map(str, checked))}))
-        return
-    for item in checked:
-        print(f"computed again, bit for bit: {item}")
-    print(f"{len(entries)} items from {len(arguments.files)} files; {len(checked)} computed again")
+    fields = {"output": arguments.output, "items": len(entries), "checked": list(map(str, checked))}
+    lines = [f"computed again, bit for bit: {item}" for item in checked]
+    lines.append(f"{len(entries)} items from {len(arguments.files)} files; {len(checked)} computed again")
+    print_result(arguments, fields, "\n".join(lines))
 
 
 def add_merge(commands: Commands) -> None:

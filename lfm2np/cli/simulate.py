@@ -8,12 +8,12 @@ import dataclasses
 import io
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command, option
 from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.loading import load
@@ -52,6 +52,18 @@ DEFAULT_COST = "H100:LFM2-1.2B"
 LONGEST_MEASURED = 1024  # tokens of a prompt
 ENGINE_SIZES = ("max_num_seqs", "max_num_batched_tokens", "block_size")
 SIZES = {"num_blocks": 65536, "max_num_seqs": 256, "max_num_batched_tokens": 8192}  # where nothing is said
+OF_SCHEDULER = {  # options: the letter of their value, and their help
+    "num_blocks": ("N", f"cache blocks ({SIZES['num_blocks']})"),
+    "block_size": ("P", "tokens in a cache block (16)"),
+    "max_num_seqs": ("N", f"most requests that run at once ({SIZES['max_num_seqs']})"),
+    "max_num_batched_tokens": ("N", f"most tokens of one step ({SIZES['max_num_batched_tokens']})"),
+    "waiting_served_ratio": ("R", "for --policy waiting-served (0.3)"),
+    "max_waiting_tokens": ("N", "for --policy waiting-served (20)"),
+    "watermark": ("R", "share of the blocks that an admission leaves free (0.01)"),
+    "num_host_blocks": ("N", "blocks in host memory to swap preempted requests to (0)"),
+    "sliding_window": ("N", "positions that windowed layers see (no such layers)"),
+    "num_window_blocks": ("N", "blocks of windowed layers"),
+}
 MAX_LINE = 2**26
 
 
@@ -81,7 +93,9 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
         None if arguments.requests is None else require_count("--requests", arguments.requests, 1, None),
         *read_part(arguments.within),
     )
-    given = {name: getattr(arguments, name) for name in OPTIONS if getattr(arguments, name) is not None}
+    given = {
+        name: getattr(arguments, name) for name in ("policy", *OF_SCHEDULER) if getattr(arguments, name) is not None
+    }
     config = config_of({**SIZES, **given, "prefix_caching": not arguments.no_prefix_caching})
     acceptance = None if arguments.acceptance is None else acceptance_from(arguments.acceptance)
     drafts = require_count("--drafts", arguments.drafts, 0, MOST_DRAFTS)
@@ -89,12 +103,6 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
         raise RequestError("drafts need --acceptance: how many of them are accepted")
     waiting = require_count("--most-waiting", arguments.most_waiting, 1, None)
     return Scenario(traffic, config, cost_of(arguments.cost), drafts, acceptance, waiting, memory_of(arguments))
-
-
-OPTIONS = (
-    *("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "policy", "waiting_served_ratio"),
-    *("max_waiting_tokens", "watermark", "num_host_blocks", "sliding_window", "num_window_blocks"),
-)
 
 
 def cost_of(text: str) -> CostModel:
@@ -155,11 +163,8 @@ def run_single(arguments: argparse.Namespace, scenario: Scenario) -> None:
         from lfm2np.simulate.page.simulation import simulation_page  # slow to import
 
         write_whole(arguments.html, simulation_page(result))
-    print_result(arguments, without_groups(result), as_text(result))
-
-
-def without_groups(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name != "groups"}
+    fields = {name: value for name, value in result.items() if name != "groups"}
+    print_result(arguments, fields, as_text(result))
 
 
 @contextlib.contextmanager
@@ -201,9 +206,9 @@ def run_sweep(arguments: argparse.Namespace, base: Scenario) -> None:
     bases = [seeded(base, base.traffic.seed + number) for number in range(seeds)]
     runs = [sweep.scenarios(each, settings) for each in bases]
     shards = [scenario for each in zip(*runs, strict=True) for _, scenario in each]
-    results = simulate_all(arguments, shards)
-    chosen = [settings_of_run for settings_of_run, _ in runs[0]]
-    result = sweep.summary(str(base.traffic), settings, list(zip(chosen, batched(results, seeds), strict=True)), target)
+    results = iter(simulate_all(arguments, shards))
+    simulated = [(chosen, list(itertools.islice(results, seeds))) for chosen, _ in runs[0]]
+    result = sweep.summary(str(base.traffic), settings, simulated, target)
     if arguments.html is not None:
         from lfm2np.simulate.page.sweep import sweep_page  # slow to import
 
@@ -218,10 +223,6 @@ def run_sweep(arguments: argparse.Namespace, base: Scenario) -> None:
 
 def seeded(base: Scenario, seed: int) -> Scenario:
     return dataclasses.replace(base, traffic=dataclasses.replace(base.traffic, seed=seed))
-
-
-def batched(results: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [results[at : at + size] for at in range(0, len(results), size)]
 
 
 def simulate_all(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
@@ -281,7 +282,8 @@ def run_fit(arguments: argparse.Namespace) -> None:
     if arguments.out is not None:
         model.write(arguments.out)
     errors = model.errors
-    lines = [f"{model.name}: {model.origin}", *map(form_line, itertools.chain(*(form.items() for form in model.forms)))]
+    lines = [f"{model.name}: {model.origin}"]
+    lines += [form_line(feature, seconds) for form in model.forms for feature, seconds in form.items()]
     if errors is not None:
         lines.append(
             f"of {errors.steps:,} steps, each predicted from others: off by {100 * errors.median:.1f} % (median), "
@@ -309,8 +311,7 @@ def measured_here(arguments: argparse.Namespace) -> tuple[str, str, MeasuredStep
     return f"lfm2np:{model.path.name}", origin, gathered(steps)
 
 
-def form_line(item: tuple[str, float]) -> str:
-    feature, seconds = item
+def form_line(feature: str, seconds: float) -> str:
     return f"{1e6 * seconds:>14.4g} us  {'for each step' if feature == '1' else f'for each of {feature}'}"
 
 
@@ -333,19 +334,8 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--save FILE", "write the requests in lfm2np's own format")
     group = parser.add_argument_group("the scheduler")
     add(group, "--policy", "scheduling policy (fcfs)", choices=sorted(POLICIES))
-    for name, letter, words in (
-        ("num-blocks", "N", f"cache blocks ({SIZES['num_blocks']})"),
-        ("block-size", "P", "tokens in a cache block (16)"),
-        ("max-num-seqs", "N", f"most requests that run at once ({SIZES['max_num_seqs']})"),
-        ("max-num-batched-tokens", "N", f"most tokens of one step ({SIZES['max_num_batched_tokens']})"),
-        ("waiting-served-ratio", "R", "for --policy waiting-served (0.3)"),
-        ("max-waiting-tokens", "N", "for --policy waiting-served (20)"),
-        ("watermark", "R", "share of the blocks that an admission leaves free (0.01)"),
-        ("num-host-blocks", "N", "blocks in host memory to swap preempted requests to (0)"),
-        ("sliding-window", "N", "positions that windowed layers see (no such layers)"),
-        ("num-window-blocks", "N", "blocks of windowed layers"),
-    ):
-        add(group, f"--{name} {letter}", words)
+    for name, (letter, words) in OF_SCHEDULER.items():
+        add(group, f"{option(name)} {letter}", words)
     add(group, "--memory R", "gigabytes for cache blocks, with their states, instead of --num-blocks")
     add(group, "--shape", "for --memory: whose keys, values and states (the model of --cost)", choices=list(MODELS))
     add(group, "--no-prefix-caching", "do not reuse cache blocks of equal prefixes")

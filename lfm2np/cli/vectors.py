@@ -134,8 +134,7 @@ def add_vectors(commands: Commands) -> None:
         add(sub, "--json", "print one JSON object", default=argparse.SUPPRESS)
         work.add_options(sub)
         if name == "make":
-            out_help = "folder to write or replace, as a whole"
-            add(sub, "-o --output FOLDER", out_help, required=True)
+            add(sub, "-o --output FOLDER", "folder to write or replace, as a whole", required=True)
             add(sub, "--seed N", "seed of the prompts (0)", default=0)
         else:
             add(sub, "FOLDER", "the set (default: the packaged one)", nargs="?")

@@ -13,7 +13,6 @@ from lfm2np.cli.shared.requests import read_lines
 from lfm2np.cli.shared.terminal import print_result, progress_bar, progress_bars, read_file
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
-from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.vet.api import (
     ALPHA,
     CLAIMED_SAMPLING,
@@ -49,13 +48,10 @@ EXAMPLE = """lfm2np vet https://api.example.com --name lfm2-350m --candidate bf1
 def run_vet(arguments: argparse.Namespace) -> None:
     """Prints the verdict. ProofError (1) if it is not the claim, InconclusiveError (2) if that can't be said.
 
-    TargetError (3) for a provider that does not answer, or arguments that can't be met.
+    TargetError (3) for a provider that does not answer.
     """
-    try:
-        with contextlib.ExitStack() as stack:
-            result = vet(arguments, stack)
-    except RequestError as error:
-        raise TargetError(str(error)) from None
+    with contextlib.ExitStack() as stack:
+        result = vet(arguments, stack)
     print_result(arguments, as_json(result), as_text(result))
     if result.exit_code == 1:
         raise ProofError(verdict_of(result))
@@ -157,7 +153,7 @@ def questions_of(arguments: argparse.Namespace) -> list[Question]:
 
 def add_vet(commands: Commands) -> None:
     text = "tell which checkpoint answers behind an API, from sampled answers, at a stated error"
-    parser = add_command(commands, "vet", run_vet, text, EXAMPLE, model=False, exit_codes=EXIT_CODES)
+    parser = add_command(commands, "vet", run_vet, text, EXAMPLE, False, exit_codes=EXIT_CODES, is_verdict=True)
     add(parser, "URL", "http(s)://HOST[:PORT][/PATH] of an OpenAI API; its key is read from LFM2NP_API_KEY", nargs="?")
     add(parser, "--from FILE", "judge the answers in FILE instead, one JSON object a line", dest="from_file")
     candidate_help = (

@@ -379,9 +379,26 @@ def test_help_of_a_command_is_the_same_with_and_without_the_others(name: str) ->
     assert own_help(build_parser(name)) == own_help(build_parser())
 
 
-def test_a_warning_is_shown_once_a_command_wherever_it_comes_from():
-    shown: list[str] = []
-    show = program.once(lambda message, *_: shown.append(str(message)))
+def test_a_warning_is_shown_once_a_command_wherever_it_comes_from(capsys):
+    show = program.warnings_shown_once()
     for text in ("read otherwise", "torn", "read otherwise"):
         show(UserWarning(text), UserWarning, "config.py", 1)
-    assert shown == ["read otherwise", "torn"]
+    assert capsys.readouterr().err == "lfm2np: warning: read otherwise\nlfm2np: warning: torn\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        *((3, [*words, "--unknown"]) for words in (["check", "x"], ["fuzz", "x"], ["rollouts", "x"], ["locate", "x"])),
+        *((3, [name]) for name in ("check", "fuzz", "vet", "rollouts", "locate")),
+        (2, ["serve", "--port"]),
+        (2, ["lab", "--port", "many"]),
+        (2, ["record"]),
+    ],
+)
+def test_options_that_can_not_be_met_have_the_exit_code_that_the_help_says(capsys, code, arguments):
+    """Where 2 is a verdict on an engine, a mistyped option is 3: also one that the command does not know."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == code
+    assert capsys.readouterr().err.startswith("lfm2np: ")

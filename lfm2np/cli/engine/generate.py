@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +27,7 @@ from lfm2np.engine.sequential import answer_alone, difference_at, tokens_of_pass
 from lfm2np.errors import ProofError, RequestError, error_told
 from lfm2np.loading import Model
 from lfm2np.speculation.drafters import Drafter
+from lfm2np.whole_file import write_whole
 
 
 @dataclass(eq=False)
@@ -128,7 +127,8 @@ def run_batched(asked: Asked, display: Display | None) -> Ran:
     refused: dict[str, str] = {}
     budget = max(1, arguments.max_num_batched_tokens or 2048)
     steps = -(-sum(len(job.ids) for job in jobs) // budget)
-    with open_trace(arguments.trace) as trace, Watch(display, steps, most_tokens(model, jobs)) as watch:
+    trace = None if arguments.trace is None else io.StringIO()
+    with Watch(display, steps, most_tokens(model, jobs)) as watch:
         detailed = DetailedTrace(model) if trace is not None and arguments.trace_detail else None
         engine = Engine(
             model if detailed is None else detailed.model,
@@ -153,8 +153,9 @@ def run_batched(asked: Asked, display: Display | None) -> Ran:
                 outputs[output.request_id] = output
             watch.tokens(engine.metrics.sampled_tokens, outputs)
             step += 1
-        if engine.trace:
-            engine.trace.end()
+    if engine.trace and trace is not None:
+        engine.trace.end()
+        write_whole(arguments.trace, trace.getvalue())
     return Ran(outputs, refused, record, engine.metrics.seconds, engine.metrics)
 
 
@@ -189,20 +190,6 @@ def positions(model: Model, job: Job) -> int:
 
 def most_tokens(model: Model, jobs: Sequence[Job]) -> int:
     return sum(job.params.n * (positions(model, job) - len(job.ids)) for job in jobs if fits(model, job))
-
-
-@contextlib.contextmanager
-def open_trace(name: str | None) -> Iterator[TextIO | None]:
-    """A file that appears under its name only when it is whole."""
-    if name is None:
-        yield None
-        return
-    lines = io.StringIO()
-    yield lines
-    try:
-        Path(name).write_text(lines.getvalue(), encoding="utf-8")
-    except OSError as problem:
-        raise RequestError(f"--trace {name}: can't be written: {problem}") from None
 
 
 def compare(batched: Record, truth: Record) -> str | None:

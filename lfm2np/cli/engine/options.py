@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from lfm2np.checkpoint.loaded import draft_fixture
-from lfm2np.cli.shared.parser import add
+from lfm2np.cli.shared.parser import add, option
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.engine.draft_model import DRAFT_SAMPLING, ModelDrafter
 from lfm2np.errors import RequestError
@@ -57,7 +57,7 @@ def make_drafter(model: Model, arguments: argparse.Namespace) -> Drafter | None:
     kind = arguments.speculative or "none"
     for name in ("draft_model", "draft_sampling"):
         if getattr(arguments, name) is not None and kind != "draft":
-            raise RequestError(f"--{name.replace('_', '-')} goes with --speculative draft")
+            raise RequestError(f"{option(name)} goes with --speculative draft")
     if arguments.num_speculative_tokens is not None and kind == "none":
         raise RequestError("--num-speculative-tokens goes with --speculative ngram or draft")
     if kind == "none":

@@ -8,7 +8,7 @@ import time
 
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.formats import AUTO
-from lfm2np.cli.shared.parser import add
+from lfm2np.cli.shared.parser import add, option, require_at_least, require_times
 from lfm2np.errors import RequestError
 from lfm2np.invariance.engines import Options
 from lfm2np.invariance.questions import DEFAULT_VOCAB
@@ -57,18 +57,9 @@ def require(arguments: argparse.Namespace) -> None:
     """RequestError that names an option that is wrong, or has no use without a truth."""
     for name, value in NEED_TRUTH.items():
         if getattr(arguments, name, value) != value:
-            raise RequestError(f"--{name.replace('_', '-')}: not with --against, which needs no truth")
-    least = {"vocab_size": LEAST_VOCAB, "block_size": 1, "chunk": 2, "max_num_seqs": 1, "max_model_len": 32}
-    for name, smallest in least.items():
-        value = getattr(arguments, name)
-        if value is not None and value < smallest:
-            raise RequestError(f"--{name.replace('_', '-')} {value}: expected at least {smallest}")
-    for name in ("minutes", "timeout"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < 1e7:
-            raise RequestError(f"--{name} {value}: expected more than 0")
-    if arguments.seed < 0:
-        raise RequestError(f"--seed {arguments.seed}: expected at least 0")
+            raise RequestError(f"{option(name)}: not with --against, which needs no truth")
+    require_at_least(arguments, vocab_size=LEAST_VOCAB, block_size=1, chunk=2, max_num_seqs=1, max_model_len=32, seed=0)
+    require_times(arguments, "minutes", "timeout")
     if arguments.against != ITSELF and ":" not in arguments.against:
         raise RequestError(f"--against {arguments.against!r}: expected `{ITSELF}`, or another engine as TARGET")
     format_name(arguments)

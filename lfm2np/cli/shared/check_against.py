@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lfm2np.cli.shared import against
-from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar
+from lfm2np.cli.shared.parser import option
+from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, write_pages
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.fuzz.played import Takes
 from lfm2np.invariance.asked import Asking, Checked, Held, between
@@ -17,8 +18,6 @@ from lfm2np.invariance.by_itself import ByItself
 from lfm2np.invariance.engines import engine_of, smaller
 from lfm2np.invariance.relations import NAMES, RELATIONS, Relation
 from lfm2np.invariance.shown import Report, as_html, as_json, as_junit, as_text, verdict_words
-from lfm2np.oracle.targets.target import TargetError
-from lfm2np.whole_file import write_whole
 
 WITH_AGAINST = {  # options that need --against, and their values when not given
     **dict.fromkeys(("relations", "vary", "out", "vocab_size", "minutes", "block_size", "chunk", "max_num_seqs")),
@@ -29,19 +28,14 @@ SHRINK_SECONDS = 60.0
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints what was found, and writes the pages.
+    """Prints the relations that hold and those that are broken, and writes the pages.
 
-    ProofError (1) for a broken relation, InconclusiveError (2), TargetError (3).
+    ProofError (1) for a broken relation, InconclusiveError (2) if that can't be said.
     """
-    try:
-        require(arguments)
-        report = compared(arguments)
-        print_result(arguments, as_json(report), as_text(report))
-        for name, render in PAGES.items():
-            if getattr(arguments, name) is not None:
-                write_whole(Path(getattr(arguments, name)), render(report, command_line()))
-    except RequestError as error:
-        raise TargetError(str(error)) from None
+    require(arguments)
+    report = compared(arguments)
+    print_result(arguments, as_json(report), as_text(report))
+    write_pages(arguments, PAGES, report)
     if report.broken:
         raise ProofError(verdict_words(report))
     if not report.is_judged:
@@ -61,7 +55,7 @@ def require_unused(arguments: argparse.Namespace) -> None:
     """RequestError for an option that has no effect without --against."""
     for name, value in WITH_AGAINST.items():
         if getattr(arguments, name) != value:
-            raise RequestError(f"--{name.replace('_', '-')}: only with --against")
+            raise RequestError(f"{option(name)}: only with --against")
 
 
 def chosen(names: str | None) -> Sequence[Relation]:

@@ -6,10 +6,11 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from lfm2np.checkpoint.lfm3 import READINGS
-from lfm2np.errors import RequestError
+from lfm2np.errors import RequestError, WorkerError
 from lfm2np.oracle.targets.target import TargetError
 
 EXIT_CODES = """exit codes:
@@ -42,10 +43,39 @@ def one_line(message: str) -> str:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    usage_exit_code = RequestError.exit_code  # another for commands whose 2 means something else
+    usage_exit_code = RequestError.exit_code
 
     def error(self, message: str) -> NoReturn:
         raise SystemExit(fail(f"{message} (see {self.prog} --help)", self.usage_exit_code))
+
+
+def option(name: str) -> str:
+    """As the command line spells it: --max-num-seqs of max_num_seqs."""
+    return f"--{name.replace('_', '-')}"
+
+
+def require_at_least(arguments: argparse.Namespace, **least: int) -> None:
+    """RequestError for an option that is there and smaller."""
+    for name, smallest in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < smallest:
+            raise RequestError(f"{option(name)} {value}: expected at least {smallest}")
+
+
+def require_times(arguments: argparse.Namespace, *names: str) -> None:
+    """RequestError for a time that is there and not a finite number above 0."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < 1e7:
+            raise RequestError(f"{option(name)} {value}: expected more than 0")
+
+
+def require_folder(arguments: argparse.Namespace, *names: str) -> None:
+    """RequestError, before hours of work, if a report can't be written for want of a folder."""
+    for name in names:
+        path = getattr(arguments, name)
+        if path is not None and not Path(path).parent.is_dir():
+            raise RequestError(f"{option(name)} {path}: {Path(path).parent}: no such directory")
 
 
 def add(parser: argparse._ActionsContainer, words: str, text: str, **more: Any) -> None:
@@ -79,8 +109,12 @@ def add_command(
     model: bool = True,
     tokenizer: bool = False,
     exit_codes: str = EXIT_CODES,
+    is_verdict: bool = False,
 ) -> argparse.ArgumentParser:
-    """A new command of the program, with --json and, unless it says otherwise, --model. Returns its parser."""
+    """A new command of the program, with --json and, unless it says otherwise, --model. Returns its parser.
+
+    is_verdict  exit codes 1 and 2 are verdicts on an engine; what keeps the command from judging it is 3
+    """
     parser = commands.add_parser(
         name,
         help=text,
@@ -88,12 +122,24 @@ def add_command(
         epilog=f"example:\n  {example}\n\n{exit_codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if exit_codes is not EXIT_CODES:
+    if is_verdict:
         parser.usage_exit_code = TargetError.exit_code
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=judging(run) if is_verdict else run)
     if model:
         add_model(parser)
     if tokenizer:
         add(parser, "--tokenizer DIR", TOKENIZER_HELP)
     add(parser, "--json", "print one JSON object")
     return parser
+
+
+def judging(run: Command) -> Command:
+    """The command; TargetError (3) for what can't be met, and for a lost worker, which says nothing of the engine."""
+
+    def run_or_target_error(arguments: argparse.Namespace) -> None:
+        try:
+            run(arguments)
+        except (RequestError, WorkerError) as error:
+            raise TargetError(str(error)) from None
+
+    return run_or_target_error

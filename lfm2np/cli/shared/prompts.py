@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from lfm2np.checkpoint.loaded import WEIGHTS
 from lfm2np.cli.shared.parser import add
@@ -69,8 +68,9 @@ def completion_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
     return model.tokenizer.encode_more(arguments.completion) if arguments.completion is not None else []
 
 
-def print_json(model: Model, fields: Mapping[str, object]) -> None:
-    print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, **fields}))
+def named(model: Model) -> dict[str, str]:
+    """The first fields of the JSON object of a command that computes with a model."""
+    return {"model": str(model.path), "numerics": model.numerics.name}
 
 
 def text_argument(word: str) -> str:

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lfm2np.checkpoint.strict_json import decode_text, read_bytes
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress, ProgressOf
+from lfm2np.whole_file import write_whole
 
 MAX_PROMPT_BYTES = 64 * 2**20
 
@@ -84,6 +85,13 @@ def read_file(name: str) -> str:
 def print_result(arguments: argparse.Namespace, fields: Any, text: str) -> None:
     """One JSON object with --json, else the text."""
     print(json.dumps(fields) if arguments.json else terminal_text(text), flush=True)
+
+
+def write_pages(arguments: argparse.Namespace, pages: Mapping[str, Callable[[Any, str], str]], result: Any) -> None:
+    """The reports whose options are there, by option: what makes a page of the result and of the command line."""
+    for name, render in pages.items():
+        if getattr(arguments, name) is not None:
+            write_whole(getattr(arguments, name), render(result, command_line()))
 
 
 def command_line() -> str:
