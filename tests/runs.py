@@ -49,10 +49,10 @@ class Run:
         requests = {}
         for index in range(choice.choice([3, 8, 20])):
             length = choice.randint(1, LONGEST_PROMPT)
-            own = [choice.randrange(vocabulary) for _ in range(length)]
+            suffix = [choice.randrange(vocabulary) for _ in range(length)]
             requests[f"q{index}"] = (
                 choice.randint(0, 60),
-                (common[: choice.randint(0, length)] + own)[:length],
+                (common[: choice.randint(0, length)] + suffix)[:length],
                 self.draw_params(),
             )
         return requests
@@ -98,9 +98,9 @@ class Run:
         for name, (_, ids, params) in self.requests.items():
             seed = request_seed(params, 0, name)
             for sample in self.outputs[name].outputs:
-                own = name if sample.index == 0 else f"{name}#{sample.index}"
-                rows = self.rows.get(own, [])
+                sample_name = name if sample.index == 0 else f"{name}#{sample.index}"
+                rows = self.rows.get(sample_name, [])
                 assert len(rows) == len(sample.token_ids)
                 assert first_difference(self.model, ids, params, seed, sample.index, sample.token_ids, rows) is None, (
-                    own
+                    sample_name
                 )

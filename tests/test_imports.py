@@ -117,9 +117,9 @@ SOURCES = {module_of(path): path for folder in ("lfm2np", "scheduler") for path 
 
 def room_of(module: str) -> str:
     """The longest name of ROOMS that covers it; `lfm2np` itself covers only its own `__init__`."""
-    found = [name for name in ROOMS if module == name or (module.startswith(f"{name}.") and name != "lfm2np")]
-    assert found, f"{module}: in no room of the table"
-    return max(found, key=len)
+    matching = [name for name in ROOMS if module == name or (module.startswith(f"{name}.") and name != "lfm2np")]
+    assert matching, f"{module}: in no room of the table"
+    return max(matching, key=len)
 
 
 def imported(source: str) -> Iterator[str]:

@@ -172,8 +172,8 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
         return replace(result, cause=cause_to_dump(result, target, shlex.join(words)))
     config = read_config(path, arguments.rope)
     with progress_bar("locating", "recording") as show:
-        found = cause_of(result, target, record, read_tensors(path, config), config, show)
-    return replace(result, cause=found)
+        cause = cause_of(result, target, record, read_tensors(path, config), config, show)
+    return replace(result, cause=cause)
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:

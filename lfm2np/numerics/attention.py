@@ -94,13 +94,13 @@ def stacked_scores(queries: Array, spans: Sequence[Span], window: int | None = N
     widest = max(span.context for span in spans)
     stacked = np.empty((heads * sum(span.tokens for span in spans), widest), queries.dtype)
 
-    def compute(span: Span, own: Array) -> None:
-        scores = own[..., : span.context]
+    def compute(span: Span, buffer: Array) -> None:
+        scores = buffer[..., : span.context]
         join_scores(queries[:, :, span.rows], [part[0] for part in span.parts], scores)
         if span.tokens > 1:
             hide_later_positions(scores)
             hide_earlier_positions(scores, window)
-        own[..., span.context :] = -np.inf
+        buffer[..., span.context :] = -np.inf
 
     over_spans(compute, spans, own_rows(stacked, spans, queries))
     return stacked
@@ -120,7 +120,9 @@ def over_spans(function: Callable[..., object], spans: Sequence[Span], *views: I
         for call in small[numbers]:
             function(*call)
 
-    over_pieces(compute, len(small), min((row_size(one.parts[0][0]) * one.context for one, *_ in small), default=0))
+    over_pieces(
+        compute, len(small), min((row_size(piece.parts[0][0]) * piece.context for piece, *_ in small), default=0)
+    )
     for call in large:
         function(*call)
 

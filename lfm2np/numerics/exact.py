@@ -132,19 +132,19 @@ def on_matrix_grid(x: Float32, grid: Grid) -> Float64:
     return rounded
 
 
-def round_products(made: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
+def round_products(float64: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
     """Exact products [T, slices * outputs], and a bias, rounded once to float32 into result [T, outputs]."""
     outputs = result.shape[1]
 
     def compute(rows: slice) -> None:
-        total = made[rows, :outputs] + 0.0  # -0 + 0 is +0
+        total = float64[rows, :outputs] + 0.0  # -0 + 0 is +0
         for index in range(1, slices):
-            total += made[rows, index * outputs : (index + 1) * outputs]
+            total += float64[rows, index * outputs : (index + 1) * outputs]
         if bias is not None:
             total += bias
         result[rows] = total
 
-    over_pieces(compute, len(made), outputs)
+    over_pieces(compute, len(float64), outputs)
 
 
 def add(x: Float32, y: Float32) -> Float32:
@@ -193,8 +193,8 @@ def rotate(x: Float32, cos: Float64, sin: Float64, float32_table: bool = True) -
     rotated = np.empty(x.shape, np.float32)
 
     def compute(rows: slice) -> None:
-        own, own_cos, own_sin = x[rows], cos[rows, None, :], sin[rows, None, :]
-        first, second = own[..., :half].astype(np.float64), own[..., half:].astype(np.float64)
+        part, own_cos, own_sin = x[rows], cos[rows, None, :], sin[rows, None, :]
+        first, second = part[..., :half].astype(np.float64), part[..., half:].astype(np.float64)
         rotated[rows, :, :half] = first * own_cos - second * own_sin
         rotated[rows, :, half:] = second * own_cos + first * own_sin
 
@@ -266,8 +266,8 @@ def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Expone
     def compute(rows: slice) -> None:
         scaled = values[rows].astype(np.float64)
         scaled *= factors
-        own = exponent_of(scaled)  # [t, G, 1]
-        units[rows], exponents[rows] = to_units(scaled, VALUE_BITS - own), own[..., 0]
+        exponent = exponent_of(scaled)  # [t, G, 1]
+        units[rows], exponents[rows] = to_units(scaled, VALUE_BITS - exponent), exponent[..., 0]
 
     over_pieces(compute, len(values), row_size(values))
     return units, exponents
@@ -325,8 +325,8 @@ def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale)
     total *= power_of_two(tops + (scale.values - (SHARE_BITS + VALUE_BITS))[factor_of % groups])
     total /= totals
     return [
-        own.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
-        for span, own in zip(spans, own_rows(total, spans, queries), strict=True)
+        row.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
+        for span, row in zip(spans, own_rows(total, spans, queries), strict=True)
     ]
 
 
@@ -337,9 +337,9 @@ def value_factors(spans: Sequence[Span], groups: int, shared: int) -> tuple[Floa
     """
     factors = np.full((len(spans), groups, max(span.context for span in spans)), 1.0)
 
-    def fill(span: Span, own: Float64) -> None:
+    def fill(span: Span, row_factors: Float64) -> None:
         exponents = np.concatenate([part[2] for part in span.parts])  # [C, G]
-        own[:, : span.context] = power_of_two(exponents).T
+        row_factors[:, : span.context] = power_of_two(exponents).T
 
     over_spans(fill, spans, iter(factors))
     rows = np.repeat([shared * span.tokens for span in spans], groups)

@@ -112,11 +112,11 @@ def read_entry(line: bytes, where: str, model: LoadedModel) -> Entry:
         raise RequestError(f"{where}: {', '.join(sorted(raw))[:200]}: expected {', '.join(sorted(FIELDS))}")
     if not same(raw["format_version"], FORMAT_VERSION):
         older = "; the SHA-256 of version 1 does not cover the item: compute again into another file"
-        found = f"{where}: format_version {show(raw['format_version'])}, expected {FORMAT_VERSION}"
-        raise RequestError(found + older * same(raw["format_version"], 1))
+        actual = f"{where}: format_version {show(raw['format_version'])}, expected {FORMAT_VERSION}"
+        raise RequestError(actual + older * same(raw["format_version"], 1))
     if raw["checkpoint"] != model.sha256:
-        found, expected = show(raw["checkpoint"]), f"{model.sha256}, that of {model.path}"
-        raise RequestError(f"{where}: of the checkpoint of SHA-256 {found}, expected {expected}")
+        actual, expected = show(raw["checkpoint"]), f"{model.sha256}, that of {model.path}"
+        raise RequestError(f"{where}: of the checkpoint of SHA-256 {actual}, expected {expected}")
     entry = Entry(where, str(raw["kind"]), raw["item"], raw["result"], str(raw["sha256"]))
     if problem := damage(raw):
         raise ProofError(f"{entry}: {problem}")

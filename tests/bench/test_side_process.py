@@ -16,15 +16,15 @@ MODEL = Path(__file__).parent.parent.parent / "fixtures" / "torture" / "minimal_
 
 def children() -> list[int]:
     """Processes whose parent is this one, ended but not waited for included."""
-    found = []
+    processes = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[1]) == os.getpid():
-            found.append(int(stat.parent.name))
-    return found
+            processes.append(int(stat.parent.name))
+    return processes
 
 
 @pytest.fixture

@@ -607,11 +607,11 @@ def test_any_pattern_matches_as_it_does_in_the_package_or_is_refused(
 ) -> None:
     pattern = "".join(map("".join, parts))
     try:
-        found = compiled(pattern)
+        regex = compiled(pattern)
     except PatternError:
         reject()
     split = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
-    assert [match[0] for match in found.finditer(text)] == [piece for piece, _ in split.pre_tokenize_str(text)]
+    assert [match[0] for match in regex.finditer(text)] == [piece for piece, _ in split.pre_tokenize_str(text)]
 
 
 # --- where the package is not installed, and files that are damaged

@@ -351,7 +351,7 @@ class Exiting(Tiny):
         (changed(request_id="x"), r"ends: x is scheduled: no such request was added"),
         (changed(token_ids=[7, 7]), r"tokens: r0: token ids \[7, 7\] from position 0 on, expected \[0, 1\]"),
     ],
-    ids=lambda one: one if isinstance(one, str) else one.__name__,
+    ids=lambda case: case if isinstance(case, str) else case.__name__,
 )
 def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(calls, "SECONDS", 0.2)
@@ -375,10 +375,10 @@ def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.Monke
 )
 def test_what_is_declared_wrong_is_named(fields, line):
     def factory(sizes):
-        made = Tiny(sizes)
+        engine = Tiny(sizes)
         for name, value in fields.items():
-            setattr(made, name, value)
-        return made
+            setattr(engine, name, value)
+        return engine
 
     with pytest.raises(RequestError, match=line):
         Run(factory, SIZES)

@@ -57,13 +57,13 @@ class Checked(HTMLParser):
         self.scripts = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        assert not {"src", "srcset", "data", "action"} & found.keys()
-        assert (found.get("href") or "#").startswith("#")
-        assert not any(name.startswith("on") for name in found)
+        attributes = dict(attrs)
+        assert not {"src", "srcset", "data", "action"} & attributes.keys()
+        assert (attributes.get("href") or "#").startswith("#")
+        assert not any(name.startswith("on") for name in attributes)
         self.scripts += tag == "script"
-        if found.get("id"):
-            self.ids.append(found["id"] or "")
+        if attributes.get("id"):
+            self.ids.append(attributes["id"] or "")
         if tag not in ("meta", "input", "br"):
             self.open.append(tag)
 

@@ -88,7 +88,7 @@ def test_a_broken_schedule_has_windows_by_its_plans(model: Model) -> None:
     with inject("budget-ignored"):
         run = run_of(model, num_blocks=32)
     windows = in_windows(run)
-    assert all(one.cached is None and FREED not in one.owners for one in pools(run, windows))
+    assert all(pool.cached is None and FREED not in pool.owners for pool in pools(run, windows))
 
 
 def test_numbers_of_windowed_layers_are_counted_apart(windowed_run: Run) -> None:

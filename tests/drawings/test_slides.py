@@ -43,8 +43,8 @@ def test_the_command_writes_slides(
     monkeypatch.setattr(demo, "main_lines", lambda model: drawn.demo_lines())
     out = tmp_path / "slides.html"
     assert main(["draw", "--demo", "--slides", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told == {"page": str(out), "bytes": out.stat().st_size, "steps": len(drawn.demo_run().steps)}
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report == {"page": str(out), "bytes": out.stat().st_size, "steps": len(drawn.demo_run().steps)}
     text = out.read_text(encoding="utf-8")
     assert "lfm2np draw --demo --slides slides.html" in text
     assert '<body class="slides">' in text

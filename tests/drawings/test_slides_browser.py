@@ -134,8 +134,8 @@ def test_on_paper_and_without_the_script_all_is_at_its_end(browser: Any, page_fi
     else:
         assert page.get_attribute("#reach rect", "width") == page.get_attribute(".plays", "data-full")
     last = int(page.get_attribute(".plays", "data-steps") or 0) - 1
-    shown = [one for one in page.query_selector_all("#batching .at") if one.is_visible()]
-    assert {one.get_attribute("data-step") for one in shown} == {str(last)}
+    shown = [element for element in page.query_selector_all("#batching .at") if element.is_visible()]
+    assert {element.get_attribute("data-step") for element in shown} == {str(last)}
     assert not page.is_visible("#batching .playhead")
     opened.context.close()
 
@@ -144,7 +144,7 @@ def test_on_paper_and_without_the_script_all_is_at_its_end(browser: Any, page_fi
 
 
 def number_of(page: Any) -> int:
-    (shown,) = [one for one in page.query_selector_all(".view") if one.is_visible()]
+    (shown,) = [view for view in page.query_selector_all(".view") if view.is_visible()]
     assert page.evaluate("location.hash").partition(":")[0] in ("", f"#{shown.get_attribute('id')}")
     return int(shown.get_attribute("id"))
 
@@ -215,7 +215,7 @@ def test_each_slide_is_a_sheet_with_its_notes(deck: Opened) -> None:
     assert all(width > height for width, height in widths)
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert len([one for one in page.query_selector_all(".view") if one.is_visible()]) == count
+    assert len([view for view in page.query_selector_all(".view") if view.is_visible()]) == count
     assert page.eval_on_selector_all(".drawn", FITS)
     assert page.is_visible(f'[id="{count}"] .notes')
     assert not page.is_visible(".desk")

@@ -127,8 +127,8 @@ class Pretend:
             prompt = tuple(
                 self.values(sent.prompt[:end], now, -1)[sent.prompt[end]] for end in range(1, len(sent.prompt))
             )
-        told = (tuple(logprobs), tuple(tops)) if self.tells_logprobs else (None, None)
-        return Answer("0", tuple(ids), *told, prompt, text, reason)
+        reported = (tuple(logprobs), tuple(tops)) if self.tells_logprobs else (None, None)
+        return Answer("0", tuple(ids), *reported, prompt, text, reason)
 
     def values(self, ids: Sequence[int], now: Circumstances, position: int) -> dict[int, float]:
         """Log-probabilities of all tokens behind some."""

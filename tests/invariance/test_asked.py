@@ -83,15 +83,15 @@ def test_a_bug_breaks_its_relations(name: str, noise: float) -> None:
 @pytest.mark.slow
 def test_every_relation_is_broken_by_some_bug() -> None:
     """`order` and `repeat` by one that counts; `sizes` and `varied` by another instance; `seeds` by one without."""
-    found: set[str] = set()
+    broken_names: set[str] = set()
     for bug, _ in BUGS.values():
-        found |= broken(asking(Pretend(1e-6, bug, 0.1)).run())
-    found |= broken(asking(Pretend(1e-6, lambda now, position: now.number % 5 == 4, 0.1)).run())
-    found |= broken(asking(Pretend(1e-6), other=Pretend(1e-6, lambda now, position: True, 0.1)).run())
-    found |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
-    found |= broken(asking(Pretend(1e-6, late_stop=1)).run())
-    found |= broken(asking(Pretend(1e-6, second_at=2)).run())
-    assert found == set(NAMES)
+        broken_names |= broken(asking(Pretend(1e-6, bug, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6, lambda now, position: now.number % 5 == 4, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6), other=Pretend(1e-6, lambda now, position: True, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
+    broken_names |= broken(asking(Pretend(1e-6, late_stop=1)).run())
+    broken_names |= broken(asking(Pretend(1e-6, second_at=2)).run())
+    assert broken_names == set(NAMES)
 
 
 def test_a_wrong_answer_that_is_the_same_everywhere_is_not_seen() -> None:
@@ -123,8 +123,8 @@ def test_a_batch_that_moves_answers_more_than_anything_else_breaks() -> None:
 
 def test_two_engines() -> None:
     def compared(first: Pretend, second: Pretend) -> Outcome:
-        one, other = asking(first), asking(second)
-        return between(one, other, (one.begin(), other.begin())).outcome
+        left, other = asking(first), asking(second)
+        return between(left, other, (left.begin(), other.begin())).outcome
 
     assert compared(Pretend(), Pretend()) is Outcome.EQUAL
     assert compared(Pretend(1e-6), Pretend(1e-6, salt=1)) is Outcome.WITHIN

@@ -290,19 +290,19 @@ ANSWERS: dict[int, tuple[Fill, str, Fill, str]] = {  # wrong and what is said, r
 @pytest.mark.parametrize("number", LESSONS)
 def test_a_lesson_is_failed_and_solved(lab: Laboratory, number: int) -> None:
     lesson = LESSONS[number]
-    wrong, seen, right, found = ANSWERS[number]
+    wrong, seen, right, explanation = ANSWERS[number]
     with lab.page.expect_navigation():
         lab.page.click(f".lessons li:nth-child({number + 1}) a")
     assert lab.page.inner_text(".lesson-text h2") == f"Lesson {number}: {lesson.title}"
     assert lab.page.is_visible(f"#{lesson.view}.current")
     assert not lab.page.query_selector_all("#verdict")
     lab.run(wrong)
-    told = lab.page.inner_text("#verdict")
-    assert told.startswith("Not yet. ") and seen in told
+    verdict = lab.page.inner_text("#verdict")
+    assert verdict.startswith("Not yet. ") and seen in verdict
     lab.page.goto(f"{lab.address}?{query_of(lesson.start)}")
     lab.run(right)
-    told = lab.page.inner_text("#verdict")
-    assert told.startswith("Right. ") and found in told
+    verdict = lab.page.inner_text("#verdict")
+    assert verdict.startswith("Right. ") and explanation in verdict
     assert lab.settings.lesson == number
 
 
@@ -311,11 +311,15 @@ def test_a_guess_is_judged_where_it_stands_and_stays(browser: Any, address: str,
     lab = Laboratory(browser, address, java_script_enabled=has_script)
     lab.page.goto(f"{address}?lesson=5")
     exercise = lab.page.get_by_role("form", name="Exercise 2")
-    for guess, told in (("c", "Not yet. Request c does not belong"), ("D", "Right. In step 5"), ("", "no guess yet")):
+    for guess, sentence in (
+        ("c", "Not yet. Request c does not belong"),
+        ("D", "Right. In step 5"),
+        ("", "no guess yet"),
+    ):
         exercise.get_by_role("textbox", name="Your guess (letters, or none)").fill(guess)
         with lab.page.expect_navigation():
             lab.page.keyboard.press("Enter")
-        assert told in exercise.get_by_role("status" if guess else "alert").inner_text()
+        assert sentence in exercise.get_by_role("status" if guess else "alert").inner_text()
         assert lab.page.input_value("#guess-2") == guess
         assert lab.page.locator("#guess-2:focus").count() == 1, "the keyboard goes on there"
     with lab.page.expect_navigation():

@@ -215,9 +215,9 @@ def test_the_largest_runs_of_the_form_are_drawn(models: Models):
     wide = Settings(requests=long, num_blocks=128, block_size=32, slots=8, chunked=False)
     words = tuple(Asked(" ".join(["a"] * 40), 0, 4) for _ in "ab")
     paper = Settings(model="paper", requests=words, num_blocks=128, block_size=8, slots=8, budget=256)
-    for settings, told in ((wide, "too many rows to draw"), (paper, "rows are too many for a picture")):
+    for settings, message in ((wide, "too many rows to draw"), (paper, "rows are too many for a picture")):
         status, page = answer(query_of(settings), models)
-        assert status == 200 and told in page
+        assert status == 200 and message in page
         assert len(page) < 10_000_000
 
 

@@ -67,8 +67,8 @@ def longest_beginning(text: str, stops: Sequence[str]) -> int:
 @example(["ab", "ab"], "", ["ab"], False, 1)
 @example(["a", "b"], "", ["ab"], False, 1)
 def test_text_and_stop_are_vllms(pieces: list[str], rest: str, stops: list[str], include: bool, min_tokens: int):
-    found = run(pieces, rest, stops, include=include, min_tokens=min_tokens)
-    assert found == literal(pieces, rest, stops, include, min_tokens)
+    actual = run(pieces, rest, stops, include=include, min_tokens=min_tokens)
+    assert actual == literal(pieces, rest, stops, include, min_tokens)
 
 
 @given(

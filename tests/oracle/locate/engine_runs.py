@@ -47,7 +47,7 @@ def layer_of(name: str, default: Any = None) -> Any:
 
 
 def prompt(seed: int, length: int, vocabulary: int = 60) -> list[int]:
-    return [int(one) for one in np.random.default_rng(seed).integers(10, vocabulary, length)]
+    return [int(integer) for integer in np.random.default_rng(seed).integers(10, vocabulary, length)]
 
 
 def engine(model: Model, **options: object) -> RecordedEngine:

@@ -186,7 +186,7 @@ def test_a_fault_of_the_network_is_found_at_its_operation(name: str) -> None:
 
 
 def edits_exact_only(name: str) -> bool:
-    (fault,) = (one for one in FAULTS if one.name == name)
+    (fault,) = (entry for entry in FAULTS if entry.name == name)
     return all(edit.where.startswith("lfm2np.numerics.exact:") for edit in fault.edits)
 
 
@@ -251,7 +251,7 @@ def test_a_fault_of_a_mixture_between_steps_is_found_in_its_layer(name: str) -> 
 
 def test_every_fault_of_the_network_is_in_a_table() -> None:
     tables = {*NETWORK, *MIXTURES, *IN_STEPS, *AT_LENGTH, *LFM3S, *LFM3S_AT_LENGTH}
-    assert tables == {one.name for one in FAULTS if one.section == "E"}
+    assert tables == {fault.name for fault in FAULTS if fault.section == "E"}
 
 
 def test_from_module_outputs_alone_the_fault_lies_in_what_was_recomputed() -> None:
@@ -295,5 +295,5 @@ def test_a_recorded_dump_holds_every_tensor_that_locate_knows(fixture: str) -> N
     recorded = record(model, [1, 2, 3])
     report = located(model, recorded)
     assert report.unreached == ()
-    assert {one.name for one in report.checks} == recorded.keys() - {"token_ids"}
-    assert json.dumps([one.name for one in report.checks])
+    assert {check.name for check in report.checks} == recorded.keys() - {"token_ids"}
+    assert json.dumps([check.name for check in report.checks])

@@ -61,16 +61,16 @@ def position(ask: Ask, row: int, verdict: Verdict, error: float | None, flip: bo
 
 def made(verdict: Verdict, positions: list[Position], reason: str, engine: str = "hand made") -> Checked:
     """A Checked that no engine said; each position's request has one answer."""
-    pairs = {one.ask.id: (one.ask, Answer(one.ask.id, (5,))) for one in positions}
-    ratios = [abs(one.error_ratio) for one in positions if one.error_ratio is not None]
-    wrong = [one for one in positions if one.verdict in (Verdict.DRIFT, Verdict.BUG)]
+    pairs = {judged.ask.id: (judged.ask, Answer(judged.ask.id, (5,))) for judged in positions}
+    ratios = [abs(judged.error_ratio) for judged in positions if judged.error_ratio is not None]
+    wrong = [judged for judged in positions if judged.verdict in (Verdict.DRIFT, Verdict.BUG)]
     total = Total(
         verdict=verdict,
         reasons=(reason,),
         counts={str(one): sum(p.verdict is one for p in positions) for one in {p.verdict for p in positions}},
         rms=root_mean_square(ratios),
         worst=max(ratios, default=0.0),
-        flips=sum(one.is_flip for one in positions),
+        flips=sum(judged.is_flip for judged in positions),
         flip_chance=0.125,
         first_wrong=wrong[0] if wrong else None,
         unanswered=(),

@@ -73,8 +73,8 @@ def test_the_same_bytes_twice(tmp_path: Path, folder: Path) -> None:
 
 def test_another_seed_draws_other_prompts() -> None:
     first, second = (choose(six().config, None, seed) for seed in (0, 1))
-    assert [one.id for one in first] == [one.id for one in second]
-    assert all(one.prompt_token_ids != other.prompt_token_ids for one, other in zip(first, second, strict=True))
+    assert [choice.id for choice in first] == [choice.id for choice in second]
+    assert all(choice.prompt_token_ids != other.prompt_token_ids for choice, other in zip(first, second, strict=True))
 
 
 def test_what_a_schedule_names_is_made_too() -> None:
@@ -87,9 +87,9 @@ def test_what_a_schedule_names_is_made_too() -> None:
 
 def test_a_short_context_leaves_out_what_does_not_fit_and_what_names_it() -> None:
     config = replace(six().config, max_position_embeddings=60)
-    chosen = {one.id: one for one in choose(config, None)}
+    chosen = {choice.id: choice for choice in choose(config, None)}
     assert "slot-long" not in chosen and "slot-short" not in chosen and "slot-again" not in chosen
-    assert all(mentioned(one) <= chosen.keys() for one in chosen.values())
+    assert all(mentioned(choice) <= chosen.keys() for choice in chosen.values())
 
 
 @pytest.mark.parametrize("at", ["mkdir", "fsync", "rename"])
@@ -145,10 +145,10 @@ def test_the_packaged_set_is_what_the_packaged_model_says(capsys: pytest.Capture
 def test_the_packaged_set_is_what_choose_and_the_notes_say() -> None:
     """What can change without the numbers: run `lfm2np vectors make -o fixtures/vectors/trained` after a change."""
     document = packaged()
-    for one, vector in zip(choose(trained().config, trained().tokenizer), document["vectors"], strict=True):
-        assert len(vector["token_ids"]) == one.new
-        assert one.keep == "all" or golden.kept_names(trained(), one.keep) == vector["tensors"]
-        said = golden.vector_json(one, tuple(vector["token_ids"]), vector["positions"], vector["tensors"])
+    for choice, vector in zip(choose(trained().config, trained().tokenizer), document["vectors"], strict=True):
+        assert len(vector["token_ids"]) == choice.new
+        assert choice.keep == "all" or golden.kept_names(trained(), choice.keep) == vector["tensors"]
+        said = golden.vector_json(choice, tuple(vector["token_ids"]), vector["positions"], vector["tensors"])
         assert said == vector
     assert document["notes"] == NOTES
     assert sum(path.stat().st_size for path in packaged_set().iterdir()) < 1.5e6
@@ -214,7 +214,7 @@ def test_a_nan_in_the_tensors_is_a_difference(folder: Path) -> None:
     rows = known.tensors["border-15/logits"].copy()
     rows[0, 0] = np.nan
     changed = VectorSet(known.document, {**known.tensors, "border-15/logits": rows}, few().tensors_sha256)
-    assert [one.vector for one in verify(six(), changed)] == ["border-15"]
+    assert [mismatch.vector for mismatch in verify(six(), changed)] == ["border-15"]
 
 
 def next_float(value: float) -> float:
