@@ -132,19 +132,19 @@ def on_matrix_grid(x: Float32, grid: Grid) -> Float64:
     return rounded
 
 
-def round_products(float64: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
+def round_products(products: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
     """Exact products [T, slices * outputs], and a bias, rounded once to float32 into result [T, outputs]."""
     outputs = result.shape[1]
 
     def compute(rows: slice) -> None:
-        total = float64[rows, :outputs] + 0.0  # -0 + 0 is +0
+        total = products[rows, :outputs] + 0.0  # -0 + 0 is +0
         for index in range(1, slices):
-            total += float64[rows, index * outputs : (index + 1) * outputs]
+            total += products[rows, index * outputs : (index + 1) * outputs]
         if bias is not None:
             total += bias
         result[rows] = total
 
-    over_pieces(compute, len(float64), outputs)
+    over_pieces(compute, len(products), outputs)
 
 
 def add(x: Float32, y: Float32) -> Float32:

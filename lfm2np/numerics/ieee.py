@@ -152,8 +152,8 @@ class Ieee:
             scores = self.keep(scores / self.keep(total))
         return self.keep(scores * np.asarray(factor, self.dtype))
 
-    def combine_experts(self, array: Array, weights: Array) -> Array:
-        return self.keep(self.keep(array * weights[..., None]).sum(axis=1))
+    def combine_experts(self, outputs: Array, weights: Array) -> Array:
+        return self.keep(self.keep(outputs * weights[..., None]).sum(axis=1))
 
     def rotate(self, x: Array, cos: Float64, sin: Float64, float32_table: bool = False) -> Array:
         """With a table in float32 the products are, too, and only their sums are rounded to the format."""
