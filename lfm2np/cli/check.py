@@ -228,7 +228,7 @@ def transcript_of(arguments: argparse.Namespace) -> contextlib.AbstractContextMa
 
 def add_check(commands: Commands) -> None:
     text = "check an engine against the oracle, within the rounding error of its number format"
-    parser = add_command(commands, "check", run, text, EXAMPLE, True, True, EXIT_CODES, is_verdict=True)
+    parser = add_command(commands, "check", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES, is_verdict=True)
     forms = "http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl"
     add(parser, "TARGET", forms)
     formats.add_options(parser)
