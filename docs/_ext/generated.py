@@ -31,9 +31,10 @@ def pages() -> dict[str, str]:
         "reference/generated/errors.rst": errors(modules),
         "reference/generated/formats.rst": formats(),
     }
+    uses = room_imports(modules)
     for room in rooms.rooms(modules):
-        found[f"reference/generated/{room.name}.rst"] = reference_of(room, modules)
-        found[f"design/generated/{room.name}.rst"] = design_of(room, modules)
+        found[f"reference/generated/{room.name}.rst"] = reference_of(room)
+        found[f"design/generated/{room.name}.rst"] = design_of(room, uses)
     return found
 
 
@@ -66,7 +67,7 @@ def code(text: str) -> str:
 # --- rooms
 
 
-def reference_of(room: Room, modules: Mapping[str, Module]) -> str:
+def reference_of(room: Room) -> str:
     """What `__all__` offers, then what else the modules define."""
     offered = room.init.offered
     parts: list[str | Iterable[str]] = [heading(room.name), f".. py:module:: {room.name}", as_rest(room_text(room))]
@@ -103,8 +104,7 @@ def directive(name: str) -> str:
     return f".. {kind}:: {name}{options}"
 
 
-def design_of(room: Room, modules: Mapping[str, Module]) -> str:
-    uses = room_imports(modules)
+def design_of(room: Room, uses: Mapping[str, set[str]]) -> str:
     users = sorted(other for other, names in uses.items() if room.name in names)
     rows = [(code(one.path.name), escaped(rooms.summary(one.docstring))) for one in room.modules]
     below = sorted(name for name in uses if name.rpartition(".")[0] == room.name)

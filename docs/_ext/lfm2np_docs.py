@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import docstrings
 import generated
 from docutils import nodes
 from run_pages import CHECKOUT
+from sphinx import addnodes
+from sphinx.domains.python import PythonDomain
 from sphinx.util import logging
 
 from lfm2np.errors import RequestError
@@ -54,10 +58,70 @@ def laboratory(role: str, raw: str, text: str, line: int, inliner: Any, *_: Any)
     return [nodes.reference(raw, text, refuri=f"../{text}", internal=True)], []
 
 
+class IndexedPython(PythonDomain):
+    """Sphinx compares each short name of a signature with the names of all objects, which takes minutes. Here only with
+    those that end with the same part, which are all that it could match."""
+
+    by_last_part: Mapping[str, dict[str, Any]] | None = None  # as soon as all pages are read
+
+    def find_obj(self, env: Any, modname: Any, classname: Any, name: str, type: Any, searchmode: int = 0) -> Any:
+        every = self.data["objects"]
+        if self.by_last_part is not None:
+            self.data["objects"] = self.by_last_part.get(last_part(name.removesuffix("()")), {})
+        try:
+            return super().find_obj(env, modname, classname, name, type, searchmode)
+        finally:
+            self.data["objects"] = every
+
+
+def last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def index_names(app: Any, env: Any) -> None:
+    python = env.get_domain("py")
+    python.by_last_part = defaultdict(dict)
+    for name, thing in python.objects.items():
+        python.by_last_part[last_part(name)][name] = thing
+
+
+def titles(contents: nodes.bullet_list) -> nodes.bullet_list:
+    """A page's table of contents with its title alone and what lies below it: what Sphinx leaves of it (titles_only)."""
+    contents = contents.deepcopy()
+    for entry in contents:
+        if len(entry) > 1:
+            below = list(entry.findall(addnodes.toctree))
+            entry[1:] = [nodes.bullet_list("", *below)] if below else []
+    return contents
+
+
+def light_navigation(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """The tree at the side of each page is made of all pages' tables of contents, of which only titles stay: hundreds
+    of functions and classes would be copied for each page."""
+    env, toctree = app.env, context.get("toctree")
+    if toctree is None:
+        return
+    if not hasattr(app, "lfm2np_titles"):
+        app.lfm2np_titles = {name: titles(contents) for name, contents in env.tocs.items()}
+
+    def of_titles(**options: Any) -> Any:
+        whole = env.tocs
+        env.tocs = app.lfm2np_titles if options.get("titles_only") else whole
+        try:
+            return toctree(**options)
+        finally:
+            env.tocs = whole
+
+    context["toctree"] = of_titles
+
+
 def setup(app: Any) -> dict[str, bool]:
+    app.add_domain(IndexedPython, override=True)
     app.add_config_value("lfm2np_generated", True, "env", bool)
     app.add_config_value("lfm2np_laboratory", True, "html", bool)
     app.connect("builder-inited", write_pages)
+    app.connect("env-updated", index_names)
+    app.connect("html-page-context", light_navigation, priority=400)  # before the theme, which draws the tree
     app.connect("build-finished", write_laboratory)
     app.connect("autodoc-process-docstring", docstrings.process)
     app.connect("autodoc-process-signature", docstrings.process_signature)

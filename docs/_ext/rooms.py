@@ -106,13 +106,14 @@ Arrows = dict[str, dict[str, list[str]]]  # box -> {box that it imports: the mod
 
 def arrows(modules: dict[str, Module]) -> Arrows:
     """Without a circle: of boxes that import each other, the modules of the thinnest arrow become boxes."""
+    imported = {module.name: sorted(set(imports(module, modules))) for module in modules.values()}
     split: frozenset[str] = frozenset()
     while True:
         found: Arrows = {}
-        for module in modules.values():
-            mine = box_of(module.name, split)
+        for name, others in imported.items():
+            mine = box_of(name, split)
             found.setdefault(mine, {})
-            for other in sorted(set(imports(module, modules))):
+            for other in others:
                 if (theirs := box_of(other, split)) != mine and other not in found[mine].setdefault(theirs, []):
                     found[mine][theirs].append(other)
         try:

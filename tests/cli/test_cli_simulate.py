@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
+from lfm2np.bench import step_times
 from lfm2np.cli.program import main
 from lfm2np.simulate import scenario
 
@@ -41,7 +44,8 @@ def test_a_drawn_trace_is_simulated_and_the_same_again(capsys: pytest.CaptureFix
 
 def test_a_trace_is_saved_read_again_and_its_steps_replay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     saved, trace, html = tmp_path / "saved.jsonl", tmp_path / "trace.jsonl", tmp_path / "page.html"
-    drawn = ran(capsys, SMALL, "--save", str(saved), "--trace", str(trace), "--html", str(html))
+    short = SMALL.replace("requests=60", "requests=6")
+    drawn = ran(capsys, short, "--save", str(saved), "--trace", str(trace), "--html", str(html))
     again = ran(capsys, str(saved))
     assert drawn.splitlines()[1:] == again.splitlines()[1:]
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -94,8 +98,12 @@ def test_a_cost_model_is_fitted_to_measured_steps_and_used(capsys: pytest.Captur
 
 
 @pytest.mark.rounding
-def test_this_engines_steps_are_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    cost = tmp_path / "cost.json"
+def test_this_engines_steps_are_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost, ticks = tmp_path / "cost.json", itertools.count()
+    measure = functools.partial(step_times.measure, clock=lambda: next(ticks) / 50)  # however busy the machine is
+    monkeypatch.setattr(step_times, "measure", measure)
     ran(capsys, "--fit", "fixtures/trained", "--fit-seconds", "2", "--out", str(cost))
     result = json.loads(ran(capsys, SMALL, "--cost", str(cost), "--json"))
     assert result["cost"]["origin"].startswith("measured on ")
