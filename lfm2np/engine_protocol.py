@@ -180,14 +180,14 @@ def load_factory(name: str, what: str = "engine") -> Factory:
         raise RequestError(f"{what} {name!r}: expected package.module:factory")
     search_current_folder()
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as problem:
         raise RequestError(f"{what} {name!r}: can't be imported: {problem}") from None
-    if not callable(found):
-        raise RequestError(f"{what} {name!r}: {type(found).__name__}, expected a factory")
-    factory: Factory = found
+    if not callable(target):
+        raise RequestError(f"{what} {name!r}: {type(target).__name__}, expected a factory")
+    factory: Factory = target
     return factory
 
 

@@ -32,8 +32,8 @@ class LLM:
 
         RequestError for a prompt or parameters that can't be met, before anything runs.
         """
-        one = isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence | np.ndarray))
-        many: list[Any] = [prompts] if one else list(prompts)
+        is_many = not isinstance(prompts, str) and (not prompts or isinstance(prompts[0], str | Sequence | np.ndarray))
+        many: list[Any] = list(prompts) if is_many else [prompts]
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise RequestError(f"{len(each)} sampling parameters for {len(many)} prompts: expected one each")

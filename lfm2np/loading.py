@@ -92,5 +92,5 @@ def load(
     errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError. The tokenizer is
               read when it is first needed: TokenizerError then
     """
-    one = read_model(path, numerics, progress, weights, tokenizer, prepared, rope)
-    return Model(**{field.name: getattr(one, field.name) for field in fields(one)})
+    loaded = read_model(path, numerics, progress, weights, tokenizer, prepared, rope)
+    return Model(**{field.name: getattr(loaded, field.name) for field in fields(loaded)})

@@ -77,10 +77,10 @@ def sandwiched(layer: Tensors, norm: str, rows: list[Row], eps: float) -> list[R
     return rows if weight is None else [rms_norm(row, weight, eps) for row in rows]
 
 
-def require(what: str, found: object, expected: object) -> None:
+def require(what: str, actual: object, expected: object) -> None:
     """What the tensors say is what config.json says."""
-    if found != expected:
-        raise CheckpointError(f"{what}: {found}, expected {expected} from config.json")
+    if actual != expected:
+        raise CheckpointError(f"{what}: {actual}, expected {expected} from config.json")
 
 
 def short_conv(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> list[Row]:
@@ -187,8 +187,8 @@ def mixed(layer: Tensors, row: Row, shares: Mapping[int, float]) -> Row:
     """The outputs of a row's experts, [D] -> [D], times their weights (Lfm2MoeSparseMoeBlock)."""
     total = [0.0] * len(row)
     for expert, share in shares.items():
-        (made,) = gated(expert_tensors(layer, expert), "expert", [row])
-        total = [t + share * m for t, m in zip(total, made, strict=True)]
+        (output,) = gated(expert_tensors(layer, expert), "expert", [row])
+        total = [t + share * m for t, m in zip(total, output, strict=True)]
     return total
 
 

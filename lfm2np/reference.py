@@ -190,11 +190,11 @@ def mixture_of_experts(weights: MixtureWeights, config: ModelConfig, numerics: N
     An expert is one product over all tokens that chose it, as its rows do not depend on each other.
     """
     chosen, gate_weights = route(weights, config, numerics, x)
-    made = np.zeros((*chosen.shape, x.shape[1]), x.dtype)  # [T, K, D]
+    outputs = np.zeros((*chosen.shape, x.shape[1]), x.dtype)  # [T, K, D]
     for expert in np.unique(chosen):
         tokens, places = np.nonzero(chosen == expert)
-        made[tokens, places] = gated(weights.expert(int(expert)), numerics, x[tokens])
-    return numerics.combine_experts(made, gate_weights)
+        outputs[tokens, places] = gated(weights.expert(int(expert)), numerics, x[tokens])
+    return numerics.combine_experts(outputs, gate_weights)
 
 
 def route(weights: MixtureWeights, config: ModelConfig, numerics: Numerics, x: Array) -> tuple[Array, Array]:
@@ -204,8 +204,8 @@ def route(weights: MixtureWeights, config: ModelConfig, numerics: Numerics, x: A
     scores = numerics.sigmoid(numerics.linear(x, weights.router))  # [T, N]
     preferred = scores if weights.bias is None else numerics.add_expert_bias(scores, weights.bias)
     chosen = numerics.top_k(preferred, mixture.num_experts_per_tok)
-    own = np.take_along_axis(scores, chosen, axis=-1)
-    return chosen, numerics.routing_weights(own, mixture.norm_topk_prob, mixture.routed_scaling_factor)
+    chosen_scores = np.take_along_axis(scores, chosen, axis=-1)
+    return chosen, numerics.routing_weights(chosen_scores, mixture.norm_topk_prob, mixture.routed_scaling_factor)
 
 
 def output_logits(weights: ModelWeights, numerics: Numerics, states: Array) -> Array:

@@ -32,13 +32,10 @@ def trusted_files() -> list[TrustedFile]:
             if file not in known:
                 known.add(file)
                 waiting.append(file)
-    files = [TrustedFile(file, num_lines(file), file.startswith(READING)) for file in known]
+    lines = {file: len((TOP / file).read_text(encoding="utf-8").splitlines()) for file in known}
+    files = [TrustedFile(file, count, file.startswith(READING)) for file, count in lines.items()]
     position = {file: index for index, file in enumerate(ROOTS)}
     return sorted(files, key=lambda each: (each.is_reading, position.get(each.file, len(ROOTS)), each.file))
-
-
-def num_lines(file: str) -> int:
-    return len((TOP / file).read_text(encoding="utf-8").splitlines())
 
 
 def imported_files(file: str) -> Iterator[str]:

@@ -36,20 +36,17 @@ for _each in (_REPR, _JSON_REPR):
     _each.maxstring = _each.maxother = 80
 
 
-def show(value: object) -> str:
+def show(value: object, spelling: reprlib.Repr = _REPR) -> str:
     """repr, shortened, for a message; an integer too long for Python to print is named as such."""
     try:
-        return _REPR.repr(value)
+        return spelling.repr(value)
     except ValueError:
         return "an integer of thousands of digits"
 
 
 def show_json(value: object) -> str:
     """As show, of a value from JSON: with its true, false and null."""
-    try:
-        return _JSON_REPR.repr(value)
-    except ValueError:
-        return "an integer of thousands of digits"
+    return show(value, _JSON_REPR)
 
 
 def plain(name: str) -> str:

@@ -31,7 +31,7 @@ def sealed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def damage(fields: Mapping[str, Any]) -> str | None:
     """What is wrong with the checksum that the fields carry; None if it is theirs."""
-    found, expected = fields.get(FIELD), sealed(fields)[FIELD]
-    if found == expected:
+    stated, expected = fields.get(FIELD), sealed(fields)[FIELD]
+    if stated == expected:
         return None
-    return f"{FIELD} {repr(found)[:66]}, expected {expected} of its other fields: changed since it was written"
+    return f"{FIELD} {repr(stated)[:66]}, expected {expected} of its other fields: changed since it was written"

@@ -35,16 +35,13 @@ class SchedulerConfig:
     num_window_blocks: int = 0  # of the pool of windowed layers: see window.py
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
+        windows = {} if self.sliding_window is None else {"sliding_window": 1, "num_window_blocks": 1}
+        for name, least in {**LEAST, **windows}.items():
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise RequestRefused(f"{name} {value!r}: expected a whole number, at least {least}")
         if self.sliding_window is None and self.num_window_blocks:
             raise RequestRefused(f"num_window_blocks {self.num_window_blocks}: expected 0 without a sliding_window")
-        for name in ("sliding_window", "num_window_blocks") if self.sliding_window is not None else ():
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise RequestRefused(f"{name} {value!r}: expected a whole number, at least 1")
         for name in ("watermark", "waiting_served_ratio"):
             if type(getattr(self, name)) not in (int, float):
                 raise RequestRefused(f"{name} {getattr(self, name)!r}: expected a number")

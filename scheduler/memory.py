@@ -32,10 +32,10 @@ class Memory:
     def fit_together(self, requests: Iterable[Request], most_tokens: int, free: int) -> bool:
         """Whether all would get their whole length in `free` blocks, and all but the first a place among the tokens."""
         tokens, blocks = 0, 0
-        for found, request in enumerate(requests, start=1):
+        for count, request in enumerate(requests, start=1):
             tokens += request.num_tokens
             blocks += self.blocks_for(request.most_computed_tokens)
-            if (found > 1 and tokens > most_tokens) or blocks > free:
+            if (count > 1 and tokens > most_tokens) or blocks > free:
                 return False
         return True
 

@@ -18,38 +18,43 @@ static          the next batch begins when the last one ended; requests enter in
 from __future__ import annotations
 
 import struct
-from typing import Protocol
+from typing import Any, Protocol
 
+from scheduler.plan import UnfinishedPlan
 from scheduler.request import Request
 
 UNLIMITED = 1 << 40  # steps
 
 
-class Step(Protocol):
-    """The step that is being planned, as a policy sees it."""
+class Step:
+    """The step that is being planned, as a policy sees it. `scheduler`: a Scheduler, whose module imports this one.
 
-    @property
-    def num_running(self) -> int:
-        """Requests that were running before this step."""
+    num_running     requests that were running before this step
+    num_prefilling  those of them that do not decode yet
+    """
 
-    @property
-    def num_prefilling(self) -> int:
-        """Those of them that do not decode yet."""
+    def __init__(self, scheduler: Any, plan: UnfinishedPlan) -> None:
+        self._scheduler, self._plan = scheduler, plan
+        self.num_running, self.num_prefilling = len(scheduler.running), scheduler._num_prefilling
 
-    def run(self, decodes: bool = ..., prompts: bool = ...) -> None:
+    def run(self, decodes: bool = True, prompts: bool = True) -> None:
         """Tokens for running requests, in order; the last ones are preempted if blocks run out."""
+        self._scheduler._continue(self._plan, decodes, prompts)
 
-    def admit(self, least: int = ..., whole_prompts: bool = ..., beyond_budget: bool = ...) -> bool:
+    def admit(self, least: int = 1, whole_prompts: bool = False, beyond_budget: bool = False) -> bool:
         """Waiting requests, in order, until the first that does not fit; whether there were any.
 
         least          admit that many or none
         whole_prompts  only prompts that fit into what is left of the budget (or the first one)
         beyond_budget  also when the budget is spent: they run from the next step on
         """
+        self._scheduler._admit(self._plan, least, whole_prompts, beyond_budget)
+        return bool(self._plan.admitted)
 
     @property
     def has_decodes(self) -> bool:
         """Whether a request that decodes has tokens in this step."""
+        return any(self._scheduler.requests[name].is_decoding for name in self._plan.scheduled)
 
 
 class Settings(Protocol):

@@ -13,10 +13,10 @@ from scheduler.request import Request
 def require_new(requests: Mapping[str, Request], added: Sequence[Request]) -> None:
     """RequestRefused for an id that is in use, or comes twice."""
     seen = set()
-    for one in added:
-        if one.request_id in requests or one.request_id in seen:
-            raise RequestRefused(f"request id {one.request_id!r} is already in use")
-        seen.add(one.request_id)
+    for request in added:
+        if request.request_id in requests or request.request_id in seen:
+            raise RequestRefused(f"request id {request.request_id!r} is already in use")
+        seen.add(request.request_id)
 
 
 def require_known(requests: Mapping[str, Request], request_id: str) -> Request:

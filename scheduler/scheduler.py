@@ -17,7 +17,7 @@ from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
 from scheduler.memory import Memory
 from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
-from scheduler.policy import POLICIES
+from scheduler.policy import POLICIES, Step
 from scheduler.refusals import require_answers, require_fork, require_known, require_new, require_room
 from scheduler.request import FinishReason, Request, Status, is_queued
 from scheduler.window import held
@@ -52,12 +52,12 @@ class Scheduler:
         RequestRefused for an id that is in use, or a request that could never fit into the pool, even alone.
         """
         require_new(self.requests, (request, *forks))
-        for one in (request, *forks):
-            require_room(self.memory, one, self._longest_step(one))
-            require_fork(request, one)
-        for one in (request, *forks):
-            self._register(one)
-            one.awaits_split = one is not request
+        for sample in (request, *forks):
+            require_room(self.memory, sample, self._longest_step(sample))
+            require_fork(request, sample)
+        for sample in (request, *forks):
+            self._register(sample)
+            sample.awaits_split = sample is not request
         request.forks = list(forks)
         self._queue(request)
 
@@ -116,7 +116,7 @@ class Scheduler:
         step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
         self._pending, self._blocked = [], None
         only_decodes = not self._num_prefilling
-        self.policy.plan(PolicyStep(self, step))
+        self.policy.plan(Step(self, step))
         if not only_decodes or step.admitted or step.preempted:
             self._blocked = None
         plan = BatchPlan(
@@ -320,10 +320,10 @@ class Scheduler:
         for fork in forks:
             fork.append(tokens[fork.request_id][0])
             self._num_prefilling -= fork.status is Status.RUNNING  # it took the prompt over, and decodes now
-        for one in (request, *forks):
-            if one.finish_reason is not None:
-                self._finish(one)
-                finished.append(one)
+        for sample in (request, *forks):
+            if sample.finish_reason is not None:
+                self._finish(sample)
+                finished.append(sample)
         return finished
 
     def _split_off(self, parent: Request, child: Request) -> bool:
@@ -398,22 +398,3 @@ class Scheduler:
         del self.running[bisect_left(self.running, self.policy.key(request), key=self.policy.key)]
         self._num_prefilling -= not request.is_decoding
         self.memory.release(request)
-
-
-class PolicyStep:
-    """A step as its policy sees it: policy.Step says what each of this means."""
-
-    def __init__(self, scheduler: Scheduler, plan: UnfinishedPlan) -> None:
-        self._scheduler, self._plan = scheduler, plan
-        self.num_running, self.num_prefilling = len(scheduler.running), scheduler._num_prefilling
-
-    def run(self, decodes: bool = True, prompts: bool = True) -> None:
-        self._scheduler._continue(self._plan, decodes, prompts)
-
-    def admit(self, least: int = 1, whole_prompts: bool = False, beyond_budget: bool = False) -> bool:
-        self._scheduler._admit(self._plan, least, whole_prompts, beyond_budget)
-        return bool(self._plan.admitted)
-
-    @property
-    def has_decodes(self) -> bool:
-        return any(self._scheduler.requests[name].is_decoding for name in self._plan.scheduled)

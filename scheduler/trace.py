@@ -37,6 +37,7 @@ VERSION = 3
 HEADER = {"kind", "version", "config"}
 MORE = {"checksums", "model", "numerics", "seed", "blas_kernel", FIELD}  # what a header may have beside these
 WINDOW = {"sliding_window", "num_window_blocks"}  # what the config of a model with windowed layers has beside the rest
+REQUEST = [each.name for each in fields(Request) if each.init]  # what a line has of a request, in this order
 LONGEST = 200  # characters of a value in a message
 
 
@@ -107,29 +108,13 @@ class TraceWriter:
 
 
 def request_as_json(request: Request) -> dict[str, Any]:
-    return {
-        "request_id": request.request_id,
-        "prompt_token_ids": list(request.prompt_token_ids),
-        "max_tokens": request.max_tokens,
-        "stop_token_ids": sorted(request.stop_token_ids),
-        "min_tokens": request.min_tokens,
-        "priority": request.priority,
-        "cache_salt": request.cache_salt,
-        "prompt_logits": request.prompt_logits,
-    }
+    raw = {name: getattr(request, name) for name in REQUEST}
+    return {**raw, "prompt_token_ids": list(request.prompt_token_ids), "stop_token_ids": sorted(request.stop_token_ids)}
 
 
 def request_from_json(raw: Mapping[str, Any]) -> Request:
-    return Request(
-        request_id=raw["request_id"],
-        prompt_token_ids=tuple(raw["prompt_token_ids"]),
-        max_tokens=raw["max_tokens"],
-        stop_token_ids=frozenset(raw["stop_token_ids"]),
-        min_tokens=raw["min_tokens"],
-        priority=raw["priority"],
-        cache_salt=raw["cache_salt"],
-        prompt_logits=raw["prompt_logits"],
-    )
+    given = {name: raw[name] for name in REQUEST}
+    return Request(**{**given, "stop_token_ids": frozenset(raw["stop_token_ids"])})
 
 
 def config_as_json(config: SchedulerConfig) -> dict[str, Any]:
@@ -148,7 +133,7 @@ def plan_as_json(plan: BatchPlan) -> dict[str, Any]:
 
 
 def reasons(finished: Iterable[Request]) -> dict[str, str]:
-    return {one.request_id: one.finish_reason.value for one in finished if one.finish_reason is not None}
+    return {each.request_id: each.finish_reason.value for each in finished if each.finish_reason is not None}
 
 
 @dataclass
@@ -234,7 +219,7 @@ def _require_header(line: Mapping[str, Any]) -> bool:
         again = ", whose lines have checksums and an end: record the run again" if older else ""
         raise TraceError(f"kind {kind!r}, version {version!r}: expected header, {VERSION}{again}")
     _require_names("header", line, HEADER, MORE)
-    _require_names("config", line["config"], {one.name for one in fields(SchedulerConfig)} - WINDOW, WINDOW)
+    _require_names("config", line["config"], {each.name for each in fields(SchedulerConfig)} - WINDOW, WINDOW)
     checksums = line.get("checksums", True)
     if type(checksums) is not bool:
         raise TraceError(f"checksums {checksums!r}: expected true or false")

@@ -72,8 +72,8 @@ def libraries() -> Iterator[Path]:
     """Shared libraries of this process, by Linux, whose names say that they are a BLAS."""
     maps = Path("/proc/self/maps")
     if maps.exists():
-        found = dict.fromkeys(re.findall(r"/\S*blas\S*\.so\S*", maps.read_text()))
-        yield from map(Path, found)
+        names = dict.fromkeys(re.findall(r"/\S*blas\S*\.so\S*", maps.read_text()))
+        yield from map(Path, names)
 
 
 def dispatched_features() -> list[str]:

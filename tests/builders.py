@@ -116,11 +116,11 @@ def tiny_config(**changes: object) -> ModelConfig:
 def stored_weights(config: ModelConfig, dtype: str = "BF16", seed: int = 0) -> dict[str, Stored]:
     """Random normal weights as bytes."""
     generator = np.random.default_rng(seed)
-    made = {}
+    tensors = {}
     for name, shape in expected_tensors(config).items():
         values = generator.standard_normal(shape).astype(np.float32)
-        made[name] = stored(values, dtype)
-    return made
+        tensors[name] = stored(values, dtype)
+    return tensors
 
 
 def stored(values: np.ndarray, dtype: str) -> Stored:

@@ -44,7 +44,7 @@ def ours() -> Python:
 
 def called(*command: str | Path, **variables: str) -> str:
     """Standard output. EnvironmentMissingError with what the command said, if it failed."""
-    words = [str(one) for one in command]
+    words = [str(part) for part in command]
     try:
         done = subprocess.run(
             words,
@@ -66,7 +66,7 @@ def requirements(oldest: bool) -> list[str]:
     """What the package and its tests need, by pyproject.toml; `oldest`: the oldest versions that it allows."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    return [one.replace(">=", "==") for one in wanted] if oldest else wanted
+    return [requirement.replace(">=", "==") for requirement in wanted] if oldest else wanted
 
 
 def interpreter(version: str) -> str | None:
@@ -86,12 +86,12 @@ def with_version(version: str, work: Path, more: Sequence[str] = ()) -> Python:
     assert lowest is not None
     python = lowest[1] if version == "oldest" else version
     wanted = [*requirements(version == "oldest"), *more]
-    found = interpreter(python)
-    if found is None:
+    executable = interpreter(python)
+    if executable is None:
         return debian(python, work, wanted)
     folder = work / f"venv-{version}"
     if not (folder / "ready").exists():
-        called(found, "-m", "venv", "--clear", folder)
+        called(executable, "-m", "venv", "--clear", folder)
         called(folder / "bin" / "pip", "install", "--quiet", "--editable", TOP, *wanted)
         (folder / "ready").touch()
     return Python((str(folder / "bin" / "python"),), {"PYTHONPATH": str(TOP)}, TOP)
@@ -125,8 +125,8 @@ def debian(version: str, work: Path, wanted: Sequence[str], packages: Sequence[s
         )
         called(*into, "--no-deps", TOP)  # for its entry points; the modules are those of the copy below
         if packages:  # Debian's NumPy it has to be
-            for one in (root / "wheels").glob("numpy*"):
-                shutil.rmtree(one)
+            for path in (root / "wheels").glob("numpy*"):
+                shutil.rmtree(path)
         (root / "ready").touch()
     top = root / "lfm2np"
     shutil.rmtree(top, ignore_errors=True)

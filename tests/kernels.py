@@ -79,14 +79,14 @@ class Row:
         return not self.failed and not self.error and self.passed > 0
 
     def cells(self) -> list[str]:
-        one, got = self.asked, self.taken
+        case, got = self.asked, self.taken
         if got is None:
-            return [one.python, one.kernel, "-", "-", "-", one.l2_size, "-", "-", f"{self.seconds:.0f}"]
+            return [case.python, case.kernel, "-", "-", "-", case.l2_size, "-", "-", f"{self.seconds:.0f}"]
         versions = f"{got.python}, {got.numpy}"
         kernel, features = got.kernel or got.blas, (got.features.split() or ["none"])[-1]
         threads = str(got.threads or "-")
         return [
-            *(versions, one.kernel, kernel, threads, features, one.l2_size),
+            *(versions, case.kernel, kernel, threads, features, case.l2_size),
             *(str(self.passed), str(self.failed), f"{self.seconds:.0f}"),
         ]
 
@@ -184,7 +184,7 @@ def kernel_rows(names: Sequence[str], threads: Sequence[int]) -> Iterator[Asked]
 
 def rows_of(arguments: argparse.Namespace) -> Iterator[Asked]:
     if arguments.versions is not None:
-        yield from (Asked(python=one) for one in arguments.versions or VERSIONS)
+        yield from (Asked(python=version) for version in arguments.versions or VERSIONS)
         return
     yield from kernel_rows(arguments.kernels, arguments.threads)
     if not arguments.only_kernels:
@@ -229,12 +229,12 @@ def main() -> int:
         work.mkdir(parents=True, exist_ok=True)
         asked = list(rows_of(arguments))
         print(f"| {' | '.join(TITLES)} |\n|{'---|' * len(TITLES)}", flush=True)
-        for number, one in enumerate(asked, start=1):
-            print(f"[{number}/{len(asked)}] {one}", file=sys.stderr)
+        for number, case in enumerate(asked, start=1):
+            print(f"[{number}/{len(asked)}] {case}", file=sys.stderr)
             try:
-                row = run(one, python_of(one, work, more), given)
+                row = run(case, python_of(case, work, more), given)
             except EnvironmentMissingError as error:
-                row = Row(one, error=str(error))
+                row = Row(case, error=str(error))
             rows.append(row)
             print(f"| {' | '.join(row.cells())} |", flush=True)
             for line in [*row.failures, *filter(None, [row.error])]:

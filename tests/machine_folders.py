@@ -94,7 +94,7 @@ def mirror() -> str:
 
 
 def fetched_of_first(
-    architecture: str, suites: Sequence[str], packages: Sequence[str], own: Path, source: str
+    architecture: str, suites: Sequence[str], packages: Sequence[str], path: Path, source: str
 ) -> tuple[str, list[Path]]:
     """The first suite that the mirror has whole, and its packages. Failed, with every reason, if it has none.
 
@@ -103,47 +103,47 @@ def fetched_of_first(
     problems = []
     for suite in suites:
         try:
-            return suite, fetched(architecture, suite, packages, own, source)
+            return suite, fetched(architecture, suite, packages, path, source)
         except Failed as problem:
             problems.append(f"{suite}: {problem}")
             tell(f"{architecture}: {problems[-1]}")
     raise Failed("\n".join(problems))
 
 
-def fetched(architecture: str, suite: str, packages: Sequence[str], own: Path, source: str) -> list[Path]:
+def fetched(architecture: str, suite: str, packages: Sequence[str], path: Path, source: str) -> list[Path]:
     """The packages and all that they depend on, in the folder `own`, by an apt that knows none of the system's."""
     if not KEYRING.is_file():
         raise Failed(f"{KEYRING}: not there, expected the keys of Debian's archive: apt-get install {KEYRING.stem}")
-    settings = apt_settings(architecture, suite, own, source)
+    settings = apt_settings(architecture, suite, path, source)
     called(["apt-get", "-c", settings, "update", "--error-on=any"])
     called(["apt-get", "-c", settings, "install", "--yes", "--download-only", "--no-install-recommends", *packages])
-    return sorted((own / "cache" / "archives").glob("*.deb"))
+    return sorted((path / "cache" / "archives").glob("*.deb"))
 
 
-def apt_settings(architecture: str, suite: str, own: Path, source: str) -> Path:
+def apt_settings(architecture: str, suite: str, path: Path, source: str) -> Path:
     """apt.conf of such an apt; it is read behind the system's own settings."""
-    shutil.rmtree(own, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
     for folder in ("state/lists/partial", "cache/archives/partial", "none"):
-        (own / folder).mkdir(parents=True)
-    (own / "state" / "status").touch()
-    (own / "sources.list").write_text(f"deb [signed-by={KEYRING}] {source} {suite} main\n")
+        (path / folder).mkdir(parents=True)
+    (path / "state" / "status").touch()
+    (path / "sources.list").write_text(f"deb [signed-by={KEYRING}] {source} {suite} main\n")
     settings = {
         "APT::Architecture": architecture,
         "APT::Sandbox::User": "",
         "Debug::NoLocking": "true",
         "Acquire::Languages": "none",
-        "Dir::State": own / "state",
-        "Dir::State::status": own / "state" / "status",
-        "Dir::Cache": own / "cache",
-        "Dir::Etc::sourcelist": own / "sources.list",
-        "Dir::Etc::sourceparts": own / "none",
-        "Dir::Etc::preferences": own / "none",
-        "Dir::Etc::preferencesparts": own / "none",
+        "Dir::State": path / "state",
+        "Dir::State::status": path / "state" / "status",
+        "Dir::Cache": path / "cache",
+        "Dir::Etc::sourcelist": path / "sources.list",
+        "Dir::Etc::sourceparts": path / "none",
+        "Dir::Etc::preferences": path / "none",
+        "Dir::Etc::preferencesparts": path / "none",
     }
     hooks = ("APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success", "DPkg::Post-Invoke", "APT::Architectures")
     lines = [f"#clear {name};" for name in hooks] + [f'{name} "{value}";' for name, value in settings.items()]
-    (own / "apt.conf").write_text("\n".join([*lines, f'APT::Architectures {{ "{architecture}"; }};']) + "\n")
-    return own / "apt.conf"
+    (path / "apt.conf").write_text("\n".join([*lines, f'APT::Architectures {{ "{architecture}"; }};']) + "\n")
+    return path / "apt.conf"
 
 
 def put_together(machine: Machine, work: Path, source: str | None) -> Path:
@@ -161,17 +161,17 @@ def made(machine: Machine, folder: Path, source: str | None) -> Path:
         return folder
     began = time.monotonic()
     tell(f"{machine.name}: fetching Debian's packages and wheels")
-    own = folder.parent / "apt" / machine.name
-    suite, packages = fetched_of_first(machine.name, SUITES, PACKAGES, own, source or mirror())
+    apt_folder = folder.parent / "apt" / machine.name
+    suite, packages = fetched_of_first(machine.name, SUITES, PACKAGES, apt_folder, source or mirror())
     part = folder.with_name(f"{machine.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     unpack(packages, part / "root")
     add_wheels(machine, part)
-    held = {"recipe": recipe, "suite": suite, "packages": [one.stem for one in packages]}
+    held = {"recipe": recipe, "suite": suite, "packages": [package.stem for package in packages]}
     (part / WHOLE).write_text(json.dumps(held, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-    shutil.rmtree(own)
+    shutil.rmtree(apt_folder)
     tell(f"{machine.name}: {len(packages)} packages of {suite} in {folder} ({time.monotonic() - began:.0f} s)")
     return folder
 
@@ -193,7 +193,7 @@ def add_wheels(machine: Machine, folder: Path) -> None:
     pip += ["--python-version", python_of(folder).name.removeprefix("python"), "--target", str(folder / "wheels")]
     platforms = [f"manylinux_2_{minor}_{machine.wheel}" for minor in GLIBC] + [f"manylinux2014_{machine.wheel}"]
     pip += [word for platform in platforms for word in ("--platform", platform)]
-    called([*pip, *(one for one in needs if one.startswith(tuple(WHEELS)))])
+    called([*pip, *(need for need in needs if need.startswith(tuple(WHEELS)))])
 
 
 def python_of(folder: Path) -> Path:
@@ -202,13 +202,13 @@ def python_of(folder: Path) -> Path:
     return folder / "root" / "usr" / "bin" / library.parent.name
 
 
-def launcher(machine: Machine, folder: Path, blas: str, own: Path) -> Path:
+def launcher(machine: Machine, folder: Path, blas: str, target: Path) -> Path:
     """A program in `own` that is the other machine's Python, and is so for the processes that Python starts, too."""
     names = (f"qemu-{machine.qemu}-static", f"qemu-{machine.qemu}")
     qemu = next(filter(None, map(shutil.which, names)), None)
     if qemu is None:
         raise Failed(f"{names[0]}: not there: apt-get install qemu-user-static")
-    root, path = folder / "root", own / "python3"
+    root, path = folder / "root", target / "python3"
     libraries = root / "usr" / "lib" / machine.triplet
     variables = {
         "PYTHONHOME": root / "usr",
@@ -224,7 +224,7 @@ def launcher(machine: Machine, folder: Path, blas: str, own: Path) -> Path:
         root,
         "-0",
         path,
-        *(word for one in variables.items() for word in ("-E", "{}={}".format(*one))),
+        *(word for item in variables.items() for word in ("-E", "{}={}".format(*item))),
     ]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, [*words, python_of(folder)]))} "$@"\n')
     path.chmod(0o755)

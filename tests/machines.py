@@ -114,24 +114,24 @@ class Row:
 def run(row: Row, folder: Path, commands: Commands) -> None:
     """Runs the commands, one after the other in one process, and writes into the row what came of them."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryFile("w+") as errors:
-        python = launcher(row.machine, folder, row.blas, Path(own))
+    with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile("w+") as errors:
+        python = launcher(row.machine, folder, row.blas, Path(scratch))
         command = [python, "-c", WORKER, json.dumps(commands)]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         with subprocess.Popen(
             command, cwd=TOP, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process:
             for line in process.stdout or ():
-                found = json.loads(line)
-                if "name" not in found:
-                    row.facts = found
+                message = json.loads(line)
+                if "name" not in message:
+                    row.facts = message
                     row.wrong += wrong_facts(row, folder)
                     continue
-                name = found["name"]
-                row.took[name] = found["took"]
-                row.cells[name], wrong = JUDGES[name](found["code"], found["said"])
-                row.wrong += [f"{name}: {one}" for one in wrong]
-                took = "{seconds:.0f} s, {processor_seconds:.0f} s of a processor".format(**found["took"])
+                name = message["name"]
+                row.took[name] = message["took"]
+                row.cells[name], wrong = JUDGES[name](message["code"], message["said"])
+                row.wrong += [f"{name}: {problem}" for problem in wrong]
+                took = "{seconds:.0f} s, {processor_seconds:.0f} s of a processor".format(**message["took"])
                 tell(f"{row}: {name}: {row.cells[name]} ({took})")
         errors.seek(0)
         said = errors.read().strip()[-2000:]
@@ -142,8 +142,8 @@ def run(row: Row, folder: Path, commands: Commands) -> None:
     if row.wrong and said:
         row.wrong.append(said)
     row.seconds = time.monotonic() - began
-    for one in row.wrong:
-        tell(f"{row}: WRONG: {one}")
+    for problem in row.wrong:
+        tell(f"{row}: WRONG: {problem}")
 
 
 def wrong_facts(row: Row, folder: Path) -> list[str]:
@@ -165,19 +165,23 @@ def config_of(facts: Mapping[str, Any]) -> str:
 
 
 def judge_digest(expected: str, code: int, said: str) -> tuple[str, list[str]]:
-    found = said.strip()
-    return f"{found[:8]}...{found[-4:]}", [] if (code, found) == (0, expected) else [f"{found}, expected {expected}"]
+    digest = said.strip()
+    return f"{digest[:8]}...{digest[-4:]}", [] if (code, digest) == (0, expected) else [
+        f"{digest}, expected {expected}"
+    ]
 
 
 def judge_vectors(code: int, said: str) -> tuple[str, list[str]]:
-    found = json.loads(said) if said else {}
-    return f"{found.get('vectors')} as stated" if code == 0 else "differ", [] if code == 0 else [f"code {code}: {said}"]
+    report = json.loads(said) if said else {}
+    return f"{report.get('vectors')} as stated" if code == 0 else "differ", [] if code == 0 else [
+        f"code {code}: {said}"
+    ]
 
 
 def judge_batch(code: int, said: str) -> tuple[str, list[str]]:
     """A verified run, and that its cache was too small: else nothing was preempted, and little was verified."""
-    found = json.loads(said) if said else {"summary": {"proved": False, "preemptions": 0}, "outputs": []}
-    summary, answers = found["summary"], [one["outputs"][0]["text"] for one in found["outputs"]]
+    report = json.loads(said) if said else {"summary": {"proved": False, "preemptions": 0}, "outputs": []}
+    summary, answers = report["summary"], [output["outputs"][0]["text"] for output in report["outputs"]]
     wrong = [] if (code, summary.get("proved")) == (0, True) else [f"not verified: {said[-500:]}"]
     wrong += [] if answers == list(ASKED.values()) else [f"answers {answers}, expected {list(ASKED.values())}"]
     wrong += [] if summary["preemptions"] else ["no preemption, expected some"]
@@ -214,7 +218,7 @@ def blas_text(row: Row) -> str:
         cores = [word for word in words[2:] if not re.match(r"NO_|USE_|DYNAMIC|MAX_|SINGLE|BUILD|=", word)]
         return " ".join(["OpenBLAS", words[1], *cores])
     versions = [
-        found[1] for path in row.facts.get("mapped", ()) if (found := re.search(r"libblas\.so\.(3\.\d+.*)", path))
+        match[1] for path in row.facts.get("mapped", ()) if (match := re.search(r"libblas\.so\.(3\.\d+.*)", path))
     ]
     return " ".join([row.blas, *versions])
 
@@ -226,7 +230,7 @@ def table(rows: Sequence[Row], commands: Sequence[str]) -> Iterator[str]:
     for row in rows:
         facts = [str(row.facts.get(name, "none")) for name in ("order", "python", "numpy")]
         name = row.machine.name + (" **WRONG**" if row.wrong else "")
-        cells = [name, *facts, blas_text(row), *(row.cells.get(one, "not run") for one in commands)]
+        cells = [name, *facts, blas_text(row), *(row.cells.get(command, "not run") for command in commands)]
         yield f"| {' | '.join(cells)} |"
 
 

@@ -59,7 +59,6 @@ FILES = [
             "engine/samples",
             "engine/answers",
             "engine/outputs",
-            "engine/drafting",
             "engine/draft_model",
             "speculation/proposals",
             "speculation/acceptance",
@@ -97,7 +96,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
     ),
     "lfm2np/engine/draft_model": ("draft-models-propose", "drawn-drafts-are-of-their-place", "wrong-calls-are-refused"),
     "lfm2np/engine/outputs": ("runs-are-counted", "padding-is-counted", "outputs-are-those-alone"),
-    "lfm2np/engine/drafting": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
+    "lfm2np/engine/answers": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
     "lfm2np/speculation": ("rejection-is-exact", "guesses-use-their-own-noise", "runs-are-counted"),
     "lfm2np/speculation/drafters": ("lookup-is-its-definition", "runs-are-counted", "wrong-calls-are-refused"),
     "lfm2np/speculation/proposals": (
@@ -215,13 +214,13 @@ def survives(file: str, source: str, profiles: Sequence[str]) -> bool:
     from lfm2np.conformance.runner import run_property
 
     first = FIRST[max((place for place in FIRST if file.startswith(place)), key=len)]
-    rest = [one.id for one in EVERYTHING if one.id not in first]
+    rest = [prop.id for prop in EVERYTHING if prop.id not in first]
     order = [*first, *(name for name in rest if name not in LAST), *(name for name in rest if name in LAST)]
-    ordered = sorted(EVERYTHING, key=lambda one: order.index(one.id))
+    ordered = sorted(EVERYTHING, key=lambda prop: order.index(prop.id))
     for profile in profiles:
-        for one in ordered:
+        for prop in ordered:
             signal.setitimer(signal.ITIMER_PROF, SECONDS[profile])
-            if run_property(one, own, profile, shrink=False).status == "failed":
+            if run_property(prop, own, profile, shrink=False).status == "failed":
                 return False
     return True
 
@@ -291,8 +290,8 @@ def main() -> int:
 
 
 def sampled(everything: Iterator[tuple[Mutant, str]], count: int | None) -> list[tuple[Mutant, str]]:
-    found = list(everything)
-    return found if count is None or count >= len(found) else random.Random(0).sample(found, count)
+    population = list(everything)
+    return population if count is None or count >= len(population) else random.Random(0).sample(population, count)
 
 
 def equivalent() -> dict[tuple[str, ...], str]:

@@ -130,7 +130,7 @@ def draw_examples(send: Connection) -> None:
                 test(**given)
         elif name.startswith("test_") and name.endswith("refused"):
             drawn.extend((name, given) for given in cases(test))
-    drawn.sort(key=lambda one: ("products" in one[0], "attention" in one[0]))  # the quickest first
+    drawn.sort(key=lambda mutant: ("products" in mutant[0], "attention" in mutant[0]))  # the quickest first
     send.send(drawn)
 
 

@@ -9,14 +9,17 @@ from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sequential import first_difference
 from lfm2np.loading import Model
 from lfm2np.sampling.choice import request_seed
-from scheduler import POLICIES
+from scheduler import POLICIES, check
 
 BLOCK_SIZES = (1, 2, 3, 5, 16, 64)
 LONGEST_PROMPT, MOST_TOKENS = 40, 12
 
 
 class Run:
-    """One random run: requests, arrivals and sizes from a seed; every output is kept with its logits."""
+    """One random run: requests, arrivals and sizes from a seed; every output is kept with its logits.
+
+    `options` are those of Engine. With check=False the blocks are counted after each step, and not read.
+    """
 
     def __init__(self, model: Model, seed: int, **options: object) -> None:
         self.model, self.choice = model, random.Random(seed)
@@ -33,8 +36,9 @@ class Run:
             "policy": self.choice.choice(sorted(POLICIES)),
             "prefix_caching": self.choice.random() < 0.7,
             "num_host_blocks": self.choice.choice([0, 0, 20]),
+            "check": True,
         }
-        self.engine = Engine(model, check=True, on_logits=self.keep, **(chosen | options))  # type: ignore[arg-type]
+        self.engine = Engine(model, on_logits=self.keep, **(chosen | options))  # type: ignore[arg-type]
 
     def keep(self, name: str, position: int, row: np.ndarray, token: int) -> None:
         self.rows.setdefault(name, []).append(np.array(row))
@@ -45,10 +49,10 @@ class Run:
         requests = {}
         for index in range(choice.choice([3, 8, 20])):
             length = choice.randint(1, LONGEST_PROMPT)
-            own = [choice.randrange(vocabulary) for _ in range(length)]
+            suffix = [choice.randrange(vocabulary) for _ in range(length)]
             requests[f"q{index}"] = (
                 choice.randint(0, 60),
-                (common[: choice.randint(0, length)] + own)[:length],
+                (common[: choice.randint(0, length)] + suffix)[:length],
                 self.draw_params(),
             )
         return requests
@@ -82,6 +86,7 @@ class Run:
                 self.outputs[output.request_id] = output
                 if output.finished:
                     alive.remove(output.request_id)
+            check(self.engine.scheduler)
             if alive and self.choice.random() < abort_rate:
                 name = alive.pop(self.choice.randrange(len(alive)))
                 self.outputs[name] = self.engine.abort(name)
@@ -93,9 +98,9 @@ class Run:
         for name, (_, ids, params) in self.requests.items():
             seed = request_seed(params, 0, name)
             for sample in self.outputs[name].outputs:
-                own = name if sample.index == 0 else f"{name}#{sample.index}"
-                rows = self.rows.get(own, [])
+                sample_name = name if sample.index == 0 else f"{name}#{sample.index}"
+                rows = self.rows.get(sample_name, [])
                 assert len(rows) == len(sample.token_ids)
                 assert first_difference(self.model, ids, params, seed, sample.index, sample.token_ids, rows) is None, (
-                    own
+                    sample_name
                 )

@@ -81,8 +81,8 @@ def digests(numerics: str, **environment: str) -> dict[str, dict[str, Any]]:
     command = [sys.executable, "-c", WORKER, numerics, *map(str, CHECKPOINTS)]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
-    return found
+    report: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return report
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +110,8 @@ def test_the_bits_are_the_same_without_numpys_vector_code(here):
 @pytest.mark.rounding
 def test_plain_float32_fails_the_same_check():
     """The control. Were it to pass, the variables would not reach the BLAS and the tests above would prove nothing."""
-    found = [digests("float32", OPENBLAS_CORETYPE=kernel)["ours"] for kernel in KERNELS]
-    assert any(other != found[0] for other in found[1:])
+    hashes = [digests("float32", OPENBLAS_CORETYPE=kernel)["ours"] for kernel in KERNELS]
+    assert any(other != hashes[0] for other in hashes[1:])
 
 
 @pytest.mark.slow

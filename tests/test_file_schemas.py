@@ -52,7 +52,7 @@ def complaints(schema: dict[str, Any], lines: list[Any]) -> list[str]:
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Runs that have every kind of line and of move between them."""
-    model, windowed, found = lfm2np.load(), loaded(MODELS["all kinds of layers"]), []
+    model, windowed, records = lfm2np.load(), loaded(MODELS["all kinds of layers"]), []
     greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
     def begun(**sizes: Any) -> tuple[Engine, io.StringIO]:
@@ -82,17 +82,17 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     for engine, file in ((cramped, cramped_file), (roomy, roomy_file), (windows, windows_file)):
         while engine.has_unfinished:
             engine.step()
-        found += [json.loads(line) for line in file.getvalue().splitlines()]
-    plan = next(line["plan"] for line in found if line["kind"] == "step")
-    found.append(sealed({"kind": "abandon", "plan": plan, "drafts": {"a": [7]}}))  # as TraceWriter.abandon writes it
+        records += [json.loads(line) for line in file.getvalue().splitlines()]
+    plan = next(line["plan"] for line in records if line["kind"] == "step")
+    records.append(sealed({"kind": "abandon", "plan": plan, "drafts": {"a": [7]}}))  # as TraceWriter.abandon writes it
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     arguments = ["generate", "--chat", "sort: 3 1", "--chat", "add: 3 + 4", "--max-tokens", "3"]
     assert main([*arguments, "--trace", str(path), "--trace-detail"]) == 0
-    found += lines_of(path)
+    records += lines_of(path)
     experts = ["generate", "--model", str(TORTURE / "moe_published"), "--prompt-ids", "1,17,42", "--max-tokens", "2"]
     assert main([*experts, "--trace", str(path), "--trace-detail"]) == 0
     details = [line for line in lines_of(path) if line["kind"] == "detail"]
-    return details + found  # the first of each kind is changed in every way: a detail that has experts
+    return details + records  # the first of each kind is changed in every way: a detail that has experts
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +120,13 @@ def committed_vectors() -> Any:
 @pytest.fixture(scope="module")
 def vectors() -> list[Any]:
     """The committed set with one vector and one position at a time: one for each hint and result."""
-    document, found = committed_vectors(), {}
+    document, documents = committed_vectors(), {}
     for vector in document["vectors"]:
         for position, token in zip(vector["positions"], vector["token_ids"], strict=True):
             for hint in vector["schedule"]:
-                one = {**vector, "schedule": [hint], "positions": [position], "token_ids": [token]}
-                found[hint["kind"], position["result"]] = {**document, "vectors": [one]}
-    return list(found.values())
+                entry = {**vector, "schedule": [hint], "positions": [position], "token_ids": [token]}
+                documents[hint["kind"], position["result"]] = {**document, "vectors": [entry]}
+    return list(documents.values())
 
 
 FILES = [("trace", TRACE), ("results", RESULTS), ("transcript", TRANSCRIPT)]
@@ -148,21 +148,21 @@ def changed(line: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
     if isinstance(here, dict):
         for name in here:
             for replacement in ({}, {name: object}):
-                made = copy.deepcopy(line)
-                target = made
+                variant = copy.deepcopy(line)
+                target = variant
                 for step in at:
                     target = target[step]
                 del target[name]
                 target |= {key: {"not": ["a", "value"]} for key in replacement}
-                yield (*at, name), made
+                yield (*at, name), variant
             yield from changed(line, (*at, name))
     elif isinstance(here, list) and here:
-        made = copy.deepcopy(line)
-        target = made
+        variant = copy.deepcopy(line)
+        target = variant
         for step in at:
             target = target[step]
         target[0] = {"not": ["a", "value"]}
-        yield (*at, 0), made
+        yield (*at, 0), variant
         yield from changed(line, (*at, 0))
 
 

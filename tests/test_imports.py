@@ -82,7 +82,11 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
     "lfm2np.simulate": {"scheduler"},
     "lfm2np.invariance": {*CALL, *ORACLE, "lfm2np.oracle.reports", "lfm2np.fuzz", PROTOCOL},
-    "lfm2np.conformance": {*CALL, PROTOCOL, *SUITE, SHRINKING, SCHEDULERS, "lfm2np.faults", "lfm2np.invariance"},
+    "lfm2np.conformance": {
+        *CALL,
+        *(PROTOCOL, *SUITE, SHRINKING, SCHEDULERS),
+        *("lfm2np.faults", "lfm2np.invariance", "lfm2np.oracle.targets"),
+    },
     "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},
     "lfm2np.drawings.page": {"lfm2np.drawings.runs"},
     "lfm2np.drawings.views": {"scheduler", "lfm2np.drawings.runs", "lfm2np.drawings.page"},
@@ -113,9 +117,9 @@ SOURCES = {module_of(path): path for folder in ("lfm2np", "scheduler") for path 
 
 def room_of(module: str) -> str:
     """The longest name of ROOMS that covers it; `lfm2np` itself covers only its own `__init__`."""
-    found = [name for name in ROOMS if module == name or (module.startswith(f"{name}.") and name != "lfm2np")]
-    assert found, f"{module}: in no room of the table"
-    return max(found, key=len)
+    matching = [name for name in ROOMS if module == name or (module.startswith(f"{name}.") and name != "lfm2np")]
+    assert matching, f"{module}: in no room of the table"
+    return max(matching, key=len)
 
 
 def imported(source: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from lfm2np import memory, system
-from lfm2np.checkpoint import chat_sandbox
+from lfm2np.checkpoint.text import chat_sandbox
 from lfm2np.errors import TokenizerError
 from lfm2np.numerics import pieces
 

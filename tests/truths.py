@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle.judging.truth import Truth, Wanted, truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 
 
 def greedy_steps(model: LoadedModel, prompt: str | Sequence[int], max_tokens: int) -> list[tuple[int, NDArray[Any]]]:
@@ -33,4 +33,4 @@ def greedy_tokens(model: LoadedModel, prompt: str | Sequence[int], max_tokens: i
 
 def truth_of(model: LoadedModel, token_ids: Sequence[int], wanted: Wanted) -> Truth:
     """Of one sequence."""
-    return truths_of(model, {tuple(token_ids): wanted})[0]
+    return spoken_truths(model, {Spoken(tuple(token_ids)): wanted})[0]

@@ -45,23 +45,23 @@ def literal(lines: Sequence[str], language: str = "text") -> list[str]:
 
 def items(paragraph: Sequence[str]) -> list[str]:
     """Each `- ` line with those that go on below it."""
-    found: list[str] = []
+    entries: list[str] = []
     for line in paragraph:
         if line.startswith("- "):
-            found.append(line[2:])
+            entries.append(line[2:])
         else:
-            found[-1] += " " + line.strip()
-    return found
+            entries[-1] += " " + line.strip()
+    return entries
 
 
 def as_rest(lines: Sequence[str]) -> list[str]:
     """The lines of a docstring as reStructuredText that shows what they say."""
-    found: list[str] = []
+    rest_lines: list[str] = []
     shown_as_is: list[str] = []
 
     def end_block() -> None:
         if shown_as_is:
-            found.extend(literal(textwrap.dedent("\n".join(shown_as_is[:-1])).split("\n")))
+            rest_lines.extend(literal(textwrap.dedent("\n".join(shown_as_is[:-1])).split("\n")))
             shown_as_is.clear()
 
     for paragraph in paragraphs(lines):
@@ -73,20 +73,20 @@ def as_rest(lines: Sequence[str]) -> list[str]:
         end_block()
         if starts and all(line.startswith(("- ", "  ")) for line in rest):
             if starts[0]:
-                found += [escaped(" ".join(paragraph[: starts[0]])), ""]
-            found += [f"- {escaped(item)}" for item in items(rest)] + [""]
+                rest_lines += [escaped(" ".join(paragraph[: starts[0]])), ""]
+            rest_lines += [f"- {escaped(item)}" for item in items(rest)] + [""]
         else:
-            found += [escaped(" ".join(line.strip() for line in paragraph)), ""]
+            rest_lines += [escaped(" ".join(line.strip() for line in paragraph)), ""]
     end_block()
-    return found
+    return rest_lines
 
 
 def fields_of(kind: type) -> list[str]:
     """The source lines of a dataclass's fields, with the comments beside them."""
     source = textwrap.dedent(inspect.getsource(kind)).split("\n")
     members = re.compile(r"    (\w+): ")
-    names = {one.name for one in dataclasses.fields(kind)}
-    lines = [i for i, line in enumerate(source) if (found := members.match(line)) and found[1] in names]
+    names = {field.name for field in dataclasses.fields(kind)}
+    lines = [i for i, line in enumerate(source) if (match := members.match(line)) and match[1] in names]
     return textwrap.dedent("\n".join(source[lines[0] : lines[-1] + 1])).split("\n") if lines else []
 
 

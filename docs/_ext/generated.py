@@ -25,7 +25,7 @@ NOT_IMPORTED = ("__main__", "test_conformance")  # they run when they are import
 def pages() -> dict[str, str]:
     """Path below docs/ -> reStructuredText."""
     modules = rooms.read_modules()
-    found = {
+    pages_by_path = {
         "design/generated/house.rst": house(modules),
         "reference/generated/command-line.rst": command_line(),
         "reference/generated/errors.rst": errors(modules),
@@ -33,9 +33,9 @@ def pages() -> dict[str, str]:
     }
     uses = room_imports(modules)
     for room in rooms.rooms(modules):
-        found[f"reference/generated/{room.name}.rst"] = reference_of(room)
-        found[f"design/generated/{room.name}.rst"] = design_of(room, uses)
-    return found
+        pages_by_path[f"reference/generated/{room.name}.rst"] = reference_of(room)
+        pages_by_path[f"design/generated/{room.name}.rst"] = design_of(room, uses)
+    return pages_by_path
 
 
 # --- reStructuredText
@@ -95,8 +95,8 @@ def room_text(room: Room) -> list[str]:
 
 def directive(name: str) -> str:
     """The autodoc directive of a public name."""
-    module, _, own = name.rpartition(".")
-    thing = getattr(importlib.import_module(module), own)
+    module, _, attribute = name.rpartition(".")
+    thing = getattr(importlib.import_module(module), attribute)
     if isinstance(thing, type):
         kind, options = ("autoexception" if issubclass(thing, Exception) else "autoclass"), "\n   :members:"
     else:
@@ -106,7 +106,7 @@ def directive(name: str) -> str:
 
 def design_of(room: Room, uses: Mapping[str, set[str]]) -> str:
     users = sorted(other for other, names in uses.items() if room.name in names)
-    rows = [(code(one.path.name), escaped(rooms.summary(one.docstring))) for one in room.modules]
+    rows = [(code(module.path.name), escaped(rooms.summary(module.docstring))) for module in room.modules]
     below = sorted(name for name in uses if name.rpartition(".")[0] == room.name)
     return page(
         heading(room.name),
@@ -129,10 +129,10 @@ def room_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
     def folder(name: str) -> str:
         return name if modules[name].path.name == "__init__.py" else name.rpartition(".")[0]
 
-    found: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
     for module in modules.values():
-        found.setdefault(folder(module.name), set()).update(map(folder, rooms.imports(module, dict(modules))))
-    return {name: others - {name} for name, others in found.items()}
+        imports.setdefault(folder(module.name), set()).update(map(folder, rooms.imports(module, dict(modules))))
+    return {name: others - {name} for name, others in imports.items()}
 
 
 def house(modules: dict[str, Module]) -> str:
@@ -181,12 +181,12 @@ def command_line() -> str:
 
 def exit_codes() -> dict[str, list[str]]:
     """Text of exit codes -> the commands whose help tells it."""
-    found: dict[str, list[str]] = {}
+    programs: dict[str, list[str]] = {}
     for parser in parsers(build_parser()):
         start = (parser.epilog or "").find("exit codes:")
         if start >= 0:
-            found.setdefault((parser.epilog or "")[start:], []).append(parser.prog)
-    return found
+            programs.setdefault((parser.epilog or "")[start:], []).append(parser.prog)
+    return programs
 
 
 # --- errors
@@ -194,9 +194,9 @@ def exit_codes() -> dict[str, list[str]]:
 
 def errors(modules: Mapping[str, Module]) -> str:
     for package in (lfm2np, scheduler):
-        for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if one.name in modules and modules[one.name].public and not one.name.endswith(NOT_IMPORTED):
-                importlib.import_module(one.name)  # so that every subclass is known
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if info.name in modules and modules[info.name].public and not info.name.endswith(NOT_IMPORTED):
+                importlib.import_module(info.name)  # so that every subclass is known
     parts: list[str | Iterable[str]] = [
         heading("Errors and exit codes"),
         "Every error of lfm2np is an ``Lfm2npError``. Its message names the thing, its value, what was expected and "
@@ -227,10 +227,10 @@ def errors(modules: Mapping[str, Module]) -> str:
 
 def kinds(base: type[Any]) -> Iterator[type[Any]]:
     """The class and all below it that are the package's own, once each."""
-    found = [base]
-    for kind in found:
-        found += [one for one in kind.__subclasses__() if one not in found]
-    yield from (kind for kind in found if kind.__module__.partition(".")[0] in ("lfm2np", "scheduler"))
+    classes = [base]
+    for kind in classes:
+        classes += [subclass for subclass in kind.__subclasses__() if subclass not in classes]
+    yield from (kind for kind in classes if kind.__module__.partition(".")[0] in ("lfm2np", "scheduler"))
 
 
 # --- file formats
@@ -250,7 +250,7 @@ def formats() -> str:
         for title, description, rows in schemas.objects(schema):
             parts += [heading(f"{name}: {title}", "~")] if title else []
             parts += [escaped(description)]
-            cells = [(code(one), escaped(kind), escaped(told)) for one, kind, told in rows]
+            cells = [(code(one), escaped(kind), escaped(meaning)) for one, kind, meaning in rows]
             parts += [table(("Name", "Value", "Meaning"), cells, "22 33 45")]
         for example in schema.get("examples", ()):
             parts += ["An example:", literal(json.dumps(example).split("\n"), "json")]

@@ -33,7 +33,7 @@ def drawn(arrows: Arrows) -> Arrows:
         return frozenset(kept[box]).union(*map(below, kept[box]))
 
     return {
-        box: {one: names for one, names in others.items() if not any(one in below(two) for two in others)}
+        box: {node: names for node, names in others.items() if not any(node in below(two) for two in others)}
         for box, others in kept.items()
     }
 
@@ -46,7 +46,7 @@ def rows_of(arrows: Arrows) -> list[list[Stop]]:
 
     Each row is in the order that bends arrows least, seen from the row above.
     """
-    users = {box: [one for one, others in arrows.items() if box in others] for box in arrows}
+    users = {box: [node for node, others in arrows.items() if box in others] for box in arrows}
 
     @cache
     def depth(box: str) -> int:
@@ -66,8 +66,8 @@ def rows_of(arrows: Arrows) -> list[list[Stop]]:
             above[box].append(last)
     place: dict[Stop, float] = {}
     for row in rows:
-        pull = {one: sum(place[two] for two in above[one]) / len(above[one]) if above[one] else 0.5 for one in row}
-        row.sort(key=lambda one: (pull[one], str(one)))
+        pull = {node: sum(place[two] for two in above[node]) / len(above[node]) if above[node] else 0.5 for node in row}
+        row.sort(key=lambda node: (pull[node], str(node)))
         place |= zip(row, centres(row), strict=True)
     return rows
 
@@ -79,7 +79,7 @@ def width(stop: Stop) -> float:
 def centres(row: list[Stop]) -> list[float]:
     """From 0 to 1: boxes side by side with the same gap between all."""
     gap = (WIDTH - sum(map(width, row))) / (len(row) + 1)
-    return [(gap * (i + 1) + sum(map(width, row[:i])) + width(one) / 2) / WIDTH for i, one in enumerate(row)]
+    return [(gap * (i + 1) + sum(map(width, row[:i])) + width(node) / 2) / WIDTH for i, node in enumerate(row)]
 
 
 def label(box: str) -> str:
@@ -93,16 +93,16 @@ def picture(arrows: Arrows, links: dict[str, str]) -> str:
     rows = [*rows_of(kept), [box for box in ANYWHERE if box in arrows]]
     middle: dict[Stop, tuple[float, float]] = {}
     for i, row in enumerate(rows):
-        for one, x in zip(row, centres(row), strict=True):
-            middle[one] = (x * WIDTH, MARGIN + BOX / 2 + i * ROW)
+        for node, x in zip(row, centres(row), strict=True):
+            middle[node] = (x * WIDTH, MARGIN + BOX / 2 + i * ROW)
     parts = []
     for box, others in kept.items():
         for other in others:
-            stops = [middle[one] for row in rows for one in row if one == box or one[:2] == (box, other)]
-            told = escape(f"{label(box)} imports {label(other)}")
+            stops = [middle[node] for row in rows for node in row if node == box or node[:2] == (box, other)]
+            title = escape(f"{label(box)} imports {label(other)}")
             curve = arrow([*stops, middle[other]])
-            parts.append(f'<path class="arrow" d="{curve}" marker-end="url(#tip)"><title>{told}</title></path>')
-    boxes = {one: place for one, place in middle.items() if isinstance(one, str)}
+            parts.append(f'<path class="arrow" d="{curve}" marker-end="url(#tip)"><title>{title}</title></path>')
+    boxes = {node: place for node, place in middle.items() if isinstance(node, str)}
     for box, (x, y) in boxes.items():
         kind = "box anywhere" if box in ANYWHERE else "box"
         rect = (
@@ -139,11 +139,11 @@ def arrow(stops: list[tuple[float, float]]) -> str:
 
 def table(arrows: Arrows) -> list[tuple[str, str, str]]:
     """(room, what it imports, who imports it), from the top; the boxes of the picture and the others."""
-    rows = [one for row in rows_of(drawn(arrows)) for one in row if isinstance(one, str)]
+    rows = [node for row in rows_of(drawn(arrows)) for node in row if isinstance(node, str)]
     rows = [*(box for box in sorted(arrows) if box not in {*rows, *ANYWHERE}), *rows, *ANYWHERE]
     users = {box: [other for other in rows if box in arrows.get(other, ())] for box in rows}
     return [
-        (label(box), ", ".join(label(one) for one in rows if one in arrows[box]), ", ".join(map(label, users[box])))
+        (label(box), ", ".join(label(node) for node in rows if node in arrows[box]), ", ".join(map(label, users[box])))
         for box in rows
         if box in arrows
     ]

@@ -39,8 +39,8 @@ def repo(role: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tu
     """{repo}`lfm2np/reference.py`: a file of the repository, which must be there."""
     if (CHECKOUT / text).exists():
         return [nodes.literal(raw, text)], []
-    told = inliner.reporter.warning(f"{text}: there is no such file in the repository", line=line)
-    return [inliner.problematic(raw, raw, told)], [told]
+    message = inliner.reporter.warning(f"{text}: there is no such file in the repository", line=line)
+    return [inliner.problematic(raw, raw, message)], [message]
 
 
 def write_laboratory(app: Any, problem: Exception | None) -> None:
@@ -86,7 +86,7 @@ def index_names(app: Any, env: Any) -> None:
 
 
 def titles(contents: nodes.bullet_list) -> nodes.bullet_list:
-    """A page's table of contents, of it only the title, and what lies below: what Sphinx leaves of it (titles_only)."""
+    """A page's table of contents with its title alone and what lies below it, as Sphinx leaves it (titles_only)."""
     contents = contents.deepcopy()
     for entry in contents:
         if len(entry) > 1:

@@ -68,21 +68,23 @@ def summary(docstring: str) -> str:
 
 
 def read_modules(top: Path = CHECKOUT) -> dict[str, Module]:
-    found = {}
+    modules = {}
     for package in PACKAGES:
         for path in sorted((top / package).rglob("*.py")):
             name = ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
-            found[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
-    return found
+            modules[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
+    return modules
 
 
 def rooms(modules: dict[str, Module]) -> list[Room]:
     """The folders, each with the modules that lie directly in it."""
-    found = {one.name: Room(one.name, one) for one in modules.values() if one.path.name == "__init__.py"}
-    for one in modules.values():
-        if one.path.name != "__init__.py":
-            found[one.name.rpartition(".")[0]].modules.append(one)
-    return sorted(found.values(), key=lambda room: (room.name.split(".")[0] != "lfm2np", room.name))
+    rooms_by_name = {
+        module.name: Room(module.name, module) for module in modules.values() if module.path.name == "__init__.py"
+    }
+    for module in modules.values():
+        if module.path.name != "__init__.py":
+            rooms_by_name[module.name.rpartition(".")[0]].modules.append(module)
+    return sorted(rooms_by_name.values(), key=lambda room: (room.name.split(".")[0] != "lfm2np", room.name))
 
 
 def imports(module: Module, modules: dict[str, Module]) -> Iterator[str]:
@@ -120,7 +122,7 @@ def arrows(modules: dict[str, Module]) -> Arrows:
             TopologicalSorter(found).prepare()
         except CycleError as error:
             circle = error.args[1][::-1]  # each imports the next
-            steps = [found[one][other] for one, other in pairwise(circle)]
+            steps = [found[room][other] for room, other in pairwise(circle)]
             split |= frozenset(min(steps, key=len))
         else:
             return found

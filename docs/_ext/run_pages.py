@@ -92,7 +92,7 @@ def blocks_of(page: Path, text: str) -> list[Block]:
         language = info.strip() if not directive else directive[2] if directive[1] == "code-block" else "{directive}"
         comment = COMMENT.match(lines[i - 1]) if i else None
         block = Block(page, i + 1, language, options.get("caption", ""), [], first, indent, "", 0, False, False)
-        block.lines = [one.removeprefix(indent) for one in lines[first:close]]
+        block.lines = [line.removeprefix(indent) for line in lines[first:close]]
         if comment and comment[1] == "not run":
             block.not_run = comment[2]
         for word in comment[2].split(", ") if comment and comment[1] == "run" else ():
@@ -111,7 +111,7 @@ def blocks_of(page: Path, text: str) -> list[Block]:
 
 def commands_of(block: Block) -> list[tuple[str, int, int]]:
     """(command, index of its first output line in block.lines, index after its last)."""
-    found: list[tuple[str, int, int]] = []
+    commands: list[tuple[str, int, int]] = []
     i = 0
     while i < len(block.lines):
         if not block.lines[i].startswith("$ "):
@@ -123,8 +123,8 @@ def commands_of(block: Block) -> list[tuple[str, int, int]]:
         i = output = i + 1
         while i < len(block.lines) and not block.lines[i].startswith("$ "):
             i += 1
-        found.append((command, output, i))
-    return found
+        commands.append((command, output, i))
+    return commands
 
 
 def matches(expected: list[str], printed: list[str], any_decimals: bool = False) -> bool:
@@ -135,12 +135,13 @@ def matches(expected: list[str], printed: list[str], any_decimals: bool = False)
             return re.escape(text)
         parts = VARYING.split(text)  # every second one varies
         varying = [" +" if part.isspace() else r"[\d.]+(?:e[+-]?\d+)?" for part in parts[1::2]]
-        return "".join(re.escape(one) + other for one, other in zip(parts[::2], [*varying, ""], strict=True))
+        return "".join(re.escape(piece) + other for piece, other in zip(parts[::2], [*varying, ""], strict=True))
 
     parts = [
-        r"(?:.*\n)*" if one == "..." else ".*".join(map(pattern, one.rstrip().split("..."))) + r"\n" for one in expected
+        r"(?:.*\n)*" if line == "..." else ".*".join(map(pattern, line.rstrip().split("..."))) + r"\n"
+        for line in expected
     ]
-    return re.fullmatch("".join(parts), "".join(f"{one.rstrip()}\n" for one in printed)) is not None
+    return re.fullmatch("".join(parts), "".join(f"{line.rstrip()}\n" for line in printed)) is not None
 
 
 class Shell:
@@ -195,8 +196,8 @@ def run_console(block: Block, shell: Shell) -> list[tuple[int, int, list[str]]]:
         status, printed = shell.run(command, block.in_checkout)
         wanted = block.status if number == len(commands) - 1 else 0
         if status != wanted:
-            told = "\n".join(printed)
-            raise Wrong(f"{block.place}: exit code {status}, expected {wanted}: {command}\n{told}")
+            output = "\n".join(printed)
+            raise Wrong(f"{block.place}: exit code {status}, expected {wanted}: {command}\n{output}")
         if not matches(block.lines[start:stop], printed, block.any_decimals):
             differ.append((start, stop, printed))
     return differ
@@ -226,7 +227,7 @@ def written(text: str, block: Block, differ: list[tuple[int, int, list[str]]]) -
     """The page with what was really printed; line numbers below the block move."""
     lines = text.split("\n")
     for start, stop, printed in reversed(differ):
-        lines[block.first + start : block.first + stop] = [f"{block.indent}{one}".rstrip() for one in printed]
+        lines[block.first + start : block.first + stop] = [f"{block.indent}{line}".rstrip() for line in printed]
     return "\n".join(lines)
 
 
@@ -257,11 +258,11 @@ def run_page(page: Path, write: bool = False) -> list[str]:
                         page.write_text(written(page.read_text(encoding="utf-8"), block, differ), encoding="utf-8")
                     elif differ:
                         start, stop, printed = differ[0]
-                        told = "expected:\n{}\nprinted:\n{}".format(
+                        difference = "expected:\n{}\nprinted:\n{}".format(
                             textwrap.indent("\n".join(block.lines[start:stop]), "  "),
                             textwrap.indent("\n".join(printed), "  "),
                         )
-                        raise Wrong(f"{block.place}: another output than the page shows\n{told}")
+                        raise Wrong(f"{block.place}: another output than the page shows\n{difference}")
                 elif block.language not in SHOWN | {"{directive}"}:
                     raise Wrong(
                         f"{block.place}: language {block.language!r}; console and python are run, {sorted(SHOWN)} shown"

@@ -19,18 +19,18 @@ def files(checkout: Path) -> list[Path]:
 
 def objects(schema: dict[str, Any]) -> Iterator[tuple[str, str, list[Row]]]:
     """(name in $defs or "", description, rows) of each object that has properties, the whole first."""
-    for name, one in {"": schema, **schema.get("$defs", {})}.items():
-        if "properties" in one:
-            required = one.get("required", ())
+    for name, definition in {"": schema, **schema.get("$defs", {})}.items():
+        if "properties" in definition:
+            required = definition.get("required", ())
             rows = [
                 (
                     field,
                     in_words(value) + ("" if field in required else " (may be missing)"),
                     value.get("description", "") if isinstance(value, dict) else "",
                 )
-                for field, value in one["properties"].items()
+                for field, value in definition["properties"].items()
             ]
-            yield name, one.get("description", "") if name else "", rows
+            yield name, definition.get("description", "") if name else "", rows
 
 
 def in_words(value: Any) -> str:
@@ -40,19 +40,19 @@ def in_words(value: Any) -> str:
     if "const" in value:
         return f"`{json.dumps(value['const'])}`"
     if "enum" in value:
-        return " or ".join(f"`{json.dumps(one)}`" for one in value["enum"])
+        return " or ".join(f"`{json.dumps(choice)}`" for choice in value["enum"])
     if "$ref" in value:
         return value["$ref"].rpartition("/")[2]
     for key, word in (("anyOf", " or "), ("oneOf", " or "), ("allOf", " and ")):
         if key in value:
-            return word.join(in_words(one) for one in value[key])
+            return word.join(in_words(option) for option in value[key])
     kinds = value.get("type", "anything")
     return " or ".join(of_type(kind, value) for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
 
 def of_type(kind: str, value: dict[str, Any]) -> str:
     if kind == "array":
-        first = [in_words(one) for one in value.get("prefixItems", ())]
+        first = [in_words(item) for item in value.get("prefixItems", ())]
         if value.get("items") is False:
             return f"[{', '.join(first)}]"
         return "list of " + ", then ".join([*first, in_words(value.get("items", {}))])

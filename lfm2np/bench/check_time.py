@@ -31,35 +31,30 @@ class CheckTime:
 
 def measure_check(directory: Path, format_name: str, rounds: int, threads: int, show: Progress) -> CheckTime:
     turns = Turns(1 + rounds * len(ENGINES), show)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ENGINES}
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in ENGINES}
     with SideProcess(f"check-{format_name}", directory, threads) as side:
         loaded = side.ask("load")["load_seconds"]
         turns.next()
         for _ in range(rounds):
             for name, (engine, first) in ENGINES.items():
-                found[name].append(side.ask("check", engine=engine.format(format_name), first=first))
+                measured[name].append(side.ask("check", engine=engine.format(format_name), first=first))
                 turns.next()
-    return CheckTime(format_name, loaded, found)
+    return CheckTime(format_name, loaded, measured)
 
 
-def as_json(found: CheckTime) -> dict[str, Any]:
-    return asdict(found)
+def as_json(measured: CheckTime) -> dict[str, Any]:
+    return asdict(measured)
 
 
-def as_text(found: CheckTime) -> str:
+def as_text(measured: CheckTime) -> str:
     """Medians; judging beside scoring as a ratio of the same round."""
     rows = [["engine", "verdict", "tokens", "asking", "judging", "scoring", "judging / scoring", "to verdict"]]
-    for name, rounds in found.engines.items():
-        medians = {what: median_of(rounds, what) for what in SECONDS}
+    for name, rounds in measured.engines.items():
+        known = {what: [times[what] for times in rounds if what in times] for what in SECONDS}
+        medians = {what: f"{statistics.median(values):.1f}" if values else "" for what, values in known.items()}
         ratios = [times["judging"] / times["scoring"] for times in rounds if "scoring" in times]
         ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
         verdict, tokens = rounds[0]["verdict"], str(rounds[0]["tokens"])
         rows.append([name, verdict, tokens, *(medians[what] for what in SECONDS[:3]), ratio, medians["to_verdict"]])
-    return (
-        f"seconds of a check in {found.format} (the oracle loads in {found.load_seconds:.1f}), medians\n{columns(rows)}"
-    )
-
-
-def median_of(rounds: list[dict[str, Any]], what: str) -> str:
-    known = [times[what] for times in rounds if what in times]
-    return f"{statistics.median(known):.1f}" if known else ""
+    title = f"seconds of a check in {measured.format} (the oracle loads in {measured.load_seconds:.1f}), medians"
+    return f"{title}\n{columns(rows)}"

@@ -64,7 +64,7 @@ def measure_five(
 ) -> Five:
     lengths = recomputed_lengths(longest)
     sampled = [] if whole else sampled_lengths(lengths)
-    found = Five(numerics, longest, sampled)
+    measured = Five(numerics, longest, sampled)
     turns = Turns(rounds * (len(WAYS) - 1 + max(1, len(sampled))), show)
     with SideProcess(numerics, directory, threads) as side:
         side.ask("load")
@@ -79,8 +79,8 @@ def measure_five(
                 else:
                     seconds = side.ask("answer", way=way, longest=longest)["seconds"]
                     turns.next()
-                found.seconds.setdefault(way, []).append(seconds)
-    return found
+                measured.seconds.setdefault(way, []).append(seconds)
+    return measured
 
 
 def sampled_lengths(lengths: Sequence[int]) -> list[int]:
@@ -94,36 +94,36 @@ def integral(lengths: Sequence[int], sampled: Sequence[int], times: Sequence[flo
     return float(np.interp(lengths, sampled, times).sum())
 
 
-def as_json(found: Five) -> dict[str, Any]:
-    total = found.gain(WITHOUT_CACHE, CONTINUOUS)
+def as_json(measured: Five) -> dict[str, Any]:
+    total = measured.gain(WITHOUT_CACHE, CONTINUOUS)
     return {
-        "numerics": found.numerics,
-        "longest_answer": found.longest,
-        "tokens": found.tokens,
-        "integrated_from_lengths": found.sampled or None,
-        "seconds": found.seconds,
-        "tokens_per_second": {way: found.tokens / found.median(way) for way in WAYS},
+        "numerics": measured.numerics,
+        "longest_answer": measured.longest,
+        "tokens": measured.tokens,
+        "integrated_from_lengths": measured.sampled or None,
+        "seconds": measured.seconds,
+        "tokens_per_second": {way: measured.tokens / measured.median(way) for way in WAYS},
         "gain": statistics.median(total),
         "gain_of_rounds": total,
-        "target": TARGETS.get(found.longest),
-        "causes": {cause: statistics.median(found.gain(*ways)) for cause, ways in CAUSES.items()},
+        "target": TARGETS.get(measured.longest),
+        "causes": {cause: statistics.median(measured.gain(*ways)) for cause, ways in CAUSES.items()},
     }
 
 
-def as_text(found: Five) -> str:
-    rows = [[found.numerics, "seconds", "tokens/s", "gain"]]
+def as_text(measured: Five) -> str:
+    rows = [[measured.numerics, "seconds", "tokens/s", "gain"]]
     for way in WAYS:
-        seconds, gain = found.median(way), statistics.median(found.gain(WITHOUT_CACHE, way))
-        rows.append([way, f"{seconds:.1f}", f"{found.tokens / seconds:.1f}", f"{gain:.1f}"])
-    total = found.gain(WITHOUT_CACHE, CONTINUOUS)
-    causes = " x ".join(f"{cause} {statistics.median(found.gain(*ways)):.2f}" for cause, ways in CAUSES.items())
+        seconds, gain = measured.median(way), statistics.median(measured.gain(WITHOUT_CACHE, way))
+        rows.append([way, f"{seconds:.1f}", f"{measured.tokens / seconds:.1f}", f"{gain:.1f}"])
+    total = measured.gain(WITHOUT_CACHE, CONTINUOUS)
+    causes = " x ".join(f"{cause} {statistics.median(measured.gain(*ways)):.2f}" for cause, ways in CAUSES.items())
     line = f"gain {statistics.median(total):.1f} = {causes}"
     if len(total) > 1:
         line += f"; {min(total):.1f} to {max(total):.1f} in {len(total)} rounds"
-    if found.longest in TARGETS:
-        line += f"; target {TARGETS[found.longest]:g}"
-    lines = [f"five prompts, {found.tokens} new tokens, at most {found.longest} each", columns(rows), line]
-    if found.sampled:
-        shown = ", ".join(map(str, found.sampled))
+    if measured.longest in TARGETS:
+        line += f"; target {TARGETS[measured.longest]:g}"
+    lines = [f"five prompts, {measured.tokens} new tokens, at most {measured.longest} each", columns(rows), line]
+    if measured.sampled:
+        shown = ", ".join(map(str, measured.sampled))
         lines.append(f"without-cache is integrated from passes of {shown} tokens, not run as a whole")
     return "\n".join(lines)

@@ -102,11 +102,11 @@ def measure_growth(
     return Growth(numerics, lines, prefills)
 
 
-def as_json(found: Growth) -> dict[str, Any]:
+def as_json(measured: Growth) -> dict[str, Any]:
     return {
-        "numerics": found.numerics,
+        "numerics": measured.numerics,
         "decode": [
-            {**asdict(line), "over_fit": line.over_fit(), "most_over_fit": MOST_OVER_FIT} for line in found.lines
+            {**asdict(line), "over_fit": line.over_fit(), "most_over_fit": MOST_OVER_FIT} for line in measured.lines
         ],
         "prefill": [
             {
@@ -114,23 +114,23 @@ def as_json(found: Growth) -> dict[str, Any]:
                 "bytes_beyond_cache": prefill.beyond_cache,
                 "most_bytes_beyond_cache": MOST_PREFILL_BYTES,
             }
-            for prefill in found.prefills
+            for prefill in measured.prefills
         ],
     }
 
 
-def as_text(found: Growth) -> str:
+def as_text(measured: Growth) -> str:
     parts = []
-    for line in found.lines:
+    for line in measured.lines:
         rows = [["context of each", *map(str, line.contexts)]]
         rows.append(["ms a step", *(f"{1000 * statistics.median(times):.1f}" for times in line.seconds)])
         rows.append(["over the line", *(f"{share:.2f}" for share in line.over_fit())])
         straight = f"{1000 * line.base_seconds:.1f} ms and {1e6 * line.seconds_per_token:.2f} us a token of context"
         worst = f"at worst {max(line.over_fit()):.2f} times the line, at most {MOST_OVER_FIT} wanted"
-        parts += [f"{found.numerics}: decode of {line.requests}: {straight}; {worst}", columns(rows)]
-    rows = [["prompt, tokens", *(str(prefill.length) for prefill in found.prefills)]]
-    rows.append(["cache, MB", *(f"{prefill.cache_bytes / 1e6:.0f}" for prefill in found.prefills)])
-    rows.append(["beyond it, MB", *(f"{prefill.beyond_cache / 1e6:.0f}" for prefill in found.prefills)])
+        parts += [f"{measured.numerics}: decode of {line.requests}: {straight}; {worst}", columns(rows)]
+    rows = [["prompt, tokens", *(str(prefill.length) for prefill in measured.prefills)]]
+    rows.append(["cache, MB", *(f"{prefill.cache_bytes / 1e6:.0f}" for prefill in measured.prefills)])
+    rows.append(["beyond it, MB", *(f"{prefill.beyond_cache / 1e6:.0f}" for prefill in measured.prefills)])
     wanted = f"at most {MOST_PREFILL_BYTES / 1e6:.0f} MB wanted"
-    parts += [f"{found.numerics}: memory of prefill, {STEP_TOKENS} tokens a step; {wanted}", columns(rows)]
+    parts += [f"{measured.numerics}: memory of prefill, {STEP_TOKENS} tokens a step; {wanted}", columns(rows)]
     return "\n".join(parts)

@@ -54,13 +54,13 @@ def measure_large(
     return Large(numerics, loaded["load_seconds"], seconds, peak, most)
 
 
-def as_json(found: Large) -> dict[str, Any]:
-    return asdict(found)
+def as_json(measured: Large) -> dict[str, Any]:
+    return asdict(measured)
 
 
-def as_text(found: Large) -> str:
-    medians = [f"{statistics.median(times):.2f}" for times in found.cells.values()]
-    rows = [["", "load", *found.cells], ["seconds", f"{found.load_seconds:.1f}", *medians]]
-    held = f"at most {found.peak_bytes / 2**30:.1f} GiB in memory, mapped pages included"
-    wanted = f"at most {found.most_peak_bytes / 2**30:.0f} wanted"
-    return f"{found.numerics}, weights streamed: {held}; {wanted}\n{columns(rows)}"
+def as_text(measured: Large) -> str:
+    medians = [f"{statistics.median(times):.2f}" for times in measured.cells.values()]
+    rows = [["", "load", *measured.cells], ["seconds", f"{measured.load_seconds:.1f}", *medians]]
+    held = f"at most {measured.peak_bytes / 2**30:.1f} GiB in memory, mapped pages included"
+    wanted = f"at most {measured.most_peak_bytes / 2**30:.0f} wanted"
+    return f"{measured.numerics}, weights streamed: {held}; {wanted}\n{columns(rows)}"

@@ -45,7 +45,7 @@ class CellTimes:
 
     def add(self, side: str, said: dict[str, Any]) -> None:
         steps = said["steps"]
-        medians = {name: statistics.median(one[name] for one in steps) for name in steps[0]}
+        medians = {name: statistics.median(step[name] for step in steps) for name in steps[0]}
         self.seconds.setdefault(side, []).append(medians.pop("seconds"))
         for name, seconds in medians.items():
             self.parts.setdefault(side, {}).setdefault(name, []).append(seconds)
@@ -103,10 +103,6 @@ def measure(
         measured.versions |= said["versions"]
         return process
 
-    def take_turn(process: SideProcess, times: CellTimes) -> None:
-        times.add(process.name, process.ask("time", cell=times.cell.name, steps=STEPS[times.cell.kind]))
-        turns.next()
-
     # Sides that are loaded together, and how often each then takes a turn at a cell.
     groups = [(list(sides), rounds)] if together else [([side], 1) for _ in range(rounds) for side in sides]
     for group, turns_each in groups:
@@ -114,7 +110,8 @@ def measure(
             processes = [start(stack, side) for side in group]
             for times in measured.cells:
                 for process in processes * turns_each:
-                    take_turn(process, times)
+                    times.add(process.name, process.ask("time", cell=times.cell.name, steps=STEPS[times.cell.kind]))
+                    turns.next()
     return measured
 
 

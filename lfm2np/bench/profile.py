@@ -30,20 +30,23 @@ def sides(numerics: str) -> tuple[str, str]:
     return f"profile-{numerics}", SHARES[numerics].other
 
 
-def as_json(found: Profile) -> dict[str, Any]:
-    side = sides(found.numerics)[0]
+def as_json(profile: Profile) -> dict[str, Any]:
+    side, threads = sides(profile.numerics)[0], profile.threads
     spread = [
-        {"cell": times.cell.name, "serial_share": serial_share(times, side), "milliseconds_on_cores": on_cores}
-        for times in found.measured.cells
-        for on_cores in [{cores: projected(times, side, found.threads, cores) for cores in CORES}]
+        {
+            "cell": times.cell.name,
+            "serial_share": serial_share(times, side),
+            "milliseconds_on_cores": {cores: projected(times, side, threads, cores) for cores in CORES},
+        }
+        for times in profile.measured.cells
     ]
-    return {"numerics": found.numerics, "threads": found.threads, "spread": spread, **table.as_json(found.measured)}
+    return {"numerics": profile.numerics, "threads": threads, "spread": spread, **table.as_json(profile.measured)}
 
 
-def as_text(found: Profile) -> str:
+def as_text(profile: Profile) -> str:
     """A row a part, a column a cell; in brackets what the bare products take of it."""
-    measured = found.measured.cells
-    ours, floor = sides(found.numerics)
+    measured = profile.measured.cells
+    ours, floor = sides(profile.numerics)
     head = ["", *(times.cell.name for times in measured)]
     rows = [head, ["step", *(both(times.seconds[ours], times.seconds[floor]) for times in measured)]]
     for part in (name for name in (*PARTS, *ROUTING, REST) if name in measured[0].parts[ours]):
@@ -52,12 +55,12 @@ def as_text(found: Profile) -> str:
     spread += [[part, *(both(times.parts[ours][part], None) for times in measured)] for part in SPREAD]
     spread.append(["serial, %", *(f"{100 * serial_share(times, ours):.1f}" for times in measured)])
     for cores in CORES:
-        times_on = (projected(times, ours, found.threads, cores) for times in measured)
+        times_on = (projected(times, ours, profile.threads, cores) for times in measured)
         spread.append([f"on {cores} cores", *(f"{seconds:.1f}" for seconds in times_on)])
-    title = f"{found.numerics}: milliseconds of a step and its parts (in brackets: {floor}), medians"
+    title = f"{profile.numerics}: milliseconds of a step and its parts (in brackets: {floor}), medians"
     second = (
-        f"the same by what computes it on {found.threads} threads; on more cores, were all but the serial part to take"
-        " as much less time, and no request's attention to be divided in a decode"
+        f"the same by what computes it on {profile.threads} threads; on more cores, were all but the serial part to "
+        "take as much less time, and no request's attention to be divided in a decode"
     )
     return "\n".join([title, table.columns(rows), "", second, table.columns(spread)])
 

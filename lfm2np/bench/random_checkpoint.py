@@ -82,8 +82,8 @@ def random_checkpoint(
 
 def is_whole(place: Path, config: ModelConfig, text: str) -> bool:
     with contextlib.suppress(OSError):
-        found = (place / "config.json").read_text(encoding="utf-8"), (place / SINGLE).stat().st_size
-        return found == (text, len(file_header(config)) + 2 * num_weights(config))
+        written = (place / "config.json").read_text(encoding="utf-8"), (place / SINGLE).stat().st_size
+        return written == (text, len(file_header(config)) + 2 * num_weights(config))
     return False
 
 

@@ -85,7 +85,7 @@ def over_http(side: SideProcess, prompts: Sequence[Sequence[Sequence[int]]]) -> 
     port = side.ask("open", policy="fcfs", slots=len(prompts))["port"]
     began = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
-        list(pool.map(lambda own: [asked(port, prompt) for prompt in own], prompts))
+        list(pool.map(lambda mine: [asked(port, prompt) for prompt in mine], prompts))
     seconds = time.perf_counter() - began
     side.ask("shut")
     return seconds
@@ -94,10 +94,10 @@ def over_http(side: SideProcess, prompts: Sequence[Sequence[Sequence[int]]]) -> 
 def under_load(side: SideProcess, policy: str, prompts: Sequence[Sequence[int]], interval: float) -> list[Waited]:
     """Of clients that come at fixed times, whatever became of those before."""
     port = side.ask("open", policy=policy, slots=SLOTS)["port"]
-    found: list[Waited | None] = [None] * len(prompts)
+    answers: list[Waited | None] = [None] * len(prompts)
 
     def request(number: int) -> None:
-        found[number] = asked(port, prompts[number])
+        answers[number] = asked(port, prompts[number])
 
     began, threads = time.perf_counter(), []
     for number in range(len(prompts)):
@@ -107,9 +107,9 @@ def under_load(side: SideProcess, policy: str, prompts: Sequence[Sequence[int]],
     for thread in threads:
         thread.join()
     side.ask("shut")
-    complete = [waited for waited in found if waited is not None]
-    if len(complete) < len(found):
-        raise RequestError(f"{policy}: {len(found) - len(complete)} clients got no answer")
+    complete = [waited for waited in answers if waited is not None]
+    if len(complete) < len(answers):
+        raise RequestError(f"{policy}: {len(answers) - len(complete)} clients got no answer")
     return complete
 
 
@@ -133,27 +133,27 @@ def asked(port: int, prompt: Sequence[int]) -> Waited:
     return Waited(first, (whole - first) / (NEW_TOKENS - 1), whole)
 
 
-def as_json(found: ServeTime) -> dict[str, Any]:
-    return asdict(found)
+def as_json(measured: ServeTime) -> dict[str, Any]:
+    return asdict(measured)
 
 
-def as_text(numerics: str, found: ServeTime) -> str:
-    ratios = [direct / other for direct, other in zip(found.direct, found.over_http, strict=True)]
+def as_text(numerics: str, measured: ServeTime) -> str:
+    ratios = [direct / other for direct, other in zip(measured.direct, measured.over_http, strict=True)]
     tokens = CLIENTS * EACH * NEW_TOKENS
     lines = [
         f"{numerics}: {CLIENTS} clients, {EACH} prompts of {PROMPT} tokens and {NEW_TOKENS} new ones each, streamed",
-        f"tokens a second: {tokens / statistics.median(found.over_http):.1f} over HTTP, "
-        f"{tokens / statistics.median(found.direct):.1f} directly; HTTP / direct {statistics.median(ratios):.2f} "
+        f"tokens a second: {tokens / statistics.median(measured.over_http):.1f} over HTTP, "
+        f"{tokens / statistics.median(measured.direct):.1f} directly; HTTP / direct {statistics.median(ratios):.2f} "
         f"({min(ratios):.2f} to {max(ratios):.2f})",
         "",
-        f"{ARRIVALS} requests, one every {found.interval:.2f} s, prompts of {LONG}, {SHORT}, {SHORT}, ... tokens, "
+        f"{ARRIVALS} requests, one every {measured.interval:.2f} s, prompts of {LONG}, {SHORT}, {SHORT}, ... tokens, "
         f"{SLOTS} slots; seconds",
     ]
     rows = [["policy", "to first token", "longest", "between tokens", "longest", "until complete"]]
-    for policy, waited in found.waited.items():
+    for policy, waited in measured.waited.items():
         firsts, betweens = [times.first for times in waited], [times.between for times in waited]
         figures = [statistics.median(firsts), max(firsts), statistics.median(betweens), max(betweens)]
         rows.append(
-            [policy, *(f"{one:.2f}" for one in figures), f"{statistics.median(one.whole for one in waited):.2f}"]
+            [policy, *(f"{each:.2f}" for each in figures), f"{statistics.median(each.whole for each in waited):.2f}"]
         )
     return "\n".join([*lines, columns(rows)])

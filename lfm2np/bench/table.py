@@ -49,18 +49,14 @@ class Spread:
     high: float
 
 
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(statistics.median(values), min(values), max(values))
-
-
 def ratio_of(ratio: Ratio, seconds: Mapping[str, Sequence[float]]) -> Spread | None:
     """The ratio of one cell, from the seconds of each round by side; None where a side is missing."""
     if ratio.side not in seconds or ratio.other not in seconds:
         return None
-    return spread([other / side for side, other in zip(seconds[ratio.side], seconds[ratio.other], strict=True)])
+    ratios = [other / side for side, other in zip(seconds[ratio.side], seconds[ratio.other], strict=True)]
+    return Spread(statistics.median(ratios), min(ratios), max(ratios))
 
 
-LACKING = "-"
 SHORT = "!"  # stands at a ratio below its target
 
 
@@ -75,10 +71,10 @@ def as_json(measured: Measured) -> dict[str, Any]:
 def cell_as_json(times: CellTimes) -> dict[str, Any]:
     ratios = []
     for ratio in RATIOS:
-        found = ratio_of(ratio, times.seconds)
-        if found:
+        spread = ratio_of(ratio, times.seconds)
+        if spread:
             target = ratio.target(times.cell)
-            ratios.append({"side": ratio.side, "other": ratio.other, "target": target, **dataclasses.asdict(found)})
+            ratios.append({"side": ratio.side, "other": ratio.other, "target": target, **dataclasses.asdict(spread)})
     return {
         "cell": times.cell.name,
         **dataclasses.asdict(times.cell),
@@ -142,13 +138,13 @@ def ratio_lines(cells: Sequence[CellTimes]) -> list[str]:
     return [title, columns([*heads, *rows])]
 
 
-def ratio_text(ratio: Ratio, cell: Cell, found: Spread | None) -> str:
+def ratio_text(ratio: Ratio, cell: Cell, spread: Spread | None) -> str:
     """ "1.42 (1.38-1.45) 1.3", the last being the target."""
-    if found is None:
-        return LACKING
+    if spread is None:
+        return "-"
     target = ratio.target(cell)
-    goal = "" if target is None else f" {target:g}{SHORT if found.median < target else ''}"
-    return f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f}){goal}"
+    goal = "" if target is None else f" {target:g}{SHORT if spread.median < target else ''}"
+    return f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f}){goal}"
 
 
 def memory_rows(measured: Measured, sides: Sequence[str]) -> list[list[str]]:

@@ -17,7 +17,7 @@ from typing import Any
 from lfm2np.checkpoint.config_keys import unread_keys
 from lfm2np.checkpoint.lfm3 import default_layer_types, lfm3_fields
 from lfm2np.checkpoint.packed.settings import without_settings
-from lfm2np.checkpoint.strict_json import is_present, read_object, require, require_done
+from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require, require_done
 from lfm2np.checkpoint.vision_language import language_config
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import (
@@ -152,18 +152,14 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     if not is_present(generation, ConfigError):
         return config
     more = _eos_ids(read_object(generation, ConfigError), str(generation), None)
-    try:
+    with naming(generation):
         return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
-    except ConfigError as problem:
-        raise ConfigError(f"{generation}: {problem}") from None
 
 
 def language_config_of(path: Path) -> Mapping[str, object]:
     """config.json, or of a model that also sees its language model's part."""
-    try:
+    with naming(path):
         return language_config(read_object(path, ConfigError))
-    except ConfigError as problem:
-        raise named(problem, path) from None
 
 
 def reading_of(config: ModelConfig) -> str:
@@ -181,20 +177,13 @@ def reading_of(config: ModelConfig) -> str:
 
 def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
     """ModelConfig from the parsed config.json; `source` names the file in ConfigErrors; `rope` as in load_config."""
-    try:
+    with naming(source):
         _require_known(raw)
         config = _build(raw, source, rope)
         for key, name in (ECHOES | (MIXTURE_ECHOES if config.mixture else {})).items():
-            value, own = raw.get(key), getattr(config, name)
-            require(value is None or same(value, own), key, value, f"{name}={own}")
-    except ConfigError as problem:
-        raise named(problem, source) from None
-    return config
-
-
-def named(problem: ConfigError, source: object) -> ConfigError:
-    text = str(problem)
-    return ConfigError(text if text.startswith(f"{source}: ") else f"{source}: {text}")
+            value, meant = raw.get(key), getattr(config, name)
+            require(value is None or same(value, meant), key, value, f"{name}={meant}")
+        return config
 
 
 def _build(raw: _Raw, source: str, rope: str) -> ModelConfig:
@@ -319,9 +308,9 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
     types = tuple(ATTENTION if kind == "attention" else kind for kind in named)
     require_layer_types(types, layers, LAYER_TYPES[str(raw["model_type"])])
     if from_indices is not None and types != from_indices:
-        found = show_json([i for i, kind in enumerate(types) if kind == ATTENTION])
+        attention_layers = show_json([i for i, kind in enumerate(types) if kind == ATTENTION])
         raise ConfigError(
-            f"full_attn_idxs: {show_json(indices)} contradicts layer_types, which has attention in {found}"
+            f"full_attn_idxs: {show_json(indices)} contradicts layer_types, which has attention in {attention_layers}"
         )
     return types
 
@@ -329,14 +318,14 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
 def _rope_theta(raw: _Raw) -> float:
     """rope_scaling or rope_parameters win over the top-level rope_theta, as in transformers."""
     top = require_real("rope_theta", raw.get("rope_theta", 1e6), integers=True)
-    found: dict[str, float] = {}
+    thetas: dict[str, float] = {}
     for key in ("rope_scaling", "rope_parameters"):
         value = raw.get(key)
         if value is not None and value != {}:
-            found[key] = _theta_of(key, value, top)
-    if len(set(found.values())) > 1:
+            thetas[key] = _theta_of(key, value, top)
+    if len(set(thetas.values())) > 1:
         raise ConfigError(f"rope_scaling: {show_json(raw['rope_scaling'])} contradicts rope_parameters")
-    return next(iter(found.values()), top)
+    return next(iter(thetas.values()), top)
 
 
 def _theta_of(key: str, value: object, top: float) -> float:

@@ -14,7 +14,7 @@ from lfm2np.checkpoint.gguf.vocabulary import chat_of, has_tables, template_of, 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.strict_json import is_present
 from lfm2np.checkpoint.tensors import INDEX, SINGLE, open_checkpoint, read_weight_map
-from lfm2np.checkpoint.tokenizer import TOKENIZER, Tokenizer, backend_of, load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import TOKENIZER, Tokenizer, backend_of, load_tokenizer
 from lfm2np.errors import CheckpointError, TokenizerError
 from lfm2np.model.config import ModelConfig
 
@@ -82,7 +82,7 @@ def config_file(path: Path) -> Path:
 def weight_files(path: Path) -> list[str]:
     """The GGUF and its splits; or as tensors.py chooses them: the single file, else the index and its shards."""
     if is_gguf(path):
-        return [one.name for one in open_container(path).paths]
+        return [split.name for split in open_container(path).paths]
     if is_present(path / SINGLE, CheckpointError):
         return [SINGLE]
     return [INDEX, *sorted(set(read_weight_map(path / INDEX).values()))]

@@ -47,7 +47,7 @@ def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dic
 
     CheckpointError for fused ones of another shape, one without the other, or beside single ones of their layer.
     """
-    found, mixture = dict(tensors), config.mixture
+    apart, mixture = dict(tensors), config.mixture
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}.feed_forward.experts."
         fused = [tensors[prefix + name] for name in FUSED if prefix + name in tensors]
@@ -62,8 +62,8 @@ def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dic
                 expected = f"{tuple(size for size, _ in dims)} from {origins_of(dims)} beside {fused[0].name}"
                 raise CheckpointError(f"{fused[0].source}: missing {prefix + name}, expected {expected}")
             require_shape(tensors[prefix + name], dims)
-            found |= experts_of(found.pop(prefix + name), prefix, name)
-    return found
+            apart |= experts_of(apart.pop(prefix + name), prefix, name)
+    return apart
 
 
 def fused_layout(config: ModelConfig, mixture: MixtureConfig) -> dict[str, tuple[Dim, ...]]:
@@ -75,15 +75,15 @@ def fused_layout(config: ModelConfig, mixture: MixtureConfig) -> dict[str, tuple
 
 def experts_of(fused: StoredTensor, prefix: str, what: str) -> dict[str, StoredTensor]:
     """w1 and w3, or w2, of each expert; their source names what the file holds."""
-    found = []
+    matrices = []
     for expert in range(len(fused.values)):
         values = fused.values[expert]
         half = len(values) // 2
         parts = {"w1": values[:half], "w3": values[half:]} if what == FUSED[0] else {"w2": values}
         source = f"{fused.source}: {fused.name}[{expert}]"
         for name, part in parts.items():
-            found.append(replace(fused, name=f"{prefix}{expert}.{name}.weight", values=part, source=source))
-    return {one.name: one for one in found}
+            matrices.append(replace(fused, name=f"{prefix}{expert}.{name}.weight", values=part, source=source))
+    return {tensor.name: tensor for tensor in matrices}
 
 
 def reason(name: str, config: ModelConfig) -> str:

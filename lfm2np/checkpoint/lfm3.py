@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lfm2np.checkpoint.strict_json import require, require_done
+from lfm2np.checkpoint.strict_json import naming, require, require_done
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import ATTENTION, CONV, SLIDING
 from lfm2np.model.config_values import require_bool, require_real, require_size
@@ -100,11 +100,9 @@ def rope_of(key: str, entry: Mapping[str, object], kind: str, reading: str) -> t
     if "rope_theta" not in entry:
         raise ConfigError(f"{key}.rope_theta: absent, expected a number")
     factor = entry.get("partial_rotary_factor")
-    try:
+    with naming(key, joint="."):
         theta = require_real("rope_theta", entry["rope_theta"], integers=True)
         share = 1.0 if factor is None else require_real("partial_rotary_factor", factor, integers=True)
-    except ConfigError as problem:
-        raise ConfigError(f"{key}.{problem}") from None
     if label == "proportional" or share == 1.0:
         return theta, share, False
     as_trained = kind == ATTENTION and reading == "trained"

@@ -22,7 +22,7 @@ from lfm2np.checkpoint.files import (
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.prepared_file import Origin, kept_matrices
 from lfm2np.checkpoint.strict_json import is_directory, is_present
-from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import CheckpointError, RequestError
 from lfm2np.model.config import ModelConfig
@@ -147,12 +147,12 @@ def checkpoint_path(path: str | Path | None) -> Path:
     """The directory or GGUF file named, or the trained fixture; CheckpointError unless it is one."""
     if path is not None and not isinstance(path, str | os.PathLike):
         raise CheckpointError(f"{path!r}: expected the path of a directory, or of a GGUF file")
-    found = trained_fixture() if path is None else Path(path)
-    if not is_directory(found, CheckpointError) and not (is_gguf(found) and is_present(found, CheckpointError)):
+    place = trained_fixture() if path is None else Path(path)
+    if not is_directory(place, CheckpointError) and not (is_gguf(place) and is_present(place, CheckpointError)):
         raise CheckpointError(
-            f"{found}: not a directory, expected one with config.json and model.safetensors, or a GGUF file"
+            f"{place}: not a directory, expected one with config.json and model.safetensors, or a GGUF file"
         )
-    return found
+    return place
 
 
 def read_model(
@@ -184,5 +184,5 @@ def read_model(
     config = read_config(place, rope)
     tensors = read_tensors(place, config)
     keep = partial(kept_matrices, kept_in, origin, partial(checkpoint_sha256, place)) if kept_in and origin else None
-    made = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed", keep)
-    return LoadedModel(place, config, arithmetic, made, weights, directory, kept_in, rope)
+    prepared_weights = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed", keep)
+    return LoadedModel(place, config, arithmetic, prepared_weights, weights, directory, kept_in, rope)

@@ -64,10 +64,8 @@ def kept_matrices(
     if not is_present(file, CheckpointError):
         make_directory(file)
         matrices = make()
-        if (found := hash_again()) != origin.checkpoint:
-            raise CheckpointError(
-                f"{file}: not written: the checkpoint changed meanwhile, it is now of SHA-256 {found}"
-            )
+        if (now := hash_again()) != origin.checkpoint:
+            raise CheckpointError(f"{file}: not written: the checkpoint changed meanwhile, it is now of SHA-256 {now}")
         write(file, origin, matrices)
     return read(file, origin)
 
@@ -85,7 +83,7 @@ def make_directory(file: Path) -> None:
 def write(file: Path, origin: Origin, matrices: Mapping[str, Matrix]) -> None:
     """Puts the file there as a whole, whoever else does the same. RequestError if it can't be written."""
     arrays = [array_of(matrix) for matrix in matrices.values()]
-    begins = list(accumulate((rounded_up(one.nbytes) for one in arrays), initial=0))
+    begins = list(accumulate((rounded_up(array.nbytes) for array in arrays), initial=0))
     entries = [
         entry_of(name, matrix.grid, array, begin)
         for (name, matrix), array, begin in zip(matrices.items(), arrays, begins[:-1], strict=True)
@@ -126,14 +124,14 @@ def read(file: Path, origin: Origin) -> dict[str, Matrix]:
     """
     try:
         with file.open("rb") as opened:
-            told, line = opened.readline(65), opened.readline(MAX_HEADER)
-        if hashlib.sha256(line).hexdigest().encode() + b"\n" != told:
+            checksum, line = opened.readline(65), opened.readline(MAX_HEADER)
+        if hashlib.sha256(line).hexdigest().encode() + b"\n" != checksum:
             raise damaged(file, "its header is not of the SHA-256 that it begins with")
         raw: Any = parse_object(line, str(file), CheckpointError)
         expected = asdict(origin)
-        if (found := {name: raw.get(name) for name in expected}) != expected:
-            raise CheckpointError(f"{file}: prepared weights of {found}, expected {expected}, as its name says")
-        first, size = rounded_up(len(told) + len(line)), file.stat().st_size
+        if (stated := {name: raw.get(name) for name in expected}) != expected:
+            raise CheckpointError(f"{file}: prepared weights of {stated}, expected {expected}, as its name says")
+        first, size = rounded_up(len(checksum) + len(line)), file.stat().st_size
         if size != first + raw["bytes"]:
             raise damaged(file, f"{size} bytes, expected {first + raw['bytes']}")
         content = np.memmap(file, np.uint8, "r", first).view(np.ndarray)
@@ -144,13 +142,13 @@ def read(file: Path, origin: Origin) -> dict[str, Matrix]:
 
 def matrix_of(entry: Mapping[str, Any], content: Array, file: Path) -> Matrix:
     dtype, shape, grid_fields = np.dtype(entry["dtype"]), tuple(entry["shape"]), entry["grid"]
-    own = content[entry["begin"] :][: dtype.itemsize * math.prod(shape)]
-    if chunk_hashes(bytes_of(own)) != entry["sha256"]:
+    stored = content[entry["begin"] :][: dtype.itemsize * math.prod(shape)]
+    if chunk_hashes(bytes_of(stored)) != entry["sha256"]:
         raise damaged(file, f"the bytes of {entry['name']} are not of their SHA-256")
     grid = (
         None if grid_fields is None else Grid(**{**grid_fields, "columns": np.array(grid_fields["columns"], np.int32)})
     )
-    return Matrix(own.view(dtype).reshape(shape), grid)
+    return Matrix(stored.view(dtype).reshape(shape), grid)
 
 
 def damaged(file: Path, how: str) -> CheckpointError:
@@ -159,14 +157,14 @@ def damaged(file: Path, how: str) -> CheckpointError:
 
 def chunk_hashes(content: memoryview) -> list[str]:
     """SHA-256, in hex, of each CHUNK bytes, by all cores."""
-    found = [""] * -(-len(content) // CHUNK)
+    hashes = [""] * -(-len(content) // CHUNK)
 
     def fill(chunks: slice) -> None:
         for index in range(chunks.start, chunks.stop):
-            found[index] = hashlib.sha256(content[index * CHUNK : (index + 1) * CHUNK]).hexdigest()
+            hashes[index] = hashlib.sha256(content[index * CHUNK : (index + 1) * CHUNK]).hexdigest()
 
-    over_pieces(fill, len(found), CHUNK, CHUNK)
-    return found
+    over_pieces(fill, len(hashes), CHUNK, CHUNK)
+    return hashes
 
 
 def bytes_of(array: Array) -> memoryview:

@@ -102,9 +102,9 @@ def require_finite(tensor: StoredTensor) -> None:
     """Raises CheckpointError naming the tensor and the first index, or block, that holds NaN or an infinity."""
     where = f"{tensor.source}: " if tensor.source else ""
     if isinstance(tensor.values, PackedRows):
-        if told := bad_group(tensor.values):
+        if problem := bad_group(tensor.values):
             raise CheckpointError(
-                f"{where}{tensor.name}: {tensor.dtype} with {told}, expected finite numbers that float32 holds"
+                f"{where}{tensor.name}: {tensor.dtype} with {problem}, expected finite numbers that float32 holds"
             )
         return
     if tensor.dtype in QUANTISED:
@@ -126,11 +126,11 @@ def _require_finite_scales(values: Array, tensor: StoredTensor, where: str) -> N
     rows = values.reshape(-1, values.shape[-1]).view(np.uint8)
     step = max(1, CHUNK // rows.shape[1])
     for start in range(0, len(rows), step):
-        found = bad_scale(rows[start : start + step], tensor.dtype)
-        if found:
-            row, block = divmod(found[0], rows.shape[1] // size)
+        bad = bad_scale(rows[start : start + step], tensor.dtype)
+        if bad:
+            row, block = divmod(bad[0], rows.shape[1] // size)
             raise CheckpointError(
-                f"{where}{tensor.name}: {tensor.dtype} with the scale {found[1]} in block {block} of row {start + row}"
+                f"{where}{tensor.name}: {tensor.dtype} with the scale {bad[1]} in block {block} of row {start + row}"
                 ", expected finite numbers that float32 holds"
             )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def read_bytes(path: Path, limit: int, error: type[Lfm2npError]) -> bytes:
     """The whole of a regular file of at most `limit` bytes; raises `error` naming it otherwise."""
     try:
         if not path.is_file():
-            found = "is not a regular file" if path.exists() else "does not exist"
-            raise error(f"{path}: {found}")
+            state = "is not a regular file" if path.exists() else "does not exist"
+            raise error(f"{path}: {state}")
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the path
@@ -95,14 +96,24 @@ def _parsed(content: bytes, source: str, error: type[Lfm2npError], **hooks: Any)
 
 def _unique_keys(source: str, error: type[Lfm2npError]) -> Callable[[list[tuple[str, object]]], dict[str, object]]:
     def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             raise error(f"{source}: the key {twice[:80]!r} stands twice in one object, expected once")
-        return found
+        return fields
 
     return build
+
+
+@contextlib.contextmanager
+def naming(source: object, joint: str = ": ") -> Iterator[None]:
+    """A ConfigError from inside begins with the file or the key that it comes from."""
+    try:
+        yield
+    except ConfigError as problem:
+        text, prefix = str(problem), f"{source}{joint}"
+        raise ConfigError(text if text.startswith(prefix) else prefix + text) from None
 
 
 def require(is_right: bool, key: str, value: object, expected: str) -> None:

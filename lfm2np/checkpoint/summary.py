@@ -50,12 +50,12 @@ def weight_bytes(config: ModelConfig, bounds: Sequence[Bound]) -> dict[str, int]
     shapes = expected_tensors(config)
     in_matrices = {name for bound in bounds for name in bound.tensors} | {"model.embed_tokens.weight"}
     vectors = 4 * sum(math.prod(shape) for name, shape in shapes.items() if name not in in_matrices)
-    found = {}
+    sizes = {}
     for name in NAMES:
         slices = [bound.slices if name == "exact" else 1 for bound in bounds]
         numbers = sum(b.inputs * b.outputs * count for b, count in zip(bounds, slices, strict=True))
-        found[name] = numbers * numerics_named(name).weight_bytes + vectors
-    return found
+        sizes[name] = numbers * numerics_named(name).weight_bytes + vectors
+    return sizes
 
 
 def state_numbers(config: ModelConfig) -> dict[str, int]:
@@ -97,7 +97,7 @@ def rounded(weight: Weights, grid: Grid) -> tuple[int, float]:
 
 def types_of(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
     """How many tensors there are of each type, the most first; each matrix of an expert counts."""
-    return dict(Counter(one.dtype for one in tensors.values()).most_common())
+    return dict(Counter(tensor.dtype for tensor in tensors.values()).most_common())
 
 
 def as_json(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: list[Bound]) -> dict[str, object]:
@@ -166,7 +166,7 @@ def mixture_rows(config: ModelConfig) -> list[tuple[str, str]]:
     if mixture is None:
         return []
     sparse = len(config.sparse_layers)
-    switches = [str(one).lower() for one in (mixture.use_expert_bias, mixture.norm_topk_prob)]
+    switches = [str(switch).lower() for switch in (mixture.use_expert_bias, mixture.norm_topk_prob)]
     return [
         ("active for one token", f"{parameter_count(config, active=True):,}"),
         (
@@ -199,9 +199,10 @@ MORE_IS_WORSE = ("slices", "row_sum_bits", "rounded_weights", "largest_rounding"
 def with_experts_together(bounds: Sequence[Bound]) -> list[Bound]:
     """One line for the same product of all experts of a layer, with the worst of each number."""
     joined: dict[tuple[str, ...], Bound] = {}
-    for one in bounds:
-        key = tuple(re.sub(r"\.experts\.[0-9]+\.", ".experts.*.", name) for name in one.tensors)
-        other = joined.get(key, one)
-        most = {name: max(getattr(one, name), getattr(other, name)) for name in MORE_IS_WORSE}
-        joined[key] = replace(one, tensors=key, activation_bits=min(one.activation_bits, other.activation_bits), **most)
+    for bound in bounds:
+        key = tuple(re.sub(r"\.experts\.[0-9]+\.", ".experts.*.", name) for name in bound.tensors)
+        other = joined.get(key, bound)
+        worst = {name: max(getattr(bound, name), getattr(other, name)) for name in MORE_IS_WORSE}
+        worst["activation_bits"] = min(bound.activation_bits, other.activation_bits)
+        joined[key] = replace(bound, tensors=key, **worst)
     return list(joined.values())

@@ -83,14 +83,14 @@ def under_our_names(tensors: dict[str, StoredTensor], config: ModelConfig, sourc
     """Tensors by the names of model/weights.py; each keeps the file's own, for messages and quantisers' settings."""
     if config.model_type != "lfm3":
         return tensors
-    found: dict[str, StoredTensor] = {}
+    ours: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         if in_file(name) != name:
             raise CheckpointError(f"{source}: {plain(name)}: expected {plain(in_file(name))} in an lfm3")
-        if (own := in_ours(name)) in found:
-            raise CheckpointError(f"{source}: {plain(name)} and {plain(found[own].name)}: expected one of them")
-        found[own] = tensor
-    return found
+        if (our_name := in_ours(name)) in ours:
+            raise CheckpointError(f"{source}: {plain(name)} and {plain(ours[our_name].name)}: expected one of them")
+        ours[our_name] = tensor
+    return ours
 
 
 def unpacked(
@@ -100,25 +100,25 @@ def unpacked(
     if settings is None and not mlx.has_their_names(tensors):
         return mlx.with_our_taps(tensors, config)
     if isinstance(settings, CompressedSettings):
-        found = with_matrices(tensors, config, source, partial(compressed.read_matrix, settings=settings))
+        ours = with_matrices(tensors, config, source, partial(compressed.read_matrix, settings=settings))
     elif isinstance(settings, AutoSettings):
-        found = with_matrices(tensors, config, source, partial(auto.read_matrix, settings=settings))
+        ours = with_matrices(tensors, config, source, partial(auto.read_matrix, settings=settings))
     else:
-        found = mlx.in_our_names(tensors, config, settings, source)
+        ours = mlx.in_our_names(tensors, config, settings, source)
     known = layout_of(config).keys() | {HEAD}
-    for name in sorted(found.keys() & known):  # others are refused as unexpected
-        one = found[name]
-        if not isinstance(one.values, PackedRows) and one.dtype not in DTYPES:
+    for name in sorted(ours.keys() & known):  # others are refused as unexpected
+        tensor = ours[name]
+        if not isinstance(tensor.values, PackedRows) and tensor.dtype not in DTYPES:
             expected = f"one of {', '.join(DTYPES)} of what is not quantised"
-            raise CheckpointError(f"{one.source}: {plain(one.name)}: dtype {one.dtype}, expected {expected}")
-    return found
+            raise CheckpointError(f"{tensor.source}: {plain(tensor.name)}: dtype {tensor.dtype}, expected {expected}")
+    return ours
 
 
 def open_tensors(directory: Path, dtypes: Dtypes = ALL_DTYPES) -> tuple[dict[str, StoredTensor], str]:
     """Every tensor of the checkpoint, whatever the config says, and the file that lists them."""
     if not directory.is_dir():
-        found = "is a file" if directory.exists() else "does not exist"
-        raise CheckpointError(f"{directory}: {found}, expected a directory with {SINGLE}")
+        state = "is a file" if directory.exists() else "does not exist"
+        raise CheckpointError(f"{directory}: {state}, expected a directory with {SINGLE}")
     single, index = directory / SINGLE, directory / INDEX
     if is_present(single, CheckpointError):  # a dangling link must not fall through to the index
         return _map_file(single, dtypes), str(single)

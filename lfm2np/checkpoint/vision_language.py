@@ -40,8 +40,9 @@ def language_config(raw: Mapping[str, object]) -> Mapping[str, object]:
     if text.get("model_type", LANGUAGE_MODEL[kind]) not in (LANGUAGE_MODEL[kind], "lfm2_moe"):
         raise ConfigError(f"text_config.model_type: {show_json(text['model_type'])}, expected {LANGUAGE_MODEL[kind]!r}")
     above = {key: raw[key] for key in OF_BOTH if raw.get(key) is not None}
-    own = {key: value for key, value in text.items() if value is not None and key not in ("architectures", "auto_map")}
-    return {"model_type": LANGUAGE_MODEL[kind], **above, **own}
+    above_only = ("architectures", "auto_map")
+    inside = {key: value for key, value in text.items() if value is not None and key not in above_only}
+    return {"model_type": LANGUAGE_MODEL[kind], **above, **inside}
 
 
 def language_tensors(tensors: dict[str, StoredTensor], directory: Path, source: str) -> dict[str, StoredTensor]:
@@ -49,17 +50,17 @@ def language_tensors(tensors: dict[str, StoredTensor], directory: Path, source: 
     path = directory / "config.json"
     if not is_present(path, ConfigError) or read_object(path, ConfigError).get("model_type") not in LANGUAGE_MODEL:
         return tensors
-    found: dict[str, StoredTensor] = {}
+    language: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)
         if prefix is not None:
-            own = PREFIXES[prefix] + name.removeprefix(prefix)
-            if own in found:
-                raise CheckpointError(f"{source}: {name} and {found[own].name}: expected one of them")
-            found[own] = tensor
-    left_out = len(tensors) - len(found)
+            our_name = PREFIXES[prefix] + name.removeprefix(prefix)
+            if our_name in language:
+                raise CheckpointError(f"{source}: {name} and {language[our_name].name}: expected one of them")
+            language[our_name] = tensor
+    left_out = len(tensors) - len(language)
     warnings.warn(
-        f"{source}: the language model alone, {len(found)} tensors; {left_out} of vision and projector are left out",
+        f"{source}: the language model alone, {len(language)} tensors; {left_out} of vision and projector are left out",
         stacklevel=2,
     )
-    return found
+    return language

@@ -65,20 +65,20 @@ class StoredRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return sum(len(one.values) for one in self.tensors), self.tensors[0].shape[1]
+        return sum(len(tensor.values) for tensor in self.tensors), self.tensors[0].shape[1]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float64 if any(one.is_quantised for one in self.tensors) else np.float32)
+        return np.dtype(np.float64 if any(tensor.is_quantised for tensor in self.tensors) else np.float32)
 
     def __getitem__(self, rows: slice) -> Weights:
         parts, first = [], 0
-        for one in self.tensors:
-            own = one.values[max(0, rows.start - first) : max(0, rows.stop - first)]
-            if len(own):
-                require_whole(one)
-                parts.append(widen(own, one.dtype))
-            first += len(one.values)
+        for tensor in self.tensors:
+            stored = tensor.values[max(0, rows.start - first) : max(0, rows.stop - first)]
+            if len(stored):
+                require_whole(tensor)
+                parts.append(widen(stored, tensor.dtype))
+            first += len(tensor.values)
         whole: Any = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return np.asarray(whole, self.dtype)
 
@@ -108,12 +108,12 @@ def prepare_weights(
     parts = list(matrix_parts(config, experts=False))
 
     def make() -> Matrices:
-        made: dict[str, Matrix] = {}
+        by_name: dict[str, Matrix] = {}
         for names in parts:
-            made[names[0]] = prepare(names)
+            by_name[names[0]] = prepare(names)
             if progress:
-                progress(len(made), len(parts))
-        return made
+                progress(len(by_name), len(parts))
+        return by_name
 
     matrices = keep(make) if keep else make()
     for name in tensors:
@@ -142,21 +142,21 @@ def layer_weights(
     number = config.layers_of(CONV).index(index) if kind == CONV else config.attention_layers.index(index)
     operator: ShortConvWeights | AttentionWeights
     if kind == CONV:
-        found = fields_of(ShortConvWeights, prefix, values)
-        operator = ShortConvWeights(number=number, **found | {"taps": found["taps"][:, 0, :]})
+        of_kind = fields_of(ShortConvWeights, prefix, values)
+        operator = ShortConvWeights(number=number, **of_kind | {"taps": of_kind["taps"][:, 0, :]})
     else:
-        found = fields_of(AttentionWeights, prefix, values)
+        of_kind = fields_of(AttentionWeights, prefix, values)
         window = config.sliding_window if kind == SLIDING else None
         v_proj = widened(tensors, f"{prefix}self_attn.v_proj.weight")
-        scale = attention_scale(found["q_norm"], found["k_norm"], v_proj, window)
+        scale = attention_scale(of_kind["q_norm"], of_kind["k_norm"], v_proj, window)
         if config.attention_bias:
             names = tensors_of(AttentionWeights)["qkv_bias"]
-            found["qkv_bias"] = np.concatenate([values[prefix + name] for name in names])
-        operator = AttentionWeights(number=number, scale=scale, kind=kind, **found)
+            of_kind["qkv_bias"] = np.concatenate([values[prefix + name] for name in names])
+        operator = AttentionWeights(number=number, scale=scale, kind=kind, **of_kind)
     feed_forward: FeedForwardWeights | MixtureWeights
     if config.is_sparse(index):
-        found = fields_of(MixtureWeights, f"{prefix}feed_forward.", values)
-        feed_forward = MixtureWeights(expert=experts_of(prefix, prepare), **found)
+        of_kind = fields_of(MixtureWeights, f"{prefix}feed_forward.", values)
+        feed_forward = MixtureWeights(expert=experts_of(prefix, prepare), **of_kind)
     else:
         feed_forward = FeedForwardWeights(**fields_of(FeedForwardWeights, f"{prefix}feed_forward.", values))
     return LayerWeights(operator=operator, feed_forward=feed_forward, **fields_of(LayerWeights, prefix, values))

@@ -172,8 +172,8 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
         return replace(result, cause=cause_to_dump(result, target, shlex.join(words)))
     config = read_config(path, arguments.rope)
     with progress_bar("locating", "recording") as show:
-        found = cause_of(result, target, record, read_tensors(path, config), config, show)
-    return replace(result, cause=found)
+        cause = cause_of(result, target, record, read_tensors(path, config), config, show)
+    return replace(result, cause=cause)
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
@@ -228,7 +228,7 @@ def transcript_of(arguments: argparse.Namespace) -> contextlib.AbstractContextMa
 
 def add_check(commands: Commands) -> None:
     text = "check an engine against the oracle, within the rounding error of its number format"
-    parser = add_command(commands, "check", run, text, EXAMPLE, True, True, EXIT_CODES, is_verdict=True)
+    parser = add_command(commands, "check", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES, is_verdict=True)
     forms = "http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl"
     add(parser, "TARGET", forms)
     formats.add_options(parser)

@@ -340,7 +340,7 @@ def rate_of(finding: dict[str, Any]) -> str:
 
 def add_fuzz(commands: Commands) -> None:
     text = "test a running engine with timed traces of many requests, and shrink what fails"
-    parser = add_command(commands, "fuzz", run, text, EXAMPLE, True, True, EXIT_CODES, is_verdict=True)
+    parser = add_command(commands, "fuzz", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES, is_verdict=True)
     add(parser, "TARGET", "http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND")
     formats.add_options(parser)
     add(parser, "--minutes N", "generate traces for N minutes", type=float)

@@ -214,7 +214,7 @@ def run_sweep(arguments: argparse.Namespace, base: Scenario) -> None:
 
         write_whole(arguments.html, sweep_page(result))
     for words in arguments.svg or ():
-        from lfm2np.simulate.page.curve import curve  # slow to import
+        from lfm2np.simulate.page.sweep import curve  # slow to import
 
         metric, _, path = words.partition("=")
         write_whole(path, curve(result, metric))

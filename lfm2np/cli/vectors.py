@@ -67,11 +67,11 @@ def run_verify(arguments: argparse.Namespace) -> None:
     known = read_set(folder_of(arguments))
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("verifying") as shown:
-        found = verify(model, known, shown, place)
-    fields = {**counted(known), "differences": [asdict(difference) for difference in found]}
-    print_result(arguments, fields, shown_differences(found) or f"{summary(known)}: bit for bit as computed here")
-    if found:
-        raise ProofError(f"{len(found)} differences, first: {found[0]}")
+        differences = verify(model, known, shown, place)
+    fields = {**counted(known), "differences": [asdict(difference) for difference in differences]}
+    print_result(arguments, fields, shown_differences(differences) or f"{summary(known)}: bit for bit as computed here")
+    if differences:
+        raise ProofError(f"{len(differences)} differences, first: {differences[0]}")
 
 
 def run_answers(arguments: argparse.Namespace) -> None:
@@ -115,9 +115,9 @@ def summary(known: VectorSet) -> str:
     return f"{counts['vectors']} vectors, {counts['positions']} positions ({ties}), {counts['tensors']} tensors"
 
 
-def shown_differences(found: list[Difference]) -> str:
-    more = [f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
-    return "\n".join([*map(str, found[:MOST_SHOWN]), *more])
+def shown_differences(differences: list[Difference]) -> str:
+    more = [f"and {len(differences) - MOST_SHOWN} more"] if len(differences) > MOST_SHOWN else []
+    return "\n".join([*map(str, differences[:MOST_SHOWN]), *more])
 
 
 def add_vectors(commands: Commands) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from lfm2np.cli.shared import work
@@ -14,9 +13,18 @@ from lfm2np.cli.shared.requests import read_lines
 from lfm2np.cli.shared.terminal import print_result, progress_bar, progress_bars, read_file
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
-from lfm2np.oracle.vet.api import ALPHA, CLAIMED_SAMPLING, MAX_TOKENS, PLANNED, all_hypotheses, reply_file, run
+from lfm2np.oracle.vet.api import (
+    ALPHA,
+    CLAIMED_SAMPLING,
+    MAX_TOKENS,
+    PLANNED,
+    all_hypotheses,
+    candidates_of,
+    reply_file,
+    run,
+)
 from lfm2np.oracle.vet.asking import Provider
-from lfm2np.oracle.vet.hypotheses import Candidate, Hypotheses, parse_candidate
+from lfm2np.oracle.vet.hypotheses import Hypotheses
 from lfm2np.oracle.vet.plan import Plan
 from lfm2np.oracle.vet.questions import Question, question_from_json
 from lfm2np.oracle.vet.shown import as_json, as_text, plan_text, verdict_of
@@ -65,8 +73,13 @@ def vet(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Vetted:
         raise RequestError("--cost goes with --prompt-price or --answer-price")
     questions = None if arguments.questions is None else questions_of(arguments)
     recorded = reply_file(arguments.from_file, arguments.save)
+
+    def load_named(name: str, path: str) -> Model:
+        with progress_bar(f"loading {name}") as show:
+            return load(path, "exact", show, arguments.weights)
+
     hypotheses = all_hypotheses(
-        list(candidates_of(arguments)),
+        candidates_of(arguments.candidate or (), load_named),
         arguments.claim,
         arguments.sampling or (CLAIMED_SAMPLING,),
         arguments.system,
@@ -109,17 +122,6 @@ def vet(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Vetted:
             progress=shown,
             announce=announce,
         )
-
-
-def candidates_of(arguments: argparse.Namespace) -> Iterator[Candidate]:
-    """Two of one checkpoint, with different caches, share it."""
-    loaded: dict[str, Model] = {}
-    for text in arguments.candidate or ():
-        name, path, kv = parse_candidate(text)
-        if path not in loaded:
-            with progress_bar(f"loading {name}") as show:
-                loaded[path] = load(path, "exact", show, arguments.weights)
-        yield Candidate(name, loaded[path], kv)
 
 
 def places_of(hypotheses: Hypotheses, arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Place]:

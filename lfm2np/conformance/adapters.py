@@ -15,10 +15,13 @@ from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.engine_protocol import Completion, Request
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
+from lfm2np.oracle.targets import transformers_target
+from lfm2np.oracle.targets.records import Ask
 from lfm2np.scoring import teacher_forcing
 from lfm2np.speculation.drafters import Drafter, NgramDrafter, ScriptedDrafter
 
 load_once = lru_cache(maxsize=256)(load)
+load_transformers = lru_cache(maxsize=64)(transformers_target.load_model)
 
 
 def own(model: str, sizes: dict[str, Any]) -> Own:
@@ -197,41 +200,15 @@ class TransformersPadded:
     )
 
     def __init__(self, model: str) -> None:
-        self._model = load_transformers(model)
+        self._model = load_transformers(model, "float32")
 
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        import torch
-
-        longest = max(len(request.prompt_token_ids) for request in requests)
         for request in requests:
             if request.params.temperature != 0.0 or request.params.n != 1:
                 raise RequestError(f"request {request.request_id!r}: this adapter is greedy")
-        padding = [longest - len(request.prompt_token_ids) for request in requests]
-        ids = torch.tensor([[0] * pad + list(r.prompt_token_ids) for pad, r in zip(padding, requests, strict=True)])
-        mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
-        most = max(request.params.max_tokens or 1 for request in requests)
-        with torch.no_grad():
-            out = self._model.generate(
-                ids, attention_mask=mask, max_new_tokens=most, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
-        return [
-            [Completion(tuple(row[longest : longest + (request.params.max_tokens or 1)].tolist()))]
-            for row, request in zip(out, requests, strict=True)
-        ]
+        asks = [Ask(r.request_id, "conformance", r.prompt_token_ids, r.params.max_tokens or 1) for r in requests]
+        answers = transformers_target.generate(self._model, asks)
+        return [[Completion(tuple(answer["token_ids"]))] for answer in answers]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
-        import torch
-
-        with torch.no_grad():
-            rows = torch.log_softmax(self._model(torch.tensor([list(token_ids)])).logits[0].double(), -1)
-        return [float(rows[index, token]) for index, token in enumerate(token_ids[1:])]
-
-
-@lru_cache(maxsize=64)
-def load_transformers(model: str) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        return transformers_target.prompt_logprobs(self._model, token_ids)

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -180,74 +179,63 @@ class Trial:
     model: Checkpoint | None
 
     def run(self, lacks: frozenset[str]) -> Run:
-        """Small examples, then such as reach over blocks and chunks of the engine's own size; both then with models of
-        each other family that the engine has.
+        """Examples with dense models, then with models of each other family that the engine has.
 
         What is drawn for dense models does not change with what follows it.
         """
-        prop = self.prop
         most, few = self.chosen.max_examples, 0
-        if isinstance(prop, Machine):
-            run = self.programs(lambda example: example, most, lacks)
-        else:
-            if prop.at_length and "long-contexts" not in lacks:
-                few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is the smallest
-            run = self.examples(self.strategy(prop), most, lacks)
-            if few and run.error is None:
-                run = run.then(self.examples(lambda: prop.strategy(self.lengths), few, lacks))
-        if not run.has_models or self.model is not None:
-            return run
-        for family in FAMILIES:
+        if isinstance(self.prop, Property) and self.prop.at_length and "long-contexts" not in lacks:
+            few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is the smallest
+        run = self.of_family(None, most, few, lacks)
+        for family in FAMILIES if run.has_models and self.model is None else ():
             if run.error is None and family.word not in lacks:
-                run = run.then(self.of_family(family, most, few, lacks))
+                some, fewer = max(3, int(most * family.share)), max(2, int(few * family.share)) if few else 0
+                run = run.then(self.of_family(family, some, fewer, lacks))
         return run
 
-    def of_family(self, family: Family, most: int, few: int, lacks: frozenset[str]) -> Run:
-        """Its share of as many examples, few of them at the engine's own lengths."""
-        prop, some = self.prop, max(3, int(most * family.share))
+    def of_family(self, family: Family | None, most: int, few: int, lacks: frozenset[str]) -> Run:
+        """So many small examples, then a few such as reach over blocks and chunks of the engine's own size; with dense
+        models, or those of a family."""
+        prop = self.prop
         if isinstance(prop, Machine):
-            return self.programs(partial(of_family_by_itself, family), some, lacks)
-        run = self.examples(lambda: varied(family, self.strategy(prop)()), some, lacks)
-        if few and run.error is None:
-            fewer = max(2, int(few * family.share))
-            run = run.then(self.examples(lambda: varied(family, prop.strategy(self.lengths)), fewer, lacks))
-        return run
+            return self.programs(family, most, lacks)
 
-    def strategy(self, prop: Property) -> Callable[[], SearchStrategy[Any]]:
-        """Of the examples that come first: small ones, if the property has such."""
-        return (lambda: prop.strategy(self.lengths)) if prop.only_at_length else prop.strategy
+        def at_length() -> SearchStrategy[Any]:
+            return prop.strategy(self.lengths)
+
+        def drawn(strategy: Callable[[], SearchStrategy[Any]]) -> Callable[[], SearchStrategy[Any]]:
+            return strategy if family is None else lambda: varied(family, strategy())
+
+        run = self.examples(drawn(at_length if prop.only_at_length else prop.strategy), most, lacks)
+        if few and run.error is None:
+            run = run.then(self.examples(drawn(at_length), few, lacks))
+        return run
 
     def examples(self, strategy: Callable[[], SearchStrategy[Any]], most: int, lacks: frozenset[str]) -> Run:
         assert isinstance(self.prop, Property)
         has_models = False
 
-        def noted(example: Any) -> Any:
+        def placed(example: Any) -> Any:
             nonlocal has_models
             has_models = has_models or has_model(example)
-            return example
+            return place(example, self.model)
 
-        prop = self.placed(self.prop, lambda: strategy().map(noted))
+        prop = replace(self.prop, strategy=lambda: strategy().map(placed))
         run = _run_examples(prop, self.factory, settings(self.chosen, max_examples=most), lacks)
         return replace(run, has_models=has_models)
 
-    def programs(self, changed: Callable[[Any], Any], most: int, lacks: frozenset[str]) -> Run:
-        """Of a machine, whose models are `changed` before they are used."""
+    def programs(self, family: Family | None, most: int, lacks: frozenset[str]) -> Run:
         assert isinstance(self.prop, Machine)
         has_models = False
 
         def adapt(example: Any) -> Any:
             nonlocal has_models
             has_models = has_models or has_model(example)
-            return place(fit(changed(example), lacks), self.model)
+            changed = example if family is None else of_family_by_itself(family, example)
+            return place(fit(changed, lacks), self.model)
 
         run = _run_machine(self.prop, self.factory, settings(self.chosen, max_examples=most), adapt)
         return replace(run, has_models=has_models)
-
-    def placed(self, prop: Property, strategy: Callable[[], SearchStrategy[Any]]) -> Property:
-        """The property with these examples, on the given model if there is one."""
-        if self.model is None:
-            return replace(prop, strategy=strategy)
-        return replace(prop, strategy=lambda: strategy().map(lambda example: place(example, self.model)))
 
     def sparing(self, run: Run, lacks: frozenset[str]) -> frozenset[str]:
         """The words that would have spared the engine what it raised; none for a Violation, or if nothing helps.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
+from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import hand_fixture
 from lfm2np.drawings.runs.leaks import Leak, leak
 from lfm2np.drawings.runs.recorded import Coming, recorded, texts
@@ -33,7 +33,9 @@ def hand_model() -> tuple[Model, list[str], Mapping[str, Any]]:
     """The model, its words, and its weights by name."""
     folder = hand_fixture()
     words: list[str] = json.loads((folder / "words.json").read_text(encoding="utf-8"))
-    return load(folder), words, load_file(folder / "model.safetensors")
+    model = load(folder)
+    weights = {name: tensor.array for name, tensor in read_tensors(folder, model.config).items()}
+    return model, words, weights
 
 
 def hand_alone(model: Model, words: list[str]) -> Run:

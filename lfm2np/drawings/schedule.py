@@ -13,7 +13,7 @@ from typing import Any
 from lfm2np.drawings.page.markup import Markup, element, harmless, visible
 from lfm2np.drawings.page.page import page
 from lfm2np.drawings.page.svg import rectangle, words
-from lfm2np.drawings.page.view import View, cell, view_without_steps
+from lfm2np.drawings.page.view import cell, view_without_steps
 from lfm2np.errors import RequestError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -22,7 +22,7 @@ SIDE, LEFT, GAP, RIGHT = 22, 190, 6, 420  # of a cell, of the labels on the left
 
 @dataclass(frozen=True)
 class Schedule:
-    """A file's fields; steps as schedulers/schedule.py records them."""
+    """A file's fields; steps as schedulers/run.py records them."""
 
     scheduler: str
     block_size: int
@@ -132,23 +132,19 @@ def sign(schedule: Schedule, number: int, place: int, what: Sequence[Any] | None
 
 
 def schedule_page(schedule: Schedule, source: str, command: str) -> str:
+    calls = "\n".join(schedule.calls)
     views = [
         view_without_steps(
             "schedule",
             "What every place held, step by step",
-            f"{schedule.message}",
+            schedule.message,
             figure(schedule),
             element("p", "A cell holds whose token it is, and its position; round cells were written in that step."),
         ),
-        program(schedule),
+        view_without_steps("calls", "The calls", "The smallest program that was found.", "", element("pre", calls)),
     ]
     about = element("p", f"{source}: a schedule of {schedule.scheduler}. Made by ", element("code", command), ".")
-    return page(f"A schedule of {schedule.scheduler} that breaks a demand", Markup(about), views)
-
-
-def program(schedule: Schedule) -> View:
-    calls = "\n".join(schedule.calls)
-    return view_without_steps("calls", "The calls", "The smallest program that was found.", "", element("pre", calls))
+    return page(f"A schedule of {schedule.scheduler} that breaks a demand", about, views)
 
 
 def figure(schedule: Schedule) -> Markup:

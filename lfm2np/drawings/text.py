@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lfm2np.drawings.page.markup import counted, visible
+from lfm2np.drawings.page.view import events_of
 from lfm2np.drawings.runs.derive import LETTERS, Pool, moments, pools
 from lfm2np.drawings.runs.routes import routes
 from lfm2np.drawings.runs.run import Run, Step, in_windows
@@ -34,15 +35,12 @@ def plan(run: Run, step: Step) -> str:
         more = " ..." if len(entry.token_ids) > 8 else ""
         drafts = f", {entry.num_drafts} drafts" if entry.num_drafts else ""
         tokens = step.tokens.get(entry.request_id, ())
-        said = f" -> {' '.join(visible(run.word(one)) for one in tokens)}" if tokens else ""
+        said = f" -> {' '.join(visible(run.word(token)) for token in tokens)}" if tokens else ""
         places = f"{entry.start}" if entry.stop == entry.start + 1 else f"{entry.start}-{entry.stop - 1}"
         lines.append(
             f"  {visible(entry.request_id):<12} positions {places:<9} slot {entry.slot}{drafts}  {ids}{more}{said}"
         )
-    for what, names in (("admitted", step.admitted), ("preempted", step.preempted), ("finished", tuple(step.finished))):
-        if names:
-            lines.append(f"  {what}: {', '.join(map(visible, names))}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {event}" for event in events_of(step))])
 
 
 def experts(step: Step) -> str:

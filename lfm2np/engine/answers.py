@@ -1,4 +1,4 @@
-"""From a step's logits to each sample's tokens and log-probabilities, or its error."""
+"""A step's drafts, and what comes of it: who gets drafts; each sample's tokens and log-probabilities, or its error."""
 
 from __future__ import annotations
 
@@ -8,13 +8,43 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.engine.drafting import decide
-from lfm2np.engine.samples import Answer, Group, Sample
+from lfm2np.engine.samples import Answer, Drawn, Group, Sample
 from lfm2np.errors import Lfm2npError
 from lfm2np.network.step import StepResult
 from lfm2np.sampling.logprobs import token_logprobs
-from lfm2np.speculation.drafters import Draft
+from lfm2np.speculation.acceptance import Guess, next_token
+from lfm2np.speculation.drafters import Draft, DraftContext, Drafter
 from lfm2np.speculation.proposals import Proposals
+from scheduler import BatchPlan, ScheduledTokens, most_drafts
+
+
+def contexts_of(
+    plan: BatchPlan, groups: Mapping[str, tuple[Group, Sample]], drafter: Drafter, most: int, room: int
+) -> list[DraftContext]:
+    """Who gets drafts in a planned step that leaves `room` tokens: at most `most` each.
+
+    Sampled drafts decide a token even where they are not computed with, so every position needs one.
+    """
+    contexts = []
+    for entry in plan.scheduled:
+        takes = entry.samples == (entry.request_id,)
+        alive = [groups[name] for name in entry.samples if name in groups]  # one may be aborted before it is split off
+        for group, sample in alive:
+            count = min(most, room, most_drafts(sample.request)) if takes else 0
+            may_draft = not sample.request.is_finished and sample.draft_error is None
+            if may_draft and (count or (drafter.is_random and group.params.temperature != 0.0)):
+                contexts.append(
+                    DraftContext(
+                        request_id=sample.request.request_id,
+                        token_ids=tuple(sample.request.token_ids),
+                        num_prompt_tokens=sample.request.num_prompt_tokens,
+                        params=group.params,
+                        seed=sample.seed,
+                        sample_index=sample.index,
+                        count=count,
+                    )
+                )
+    return contexts
 
 
 def answer_step(
@@ -43,6 +73,36 @@ def answer_step(
             except Lfm2npError as error:
                 errors[name] = error
     return answers, errors
+
+
+def decide(
+    model: LoadedModel, group: Group, sample: Sample, entry: ScheduledTokens, rows: NDArray[Any], draft: Draft
+) -> Answer:
+    """The tokens of one sample: accepted drafts, then one token more, unless a token ends the request.
+
+    rows  [rows, V], the last one of the entry's last token
+    Nothing of the sample changes here. Lfm2npError if a token can't be chosen.
+    """
+    request, params = sample.request, group.params
+    eos = tuple(sorted(model.config.eos_token_ids))
+    output, text, drawn = list(request.output_token_ids), sample.text.copy(), []
+    accepted = 0
+    for index, row in enumerate(rows[-1 - entry.num_drafts :]):
+        guess = None
+        if draft.weights is not None and index < len(draft.token_ids):
+            guess = Guess(draft.token_ids[index], draft.weights[index])
+        token = next_token(row, params, request.prompt_token_ids, output, eos, sample.seed, sample.index, guess)
+        output.append(token)
+        count = params.logprobs
+        logprobs = None if count is None else token_logprobs(model.numerics, row, token, count)
+        drawn.append(Drawn(token, request.num_tokens - 1 + index, row, logprobs))
+        ending = request.reason_to_end(token, len(output))
+        text.push(token, len(output) > params.min_tokens, ending)
+        holds = index < entry.num_drafts and token == entry.drafts[index]
+        accepted += holds
+        if not holds or ending is not None or text.stopped_by is not None:
+            break
+    return Answer(tuple(drawn), text, entry.num_drafts, accepted)
 
 
 def keep_prompt_logprobs(model: LoadedModel, group: Group, first: int, stop: int, rows: NDArray[Any]) -> None:

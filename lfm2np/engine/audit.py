@@ -127,9 +127,8 @@ def check_blocks(cache: Cache, contents: Contents, blocks: Mapping[int, int], is
             ):
                 raise ProofError(f"block {block}: keys or values of attention layer {layer} differ from the reference")
         for layer, u in enumerate(() if is_windowed else columns):
-            count = cache.checkpoints.shape[2]
-            padded = np.concatenate([np.zeros((count, u.shape[1]), u.dtype), u])
-            if cache.checkpoints[block, layer].tobytes() != padded[stop : stop + count].tobytes():
+            held_state = cache.checkpoints[block, layer]
+            if held_state.tobytes() != state_after(u, stop, len(held_state)).tobytes():
                 raise ProofError(f"block {block}: the checkpoint of convolution layer {layer} differs")
 
 
@@ -150,8 +149,13 @@ def check_request(
             mine = array[blocks].reshape(-1, *array.shape[2:])[: num_computed - first]
             if mine.tobytes() != truth[first:num_computed].tobytes():
                 raise ProofError(f"slot {slot}: keys or values of attention layer {layer} differ from the reference")
-    count = cache.states.shape[2]
     for layer, u in enumerate(columns):
-        padded = np.concatenate([np.zeros((count, u.shape[1]), u.dtype), u])
-        if cache.states[slot, layer].tobytes() != padded[num_computed : num_computed + count].tobytes():
+        held_state = cache.states[slot, layer]
+        if held_state.tobytes() != state_after(u, num_computed, len(held_state)).tobytes():
             raise ProofError(f"slot {slot}: the live state of convolution layer {layer} differs from the reference")
+
+
+def state_after(u: Array, count: int, size: int) -> Array:
+    """The last `size` columns [size, D] of the first `count` of u [T, D], after zeros."""
+    padded = np.concatenate([np.zeros((size, u.shape[1]), u.dtype), u])
+    return padded[count : count + size]

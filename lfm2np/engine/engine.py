@@ -18,9 +18,8 @@ from typing import Any, TextIO
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.engine.answers import answer_step
+from lfm2np.engine.answers import answer_step, contexts_of
 from lfm2np.engine.audit import Audit
-from lfm2np.engine.drafting import contexts_of
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
 from lfm2np.engine.samples import Answer, Group, Sample, fork_group, make_group, request_output
 from lfm2np.errors import Lfm2npError, RequestError, told

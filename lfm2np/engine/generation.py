@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import error_told
 from lfm2np.progress import Progress

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tokenizer import TextStream, require_text
+from lfm2np.checkpoint.text.tokenizer import TextStream, require_text
 from lfm2np.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from lfm2np.errors import RequestError
 from lfm2np.sampling.choice import request_seed
@@ -162,18 +162,9 @@ def fork_group(parent: Group, request_id: str, seed: int | None, engine_seed: in
     """A request that goes on from the only sample of another: its text and log-probabilities so far are copied."""
     params = replace(parent.params, seed=seed)
     (origin,) = parent.samples
-    request = Request(
-        request_id=request_id,
-        prompt_token_ids=origin.request.prompt_token_ids,
-        max_tokens=origin.request.max_tokens,
-        stop_token_ids=origin.request.stop_token_ids,
-        min_tokens=origin.request.min_tokens,
-        priority=origin.request.priority,
-        cache_salt=origin.request.cache_salt,
-        prompt_logits=origin.request.prompt_logits,  # those that its parent has not reached yet
-    )
-    own_seed = request_seed(params, engine_seed, request_id)
-    sample = Sample(0, request, own_seed, origin.text.copy(), logprobs=list(origin.logprobs))
+    request = replace(origin.request, request_id=request_id)  # as it was when it came; the scheduler's fork() goes on
+    sample_seed = request_seed(params, engine_seed, request_id)
+    sample = Sample(0, request, sample_seed, origin.text.copy(), logprobs=list(origin.logprobs))
     prompt_logprobs = None if parent.prompt_logprobs is None else list(parent.prompt_logprobs)
     return Group(request_id, parent.prompt, params, [sample], now, prompt_logprobs)
 

@@ -224,7 +224,7 @@ def first_difference(
     for position, (token, row) in enumerate(zip(token_ids, rows, strict=True)):
         output = token_ids[:position]
         expected = choose(logits[position], params, prompt_ids, output, eos, seed, sample_index)
-        found = difference_at(position, token, row, expected, logits[position])
-        if found:
-            return found
+        difference = difference_at(position, token, row, expected, logits[position])
+        if difference:
+            return difference
     return None

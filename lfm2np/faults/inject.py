@@ -36,17 +36,17 @@ def inject(fault: str | Fault | Variant) -> Iterator[None]:
 def find(where: str) -> FunctionType:
     """The function that "module:qualified.name" names; of a property, its getter."""
     module, _, path = where.partition(":")
-    found: Any = importlib.import_module(module)
+    target: Any = importlib.import_module(module)
     try:
         for part in path.split("."):
-            found = inspect.getattr_static(found, part)
+            target = inspect.getattr_static(target, part)
     except AttributeError:
         raise RequestError(f"fault: {where}: there is no such function") from None
-    found = found.fget if isinstance(found, property) else found
-    found = getattr(found, "func", found)  # a cached property
-    if not isinstance(found, FunctionType):
-        raise RequestError(f"fault: {where}: {type(found).__name__}, expected a function")
-    return found
+    target = target.fget if isinstance(target, property) else target
+    target = getattr(target, "func", target)  # a cached property
+    if not isinstance(target, FunctionType):
+        raise RequestError(f"fault: {where}: {type(target).__name__}, expected a function")
+    return target
 
 
 def edited_code(function: FunctionType, edit: Edit) -> CodeType:
@@ -62,10 +62,10 @@ def edited_code(function: FunctionType, edit: Edit) -> CodeType:
     tree.body = [*future, definition]
     namespace: dict[str, Any] = {}
     exec(compile(tree, f"<fault in {edit.where}>", "exec"), function.__globals__, namespace)
-    made: FunctionType = namespace[definition.name]
-    if made.__code__.co_freevars != function.__code__.co_freevars:
+    edited: FunctionType = namespace[definition.name]
+    if edited.__code__.co_freevars != function.__code__.co_freevars:
         raise RequestError(f"fault: {edit.where}: the edit needs variables from outside the function")
-    return made.__code__
+    return edited.__code__
 
 
 __all__ = ["FAULTS", "VARIANTS", "by_name"]
@@ -76,7 +76,7 @@ FAULTS = read_faults()
 def by_name(name: str) -> Fault | Variant:
     """RequestError for a name that is neither a fault's nor a variant's."""
     everything: tuple[Fault | Variant, ...] = (*FAULTS, *VARIANTS)
-    for one in everything:
-        if one.name == name:
-            return one
+    for each in everything:
+        if each.name == name:
+            return each
     raise RequestError(f"fault {name!r}: not known; `lfm2np faults --list` prints them all")

@@ -156,8 +156,8 @@ class Campaign:
         """Why a trace can't be played on this engine; None for each that is drawn."""
         return unfit(self.around, self.judge.vocab_size, trace)
 
-    def relabelled(self, trace: Trace) -> Trace:
-        return self.judge.with_stops(relabelled(trace, self.around.alphabet, next(self.label)))
+    def relabelled(self, trace: Trace, label: int) -> Trace:
+        return self.judge.with_stops(relabelled(trace, self.around.alphabet, label))
 
     def raise_interrupt(self) -> None:
         """One that came while a failure was being minimized, now that it was yielded."""
@@ -180,7 +180,7 @@ class Campaign:
         def draw(trace: Trace) -> None:
             if time.monotonic() > until:
                 raise Enough
-            fresh = self.relabelled(trace)
+            fresh = self.relabelled(trace, next(self.label))
             if self.is_down:
                 self.history = []
             played, finding = self.play(fresh)
@@ -219,10 +219,7 @@ class Campaign:
         """With other tokens, shared ones still shared; None if it does not fail in this way."""
         self.counts.replays += 1
         label = next(self.label)
-        fresh, *others = (
-            each if self.keeps_tokens else self.judge.with_stops(relabelled(each, self.around.alphabet, label))
-            for each in (trace, *before)
-        )
+        fresh, *others = (each if self.keeps_tokens else self.relabelled(each, label) for each in (trace, *before))
         played, finding = self.play(fresh, others)
         if finding is None or finding.kind != kind:
             return None
@@ -388,7 +385,7 @@ def known_traces(again: Sequence[Trace], campaign: Campaign, times: int) -> Iter
     for trace in again:
         for number in range(times):
             campaign.is_fresh = campaign.is_quick
-            fresh = campaign.relabelled(trace) if number else trace
+            fresh = campaign.relabelled(trace, next(campaign.label)) if number else trace
             played, finding = campaign.play(fresh)
             campaign.is_fresh = False
             campaign.counts.traces += 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.fuzz.trace import Ids, Sent, Trace
 
 TINY = (1, 2, 3, 4, 5)  # below, at and above the taps of the convolution

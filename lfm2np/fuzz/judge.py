@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.played import Played
@@ -59,13 +59,11 @@ class ByTruth:
     format_name: str
     place: Place = field(default_factory=Place)
     texts: bool = True
-
-    @property
-    def expected(self) -> str:
-        return (
-            "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
-            "declared format may be is measured at each position."
-        )
+    is_certain: ClassVar = True
+    expected: ClassVar = (
+        "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
+        "declared format may be is measured at each position."
+    )
 
     @property
     def vocab_size(self) -> int:
@@ -74,10 +72,6 @@ class ByTruth:
     @property
     def ends(self) -> Collection[int]:
         return self.model.config.eos_token_ids
-
-    @property
-    def is_certain(self) -> bool:
-        return True
 
     def with_stops(self, trace: Trace) -> Trace:
         return with_stops(self.model, trace)

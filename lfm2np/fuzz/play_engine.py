@@ -16,8 +16,8 @@ from lfm2np.engine_protocol import Request, lacking, load_factory, missing, told
 from lfm2np.errors import Lfm2npError
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace, is_due
-from lfm2np.oracle.targets.python_target import FAULTS, STEPS_PER_TOKEN, fault, from_completions, is_finished
-from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.targets.python_target import FAULTS, STEPS_PER_TOKEN, from_completions, is_finished
+from lfm2np.oracle.targets.records import Ask, fault
 from lfm2np.oracle.targets.target import Abilities, Target, TargetError
 from lfm2np.sampling.params import SamplingParams
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.started import Watcher, counted
@@ -219,7 +219,7 @@ class Run:
         if len(samples) != sent.samples and has_begun:
             raise RequestError(f"choices: {len(samples)}, expected {sent.samples}")
         responses = [dialect.read(sample, ask) for sample in samples]
-        counts = [(one.new_tokens, len(one.fields.get("token_ids") or ())) for one in responses]
+        counts = [(each.new_tokens, len(each.fields.get("token_ids") or ())) for each in responses]
         if is_streamed and not dialect.streams_all and any(there != streamed for there, streamed in counts):
             return ()
         return tuple(judged(ask, response, self._player.vocab_size, is_whole) for response in responses)

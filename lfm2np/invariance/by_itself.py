@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from lfm2np.fuzz.finding import DIFFERS, Finding, trouble_finding
 from lfm2np.fuzz.played import Played, Player, Reply, Trouble
@@ -32,6 +33,7 @@ class ByItself:
     is_same: bool = True
     with_scores: bool = False
     is_bitwise: bool = False
+    is_certain: ClassVar = False  # a spread is an estimate: what is near its limit may be beyond it by chance
     ends: Collection[int] = ()
     known: dict[Sent, Reply] = field(default_factory=dict)
 
@@ -42,11 +44,6 @@ class ByItself:
             f"What is expected is {who}, alone and without a cached prefix. Between two such answers one logit differs "
             f"by {self.spread.nats:.2g} nat (root mean square, as measured on this engine)."
         )
-
-    @property
-    def is_certain(self) -> bool:
-        """A spread is an estimate: what is near its limit, and an expert's near tie, may be beyond it by chance."""
-        return False
 
     def with_stops(self, trace: Trace) -> Trace:
         """As it is: no text is known."""
@@ -96,12 +93,9 @@ class ByItself:
         if reference.trouble is not None or not reference.answers:
             why = reference.trouble.what if reference.trouble else "no answer"
             return Pair((), f"alone it is not answered: {why}")
+        most = len(answer.token_ids or ()) if reply.left else None
         is_drawn = bool(sent.temperature)
-        if reply.left:
-            count = len(answer.token_ids or ())
-            pair = compared(reference.answers[0], answer, most=count, is_drawn=is_drawn)
-        else:
-            pair = compared(reference.answers[0], answer, is_whole=True, is_drawn=is_drawn)
+        pair = compared(reference.answers[0], answer, most=most, is_whole=not reply.left, is_drawn=is_drawn)
         if pair.fault or not (self.with_scores and self.is_same and answer.token_ids):
             return pair
         whole = self.whole(sent, reply)
@@ -117,10 +111,8 @@ class ByItself:
         if sent.samples > 1 or sent.temperature:
             return []
         self.ask([alone(sent)])
-        answers = self.known[alone(sent)].answers
-        return (
-            [self.right_token(answers[0], index) for index in range(len(answers[0].token_ids or ()))] if answers else []
-        )
+        answers = self.known[alone(sent)].answers[:1]
+        return [self.right_token(answer, index) for answer in answers for index in range(len(answer.token_ids or ()))]
 
     def right_token(self, answer: Answer, index: int) -> Right:
         token, logprobs = (answer.token_ids or ())[index], reported(answer, index)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from lfm2np.fuzz.trace import MOMENT, Sent, Trace
 from lfm2np.invariance.questions import Sizes, filler
@@ -18,7 +20,6 @@ LONGEST_CONTINUED = 3  # questions whose answers are asked for from each of thei
 FILLS = 4  # times the slots: long requests that push everything out of a cache of unknown size
 SEED = 7
 TEMPERATURE = 1.0
-SAMPLES = 3
 STOP_SIZES = (3, 1)  # characters
 
 
@@ -62,11 +63,16 @@ class Building:
         self.requests.append(sent)
         return len(self.requests) - 1
 
-    def then(self, sent: Sent, question: int | None = None, start: int = 0, is_scored: bool = False) -> int:
+    def then(self, sent: Sent, question: int | None = None, start: int = 0, is_scored: bool = False) -> None:
         """After the end of the request before it."""
         after = len(self.requests) - 1 if self.requests else None
         sent = replace(sent, after=after, after_tokens=None, pause=0 if after is None else MOMENT)
-        return self.add(sent, question, start, is_scored)
+        self.add(sent, question, start, is_scored)
+
+    def repeat(self, alone: Sequence[Alone], **fields: Any) -> None:
+        """All questions one after another, with other fields."""
+        for index, each in enumerate(alone):
+            self.then(replace(each.sent, **fields), index)
 
     def done(self) -> list[Asked]:
         return [Asked(Trace(tuple(self.requests)), tuple(self.places))]
@@ -118,10 +124,10 @@ def in_turn(sents: Sequence[Sent]) -> Trace:
     return Trace(tuple(building.requests))
 
 
-def repeat(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def repeat(alone: Sequence[Alone], sizes: Sizes, times: int = 1, **fields: Any) -> list[Asked]:
     building = Building()
-    for index, each in enumerate(alone):
-        building.then(each.sent, index)
+    for _ in range(times):
+        building.repeat(alone, **fields)
     return building.done()
 
 
@@ -147,26 +153,26 @@ def batch(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 
 def neighbours(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Each between others of the same length."""
+
+    def other(each: Alone, seed: int) -> Sent:
+        return filler(sizes, seed, min(len(each.sent.prompt), 4 * sizes.block), each.sent.max_tokens)
+
+    return between(alone, other)
+
+
+def between(alone: Sequence[Alone], other: Callable[[Alone, int], Sent]) -> list[Asked]:
+    """Each question between two others, which are made for it and a seed."""
     asked = []
     for index, each in enumerate(alone):
-        building, length = Building(), min(len(each.sent.prompt), 4 * sizes.block)
-        for seed in range(2 * index, 2 * index + 2):
-            building.add(filler(sizes, seed, length, each.sent.max_tokens))
-            if seed % 2 == 0:
-                building.add(each.sent, index)
+        building = Building()
+        building.add(other(each, 2 * index))
+        building.add(each.sent, index)
+        building.add(other(each, 2 * index + 1))
         asked += building.done()
     return asked
 
 
-def decode(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    return continued(alone, is_cold=True)
-
-
-def prefixes(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    return continued(alone, is_cold=False)
-
-
-def continued(alone: Sequence[Alone], is_cold: bool) -> list[Asked]:
+def continued(alone: Sequence[Alone], sizes: Sizes, is_cold: bool) -> list[Asked]:
     """Prompt and the first k tokens of the answer as a prompt, for every k: what follows must be the same."""
     asked = []
     for index, each in list(enumerate(alone))[:LONGEST_CONTINUED]:
@@ -189,14 +195,6 @@ def score(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
         if len(each.sent.prompt) + len(ids) < sizes.longest:
             for is_cold in (True, False, False):  # of a cached prompt, too
                 building.then(Sent(each.sent.prompt + ids, cold=is_cold, scored=True), index, is_scored=True)
-    return building.done()
-
-
-def warm(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    building = Building()
-    for _ in range(2):
-        for index, each in enumerate(alone):
-            building.then(replace(each.sent, cold=False), index)
     return building.done()
 
 
@@ -239,11 +237,10 @@ def evicted(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Warm, pushed out by long requests, and warm again."""
     building = Building()
     length = min(sizes.longest - 1, max(4 * sizes.chunk, 8 * sizes.block))
-    for round_ in range(2):
-        for index, each in enumerate(alone):
-            building.then(replace(each.sent, cold=False), index)
-        for seed in range(FILLS * sizes.slots if round_ == 0 else 0):
-            building.then(filler(sizes, 100 + seed, length))
+    building.repeat(alone, cold=False)
+    for seed in range(FILLS * sizes.slots):
+        building.then(filler(sizes, 100 + seed, length))
+    building.repeat(alone, cold=False)
     return building.done()
 
 
@@ -291,16 +288,12 @@ def greedy(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
 
 def mixed(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Each between two that are sampled."""
-    asked = []
-    for index, each in enumerate(alone):
-        building = Building()
-        for seed in range(1000 + 2 * index, 1002 + 2 * index):
-            sampled = filler(sizes, seed, sizes.block, each.sent.max_tokens)
-            building.add(replace(sampled, temperature=TEMPERATURE, seed=SEED))
-            if seed % 2 == 0:
-                building.add(each.sent, index)
-        asked += building.done()
-    return asked
+
+    def sampled(each: Alone, seed: int) -> Sent:
+        other = filler(sizes, 1000 + seed, sizes.block, each.sent.max_tokens)
+        return replace(other, temperature=TEMPERATURE, seed=SEED)
+
+    return between(alone, sampled)
 
 
 def chunks(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
@@ -360,18 +353,12 @@ def twins(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     return asked
 
 
-def stream(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    building = Building()
-    for index, each in enumerate(alone):
-        building.then(replace(each.sent, streamed=True), index)
-    return building.done()
-
-
 def seeds(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     """Again alone, then together."""
     return repeat(alone, sizes) + batch(alone, sizes)[-1:]
 
 
+decode = partial(continued, is_cold=True)
 RELATIONS = (
     Relation("batch", "alone = together with others, at any place", batch, measures="batch"),
     Relation("neighbours", "alone = between others, whatever they are", neighbours, measures="batch"),
@@ -381,15 +368,15 @@ RELATIONS = (
     Relation("repeat", "the same request again", repeat, keeps=True),
     Relation("order", "one after another in another order", order, keeps=True),
     Relation("score", "log-probabilities of a prompt = those reported while it was generated", score, ("scored",)),
-    Relation("stream", "streamed = in one piece", stream, ("streamed",)),
+    Relation("stream", "streamed = in one piece", partial(repeat, streamed=True), ("streamed",)),
     Relation("stop", "with a stop string = cut where its text first has that", stop, ("stops",)),
     Relation("greedy", "a greedy answer's tokens = the likeliest that it reports", greedy),
     Relation("mixed", "greedy beside sampled requests = alone", mixed, ("seeds",)),
     Relation("chunks", "a prompt in one piece = cut, beside requests that decode", chunks),
     Relation("aborts", "beside and after aborted requests = alone", aborts, ("aborts",)),
     Relation("twins", "the same prompt twice at once, not cached before = alone", twins),
-    Relation("warm", "with cached prefixes = without", warm),
-    Relation("prefixes", "a cached prefix of every length = without", prefixes),
+    Relation("warm", "with cached prefixes = without", partial(repeat, times=2, cold=False)),
+    Relation("prefixes", "a cached prefix of every length = without", partial(continued, is_cold=False)),
     Relation("warm-batch", "cached prefixes together with others = alone without", warm_together),
     Relation("branches", "after a request that shares a part of the prompt only = without", branches),
     Relation("reuse", "short after long in the same slots = alone", reuse),
@@ -397,11 +384,7 @@ RELATIONS = (
     Relation("evicted", "cached, pushed out and cached again = without a cache", evicted),
     Relation("seeds", "a sampled request with a seed, again and together = alone", seeds, ("seeds",), samples=1),
     Relation(
-        "samples",
-        "n samples of a request = their tokens sent as a prompt",
-        score,
-        ("samples", "scored"),
-        samples=SAMPLES,
+        "samples", "n samples of a request = their tokens sent as a prompt", score, ("samples", "scored"), samples=3
     ),
     Relation("sizes", "another instance, of other chunks and slots", batch, ("sizes",), player="sizes"),
     Relation("varied", "with the fields of --vary = without", repeat, ("varied",), player="varied"),

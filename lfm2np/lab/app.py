@@ -82,9 +82,9 @@ async def answered(request: Request, worker: Worker) -> Response:
     if len(content) > MOST_QUERY:
         return sentence(414, f"the link has {len(content)} bytes of settings, expected at most {MOST_QUERY}")
     query, state = content.decode("latin-1"), request.app.state
-    found = worker.kept(query)
-    if found is not None:
-        return page_of(query, found)
+    kept = worker.kept(query)
+    if kept is not None:
+        return page_of(query, kept)
     if state.waiting >= MOST_WAITING:
         return sentence(503, f"{MOST_WAITING} runs wait already: ask again when they are done")
     state.waiting += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,8 @@ from lfm2np.speculation.drafters import NgramDrafter
 from lfm2np.values import plain
 
 MOST_STEPS = 150  # of a run; beyond it a page would be tens of megabytes
-Drawn = tuple[int, str]  # a position, and the digest of the whole row of logits that its token was chosen from
+# By request, in the order in which its tokens came: a position, and the SHA-256 of the whole row of logits.
+Logits = dict[str, list[tuple[int, str]]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Computed:
 
     run: Run | None
     tokens: Mapping[str, tuple[int, ...]]  # by request, as it was answered: not all that came, under some faults
-    logits: Mapping[str, Sequence[Drawn]]  # by request, in the order in which tokens came
+    logits: Logits
     stopped: str  # one sentence, where it did not end by itself; "": it did
 
 
@@ -107,27 +108,31 @@ def compute(settings: Settings, models: Models, is_drawn: bool = True) -> Outcom
 # --- the engine
 
 
-def run_engine(
-    settings: Settings, models: Models, with_detail: bool = False, on_logits: OnLogits | None = None
-) -> Computed:
-    """Until all requests have ended, the steps are too many, or the engine raises, which it does under faults only."""
-    of, file = models.by_name[settings.model], io.StringIO()
-    logits: dict[str, list[Drawn]] = {}
+def noted_in(logits: Logits) -> OnLogits:
+    """What an engine calls with each row of logits, which goes into `logits`."""
 
     def note(name: str, position: int, row: Any, token: int) -> None:
         logits.setdefault(name, []).append((position, hashlib.sha256(row.tobytes()).hexdigest()))
-        if on_logits:
-            on_logits(name, position, row, token)
 
+    return note
+
+
+def run_engine(settings: Settings, models: Models, with_detail: bool = False) -> Computed:
+    """Until all requests have ended, the steps are too many, or the engine raises, which it does under faults only."""
+    of, file = models.by_name[settings.model], io.StringIO()
+    logits: Logits = {}
     detailed = DetailedTrace(of.model, of.words) if with_detail else None
     model = detailed.model if detailed else of.model
     tokens: dict[str, tuple[int, ...]] = {}
     stopped = ""
     with inject(settings.fault) if settings.fault else nullcontext(), np.errstate(all="ignore"):
         try:
-            engine = make_engine(settings, models, model, trace=file, on_logits=note)
+            engine = make_engine(settings, models, model, trace=file, on_logits=noted_in(logits))
             step = partial(detailed.step, engine) if detailed else engine.step
-            stopped = take_steps(engine, coming_of(settings, models), step, tokens)
+            for outputs in take_steps(engine, coming_of(settings, models), step):
+                tokens |= {output.request_id: output.outputs[0].token_ids for output in outputs}
+            if engine.has_unfinished:
+                stopped = f"The run was stopped after {MOST_STEPS} steps, before all requests had ended."
         except Exception as problem:  # a fault may raise anything
             if not settings.fault:
                 raise
@@ -169,21 +174,17 @@ def coming_of(settings: Settings, models: Models) -> list[Coming]:
 
 
 def take_steps(
-    engine: Engine,
-    coming: Sequence[Coming],
-    step: Callable[[], list[RequestOutput]],
-    tokens: dict[str, tuple[int, ...]],
-) -> str:
-    """As `recorded` does, to its end, or for so many steps: then a sentence says so. `tokens` gets the answers."""
+    engine: Engine, coming: Sequence[Coming], step: Callable[[], list[RequestOutput]]
+) -> Iterator[list[RequestOutput]]:
+    """What comes out of each step, as in `recorded`; of so many steps at most, before which all requests have come."""
     left = list(coming)
     for number in range(MOST_STEPS):
         for request in [request for request in left if request.arrival <= number]:
             left.remove(request)
             engine.add_request(request.request_id, request.prompt, request.params)
-        tokens |= {output.request_id: output.outputs[0].token_ids for output in step()}
+        yield step()
         if not left and not engine.has_unfinished:
-            return ""
-    return f"The run was stopped after {MOST_STEPS} steps, before all requests had ended."
+            return
 
 
 def one_line(problem: BaseException) -> str:
@@ -199,26 +200,11 @@ def leaking_step(settings: Settings, models: Models) -> Leak | None:
     of, coming, file = models.by_name[settings.model], coming_of(settings, models), io.StringIO()
     bare = replace(settings, drafts=0, prefix_caching=False, fault="")
     engine = make_engine(bare, models, of.model, trace=file)
-
-    def step() -> list[RequestOutput]:
-        before = file.tell()
-        outputs = engine.step()
-        file.seek(before)
-        plan = json.loads(file.read())["plan"]
+    for _ in take_steps(engine, coming, engine.step):
+        plan = json.loads(file.getvalue().splitlines()[-1])["plan"]
         if any(entry["start"] == 0 for entry in plan["scheduled"][1:]):
-            raise Found
-        return outputs
-
-    try:
-        take_steps(engine, coming, step, {})
-    except Found:
-        number = engine.scheduler.step - 1
-        return leak(of.model, coming, number, of.texts, **sizes_of(settings, models))
+            return leak(of.model, coming, engine.scheduler.step - 1, of.texts, **sizes_of(settings, models))
     return None
-
-
-class Found(Exception):
-    """The step that was looked for."""
 
 
 # --- what is counted

@@ -7,6 +7,7 @@ question is about them.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lfm2np.drawings.page.markup import counted
@@ -121,14 +122,6 @@ ONE = (
 # --- 2: batches and padding
 
 
-def larger_batches(settings: Settings) -> Settings:
-    return sound(settings, policy="static", slots=6)
-
-
-def policy_fcfs(settings: Settings) -> Settings:
-    return sound(settings, policy="fcfs", slots=3)
-
-
 def steps_of_batch(now: Outcome, then: Outcome) -> Number:
     run, steps, before = run_of(then), len(run_of(then).steps), len(run_of(now).steps)
     longest = max(then.tokens, key=lambda name: len(then.tokens[name]))
@@ -202,13 +195,13 @@ TWO = (
     Prediction(
         "Suppose that the policy stays static, and that there are 6 slots: all six requests are one batch. How many "
         "steps will the run take?",
-        larger_batches,
+        partial(sound, policy="static", slots=6),
         steps_of_batch,
     ),
     Prediction(
         "Suppose that the policy is fcfs, with 3 slots. One step takes the prompt of request e, of 17 tokens, beside "
         "decodes. Drawn as a rectangle, how many of its cells are empty?",
-        policy_fcfs,
+        partial(sound, policy="fcfs", slots=3),
         empty_cells,
     ),
 )
@@ -219,10 +212,6 @@ TWO = (
 
 def together(settings: Settings) -> Settings:
     return sound(settings, requests=tuple(replace(asked, arrival=0) for asked in settings.requests), fault=CROSSING)
-
-
-def decodes_without_state(settings: Settings) -> Settings:
-    return sound(settings, fault=STATELESS)
 
 
 def behind(run: Run, name: str) -> str:
@@ -273,7 +262,7 @@ THREE = (
     Prediction(
         f"Suppose that the fault is {STATELESS}: a share of one row, as a decode has, is convolved with zeros. Which "
         "requests will have other logits than without it?",
-        decodes_without_state,
+        partial(sound, fault=STATELESS),
         harmed_in_decodes,
         of_requests=True,
     ),
@@ -281,14 +270,6 @@ THREE = (
 
 
 # --- 4: who goes first
-
-
-def budget_of_8(settings: Settings) -> Settings:
-    return sound(settings, policy="fcfs", budget=8, slots=4, chunked=True)
-
-
-def two_slots(settings: Settings) -> Settings:
-    return sound(settings, policy="fcfs", budget=32, slots=2)
 
 
 def first_token(run: Run, name: str) -> int:
@@ -349,13 +330,13 @@ FOUR = (
     Prediction(
         "Suppose that the budget is 8 tokens. In which step will request c have its first token? The first step is "
         "step 0.",
-        budget_of_8,
+        partial(sound, policy="fcfs", budget=8, slots=4, chunked=True),
         step_of_first_token,
     ),
     Prediction(
         "Suppose that there are 2 slots, and a budget of 32. Which requests can't start in the step in which they "
         "come?",
-        two_slots,
+        partial(sound, policy="fcfs", budget=32, slots=2),
         who_waits,
         of_requests=True,
     ),
@@ -363,14 +344,6 @@ FOUR = (
 
 
 # --- 5: memory
-
-
-def eleven_blocks(settings: Settings) -> Settings:
-    return sound(settings, policy="fcfs", num_blocks=11)
-
-
-def one_that_counts(settings: Settings) -> Settings:
-    return sound(settings, requests=(Asked("count: 23 to 27 ->", 0, 8),), block_size=4)
 
 
 def preempted_first(now: Outcome, then: Outcome) -> Which:
@@ -426,12 +399,12 @@ FIVE = (
     Prediction(
         "A request alone has a prompt of 9 tokens, and says 8. How many blocks of 4 tokens will it hold in its last "
         "step?",
-        one_that_counts,
+        partial(sound, requests=(Asked("count: 23 to 27 ->", 0, 8),), block_size=4),
         blocks_at_the_end,
     ),
     Prediction(
         "Suppose that there are 11 blocks. Which request will be preempted first?",
-        eleven_blocks,
+        partial(sound, policy="fcfs", num_blocks=11),
         preempted_first,
         of_requests=True,
     ),
@@ -439,14 +412,6 @@ FIVE = (
 
 
 # --- 6: drafts
-
-
-def four_drafts(settings: Settings) -> Settings:
-    return sound(settings, drafts=4)
-
-
-def one_that_copies(settings: Settings) -> Settings:
-    return sound(settings, requests=(Asked("copy: zo sa zo sa zo sa zo sa zo sa ->", 0, 24),), drafts=2, budget=64)
 
 
 def accepted_of(now: Outcome, then: Outcome) -> Which:
@@ -495,14 +460,14 @@ def steps_with_drafts(now: Outcome, then: Outcome) -> Number:
 SIX = (
     Prediction(
         "Suppose that there are 4 drafts. Which requests will have a draft that is right?",
-        four_drafts,
+        partial(sound, drafts=4),
         accepted_of,
         of_requests=True,
     ),
     Prediction(
         "A request alone copies zo sa zo sa zo sa zo sa zo sa, with 2 drafts. It says 11 tokens, the end included, and "
         "all drafts are right until it ends. How many steps will the run take?",
-        one_that_copies,
+        partial(sound, requests=(Asked("copy: zo sa zo sa zo sa zo sa zo sa ->", 0, 24),), drafts=2, budget=64),
         steps_with_drafts,
     ),
 )

@@ -21,7 +21,7 @@ from lfm2np.lab.settings import (
     Row,
     Typed,
     default_requests,
-    told,
+    setting_text,
 )
 
 Problem = Mapping[str, str]
@@ -130,7 +130,7 @@ def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
 
 
 def default(name: str) -> str:
-    return told(getattr(DEFAULT, OWN[name]))
+    return setting_text(getattr(DEFAULT, OWN[name]))
 
 
 def given(name: str, typed: Typed) -> str:

@@ -15,7 +15,7 @@ from lfm2np.lab import exercises
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.exercises import behind
 from lfm2np.lab.predictions import Again, Prediction, Verdict, Wrong
-from lfm2np.lab.settings import NAMES, Asked, Problems, Settings, query_name, told
+from lfm2np.lab.settings import NAMES, Asked, Problems, Settings, query_name, setting_text
 from lfm2np.values import show
 
 STEPS_OF_ONE = 7
@@ -61,7 +61,9 @@ def expect_moved_only(start: Settings, settings: Settings, may: tuple[str, ...])
             continue
         if field.name == "requests":
             raise Wrong(requests_moved(old, new))
-        raise Wrong(f"{query_name(field.name)} is {told(new) or 'none'}, and has to stay {told(old) or 'none'}.")
+        raise Wrong(
+            f"{query_name(field.name)} is {setting_text(new) or 'none'}, and has to stay {setting_text(old) or 'none'}."
+        )
 
 
 def requests_moved(old: tuple[Asked, ...], new: tuple[Asked, ...]) -> str:

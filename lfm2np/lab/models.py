@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lfm2np.drawings.demo import hand_model
 from lfm2np.drawings.draw import Still, still
 from lfm2np.drawings.runs.recorded import texts
-from lfm2np.errors import Lfm2npError
+from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.lab.settings import NAMES, Problems, Settings, examine
 from lfm2np.loading import Model, load
 from lfm2np.values import show
@@ -48,12 +48,12 @@ def understand(query: Sequence[tuple[str, str]], models: Models) -> Settings:
     settings, problems = examine(query)
     if "" in problems:
         raise Problems(problems)
-    found = fitting_problems(settings, models)
+    fitting = fitting_problems(settings, models)
     if problems.keys() & {"block-size", "model"} or any(name.startswith(("tokens-", "prompt-")) for name in problems):
-        found.pop("blocks", None)
+        fitting.pop("blocks", None)
     if "model" in problems:
-        found = {}
-    all_of_them = {**found, **problems}
+        fitting = {}
+    all_of_them = {**fitting, **problems}
     if all_of_them:
         raise Problems(all_of_them)
     return settings
@@ -61,46 +61,40 @@ def understand(query: Sequence[tuple[str, str]], models: Models) -> Settings:
 
 def fitting_problems(settings: Settings, models: Models) -> dict[str, str]:
     """What the model's words, its context and the pool have against a run."""
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     model = models.by_name[settings.model].model
     context, needed, largest = model.config.max_position_embeddings, 0, 0
     for index, asked in enumerate(settings.requests):
         try:
             length = len(token_ids(asked.prompt, models.by_name[settings.model])) + asked.max_tokens
         except Lfm2npError as problem:
-            found[f"prompt-{index}"] = str(problem)
+            problems[f"prompt-{index}"] = str(problem)
             continue
         if length > context:
-            found[f"prompt-{index}"] = (
+            problems[f"prompt-{index}"] = (
                 f"The prompt has {length - asked.max_tokens} tokens and may get {asked.max_tokens} more, expected at "
                 f"most {context} together."
             )
         elif (blocks := -(-(length - 1) // settings.block_size)) > needed:  # the last token is never computed
             needed, largest = blocks, index
     if needed > settings.num_blocks:
-        found["blocks"] = (
+        problems["blocks"] = (
             f"{settings.num_blocks} blocks of {settings.block_size} tokens: request {NAMES[largest]} alone needs "
             f"{needed}."
         )
-    return found
+    return problems
 
 
 def token_ids(prompt: str, of: Chosen) -> list[int]:
-    """Of text by the tokenizer; of words by their numbers, `<start>` first. Problems for an unknown word."""
+    """Of text by the tokenizer; of words by their numbers, `<start>` first. RequestError for an unknown word."""
     if not of.words:
         return list(of.model.prompt_ids(prompt))
     words = prompt.split()
     words = words if words[:1] == [START] else [START, *words]
     for word in words:
         if word not in of.words:
-            raise UnknownWord(f"{show(word)}: no word of the paper model, expected {' '.join(of.words)}.")
+            raise RequestError(f"{show(word)}: no word of the paper model, expected {' '.join(of.words)}.")
     return [of.words.index(word) for word in words]
-
-
-class UnknownWord(Lfm2npError):
-    """A prompt has a word that the paper model does not know."""
-
-    exit_code = 2
 
 
 def all_token_ids(settings: Settings, models: Models) -> dict[str, list[int]]:

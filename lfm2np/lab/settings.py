@@ -5,6 +5,7 @@ A link holds all of a run, so the same link is the same run. What a link leaves 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -144,16 +145,14 @@ def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]
     if form:
         problems[""] = " ".join(form)
     typed = typed_of(query)
-    for name in SINGLE:
-        if sum(key == name for key, _ in query) > 1:
-            problems[name] = f"{name} stands more than once in the link."
+    problems |= repeated(query, SINGLE)
     values: dict[str, object] = {}
     for name, text in typed.values.items():
-        own, value, wrong = value_of(name, text)
+        field, value, wrong = value_of(name, text)
         if wrong:
             problems.setdefault(name, wrong)
         else:
-            values[own] = value
+            values[field] = value
     model = str(values.get("model", DEFAULT.model))
     values["requests"] = requests_of(query, typed, model, problems)
     return Settings(**values), problems  # type: ignore[arg-type]
@@ -161,22 +160,26 @@ def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]
 
 def form_problems(query: Sequence[tuple[str, str]]) -> list[str]:
     """What is wrong and of no field: names that are not known, and rows that do not fit together."""
-    found = []
+    problems = []
     unknown = sorted({key for key, _ in query} - {*SINGLE, *ROWS, *GUESSES})
     if unknown:
         names = ", ".join(map(show, unknown[:3])) + (" and more" if len(unknown) > 3 else "")
-        found.append(f"{names}: no name of a setting, expected {', '.join((*ROWS, *SINGLE))}.")
-    found += [
-        f"{name} stands more than once in the link." for name in GUESSES if sum(key == name for key, _ in query) > 1
-    ]
-    counts = {name: sum(key == name for key, _ in query) for name in ROWS}
+        problems.append(f"{names}: no name of a setting, expected {', '.join((*ROWS, *SINGLE))}.")
+    problems += repeated(query, GUESSES).values()
+    counts = Counter(key for key, _ in query)
     for name in ROW_NUMBERS:
         if counts[name] not in (0, counts["prompt"]):
-            found.append(f"{name}: {counted(counts[name], 'value')} for {counted(counts['prompt'], 'prompt')}.")
+            problems.append(f"{name}: {counted(counts[name], 'value')} for {counted(counts['prompt'], 'prompt')}.")
     filled = sum(key == "prompt" and bool(text.strip()) for key, text in query)
     if filled > MOST_REQUESTS:
-        found.append(f"{filled} requests, expected at most {MOST_REQUESTS}.")
-    return found
+        problems.append(f"{filled} requests, expected at most {MOST_REQUESTS}.")
+    return problems
+
+
+def repeated(query: Sequence[tuple[str, str]], names: Sequence[str]) -> dict[str, str]:
+    """By name what is wrong with one that stands there more than once."""
+    counts = Counter(key for key, _ in query)
+    return {name: f"{name} stands more than once in the link." for name in names if counts[name] > 1}
 
 
 def typed_of(query: Sequence[tuple[str, str]]) -> Typed:
@@ -211,12 +214,12 @@ def requests_of(
         if wrong:
             problems[f"prompt-{index}"] = wrong
         values: dict[str, int] = {}
-        for name, (own, least, most) in ROW_NUMBERS.items():
+        for name, (field, least, most) in ROW_NUMBERS.items():
             text = getattr(row, name)
             if text is not None and (wrong := number_problem(text, least, most)):
                 problems[f"{name}-{index}"] = wrong
             elif text is not None:
-                values[own] = int(text)
+                values[field] = int(text)
         rows.append(Asked(row.prompt, **values))
     return tuple(rows)
 
@@ -228,11 +231,11 @@ def default_requests(model: str) -> tuple[Asked, ...]:
 def value_of(name: str, text: str) -> tuple[str, object, str]:
     """The setting's name here, its value, and what is wrong with it ("": nothing)."""
     if name in NUMBERS:
-        own, least, most = NUMBERS[name]
+        field, least, most = NUMBERS[name]
         wrong = number_problem(text, least, most)
-        return own, None if wrong else int(text), wrong
-    own, known = CHOICES[name]
-    return own, text == "on" if known is ON_OFF else text, choice_problem(text, known)
+        return field, None if wrong else int(text), wrong
+    field, known = CHOICES[name]
+    return field, text == "on" if known is ON_OFF else text, choice_problem(text, known)
 
 
 def number_problem(text: str, least: int, most: int) -> str:
@@ -267,15 +270,15 @@ def query_of(settings: Settings) -> str:
     pairs: list[tuple[str, object]] = []
     for asked in settings.requests:
         pairs += [("prompt", asked.prompt), ("arrival", asked.arrival), ("tokens", asked.max_tokens)]
-    pairs += [(name, told(getattr(settings, OWN[name]))) for name in (*CHOICES, *NUMBERS)]
+    pairs += [(name, setting_text(getattr(settings, OWN[name]))) for name in (*CHOICES, *NUMBERS)]
     return urlencode(pairs)
 
 
-def query_name(own: str) -> str:
-    return next(name for name, known in OWN.items() if known == own)
+def query_name(field: str) -> str:
+    return next(name for name, known in OWN.items() if known == field)
 
 
-def told(value: object) -> str:
+def setting_text(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)

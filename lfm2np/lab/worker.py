@@ -75,12 +75,12 @@ class Worker:
     def reply(self, query: str) -> Reply:
         """Waits for runs before it, and then for its own."""
         with self._lock:
-            found = self.kept(query)
-            if found is None:
-                found = self._run(query)
-                if found.status in KEPT:
-                    self._keep(query, found)
-            return found
+            reply = self.kept(query)
+            if reply is None:
+                reply = self._run(query)
+                if reply.status in KEPT:
+                    self._keep(query, reply)
+            return reply
 
     def _keep(self, query: str, reply: Reply) -> None:
         with self._state:

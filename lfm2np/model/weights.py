@@ -117,7 +117,7 @@ OPERATORS: dict[str, type[ShortConvWeights] | type[AttentionWeights]] = {
 
 def tensors_of(kind: Any) -> dict[str, tuple[str, ...]]:
     """The fields of one of these classes, or of an instance, that are made of tensors, and of which."""
-    return {one.name: one.metadata["tensors"] for one in fields(kind) if "tensors" in one.metadata}
+    return {each.name: each.metadata["tensors"] for each in fields(kind) if "tensors" in each.metadata}
 
 
 def named_weights(layer: LayerWeights) -> Iterator[tuple[tuple[str, ...], Any]]:

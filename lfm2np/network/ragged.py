@@ -41,8 +41,8 @@ class Run:
     @property
     def visible(self) -> slice | NDArray[np.int64]:
         """All rows of the sequence."""
-        own = self.rows
-        return np.concatenate([self.before, np.arange(own.start, own.stop)]) if len(self.before) else own
+        rows = self.rows
+        return np.concatenate([self.before, np.arange(rows.start, rows.stop)]) if len(self.before) else rows
 
 
 def hidden_states(

@@ -97,11 +97,11 @@ def forward_again_without_drafts(
         return result
     plain = tuple(entry.without_drafts(cache.block_size) for entry in failed)
     again = forward(weights, config, numerics, cache, replace(plan, moves=(), scheduled=plain))
-    own = {segment.entry.request_id: segment for segment in again.segments}
+    computed_again = {segment.entry.request_id: segment for segment in again.segments}
     return StepResult(
         logits=result.logits | again.logits,
-        errors={name: error for name, error in result.errors.items() if name not in own} | again.errors,
-        segments=[own.get(segment.entry.request_id, segment) for segment in result.segments],
+        errors={name: error for name, error in result.errors.items() if name not in computed_again} | again.errors,
+        segments=[computed_again.get(segment.entry.request_id, segment) for segment in result.segments],
     )
 
 
@@ -173,7 +173,7 @@ def cached_tokens(cache: Cache, layer: int, segment: Segment) -> list[tuple[Arra
 def find_overflows(numerics: Numerics, segments: list[Segment], queries: Array, keys: Array, values: Array) -> None:
     """Notes whose queries [T, H, E], keys or values [T, G, E] are not finite, and puts 0 in their place."""
     longest = max(segment.entry.stop for segment in segments)
-    if longest <= numerics.longest_context and all(np.isfinite(one).all() for one in (queries, keys, values)):
+    if longest <= numerics.longest_context and all(np.isfinite(array).all() for array in (queries, keys, values)):
         return
     for segment in segments:
         operands = {"keys": keys[segment.rows], "values": values[segment.rows], "queries": queries[segment.rows]}

@@ -72,7 +72,7 @@ class ReferenceNumerics(Protocol):
     def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
         """Chosen experts' scores [T, K] as weights: divided by their sum + 1e-6 if `normalised`, times `factor`."""
 
-    def combine_experts(self, made: Array, weights: Array) -> Array:
+    def combine_experts(self, outputs: Array, weights: Array) -> Array:
         """Outputs [T, K, D] of each token's experts, times their weights [T, K], added best expert first: [T, D]."""
 
     def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64], float32_table: bool = ...) -> Array:

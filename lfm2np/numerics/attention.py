@@ -64,12 +64,12 @@ def spans(rows: Sequence[slice], cached: Sequence[Parts], heads: int, most: int,
 
     One sees the positions up to its last query's, from the first on that its first query sees.
     """
-    for own, parts in zip(rows, cached, strict=True):
-        tokens, context = own.stop - own.start, sum(len(part[0]) for part in parts)
+    for request_rows, parts in zip(rows, cached, strict=True):
+        tokens, context = request_rows.stop - request_rows.start, sum(len(part[0]) for part in parts)
         for piece in pieces(tokens, heads * context, most):
             stop = context - tokens + piece.stop
             start = 0 if window is None else max(0, context - tokens + piece.start - window + 1)
-            queries = slice(own.start + piece.start, own.start + piece.stop)
+            queries = slice(request_rows.start + piece.start, request_rows.start + piece.stop)
             seen = parts if (start, stop) == (0, context) else positions_between(parts, start, stop)
             yield Span(queries, seen, stop - start)
 
@@ -94,13 +94,13 @@ def stacked_scores(queries: Array, spans: Sequence[Span], window: int | None = N
     widest = max(span.context for span in spans)
     stacked = np.empty((heads * sum(span.tokens for span in spans), widest), queries.dtype)
 
-    def compute(span: Span, own: Array) -> None:
-        scores = own[..., : span.context]
+    def compute(span: Span, buffer: Array) -> None:
+        scores = buffer[..., : span.context]
         join_scores(queries[:, :, span.rows], [part[0] for part in span.parts], scores)
         if span.tokens > 1:
             hide_later_positions(scores)
             hide_earlier_positions(scores, window)
-        own[..., span.context :] = -np.inf
+        buffer[..., span.context :] = -np.inf
 
     over_spans(compute, spans, own_rows(stacked, spans, queries))
     return stacked
@@ -120,7 +120,9 @@ def over_spans(function: Callable[..., object], spans: Sequence[Span], *views: I
         for call in small[numbers]:
             function(*call)
 
-    over_pieces(compute, len(small), min((row_size(one.parts[0][0]) * one.context for one, *_ in small), default=0))
+    over_pieces(
+        compute, len(small), min((row_size(piece.parts[0][0]) * piece.context for piece, *_ in small), default=0)
+    )
     for call in large:
         function(*call)
 
@@ -156,8 +158,8 @@ def join_scores(queries: Array, keys: Sequence[Array], scores: Array) -> None:
     groups, shared, tokens, head_dim = queries.shape
     rows, first = queries.reshape(groups, shared * tokens, head_dim), 0
     for part in keys:
-        made = rows @ part.transpose(1, 2, 0)
-        scores[..., first : first + len(part)] = made.reshape(groups, shared, tokens, -1)
+        products = rows @ part.transpose(1, 2, 0)
+        scores[..., first : first + len(part)] = products.reshape(groups, shared, tokens, -1)
         first += len(part)
 
 
@@ -172,8 +174,8 @@ def hide_earlier_positions(scores: Array, window: int | None) -> None:
     """Scores [..., t, C] of the last t positions: those outside a query's window become minus infinity."""
     tokens, context = scores.shape[-2:]
     if window is not None:
-        own = np.arange(context - tokens, context)[:, None]
-        np.copyto(scores, -np.inf, where=np.arange(context) <= own - window)
+        positions = np.arange(context - tokens, context)[:, None]
+        np.copyto(scores, -np.inf, where=np.arange(context) <= positions - window)
 
 
 def weighted_values(weights: Array, values: Sequence[Array]) -> Array:

@@ -61,14 +61,14 @@ def exp(x: Float64) -> Float64:
     [EXP_MIN, EXP_MAX]: below, the result is 0; above it stays finite (softmax and SiLU can't tell). NaN stays NaN.
     """
     values = np.asarray(x, np.float64, order="C")
-    made = np.empty(values.shape)
-    flat, result = values.reshape(-1), made.reshape(-1)
+    powers = np.empty(values.shape)
+    flat, result = values.reshape(-1), powers.reshape(-1)
     used = np.empty((2, min(BLOCK, values.size))), np.empty(min(BLOCK, values.size), np.int32)
     with np.errstate(under="ignore"):  # a caller's np.seterr(all="raise") is not meant
         for start in range(0, values.size, BLOCK):
             block = slice(start, start + BLOCK)
             exp_into(result[block], flat[block], *used)
-    return made
+    return powers
 
 
 def exp_into(result: Float64, x: Float64, used: Float64, exponents: NDArray[np.int32]) -> None:

@@ -90,8 +90,8 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
     rounded = on_matrix_grid(x, matrix.grid)
     result = np.empty((len(x), matrix.outputs), np.float32)
     for outputs, values in matrix.pieces():
-        own = None if bias is None else bias[outputs]
-        rounded_product(rounded, values, result[:, outputs], matrix.grid.slices, own)
+        part = None if bias is None else bias[outputs]
+        rounded_product(rounded, values, result[:, outputs], matrix.grid.slices, part)
     return result
 
 
@@ -115,8 +115,8 @@ def by_whole_products(x: Float64, values: Float64, result: Float32, slices: int,
     outputs = result.shape[1]
     for part in pieces(outputs, len(x), PRODUCTS) if slices == 1 else [slice(0, outputs)]:
         w = values[part] if slices == 1 else values
-        made = without_tiles(x, w)
-        round_products(made, slices, None if bias is None else bias[part], result[:, part])
+        products = without_tiles(x, w)
+        round_products(products, slices, None if bias is None else bias[part], result[:, part])
 
 
 def on_matrix_grid(x: Float32, grid: Grid) -> Float64:
@@ -132,19 +132,19 @@ def on_matrix_grid(x: Float32, grid: Grid) -> Float64:
     return rounded
 
 
-def round_products(made: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
+def round_products(products: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
     """Exact products [T, slices * outputs], and a bias, rounded once to float32 into result [T, outputs]."""
     outputs = result.shape[1]
 
     def compute(rows: slice) -> None:
-        total = made[rows, :outputs] + 0.0  # -0 + 0 is +0
+        total = products[rows, :outputs] + 0.0  # -0 + 0 is +0
         for index in range(1, slices):
-            total += made[rows, index * outputs : (index + 1) * outputs]
+            total += products[rows, index * outputs : (index + 1) * outputs]
         if bias is not None:
             total += bias
         result[rows] = total
 
-    over_pieces(compute, len(made), outputs)
+    over_pieces(compute, len(products), outputs)
 
 
 def add(x: Float32, y: Float32) -> Float32:
@@ -193,8 +193,8 @@ def rotate(x: Float32, cos: Float64, sin: Float64, float32_table: bool = True) -
     rotated = np.empty(x.shape, np.float32)
 
     def compute(rows: slice) -> None:
-        own, own_cos, own_sin = x[rows], cos[rows, None, :], sin[rows, None, :]
-        first, second = own[..., :half].astype(np.float64), own[..., half:].astype(np.float64)
+        part, own_cos, own_sin = x[rows], cos[rows, None, :], sin[rows, None, :]
+        first, second = part[..., :half].astype(np.float64), part[..., half:].astype(np.float64)
         rotated[rows, :, :half] = first * own_cos - second * own_sin
         rotated[rows, :, half:] = second * own_cos + first * own_sin
 
@@ -247,15 +247,15 @@ def cache_entries(keys: Float32, values: Float32, scale: AttentionScale) -> tupl
 def on_grid(heads: Float32, shift: Exponents) -> Float64:
     """Queries or keys [T, heads, E], times 2**shift, each row on a grid of b bits: 2b + ceil(log2 E) <= 53."""
     bits = min(MOST_BITS, (SUM_BITS - (heads.shape[-1] - 1).bit_length()) // 2)
-    made, factors = np.empty(heads.shape), power_of_two(shift)
+    rounded, factors = np.empty(heads.shape), power_of_two(shift)
 
     def compute(rows: slice) -> None:
         wide = heads[rows].astype(np.float64)
         wide *= factors
-        made[rows] = round_to_grid(wide, bits)
+        rounded[rows] = round_to_grid(wide, bits)
 
     over_pieces(compute, len(heads), row_size(heads))
-    return made
+    return rounded
 
 
 def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Exponents]:
@@ -266,8 +266,8 @@ def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Expone
     def compute(rows: slice) -> None:
         scaled = values[rows].astype(np.float64)
         scaled *= factors
-        own = exponent_of(scaled)  # [t, G, 1]
-        units[rows], exponents[rows] = to_units(scaled, VALUE_BITS - own), own[..., 0]
+        exponent = exponent_of(scaled)  # [t, G, 1]
+        units[rows], exponents[rows] = to_units(scaled, VALUE_BITS - exponent), exponent[..., 0]
 
     over_pieces(compute, len(values), row_size(values))
     return units, exponents
@@ -276,7 +276,6 @@ def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Expone
 def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
     """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E]."""
     check_attention(queries, keys, values)
-    require_finite_rows(queries=queries)
     return attend_ragged(queries, [slice(0, len(queries))], [[cache_entries(keys, values, scale)]], scale)
 
 
@@ -315,19 +314,19 @@ def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale)
 
     over_pieces(compute, *stacked.shape)
     mixed = np.empty((len(stacked), 2, head_dim), np.float64)
-    views = (own_rows(one.reshape(len(one), -1), spans, queries) for one in (shares, mixed))
+    views = (own_rows(array.reshape(len(array), -1), spans, queries) for array in (shares, mixed))
 
     def mix_values(span: Span, own_shares: Float64, own_mixed: Float64) -> None:
         both = own_shares.reshape(*own_shares.shape[:2], 2 * span.tokens, -1)[..., : span.context]  # [G, H/G, 2t, C]
         own_mixed[...] = weighted_values(both, [part[1] for part in span.parts]).reshape(own_mixed.shape)
 
     over_spans(mix_values, spans, *views)
-    one = mixed[:, 0] + mixed[:, 1] * 2.0**-LOW_SHARE_BITS + 0.0  # [rows, E]
-    one *= power_of_two(tops + (scale.values - (SHARE_BITS + VALUE_BITS))[factor_of % groups])
-    one /= totals
+    total = mixed[:, 0] + mixed[:, 1] * 2.0**-LOW_SHARE_BITS + 0.0  # [rows, E]
+    total *= power_of_two(tops + (scale.values - (SHARE_BITS + VALUE_BITS))[factor_of % groups])
+    total /= totals
     return [
-        own.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
-        for span, own in zip(spans, own_rows(one, spans, queries), strict=True)
+        row.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
+        for span, row in zip(spans, own_rows(total, spans, queries), strict=True)
     ]
 
 
@@ -338,9 +337,9 @@ def value_factors(spans: Sequence[Span], groups: int, shared: int) -> tuple[Floa
     """
     factors = np.full((len(spans), groups, max(span.context for span in spans)), 1.0)
 
-    def fill(span: Span, own: Float64) -> None:
+    def fill(span: Span, row_factors: Float64) -> None:
         exponents = np.concatenate([part[2] for part in span.parts])  # [C, G]
-        own[:, : span.context] = power_of_two(exponents).T
+        row_factors[:, : span.context] = power_of_two(exponents).T
 
     over_spans(fill, spans, iter(factors))
     rows = np.repeat([shared * span.tokens for span in spans], groups)

@@ -43,17 +43,17 @@ def round_to_bfloat16(x: Array) -> Array:
     if x.dtype == np.float64:
         x = round_to_odd(x)
     x = np.ascontiguousarray(x, np.float32)
-    made = np.empty(x.shape, np.float32)
-    bits, rounded, is_nan = x.reshape(-1).view(np.uint32), made.reshape(-1).view(np.uint32), False
+    output = np.empty(x.shape, np.float32)
+    bits, rounded, is_nan = x.reshape(-1).view(np.uint32), output.reshape(-1).view(np.uint32), False
     for part in pieces(x.size, 1, SMALL_PIECE):
-        own = rounded[part]
-        np.right_shift(bits[part], 16, out=own)
-        own &= np.uint32(1)
-        own += np.uint32(0x7FFF)
-        own += bits[part]  # of an infinity, whose other bits are 0, no more than those
-        own &= np.uint32(0xFFFF0000)
+        piece = rounded[part]
+        np.right_shift(bits[part], 16, out=piece)
+        piece &= np.uint32(1)
+        piece += np.uint32(0x7FFF)
+        piece += bits[part]  # of an infinity, whose other bits are 0, no more than those
+        piece &= np.uint32(0xFFFF0000)
         is_nan = is_nan or bool(np.isnan(x.reshape(-1)[part].max()))
-    return np.where(np.isnan(x), x, made) if is_nan else made
+    return np.where(np.isnan(x), x, output) if is_nan else output
 
 
 def round_to_odd(x: Float64) -> Float32:
@@ -78,6 +78,7 @@ class Ieee:
     weight_bytes: int
     keep: Callable[[Array], Array]
     longest_context = 2**20  # as many as have rotary angles
+    top_k = staticmethod(top_k)
 
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
         if self.keep is unchanged and weight.dtype == self.dtype:
@@ -102,8 +103,8 @@ class Ieee:
         if matrix.grid is not None:
             raise NumericsError(f"a matrix with a grid: it was prepared for exact, not for {self.name}")
         parts = [product(x, values) for _, values in matrix.pieces()]
-        made = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return self.keep(made if bias is None else made + self.parameter(bias))
+        products = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return self.keep(products if bias is None else products + self.parameter(bias))
 
     def add(self, x: Array, y: Array) -> Array:
         return self.keep(elementwise(np.add, x, y))
@@ -144,9 +145,6 @@ class Ieee:
         """Not rounded to bfloat16: the bias is float32 in a bfloat16 model, too, and so is the sum."""
         return np.asarray(scores + bias.astype(self.dtype))
 
-    def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
-        return top_k(preferred, count)
-
     def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
         """PyTorch rounds a number that it adds to the format, and one that it multiplies by not."""
         if normalised:
@@ -154,8 +152,8 @@ class Ieee:
             scores = self.keep(scores / self.keep(total))
         return self.keep(scores * np.asarray(factor, self.dtype))
 
-    def combine_experts(self, made: Array, weights: Array) -> Array:
-        return self.keep(self.keep(made * weights[..., None]).sum(axis=1))
+    def combine_experts(self, outputs: Array, weights: Array) -> Array:
+        return self.keep(self.keep(outputs * weights[..., None]).sum(axis=1))
 
     def rotate(self, x: Array, cos: Float64, sin: Float64, float32_table: bool = False) -> Array:
         """With a table in float32 the products are, too, and only their sums are rounded to the format."""
@@ -198,7 +196,6 @@ class Ieee:
 
     def attend(self, queries: Array, keys: Array, values: Array, scale: AttentionScale) -> Array:
         check_attention(queries, keys, values)
-        require_finite_rows(queries=queries)
         return self.attend_ragged(queries, [slice(0, len(queries))], [[(keys, values)]], scale)
 
     def attend_ragged(
@@ -223,13 +220,13 @@ class Ieee:
         over_pieces(compute, *stacked.shape)
         mixed = np.empty((len(stacked), head_dim), self.dtype)
 
-        def mix_values(span: Span, weights: Array, own: Array) -> None:
-            own[...] = self.keep(weighted_values(weights[..., : span.context], [values for _, values in span.parts]))
+        def mix_values(span: Span, weights: Array, output: Array) -> None:
+            output[...] = self.keep(weighted_values(weights[..., : span.context], [values for _, values in span.parts]))
 
-        over_spans(mix_values, spans, *(own_rows(one, spans, queries) for one in (stacked, mixed)))
+        over_spans(mix_values, spans, *(own_rows(array, spans, queries) for array in (stacked, mixed)))
         return [
-            own.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
-            for span, own in zip(spans, own_rows(mixed, spans, queries), strict=True)
+            row.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
+            for span, row in zip(spans, own_rows(mixed, spans, queries), strict=True)
         ]
 
     def log_softmax(self, logits: Array) -> NDArray[np.float64]:

@@ -234,10 +234,10 @@ def attend(queries: Float32, keys: Float32, values: Float32, scales: AttentionSc
         if not np.isfinite(operand).all():
             raise NumericsError(f"{what} of attention: expected finite numbers")
     shared = queries.shape[1] // keys.shape[1]
-    positions, own = np.arange(len(keys)), np.arange(len(keys) - len(queries), len(keys))[:, None]
-    visible = positions <= own  # [T, C]
+    positions, query_positions = np.arange(len(keys)), np.arange(len(keys) - len(queries), len(keys))[:, None]
+    visible = positions <= query_positions  # [T, C]
     if scales.window is not None:
-        visible &= positions > own - scales.window
+        visible &= positions > query_positions - scales.window
     mixed = np.empty(queries.shape, np.float32)
     for head in range(queries.shape[1]):
         group = head // shared

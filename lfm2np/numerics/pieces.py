@@ -143,9 +143,9 @@ def row_size(x: NDArray[Any]) -> int:
 
 def elementwise(operation: np.ufunc, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
     """The operation on two arrays of one shape."""
-    made = np.empty(x.shape, np.result_type(x, y))
-    over_pieces(lambda rows: operation(x[rows], y[rows], out=made[rows]), len(x), row_size(x))
-    return made
+    output = np.empty(x.shape, np.result_type(x, y))
+    over_pieces(lambda rows: operation(x[rows], y[rows], out=output[rows]), len(x), row_size(x))
+    return output
 
 
 def next_piece(waiting: deque[slice]) -> slice | None:

@@ -15,7 +15,7 @@ def below_each_other(windows: Sequence[Array], history: int) -> tuple[Array, NDA
     """All windows [history + t, D] as one, and where in it what each of the T tokens sees begins; None: at its row."""
     if len(windows) == 1:
         return windows[0], None
-    tokens = [len(one) - history for one in windows]
+    tokens = [len(window) - history for window in windows]
     before = np.repeat(history * np.arange(len(windows)), tokens)  # rows of history, not tokens, above each token
     return np.concatenate(windows), np.arange(len(before)) + before
 

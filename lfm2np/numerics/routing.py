@@ -49,18 +49,18 @@ def routing_weights(scores: Float32, normalised: bool, factor: float) -> Float32
     return (wide * factor).astype(np.float32)
 
 
-def combine_experts(made: Float32, weights: Float32) -> Float32:
+def combine_experts(outputs: Float32, weights: Float32) -> Float32:
     """Outputs [T, K, D] of each token's experts, times their weights [T, K]: [T, D].
 
     Products of two float32 are exact in float64; they are added best expert first, then rounded once to float32.
     """
-    mixed = np.empty((len(made), made.shape[2]), np.float32)
+    mixed = np.empty((len(outputs), outputs.shape[2]), np.float32)
 
     def compute(rows: slice) -> None:
         total = np.zeros(mixed[rows].shape, np.float64)
-        for place in range(made.shape[1]):
-            total += made[rows, place].astype(np.float64) * weights[rows, place, None]
+        for place in range(outputs.shape[1]):
+            total += outputs[rows, place].astype(np.float64) * weights[rows, place, None]
         mixed[rows] = total
 
-    over_pieces(compute, len(made), made.shape[2])
+    over_pieces(compute, len(outputs), outputs.shape[2])
     return mixed

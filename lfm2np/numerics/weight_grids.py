@@ -99,10 +99,10 @@ def slices_needed(weight: Rows, columns: Exponents) -> int:
     needed = [1]
 
     def look(rows: slice) -> None:
-        part, own = weight[rows], max(needed)
-        while own < MOST_SLICES and np.any(left_over(part, columns, own)):
-            own += 1
-        needed.append(own)
+        part, num_slices = weight[rows], max(needed)
+        while num_slices < MOST_SLICES and np.any(left_over(part, columns, num_slices)):
+            num_slices += 1
+        needed.append(num_slices)
 
     over_pieces(look, outputs, inputs, PREPARED)
     return max(needed)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import SPREAD, Position, so_many_or_more
 from lfm2np.oracle.targets.records import Answer, Ask, failed

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.model.config import ModelConfig
 from lfm2np.network.ragged import common_prefix
 from lfm2np.oracle.targets.records import SAMPLED, Ask

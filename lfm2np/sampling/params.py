@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, cast
 
-from lfm2np.checkpoint.tokenizer import require_text
+from lfm2np.checkpoint.text.tokenizer import require_text
 from lfm2np.errors import RequestError
 from lfm2np.values import plain, require_count, show
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tokenizer import require_ids
+from lfm2np.checkpoint.text.tokenizer import require_ids
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.weights import ModelWeights
@@ -65,12 +65,12 @@ def score_batch(
     states, runs = ragged.hidden_states(weights, config, numerics, [ids[:-1] for ids in sequences])
     following = np.array([token for ids in sequences for token in ids[1:]], np.int64)
     columns, overflows = score_rows(weights, numerics, states, following)
-    found: list[Columns | NumericsError] = []
+    results: list[Columns | NumericsError] = []
     for run in runs:
         rows = range(run.rows.start, run.rows.stop)
         error = run.error or overflow(overflows, rows, numerics)
-        found.append(error or {name: values[run.rows].copy() for name, values in columns.items()})
-    return found
+        results.append(error or {name: values[run.rows].copy() for name, values in columns.items()})
+    return results
 
 
 def scorable(token_ids: Sequence[int], config: ModelConfig) -> list[int]:
@@ -99,31 +99,18 @@ def score_rows(
     for part in pieces(len(states), weights.head.outputs, LOGITS_AT_ONCE):
         with np.errstate(all="ignore"):
             logits = numerics.linear(states[part], weights.head)  # [t, V]
-        for row, overflow in score_part(numerics, logits, token_ids[part], columns, part.start).items():
-            overflows[part.start + row] = overflow
+
+        def compute(piece: slice, logits: Array = logits, first: int = part.start) -> None:
+            rows, piece_logits = slice(first + piece.start, first + piece.stop), logits[piece]
+            for index in np.flatnonzero(~np.isfinite(piece_logits).all(axis=1)).tolist():
+                token_id = int(np.argmin(np.isfinite(piece_logits[index])))
+                overflows[rows.start + index] = token_id, float(piece_logits[index, token_id])
+                piece_logits[index] = 0.0
+            for name, values in score_logits(numerics, piece_logits, token_ids[rows]).items():
+                columns[name][rows] = values
+
+        over_pieces(compute, len(logits), logits.shape[1])
     return columns, overflows
-
-
-def score_part(
-    numerics: Numerics, logits: Array, token_ids: NDArray[np.int64], columns: Columns, first: int
-) -> dict[int, tuple[int, float]]:
-    """What the logits [t, V] say of the tokens [t] that follow, into `columns` from row `first` on; overwrites logits.
-
-    By row, the first token whose logit is not finite, and that logit.
-    """
-    overflows: dict[int, tuple[int, float]] = {}
-
-    def compute(rows: slice) -> None:
-        segment_logits = logits[rows]
-        for index in np.flatnonzero(~np.isfinite(segment_logits).all(axis=1)).tolist():
-            token_id = int(np.argmin(np.isfinite(segment_logits[index])))
-            overflows[rows.start + index] = token_id, float(segment_logits[index, token_id])
-            segment_logits[index] = 0.0
-        for name, values in score_logits(numerics, segment_logits, token_ids[rows]).items():
-            columns[name][first + rows.start : first + rows.stop] = values
-
-    over_pieces(compute, len(logits), logits.shape[1])
-    return overflows
 
 
 def score_logits(numerics: Numerics, logits: Array, token_ids: NDArray[np.int64]) -> Columns:

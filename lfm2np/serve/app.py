@@ -91,8 +91,8 @@ def plain(endpoint: Endpoint, is_open: bool = False) -> Callable[[Request], Awai
             reply = Response(status_code=LEFT)
         except (Refusal, Lfm2npError) as problem:
             refusal = refusal_for(problem, service.settings.limits.request_seconds)
-            told = error_reply(refusal.status, refusal.message, refusal.param)
-            reply = JSONResponse(told, refusal.status, refusal.headers)
+            body = error_reply(refusal.status, refusal.message, refusal.param)
+            reply = JSONResponse(body, refusal.status, refusal.headers)
         LOG.info("%s %d", request.url.path[:200], reply.status_code)
         return reply
 

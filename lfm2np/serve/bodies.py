@@ -47,8 +47,8 @@ def checked_prompt(value: Any) -> Prompt:
             raise ValueError(f"[{index}]: expected {known}")
         if kind is list and (not item or not all(type(token) is int for token in item)):
             raise ValueError(f"[{index}]: expected token ids, at least one")
-    found: Prompt = value
-    return found
+    prompt: Prompt = value
+    return prompt
 
 
 def few_biases(value: Any) -> Any:

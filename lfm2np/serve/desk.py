@@ -90,5 +90,5 @@ class Desk:
                     del self._calls[name]
 
 
-def has_ended(told: Told | None) -> bool:
-    return told is not None and (not isinstance(told, RequestOutput) or told.finished)
+def has_ended(message: Told | None) -> bool:
+    return message is not None and (not isinstance(message, RequestOutput) or message.finished)

@@ -206,68 +206,52 @@ def unrelated(stream: Stream, requests: int, seed: int) -> Iterator[Arrival]:
 
 def mooncake_like(*, rate: float | None = None, requests: int = 1000, seed: int = 0) -> Iterator[Arrival]:
     """`rate`: requests a second, on average; None: as the trace. The whole is run as much faster, pauses as well."""
-    return at_rate(Related(MOONCAKE, MOONCAKE_CONTINUED, seed).arrivals(requests), MOONCAKE, rate)
+    return at_rate(related(MOONCAKE, MOONCAKE_CONTINUED, requests, seed), MOONCAKE, rate)
 
 
 def at_rate(arrivals: Iterator[Arrival], stream: Stream, rate: float | None) -> Iterator[Arrival]:
     return arrivals if rate is None else faster(arrivals, rate / stream.rate)
 
 
-class Related:
+def related(stream: Stream, continued: Continued, requests: int, seed: int) -> Iterator[Arrival]:
     """Requests of which each may be continued, once. Who is due takes the next arrival; else one begins anew.
 
     So arrivals are those of the stream, whatever is continued.
     """
 
-    def __init__(self, stream: Stream, continued: Continued, seed: int) -> None:
-        self._continued = continued
-        self._times, self._lengths = arrival_times(stream, seed), lengths(stream, seed)
-        self._chance, self._kind = (each(Draws(seed, name).uniform) for name in ("continued", "kinds"))
-        self._gaps, self._growth, self._kept, self._ends, self._outputs = (
-            self._drawn(table, seed, name)
-            for table, name in (
-                (continued.gaps, "pauses"),
-                (continued.growth, "growth"),
-                (continued.kept, "kept"),
-                (continued.ends, "ends"),
-                (continued.outputs, "outputs"),
-            )
-        )
-        # When, number of the request that it continues, turn, what it begins with, new tokens, outputs.
-        self._due: list[tuple[int, int, int, Runs, int, int]] = []
-
-    @staticmethod
-    def _drawn(table: Quantiles, seed: int, name: str) -> Iterator[float]:
+    def drawn(table: Quantiles, name: str) -> Iterator[float]:
         draws = Draws(seed, name)
         return each(lambda: quantile(table, draws.uniform()))
 
-    def arrivals(self, requests: int) -> Iterator[Arrival]:
-        for number, at in zip(range(requests), self._times, strict=False):
-            if self._due and self._due[0][0] <= at:
-                _, _, turn, before, new, outputs = heapq.heappop(self._due)
-            else:
-                turn, before = 0, ((shared_token_id(0), self._continued.system),)
-                length, outputs = next(self._lengths)
-                new = max(1, length - self._continued.system)
-            arrival = Arrival(at, (*before, (prompt_token_id(number), new)), outputs, output_token_id(number))
-            yield arrival
-            self._continue(number, turn, arrival)
-
-    def _continue(self, number: int, turn: int, last: Arrival) -> None:
-        probability = self._continued.probability
-        if next(self._chance) >= probability[min(turn, len(probability) - 1)]:
-            return
-        due = last.at + max(round(next(self._gaps) * NANOSECONDS), last.num_output_tokens * TOKEN_TIME)
-        if next(self._kind) < self._continued.is_next_turn:
-            before = (*last.prompt, (last.output_token_id, last.num_output_tokens))
-            new = max(1, round(next(self._growth)))
+    drawn_lengths = lengths(stream, seed)
+    chance, kind = (each(Draws(seed, name).uniform) for name in ("continued", "kinds"))
+    gaps, growth = drawn(continued.gaps, "pauses"), drawn(continued.growth, "growth")
+    kept, ends = drawn(continued.kept, "kept"), drawn(continued.ends, "ends")
+    all_outputs, probability = drawn(continued.outputs, "outputs"), continued.probability
+    # A heap: when, number of the request that it continues, turn, what it begins with, new tokens, outputs.
+    due: list[tuple[int, int, int, Runs, int, int]] = []
+    for number, at in zip(range(requests), arrival_times(stream, seed), strict=False):
+        if due and due[0][0] <= at:
+            _, _, turn, before, new, outputs = heapq.heappop(due)
         else:
-            kept = math.floor(next(self._kept) * last.num_prompt_tokens)
-            before = beginning(last.prompt, max(kept, self._continued.system))
-            new = max(1, round(next(self._ends)))
-        outputs = round(next(self._outputs))
-        if sum(count for _, count in before) + new + outputs <= self._continued.longest:
-            heapq.heappush(self._due, (due, number, turn + 1, before, new, outputs))
+            turn, before = 0, ((shared_token_id(0), continued.system),)
+            length, outputs = next(drawn_lengths)
+            new = max(1, length - continued.system)
+        arrival = Arrival(at, (*before, (prompt_token_id(number), new)), outputs, output_token_id(number))
+        yield arrival
+        if next(chance) >= probability[min(turn, len(probability) - 1)]:
+            continue
+        later = at + max(round(next(gaps) * NANOSECONDS), outputs * TOKEN_TIME)
+        if next(kind) < continued.is_next_turn:
+            before = (*arrival.prompt, (arrival.output_token_id, outputs))
+            new = max(1, round(next(growth)))
+        else:
+            begin = math.floor(next(kept) * arrival.num_prompt_tokens)
+            before = beginning(arrival.prompt, max(begin, continued.system))
+            new = max(1, round(next(ends)))
+        outputs = round(next(all_outputs))
+        if sum(count for _, count in before) + new + outputs <= continued.longest:
+            heapq.heappush(due, (later, number, turn + 1, before, new, outputs))
 
 
 def beginning(runs: Runs, tokens: int) -> Runs:

@@ -36,10 +36,11 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
@@ -267,19 +268,15 @@ def arrivals(source: Source, rows: Iterable[Row], clock: bool, sort: bool) -> It
 
 
 def json_object(source: Source, line: int, text: str) -> dict[str, Any]:
-    value = json_value(source, line, text)
-    if not isinstance(value, dict):
-        source.wrong(line, "JSON", value, "an object")
-    return value
-
-
-def json_value(source: Source, line: int, text: str) -> Any:
     """Fractions as Decimal, so that they are what the file says."""
     try:
-        return json.loads(text, parse_float=Decimal, parse_constant=Decimal)
+        value = json.loads(text, parse_float=Decimal, parse_constant=Decimal)
     except (ValueError, RecursionError, decimal.DecimalException) as problem:
         where = f"{source.path}:{line}" if source.unit == "line" else source.path
         raise TraceError(f"{where}: not JSON, or cut short: {show(text.strip())}: {reason(problem)}") from None
+    if not isinstance(value, dict):
+        source.wrong(line, "JSON", value, "an object")
+    return value
 
 
 def reason(problem: Exception) -> str:
@@ -303,9 +300,10 @@ def nanoseconds(source: Source, line: int, name: str, value: Any, unit: int) -> 
     return value * unit if type(value) is int else int((value * unit).to_integral_value())
 
 
-def decimal_of(source: Source, line: int, name: str, text: str) -> Decimal:
+def seconds_of(source: Source, line: int, name: str, text: str) -> int:
+    """Nanoseconds of a number of seconds."""
     try:
-        return Decimal(text)
+        return nanoseconds(source, line, name, Decimal(text), NANOSECONDS)
     except decimal.DecimalException:
         source.wrong(line, name, text, "a number")
 
@@ -439,18 +437,11 @@ def block_runs(source: Source, line: int, blocks: Any, length: int, size: int) -
     return merge_runs((shared_token_id(block), count) for block, count in zip(blocks, counts, strict=True))
 
 
-def mooncake_rows(source: Source, lines: Iterator[Line]) -> Iterator[Row]:
-    return block_rows(source, lines, 512, NANOSECONDS // 1000)
-
-
-def bailian_rows(source: Source, lines: Iterator[Line]) -> Iterator[Row]:
-    return block_rows(source, lines, 16, NANOSECONDS)
-
-
 # azure, burstgpt
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
+ReadTime = Callable[[Source, int, str, str], int]
 
 
 def csv_values(source: Source, line: int, text: str) -> list[str]:
@@ -460,42 +451,19 @@ def csv_values(source: Source, line: int, text: str) -> list[str]:
         source.wrong(line, "CSV", text.strip(), f"columns ({problem})")
 
 
-def csv_rows(source: Source, lines: Iterator[Line], columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Line, and the values of the columns."""
+def csv_rows(source: Source, lines: Iterator[Line], columns: Sequence[str], time_of: ReadTime) -> Iterator[Row]:
+    """`columns`: of a request's time, which `time_of` reads, its prompt tokens and its output tokens."""
     line, header = next(lines)
     names = csv_values(source, line, header)
     for column in columns:
         if column not in names:
             source.wrong(line, "columns", header.strip(), f"a column {column}")
-    places = [names.index(column) for column in columns]
     for line, text in lines:
         values = csv_values(source, line, text)
         if len(values) != len(names):
             source.wrong(line, "CSV", text.strip(), f"{len(names)} columns")
-        yield line, [values[place] for place in places]
-
-
-def azure_rows(source: Source, lines: Iterator[Line]) -> Iterator[Row]:
-    _, prompt_column, output_column = AZURE
-    for line, (at, prompt, outputs) in csv_rows(source, lines, AZURE):
-        yield Row(
-            line,
-            clock_time(source, line, AZURE[0], at),
-            integer_of(source, line, prompt_column, prompt),
-            integer_of(source, line, output_column, outputs),
-        )
-
-
-def burstgpt_rows(source: Source, lines: Iterator[Line]) -> Iterator[Row]:
-    _, prompt_column, output_column = BURSTGPT
-    for line, (at, prompt, outputs) in csv_rows(source, lines, BURSTGPT):
-        seconds = decimal_of(source, line, BURSTGPT[0], at)
-        yield Row(
-            line,
-            nanoseconds(source, line, BURSTGPT[0], seconds, NANOSECONDS),
-            integer_of(source, line, prompt_column, prompt),
-            integer_of(source, line, output_column, outputs),
-        )
+        at, prompt, outputs = ((source, line, name, values[names.index(name)]) for name in columns)
+        yield Row(line, time_of(*at), integer_of(*prompt), integer_of(*outputs))
 
 
 # bench-result, sglang-requests
@@ -561,10 +529,10 @@ def finished_lengths(source: Source, line: int, event: dict[str, Any]) -> tuple[
 
 FORMATS = {
     "lfm2np": Format(lfm2np_rows),
-    "mooncake": Format(mooncake_rows),
-    "bailian": Format(bailian_rows),
-    "azure": Format(azure_rows, clock=True),
-    "burstgpt": Format(burstgpt_rows, clock=True),
+    "mooncake": Format(partial(block_rows, size=512, unit=NANOSECONDS // 1000)),
+    "bailian": Format(partial(block_rows, size=16, unit=NANOSECONDS)),
+    "azure": Format(partial(csv_rows, columns=AZURE, time_of=clock_time), clock=True),
+    "burstgpt": Format(partial(csv_rows, columns=BURSTGPT, time_of=seconds_of), clock=True),
     "bench-result": Format(bench_rows, clock=True, unit="request"),
     "sglang-requests": Format(sglang_rows, clock=True),
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -66,57 +67,31 @@ PROMPT, OUTPUT = Lengths(512, 512), Lengths(128, 128)
 USER, REPLY = Lengths(1, 4096, 60, 1.0), Lengths(1, 2048, 200, 0.8)  # of a turn
 
 
-def poisson(
-    *,
-    rate: float,
-    requests: int = 1000,
-    prompt: Lengths = PROMPT,
-    output: Lengths = OUTPUT,
-    system: int = 0,
-    seed: int = 0,
-) -> Iterator[Arrival]:
-    """Requests that know nothing of each other. `system` tokens, the same in all, come before each prompt."""
+# --- times of arrival, of requests that know nothing of each other
+
+
+def poisson(rate: float, seed: int) -> Iterator[int]:
     draws = Draws(seed, "gaps")
-    return independent(times(lambda: draws.exponential() / rate), requests, prompt, output, system, seed)
+    return times(lambda: draws.exponential() / rate)
 
 
-def gamma(
-    *,
-    rate: float,
-    cv: float,
-    requests: int = 1000,
-    prompt: Lengths = PROMPT,
-    output: Lengths = OUTPUT,
-    system: int = 0,
-    seed: int = 0,
-) -> Iterator[Arrival]:
+def gamma(rate: float, cv: float, seed: int) -> Iterator[int]:
     """Bursts: gaps of a Gamma distribution whose standard deviation is `cv` times their mean; 1 is Poisson.
 
     `vllm bench serve --burstiness B` draws the same with cv = 1 / sqrt(B).
     """
     draws, shape = Draws(seed, "gaps"), 1 / (cv * cv)
-    return independent(times(lambda: draws.gamma(shape) / (shape * rate)), requests, prompt, output, system, seed)
+    return times(lambda: draws.gamma(shape) / (shape * rate))
 
 
-def day(
-    *,
-    rate: float,
-    night: float = 0.2,
-    period: float = 86_400.0,
-    requests: int = 1000,
-    prompt: Lengths = PROMPT,
-    output: Lengths = OUTPUT,
-    system: int = 0,
-    seed: int = 0,
-) -> Iterator[Arrival]:
+def day(rate: float, seed: int, night: float = 0.2, period: float = 86_400.0) -> Iterator[int]:
     """Poisson arrivals of mean `rate` whose rate rises from `night` times its peak, where it begins, to it and falls
     again, once in a `period`. Drawn at the peak's rate and thinned (Lewis and Shedler 1979).
     """
     peak = 2 * rate / (1 + night)
     gaps, kept = Draws(seed, "gaps"), Draws(seed, "thinning")
     drawn = times(lambda: gaps.exponential() / peak)
-    by_day = (at for at, level in zip(drawn, each(kept.uniform), strict=False) if level < height(at, night, period))
-    return independent(by_day, requests, prompt, output, system, seed)
+    return (at for at, level in zip(drawn, each(kept.uniform), strict=False) if level < height(at, night, period))
 
 
 def height(at: int, night: float, period: float) -> float:
@@ -127,9 +102,14 @@ def height(at: int, night: float, period: float) -> float:
 
 
 def independent(
-    arriving: Iterable[int], requests: int, prompt: Lengths, output: Lengths, system: int, seed: int
+    arriving: Iterable[int],
+    seed: int,
+    requests: int = 1000,
+    prompt: Lengths = PROMPT,
+    output: Lengths = OUTPUT,
+    system: int = 0,
 ) -> Iterator[Arrival]:
-    """Requests that share a system prompt or nothing."""
+    """Requests at these times. `system` tokens, the same in all, come before each prompt."""
     before = ((SYSTEM_PROMPT, system),) if system else ()
     prompts, outputs = (each_of(lengths, seed, name) for lengths, name in ((prompt, "prompts"), (output, "outputs")))
     for number, at, tokens, outs in zip(range(requests), arriving, prompts, outputs, strict=False):
@@ -139,6 +119,9 @@ def independent(
 def each_of(lengths: Lengths, seed: int, stream: str) -> Iterator[int]:
     draws = Draws(seed, stream)
     return each(lambda: lengths.draw(draws))
+
+
+# --- requests
 
 
 def conversations(
@@ -161,78 +144,46 @@ def conversations(
     takes `token_time` for each output token, after a pause of mean `think` (exponential). Conversations begin as
     Poisson, rate / turns of them a second, so that `rate` is reached as far as max_context ends few of them.
     """
-    return Chats(rate, turns, system, prompt, output, think, token_time, max_context, seed).arrivals(requests)
+    if system + 2 > max_context:
+        raise RequestError(f"max_context {max_context}: expected at least {system + 2}: system={system}, and a turn")
+    gaps, pauses = Draws(seed, "gaps"), Draws(seed, "pauses")
+    begins = times(lambda: gaps.exponential() * (turns / rate))
+    thinks = each(lambda: np.rint(pauses.exponential() * (think * NANOSECONDS)).astype(np.int64))
+    ends, ends_with = each(Draws(seed, "ends").uniform), 1 / turns
+    prompts, outputs = each_of(prompt, seed, "prompts"), each_of(output, seed, "outputs")
+    shared: Runs = ((SYSTEM_PROMPT, system),) if system else ()
 
-
-class Chats:
-    """The conversations that go on, by the time of their next turn."""
-
-    def __init__(
-        self,
-        rate: float,
-        turns: float,
-        system: int,
-        prompt: Lengths,
-        output: Lengths,
-        think: float,
-        token_time: float,
-        max_context: int,
-        seed: int,
-    ) -> None:
-        if system + 2 > max_context:
-            raise RequestError(
-                f"max_context {max_context}: expected at least {system + 2}: system={system}, and a turn"
-            )
-        self._system, self._max_context = system, max_context
-        self._ends_with, self._token_time = 1 / turns, round(token_time * NANOSECONDS)
-        gaps, pauses = Draws(seed, "gaps"), Draws(seed, "pauses")
-        self._begins = times(lambda: gaps.exponential() * (turns / rate))
-        self._thinks = each(lambda: np.rint(pauses.exponential() * (think * NANOSECONDS)).astype(np.int64))
-        self._ends = each(Draws(seed, "ends").uniform)
-        self._prompts, self._outputs = each_of(prompt, seed, "prompts"), each_of(output, seed, "outputs")
-        self._turns: list[tuple[int, int, Runs, int, int, int]] = []  # at, entry, before, its length, prompt, output
-        self._entries = 0
-
-    def arrivals(self, requests: int) -> Iterator[Arrival]:
-        begins = next(self._begins)
+    def arrivals() -> Iterator[Arrival]:
+        due: list[tuple[int, int, Runs, int, int, int]] = []  # a heap: at, entry, before, its length, prompt, outputs
+        entries, begin = itertools.count(), next(begins)
         for number in range(requests):
-            while not self._turns or begins <= self._turns[0][0]:
-                self._begin(begins)
-                begins = next(self._begins)
-            at, _, before, length, new, outputs = heapq.heappop(self._turns)
-            arrival = Arrival(at, (*before, (prompt_token_id(number), new)), outputs, output_token_id(number))
-            yield arrival
-            self._continue(arrival, length + new + outputs)
+            while not due or begin <= due[0][0]:  # a first turn, cut to max_context
+                outs = min(next(outputs), max_context - system - 1)
+                new = min(next(prompts), max_context - system - outs)
+                heapq.heappush(due, (begin, next(entries), shared, system, new, outs))
+                begin = next(begins)
+            at, _, before, length, new, outs = heapq.heappop(due)
+            whole = (*before, (prompt_token_id(number), new))
+            yield Arrival(at, whole, outs, output_token_id(number))
+            if next(ends) < ends_with:
+                continue
+            later = at + outs * round(token_time * NANOSECONDS) + next(thinks)
+            length += new + outs
+            before = (*whole, (output_token_id(number), outs))
+            new, outs = next(prompts), next(outputs)
+            if length + new + outs <= max_context:
+                heapq.heappush(due, (later, next(entries), before, length, new, outs))
 
-    def _begin(self, at: int) -> None:
-        """The first turn, cut to max_context."""
-        outputs = min(next(self._outputs), self._max_context - self._system - 1)
-        new = min(next(self._prompts), self._max_context - self._system - outputs)
-        before = ((SYSTEM_PROMPT, self._system),) if self._system else ()
-        self._push(at, before, self._system, new, outputs)
-
-    def _continue(self, last: Arrival, length: int) -> None:
-        if next(self._ends) < self._ends_with:
-            return
-        at = last.at + last.num_output_tokens * self._token_time + next(self._thinks)
-        new, outputs = next(self._prompts), next(self._outputs)
-        if length + new + outputs <= self._max_context:
-            before = (*last.prompt, (last.output_token_id, last.num_output_tokens))
-            self._push(at, before, length, new, outputs)
-
-    def _push(self, at: int, before: Runs, length: int, new: int, outputs: int) -> None:
-        heapq.heappush(self._turns, (at, self._entries, before, length, new, outputs))
-        self._entries += 1
+    return arrivals()
 
 
-GENERATORS: dict[str, Callable[..., Iterator[Arrival]]] = {
-    "poisson": poisson,
-    "gamma": gamma,
-    "day": day,
+TIMES: dict[str, Callable[..., Iterator[int]]] = {"poisson": poisson, "gamma": gamma, "day": day}
+REQUESTS: dict[str, Callable[..., Iterator[Arrival]]] = {
     "conversations": conversations,
     "mooncake-like": fitted.mooncake_like,
     "azure-conversation-like": fitted.azure_conversation_like,
 }
+GENERATORS = (*TIMES, *REQUESTS)
 
 
 def parse(spec: str, seed: int = 0) -> Iterator[Arrival]:
@@ -256,16 +207,20 @@ def parse(spec: str, seed: int = 0) -> Iterator[Arrival]:
     missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in parameters]
     if missing:
         raise RequestError(f"{name}: {missing[0]}=... is missing")
-    return GENERATORS[name](**parameters, seed=seed)
+    if name in REQUESTS:
+        return REQUESTS[name](**parameters, seed=seed)
+    of_times = {key: parameters.pop(key) for key in defaults_in(TIMES[name]) if key in parameters}
+    return independent(TIMES[name](**of_times, seed=seed), seed, **parameters)
 
 
 def defaults_of(name: str) -> dict[str, Any]:
     """Of a generator's parameters; `inspect.Parameter.empty` where it must be given."""
-    return {key: each.default for key, each in inspect.signature(GENERATORS[name]).parameters.items() if key != "seed"}
+    return defaults_in(REQUESTS[name]) if name in REQUESTS else defaults_in(TIMES[name]) | defaults_in(independent)
 
 
-def parameters(name: str) -> list[str]:
-    return list(defaults_of(name))
+def defaults_in(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    return {key: each.default for key, each in parameters.items() if key not in ("arriving", "seed")}
 
 
 def with_parameter(spec: str, parameter: str, value: object) -> str:

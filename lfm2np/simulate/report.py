@@ -14,6 +14,7 @@ from scheduler import Scheduler, SchedulerConfig
 from scheduler.trace import config_as_json
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+HEADS = ("mean", *SHARES, "max")  # of a distribution
 MOST_POINTS = 128  # of a distribution that is drawn
 SURE, UNSURE = 4.0, 1.0  # lengths of the queue, in units of what chance makes at capacity
 NEAR_LONGEST = 0.8
@@ -197,12 +198,7 @@ def widened(course: Course, width: int) -> list[int]:
 
 def as_text(result: Mapping[str, Any]) -> str:
     requests, cost = result["requests"], result["cost"]
-    refused = sum(requests["refused"].values())
-    counts = [f"{requests['finished']:,} requests finished"]
-    counts += [
-        f"{number:,} {what}" for what, number in (("aborted", requests["aborted"]), ("refused", refused)) if number
-    ]
-    counts += [f"{requests['left']:,} left when the simulation ended"] if requests["left"] else []
+    counts = [f"{requests['finished']:,} requests finished", *unfinished(requests)]
     lines = [
         f"{result['traffic']}: {', '.join(counts)}, in {span(result['throughput']['seconds'])} of simulated time",
         f"cost of a step: {cost['name']} ({cost['origin']})",
@@ -231,6 +227,13 @@ def as_text(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def unfinished(requests: Mapping[str, Any]) -> list[str]:
+    """How many did not finish, and why."""
+    refused, when = sum(requests["refused"].values()), "left when the simulation ended"
+    counts = {"aborted": requests["aborted"], "refused": refused, when: requests["left"]}
+    return [f"{number:,} {what}" for what, number in counts.items() if number]
+
+
 def beyond_lines(share: float | None) -> list[str]:
     return [f"{percent(share)} of the busy time is in steps larger than any that was measured"] if share else []
 
@@ -252,10 +255,9 @@ NAMES = {
 
 
 def table_of(seconds: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-    heads = ("mean", *SHARES, "max")
-    lines = [f"{'':<24}" + "".join(f"{head:>10}" for head in heads)]
+    lines = [f"{'':<24}" + "".join(f"{head:>10}" for head in HEADS)]
     for name, title in NAMES.items():
-        lines.append(f"{title:<24}" + "".join(f"{span(seconds[name][head]):>10}" for head in heads))
+        lines.append(f"{title:<24}" + "".join(f"{span(seconds[name][head]):>10}" for head in HEADS))
     return lines
 
 

@@ -74,7 +74,7 @@ class Traffic:
 
     def parameters(self) -> list[str]:
         """Of its generator; a file has none."""
-        return generators.parameters(self.source.partition(":")[0]) if self.is_drawn else []
+        return list(generators.defaults_of(self.source.partition(":")[0])) if self.is_drawn else []
 
     def content(self) -> str:
         """What the source is: the specification, or the file's SHA-256."""

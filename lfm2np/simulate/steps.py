@@ -107,13 +107,15 @@ def _rows_of_csv(text: str) -> Iterator[tuple[StepShape, float]]:
                 continue
             if len(cells) != len(names):
                 raise RequestError(f"line {reader.line_num}: {len(cells)} columns: expected {len(names)}, as in line 1")
-            yield _in_line(reader.line_num, {name: _number(cell) for name, cell in zip(names, cells, strict=True)})
+            yield _in_line(
+                reader.line_num, {name: number_or_text(cell) for name, cell in zip(names, cells, strict=True)}
+            )
     except csv.Error as problem:
         raise RequestError(f"line {reader.line_num}: not a CSV: {problem}") from None
 
 
-def _number(cell: str) -> object:
-    """The number that a cell of a CSV holds, or the text if it is none."""
+def number_or_text(cell: str) -> int | float | str:
+    """The number that a text is, or the text."""
     for kind in (int, float):
         try:
             return kind(cell)

@@ -23,6 +23,7 @@ from lfm2np.errors import RequestError
 from lfm2np.simulate.histogram import upper_end_of
 from lfm2np.simulate.report import SHARES, beyond_lines, span
 from lfm2np.simulate.scenario import CHOSEN, Scenario
+from lfm2np.simulate.steps import number_or_text
 from lfm2np.simulate.traffic import NANOSECONDS
 from lfm2np.values import show
 
@@ -90,12 +91,8 @@ def values_of(text: str) -> list[Any]:
 
 
 def value_of(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    words = {"true": True, "false": False, "none": None}
+    return words[text.lower()] if text.lower() in words else number_or_text(text)
 
 
 def scenarios(base: Scenario, settings: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Scenario]]:
@@ -114,6 +111,8 @@ def scenarios(base: Scenario, settings: Mapping[str, Sequence[Any]]) -> list[tup
 
 # --- which is best
 
+Grouped = tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]  # a run, and its groups of requests
+
 
 def summary(
     traffic: str,
@@ -122,12 +121,11 @@ def summary(
     target: Target | None,
 ) -> dict[str, Any]:
     """As data, the best run first. `results`: each run's settings, and what scenario.simulate gave for each seed."""
-    runs = [run_of(chosen, seeds) for chosen, seeds in results]
-    groups = [list(itertools.chain(*(seed["groups"] for seed in seeds))) for _, seeds in results]
-    by_load: dict[str, list[int]] = {}
-    for index, run in enumerate(runs):
-        by_load.setdefault(load_words(run["settings"]), []).append(index)
-    parts = [of_one_load(indices, runs, groups, target) for indices in by_load.values()]
+    by_load: dict[str, list[Grouped]] = {}
+    for chosen, seeds in results:
+        groups = list(itertools.chain(*(seed["groups"] for seed in seeds)))
+        by_load.setdefault(load_words(chosen), []).append((run_of(chosen, seeds), groups))
+    parts = [of_one_load(runs, target) for runs in by_load.values()]
     at = [f"With {load}: " if load else "" for load in by_load]
     return {
         "kind": "sweep",
@@ -141,16 +139,11 @@ def summary(
     }
 
 
-def of_one_load(
-    indices: Sequence[int],
-    runs: Sequence[Mapping[str, Any]],
-    groups: Sequence[Sequence[Mapping[str, Any]]],
-    target: Target | None,
-) -> dict[str, Any]:
+def of_one_load(runs: Sequence[Grouped], target: Target | None) -> dict[str, Any]:
     """What requests come, and how fast, is nothing to choose: the runs of one load are compared with one another."""
-    chosen = sorted((runs[index] for index in indices), key=lambda run: rank(run, target))
-    place = {id(run): index for index, run in enumerate(runs)}
-    share, rival = certainty(chosen, [groups[place[id(run)]] for run in chosen], target)
+    ordered = sorted(runs, key=lambda grouped: rank(grouped[0], target))
+    chosen = [run for run, _ in ordered]
+    share, rival = certainty(chosen, [groups for _, groups in ordered], target)
     front = on_front(chosen, target)
     return {
         "runs": [{**run, "on_front": index in front} for index, run in enumerate(chosen)],
@@ -345,10 +338,9 @@ def load_words(settings: Mapping[str, Any]) -> str:
 def as_text(result: Mapping[str, Any]) -> str:
     """The table of all runs, best first, and the answer."""
     names = list(result["settings"])
-    heads = [*names, "TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "E2E mean", "req/s", "lost", ""]
-    rows = [row_of(run, names) for run in result["runs"]]
-    if not any(run["lost"] for run in result["runs"]):
-        heads, rows = without(heads, -2), [without(row, -2) for row in rows]
+    lost = ["lost"] if any(run["lost"] for run in result["runs"]) else []
+    heads = [*names, "TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "E2E mean", "req/s", *lost, ""]
+    rows = [row_of(run, names, bool(lost)) for run in result["runs"]]
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]
@@ -358,18 +350,15 @@ def as_text(result: Mapping[str, Any]) -> str:
     )
 
 
-def without(cells: Sequence[str], place: int) -> list[str]:
-    return [cell for index, cell in enumerate(cells) if index != place % len(cells)]
-
-
-def row_of(run: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def row_of(run: Mapping[str, Any], names: Sequence[str], with_lost: bool) -> list[str]:
     seconds = run["seconds"]
     cells = [str(run["settings"][name]) for name in names]
     cells += [span(seconds[metric][which]) for metric, which in COLUMNS]
     rate = run["throughput"]["requests_per_second"]
     note = "SATURATED" if run["saturation"] else "unclear" if run["queue"]["unclear"] else ""
     note = note or ("front" if run["on_front"] else "")
-    return [*cells, f"{rate or 0:.3g}", f"{run['lost']} %" if run["lost"] else "", note]
+    lost = [f"{run['lost']} %" if run["lost"] else ""] if with_lost else []
+    return [*cells, f"{rate or 0:.3g}", *lost, note]
 
 
 COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"))

@@ -1,4 +1,4 @@
-"""Draft tokens, checked: the middle of speculative decoding. engine/drafting.py has both ends.
+"""Draft tokens, checked: the middle of speculative decoding. engine/answers.py has both ends.
 
     plan -> contexts -> propose() -> drafts -> Scheduler.add_drafts -> forward -> decide() -> commit_step, update
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lfm2np.checkpoint.tokenizer import require_ids
+from lfm2np.checkpoint.text.tokenizer import require_ids
 from lfm2np.errors import RequestError
 from lfm2np.speculation.drafters import Draft, DraftContext, Drafter
 

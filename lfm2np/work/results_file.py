@@ -29,7 +29,7 @@ from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.values import same, show
 from lfm2np.work.place import AnyPlace, Work, compute
-from scheduler.checksum import canonical, damage, json_sha256
+from scheduler.checksum import canonical, damage, sealed
 
 FORMAT_VERSION = 2
 MAX_LINE = 2**30
@@ -45,7 +45,7 @@ class Entry:
     kind: str
     item: Any
     result: Any
-    sha256: str  # of the line: line_sha256
+    sha256: str  # of the line
 
     def __str__(self) -> str:
         return f"{self.where}: {self.kind} of {show(self.item)}"
@@ -78,7 +78,7 @@ class ResultsFile:
         entries = []
         for item, result in zip(items, results, strict=True):
             content = encoded(item), encoded(result)
-            sha256 = line_sha256(self._checkpoint, kind, *content)
+            sha256 = line_fields(self._checkpoint, kind, *content)["sha256"]
             entries.append(Entry(str(self._lines.path), kind, *content, sha256))
         self._lines.append("".join(line_of(entry, self._checkpoint) for entry in entries).encode())
         for entry in entries:
@@ -96,16 +96,13 @@ class ResultsFile:
 
 
 def line_of(entry: Entry, checkpoint: str) -> str:
-    fields = line_fields(checkpoint, entry.kind, entry.item, entry.result)
-    return json.dumps({**fields, "sha256": entry.sha256}) + "\n"
+    return json.dumps(line_fields(checkpoint, entry.kind, entry.item, entry.result)) + "\n"
 
 
 def line_fields(checkpoint: str, kind: str, item: Any, result: Any) -> dict[str, Any]:
-    return {"format_version": FORMAT_VERSION, "checkpoint": checkpoint, "kind": kind, "item": item, "result": result}
-
-
-def line_sha256(checkpoint: str, kind: str, item: Any, result: Any) -> str:
-    return json_sha256(line_fields(checkpoint, kind, item, result))
+    """All of a line, with its SHA-256."""
+    fields = {"checkpoint": checkpoint, "kind": kind, "item": item, "result": result}
+    return sealed({"format_version": FORMAT_VERSION, **fields})
 
 
 def read_entry(line: bytes, where: str, model: LoadedModel) -> Entry:
@@ -115,11 +112,11 @@ def read_entry(line: bytes, where: str, model: LoadedModel) -> Entry:
         raise RequestError(f"{where}: {', '.join(sorted(raw))[:200]}: expected {', '.join(sorted(FIELDS))}")
     if not same(raw["format_version"], FORMAT_VERSION):
         older = "; the SHA-256 of version 1 does not cover the item: compute again into another file"
-        found = f"{where}: format_version {show(raw['format_version'])}, expected {FORMAT_VERSION}"
-        raise RequestError(found + older * same(raw["format_version"], 1))
+        actual = f"{where}: format_version {show(raw['format_version'])}, expected {FORMAT_VERSION}"
+        raise RequestError(actual + older * same(raw["format_version"], 1))
     if raw["checkpoint"] != model.sha256:
-        found, expected = show(raw["checkpoint"]), f"{model.sha256}, that of {model.path}"
-        raise RequestError(f"{where}: of the checkpoint of SHA-256 {found}, expected {expected}")
+        actual, expected = show(raw["checkpoint"]), f"{model.sha256}, that of {model.path}"
+        raise RequestError(f"{where}: of the checkpoint of SHA-256 {actual}, expected {expected}")
     entry = Entry(where, str(raw["kind"]), raw["item"], raw["result"], str(raw["sha256"]))
     if problem := damage(raw):
         raise ProofError(f"{entry}: {problem}")
@@ -202,7 +199,7 @@ def spot_check(
         same_kind = [entry for entry in chosen if entry.kind == kind]
         results = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in same_kind], place)
         for entry, result in zip(same_kind, results, strict=True):
-            expected = line_sha256(model.sha256, entry.kind, entry.item, encoded(result))
+            expected = line_fields(model.sha256, entry.kind, entry.item, encoded(result))["sha256"]
             if entry.sha256 != expected:
                 raise ProofError(f"{entry}: a line of SHA-256 {entry.sha256}, expected {expected}, as computed here")
     return chosen

@@ -16,14 +16,14 @@ SECONDS = {"exact": [2.0, 4.0, 3.0], "floor-float64": [1.0, 3.0, 3.0], "transfor
 def measured(name: str) -> Measured:
     """Three rounds of one cell, with numbers that are exact in binary."""
     times = CellTimes(cell_named(name))
-    found = Measured([times], {side: [1.0] for side in SECONDS}, dict.fromkeys(SECONDS, 10**9))
+    result = Measured([times], {side: [1.0] for side in SECONDS}, dict.fromkeys(SECONDS, 10**9))
     for index in range(3):
         for side, seconds in SECONDS.items():
             steps = [{"seconds": seconds[index] + late} for late in (0.0, 0.5, -0.5)]
             if side.startswith("floor"):
-                steps = [{**one, "linear": one["seconds"] / 2} for one in steps]
+                steps = [{**step, "linear": step["seconds"] / 2} for step in steps]
             times.add(side, {"steps": steps, "peak_bytes": 10 + index})
-    return found
+    return result
 
 
 def test_the_issue_s_cells_are_all_there():
@@ -55,8 +55,8 @@ def test_a_side_s_time_in_a_round_is_the_median_of_its_steps():
 
 def test_a_ratio_is_the_median_of_the_rounds_quotients():
     """Not the quotient of the medians, which would be 1 here."""
-    found = ratio_of(RATIOS[1], SECONDS)
-    assert (found.median, found.low, found.high) == (1.0, 0.5, 2.0)
+    spread = ratio_of(RATIOS[1], SECONDS)
+    assert (spread.median, spread.low, spread.high) == (1.0, 0.5, 2.0)
     assert ratio_of(RATIOS[2], SECONDS).median == statistics.median([1 / 2, 3 / 4, 3 / 3])
     assert ratio_of(RATIOS[3], SECONDS) is None
 
@@ -69,20 +69,20 @@ def test_a_share_of_the_floor_is_asked_for_where_the_products_are_large(name, ta
 
 
 def test_the_table_s_ratios_are_the_quotients_of_its_times():
-    found = as_json(measured("decode-16x8"))
-    (cell,) = json.loads(json.dumps(found))["cells"]
+    report = as_json(measured("decode-16x8"))
+    (cell,) = json.loads(json.dumps(report))["cells"]
     assert set(cell) == {
         *("cell", "kind", "requests", "context"),
         *("seconds", "parts", "peak_bytes", "ratios"),
     }
-    assert [(one["side"], one["other"]) for one in cell["ratios"]] == [
+    assert [(ratio["side"], ratio["other"]) for ratio in cell["ratios"]] == [
         ("exact", "transformers-float32"),
         ("exact", "floor-float64"),
     ]
-    for one in cell["ratios"]:
-        pairs = zip(cell["seconds"][one["side"]], cell["seconds"][one["other"]], strict=True)
-        quotients = [other / own for own, other in pairs]
-        assert (one["median"], one["low"], one["high"]) == (
+    for ratio in cell["ratios"]:
+        pairs = zip(cell["seconds"][ratio["side"]], cell["seconds"][ratio["other"]], strict=True)
+        quotients = [other / value for value, other in pairs]
+        assert (ratio["median"], ratio["low"], ratio["high"]) == (
             statistics.median(quotients),
             min(quotients),
             max(quotients),

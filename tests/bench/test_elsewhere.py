@@ -7,7 +7,7 @@ import sys
 from lfm2np.bench import machine
 from lfm2np.bench.machine import Elsewhere
 
-SPIN = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+SPIN = "import time; end = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
 
 
 def test_what_this_process_does_is_not_counted(monkeypatch):
@@ -30,7 +30,7 @@ def test_what_others_do_is_a_share_of_all_processors(monkeypatch):
 def test_a_process_of_ours_counts_as_ours_once_it_has_ended():
     before = machine.own_seconds()
     subprocess.run([sys.executable, "-c", SPIN], check=True)
-    assert machine.own_seconds() - before >= 0.45
+    assert machine.own_seconds() - before >= 0.18
 
 
 def test_a_system_that_does_not_say_is_no_error(monkeypatch, tmp_path):

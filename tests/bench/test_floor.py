@@ -72,8 +72,8 @@ def test_the_floor_has_the_model_s_linear_maps(checkpoint, numerics, cell):
 def test_the_products_of_lfm2_350m_have_the_size_of_its_matrices():
     products = list(linear_products(parse_config(published_config(SMALL), "config.json"), cell_named("decode-5x8")))
     assert len(products) == 4 * 16 + 1
-    assert {one.rows for one in products} == {5}
-    assert sum(one.inputs * one.outputs for one in products) == 354_483_968 - VECTORS
+    assert {product.rows for product in products} == {5}
+    assert sum(product.inputs * product.outputs for product in products) == 354_483_968 - VECTORS
 
 
 def test_the_floor_s_attention_has_the_engine_s_sizes():
@@ -100,8 +100,8 @@ def test_a_filled_engine_holds_the_entries_and_decodes_next(numerics):
         nothing = tuple(array[:0] for array in entries[0])
         for layer, expected in enumerate(entries):
             parts = read_tokens(engine.cache, layer, block_runs(request.block_table), 37, nothing)
-            found = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-            assert all(np.array_equal(x, y) for x, y in zip(found, expected, strict=True))
+            actual = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+            assert all(np.array_equal(x, y) for x, y in zip(actual, expected, strict=True))
         assert (engine.cache.states[request.slot] == 1.0).all()
     for _ in range(4):
         assert len(engine.step()) == 3
@@ -122,8 +122,8 @@ def test_a_side_times_as_many_steps_as_it_is_asked_for(side):
     for cell in CELLS:
         steps = side.time(cell, 2)
         assert len(steps) == 2
-        assert all(one["seconds"] > 0.0 for one in steps)
-        assert all(("linear" in one) == isinstance(side, FloorSide) for one in steps)
+        assert all(step["seconds"] > 0.0 for step in steps)
+        assert all(("linear" in step) == isinstance(side, FloorSide) for step in steps)
 
 
 def test_prefill_memory_counts_the_cache_of_the_prompt():
@@ -141,13 +141,13 @@ def test_the_floor_of_a_mixture_has_each_experts_rows_and_no_others():
         cell = cell_named(name)
         products = list(linear_products(config, cell))
         assert len(products) == len(list(matrix_parts(config)))
-        of_experts = [one for one in products if one.outputs == 2 * config.mixture.moe_intermediate_size]
-        assert sum(one.rows for one in of_experts) == 3 * 2 * tokens
-        assert all(one.rows <= tokens for one in of_experts)
+        of_experts = [product for product in products if product.outputs == 2 * config.mixture.moe_intermediate_size]
+        assert sum(expert.rows for expert in of_experts) == 3 * 2 * tokens
+        assert all(expert.rows <= tokens for expert in of_experts)
         side = FloorSide("float32")
         side.load(TORTURE / "moe_published", 1)
         assert [x.shape + w.shape for x, w in side.linear_operands(cell)] == [
-            (one.rows, one.inputs, one.outputs, one.inputs) for one in products
+            (product.rows, product.inputs, product.outputs, product.inputs) for product in products
         ]
 
 
@@ -157,5 +157,5 @@ def test_requests_of_a_mixture_go_to_different_experts():
     side = EngineSide("float32")
     side.load(TORTURE / "moe_published", 1)
     few, many = (side.time(cell_named(f"decode-{count}x17"), 2) for count in (1, 6))
-    assert all(one["experts"] == 2.0 for one in few)
-    assert all(one["experts"] > 3.0 for one in many)
+    assert all(cell["experts"] == 2.0 for cell in few)
+    assert all(cell["experts"] > 3.0 for cell in many)

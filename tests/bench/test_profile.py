@@ -33,13 +33,13 @@ class Slow:
 
     def __getattr__(self, name):
         self.asked.add(name)
-        found = getattr(self.inner, name)
+        attribute = getattr(self.inner, name)
         if name != "linear":
-            return found
+            return attribute
 
         def linear(*arguments):
             self.clock[0] += 1.0
-            return found(*arguments)
+            return attribute(*arguments)
 
         return linear
 
@@ -58,17 +58,19 @@ def test_parts_add_up_to_the_step(monkeypatch, numerics, cell):
     others = [*(part for part in PARTS if part != "linear"), REST, *(part for part in SPREAD if part != SERIAL)]
     expected = {"seconds": maps, "linear": maps, SERIAL: maps} | dict.fromkeys(others, 0)
     assert steps == [expected] * 2
-    assert slow.asked - CONSTANTS <= {one for operations in PARTS.values() for one in operations} | {"cache_columns"}
+    assert slow.asked - CONSTANTS <= {operation for operations in PARTS.values() for operation in operations} | {
+        "cache_columns"
+    }
 
 
 def test_what_is_serial_is_what_neither_products_nor_the_pieces_of_several_threads_take(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
 
-    def ticking(found):
+    def ticking(function):
         def tick(*arguments):
             clock[0] += 1.0
-            return found(*arguments)
+            return function(*arguments)
 
         return tick
 
@@ -97,11 +99,11 @@ def test_a_step_on_more_cores_is_its_serial_part_and_a_share_of_the_rest(cell, e
     parts = {"products": 4.0, "attention by request": 1.0, "pieces": 3.0, "serial": 2.0}
     for side in ("profile-exact", "floor-float64"):
         times.add(side, {"steps": [{"seconds": 10.0, "linear": 4.0, REST: 6.0, **parts}], "peak_bytes": 1})
-    found = profile.Profile("exact", 2, Measured([times]))
-    (spread,) = profile.as_json(found)["spread"]
+    profiled = profile.Profile("exact", 2, Measured([times]))
+    (spread,) = profile.as_json(profiled)["spread"]
     assert spread["serial_share"] == 0.2
     assert spread["milliseconds_on_cores"][16] == 1000 * expected
-    assert f"{1000 * expected:.1f}" in profile.as_text(found)
+    assert f"{1000 * expected:.1f}" in profile.as_text(profiled)
 
 
 def test_in_exact_each_way_is_tried_before_a_decode_is_timed(monkeypatch):

@@ -35,7 +35,7 @@ def test_it_loads_and_needs_one_slice(tmp_path):
     assert model.weights.head.grid.slices == 1
     assert np.isfinite(model.logits([1, 2, 3])).all()
     tensors = open_checkpoint(place, load_config(place))
-    assert {one.dtype for one in tensors.values()} == {"BF16"}
+    assert {tensor.dtype for tensor in tensors.values()} == {"BF16"}
 
 
 def test_it_is_made_once(tmp_path):

@@ -21,19 +21,19 @@ SMALL = Path(__file__).parents[2] / "fixtures" / "torture" / "six_heads_two_kv"
 def test_each_side_is_measured_each_round_and_each_policy_once(monkeypatch: pytest.MonkeyPatch):
     for name, value in {"CLIENTS": 2, "EACH": 2, "PROMPT": 4, "NEW_TOKENS": 3, "ARRIVALS": 4, "LONG": 9}.items():
         monkeypatch.setattr(serve_time, name, value)
-    found = measure_serve(SMALL, "float32", 2, 1, lambda done, total: None)
-    assert len(found.direct) == len(found.over_http) == 2 and min(found.direct + found.over_http) > 0
-    assert found.waited.keys() == POLICIES.keys() and all(len(one) == 4 for one in found.waited.values())
-    assert all(0 < one.first <= one.whole for waited in found.waited.values() for one in waited)
-    assert json.loads(json.dumps(as_json(found)))["waited"].keys() == POLICIES.keys()
+    times = measure_serve(SMALL, "float32", 2, 1, lambda done, total: None)
+    assert len(times.direct) == len(times.over_http) == 2 and min(times.direct + times.over_http) > 0
+    assert times.waited.keys() == POLICIES.keys() and all(len(waits) == 4 for waits in times.waited.values())
+    assert all(0 < wait.first <= wait.whole for waited in times.waited.values() for wait in waited)
+    assert json.loads(json.dumps(as_json(times)))["waited"].keys() == POLICIES.keys()
 
 
 def test_the_ratio_is_taken_within_each_round():
     waited = [Waited(1.0, 0.5, 2.0), Waited(3.0, 0.1, 4.0)]
-    found = ServeTime([10.0, 30.0, 20.0], [12.5, 30.0, 40.0], 0.5, {"fcfs": waited})
-    told = as_text("exact", found)
-    assert "HTTP / direct 0.80 (0.50 to 1.00)" in told
-    assert told.splitlines()[-1].split() == ["fcfs", "2.00", "3.00", "0.30", "0.50", "3.00"]
+    times = ServeTime([10.0, 30.0, 20.0], [12.5, 30.0, 40.0], 0.5, {"fcfs": waited})
+    text = as_text("exact", times)
+    assert "HTTP / direct 0.80 (0.50 to 1.00)" in text
+    assert text.splitlines()[-1].split() == ["fcfs", "2.00", "3.00", "0.30", "0.50", "3.00"]
 
 
 def test_an_answer_that_is_none_is_an_error():

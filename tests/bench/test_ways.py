@@ -53,37 +53,37 @@ def test_the_integral_is_exact_where_the_cost_is_straight_between_samples():
     times = [0.25 + 0.5 * length for length in sampled]
     assert five.integral(lengths, sampled, times) == pytest.approx(sum(0.25 + 0.5 * length for length in lengths))
     bent = [abs(length - sampled[3]) for length in sampled]
-    assert five.integral(lengths, sampled, bent) == pytest.approx(sum(abs(one - sampled[3]) for one in lengths))
+    assert five.integral(lengths, sampled, bent) == pytest.approx(sum(abs(size - sampled[3]) for size in lengths))
 
 
 def test_the_causes_multiply_to_the_gain():
-    found = five.Five(
+    times = five.Five(
         "exact", 256, [8, 286], {way: [seconds] for way, seconds in zip(WAYS, (96, 12, 6, 4), strict=True)}
     )
-    shown = json.loads(json.dumps(five.as_json(found)))
+    shown = json.loads(json.dumps(five.as_json(times)))
     assert shown["causes"] == {"cache": 8.0, "batch": 2.0, "no padding": 1.5}
     assert (shown["gain"], shown["target"], shown["tokens"]) == (24.0, 16.0, 960)
-    assert "gain 24.0 = cache 8.00 x batch 2.00 x no padding 1.50; target 16" in five.as_text(found)
-    assert "integrated from passes of 8, 286 tokens" in five.as_text(found)
+    assert "gain 24.0 = cache 8.00 x batch 2.00 x no padding 1.50; target 16" in five.as_text(times)
+    assert "integrated from passes of 8, 286 tokens" in five.as_text(times)
 
 
 def test_the_gain_of_rounds_is_taken_within_each():
     seconds = dict(zip(WAYS, ([8.0, 9.0, 40.0], [4.0, 3.0, 10.0], [2.0, 3.0, 5.0], [1.0, 3.0, 4.0]), strict=True))
-    found = five.Five("exact", 16, [], seconds)
-    assert five.as_json(found)["gain_of_rounds"] == [8.0, 3.0, 10.0]
-    assert five.as_json(found)["gain"] == 8.0
-    assert "3.0 to 10.0 in 3 rounds" in five.as_text(found)
-    assert "integrated" not in five.as_text(found)
+    times = five.Five("exact", 16, [], seconds)
+    assert five.as_json(times)["gain_of_rounds"] == [8.0, 3.0, 10.0]
+    assert five.as_json(times)["gain"] == 8.0
+    assert "3.0 to 10.0 in 3 rounds" in five.as_text(times)
+    assert "integrated" not in five.as_text(times)
 
 
 @pytest.mark.rounding
 @pytest.mark.parametrize("whole", [False, True])
 def test_five_is_measured_in_a_process(whole):
     counted = []
-    found = five.measure_five(MODEL, "float32", 4, 2, 1, whole, lambda done, total: counted.append((done, total)))
-    assert set(found.seconds) == set(WAYS)
-    assert all(len(rounds) == 2 for rounds in found.seconds.values())
-    assert bool(found.sampled) is not whole
+    times = five.measure_five(MODEL, "float32", 4, 2, 1, whole, lambda done, total: counted.append((done, total)))
+    assert set(times.seconds) == set(WAYS)
+    assert all(len(rounds) == 2 for rounds in times.seconds.values())
+    assert bool(times.sampled) is not whole
     assert counted[-1][0] == counted[-1][1]
 
 
@@ -104,12 +104,12 @@ def test_the_memory_beyond_the_cache():
 @pytest.mark.slow
 def test_growth_is_measured_in_a_process():
     counted = []
-    found = growth.measure_growth(
+    result = growth.measure_growth(
         MODEL, "exact", 2, 1, lambda done, total: counted.append((done, total)), (5, 9, 30), (17, 40)
     )
-    shown = json.loads(json.dumps(growth.as_json(found)))
-    assert [(one["requests"], one["contexts"]) for one in shown["decode"]] == [(1, [5, 9, 30]), (16, [5, 9, 30])]
-    assert all(len(times) == 2 * growth.STEPS for one in shown["decode"] for times in one["seconds"])
-    assert [one["length"] for one in shown["prefill"]] == [17, 40]
+    shown = json.loads(json.dumps(growth.as_json(result)))
+    assert [(cell["requests"], cell["contexts"]) for cell in shown["decode"]] == [(1, [5, 9, 30]), (16, [5, 9, 30])]
+    assert all(len(times) == 2 * growth.STEPS for cell in shown["decode"] for times in cell["seconds"])
+    assert [cell["length"] for cell in shown["prefill"]] == [17, 40]
     assert counted[-1] == (2 * 2 * 3 + 2, 2 * 2 * 3 + 2)
-    assert "decode of 16:" in growth.as_text(found)
+    assert "decode of 16:" in growth.as_text(result)

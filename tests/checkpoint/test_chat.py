@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from builders import PLAIN_TEMPLATE, tiny_config, write_tokenizer
 
-from lfm2np.checkpoint import chat_sandbox
-from lfm2np.checkpoint.chat import Chat, load_chat, render_chat, render_plain
-from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.checkpoint.text import chat_sandbox
+from lfm2np.checkpoint.text.chat import Chat, load_chat, render_chat, render_plain
+from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import RequestError, TokenizerError
 
 TALK = [
@@ -152,7 +152,7 @@ def test_jinja2_with_known_escapes_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("limits", ["ulimit -v 1000000", "ulimit -t 1"])
 def test_a_template_renders_under_limits_that_are_already_lower(limits: str) -> None:
-    script = "from lfm2np.checkpoint.chat_sandbox import render_template as r; "
+    script = "from lfm2np.checkpoint.text.chat_sandbox import render_template as r; "
     script += "print(r('{{ bos_token }}', [], {'bos_token': 'x'}, 't'))"
     words = f'{limits}; exec {sys.executable} -c "{script}"'
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)

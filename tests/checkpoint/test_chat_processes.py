@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from living import wait_until_gone
 
-from lfm2np.checkpoint import chat_sandbox
-from lfm2np.checkpoint.chat_sandbox import render_template
+from lfm2np.checkpoint.text import chat_sandbox
+from lfm2np.checkpoint.text.chat_sandbox import render_template
 from lfm2np.errors import TokenizerError
 
 
@@ -123,7 +123,7 @@ def test_a_worker_that_dies_at_its_start_is_said(monkeypatch: pytest.MonkeyPatch
 def test_an_interrupt_ends_the_process_that_renders() -> None:
     script = """
 import os, signal, threading
-from lfm2np.checkpoint import chat_sandbox as c
+from lfm2np.checkpoint.text import chat_sandbox as c
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in what runs in the background
 c.render_template("x", [], {}, "t")
 worker = c._idle[0]
@@ -146,7 +146,7 @@ def test_threads_get_their_own_answers() -> None:
 
 LEAVES = """
 import os, sys
-from lfm2np.checkpoint import chat_sandbox
+from lfm2np.checkpoint.text import chat_sandbox
 assert chat_sandbox.render_template("x", [], {}, "t") == "x"
 worker = chat_sandbox._idle[0]
 if sys.argv[1] == "fork" and os.fork() == 0:

@@ -67,8 +67,8 @@ def test_a_mixture_is_stored_as_published_ones_are(name: str) -> None:
     assert config.mixture is not None
     with safe_open(str(path), framework="numpy") as file:
         stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-        shapes = {key: tuple(one.get_shape()) for key, one in stored.items()}
-        types = {key: one.get_dtype() for key, one in stored.items()}
+        shapes = {key: tuple(value.get_shape()) for key, value in stored.items()}
+        types = {key: value.get_dtype() for key, value in stored.items()}
     prefix = "model.layers.{}.feed_forward.experts.{}.w1.weight"
     experts = {prefix.format(i, e) for i in range(2, 6) for e in range(8)}
     assert {key for key in shapes if key.endswith("w1.weight") and "experts" in key} == experts
@@ -86,8 +86,8 @@ def test_each_wrong_route_differs_from_the_right_one_and_none_without_a_mistake(
     assert isinstance(mixture, MixtureWeights)
     x = np.random.default_rng(0).standard_normal((50, model.config.hidden_size)).astype(np.float32)
     right = reference.route(mixture, model.config, model.numerics, x)
-    found = wrong_routes.wrong_route(mistake, mixture, model.config, model.numerics, x)
-    same = all(np.array_equal(one, other) for one, other in zip(right, found, strict=True))
+    wrong = wrong_routes.wrong_route(mistake, mixture, model.config, model.numerics, x)
+    same = all(np.array_equal(array, other) for array, other in zip(right, wrong, strict=True))
     assert same == (mistake == "")
 
 
@@ -216,5 +216,5 @@ def test_the_special_tokens_have_the_ids_that_both_configs_name(name: str) -> No
     assert settings["model_max_length"] == raw(name)["max_position_embeddings"]
     assert tokenizer.get_vocab_size() <= raw(name)["vocab_size"]
     for token in ("bos", "eos", "pad"):
-        found = tokenizer.token_to_id(settings[f"{token}_token"])
-        assert found == raw(name)[f"{token}_token_id"] == generation[f"{token}_token_id"], token
+        token_id = tokenizer.token_to_id(settings[f"{token}_token"])
+        assert token_id == raw(name)[f"{token}_token_id"] == generation[f"{token}_token_id"], token

@@ -84,23 +84,27 @@ def test_absent_keys_take_the_defaults_of_transformers() -> None:
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_torture_config_is_read_as_what_was_built(name: str) -> None:
     config, built = load_config(FIXTURES / "torture" / name), MIXTURES[name].built
-    mixture, made = config.mixture, built.mixture
-    assert mixture is not None and made is not None
-    assert (mixture.num_experts, mixture.num_experts_per_tok, mixture.moe_intermediate_size) == (made.N, made.K, made.X)
-    assert (mixture.num_dense_layers, mixture.use_expert_bias) == (made.dense, made.bias)
+    mixture, built_mixture = config.mixture, built.mixture
+    assert mixture is not None and built_mixture is not None
+    assert (mixture.num_experts, mixture.num_experts_per_tok, mixture.moe_intermediate_size) == (
+        built_mixture.N,
+        built_mixture.K,
+        built_mixture.X,
+    )
+    assert (mixture.num_dense_layers, mixture.use_expert_bias) == (built_mixture.dense, built_mixture.bias)
     assert (config.feed_forward_size, config.hidden_size) == (built.F, built.D)
 
 
 def test_the_torture_checkpoints_have_every_switch_on_and_off() -> None:
     mixtures = [load_config(FIXTURES / "torture" / name).mixture for name in MIXTURES]
-    assert {one.use_expert_bias for one in mixtures if one} == {True, False}
-    assert {one.norm_topk_prob for one in mixtures if one} == {True, False}
-    assert {one.routed_scaling_factor for one in mixtures if one} == {1.0, 2.5, 0.5}
-    assert {one.num_dense_layers for one in mixtures if one} == {0, 1, 2}
-    assert any(one.num_experts_per_tok == 1 < one.num_experts for one in mixtures if one)
-    assert any(one.num_experts_per_tok == one.num_experts > 1 for one in mixtures if one)
-    assert any(one.num_experts == 1 for one in mixtures if one)
-    assert {one.built.mixture.fused for one in MIXTURES.values() if one.built.mixture} == {True, False}
+    assert {mixture.use_expert_bias for mixture in mixtures if mixture} == {True, False}
+    assert {mixture.norm_topk_prob for mixture in mixtures if mixture} == {True, False}
+    assert {mixture.routed_scaling_factor for mixture in mixtures if mixture} == {1.0, 2.5, 0.5}
+    assert {mixture.num_dense_layers for mixture in mixtures if mixture} == {0, 1, 2}
+    assert any(mixture.num_experts_per_tok == 1 < mixture.num_experts for mixture in mixtures if mixture)
+    assert any(mixture.num_experts_per_tok == mixture.num_experts > 1 for mixture in mixtures if mixture)
+    assert any(mixture.num_experts == 1 for mixture in mixtures if mixture)
+    assert {mixture.built.mixture.fused for mixture in MIXTURES.values() if mixture.built.mixture} == {True, False}
 
 
 SPELLINGS = [

@@ -30,8 +30,8 @@ EXPERTS = SPARSE + "experts."
 Change = Callable[[dict[str, Stored]], object]
 
 
-def array(one: Stored) -> np.ndarray:
-    dtype, shape, content = one
+def array(tensor: Stored) -> np.ndarray:
+    dtype, shape, content = tensor
     return np.frombuffer(content, DTYPES[dtype]).reshape(shape)
 
 
@@ -58,8 +58,8 @@ def written(directory: Path, config: ModelConfig, *changes: Change, dtype: str =
 def plain(tensors: dict[str, StoredTensor]) -> dict[str, tuple[str, str, tuple[int, ...], bytes]]:
     """All but the source."""
     return {
-        name: (one.name, one.dtype, one.values.shape, np.ascontiguousarray(one.values).tobytes())
-        for name, one in tensors.items()
+        name: (tensor.name, tensor.dtype, tensor.values.shape, np.ascontiguousarray(tensor.values).tobytes())
+        for name, tensor in tensors.items()
     }
 
 
@@ -83,11 +83,11 @@ def test_fused_experts_are_the_single_ones(tmp_path: Path, layers: tuple[int, ..
     joined = open_checkpoint(written(tmp_path / "fused", CONFIG, *changes, dtype=dtype), CONFIG)
     assert list(joined) == list(single) == list(expected_tensors(CONFIG))
     assert plain(joined) == plain(single)
-    assert not any(one.values.flags.writeable for one in joined.values())
+    assert not any(tensor.values.flags.writeable for tensor in joined.values())
     model = [prepare_weights(one, CONFIG, numerics_named("exact")) for one in (single, joined)]
     for layer in (1, 2):
         for expert in range(4):
-            left, right = (one.layers[layer].feed_forward.expert(expert) for one in model)  # type: ignore[union-attr]
+            left, right = (weights.layers[layer].feed_forward.expert(expert) for weights in model)  # type: ignore[union-attr]
             assert left.gate_up_proj.values.tobytes() == right.gate_up_proj.values.tobytes()
             assert left.down_proj.values.tobytes() == right.down_proj.values.tobytes()
 
@@ -95,7 +95,7 @@ def test_fused_experts_are_the_single_ones(tmp_path: Path, layers: tuple[int, ..
 def test_fused_experts_are_views_of_the_file(tmp_path: Path) -> None:
     """Else opening a large checkpoint would read it."""
     tensors = open_checkpoint(written(tmp_path, CONFIG, fused), CONFIG)
-    assert not any(one.values.flags.owndata for one in tensors.values())
+    assert not any(tensor.values.flags.owndata for tensor in tensors.values())
 
 
 def test_fused_experts_may_stand_in_two_shards(tmp_path: Path) -> None:
@@ -262,5 +262,5 @@ def test_a_fused_expert_of_another_dtype_than_its_layer_is_read(tmp_path: Path) 
     values = np.round(array(tensors[GATE_UP]) * 8) / 8
     tensors[GATE_UP] = stored(values, "F16")
     (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(tensors))
-    one = open_checkpoint(tmp_path, CONFIG)[EXPERTS + "1.w3.weight"]
-    assert one.dtype == "F16" and np.array_equal(one.values.astype(np.float32), values[1, 6:])
+    tensor = open_checkpoint(tmp_path, CONFIG)[EXPERTS + "1.w3.weight"]
+    assert tensor.dtype == "F16" and np.array_equal(tensor.values.astype(np.float32), values[1, 6:])

@@ -45,9 +45,9 @@ class Preparing:
         return self.inner.stream_matrix(weight, what)
 
     def top_k(self, preferred: Any, count: int) -> Any:
-        found = self.inner.top_k(preferred, count)
-        self.chosen.append(set(found.ravel().tolist()))
-        return found
+        experts = self.inner.top_k(preferred, count)
+        self.chosen.append(set(experts.ravel().tolist()))
+        return experts
 
 
 def loaded(name: str, arithmetic: str = "exact", streamed: bool = False) -> tuple[ModelWeights, Any, Any]:
@@ -58,7 +58,7 @@ def loaded(name: str, arithmetic: str = "exact", streamed: bool = False) -> tupl
 
 def named(layer: int, experts: Iterator[int] | set[int]) -> set[str]:
     prefixes = [f"model.layers.{layer}.feed_forward.experts.{expert}." for expert in experts]
-    return {text for one in prefixes for text in (f"{one}w1.weight + {one}w3.weight", f"{one}w2.weight")}
+    return {text for prefix in prefixes for text in (f"{prefix}w1.weight + {prefix}w3.weight", f"{prefix}w2.weight")}
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -89,7 +89,7 @@ def test_an_expert_that_was_prepared_is_kept() -> None:
 @pytest.mark.parametrize("name", MIXTURES)
 def test_streamed_weights_change_no_bit(name: str, arithmetic: str) -> None:
     ids = np.random.default_rng(1).integers(0, MIXTURES[name].built.V, 30).tolist()
-    resident, streamed = (lfm2np.load(TORTURE / name, arithmetic, weights=one) for one in ("resident", "streamed"))
+    resident, streamed = (lfm2np.load(TORTURE / name, arithmetic, weights=way) for way in ("resident", "streamed"))
     assert resident.logits(ids).tobytes() == streamed.logits(ids).tobytes()
 
 

@@ -42,7 +42,7 @@ def is_mapped(matrix: Matrix) -> bool:
 
 
 @pytest.mark.parametrize("path", [SMALL, MIXTURE])
-@pytest.mark.parametrize("numerics", ["exact", *(pytest.param(one, marks=pytest.mark.rounding) for one in NAMES[1:])])
+@pytest.mark.parametrize("numerics", ["exact", *(pytest.param(name, marks=pytest.mark.rounding) for name in NAMES[1:])])
 def test_weights_from_the_file_are_those_that_were_prepared(path: Path, numerics: str, tmp_path: Path) -> None:
     plain = load(path, numerics)
     for _ in range(2):  # written and read, then only read
@@ -50,7 +50,7 @@ def test_weights_from_the_file_are_those_that_were_prepared(path: Path, numerics
         assert kept.logits(IDS).tobytes() == plain.logits(IDS).tobytes()
         assert is_mapped(head(kept)) and not is_mapped(head(plain))
         assert kept.prepared_directory == tmp_path
-    assert [one.name for one in tmp_path.iterdir()] == [Origin(plain.sha256, numerics).file_name]
+    assert [file.name for file in tmp_path.iterdir()] == [Origin(plain.sha256, numerics).file_name]
 
 
 @pytest.mark.parametrize("moment", ["prepared", "read_config"])
@@ -127,17 +127,17 @@ def some_matrices() -> dict[str, Matrix]:
 
 
 def told(matrices: dict[str, Matrix]) -> list[object]:
-    found: list[object] = []
-    for name, one in matrices.items():
-        assert isinstance(one.values, np.ndarray)
-        grid = one.grid and (
-            one.grid.columns.tobytes(),
-            one.grid.slices,
-            one.grid.row_sum_bits,
-            one.grid.activation_bits,
+    contents: list[object] = []
+    for name, matrice in matrices.items():
+        assert isinstance(matrice.values, np.ndarray)
+        grid = matrice.grid and (
+            matrice.grid.columns.tobytes(),
+            matrice.grid.slices,
+            matrice.grid.row_sum_bits,
+            matrice.grid.activation_bits,
         )
-        found.append((name, one.values.tobytes(), one.values.shape, one.values.dtype, grid))
-    return found
+        contents.append((name, matrice.values.tobytes(), matrice.values.shape, matrice.values.dtype, grid))
+    return contents
 
 
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
@@ -206,8 +206,8 @@ def test_streamed_weights_are_not_kept(tmp_path: Path) -> None:
 
 def test_several_at_once_write_one_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: load(SMALL, prepared=tmp_path).logits(IDS).tobytes(), range(4)))
-    assert set(found) == {load(SMALL).logits(IDS).tobytes()}
+        outputs = list(threads.map(lambda _: load(SMALL, prepared=tmp_path).logits(IDS).tobytes(), range(4)))
+    assert set(outputs) == {load(SMALL).logits(IDS).tobytes()}
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -228,10 +228,10 @@ def test_commands_take_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_change_of_what_is_prepared_raises_the_version(tmp_path: Path) -> None:
     """Exact matrices are the same bits everywhere. If these are others, files of the old ones exist: raise VERSION."""
     model = load(prepared=tmp_path)
-    found = hashlib.sha256()
-    for name, one in read(tmp_path / Origin(model.sha256, "exact").file_name, Origin(model.sha256, "exact")).items():
-        assert isinstance(one.values, np.ndarray) and one.grid is not None
-        found.update(f"{name} {one.values.shape} {one.grid.slices} {one.grid.row_sum_bits}".encode())
-        found.update(one.grid.columns.astype("<i4").tobytes())
-        found.update(one.values.astype("<f8").tobytes())
-    assert (VERSION, found.hexdigest()[:16]) == (1, "46246bd0d62737f2")
+    digest = hashlib.sha256()
+    for name, value in read(tmp_path / Origin(model.sha256, "exact").file_name, Origin(model.sha256, "exact")).items():
+        assert isinstance(value.values, np.ndarray) and value.grid is not None
+        digest.update(f"{name} {value.values.shape} {value.grid.slices} {value.grid.row_sum_bits}".encode())
+        digest.update(value.grid.columns.astype("<i4").tobytes())
+        digest.update(value.values.astype("<f8").tobytes())
+    assert (VERSION, digest.hexdigest()[:16]) == (1, "46246bd0d62737f2")

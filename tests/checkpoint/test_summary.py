@@ -52,21 +52,23 @@ def test_the_products_of_a_layer_s_experts_are_one_line_with_the_worst_bound(
     config = load_config(TORTURE / "moe_near_ties")
     bounds = summary.proved_bounds(open_checkpoint(TORTURE / "moe_near_ties", config), config)
     for layer in (1, 2):
-        own = [one for one in bounds if one.tensors[0].startswith(f"model.layers.{layer}.feed_forward.experts.")]
-        down = [one for one in own if len(one.tensors) == 1]
-        assert len(down) == 12 and len(own) == 24
-        (line,) = (one for one in lines if one.endswith(f"layers.{layer}.feed_forward.experts.*.w2.weight"))
+        layer_bounds = [
+            bound for bound in bounds if bound.tensors[0].startswith(f"model.layers.{layer}.feed_forward.experts.")
+        ]
+        down = [bound for bound in layer_bounds if len(bound.tensors) == 1]
+        assert len(down) == 12 and len(layer_bounds) == 24
+        (line,) = (name for name in lines if name.endswith(f"layers.{layer}.feed_forward.experts.*.w2.weight"))
         worst = (down[0].inputs, 1, max(b.row_sum_bits for b in down), min(b.activation_bits for b in down))
         assert tuple(map(int, line.split()[:4])) == worst
-    assert len({one.row_sum_bits for one in bounds}) > 1, "the control: bounds differ"
+    assert len({bound.row_sum_bits for bound in bounds}) > 1, "the control: bounds differ"
 
 
 def test_json_has_every_product_and_the_mixture(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--json", "--model", str(TORTURE / "moe_published")]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (found["parameters"], found["active_parameters"]) == (45_752, 25_016)
-    assert found["config"]["mixture"]["num_experts"] == 8
-    assert sum(".experts." in one["tensors"][0] for one in found["bounds"]) == 3 * 8 * 2
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (report["parameters"], report["active_parameters"]) == (45_752, 25_016)
+    assert report["config"]["mixture"]["num_experts"] == 8
+    assert sum(".experts." in bound["tensors"][0] for bound in report["bounds"]) == 3 * 8 * 2
     assert main(["info", "--json", "--model", str(TORTURE / "minimal_config")]) == 0
     dense: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert dense["config"]["mixture"] is None and dense["active_parameters"] == dense["parameters"]
@@ -76,21 +78,21 @@ def bytes_in(weights: ModelWeights, experts: int) -> int:
     """Of all arrays, every expert prepared; a tied head counts, the embedding's rows do not."""
     arrays = [weights.final_norm, weights.head.values]
     for layer in weights.layers:
-        own = layer.operator
-        arrays += [layer.operator_norm, layer.ffn_norm, own.out_proj.values]
-        if isinstance(own, ShortConvWeights):
-            arrays += [own.in_proj.values, own.taps]
-            arrays += [one for one in (own.in_bias, own.taps_bias, own.out_bias) if one is not None]
+        operator = layer.operator
+        arrays += [layer.operator_norm, layer.ffn_norm, operator.out_proj.values]
+        if isinstance(operator, ShortConvWeights):
+            arrays += [operator.in_proj.values, operator.taps]
+            arrays += [bias for bias in (operator.in_bias, operator.taps_bias, operator.out_bias) if bias is not None]
         else:
-            arrays += [own.qkv_proj.values, own.q_norm, own.k_norm]
+            arrays += [operator.qkv_proj.values, operator.q_norm, operator.k_norm]
         forward = layer.feed_forward
         if isinstance(forward, FeedForwardWeights):
             every = [forward]
         else:
             every = [forward.expert(number) for number in range(experts)]
             arrays += [forward.router.values] + ([] if forward.bias is None else [forward.bias])
-        arrays += [one.values for pair in every for one in (pair.gate_up_proj, pair.down_proj)]
-    return sum(one.nbytes for one in arrays)
+        arrays += [matrix.values for pair in every for matrix in (pair.gate_up_proj, pair.down_proj)]
+    return sum(array.nbytes for array in arrays)
 
 
 @pytest.mark.parametrize("name", [*MIXTURES, "all_convolution"])
@@ -106,10 +108,10 @@ def test_memory_is_what_the_prepared_weights_take(name: str) -> None:
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_what_is_active_is_all_but_the_experts_that_a_token_does_not_choose(name: str) -> None:
-    config, made = load_config(TORTURE / name), CHECKPOINTS[name].built
-    mixture = made.mixture
+    config, built = load_config(TORTURE / name), CHECKPOINTS[name].built
+    mixture = built.mixture
     assert mixture is not None
-    left_out = (len(made.layers) - mixture.dense) * (mixture.N - mixture.K) * 3 * mixture.X * made.D
+    left_out = (len(built.layers) - mixture.dense) * (mixture.N - mixture.K) * 3 * mixture.X * built.D
     assert parameter_count(config) - parameter_count(config, active=True) == left_out
 
 

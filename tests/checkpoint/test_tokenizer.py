@@ -19,8 +19,8 @@ from builders import SPECIALS, VOCAB_SIZE, byte_level_tokenizer, tiny_config, wr
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.plain_tokenizer import BYTE_OF_LETTER
-from lfm2np.checkpoint.tokenizer import LARGE_TEXT, Tokenizer, guarded, load_tokenizer, require_ids
+from lfm2np.checkpoint.text.plain_tokenizer import BYTE_OF_LETTER
+from lfm2np.checkpoint.text.tokenizer import LARGE_TEXT, Tokenizer, guarded, load_tokenizer, require_ids
 from lfm2np.errors import Lfm2npError, RequestError, TokenizerError
 
 CONFIG = tiny_config()
@@ -60,15 +60,15 @@ def test_a_prompt_begins_with_exactly_one_bos(post_processor: bool, text: str) -
 def test_a_large_text_has_the_ids_of_any_other(post_processor: bool, length: int) -> None:
     """It goes through another call of the library."""
     text = (f"hello {SPECIALS[2]} \u2603  {BOS}" * length)[:length]
-    one, backend = tokenizer(post_processor, context=4096), byte_level_tokenizer(post_processor)
-    assert one.encode_more(text) == backend.encode(text, add_special_tokens=False).ids
-    assert one.encode(text) == [1, *one.encode_more(text)]
+    subject, backend = tokenizer(post_processor, context=4096), byte_level_tokenizer(post_processor)
+    assert subject.encode_more(text) == backend.encode(text, add_special_tokens=False).ids
+    assert subject.encode(text) == [1, *subject.encode_more(text)]
 
 
 def test_other_threads_go_on_while_a_large_text_is_encoded() -> None:
-    one, turns = tokenizer(context=8192), 0
+    subject, turns = tokenizer(context=8192), 0
     with ThreadPoolExecutor(1) as pool:
-        encoding = pool.submit(one.encode, "hello, world. " * (one.most_characters // 14))
+        encoding = pool.submit(subject.encode, "hello, world. " * (subject.most_characters // 14))
         while not encoding.done():
             turns += 1
             time.sleep(0)
@@ -350,7 +350,7 @@ with contextlib.suppress(ImportError, ValueError, OSError):
     import resource
     resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
 from builders import tiny_config
-from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import TokenizerError
 try:
     tokenizer = load_tokenizer(Path(sys.argv[1]), tiny_config(), plain=sys.argv[2] == "plain")

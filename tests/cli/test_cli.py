@@ -116,7 +116,9 @@ def test_a_request_that_cannot_be_met_ends_in_exit_code_2_and_one_line(model, ca
     assert fragment in message
 
 
-@pytest.mark.parametrize(("arguments", "fragment"), [one for one in BAD_REQUESTS if one[0][0] == "generate"])
+@pytest.mark.parametrize(
+    ("arguments", "fragment"), [request for request in BAD_REQUESTS if request[0][0] == "generate"]
+)
 def test_the_reference_alone_refuses_what_the_engine_refuses(model, capsys, arguments, fragment):
     code, message = failure(capsys, *arguments, "--model", str(model), "--sequential")
     assert code == 2
@@ -373,7 +375,7 @@ def test_a_command_is_loaded_without_the_others() -> None:
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_help_of_a_command_is_the_same_with_and_without_the_others(name: str) -> None:
     def own_help(parser: argparse.ArgumentParser) -> str:
-        (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+        (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         return str(commands.choices[name].format_help())
 
     assert own_help(build_parser(name)) == own_help(build_parser())

@@ -23,20 +23,20 @@ def answer(capsys, *arguments):
 @pytest.mark.slow
 @pytest.mark.rounding
 def test_steps_as_json(capsys):
-    found = answer(capsys, *ALONE)
-    assert set(found) == {"model", "machine", "threads", "share_of_others", "sides", "cells", "notes"}
-    assert set(found["machine"]) == {
+    report = answer(capsys, *ALONE)
+    assert set(report) == {"model", "machine", "threads", "share_of_others", "sides", "cells", "notes"}
+    assert set(report["machine"]) == {
         *("processor", "cores", "system", "python", "numpy", "blas", "blas_kernel", "lfm2np")
     }
     sides = [*measure.OURS, *measure.FLOORS]
-    assert list(found["sides"]) == sides
-    assert [cell["cell"] for cell in found["cells"]] == ["prefill-6", "decode-2x5"]
-    for cell in found["cells"]:
+    assert list(report["sides"]) == sides
+    assert [cell["cell"] for cell in report["cells"]] == ["prefill-6", "decode-2x5"]
+    for cell in report["cells"]:
         assert list(cell["seconds"]) == list(cell["peak_bytes"]) == sides
         assert all(len(rounds) == 2 for rounds in cell["seconds"].values())
-        for one in cell["ratios"]:
-            pairs = zip(cell["seconds"][one["side"]], cell["seconds"][one["other"]], strict=True)
-            assert one["median"] == statistics.median(other / own for own, other in pairs)
+        for ratio in cell["ratios"]:
+            pairs = zip(cell["seconds"][ratio["side"]], cell["seconds"][ratio["other"]], strict=True)
+            assert ratio["median"] == statistics.median(other / value for value, other in pairs)
 
 
 @pytest.mark.slow
@@ -56,10 +56,10 @@ def test_steps_as_a_table(capsys):
 @pytest.mark.rounding
 def test_sides_that_do_not_fit_together_are_loaded_anew_in_each_round(capsys, monkeypatch):
     monkeypatch.setattr(measure, "available_bytes", lambda: 0)
-    found = answer(capsys, *ALONE)
-    assert all(len(one["load_seconds"]) == 2 for one in found["sides"].values())
-    assert all(len(rounds) == 2 for cell in found["cells"] for rounds in cell["seconds"].values())
-    assert found["notes"] == ["not all sides fit into memory together: each was loaded anew in each round"]
+    report = answer(capsys, *ALONE)
+    assert all(len(side["load_seconds"]) == 2 for side in report["sides"].values())
+    assert all(len(rounds) == 2 for cell in report["cells"] for rounds in cell["seconds"].values())
+    assert report["notes"] == ["not all sides fit into memory together: each was loaded anew in each round"]
 
 
 @pytest.mark.slow
@@ -77,12 +77,12 @@ PROFILE = ("bench", "profile", *TINY[1:])
 @pytest.mark.slow
 @pytest.mark.rounding
 def test_profile_as_json(capsys):
-    found = answer(capsys, *PROFILE)
-    assert set(found) == {"model", "machine", "threads", "share_of_others", "profile"}
-    assert [one["numerics"] for one in found["profile"]] == ["exact", "float32"]
-    for one in found["profile"]:
-        (ours, parts), (floor, products) = one["cells"][0]["parts"].items()
-        assert (ours, floor) == profile.sides(one["numerics"])
+    report = answer(capsys, *PROFILE)
+    assert set(report) == {"model", "machine", "threads", "share_of_others", "profile"}
+    assert [run["numerics"] for run in report["profile"]] == ["exact", "float32"]
+    for run in report["profile"]:
+        (ours, parts), (floor, products) = run["cells"][0]["parts"].items()
+        assert (ours, floor) == profile.sides(run["numerics"])
         assert set(parts) == {*PARTS, REST, *SPREAD}
         assert all(seconds > 0 for name in PARTS for seconds in parts[name])
         assert set(products) == {"linear", "attention"}
@@ -101,10 +101,10 @@ def test_profile_of_one_arithmetic_as_a_table(capsys):
 
 @pytest.mark.rounding
 def test_five_as_json(capsys):
-    found = answer(capsys, "bench", "five", "--model", MODEL, "--new-tokens", "3", "--threads", "1")
-    assert set(found) == {"model", "machine", "threads", "share_of_others", "five"}
-    assert [one["numerics"] for one in found["five"]] == ["exact", "float32"]
-    assert set(found["five"][0]) == {
+    report = answer(capsys, "bench", "five", "--model", MODEL, "--new-tokens", "3", "--threads", "1")
+    assert set(report) == {"model", "machine", "threads", "share_of_others", "five"}
+    assert [run["numerics"] for run in report["five"]] == ["exact", "float32"]
+    assert set(report["five"][0]) == {
         *("numerics", "longest_answer", "tokens", "integrated_from_lengths", "seconds", "tokens_per_second"),
         *("gain", "gain_of_rounds", "target", "causes"),
     }
@@ -146,10 +146,10 @@ def test_a_cell_beyond_the_longest_context_is_one_line(capsys):
 @pytest.mark.parametrize("format_name", ["float32", "bfloat16"])
 def test_the_time_of_a_verdict(capsys, format_name):
     """The wrong engine is called wrong long before all is asked; what is timed adds up."""
-    found = answer(capsys, "bench", "check", "--model", MODEL, "--threads", "1", "--format", format_name)["check"]
-    (right,), (wrong,) = found["engines"].values()
+    report = answer(capsys, "bench", "check", "--model", MODEL, "--threads", "1", "--format", format_name)["check"]
+    (right,), (wrong,) = report["engines"].values()
     assert right["verdict"] in ("EXACT", "TIE") and wrong["verdict"] == "BUG"
     assert 0 < wrong["tokens"] < right["tokens"] / 10 and "scoring" not in wrong
     assert right["to_verdict"] >= right["judging"] > 0 and right["scoring"] > 0 and right["asking"] > 0
-    text = check_time.as_text(check_time.CheckTime(format_name, 1.0, found["engines"]))
+    text = check_time.as_text(check_time.CheckTime(format_name, 1.0, report["engines"]))
     assert f"{right['judging'] / right['scoring']:.2f}" in text and "wrong, --first" in text

@@ -242,7 +242,7 @@ def test_random_drafts_are_proved_against_one_position_after_the_other(tmp_path:
     assert report["summary"]["speculative"]["accepted"] > 0
     assert main(["replay", str(trace), "--json"]) == 0
     replayed = json.loads(capsys.readouterr().out)["outputs"]
-    assert replayed == {one["request_id"]: one["outputs"][0]["token_ids"] for one in report["outputs"]}
+    assert replayed == {output["request_id"]: output["outputs"][0]["token_ids"] for output in report["outputs"]}
     drafts = [json.loads(line).get("drafts") for line in trace.read_text().splitlines()]
     assert any(drafts)
 

@@ -29,7 +29,9 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
 def said(text: str) -> list[dict]:
     """The outputs that --json printed on one line, without the times that they took."""
     (line,) = text.splitlines()
-    return [{name: value for name, value in one.items() if name != "metrics"} for one in json.loads(line)["outputs"]]
+    return [
+        {name: value for name, value in output.items() if name != "metrics"} for output in json.loads(line)["outputs"]
+    ]
 
 
 def test_nothing_but_the_answer_is_printed_when_piped(model):

@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def written(path: Path, requests: Sequence[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(one) + "\n" for one in requests))
+    path.write_text("".join(json.dumps(request) + "\n" for request in requests))
     return str(path)
 
 
@@ -42,22 +42,22 @@ def test_the_sequences_of_a_file_score_as_each_alone(
     options = ["score", "--model", str(model)]
     many = answer(capsys, *options, "--requests", written(tmp_path / "r.jsonl", REQUESTS))
     outputs: Any = many["outputs"]
-    assert [one["request_id"] for one in outputs] == ["first", "1", "2", "3"]
+    assert [output["request_id"] for output in outputs] == ["first", "1", "2", "3"]
     alone = [
         answer(capsys, *options, "--prompt-ids", "1,2,3"),
         answer(capsys, *options, "--prompt", "hello"),
         answer(capsys, *options, "--prompt", "hel", "--completion", "lo"),
         answer(capsys, *options, "--prompt-ids", "1,7", "--completion-ids", "250,4,4"),
     ]
-    for one, other in zip(outputs, alone, strict=True):
-        assert {name: one[name] for name in ("token_ids", "scores", "total_logprob")} == {
+    for output, other in zip(outputs, alone, strict=True):
+        assert {name: output[name] for name in ("token_ids", "scores", "total_logprob")} == {
             name: other[name] for name in ("token_ids", "scores", "total_logprob")
         }
     summary: Any = many["summary"]
-    tokens = sum(len(one["token_ids"]) - 1 for one in outputs)
+    tokens = sum(len(output["token_ids"]) - 1 for output in outputs)
     assert (summary["requests"], summary["tokens"]) == (4, tokens)
     assert summary["tokens_per_second"] > 0
-    assert all(one["summary"]["tokens_per_second"] > 0 for one in alone)  # type: ignore[index]
+    assert all(report["summary"]["tokens_per_second"] > 0 for report in alone)  # type: ignore[index]
 
 
 def test_the_table_says_totals_and_tokens_a_second(
@@ -92,9 +92,9 @@ def test_files_of_two_machines_are_merged(model: Path, tmp_path: Path, capsys: p
     for part, requests in zip(parts, (REQUESTS[:2], REQUESTS[2:]), strict=True):
         answer(capsys, *options, written(tmp_path / "part.jsonl", requests), "--results", part)
     merge = ["merge", *parts, "-o", str(tmp_path / "all.jsonl"), "--model", str(model), "--spot-check", "2"]
-    found = answer(capsys, *merge)
-    assert found["items"] == 4
-    assert len(found["checked"]) == 2  # type: ignore[arg-type]
+    report = answer(capsys, *merge)
+    assert report["items"] == 4
+    assert len(report["checked"]) == 2  # type: ignore[arg-type]
     assert main(merge) == 0
     assert capsys.readouterr().out.endswith("4 items from 2 files; 2 computed again\n")
     whole = answer(capsys, *options, written(tmp_path / "r.jsonl", REQUESTS), "--results", str(tmp_path / "all.jsonl"))
@@ -133,7 +133,7 @@ def test_requests_that_overflow_are_told_beside_the_others(
     requests = written(tmp_path / "r.jsonl", REQUESTS[:2])
     assert main(["score", "--model", str(model), "--requests", requests, "--json"]) == 4
     captured = capsys.readouterr()
-    assert all("overflow exact" in one["error"] for one in json.loads(captured.out)["outputs"])
+    assert all("overflow exact" in output["error"] for output in json.loads(captured.out)["outputs"])
     assert "2 of 2 requests can't be computed, first first: " in captured.err
     assert main(["score", "--model", str(model), "--requests", requests]) == 4
     assert "overflow exact" in capsys.readouterr().out
@@ -157,9 +157,9 @@ def test_a_bad_line_is_named(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: dict[str, Any], message: str
 ) -> None:
     requests = written(tmp_path / "r.jsonl", [REQUESTS[0], line])
-    code, found = failure(capsys, "score", "--model", str(model), "--requests", requests)
+    code, error = failure(capsys, "score", "--model", str(model), "--requests", requests)
     assert code == 2
-    assert f"{requests}, line 2: " in found and message in found
+    assert f"{requests}, line 2: " in error and message in error
 
 
 BAD_OPTIONS: list[tuple[list[str], str]] = [
@@ -183,9 +183,9 @@ def test_a_cluster_needs_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     options = ["score", "--requests", written(tmp_path / "r.jsonl", [{"prompt": "a"}]), "--dask", "tcp://h:1"]
-    code, found = failure(capsys, *options)
+    code, error = failure(capsys, *options)
     assert code == 2
-    assert "needs the extra `dask`: pip install 'lfm2np[dask]'" in found
+    assert "needs the extra `dask`: pip install 'lfm2np[dask]'" in error
     with pytest.raises(SystemExit, match="2"):
         main([*options, "--workers", "2"])
     assert "not allowed with argument" in capsys.readouterr().err
@@ -200,9 +200,9 @@ def test_options_that_do_not_go_together_are_named(
         "TWICE": written(tmp_path / "t.jsonl", [{"prompt": "ab", "request_id": "1"}, {"prompt": "ab"}]),
         "EMPTY": written(tmp_path / "e.jsonl", []),
     }
-    code, found = failure(capsys, *(files.get(one, one) for one in arguments), "--model", str(model))
+    code, error = failure(capsys, *(files.get(argument, argument) for argument in arguments), "--model", str(model))
     assert code == 2
-    assert message in found
+    assert message in error
 
 
 @pytest.mark.slow
@@ -241,17 +241,17 @@ class Fragile(ThreadPoolExecutor):
 
 
 def test_workers_serve_many_times_and_are_replaced_where_they_broke() -> None:
-    made: list[Fragile] = []
+    created: list[Fragile] = []
 
     def make() -> Fragile:
-        made.append(Fragile(1))
-        return made[-1]
+        created.append(Fragile(1))
+        return created[-1]
 
     with lasting(make) as executor:
         for _ in range(3):
             assert map_shards(abs, [-1, -2], executor) == [1, 2]
-        assert len(made) == 1 and not made[0].is_shut
-        made[0].is_broken = True
+        assert len(created) == 1 and not created[0].is_shut
+        created[0].is_broken = True
         assert map_shards(abs, [-3], executor) == [3]
-        assert len(made) == 2
-    assert all(one.is_shut for one in made)
+        assert len(created) == 2
+    assert all(place.is_shut for place in created)

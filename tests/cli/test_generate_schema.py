@@ -87,9 +87,9 @@ def test_a_checkpoint_without_a_tokenizer_has_ids_and_no_text(tmp_path: Path, ca
     model = write_model(tmp_path / "model")
     (model / "tokenizer.json").unlink()
     for way in ([], ["--sequential"], ["--prove"]):
-        told = printed(capsys, "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "3", *way)
-        VALIDATOR.validate(told)
-        assert told["outputs"][0]["outputs"][0]["text"] is None
+        report = printed(capsys, "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "3", *way)
+        VALIDATOR.validate(report)
+        assert report["outputs"][0]["outputs"][0]["text"] is None
 
 
 @pytest.mark.parametrize("way", [[], ["--sequential"], ["--prove"]])
@@ -97,26 +97,26 @@ def test_a_refused_request_is_told_in_the_summary(tmp_path: Path, capsys, way: l
     file = tmp_path / "requests.jsonl"
     lines = [{"prompt": "sort: 1 ->"}, {"prompt_token_ids": [1] * 5000, "request_id": "long"}]
     file.write_text("\n".join(map(json.dumps, lines)))
-    told = printed(capsys, "--requests", str(file), *way, code=2)
-    VALIDATOR.validate(told)
-    assert [one["request_id"] for one in told["outputs"]] == ["0"]
-    assert list(told["summary"]["refused"]) == ["long"]
-    assert "prompt of 5000 tokens" in told["summary"]["refused"]["long"]
+    report = printed(capsys, "--requests", str(file), *way, code=2)
+    VALIDATOR.validate(report)
+    assert [output["request_id"] for output in report["outputs"]] == ["0"]
+    assert list(report["summary"]["refused"]) == ["long"]
+    assert "prompt of 5000 tokens" in report["summary"]["refused"]["long"]
 
 
 def test_a_proof_that_fails_is_told_in_the_summary(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfm2np.cli.engine.generate.compare", lambda *records: "a difference")
-    told = printed(capsys, *ONE, "--prove", code=1)
-    VALIDATOR.validate(told)
-    assert told["summary"]["proved"] is False
+    report = printed(capsys, *ONE, "--prove", code=1)
+    VALIDATOR.validate(report)
+    assert report["summary"]["proved"] is False
 
 
 def test_the_reference_tells_what_the_engine_tells(capsys, requests: str) -> None:
     """Texts, reasons and log-probabilities of every sample, not the tokens alone; only metrics are the engine's own."""
     both = [printed(capsys, "--requests", requests, *way)["outputs"] for way in ([], ["--sequential"])]
-    engine, reference = ([one | {"metrics": None} for one in outputs] for outputs in both)
+    engine, reference = ([output | {"metrics": None} for output in outputs] for outputs in both)
     assert engine == reference
-    samples = [sample for one in engine for sample in one["outputs"]]
+    samples = [sample for request in engine for sample in request["outputs"]]
     assert samples[-2]["text"] == " 1", "the control: it may have begun a stop string"
     assert {type(sample["stop_reason"]) for sample in samples} == {str, int, type(None)}, "the control: all reasons"
 
@@ -132,11 +132,11 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.slow
 def test_nothing_of_it_may_be_missing_or_of_another_kind(capsys, requests: str) -> None:
     """Each name taken away, each value made another kind's, a name added to each object: no longer of the schema."""
-    told = printed(capsys, "--requests", requests, "--speculative", "ngram", "--prove")
+    report = printed(capsys, "--requests", requests, "--speculative", "ngram", "--prove")
     free = 0
-    for path in places(told):
+    for path in places(report):
         for change in ("missing", "another", "more"):
-            other = copy.deepcopy(told)
+            other = copy.deepcopy(report)
             holder = other
             for key in path[:-1]:
                 holder = holder[key]

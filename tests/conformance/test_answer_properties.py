@@ -26,8 +26,8 @@ class Changed(adapters.Own):
     def add(self, request):
         super().add(self.changed_request(request))
 
-    def _completion(self, name, one, prompt):
-        return self.changed_answer(super()._completion(name, one, prompt))
+    def _completion(self, name, completion, prompt):
+        return self.changed_answer(super()._completion(name, completion, prompt))
 
 
 def with_params(**change):

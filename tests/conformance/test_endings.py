@@ -23,8 +23,8 @@ def changed(**fields):
     """A factory of our engine, whose completions say something else; a function is given what they would say."""
 
     class Changed(adapters.Own):
-        def _completion(self, name, one, prompt):
-            right = super()._completion(name, one, prompt)
+        def _completion(self, name, completion, prompt):
+            right = super()._completion(name, completion, prompt)
             new = {key: value(right) if callable(value) else value for key, value in fields.items()}
             return replace(right, **new)
 
@@ -36,8 +36,8 @@ def changed(**fields):
     [
         ({"token_ids": (), "finish_reason": None, "logits": None}, "ended after 0 tokens (None), max_tokens is 4"),
         ({"token_ids": (), "finish_reason": "abort"}, "ended after 0 tokens (abort), max_tokens is 4"),
-        ({"token_ids": lambda one: one.token_ids[:3]}, "ended after 3 tokens (length), max_tokens is 4"),
-        ({"token_ids": lambda one: (*one.token_ids, 5)}, "output token 4: 5, but it had ended (length)"),
+        ({"token_ids": lambda completion: completion.token_ids[:3]}, "ended after 3 tokens (length), max_tokens is 4"),
+        ({"token_ids": lambda completion: (*completion.token_ids, 5)}, "output token 4: 5, but it had ended (length)"),
         ({"finish_reason": "stop"}, "ended after 4 tokens (stop), the reference says length"),
         ({"finish_reason": "eos"}, "ended after 4 tokens (eos), the reference says length"),
         ({"finish_reason": "error"}, "ended in an error"),
@@ -53,9 +53,9 @@ def test_an_answer_that_ends_elsewhere_is_found(fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"text": lambda one: (one.text or "") + " "}, "tokens and stop strings say"),
+        ({"text": lambda completion: (completion.text or "") + " "}, "tokens and stop strings say"),
         ({"text": None, "stop_reason": None}, "stop reason None, expected"),
-        ({"stop_reason": lambda one: one.stop_reason or "?"}, "stop reason '?', expected None"),
+        ({"stop_reason": lambda completion: completion.stop_reason or "?"}, "stop reason '?', expected None"),
     ],
 )
 def test_other_text_and_reasons_are_found(fields, message):
@@ -77,7 +77,7 @@ def test_engines_without_stop_strings_are_not_asked_for_them():
         lacks = frozenset({"stop-strings"})
 
         def generate(self, requests):
-            assert not any(one.params.stop or one.params.include_stop_str_in_output for one in requests)
+            assert not any(request.params.stop or request.params.include_stop_str_in_output for request in requests)
             return super().generate(requests)
 
     def factory(model, sizes):
@@ -117,14 +117,14 @@ def test_the_room_of_a_context_ends_an_answer():
 
 
 def test_what_was_shown_may_not_be_taken_back():
-    one = adapters.Completion((3, 4), text="ab")
-    require_grown("a", [one], [replace(one, token_ids=(3, 4, 5), text="abc")])
+    completion = adapters.Completion((3, 4), text="ab")
+    require_grown("a", [completion], [replace(completion, token_ids=(3, 4, 5), text="abc")])
     for wrong, message in (
-        (replace(one, token_ids=(3, 5, 5)), "tokens"),
-        (replace(one, text="b"), "text"),
+        (replace(completion, token_ids=(3, 5, 5)), "tokens"),
+        (replace(completion, text="b"), "text"),
     ):
         with pytest.raises(Violation, match=f"request a: {message} .* what was shown is taken back"):
-            require_grown("a", [one], [wrong])
-    ended = replace(one, finish_reason="length")
+            require_grown("a", [completion], [wrong])
+    ended = replace(completion, finish_reason="length")
     with pytest.raises(Violation, match=r"had ended \(length\), and then changed"):
         require_grown("a", [ended], [replace(ended, finish_reason="stop")])

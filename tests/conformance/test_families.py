@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from lfm2np.conformance import adapters
+from lfm2np.conformance import adapters, runner
 from lfm2np.conformance.catalogue import ALL, by_id
 from lfm2np.conformance.properties import answers
 from lfm2np.conformance.properties.property import Machine, Property
@@ -35,27 +35,33 @@ def models_in(example: Any) -> list[TinyModel]:
         return [example]
     if isinstance(example, Scenario):
         return models_in(example.model)
-    return [one for each in example for one in models_in(each)] if isinstance(example, tuple) else []
+    return [model for each in example for model in models_in(each)] if isinstance(example, tuple) else []
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few examples as a profile may have: families then get the fewest that they ever do."""
+    monkeypatch.setitem(runner.EXAMPLES, "quick", 2)
 
 
 def drawn(prop: Property, terms: Terms | None = None) -> list[list[TinyModel]]:
     """The models of each example under `quick`, which are not tried."""
-    found: list[list[TinyModel]] = []
-    noting = replace(prop, check=lambda factory, example: found.append(models_in(example)))
+    drawn_models: list[list[TinyModel]] = []
+    noting = replace(prop, check=lambda factory, example: drawn_models.append(models_in(example)))
     unasked = replace(noting, weight=min(prop.weight, 1.0))
     assert run_property(unasked, adapters.own, "quick", terms=terms).status == "passed"
-    return found
+    return drawn_models
 
 
 PROPERTIES = [one for one in ALL if isinstance(one, Property)]
 
 
 def family_of(models: list[TinyModel]) -> int:
-    return max(2 if one.lfm3 else 1 if one.experts else 0 for one in models)
+    return max(2 if model.lfm3 else 1 if model.experts else 0 for model in models)
 
 
-@pytest.mark.parametrize("prop", PROPERTIES, ids=lambda one: one.id)
-def test_whoever_draws_models_meets_those_of_each_family_after_dense_ones(prop: Property):
+@pytest.mark.parametrize("prop", PROPERTIES, ids=lambda case: case.id)
+def test_whoever_draws_models_meets_those_of_each_family_after_dense_ones(prop: Property, few: None):
     found = drawn(prop)
     if not any(found):
         return
@@ -63,26 +69,27 @@ def test_whoever_draws_models_meets_those_of_each_family_after_dense_ones(prop: 
     for family in (1, 2):
         assert families.count(family) >= (5 if prop.at_length else 2)
     assert families == sorted(families)  # what dense models are drawn does not hang on what follows them
-    assert all(config_of(one).is_sparse(len(one.layers) - 1) for each in found for one in each if one.experts)
+    assert all(config_of(model).is_sparse(len(model.layers) - 1) for each in found for model in each if model.experts)
 
 
 def test_without_families_the_same_dense_ones_are_drawn():
     prop = by_id("equals-reference")
     assert isinstance(prop, Property)
-    found = drawn(prop)
-    dense = [each for each in found if family_of(each) == 0]
+    draws = drawn(prop)
+    dense = [each for each in draws if family_of(each) == 0]
     assert drawn(prop, Terms(lacks=frozenset(family.word for family in FAMILIES))) == dense
-    assert len(dense) < len(found)
+    assert len(dense) < len(draws)
 
 
-def test_a_given_checkpoint_stays_what_it_is():
+def test_a_given_checkpoint_stays_what_it_is(few: None):
     prop = by_id("equals-reference")
     assert isinstance(prop, Property)
     given_one = Terms(model=Checkpoint(str(checkpoint(TinyModel()))))
     assert len(drawn(prop, given_one)) == sum(family_of(each) == 0 for each in drawn(prop))
 
 
-def test_the_engines_machine_meets_each_family():
+def test_the_engines_machine_meets_each_family(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(runner.EXAMPLES, "quick", 5)
     machine, started = by_id("engine-machine"), []
     assert isinstance(machine, Machine)
 
@@ -101,7 +108,7 @@ def test_a_machine_meets_every_switch(family: Family):
     some = [of_family_by_itself(family, TinyModel(layers="ccAc", seed=seed)) for seed in range(200)]
     one_value = {"experts": {"expert_width"}, "lfm3": {"lfm3", "local_theta"}}
     for name in set(family.fields) - {field for fields in one_value.values() for field in fields}:
-        assert len({getattr(one, name) for one in some}) > 1, name
+        assert len({getattr(item, name) for item in some}) > 1, name
 
 
 @given(models(), EXPERTS.draw(), LFM3.draw())
@@ -110,9 +117,9 @@ def test_every_model_of_a_family_is_a_checkpoint(model: TinyModel, experts: Any,
     assert config_of(sparse).mixture is not None
     assert config_of(windowed).model_type == "lfm3"
     assert of_family(EXPERTS, windowed, experts) == windowed
-    for one in (sparse, windowed):
-        assert has_model((1, (one,)))
-        assert loaded(one).logits([3, 4]).shape == (2, 24)
+    for family in (sparse, windowed):
+        assert has_model((1, (family,)))
+        assert loaded(family).logits([3, 4]).shape == (2, 24)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.word)
@@ -141,7 +148,7 @@ def test_tokens_go_different_ways(experts: int, few: int, seed: int):
     assert len(sets) > 1
     assert len(np.unique(chosen)) > experts / 2
     assert shares.max() > 1.5 * shares.min()
-    others = [set(one) != set(other) for one, other in zip(chosen.tolist(), unbiased.tolist(), strict=True)]
+    others = [set(value) != set(other) for value, other in zip(chosen.tolist(), unbiased.tolist(), strict=True)]
     assert 1 <= sum(others) < len(others)
 
 
@@ -165,7 +172,7 @@ def test_every_switch_moves_the_logits(change: dict[str, Any]):
 
 def test_fused_tensors_are_the_same_model():
     assert loaded(replace(PLAIN, fused=True)).logits(IDS).tobytes() == loaded(PLAIN).logits(IDS).tobytes()
-    names = {one.name for one in checkpoint(replace(PLAIN, fused=True)).iterdir()}
+    names = {path.name for path in checkpoint(replace(PLAIN, fused=True)).iterdir()}
     assert names == {"config.json", "tiny.json", "model.safetensors"}
 
 
@@ -191,7 +198,7 @@ def test_rows_from_a_near_choice_on_are_not_compared_with_float64(monkeypatch: p
 def test_a_mixture_is_judged_where_a_choice_is_sure():
     class Wrong(adapters.Own):
         def score(self, token_ids):
-            return [one + 0.01 * (self.engine.model.config.mixture is not None) for one in super().score(token_ids)]
+            return [score + 0.01 * (self.engine.model.config.mixture is not None) for score in super().score(token_ids)]
 
     def factory(model: str, sizes: dict[str, Any]) -> Any:
         return Wrong(adapters.own(model, sizes).engine.model, sizes)

@@ -20,7 +20,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prop", ALL, ids=lambda one: one.id)
+@pytest.mark.parametrize("prop", ALL, ids=lambda case: case.id)
 def test_our_engine_has_every_property_on_the_trained_checkpoint(prop):
     result = run_property(prop, adapters.own, "quick", terms=Terms(TRAINED))
     if "drawn" in prop.needs:
@@ -37,11 +37,11 @@ def test_requests_draw_from_its_vocabulary_and_properties_keep_their_shape():
     placed = place(drawn, TRAINED)
     assert placed.model == TRAINED
     assert (placed.sizes, placed.ops) == (drawn.sizes, drawn.ops)
-    (one,) = placed.requests
-    assert one.prompt_token_ids == (158, 168, 158, 358)
-    assert one.params.logit_bias == ((188, 2.0),)
-    assert (one.params.allowed_token_ids, one.params.banned_token_ids) == ((128, 158), (198,))
-    assert one.params.stop_token_ids == (208, 218)
+    (request,) = placed.requests
+    assert request.prompt_token_ids == (158, 168, 158, 358)
+    assert request.params.logit_bias == ((188, 2.0),)
+    assert (request.params.allowed_token_ids, request.params.banned_token_ids) == ((128, 158), (198,))
+    assert request.params.stop_token_ids == (208, 218)
     assert place((1, drawn.requests, None), TRAINED) == (1, placed.requests, None)
     assert place(drawn, None) is drawn
 

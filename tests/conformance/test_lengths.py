@@ -19,26 +19,26 @@ from lfm2np.engine_protocol import TOLD, told
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
 
-AT_LENGTH = [one for one in ALL if isinstance(one, Property) and one.at_length]
+AT_LENGTH = [prop for prop in ALL if isinstance(prop, Property) and prop.at_length]
 
 
 def drawn(strategy: st.SearchStrategy[Any], count: int = 60) -> list[Any]:
     """Examples, always the same."""
-    found = []
+    examples = []
 
     @settings(max_examples=count, derandomize=True, database=None, deadline=None)
     @given(strategy)
     def keep(example: Any) -> None:
-        found.append(example)
+        examples.append(example)
 
     keep()
-    return found
+    return examples
 
 
 def test_lengths_stand_around_multiples_of_blocks_and_chunks():
-    found = set(drawn(counts(Lengths(16, 100, 8, 320), 320), 300))
-    assert {1, 15, 16, 17, 99, 100, 101, 299, 300, 301, 320} <= found
-    for length in found - {1, 320}:
+    lengths = set(drawn(counts(Lengths(16, 100, 8, 320), 320), 300))
+    assert {1, 15, 16, 17, 99, 100, 101, 299, 300, 301, 320} <= lengths
+    for length in lengths - {1, 320}:
         assert min(abs(length - unit * round(length / unit)) for unit in (16, 100)) <= 1
 
 
@@ -54,8 +54,8 @@ def test_scenarios_at_length_fit_the_model_and_the_memory():
     longest = 0
     for scenario in drawn(scenarios(greedy_params(), lengths=lengths)):
         assert scenario.model.positions == 240
-        for one in scenario.requests:
-            total = len(one.prompt_token_ids) + one.params.max_tokens
+        for request in scenario.requests:
+            total = len(request.prompt_token_ids) + request.params.max_tokens
             assert total <= 240
             assert -(-total // scenario.sizes["block_size"]) <= scenario.sizes["num_blocks"]
             longest = max(longest, total)
@@ -65,7 +65,7 @@ def test_scenarios_at_length_fit_the_model_and_the_memory():
 def test_small_examples_are_drawn_as_before():
     for scenario in drawn(scenarios(greedy_params())):
         assert scenario.model.positions == 96
-        assert all(len(one.prompt_token_ids) <= 14 for one in scenario.requests)
+        assert all(len(request.prompt_token_ids) <= 14 for request in scenario.requests)
 
 
 class Recording(adapters.Own):
@@ -78,7 +78,7 @@ class Recording(adapters.Own):
         self.wishes = sizes
 
     def generate(self, requests):
-        Recording.seen.extend([(self.wishes, len(one.prompt_token_ids)) for one in requests])
+        Recording.seen.extend([(self.wishes, len(request.prompt_token_ids)) for request in requests])
         return super().generate(requests)
 
 
@@ -94,10 +94,10 @@ def run_recorded(terms: Terms, **attributes: Any) -> list[tuple[dict[str, Any], 
 
 @pytest.mark.slow
 def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
-    own = {"block_size": 20, "max_num_batched_tokens": 30, "max_model_len": 130}
+    engine_sizes = {"block_size": 20, "max_num_batched_tokens": 30, "max_model_len": 130}
     for seen, chunk in (
-        (run_recorded(Terms(), sizes=own), 30),
-        (run_recorded(Terms(sizes={"max_num_batched_tokens": 26}), sizes=own), 26),
+        (run_recorded(Terms(), sizes=engine_sizes), 30),
+        (run_recorded(Terms(sizes={"max_num_batched_tokens": 26}), sizes=engine_sizes), 26),
     ):
         long = [(wishes, length) for wishes, length in seen if length > 20]
         assert {wishes["block_size"] for wishes, _ in long} == {20}
@@ -173,8 +173,8 @@ def test_what_goes_wrong_on_small_requests_is_still_shown_with_small_ones():
 
 def test_most_properties_are_tried_at_length():
     assert len(AT_LENGTH) == 21
-    for one in AT_LENGTH:
-        assert drawn(one.strategy(Lengths()), 2)
+    for prop in AT_LENGTH:
+        assert drawn(prop.strategy(Lengths()), 2)
     assert TinyModel().positions == 96
 
 

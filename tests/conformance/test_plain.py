@@ -63,8 +63,8 @@ def test_the_float64_engine_computes_the_plain_logits(tiny: TinyModel):
     """
     ids = tokens(40, tiny)
     expected = plain_logits(tiny, ids)
-    found = load(checkpoint(tiny), "float64").logits(ids)
-    assert np.abs(found - expected).max() <= 1e-12 * np.abs(expected).max()
+    logits = load(checkpoint(tiny), "float64").logits(ids)
+    assert np.abs(logits - expected).max() <= 1e-12 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("tiny", SHAPES, ids=repr)

@@ -29,7 +29,7 @@ SCENARIO = Scenario(TinyModel(layers="ccAc"), (Request("a", (3, 4, 5, 3), PLAIN)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prop", ALL, ids=lambda one: one.id)
+@pytest.mark.parametrize("prop", ALL, ids=lambda case: case.id)
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_our_engine_that_rounds_has_every_property(prop, name):
     result = run_property(prop, Rounding(getattr(adapters, f"own_{name}"), name), "quick")
@@ -109,7 +109,9 @@ def test_the_script_of_a_failure_names_the_format():
 
 def test_wrong_answers_are_named():
     answers = generate(adapters.own, SCENARIO).completions
-    said = [(one.request_id, one.prompt_token_ids, answers[one.request_id][0]) for one in SCENARIO.requests]
+    said = [
+        (request.request_id, request.prompt_token_ids, answers[request.request_id][0]) for request in SCENARIO.requests
+    ]
     require_explained("float32", SCENARIO.model, said)
     name, prompt, answer = said[1]
     other = replace(answer, token_ids=(*answer.token_ids[:2], (answer.token_ids[2] + 1) % 24, *answer.token_ids[3:]))
@@ -131,7 +133,7 @@ def test_wrong_answers_are_named():
 
 def test_scores_are_judged():
     model, ids = SCENARIO.model, (3, 4, 5, 5, 3)
-    scores = [one.logprob for one in loaded(model).score(ids)]
+    scores = [score.logprob for score in loaded(model).score(ids)]
     require_scores("float32", model, ids, scores)
     with pytest.raises(Violation, match="score, prompt token 3: log-probability off by"):
         require_scores("float32", model, ids, [*scores[:2], scores[2] + 0.01, scores[3]])
@@ -153,7 +155,7 @@ class Short(adapters.Rounded):
         answers = self._engine.generate(requests)
         if len(requests) == 1:
             return answers
-        return [[adapters.Completion(one.token_ids[: self.kept]) for one in each] for each in answers]
+        return [[adapters.Completion(completion.token_ids[: self.kept]) for completion in each] for each in answers]
 
 
 @pytest.mark.parametrize("kept", [0, 1])

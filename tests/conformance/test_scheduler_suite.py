@@ -33,6 +33,12 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(suite.PROGRAMS, "quick", 150)
 
 
+@pytest.fixture
+def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where any program shows it, or all that is shown is that programs run."""
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 40)
+
+
 class Tiny:
     """A block table a request, taken whole; no preemption, no chunks."""
 
@@ -225,7 +231,7 @@ class Leaking(Tiny):
         return ended
 
 
-def test_a_failure_is_shrunk_to_a_program_that_shows_it_again(few):
+def test_a_failure_is_shrunk_to_a_program_that_shows_it_again(fewer):
     outcome = suite.try_scheduler(Leaking, name="somewhere:Leaking")
     broken = outcome.broken["leaks"]
     assert broken.message.startswith("leaks: no request is left, and 1 of ")
@@ -245,7 +251,7 @@ def test_a_run_is_the_same_by_hand():
     assert run.log == ["add('r0', [0], 1)", f"add('r1', {[0] * 12}, 2)", "drain()"]
 
 
-def test_a_wrong_schedule_is_drawn(few, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_wrong_schedule_is_drawn(fewer, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     fault = with_fault(Tiny, "writes-over-the-token-before")
     schedule = suite.try_scheduler(fault, name="tiny").broken["reads"].schedule
     file = tmp_path / "reads.json"
@@ -345,7 +351,7 @@ class Exiting(Tiny):
         (changed(request_id="x"), r"ends: x is scheduled: no such request was added"),
         (changed(token_ids=[7, 7]), r"tokens: r0: token ids \[7, 7\] from position 0 on, expected \[0, 1\]"),
     ],
-    ids=lambda one: one if isinstance(one, str) else one.__name__,
+    ids=lambda case: case if isinstance(case, str) else case.__name__,
 )
 def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(calls, "SECONDS", 0.2)
@@ -369,10 +375,10 @@ def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.Monke
 )
 def test_what_is_declared_wrong_is_named(fields, line):
     def factory(sizes):
-        made = Tiny(sizes)
+        engine = Tiny(sizes)
         for name, value in fields.items():
-            setattr(made, name, value)
-        return made
+            setattr(engine, name, value)
+        return engine
 
     with pytest.raises(RequestError, match=line):
         Run(factory, SIZES)
@@ -409,7 +415,7 @@ def test_numpy_numbers_are_numbers():
     run.drain()
 
 
-def test_a_scheduler_that_runs_nothing_has_passed_nothing(few):
+def test_a_scheduler_that_runs_nothing_has_passed_nothing(fewer):
     outcome = suite.try_scheduler(Raising)
     statuses = {demand: outcome.status(demand)[0] for demand in DEMANDS}
     assert statuses.pop("calls") == "failed" and statuses.pop("reports") == "passed"
@@ -417,7 +423,7 @@ def test_a_scheduler_that_runs_nothing_has_passed_nothing(few):
     assert outcome.status("reads")[1] == "not seen: no request ended in any program"
 
 
-def test_a_call_that_does_not_return_is_waited_for_once(few, monkeypatch: pytest.MonkeyPatch):
+def test_a_call_that_does_not_return_is_waited_for_once(fewer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(calls, "SECONDS", 0.2)
     outcome = suite.try_scheduler(Endless)
     assert list(outcome.broken) == ["calls"] and outcome.stopped["calls"] == 1
@@ -572,7 +578,7 @@ class Sharing(Tables):
 
 
 def test_a_block_manager_that_forks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(suite.PROGRAMS, "quick", 600)
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 200)
     outcome = suite.try_scheduler(Sharing)
     assert outcome.broken == {} and outcome.met["forks"] and outcome.met["copies"]
     missing = type("Missing", (Sharing,), {"owners": lambda self, block: 1})
@@ -604,7 +610,7 @@ def test_a_block_manager_that_frees_too_much_is_caught(few):
 
 
 def test_pytest_runs_it_and_writes_schedules(
-    few, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """In this process, so that it draws few programs."""
     command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.conformance"]
@@ -619,7 +625,7 @@ def test_pytest_runs_it_and_writes_schedules(
     options = ["--scheduler", "wrong_adapter:factory", "--schedules", "failed", "--xfails", "known.txt"]
     code = pytest.main([*command, *options])
     printed = capsys.readouterr().out
-    assert code == 0 and "1 xfailed" in printed and "150 programs" in printed, printed
+    assert code == 0 and "1 xfailed" in printed and "40 programs" in printed, printed
     assert read_schedule((tmp_path / "failed" / "tokens.json").read_text()) is not None
     assert pytest.main([*command, "--scheduler", "wrong_adapter:no"]) == 4
     assert "has no attribute 'no'" in capsys.readouterr().err
@@ -629,7 +635,7 @@ def test_pytest_runs_it_and_writes_schedules(
     assert "--scheduler and --engine: expected one of them" in capsys.readouterr().err
 
 
-def test_faults_of_a_scheduler_from_the_command_line(few, capsys: pytest.CaptureFixture[str]):
+def test_faults_of_a_scheduler_from_the_command_line(fewer, capsys: pytest.CaptureFixture[str]):
     target = ["faults", "--scheduler", "lfm2np.conformance.schedulers.own:factory", "--profile", "quick"]
     main([*target, "block-leaked", "--json"])
     printed = json.loads(capsys.readouterr().out)

@@ -21,7 +21,7 @@ from lfm2np.errors import RequestError
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prop", ALL, ids=lambda one: one.id)
+@pytest.mark.parametrize("prop", ALL, ids=lambda case: case.id)
 def test_our_engine_has_every_property(prop):
     result = run_property(prop, adapters.own, "quick")
     assert (result.status, result.message) == ("passed", "")
@@ -29,10 +29,10 @@ def test_our_engine_has_every_property(prop):
 
 
 def test_ids_are_unique_and_every_need_is_known():
-    assert len({one.id for one in ALL}) == len(ALL)
-    for one in ALL:
-        assert set(one.needs) <= {*LEVELS, *FEATURES, *SIZES}
-        assert one.sentence.endswith(".")
+    assert len({prop.id for prop in ALL}) == len(ALL)
+    for prop in ALL:
+        assert set(prop.needs) <= {*LEVELS, *FEATURES, *SIZES}
+        assert prop.sentence.endswith(".")
 
 
 FOUND = {  # planted bug -> properties that see it
@@ -102,12 +102,14 @@ class Greedy:
     lacks = frozenset({"sampling", "samples", "processors", "stops", "convolution-only"})
 
     def generate(self, requests):
-        for one in requests:
-            assert one.params.temperature == 0.0
-            assert one.params.n == 1
-            assert one.params.repetition_penalty == 1.0
-            assert not one.params.stop_token_ids
-        return [[adapters.Completion((one.prompt_token_ids[-1],) * one.params.max_tokens)] for one in requests]
+        for request in requests:
+            assert request.params.temperature == 0.0
+            assert request.params.n == 1
+            assert request.params.repetition_penalty == 1.0
+            assert not request.params.stop_token_ids
+        return [
+            [adapters.Completion((request.prompt_token_ids[-1],) * request.params.max_tokens)] for request in requests
+        ]
 
 
 @pytest.mark.slow
@@ -207,14 +209,14 @@ def console(folder: Path, name: str, *arguments: str, options: str = "") -> subp
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_console_command_finds_an_engine_in_the_current_folder(tmp_path: Path, asked: str):
-    script, arguments, told = ASKED[asked]
+    script, arguments, sentence = ASKED[asked]
     (tmp_path / "neighbour.py").write_text("from lfm2np.conformance.adapters import own\n")
     (tmp_path / "engine_here.py").write_text(
         "def factory(model, sizes):\n    import neighbour\n\n    return neighbour.own(model, sizes)\n"
     )
     done = console(tmp_path, script, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert told in done.stdout
+    assert sentence in done.stdout
 
 
 def test_the_current_folder_is_not_searched_where_python_must_not(tmp_path: Path):
@@ -231,10 +233,18 @@ def test_the_current_folder_is_not_searched_where_python_must_not(tmp_path: Path
         pytest.param(["--profile", "slow"], "invalid choice", marks=pytest.mark.slow),  # as any choice of argparse
     ],
 )
-def test_the_plugin_names_wrong_arguments(tmp_path: Path, arguments: list[str], fragment: str):
-    ended = run_pytest(tmp_path, "-k", "one-bos", *arguments)
-    assert ended.returncode != 0
-    assert fragment in ended.stdout + ended.stderr
+def test_the_plugin_names_wrong_arguments(
+    tmp_path: Path,
+    arguments: list[str],
+    fragment: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.conformance", "-k", "one-bos"]
+    assert pytest.main([*command, *arguments]) != 0
+    captured = capsys.readouterr()
+    assert fragment in captured.out + captured.err
 
 
 def test_a_missing_file_of_known_failures_is_named():
@@ -253,7 +263,7 @@ def test_an_unknown_property_among_the_known_failures_is_named(tmp_path: Path):
 def test_the_properties_can_be_listed(capsys: pytest.CaptureFixture[str]):
     assert main(["conformance", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["properties"]
-    assert [row["id"] for row in rows] == [one.id for one in ALL]
+    assert [row["id"] for row in rows] == [prop.id for prop in ALL]
     assert main(["conformance", "list"]) == 0
     assert "engine-machine  (law 2; needs steps)" in capsys.readouterr().out
 

@@ -9,6 +9,7 @@ from run_pages import DOCS
 from sphinx_build import sphinx
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups: else each process builds the pages
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n auto --dist loadgroup` one process builds the pages, and others run what they show meanwhile."""
     if config.pluginmanager.hasplugin("xdist"):

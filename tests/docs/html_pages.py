@@ -31,7 +31,7 @@ class Page(HTMLParser):
             self.links.append(given["href"])
         if tag in LOADED and LOADED[tag] in given and not NO_LOAD & set(given.get("rel", "").split()):
             self.loads.append(given[LOADED[tag]])
-        self.loads += [one or two for one, two in CSS_LOADS.findall(given.get("style", ""))]
+        self.loads += [quoted or two for quoted, two in CSS_LOADS.findall(given.get("style", ""))]
 
 
 def read_pages(folder: Path) -> dict[Path, Page]:
@@ -60,8 +60,8 @@ def broken_links(pages: dict[Path, Page]) -> list[str]:
 
 def loaded_from_elsewhere(folder: Path, pages: dict[Path, Page]) -> list[str]:
     """What a browser would ask a network for: by pages, and by style sheets."""
-    found = [f"{path.name}: {one}" for path, page in pages.items() for one in page.loads if is_elsewhere(one)]
+    elsewhere = [f"{path.name}: {load}" for path, page in pages.items() for load in page.loads if is_elsewhere(load)]
     for path in folder.rglob("*.css"):
-        loads = [one or two for one, two in CSS_LOADS.findall(path.read_text(encoding="utf-8"))]
-        found += [f"{path.name}: {one}" for one in loads if is_elsewhere(one)]
-    return found
+        loads = [quoted or two for quoted, two in CSS_LOADS.findall(path.read_text(encoding="utf-8"))]
+        elsewhere += [f"{path.name}: {load}" for load in loads if is_elsewhere(load)]
+    return elsewhere

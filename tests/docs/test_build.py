@@ -51,11 +51,11 @@ def test_every_command_and_every_schema_has_its_place(built: Path) -> None:
 
 
 def test_copies_in_a_virtual_environment_are_no_schemas(tmp_path: Path) -> None:
-    own, copy = (tmp_path / top / "one.schema.json" for top in ("lfm2np/schemas", ".venv/lib/lfm2np/schemas"))
-    for path in (own, copy):
+    original, copy = (tmp_path / top / "one.schema.json" for top in ("lfm2np/schemas", ".venv/lib/lfm2np/schemas"))
+    for path in (original, copy):
         path.parent.mkdir(parents=True)
         path.touch()
-    assert schemas.files(tmp_path) == [own]
+    assert schemas.files(tmp_path) == [original]
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ PAGES = ["index.html", "start/first-check.html", "design/generated/house.html", 
 def page(browser: Any) -> Iterator[Any]:
     """A page that notes in `asked` what it asked for, and in `complaints` what it complained of."""
     context = browser.new_context()
-    made = context.new_page()
-    made.asked, made.complaints = [], []
-    made.on("request", lambda request: made.asked.append(request.url))
-    made.on("console", lambda message: made.complaints.append(message.text))
-    made.on("pageerror", lambda error: made.complaints.append(str(error)))
-    yield made
+    new_page = context.new_page()
+    new_page.asked, new_page.complaints = [], []
+    new_page.on("request", lambda request: new_page.asked.append(request.url))
+    new_page.on("console", lambda message: new_page.complaints.append(message.text))
+    new_page.on("pageerror", lambda error: new_page.complaints.append(str(error)))
+    yield new_page
     context.close()
 
 

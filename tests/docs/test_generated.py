@@ -52,8 +52,8 @@ def test_the_picture_has_an_arrow_or_a_way_for_every_import() -> None:
         )
     boxes = {one for row in house_picture.rows_of(drawn) for one in row if isinstance(one, str)}
     assert boxes == set(drawn)
-    told = house_picture.table(arrows)
-    assert {row[0] for row in told} == set(map(house_picture.label, arrows))
+    table = house_picture.table(arrows)
+    assert {row[0] for row in table} == set(map(house_picture.label, arrows))
     svg = house_picture.picture(arrows, {})
     assert svg.count('class="arrow"') == sum(map(len, drawn.values()))
     assert "<title id=" in svg

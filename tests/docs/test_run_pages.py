@@ -70,9 +70,9 @@ rm -rf everything
 
 
 def test_blocks_of_a_page_share_a_folder_and_names(tmp_path: Path) -> None:
-    status, told, _ = run(tmp_path, GOOD)
-    assert status == 0, told
-    assert "not run: needs a server with a GPU" in told
+    status, printed, _ = run(tmp_path, GOOD)
+    assert status == 0, printed
+    assert "not run: needs a server with a GPU" in printed
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_any_decimals_are_those_with_a_point_or_an_exponent() -> None:
 
 
 def test_what_a_command_left_running_is_ended(tmp_path: Path) -> None:
-    status, told, _ = run(tmp_path, f"```console\n$ sleep 1000 & echo $! > {tmp_path}/left; true &\n```\n")
-    assert status == 0, told
+    status, printed, _ = run(tmp_path, f"```console\n$ sleep 1000 & echo $! > {tmp_path}/left; true &\n```\n")
+    assert status == 0, printed
     left = (tmp_path / "left").read_text().strip()
     while is_running(left):  # a busy machine ends it when it comes to it
         time.sleep(0.01)

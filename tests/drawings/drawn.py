@@ -36,13 +36,9 @@ def demo_page() -> str:
     return draw_demo()
 
 
-def draw_slides() -> str:
-    return slides(demo_run(), trained(), "the demo", "lfm2np draw --demo --slides slides.html")
-
-
 @cache
 def demo_slides() -> str:
-    return draw_slides()
+    return slides(demo_run(), trained(), "the demo", "lfm2np draw --demo --slides slides.html")
 
 
 @cache
@@ -61,13 +57,13 @@ class Checked(HTMLParser):
         self.scripts = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        assert not {"src", "srcset", "data", "action"} & found.keys()
-        assert (found.get("href") or "#").startswith("#")
-        assert not any(name.startswith("on") for name in found)
+        attributes = dict(attrs)
+        assert not {"src", "srcset", "data", "action"} & attributes.keys()
+        assert (attributes.get("href") or "#").startswith("#")
+        assert not any(name.startswith("on") for name in attributes)
         self.scripts += tag == "script"
-        if found.get("id"):
-            self.ids.append(found["id"] or "")
+        if attributes.get("id"):
+            self.ids.append(attributes["id"] or "")
         if tag not in ("meta", "input", "br"):
             self.open.append(tag)
 

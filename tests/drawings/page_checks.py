@@ -44,7 +44,7 @@ def each_view(page: Any) -> Iterator[str]:
     for view in page.eval_on_selector_all(".view", "all => all.map(one => one.id)"):
         page.click(f'.side a[href="#{view}"]')
         page.wait_for_selector(f"#{view}.current")
-        assert len([one for one in page.query_selector_all(".view") if one.is_visible()]) == 1
+        assert page.locator(".view:visible").count() == 1
         yield view
 
 

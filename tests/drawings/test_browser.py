@@ -62,9 +62,19 @@ def file(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Any, file: Path) -> Iterator[Opened]:
-    made = Opened(browser, file)
-    yield made
-    made.context.close()
+    """A page as it is loaded."""
+    fresh = Opened(browser, file)
+    yield fresh
+    fresh.context.close()
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Any, file: Path) -> Iterator[Opened]:
+    """One page for all that does not ask how it begins."""
+    tab = Opened(browser, file)
+    yield tab
+    assert tab.complaints == []
+    tab.context.close()
 
 
 def test_every_view_renders_without_complaints_or_requests(opened: Opened, run: Run, file: Path) -> None:
@@ -82,18 +92,18 @@ def test_every_view_renders_without_complaints_or_requests(opened: Opened, run: 
     assert opened.requests == [file.as_uri()]
 
 
-def test_numbers_are_those_of_the_trace(opened: Opened, run: Run) -> None:
-    page, compared = opened.page, 0
+def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
+    page, compared = shared.page, 0
     states = moments(run)
     rows = page.eval_on_selector_all(
         "#timeline details table tbody tr", "rows => rows.map(row => [...row.children].map(one => one.textContent))"
     )
     for step, cells in zip(run.steps, rows, strict=True):
         shares = [
-            f"{LETTERS[one[step.number].state]}{one[step.number].tokens or ''}"
-            if one[step.number].state in LETTERS
+            f"{LETTERS[state[step.number].state]}{state[step.number].tokens or ''}"
+            if state[step.number].state in LETTERS
             else ""
-            for one in states.values()
+            for state in states.values()
         ]
         assert cells == [
             str(one) for one in (step.number, step.num_tokens, *shares, step.waiting, step.running, step.free_blocks)
@@ -101,7 +111,7 @@ def test_numbers_are_those_of_the_trace(opened: Opened, run: Run) -> None:
         compared += len(cells)
     for step in run.steps:
         tables = page.query_selector_all(f'#memory .at[data-step="{step.number}"] tbody tr')
-        told = [one.evaluate("row => [...row.children].map(one => one.textContent)") for one in tables]
+        told = [table.evaluate("row => [...row.children].map(one => one.textContent)") for table in tables]
         for entry, cells in zip(step.entries, told, strict=True):
             blocks = ", ".join(map(str, entry.block_table))
             written = f"{entry.start} to {entry.start + num_kept(step, entry) - 1}"
@@ -112,7 +122,7 @@ def test_numbers_are_those_of_the_trace(opened: Opened, run: Run) -> None:
         f'#ledger .at[data-step="{step.number}"] .ledger li:first-child .matrices > table:last-child td',
         "cells => cells.map(one => one.textContent)",
     )
-    told = {number(value, 3) for one in step.operations for row in one["output"]["values"] for value in row}
+    told = {number(value, 3) for operation in step.operations for row in operation["output"]["values"] for value in row}
     assert shown
     assert set(shown) <= told
     assert compared + len(shown) >= 200
@@ -125,7 +135,7 @@ def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
 
     def shown() -> list[int]:
         parts = page.query_selector_all("#timeline .at:not([hidden])")
-        return [int(one.get_attribute("data-step")) for one in parts]
+        return [int(part.get_attribute("data-step")) for part in parts]
 
     assert shown() == [fullest(run)]
     page.keyboard.press("End")
@@ -150,11 +160,11 @@ def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
     page.wait_for_selector('#timeline .at[data-step="2"]:not([hidden])')
     page.click("#player-main .play")
     marked = page.query_selector_all("#timeline .mark.now")
-    assert {one.get_attribute("data-step") for one in marked} == {str(shown()[0])}
+    assert {element.get_attribute("data-step") for element in marked} == {str(shown()[0])}
 
 
-def test_arrows_step_after_a_click_on_a_figure_that_does_not_scroll(opened: Opened) -> None:
-    page = opened.page
+def test_arrows_step_after_a_click_on_a_figure_that_does_not_scroll(shared: Opened) -> None:
+    page = shared.page
     page.evaluate("location.hash = 'memory:3'")
     page.wait_for_selector("#memory.current")
     page.click("#memory .at:not([hidden]) .scroll")
@@ -167,12 +177,12 @@ def test_a_step_in_the_address_is_shown(browser: Any, file: Path) -> None:
     opened.page.goto(f"{file.as_uri()}#memory:3")
     opened.page.reload()
     parts = opened.page.query_selector_all("#memory .at:not([hidden])")
-    assert [one.get_attribute("data-step") for one in parts] == ["3"]
+    assert [part.get_attribute("data-step") for part in parts] == ["3"]
     opened.context.close()
 
 
-def test_quiz_and_leaks(opened: Opened) -> None:
-    page = opened.page
+def test_quiz_and_leaks(shared: Opened) -> None:
+    page = shared.page
     page.click('.side a[href="#ledger"]')
     page.check("input.quiz")
     item = page.query_selector("#ledger .at:not([hidden]) .ledger li")
@@ -183,42 +193,40 @@ def test_quiz_and_leaks(opened: Opened) -> None:
     page.uncheck("input.quiz")
     assert item.query_selector(".class").is_visible()
     page.click('.side a[href="#isolation"]')
-    assert len([one for one in page.query_selector_all("#isolation .choice") if one.is_visible()]) == 1
+    assert len([element for element in page.query_selector_all("#isolation .choice") if element.is_visible()]) == 1
     page.check('input[name=leak][value="1"]')
     assert "WRONG: it should be" in page.inner_text("#isolation")
     assert page.query_selector("#isolation .choice:not([hidden]) .leak").is_visible()
 
 
-def test_every_control_has_a_name(opened: Opened) -> None:
-    session = opened.context.new_cdp_session(opened.page)
+def test_every_control_has_a_name(shared: Opened) -> None:
+    session = shared.context.new_cdp_session(shared.page)
     roles = ("button", "slider", "checkbox", "radio", "link", "img", "region", "DisclosureTriangle")
     count = 0
-    for view in each_view(opened.page):
+    for view in each_view(shared.page):
         root = session.send("DOM.getDocument")["root"]["nodeId"]
-        nodes = [session.send("Accessibility.queryAXTree", {"nodeId": root, "role": one})["nodes"] for one in roles]
-        found = [one for of_role in nodes for one in of_role if not one.get("ignored")]
-        assert len(found) > 10, view
-        for one in found:
-            assert one.get("name", {}).get("value", "").strip(), json.dumps(one)[:300]
-        count += len(found)
+        nodes = [session.send("Accessibility.queryAXTree", {"nodeId": root, "role": role})["nodes"] for role in roles]
+        controls = [node for of_role in nodes for node in of_role if not node.get("ignored")]
+        assert len(controls) > 10, view
+        for control in controls:
+            assert control.get("name", {}).get("value", "").strip(), json.dumps(control)[:300]
+        count += len(controls)
     assert count > 200
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast(browser: Any, file: Path, scheme: str) -> None:
-    opened = Opened(browser, file, color_scheme=scheme)
-    for view in each_view(opened.page):
-        for summary in opened.page.query_selector_all(
-            f"#{view} .at:not([hidden]) summary, #{view} > details > summary"
-        ):
-            summary.evaluate("one => one.parentElement.open = true")
-        assert opened.page.evaluate(CONTRAST) == [], view
-    opened.context.close()
+def test_text_has_contrast(shared: Opened) -> None:
+    page = shared.page
+    for view in each_view(page):
+        for summary in page.query_selector_all(f"#{view} .at:not([hidden]) summary, #{view} > details > summary"):
+            summary.evaluate("summary => summary.parentElement.open = true")
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate(CONTRAST) == [], (view, scheme)
 
 
 def luminance(colour: str) -> float:
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [one / 12.92 if one <= 0.03928 else ((one + 0.055) / 1.055) ** 2.4 for one in channels]
+    linear = [channel / 12.92 if channel <= 0.03928 else ((channel + 0.055) / 1.055) ** 2.4 for channel in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -232,30 +240,32 @@ def test_letters_on_owners_colours_have_contrast() -> None:
         assert (dimmed + 0.05) / (ink + 0.05) >= 4.5, ground
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
-@pytest.mark.parametrize("media", ["screen", "print"])
-def test_nothing_is_wider_than_the_page(browser: Any, file: Path, width: int, media: str) -> None:
-    opened = Opened(browser, file, width)
-    opened.page.emulate_media(media=media)
-    if media == "screen":
-        for view in each_view(opened.page):
-            assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
-    else:
-        shown = [one for one in opened.page.query_selector_all(".view") if one.is_visible()]
-        assert len(shown) == len(VIEWS)
-        controls = ".player, nav, .readout, button"
-        assert opened.page.eval_on_selector_all(controls, "all => all.some(one => one.checkVisibility())") is False
-    opened.context.close()
+def test_nothing_is_wider_than_the_page(shared: Opened) -> None:
+    require_narrow(shared.page, 360, 768, 1280, 1920)
+
+
+def require_narrow(page: Any, *widths: int) -> None:
+    for view in each_view(page):
+        for width in widths:
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+
+
+def test_paper_has_every_view_and_no_controls(opened: Opened) -> None:
+    opened.page.emulate_media(media="print")
+    assert len([view for view in opened.page.query_selector_all(".view") if view.is_visible()]) == len(VIEWS)
+    controls = ".player, nav, .readout, button"
+    assert opened.page.eval_on_selector_all(controls, "all => all.some(each => each.checkVisibility())") is False
 
 
 def test_without_the_script_the_last_step_stands(browser: Any, file: Path, run: Run) -> None:
     opened = Opened(browser, file, java_script_enabled=False)
     page = opened.page
-    assert not any(one.is_visible() for one in page.query_selector_all(".player"))
+    assert not any(element.is_visible() for element in page.query_selector_all(".player"))
     assert page.is_visible(f'#timeline .at[data-step="{len(run.steps) - 1}"]')
     assert not page.is_visible('#timeline .at[data-step="0"]')
     assert page.is_visible("#isolation .choice >> nth=2")
-    assert not any(one.is_visible() for one in page.query_selector_all(".needs-script, .readout"))
+    assert not any(element.is_visible() for element in page.query_selector_all(".needs-script, .readout"))
     opened.context.close()
 
 
@@ -270,7 +280,7 @@ def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
     assert opened.page.title() == "Continuous batching of LFM2, on real numbers"
     assert opened.complaints == []
     assert opened.requests == [file.as_uri()]
-    assert [one.get_attribute("id") for one in opened.page.query_selector_all(".view")] == list(VIEWS)
+    assert [view.get_attribute("id") for view in opened.page.query_selector_all(".view")] == list(VIEWS)
     assert "<script>document.title" in opened.page.inner_text("#timeline")
     opened.context.close()
 
@@ -278,7 +288,7 @@ def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
 def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_run: Run) -> None:
     opened = Opened(browser, sparse_file)
     page = opened.page
-    assert [one.get_attribute("id") for one in page.query_selector_all(".view")] == [
+    assert [view.get_attribute("id") for view in page.query_selector_all(".view")] == [
         *VIEWS[:4],
         "experts",
         *VIEWS[4:],
@@ -290,15 +300,15 @@ def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_
         (part,) = page.query_selector_all("#experts .at:not([hidden])")
         assert part.get_attribute("data-step") == str(step.number)
         rows = [
-            one.evaluate("row => [...row.children].map(one => one.textContent)")
-            for one in part.query_selector_all(".rows tbody tr")
+            row.evaluate("row => [...row.children].map(one => one.textContent)")
+            for row in part.query_selector_all(".rows tbody tr")
         ]
         assert [[int(cell or 0) for cell in cells[1:]] for cells in rows] == [
-            [*one.rows, one.num_choices, one.num_read] for one in routes(step)
+            [*route.rows, route.num_choices, route.num_read] for route in routes(step)
         ]
         squares = part.query_selector_all("svg .cell")
         assert len(squares) == step.num_tokens + routes(step)[0].num_choices
-        assert all(one.is_visible() for one in squares)
+        assert all(square.is_visible() for square in squares)
         compared += sum(map(len, rows))
     assert compared > 400
     page.click('.side a[href="#ledger"]')
@@ -311,22 +321,15 @@ def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_
     opened.context.close()
 
 
-def test_the_quiz_has_the_fourth_class(browser: Any, sparse_file: Path) -> None:
+def test_the_quiz_has_the_fourth_class_and_experts_are_no_wider_than_the_page(browser: Any, sparse_file: Path) -> None:
     opened = Opened(browser, sparse_file)
     opened.page.click('.side a[href="#ledger"]')
     opened.page.check("input.quiz")
     items = opened.page.query_selector_all("#ledger .at:not([hidden]) .ledger li")
-    item = next(one for one in items if "feed_forward.experts" in one.inner_text())
+    item = next(entry for entry in items if "feed_forward.experts" in entry.inner_text())
     assert len(item.query_selector_all(".guess")) == 4
     item.query_selector('.guess[data-right="yes"]').click()
     assert item.query_selector(".class").inner_text() == "one product per expert"
     assert item.query_selector(".guesses output").inner_text() == "right"
-    opened.context.close()
-
-
-@pytest.mark.parametrize("width", [360, 1920])
-def test_experts_are_no_wider_than_the_page(browser: Any, sparse_file: Path, width: int) -> None:
-    opened = Opened(browser, sparse_file, width)
-    for view in each_view(opened.page):
-        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
+    require_narrow(opened.page, 360, 1920)
     opened.context.close()

@@ -43,7 +43,7 @@ from lfm2np.drawings.runs.policies import answers, one_after_another, under
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
-from lfm2np.drawings.views.isolation import attention_leaks, convolution_leaks
+from lfm2np.drawings.views.isolation import leaked
 from lfm2np.drawings.views.order import both_orders
 from lfm2np.engine_protocol import Request
 from lfm2np.errors import RequestError
@@ -79,8 +79,8 @@ def page() -> str:
 
 @given(st.text())
 def test_text_enters_as_text(text: str) -> None:
-    made = element("p", text, title=text)
-    assert html.unescape(made.split(">", 1)[1].rsplit("<", 1)[0]) == harmless(text)
+    markup = element("p", text, title=text)
+    assert html.unescape(markup.split(">", 1)[1].rsplit("<", 1)[0]) == harmless(text)
     assert "<" not in escaped(text)
     assert '"' not in escaped(text)
 
@@ -112,9 +112,11 @@ def test_a_run_is_what_the_trace_says(main_lines: list[str], main_run: Run) -> N
     steps = [line for line in lines if line["kind"] == "step"]
     assert len(steps) == len(main_run.steps)
     for line, step in zip(steps, main_run.steps, strict=True):
-        assert [one["request_id"] for one in line["plan"]["scheduled"]] == [one.request_id for one in step.entries]
+        assert [entry["request_id"] for entry in line["plan"]["scheduled"]] == [
+            entry.request_id for entry in step.entries
+        ]
         assert {name: list(ids) for name, ids in step.tokens.items()} == line["tokens"]
-        assert step.num_tokens == sum(len(one["token_ids"]) for one in line["plan"]["scheduled"])
+        assert step.num_tokens == sum(len(entry["token_ids"]) for entry in line["plan"]["scheduled"])
 
 
 END = '{"kind": "end", "lines": 2}'
@@ -137,7 +139,7 @@ def test_what_is_no_trace_is_named(lines: list[str], message: str) -> None:
         read_run(lines)
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(scenarios(kinds=("abort", "preempt", "fork")))
 def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
     engine = make(own, scenario.model, scenario.sizes)
@@ -147,7 +149,7 @@ def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
     known = pools(run)
     for step in run.steps:
         mine = {entry.request_id: len(entry.token_ids) for entry in step.entries}
-        assert {name: one[step.number].tokens for name, one in states.items() if one[step.number].tokens} == mine
+        assert {name: state[step.number].tokens for name, state in states.items() if state[step.number].tokens} == mine
         for block in known[step.number].owners:
             assert 0 <= block < run.config["num_blocks"]
     assert all(row[-1].state in (*LETTERS, ENDED) for row in states.values())
@@ -167,7 +169,7 @@ def test_a_fork_that_is_preempted_before_its_first_step_is_computed_again() -> N
         engine.step()
     run = read_run(engine.trace(), is_whole=False)
     require_as_scheduled(run)
-    assert [(one.state, one.recomputed) for one in moments(run)["b"]][2:5] == [
+    assert [(moment.state, moment.recomputed) for moment in moments(run)["b"]][2:5] == [
         (ABSENT, 0),
         (RECOMPUTED, 4),
         (DECODE, 0),
@@ -193,7 +195,7 @@ def require_as_scheduled(run: Run) -> None:
     replay(run.schedule, planned=planned, is_whole=False)
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(scenarios())
 def test_no_policy_changes_how_much_must_be_computed(scenario: Scenario) -> None:
     engine = make(own, scenario.model, {**scenario.sizes, "prefix_caching": False, "num_blocks": 60, "watermark": 0.0})
@@ -228,13 +230,13 @@ def test_detail_changes_nothing_and_is_the_reference(trained: Model) -> None:
     coming = [Coming("a", prompt, SamplingParams(temperature=0.0, max_tokens=4))]
     lines = recorded(trained, coming)
     run = read_run(lines)
-    assert [one for step in run.steps for one in step.tokens["a"]] == list(greedy_tokens(trained, prompt, 4))
+    assert [token for step in run.steps for token in step.tokens["a"]] == list(greedy_tokens(trained, prompt, 4))
     hidden = reference.hidden_states(trained.weights, trained.config, trained.numerics, prompt)
-    told = next(one for one in run.steps[0].operations if one["name"] == "embedding_norm")["output"]
-    assert told["shape"] == list(hidden.shape)
-    for row, values in enumerate(told["values"]):
+    output = next(operation for operation in run.steps[0].operations if operation["name"] == "embedding_norm")["output"]
+    assert output["shape"] == list(hidden.shape)
+    for row, values in enumerate(output["values"]):
         assert np.array_equal(np.float32(values), hidden[row, : len(values)])
-    sources = {tuple(one["source"][:2]) for one in run.steps[0].operations}
+    sources = {tuple(operation["source"][:2]) for operation in run.steps[0].operations}
     for file, line in sources:
         text = (Path(lfm2np.__file__).parent.parent / file).read_text().splitlines()[line - 1]
         assert "numerics." in text
@@ -242,13 +244,15 @@ def test_detail_changes_nothing_and_is_the_reference(trained: Model) -> None:
 
 def test_operations_are_of_the_three_classes(main_run: Run) -> None:
     for step in main_run.steps:
-        for one in step.operations:
+        for operation in step.operations:
             rows = step.num_tokens
-            expected = {"one product over all tokens", "row by row"} if one["output"]["shape"][0] == rows else None
-            if one["class"] != "per request" and one["name"] != "lm_head":
+            expected = (
+                {"one product over all tokens", "row by row"} if operation["output"]["shape"][0] == rows else None
+            )
+            if operation["class"] != "per request" and operation["name"] != "lm_head":
                 assert expected is not None
-            if one["operation"] in ("convolve", "attend"):
-                assert one["class"] == "per request"
+            if operation["operation"] in ("convolve", "attend"):
+                assert operation["class"] == "per request"
 
 
 def test_a_leak_is_a_leak(trained: Model) -> None:
@@ -263,7 +267,7 @@ def test_a_leak_is_a_leak(trained: Model) -> None:
     for what in BROKEN:
         assert not any(leak.changed(what, decode.name)), "nothing stands before the first request"
         assert any(leak.changed(what, whole.name))
-        sound, broken = (leak.logits[one][whole.name][-1] for one in (SOUND, what))
+        sound, broken = (leak.logits[name][whole.name][-1] for name in (SOUND, what))
         assert np.argmax(sound) != np.argmax(broken), "the demo shows a wrong token"
     assert not any(leak.changed(CONVOLUTION, chunk.name)), "it has a state"
     assert any(leak.changed(ATTENTION, chunk.name))
@@ -272,34 +276,34 @@ def test_a_leak_is_a_leak(trained: Model) -> None:
 def test_the_drawn_leaks_are_what_the_faults_do(trained: Model) -> None:
     leak = demo.leaking(trained)
     chunk = leak.shares[1]
-    assert [convolution_leaks(leak)(2, at) for at in range(3)] == [
+    assert [leaked(leak, CONVOLUTION, 2, at) for at in range(3)] == [
         [(1, chunk.stop - 2), (1, chunk.stop - 1)],
         [(1, chunk.stop - 1)],
         [],
     ]
     for index, share in enumerate(leak.shares):
-        for what, leaks in ((CONVOLUTION, convolution_leaks(leak)), (ATTENTION, attention_leaks(leak))):
-            shown = [bool(leaks(index, at)) for at in range(share.start, share.stop)]
+        for what in (CONVOLUTION, ATTENTION):
+            shown = [bool(leaked(leak, what, index, at)) for at in range(share.start, share.stop)]
             changed = leak.changed(what, share.name)
-            assert all(one for one, leaked in zip(changed, shown, strict=True) if leaked)
+            assert all(is_changed for is_changed, is_shown in zip(changed, shown, strict=True) if is_shown)
             assert any(shown) == any(changed)
 
 
 @given(st.lists(st.tuples(st.floats(-2, 2, width=32), st.floats(-2, 2, width=32)), min_size=1, max_size=30))
 def test_on_the_grid_no_order_matters(pairs: list[tuple[float, float]]) -> None:
-    left, right = (np.array(one, np.float32) for one in zip(*pairs, strict=True))
+    left, right = (np.array(column, np.float32) for column in zip(*pairs, strict=True))
     if not left.any() or not right.any():
         return
-    found = both_orders(left, right)
-    assert found.exact_forwards[-1] == found.exact_backwards[-1]
-    total = found.exact_forwards[-1] * 2.0**found.unit
+    sums = both_orders(left, right)
+    assert sums.exact_forwards[-1] == sums.exact_backwards[-1]
+    total = sums.exact_forwards[-1] * 2.0**sums.unit
     assert total == pytest.approx(float(left.astype(np.float64) @ right.astype(np.float64)), abs=1e-4 * len(pairs))
 
 
 def test_the_demo_shows_what_it_is_for(trained: Model, main_run: Run) -> None:
     assert any(step.preempted for step in main_run.steps)
     assert any(kind == "restore_state" for step in main_run.steps for kind, _, _ in step.moves)
-    assert any(len(names) > 1 for one in pools(main_run) for names in one.owners.values())
+    assert any(len(names) > 1 for pool in pools(main_run) for names in pool.owners.values())
     assert any(entry.num_drafts for step in main_run.steps for entry in step.entries)
     chosen, _ = demo.dot_product(trained)
     assert chosen.forwards[-1] != chosen.backwards[-1]
@@ -339,8 +343,8 @@ def test_the_command_draws_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(lines) == len(plain) + 3
     assert replay(lines) == replay(plain[:-1], is_whole=False)
     assert main(["draw", str(trace), "-o", str(out), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told == {"page": str(out), "bytes": out.stat().st_size, "steps": 3}
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report == {"page": str(out), "bytes": out.stat().st_size, "steps": 3}
     assert main(["draw", str(trace), "--terminal", "--step", "0"]) == 0
     shown = capsys.readouterr().out
     assert "step 0 of 2" in shown
@@ -353,7 +357,7 @@ def test_the_command_draws_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
         (["draw", "missing.jsonl", "-o", "x.html"], "RequestError: missing.jsonl: does not exist"),
         (["draw", "--demo", "--terminal", "--step", "99"], "--step 99: expected 0 to"),
         (["draw", "--demo", "-o", "x.html", "--step", "1"], "--step goes with --terminal"),
-        (["draw", "--demo", "-o", "missing/x.html"], "missing/x.html"),
+        (["draw", "schedule.json", "-o", "missing/x.html"], "missing/x.html"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(
@@ -366,6 +370,8 @@ def test_what_cannot_be_drawn_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "main_lines", lambda model: main_lines)
+    schedule = {"kind": "schedule", "scheduler": "s", "block_size": 2, "calls": [], "message": "m", "place": None}
+    Path("schedule.json").write_text(json.dumps({**schedule, "steps": []}))
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -373,7 +379,7 @@ def test_what_cannot_be_drawn_is_named(
 def test_the_terminal_shows_plan_blocks_and_timeline(main_run: Run) -> None:
     for number_ in range(len(main_run.steps)):
         shown = as_text(main_run, number_, colour=False)
-        assert shown.isascii() or all(one.isprintable() or one == "\n" for one in shown)
+        assert shown.isascii() or all(character.isprintable() or character == "\n" for character in shown)
         assert f"step {number_} of {len(main_run.steps) - 1}" in shown
         assert f"^ step {number_}" in shown
     assert "\x1b[3" in as_text(main_run, 3, colour=True)

@@ -15,8 +15,10 @@ from lfm2np.drawings.runs.paged import contents
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, in_windows, read_run
 from lfm2np.drawings.text import as_text
+from lfm2np.drawings.views.batching import batching
 from lfm2np.drawings.views.ledger import blocks
 from lfm2np.drawings.views.memory import sizes_of
+from lfm2np.drawings.views.policies import policies
 from lfm2np.faults import inject
 from lfm2np.loading import Model
 from scheduler import FREED
@@ -86,7 +88,7 @@ def test_a_broken_schedule_has_windows_by_its_plans(model: Model) -> None:
     with inject("budget-ignored"):
         run = run_of(model, num_blocks=32)
     windows = in_windows(run)
-    assert all(one.cached is None and FREED not in one.owners for one in pools(run, windows))
+    assert all(pool.cached is None and FREED not in pool.owners for pool in pools(run, windows))
 
 
 def test_numbers_of_windowed_layers_are_counted_apart(windowed_run: Run) -> None:
@@ -120,4 +122,4 @@ def test_a_longer_request_than_the_windows_pool_is_drawn(model: Model) -> None:
     """Policies that reserve take the whole length of it; the pool that fits the recorded one may not."""
     coming = [Coming("a", "count: 23 to 31 ->", demo.greedy(30))]
     run = read_run(recorded(model, coming, **SIZES, num_blocks=32, num_window_blocks=8))
-    assert draw(run, lfm2np.load(), "a run", "lfm2np draw run.jsonl -o page.html")
+    assert policies(run).picture and batching(run).picture

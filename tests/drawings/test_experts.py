@@ -3,6 +3,7 @@ are those of reference.py."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -42,23 +43,25 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 PROMPTS = {"a": [1, 17, 30, 5, 9], "b": [1, 3, 8], "c": [1, *range(11, 22)]}
 
 
-def published() -> Model:
-    return lfm2np.load(TORTURE / "moe_published")
-
-
 def three(model: Model) -> Run:
     coming = [Coming(name, ids, GREEDY, 2 * (name == "c")) for name, ids in PROMPTS.items()]
     return read_run(recorded(model, coming, max_num_batched_tokens=10))
 
 
+@functools.cache
+def recorded_on(name: str) -> tuple[Model, Run]:
+    model = lfm2np.load(TORTURE / name)
+    return model, three(model)
+
+
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return published()
+    return recorded_on("moe_published")[0]
 
 
 @pytest.fixture(scope="module")
-def run(model: Model) -> Run:
-    return three(model)
+def run() -> Run:
+    return recorded_on("moe_published")[1]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +78,7 @@ def routes_alone(model: Model, ids: list[int]) -> list[list[tuple[int, ...]]]:
     """By sparse layer and position the experts that the whole sequence, computed by itself, goes to."""
     numerics, kept = keeping_routes(model.numerics)
     reference.hidden_states(model.weights, model.config, numerics, ids)
-    return [[tuple(map(int, own)) for own in layer] for layer in kept.chosen().transpose(1, 0, 2)]
+    return [[tuple(map(int, row)) for row in layer] for layer in kept.chosen().transpose(1, 0, 2)]
 
 
 # --- what is recorded
@@ -83,10 +86,9 @@ def routes_alone(model: Model, ids: list[int]) -> list[list[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_recorded_routes_and_tokens_are_those_of_each_request_alone(name: str) -> None:
-    model = lfm2np.load(TORTURE / name)
-    run = three(model)
+    model, run = recorded_on(name)
     for request, prompt in PROMPTS.items():
-        said = [one for step in run.steps for one in step.tokens.get(request, ())]
+        said = [token for step in run.steps for token in step.tokens.get(request, ())]
         rows = model.logits([*prompt, *said])[len(prompt) - 1 : -1]
         assert said == [int(np.argmax(row)) for row in rows]
         alone = routes_alone(model, [*prompt, *said])
@@ -96,7 +98,7 @@ def test_recorded_routes_and_tokens_are_those_of_each_request_alone(name: str) -
                 rows = slice(first, first + len(entry.token_ids))
                 first = rows.stop
                 if entry.request_id == request:
-                    assert [list(one.chosen[rows]) for one in routes(step)] == [
+                    assert [list(route.chosen[rows]) for route in routes(step)] == [
                         layer[entry.start : entry.stop] for layer in alone
                     ]
 
@@ -105,13 +107,13 @@ def test_every_expert_has_its_products_and_no_other(run: Run) -> None:
     """Two products an expert that some token chose, over as many rows as chose it, named as the checkpoint names it."""
     for step in run.steps:
         for layer in routes(step):
-            found: dict[str, int] = {}
-            for one in step.operations:
-                if one["layer"] == layer.layer and one["class"] == EXPERT:
-                    assert one["operation"] == "linear"
-                    found[one["name"]] = one["output"]["shape"][0]
-                    assert f".experts.{one['expert']}." in one["name"]
-            assert found == {
+            rows: dict[str, int] = {}
+            for operation in step.operations:
+                if operation["layer"] == layer.layer and operation["class"] == EXPERT:
+                    assert operation["operation"] == "linear"
+                    rows[operation["name"]] = operation["output"]["shape"][0]
+                    assert f".experts.{operation['expert']}." in operation["name"]
+            assert rows == {
                 f"feed_forward.experts.{expert}.{part}": count
                 for expert, count in enumerate(layer.rows)
                 if count
@@ -122,36 +124,44 @@ def test_every_expert_has_its_products_and_no_other(run: Run) -> None:
 
 def test_the_router_is_a_product_over_all_tokens_and_the_rest_row_by_row(model: Model, run: Run) -> None:
     for step in run.steps:
-        for one in step.operations:
-            if one["class"] not in (REQUEST, EXPERT) and one["name"] != "lm_head" and "expert" not in one:
-                assert one["output"]["shape"][0] == step.num_tokens
+        for operation in step.operations:
+            if (
+                operation["class"] not in (REQUEST, EXPERT)
+                and operation["name"] != "lm_head"
+                and "expert" not in operation
+            ):
+                assert operation["output"]["shape"][0] == step.num_tokens
         for layer in range(model.config.num_hidden_layers):
-            mine = [one for one in step.operations if one["layer"] == layer and one["name"].startswith("feed_forward")]
-            own = [one for one in mine if one["class"] == PRODUCT]
+            mine = [
+                operation
+                for operation in step.operations
+                if operation["layer"] == layer and operation["name"].startswith("feed_forward")
+            ]
+            products = [operation for operation in mine if operation["class"] == PRODUCT]
             sparse = model.config.is_sparse(layer)
-            assert [one["name"] for one in own] == (
+            assert [operation["name"] for operation in products] == (
                 ["feed_forward.gate"] if sparse else ["feed_forward.w1, w3", "feed_forward.w2"]
             )
-            assert any(one["class"] == EXPERT for one in mine) == sparse
-    names = Counter(one["operation"] for step in run.steps for one in step.operations)
+            assert any(operation["class"] == EXPERT for operation in mine) == sparse
+    names = Counter(operation["operation"] for step in run.steps for operation in step.operations)
     assert names["sigmoid"] == names["prefer"] == names["best"] == names["shares"] == names["mix"] == 3 * len(run.steps)
 
 
 def test_an_experts_numbers_are_its_weights_times_the_rows_that_chose_it(model: Model, run: Run) -> None:
     compared = 0
     for step in run.steps:
-        for one in step.operations:
-            values = one["inputs"]["x"]["values"] if one["class"] == EXPERT else ()
-            if not len(values) or len(values[0]) != one["inputs"]["x"]["shape"][1]:
+        for operation in step.operations:
+            values = operation["inputs"]["x"]["values"] if operation["class"] == EXPERT else ()
+            if not len(values) or len(values[0]) != operation["inputs"]["x"]["shape"][1]:
                 continue  # not recorded whole
-            mixture = model.weights.layers[one["layer"]].feed_forward
+            mixture = model.weights.layers[operation["layer"]].feed_forward
             assert not isinstance(mixture, FeedForwardWeights)
-            own = mixture.expert(one["expert"])
-            matrix = own.gate_up_proj if one["name"].endswith("w3") else own.down_proj
-            made = model.numerics.linear(np.array(values, np.float32), matrix)
-            for row, told in zip(made, one["output"]["values"], strict=False):  # of a large one the first rows
-                assert np.array_equal(np.float32(told), row[: len(told)])
-                compared += len(told)
+            weights = mixture.expert(operation["expert"])
+            matrix = weights.gate_up_proj if operation["name"].endswith("w3") else weights.down_proj
+            output = model.numerics.linear(np.array(values, np.float32), matrix)
+            for row, value in zip(output, operation["output"]["values"], strict=False):  # of a large one the first rows
+                assert np.array_equal(np.float32(value), row[: len(value)])
+                compared += len(value)
     assert compared > 500
 
 
@@ -159,9 +169,13 @@ def test_numbers_are_kept_of_few_experts_and_sizes_of_all(run: Run) -> None:
     seen = False
     for step in run.steps:
         for layer in routes(step):
-            of = [one for one in step.operations if one["layer"] == layer.layer and one["class"] == EXPERT]
-            first = [one for one in of if one["name"].endswith("w3")]
-            assert [bool(one["output"]["values"]) for one in first] == [
+            of = [
+                operation
+                for operation in step.operations
+                if operation["layer"] == layer.layer and operation["class"] == EXPERT
+            ]
+            first = [operation for operation in of if operation["name"].endswith("w3")]
+            assert [bool(operation["output"]["values"]) for operation in first] == [
                 index < Kept().calls for index in range(len(first))
             ]
             seen |= len(first) > Kept().calls
@@ -198,7 +212,7 @@ def test_read_evenly_is_the_average_over_all_choices(experts: int, data: st.Data
 
 @given(st.lists(st.permutations(range(6)), min_size=1, max_size=9), st.integers(1, 6))
 def test_rows_are_tokens_that_chose(orders: list[list[int]], per_token: int) -> None:
-    layer = Routes(3, 6, tuple(tuple(one[:per_token]) for one in orders))
+    layer = Routes(3, 6, tuple(tuple(order[:per_token]) for order in orders))
     assert layer.rows == [len(layer.tokens_of(expert)) for expert in range(6)]
     assert sum(layer.rows) == layer.num_choices == per_token * len(orders)
     assert layer.num_read == sum(count > 0 for count in layer.rows)
@@ -206,38 +220,40 @@ def test_rows_are_tokens_that_chose(orders: list[list[int]], per_token: int) -> 
 
 def test_readings_add_up(demo_run: Run) -> None:
     states = moments(demo_run)
-    found = readings(demo_run, states)
-    assert [one.step for one in found] == [step.number for step in demo_run.steps if step.entries]
-    for one in found:
-        step = demo_run.steps[one.step]
-        assert one.prefills + one.decodes == step.num_tokens
-        assert one.decodes == sum(row[one.step].tokens for row in states.values() if row[one.step].state == DECODE)
-        assert one.choices == 2 * 3 * step.num_tokens
-        products = [own for own in step.operations if own["class"] == EXPERT]
-        assert 2 * one.read == len(products)
-        assert one.most_rows == max(own["output"]["shape"][0] for own in products)
-        assert one.held == 3 * 8
-    only = by_decodes(found)
-    assert [one for steps in only.values() for one in steps] == sorted(
-        (one for one in found if not one.prefills), key=lambda one: one.decodes
+    step_readings = readings(demo_run, states)
+    assert [counts.step for counts in step_readings] == [step.number for step in demo_run.steps if step.entries]
+    for counts in step_readings:
+        step = demo_run.steps[counts.step]
+        assert counts.prefills + counts.decodes == step.num_tokens
+        assert counts.decodes == sum(
+            row[counts.step].tokens for row in states.values() if row[counts.step].state == DECODE
+        )
+        assert counts.choices == 2 * 3 * step.num_tokens
+        products = [operation for operation in step.operations if operation["class"] == EXPERT]
+        assert 2 * counts.read == len(products)
+        assert counts.most_rows == max(product["output"]["shape"][0] for product in products)
+        assert counts.held == 3 * 8
+    only = by_decodes(step_readings)
+    assert [counts for steps in only.values() for counts in steps] == sorted(
+        (counts for counts in step_readings if not counts.prefills), key=lambda counts: counts.decodes
     )
-    assert all(one.decodes == tokens for tokens, steps in only.items() for one in steps)
-    assert any(one.prefills and one.decodes for one in found)
+    assert all(counts.decodes == tokens for tokens, steps in only.items() for counts in steps)
+    assert any(counts.prefills and counts.decodes for counts in step_readings)
     assert len(only) > 1
 
 
 def test_calls_of_experts_stand_together_with_their_own_tokens(run: Run) -> None:
     step = max(run.steps, key=lambda one: one.num_tokens)
     layer = routes(step)[0]
-    mine = [one for one in step.operations if one["layer"] == layer.layer]
+    mine = [operation for operation in step.operations if operation["layer"] == layer.layer]
     groups = [group for group in grouped(mine) if group[0]["class"] == EXPERT]
-    assert [[one["expert"] for one in group] for group in groups] == [
+    assert [[entry["expert"] for entry in group] for group in groups] == [
         [expert for expert, count in enumerate(layer.rows) if count]
     ] * 2
     labels, tokens = labels_of(run, step), labels_of(run, step)(mine[0])
     assert len(tokens) == step.num_tokens
-    for one in groups[0]:
-        assert labels(one) == [tokens[row] for row in layer.tokens_of(one["expert"])]
+    for entry in groups[0]:
+        assert labels(entry) == [tokens[row] for row in layer.tokens_of(entry["expert"])]
 
 
 # --- the page, exercises and the terminal
@@ -286,20 +302,21 @@ def test_the_page_shows_the_routing_of_the_run(page: str, demo_run: Run) -> None
         rows = tables[f"Step {step.number}: rows of each expert"][1:]
         assert rows == [
             [
-                f"block {one.layer}",
-                *(str(count or "") for count in one.rows),
-                str(one.num_choices),
-                str(one.num_read),
+                f"block {route.layer}",
+                *(str(count or "") for count in route.rows),
+                str(route.num_choices),
+                str(route.num_read),
             ]
-            for one in routes(step)
+            for route in routes(step)
         ]
-    found = readings(demo_run, moments(demo_run))
+    step_readings = readings(demo_run, moments(demo_run))
     assert [row[:5] + row[5:6] + row[7:] for row in tables["All sparse blocks of each step together"][1:]] == [
-        [str(value) for value in (o.step, o.prefills, o.decodes, o.choices, o.read, o.held, o.most_rows)] for o in found
+        [str(value) for value in (o.step, o.prefills, o.decodes, o.choices, o.read, o.held, o.most_rows)]
+        for o in step_readings
     ]
     averages = tables["Steps that only decode: of one block, on average"][1:]
-    for (tokens, steps), row in zip(by_decodes(found).items(), averages, strict=True):
-        read = sum(one.read for one in steps) / (3 * len(steps))
+    for (tokens, steps), row in zip(by_decodes(step_readings).items(), averages, strict=True):
+        read = sum(counts.read for counts in steps) / (3 * len(steps))
         assert row[:4] == [str(tokens), str(len(steps)), str(2 * tokens), number(read, 3)]
 
 
@@ -307,13 +324,13 @@ def test_the_figure_has_a_square_for_every_choice(page: str, demo_run: Run) -> N
     for step in demo_run.steps:
         layer = routes(step)[0]
         title = f"Step {step.number}, block {layer.layer}: the rows of each expert"
-        figure = next(one for one in re.findall(r"<svg.*?</svg>", view_of(page)) if f">{title}<" in one)
+        figure = next(picture for picture in re.findall(r"<svg.*?</svg>", view_of(page)) if f">{title}<" in picture)
         squares = re.findall(r"<title>row (\d+): [^<]*?: expert (\d+)</title>", figure)
         assert [(int(row), int(expert)) for row, expert in squares] == [
             (row, expert) for expert in range(8) for row in layer.tokens_of(expert)
         ]
-        told = [counted(count, "row") if count else "not read" for count in layer.rows]
-        assert re.findall(r">(\d+ rows?|not read)</text>", figure) == told
+        labels = [counted(count, "row") if count else "not read" for count in layer.rows]
+        assert re.findall(r">(\d+ rows?|not read)</text>", figure) == labels
 
 
 def test_the_classes_of_the_page_have_the_fourth(page: str, demo_run: Run) -> None:
@@ -323,9 +340,9 @@ def test_the_classes_of_the_page_have_the_fourth(page: str, demo_run: Run) -> No
     assert "mixture of experts</h3>" in ledger
     guesses = ledger.count('class="guess"')
     assert guesses == 4 * ledger.count('class="guesses"')
-    calls = [sum(one["class"] == EXPERT for one in step.operations) for step in demo_run.steps]
+    calls = [sum(operation["class"] == EXPERT for operation in step.operations) for step in demo_run.steps]
     rows = re.findall(r'<th scope="row">one product per expert</th><td>(\d+)</td>', ledger)
-    assert [int(one) for one in rows] == calls
+    assert [int(row) for row in rows] == calls
 
 
 def solved(run: Run) -> dict[str, str]:
@@ -334,23 +351,22 @@ def solved(run: Run) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_exercises_have_the_answers_of_the_run(name: str) -> None:
-    model = lfm2np.load(TORTURE / name)
-    run = three(model)
+    model, run = recorded_on(name)
     mixture = model.config.mixture
     assert mixture is not None
     questions = {title: str(question) for title, question, _ in of_experts(run)}
     answers = solved(run)
-    found = max(routed(run), key=lambda one: one.margin)
+    found = max(routed(run), key=lambda token: token.margin)
     best = sorted(range(mixture.num_experts), key=lambda expert: -found.preferred[expert])
     assert answers["A router."] == " and ".join(map(str, best[: mixture.num_experts_per_tok]))
     own = [found.scores[expert] for expert in found.chosen]
     scale = mixture.routed_scaling_factor / (sum(own) + 1e-6 if mixture.norm_topk_prob else 1)
-    assert f" are {', '.join(number(one, 3) for one in own)}. " in questions["Their weights."]
-    told = [float(one) for one in answers["Their weights."].split(", ")]
-    assert told == pytest.approx([one * scale for one in own], rel=6e-3)
+    assert f" are {', '.join(number(value, 3) for value in own)}. " in questions["Their weights."]
+    told = [float(value) for value in answers["Their weights."].split(", ")]
+    assert told == pytest.approx([value * scale for value in own], rel=6e-3)
     assert ("plus the bias" in questions["A router."]) == mixture.use_expert_bias
     listed = re.findall(r"\u201d ([\d, ]+)", questions["Products of experts."])
-    rows = Counter(int(expert) for own in listed for expert in own.rstrip(", ").split(", "))
+    rows = Counter(int(expert) for line in listed for expert in line.rstrip(", ").split(", "))
     counts = ", ".join(f"expert {expert} over {counted(rows[expert], 'row')}" for expert in sorted(rows))
     assert answers["Products of experts."] == f"{len(rows)}: {counts}"
     assert answers["Weights that are read."] == f"{sum(rows.values())} times, and {len(rows)} times"
@@ -360,9 +376,9 @@ def test_the_terminal_shows_rows_of_each_expert(run: Run) -> None:
     for step in run.steps:
         lines = as_text(run, step.number, colour=False).splitlines()
         for layer in routes(step):
-            (line,) = [one for one in lines if one.startswith(f"  block {layer.layer} ")]
+            (line,) = [text for text in lines if text.startswith(f"  block {layer.layer} ")]
             words = line.split()
-            assert [0 if one == "." else int(one) for one in words[2:10]] == layer.rows
+            assert [0 if word == "." else int(word) for word in words[2:10]] == layer.rows
             assert line.endswith(f"{counted(layer.num_read, 'expert')} for {counted(layer.num_choices, 'choice')}")
 
 

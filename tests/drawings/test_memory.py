@@ -37,7 +37,7 @@ def test_no_free_block_is_owned(scenario: Scenario) -> None:
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
     run = read_run(engine.trace(), is_whole=False)
-    for step, owned in zip(run.steps, [one.owners for one in pools(run)], strict=True):
+    for step, owned in zip(run.steps, [pool.owners for pool in pools(run)], strict=True):
         if not step.abandoned:
             still = {block for block, names in owned.items() if set(names) - set(step.finished)}
             assert len(still) <= run.config["num_blocks"] - step.free_blocks, step.number
@@ -64,14 +64,14 @@ def test_a_schedule_that_no_sound_scheduler_makes_is_told() -> None:
     with inject("budget-ignored"):
         run = read_run(recorded(model, coming, **sizes))
     assert pools(run) == by_plans(run)
-    assert all(one.cached is None for one in pools(run))
-    assert all(one.cached is not None for one in pools(read_run(recorded(model, coming, **sizes))))
+    assert all(pool.cached is None for pool in pools(run))
+    assert all(pool.cached is not None for pool in pools(read_run(recorded(model, coming, **sizes))))
 
 
 def test_in_the_demo_all_blocks_that_are_not_free_are_owned() -> None:
     """A sample without a slot waits, and has no blocks (it had, on the page)."""
     run = demo_run()
-    for step, owned in zip(run.steps, [one.owners for one in pools(run)], strict=True):
+    for step, owned in zip(run.steps, [pool.owners for pool in pools(run)], strict=True):
         rejected = sum(entry.num_drafts for entry in step.entries)
         still = {block for block, names in owned.items() if set(names) - set(step.finished)}
         assert 0 <= len(still) - (run.config["num_blocks"] - step.free_blocks) <= rejected, step.number
@@ -91,13 +91,13 @@ def holds_what_was_computed(run: Run) -> None:
             if step.abandoned:
                 continue
             computed = entry.start + num_kept(step, entry)
-            found = [held.tokens[entry.block_table[at // size]][at % size] for at in range(computed)]
+            tokens = [held.tokens[entry.block_table[at // size]][at % size] for at in range(computed)]
             parent = run.requests[entry.request_id].parent
             if parent is not None and entry.start > len(known[entry.request_id]):  # forked behind its prompt
                 known[entry.request_id] = known[parent]
             before = known[entry.request_id][: entry.start]
-            assert found == [*before, *entry.token_ids[: computed - entry.start]]
-            known[entry.request_id] = found
+            assert tokens == [*before, *entry.token_ids[: computed - entry.start]]
+            known[entry.request_id] = tokens
             assert all(
                 set(held.tokens[block]) <= set(range(size)) for block in entry.block_table if block in held.tokens
             )
@@ -118,18 +118,20 @@ def test_weights_worked_out_of_keys_give_what_attention_gave() -> None:
 
 
 def same_attention(run: Run, step: Step, cells: Cells, layer: int) -> int:
-    mine = [one for one in step.operations if one["layer"] == layer]
-    queries = next(one["output"]["values"] for one in mine if one["operation"] == "rotate")
-    (new,) = [one["inputs"] for one in mine if one["operation"] == "cache_entries"]
+    mine = [operation for operation in step.operations if operation["layer"] == layer]
+    queries = next(operation["output"]["values"] for operation in mine if operation["operation"] == "rotate")
+    (new,) = [operation["inputs"] for operation in mine if operation["operation"] == "cache_entries"]
     first = 0
-    for entry, made in zip(step.entries, [one for one in mine if one["operation"] == "attend"], strict=True):
-        own = slice(first, first + len(entry.token_ids))
+    for entry, attention in zip(
+        step.entries, [operation for operation in mine if operation["operation"] == "attend"], strict=True
+    ):
+        span = slice(first, first + len(entry.token_ids))
         keys, values = context(cells, layer, entry.block_table, entry.start, int(run.config["block_size"]))
-        keys, values = [*keys, *new["keys"]["values"][own]], [*values, *new["values"]["values"][own]]
+        keys, values = [*keys, *new["keys"]["values"][span]], [*values, *new["values"]["values"][span]]
         for head in (0, 1):
-            scores = scores_of([one[2 * head : 2 * head + 2] for one in queries[own]], keys, slice(0, 2))
-            for line, answer in zip(scores, made["output"]["values"], strict=True):
-                weights = [one or 0.0 for one in softmax(line)]
+            scores = scores_of([row[2 * head : 2 * head + 2] for row in queries[span]], keys, slice(0, 2))
+            for line, answer in zip(scores, attention["output"]["values"], strict=True):
+                weights = [weight or 0.0 for weight in softmax(line)]
                 assert np.array(weights) @ np.array(values) == pytest.approx(answer[2 * head : 2 * head + 2], abs=2e-6)
         first += len(entry.token_ids)
     return first

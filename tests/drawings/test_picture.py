@@ -61,22 +61,22 @@ def picture(request: pytest.FixtureRequest, runs: tuple[Run, Run, Any], browser:
 def test_every_sum_gives_its_number(picture: Any) -> None:
     """But for what is not computed there: embeddings, what a block was given, what is kept, angles."""
     given = ("embed", "before", "picked", "cached", "angle")
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for step in range(int(picture.get_attribute("#player-single input", "max")) + 1):
         go(picture, "single", step)
         for button in picture.query_selector_all(".parts button"):
             button.click()
-            for how, told, made, lit, other, whole, kept in picture.evaluate(EXPLAINED):
-                assert made == 1
-                left, _, right = told.partition(" = ")
+            for how, explanation, num_made, lit, other, whole, kept in picture.evaluate(EXPLAINED):
+                assert num_made == 1
+                left, _, right = explanation.partition(" = ")
                 assert left.endswith(f": {whole}")
-                found["kept" if kept else how] += 1
+                counts["kept" if kept else how] += 1
                 if kept or how in given:
                     assert right.isprintable() and "undefined" not in right
                 else:
                     assert lit and other
-                    assert value_of(right) == pytest.approx(float(whole), abs=2e-5, rel=2e-6), told
-    assert set(found) >= {
+                    assert value_of(right) == pytest.approx(float(whole), abs=2e-5, rel=2e-6), explanation
+    assert set(counts) >= {
         "linear",
         "multiply",
         "add",
@@ -88,8 +88,8 @@ def test_every_sum_gives_its_number(picture: Any) -> None:
         "softmax",
         "weigh",
     }
-    assert min(found.values()) >= 20, found
-    assert sum(found.values()) > 3000
+    assert min(counts.values()) >= 20, counts
+    assert sum(counts.values()) > 3000
 
 
 def test_what_lights_up_is_a_row_and_a_column(picture: Any) -> None:

@@ -73,11 +73,11 @@ def test_both_halves_hold_every_token_of_every_request(run: Run) -> None:
         for title in titles:
             wasted += int(title[4] or 1) if title[5] else 0
         for name, ids in known.items():
-            entries = [one for step in outcome.run.steps for one in step.entries if one.request_id == name]
-            assert computed[name] == sum(len(one.token_ids) for one in entries)
-            known_positions = {*range(entries[0].start)}.union(*(range(one.start, one.stop) for one in entries))
+            entries = [entry for step in outcome.run.steps for entry in step.entries if entry.request_id == name]
+            assert computed[name] == sum(len(entry.token_ids) for entry in entries)
+            known_positions = {*range(entries[0].start)}.union(*(range(entry.start, entry.stop) for entry in entries))
             assert known_positions == {*range(len(run.requests[name].prompt) + len(ids) - 1)}
-            given = [one for step in outcome.run.steps for one in step.tokens.get(name, ())]
+            given = [token for step in outcome.run.steps for token in step.tokens.get(name, ())]
             assert given == ids, "neither way changes a token"
         assert wasted == sums(outcome, len(outcome.run.steps))[3]
 

@@ -22,7 +22,7 @@ def test_what_a_prefix_demands_is_the_beginning_of_what_a_longer_sequence_demand
     for length in (1, 2, 3, 17, 39):
         entries, columns = expected_cache(model, ids[:length])
         alone = [array for layer in entries for array in layer] + columns
-        assert [one.tobytes() for one in alone] == [one[:length].tobytes() for one in whole]
+        assert [logits.tobytes() for logits in alone] == [logits[:length].tobytes() for logits in whole]
 
 
 @pytest.mark.slow

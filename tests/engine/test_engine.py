@@ -45,8 +45,8 @@ def trained() -> Model:
 
 @pytest.mark.parametrize(("name", "seed"), SCHEDULES)
 def test_tokens_and_logits_of_every_schedule_equal_the_reference(name: str, seed: int):
-    """Every schedule is another; the property suite draws more of them."""
-    run = Run(lfm2np.load(FIXTURES / name), seed)
+    """Every schedule is another; the property suite draws more of them. In half of them memory is read as well."""
+    run = Run(lfm2np.load(FIXTURES / name), seed, check=bool(seed % 2))
     run.go()
     run.require_equal_to_the_reference()
     assert run.engine.scheduler.pool.num_free == run.engine.scheduler.pool.num_blocks
@@ -86,7 +86,7 @@ def test_prompt_logprobs_are_right_also_under_a_warm_prefix_cache(trained: Model
         (output,) = [output for output in engine.stream() if output.finished]
         assert output.prompt_logprobs is not None
         assert output.prompt_logprobs[0] is None
-        shown = [one.logprob for one in output.prompt_logprobs if one is not None]
+        shown = [logprob.logprob for logprob in output.prompt_logprobs if logprob is not None]
         assert shown == [float(truth[row, token]) for row, token in enumerate(ids[1:])]
     engine.add_request("plain", ids, SamplingParams(temperature=0.0, max_tokens=3))
     (output,) = [output for output in engine.stream() if output.finished]
@@ -211,7 +211,7 @@ def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Mo
 
 def test_a_trace_replays_without_the_model_and_a_changed_token_is_found(trained: Model):
     trace = io.StringIO()
-    run = Run(trained, 3, trace=trace, num_blocks=60, block_size=2)
+    run = Run(trained, 3, trace=trace, num_blocks=60, block_size=2, check=False)
     run.go()
     lines = trace.getvalue().splitlines()
     result = replay(lines, is_whole=False)
@@ -278,11 +278,11 @@ def test_an_abort_at_any_step_of_any_request_harms_nobody(trained: Model):
             assert engine.scheduler.pool.num_free == 40
             for name in prompts.keys() - {victim}:
                 for sample in outputs[name].outputs:
-                    own = name + (f"#{sample.index}" if sample.index else "")
-                    found = first_difference(
-                        trained, prompts[name], params, 5, sample.index, sample.token_ids, rows[own]
+                    sample_name = name + (f"#{sample.index}" if sample.index else "")
+                    difference = first_difference(
+                        trained, prompts[name], params, 5, sample.index, sample.token_ids, rows[sample_name]
                     )
-                    assert found is None, (at, victim, own)
+                    assert difference is None, (at, victim, sample_name)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ class Nines:
     is_random = False
 
     def propose(self, contexts):  # type: ignore[no-untyped-def]
-        return [Draft((9,) * one.count) for one in contexts]
+        return [Draft((9,) * context.count) for context in contexts]
 
 
 def test_a_wrong_draft_that_overflows_changes_nothing(trained: Model):
@@ -47,9 +47,11 @@ def test_a_wrong_draft_that_overflows_changes_nothing(trained: Model):
         engine = Engine(model, drafter=drafter, block_size=2, num_blocks=100, check=True)
         engine.add_request("a", ids, greedy())
         engine.add_request("b", trained.prompt_ids("sort: 1"), greedy())
-        outputs = {one.request_id: one for one in engine.stream() if one.finished}
+        outputs = {output.request_id: output for output in engine.stream() if output.finished}
         shown.append([outputs[name].outputs for name in ("a", "b")])
-        assert [bool(one.metrics and one.metrics.draft_error) for one in outputs.values()] == [drafter is not None] * 2
+        assert [bool(output.metrics and output.metrics.draft_error) for output in outputs.values()] == [
+            drafter is not None
+        ] * 2
     assert shown[0] == shown[1]
 
 
@@ -59,7 +61,7 @@ def test_a_draft_model_that_overflows_costs_only_its_request_speed(trained: Mode
     engine = Engine(trained, drafter=ModelDrafter(small, trained))
     for name, prompt in ids.items():
         engine.add_request(name, prompt, greedy())
-    outputs = {one.request_id: one for one in engine.stream() if one.finished}
+    outputs = {output.request_id: output for output in engine.stream() if output.finished}
     for name, prompt in ids.items():
         assert outputs[name].outputs == LLM(trained).generate(prompt, greedy())[0].outputs
         metrics = outputs[name].metrics
@@ -73,7 +75,7 @@ def test_numpy_ids_from_a_drafter_are_plain_ints_in_the_trace(trained: Model):
         is_random = False
 
         def propose(self, contexts):  # type: ignore[no-untyped-def]
-            return [Draft(np.array([0, 6][: one.count])) for one in contexts]  # type: ignore[arg-type]
+            return [Draft(np.array([0, 6][: context.count])) for context in contexts]  # type: ignore[arg-type]
 
     trace = io.StringIO()
     engine = Engine(trained, drafter=Numpy(), trace=trace)
@@ -98,7 +100,7 @@ def test_no_request_is_named_like_a_sample_of_another(trained: Model):
     engine.add_request("a#1", [1, 5, 6], greedy())
     with pytest.raises(RequestError, match="'a#1' is already in use"):
         engine.add_request("a", [1, 5, 6], SamplingParams(n=2))
-    assert len([one for one in engine.stream() if one.finished]) == 1
+    assert len([output for output in engine.stream() if output.finished]) == 1
 
 
 def test_a_salt_that_has_no_utf8_form_is_refused(trained: Model):
@@ -161,7 +163,7 @@ def test_preempt_and_fork_between_steps(trained: Model):
     engine.preempt("a")
     with pytest.raises(RequestError, match="not running"):
         engine.preempt("a")
-    outputs = {one.request_id: one.outputs[0] for one in engine.stream() if one.finished}
+    outputs = {output.request_id: output.outputs[0] for output in engine.stream() if output.finished}
     assert outputs["a"] == plain.outputs[0]
     assert outputs["same"] == plain.outputs[0]
     assert outputs["other"].token_ids[:3] == plain.outputs[0].token_ids[:3]

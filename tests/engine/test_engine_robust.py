@@ -85,14 +85,14 @@ def finished(engine: Engine, interrupt: Interrupt) -> dict[str, RequestOutput]:
             got = []
         finally:
             sys.settrace(None)
-        outputs |= {one.request_id: one for one in got if one.finished}
+        outputs |= {output.request_id: output for output in got if output.finished}
         steps += 1
         assert steps < 200, "no progress"
     return outputs
 
 
 def shown(outputs: dict[str, RequestOutput]) -> dict[str, object]:
-    return {name: (one.outputs, one.prompt_logprobs) for name, one in outputs.items()}
+    return {name: (output.outputs, output.prompt_logprobs) for name, output in outputs.items()}
 
 
 @pytest.mark.parametrize("where", ["step", "abandon"])
@@ -186,7 +186,7 @@ def called_between_steps(model: Model, call: str, interrupt: Interrupt) -> tuple
     finally:
         sys.settrace(None)
     try:
-        outputs = {one.request_id: one for _ in range(20) for one in engine.step() if one.finished}
+        outputs = {output.request_id: output for _ in range(20) for output in engine.step() if output.finished}
         assert not engine.has_unfinished, "no progress"
     except RequestError as error:
         assert "interrupted in its bookkeeping" in str(error)
@@ -199,14 +199,14 @@ def called_between_steps(model: Model, call: str, interrupt: Interrupt) -> tuple
 def test_an_interrupt_at_every_line_of_a_call_between_steps(call: str):
     """As if it had not been made, or as if it had not been interrupted, or a refusal; the trace replays to the end."""
     model, whole = lfm2np.load(hand_fixture()), Interrupt(-1, BOOKS)
-    made = shown(called_between_steps(model, call, whole)[0])
+    called = shown(called_between_steps(model, call, whole)[0])
     not_made = shown(called_between_steps(model, "nothing", Interrupt(-1))[0])
-    assert made != not_made or call == "preempt"
+    assert called != not_made or call == "preempt"
     refused = 0
     for at in range(1, whole.count + 1):
         outputs, lines = called_between_steps(model, call, Interrupt(at, BOOKS))
         refused += not outputs
-        assert not outputs or shown(outputs) in (made, not_made)
+        assert not outputs or shown(outputs) in (called, not_made)
         replay(lines, is_whole=False)
     assert 0 < refused < whole.count
 
@@ -225,7 +225,7 @@ def test_an_exception_in_a_callback_comes_when_the_step_is_complete(trained: Mod
     outputs, raised = {}, 0
     while engine.has_unfinished:
         try:
-            outputs |= {one.request_id: one for one in engine.step()}
+            outputs |= {output.request_id: output for output in engine.step()}
         except ValueError:
             raised += 1
     assert raised == 3
@@ -248,8 +248,8 @@ def test_a_callback_may_abort_any_request(trained: Model, who: str):
     engine = Engine(trained, on_logits=callback, num_blocks=100, check=True, trace=trace)
     for name in ("a", "b"):
         engine.add_request(name, [1, 5, 6], SamplingParams(n=2, temperature=1.0, max_tokens=6, seed=1, ignore_eos=True))
-    outputs = {one.request_id: one for one in engine.stream() if one.finished}
-    assert {one.finish_reason for one in aborted[0].outputs} == {"abort"}
+    outputs = {output.request_id: output for output in engine.stream() if output.finished}
+    assert {output.finish_reason for output in aborted[0].outputs} == {"abort"}
     assert set(outputs) == {"a", "b"} - {who}
     replay(trace.getvalue().splitlines(), is_whole=False)
 
@@ -293,10 +293,10 @@ def test_a_trace_that_can_not_be_written_harms_no_request(trained: Model, at: in
             failures += 1
     while engine.has_unfinished:
         try:
-            outputs |= {one.request_id: one for one in engine.step()}
+            outputs |= {output.request_id: output for output in engine.step()}
         except OSError:
             failures += 1
     assert failures == (at < 8)
-    assert {name: one.outputs[0].token_ids for name, one in outputs.items()} == dict.fromkeys(
+    assert {name: output.outputs[0].token_ids for name, output in outputs.items()} == dict.fromkeys(
         ("a", "b"), greedy_tokens(trained, [1, 5, 6], 4)
     )

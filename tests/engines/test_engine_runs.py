@@ -31,7 +31,7 @@ def ran(tmp_path: Path, *arguments: str) -> tuple[int, list[dict[str, object]]]:
 def test_a_right_engine_and_one_that_dies_at_its_start_are_rows_as_expected(tmp_path: Path):
     code, records = ran(tmp_path, "--engines", "ours/right,ours/dies", "--formats", "float32", *QUICK)
     assert code == 0
-    assert [one["verdict"] for one in records] == ["EXACT", "refused"]
+    assert [record["verdict"] for record in records] == ["EXACT", "refused"]
     assert records[0]["counts"] and records[0]["versions"]
     assert "CHECKOUT/fixtures/engines/no-such-model" in records[1]["reasons"][0]
     assert not any(str(folder) in json.dumps(records) for folder in (tmp_path, HERE.parents[1]))
@@ -40,7 +40,7 @@ def test_a_right_engine_and_one_that_dies_at_its_start_are_rows_as_expected(tmp_
 @pytest.mark.slow
 def test_a_wrong_engine_that_is_expected_to_be_wrong_is_no_news(tmp_path: Path):
     code, records = ran(tmp_path, "--engines", "ours/wrong", *QUICK)
-    assert (code, [one["verdict"] for one in records]) == (0, ["BUG"])
+    assert (code, [record["verdict"] for record in records]) == (0, ["BUG"])
     assert records[0]["suspects"]
 
 
@@ -63,11 +63,11 @@ def test_the_last_words_of_a_log_are_its_last_error_not_where_to_read_of_it(tmp_
 def test_what_is_known_is_not_run_again_and_other_pins_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     arguments = ("--engines", "ours/dies", "--times", "2", *QUICK)
     _, records = ran(tmp_path, *arguments)
-    assert [one["run"] for one in records] == [1, 2]
+    assert [record["run"] for record in records] == [1, 2]
     assert ran(tmp_path, *arguments) == (0, records)
-    for one in records:
-        one["pins"] = {"numpy": "0.1"}
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    for record in records:
+        record["pins"] = {"numpy": "0.1"}
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     assert len(ran(tmp_path, *arguments)[1]) == 4
 
 
@@ -83,7 +83,7 @@ def test_an_outcome_that_is_not_expected_is_told_and_is_exit_code_1(tmp_path: Pa
 def test_fuzzing_is_a_row_of_its_own(tmp_path: Path):
     formats = ("--formats", "float32", "--fuzz-minutes", "0.02")
     code, records = ran(tmp_path, "--engines", "ours/right", *QUICK, *formats)
-    assert (code, [one["kind"] for one in records]) == (0, ["check", "fuzz"])
+    assert (code, [record["kind"] for record in records]) == (0, ["check", "fuzz"])
     assert records[1]["verdict"] == "no finding"
     assert records[1]["traces"] > 0
 
@@ -120,16 +120,16 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path: Path, number: signal.Si
 
 def is_server(command: str) -> bool:
     """Itself, not who was told to start it."""
-    return "served.py" in command and not any(one in command for one in ("-m lfm2np", "sh -c"))
+    return "served.py" in command and not any(word in command for word in ("-m lfm2np", "sh -c"))
 
 
 def marked(tmp_path: Path) -> list[str]:
     """Command lines of processes with our mark in their environment."""
-    found = []
+    commands = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"MARK={tmp_path}".encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                commands.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
             continue  # it has ended, or is another's
-    return found
+    return commands

@@ -25,9 +25,9 @@ def record(**fields: Any) -> dict[str, Any]:
     """What a run of our own engine may leave; its command is the recipe's, unless another is given."""
     head = {"engine": "ours", "variant": "right", "format": "float32", "run": 1, "kind": "check", "cases": "", **fields}
     job = Job(NUMPY, NUMPY.variant("right"), head["format"], 1, head["cases"], float(head["kind"] == "fuzz"))
-    told = {"pins": {}, "versions": {"numpy": "2.0"}, "command": shown(job), "verdict": "EXACT"}
+    verdict = {"pins": {}, "versions": {"numpy": "2.0"}, "command": shown(job), "verdict": "EXACT"}
     numbers = {"counts": {"EXACT": 1234}, "rms": 0.75, "worst": 2.55, "flips": 0, "asked": 10, "limits": []}
-    return {**head, **told, **numbers, "suspects": [], "reasons": ["fine"], "unanswered": [], **fields}
+    return {**head, **verdict, **numbers, "suspects": [], "reasons": ["fine"], "unanswered": [], **fields}
 
 
 def rows(*records: dict[str, Any]) -> list[list[str]]:
@@ -45,24 +45,24 @@ def test_a_recipe_is_whole(recipe: Recipe, variant: Variant):
     for name in re.findall(r"{here}/(\S+)", f"{variant.target} {variant.start}"):
         assert (HERE / name).exists()
     if variant.report:
-        assert {"issue.md", "reproduce.py"} <= {one.name for one in (HERE / "reports" / variant.report).iterdir()}
+        assert {"issue.md", "reproduce.py"} <= {path.name for path in (HERE / "reports" / variant.report).iterdir()}
 
 
 @pytest.mark.parametrize(("recipe", "variant"), PAIRS, ids=NAMES)
 def test_the_command_that_is_shown_is_filled_in_and_names_nothing_of_this_machine(recipe: Recipe, variant: Variant):
     for minutes in (0.0, 1.0) if variant.fuzz is not None else (0.0,):
-        told = shown(Job(recipe, variant, variant.formats[0], 1, fuzz_minutes=minutes))
-        assert "{" not in told
-        assert str(HERE) not in told
-        assert ("PORT" in told) == ("{port}" in variant.target)
-        assert f"--format {variant.formats[0]}" in told
+        command = shown(Job(recipe, variant, variant.formats[0], 1, fuzz_minutes=minutes))
+        assert "{" not in command
+        assert str(HERE) not in command
+        assert ("PORT" in command) == ("{port}" in variant.target)
+        assert f"--format {variant.formats[0]}" in command
 
 
 @pytest.mark.parametrize("script", list((HERE / "reports").glob("*/reproduce.py")), ids=lambda path: path.parent.name)
 def test_a_report_does_not_need_this_package(script: Path):
     tree = ast.parse(script.read_text())
-    names = {alias.name for one in ast.walk(tree) if isinstance(one, ast.Import) for alias in one.names}
-    names |= {one.module or "" for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in names}.isdisjoint({"lfm2np", "scheduler", "numpy"})
 
 
@@ -111,13 +111,13 @@ def test_every_verdict_has_an_outcome():
 
 
 def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_and_commands_none():
-    one = {"what": "wrong: token 3", "failed": 9, "replays": 10, "requests": 6, "traces": 72}
-    fuzz = record(kind="fuzz", verdict="finding", findings=[one], traces=1800, requests=9000)
-    told = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), *others())
-    assert [row[2] for row in told] == ["float32", "float32", "bfloat16", "float32"]
-    assert [row[4] for row in told[:3]] == ["EXACT, 1 run"] * 3
-    assert told[1][3] == "1,234 positions of `--cases short-prompts`"
-    assert told[3][3:] == [
+    finding = {"what": "wrong: token 3", "failed": 9, "replays": 10, "requests": 6, "traces": 72}
+    fuzz = record(kind="fuzz", verdict="finding", findings=[finding], traces=1800, requests=9000)
+    table_rows = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), *others())
+    assert [row[2] for row in table_rows] == ["float32", "float32", "bfloat16", "float32"]
+    assert [row[4] for row in table_rows[:3]] == ["EXACT, 1 run"] * 3
+    assert table_rows[1][3] == "1,234 positions of `--cases short-prompts`"
+    assert table_rows[3][3:] == [
         "`fuzz`: 1,800 traces, 9,000 requests",
         "**finding**, 1 run",
         "wrong: token 3; after 72 traces; 6 requests, fails in 9 of 10 replays",

@@ -40,8 +40,8 @@ def test_the_page_has_the_tables_that_the_results_make() -> None:
 def test_all_positions_of_servers_that_are_right_are_counted() -> None:
     ones = [("trained-Q4_0.gguf", {"EXACT": 1000, "BUG": 2, "DRIFT": 1}), ("trained-mlx-4-bfloat16", {"BUG": 5})]
     records = [{"kind": servers.KIND, "file": file, "counts": counts} for file, counts in ones]
-    told = tables.right_ones([*records, {"kind": reading.KIND, "file": "trained-Q4_0.gguf"}])
-    assert told == "Servers that are right: 1,003 positions, 3 called wrong."
+    summary = tables.right_ones([*records, {"kind": reading.KIND, "file": "trained-Q4_0.gguf"}])
+    assert summary == "Servers that are right: 1,003 positions, 3 called wrong."
 
 
 def test_the_wide_checkpoint_computes_what_the_trained_one_does(tmp_path: Path) -> None:
@@ -57,7 +57,9 @@ def test_the_wide_checkpoint_computes_what_the_trained_one_does(tmp_path: Path) 
 def as_q8_0(numbers: list[Fraction]) -> list[float]:
     """By the definition: steps of 1/127 of the largest, ties away from zero, times the step as float16."""
     step = max(map(abs, numbers)) / 127
-    codes = [0 if not step else int(abs(one) / step + Fraction(1, 2)) * (1 if one >= 0 else -1) for one in numbers]
+    codes = [
+        0 if not step else int(abs(number) / step + Fraction(1, 2)) * (1 if number >= 0 else -1) for number in numbers
+    ]
     return [float(code * Fraction(float(np.float16(float(step))))) for code in codes]
 
 
@@ -65,16 +67,16 @@ def test_inputs_are_rounded_as_llama_cpp_rounds_them() -> None:
     random = np.random.default_rng(0)
     x = (random.normal(size=(40, 64)) * np.exp2(random.integers(-8, 8, (40, 1)))).astype(np.float32)
     x[3, :32] = 0.0
-    for row, found in zip(x, q8_0(x), strict=True):
-        exact = [Fraction(float(one)) for one in row]
+    for row, actual in zip(x, q8_0(x), strict=True):
+        exact = [Fraction(float(value)) for value in row]
         expected = as_q8_0(exact[:32]) + as_q8_0(exact[32:])
-        assert found.tolist() == expected
+        assert actual.tolist() == expected
     wide = random.normal(size=(9, 512)).astype(np.float32)
-    blocks, found = wide.reshape(9, 2, 256), q8_k(wide).reshape(9, 2, 256)
+    blocks, actual = wide.reshape(9, 2, 256), q8_k(wide).reshape(9, 2, 256)
     largest = np.abs(blocks).max(-1, keepdims=True)
-    assert (np.abs(found - blocks) <= largest / 127 * 0.50001).all()
-    assert (np.abs(found).max(-1) <= largest[..., 0] * 1.000001).all()
-    codes = found / largest * 127
+    assert (np.abs(actual - blocks) <= largest / 127 * 0.50001).all()
+    assert (np.abs(actual).max(-1) <= largest[..., 0] * 1.000001).all()
+    codes = actual / largest * 127
     assert np.abs(codes - np.rint(codes)).max() < 1e-4
 
 
@@ -85,9 +87,9 @@ def test_a_patched_file_says_what_the_wrong_reader_reads(dtype: str, reader: obj
     right.write_bytes(gguf_bytes(model_keys(config), quantised_tensors(config, dtype)))
     changed = patched(right, tmp_path / "wrong.gguf", reader)
     before, after = open_container(right).tensors, open_container(tmp_path / "wrong.gguf").tensors
-    for name, one in before.items():
-        was, now = widen(one.values, one.dtype), widen(after[name].values, one.dtype)
-        assert (name in changed) == (was.tobytes() != now.tobytes()) == (one.dtype == dtype), name
+    for name, value in before.items():
+        was, now = widen(value.values, value.dtype), widen(after[name].values, value.dtype)
+        assert (name in changed) == (was.tobytes() != now.tobytes()) == (value.dtype == dtype), name
         if name in changed and dtype != "Q5_K":
             codes = np.where(was == 0, 1, was) / np.where(now == 0, 1, now)  # of one block the same factor
             assert all(len(np.unique(np.round(block[block != 1], 9))) <= 1 for block in codes.reshape(-1, 32))
@@ -98,7 +100,7 @@ def test_a_patched_file_says_what_the_wrong_reader_reads(dtype: str, reader: obj
 
 
 def test_every_fault_that_is_measured_fits_the_code() -> None:
-    for fault in [*map(by_name, TWELVE), *(one.of(LARGEST) for one in SCALABLE)]:
+    for fault in [*map(by_name, TWELVE), *(part.of(LARGEST) for part in SCALABLE)]:
         with inject(fault):
             pass
     assert len(set(TWELVE)) == 12
@@ -132,8 +134,8 @@ def test_a_server_that_tells_nothing_is_news_and_is_tried_again(
 
 def test_a_reader_that_told_nothing_is_news_and_is_tried_again() -> None:
     for only, verdict, counts in (("", "BUG", {"BUG": 3}), ("x", "TIE", {"EXACT": 3}), ("x", "INCONCLUSIVE", {})):
-        found = {"verdict": verdict, "counts": counts}
-        record = {"kind": reading.KIND, "only": only, through_noise.AGAINST_FILE: found}
+        outcome = {"verdict": verdict, "counts": counts}
+        record = {"kind": reading.KIND, "only": only, through_noise.AGAINST_FILE: outcome}
         assert (tables.was_judged(record), tables.is_news(record)) == (bool(counts), not counts)
 
 
@@ -146,7 +148,7 @@ def test_a_fault_that_is_not_seen_is_news() -> None:
         assert not tables.is_news(expected)
     scaled = [of(SCALABLE[0].name, 1e-4, verdict) for verdict in ("BUG", "TIE")]
     assert not any(map(tables.is_news, scaled))
-    assert not any(map(tables.is_news, (one for one in tables.read(RESULTS) if one["kind"] != servers.KIND)))
+    assert not any(map(tables.is_news, (record for record in tables.read(RESULTS) if record["kind"] != servers.KIND)))
 
 
 def test_a_record_of_an_unknown_form_is_told_by_its_line(tmp_path: Path) -> None:

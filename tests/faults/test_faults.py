@@ -24,7 +24,7 @@ from lfm2np.faults.inject import find
 EVERYTHING: tuple[Fault | Variant, ...] = (*FAULTS, *VARIANTS)
 
 
-@pytest.mark.parametrize("one", EVERYTHING, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", EVERYTHING, ids=lambda case: case.name)
 def test_every_edit_fits_the_code_and_is_undone(one: Fault | Variant):
     before = {edit.where: find(edit.where).__code__ for edit in one.edits}
     with inject(one.name):
@@ -107,12 +107,12 @@ def test_the_command_says_which_property_catches_a_fault(capsys: pytest.CaptureF
     names = ["double-bos-in-chats", "evicted-key-still-leads-to-its-block"]
     assert main(["faults", *names, "--json", "--profile", "quick"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in report["faults"]] == names
+    assert [fault["name"] for fault in report["faults"]] == names
     assert report["benign"] == []
-    for one in report["faults"]:
-        assert one["caught"] is True
-        assert one["examples"] >= 1
-        assert one["by"]
+    for fault in report["faults"]:
+        assert fault["caught"] is True
+        assert fault["examples"] >= 1
+        assert fault["by"]
     assert main(["faults", names[0], "--show"]) == 0
     text = capsys.readouterr().out
     assert f"| D | {names[0]} |" in text
@@ -133,10 +133,10 @@ def test_a_fault_that_survives_or_a_variant_that_is_flagged_is_exit_code_1(capsy
 
 
 def test_a_process_without_a_verdict_is_never_a_success(monkeypatch: pytest.MonkeyPatch):
-    for one, caught in ((FAULTS[0], False), (VARIANTS[0], True)):
+    for fault, caught in ((FAULTS[0], False), (VARIANTS[0], True)):
         monkeypatch.setattr(sys, "executable", "/bin/false")
-        answer = cli_faults.try_one(one, "quick")
-        assert (answer["name"], answer["caught"]) == (one.name, caught)
+        answer = cli_faults.try_one(fault, "quick")
+        assert (answer["name"], answer["caught"]) == (fault.name, caught)
         assert "ended with code 1" in answer["by"]
 
 
@@ -185,9 +185,9 @@ def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]):
     assert len(listed["benign"]) == len(VARIANTS)
     assert main(["faults", "--list"]) == 0
     text = capsys.readouterr().out
-    for one in (*FAULTS, *VARIANTS):
-        assert one.name in text
-        assert one.sentence in text
+    for fault in (*FAULTS, *VARIANTS):
+        assert fault.name in text
+        assert fault.sentence in text
 
 
 @pytest.mark.parametrize(
@@ -209,10 +209,10 @@ def test_the_page_has_a_row_for_every_fault_and_variant():
     """
     text = (Path(__file__).parents[2] / "docs" / "why" / "fault-table.md").read_text(encoding="utf-8")
     faults_in_it = re.findall(r"^\| [A-E] \| (\S+) \|.*\| ([a-z0-9-]+) \| \d+ \| \d* \|$", text, re.MULTILINE)
-    assert [name for name, _ in faults_in_it] == [one.name for one in FAULTS]
+    assert [name for name, _ in faults_in_it] == [fault.name for fault in FAULTS]
     assert {by for _, by in faults_in_it} <= {prop.id for prop in PROPERTIES}
     variants_in_it = re.findall(r"^\| (\S+) \| (?:no|no, under quick) \|$", text, re.MULTILINE)
-    assert variants_in_it == [one.name for one in VARIANTS]
+    assert variants_in_it == [variant.name for variant in VARIANTS]
 
 
 def test_no_hook_stands_in_the_engine():

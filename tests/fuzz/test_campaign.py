@@ -58,15 +58,15 @@ def campaign_on(says: Says, **fields: Any) -> tuple[Campaign, Scripted]:
 
 
 def long_prompt(trace: Trace) -> Trouble | None:
-    return BAD if any(len(one.prompt) >= 7 for one in trace.requests) else None
+    return BAD if any(len(request.prompt) >= 7 for request in trace.requests) else None
 
 
 def test_what_fails_is_found_shrunk_and_measured() -> None:
     campaign, player = campaign_on(long_prompt)
     (failure,) = campaign.run(0, 100, None)
     assert failure.finding.kind == FAILED and failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
-    (one,) = failure.trace.requests
-    assert one == Sent(one.prompt) and len(one.prompt) == 7
+    (request,) = failure.trace.requests
+    assert request == Sent(request.prompt) and len(request.prompt) == 7
     assert failure.drawn.num_tokens >= failure.trace.num_tokens
     assert failure.traces == campaign.counts.traces and campaign.counts.findings == 1
     assert len(player.played) == campaign.counts.traces + campaign.counts.replays + LAST_REPLAYS * len(failure.before)
@@ -120,8 +120,8 @@ def test_what_fails_only_behind_another_is_replayed_behind_it() -> None:
     marked = []
 
     def says(trace: Trace) -> Trouble | None:
-        is_bad = any(one.after is not None for one in trace.requests) and sum(
-            one.after is None for one in trace.requests
+        is_bad = any(request.after is not None for request in trace.requests) and sum(
+            request.after is None for request in trace.requests
         )
         marked.append(len(trace.requests))
         return BAD if len(trace.requests) >= 5 and is_bad else None
@@ -290,7 +290,9 @@ def test_what_the_engine_can_not_be_asked_is_not_tried_while_shrinking() -> None
     campaign = Campaign(ByTruth(model(), "float32"), player, first)
     (failure,) = campaign.run(0, 1000, None)
     assert failure.trace.requests[0].prompt[0] == 1 and len(failure.trace.requests[0].prompt) == 7
-    assert all(one.prompt[0] == 1 and len(one.prompt) > 1 for trace in player.played for one in trace.requests)
+    assert all(
+        request.prompt[0] == 1 and len(request.prompt) > 1 for trace in player.played for request in trace.requests
+    )
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 10.0])
@@ -313,7 +315,7 @@ def test_an_earlier_failure_is_played_as_it_is_and_then_with_other_tokens() -> N
     trace = Trace((Sent(A[:5], 3), Sent(A[:5], 2, after=0)))
     assert list(known_traces([trace], campaign, 10)) == []
     assert player.played[0] == trace and campaign.counts.traces == len(player.played) == 10
-    assert all(one != trace and one.requests[1].after == 0 for one in player.played[1:])
+    assert all(shrunk != trace and shrunk.requests[1].after == 0 for shrunk in player.played[1:])
 
 
 def test_each_earlier_failure_that_fails_again_is_reported_once() -> None:

@@ -40,7 +40,7 @@ def test_a_fault_of_two_requests_is_shrunk_to_two_and_each_run_of_a_seed_is_the_
         campaign, (failure,) = run_on_own(1, 100)
         again, (same,) = run_on_own(1, 100)
     assert failure.finding.kind == "wrong" and failure.is_fresh and failure.rate == (10, 10)
-    assert [one == Sent(one.prompt) for one in failure.trace.requests] == [True, True]
+    assert [request == Sent(request.prompt) for request in failure.trace.requests] == [True, True]
     assert (same.trace, same.finding) == (failure.trace, failure.finding)
     assert (same.drawn, same.traces) == (failure.drawn, failure.traces)
     assert (campaign.counts.replays, campaign.counts.tokens) == (again.counts.replays, again.counts.tokens)
@@ -83,14 +83,14 @@ def test_a_cache_that_is_float16_from_position_256_on_is_found_within_20_traces(
     with inject(HALF_FROM_256):
         (failure,) = campaign.run(1, MOST_TRACES, None)
     assert failure.finding.kind == "wrong"
-    assert max(len(one.prompt) + one.max_tokens for one in failure.trace.requests) > 256
+    assert max(len(request.prompt) + request.max_tokens for request in failure.trace.requests) > 256
     assert list(campaign.run(1, 2, None)) == []
 
 
 class Trained(Own):
     """The trained fixture's engine, whose completions are changed by `change`."""
 
-    change: Any = staticmethod(lambda one, stop: one)
+    change: Any = staticmethod(lambda completion, stop: completion)
 
     def __init__(self, exact: Model) -> None:
         super().__init__(exact, {"block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64})
@@ -104,13 +104,16 @@ class Trained(Own):
         return params
 
     def step(self) -> dict[str, list[Completion]]:
-        return {name: [self.change(one, self.stops[name]) for one in found] for name, found in super().step().items()}
+        return {
+            name: [self.change(completion, self.stops[name]) for completion in value]
+            for name, value in super().step().items()
+        }
 
 
 class Strips(Trained):
     """Strips blanks."""
 
-    change = staticmethod(lambda one, stop: replace(one, text=one.text.strip()))
+    change = staticmethod(lambda completion, stop: replace(completion, text=completion.text.strip()))
 
 
 class StopsBetweenTokens(Trained):
@@ -120,13 +123,13 @@ class StopsBetweenTokens(Trained):
         return replace(params, stop=())
 
     def step(self) -> dict[str, list[Completion]]:
-        return {name: [self.ended(name, one) for one in found] for name, found in super().step().items()}
+        return {name: [self.ended(name, completion) for completion in value] for name, value in super().step().items()}
 
-    def ended(self, name: str, one: Completion) -> Completion:
-        if self.stops[name] and one.text is not None and one.text.endswith(self.stops[name]):
+    def ended(self, name: str, completion: Completion) -> Completion:
+        if self.stops[name] and completion.text is not None and completion.text.endswith(self.stops[name]):
             self.abort(name)
-            return replace(one, text=one.text.removesuffix(self.stops[name]), finish_reason="stop")
-        return one
+            return replace(completion, text=completion.text.removesuffix(self.stops[name]), finish_reason="stop")
+        return completion
 
 
 def campaign_of(make: Callable[[Model], Any], number: int, examples: int, **fields: Any) -> list[Failure]:

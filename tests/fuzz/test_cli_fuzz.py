@@ -42,9 +42,9 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def served_command(*arguments: str) -> list[str]:
@@ -71,9 +71,9 @@ def run(*arguments: str, model: Path | None = None) -> int:
 def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         main(["fuzz", "--help"])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert done.value.code == 0
-    assert "example:\n  lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10" in told
+    assert "example:\n  lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10" in printed
     for code in (
         "0    no trace failed",
         "1    a trace failed",
@@ -81,7 +81,7 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
         "3    it could not",
         "130  interrupted",
     ):
-        assert f"\n  {code}" in told
+        assert f"\n  {code}" in printed
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_an_engine_that_reports_no_tokens_is_inconclusive(capsys: pytest.Capture
 
 def test_a_right_engine_ends_with_0_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(OWN, *SMALL, "--examples", "5") == 0
-    told = capsys.readouterr().out
-    assert "played    5 traces and 0 replays" in told and told.endswith("findings  0\n")
+    printed = capsys.readouterr().out
+    assert "played    5 traces and 0 replays" in printed and printed.endswith("findings  0\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,25 +174,30 @@ def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with served_process("--fault", "rotation-backwards") as url:
-        code, told = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
-        assert code == 1 and set(told) == KEYS
-        (row,) = told["findings"]
+        code, report = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
+        assert code == 1 and set(report) == KEYS
+        (row,) = report["findings"]
         assert set(row) == ROW | {"seconds", "shrinking_seconds"}
         assert (row["kind"], row["requests"], row["failed"], row["replays"]) == ("wrong", 1, 2, 2)
         assert row["folder"] == str(Path("found") / "wrong-1")
-        made = tmp_path / "found" / "wrong-1"
-        assert sorted(one.name for one in made.iterdir()) == ["issue.md", "report.html", "reproduce.py", "trace.json"]
-        assert script(made / "reproduce.py", url) == 1
-        again = ("--replay", str(made / "trace.json"), "--out", "again")
-        code, told = one_line(url, *SMALL, *again, capsys=capsys)
-        assert (code, told["traces"], told["findings"][0]["kind"]) == (1, 1, "wrong")
-        code, told = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
-        assert (code, told["traces"]) == (1, 1)  # the earlier failure comes first
+        directory = tmp_path / "found" / "wrong-1"
+        assert sorted(path.name for path in directory.iterdir()) == [
+            "issue.md",
+            "report.html",
+            "reproduce.py",
+            "trace.json",
+        ]
+        assert script(directory / "reproduce.py", url) == 1
+        again = ("--replay", str(directory / "trace.json"), "--out", "again")
+        code, report = one_line(url, *SMALL, *again, capsys=capsys)
+        assert (code, report["traces"], report["findings"][0]["kind"]) == (1, 1, "wrong")
+        code, report = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
+        assert (code, report["traces"]) == (1, 1)  # the earlier failure comes first
     with serving() as here:
-        assert script(made / "reproduce.py", here.url) == 0
-        code, told = one_line(here.url, *SMALL, *again, capsys=capsys)
-        assert (code, told["traces"], told["findings"]) == (0, 10, [])
-    assert script(made / "reproduce.py", url) == 2
+        assert script(directory / "reproduce.py", here.url) == 0
+        code, report = one_line(here.url, *SMALL, *again, capsys=capsys)
+        assert (code, report["traces"], report["findings"]) == (0, 10, [])
+    assert script(directory / "reproduce.py", url) == 2
     assert run(url, *again) == 3
     capsys.readouterr()
 
@@ -226,8 +231,8 @@ def test_an_interrupt_while_shrinking_keeps_what_was_found(
     with inject("convolution-crosses-requests"):
         assert run(OWN, *SMALL, "--out", "found") == 130
     captured = capsys.readouterr()
-    made = tmp_path / "found" / ("wrong-2" if is_known else "wrong-1")
-    assert sorted(one.name for one in made.iterdir()) == ["issue.md", "report.html", "trace.json"]
+    directory = tmp_path / "found" / ("wrong-2" if is_known else "wrong-1")
+    assert sorted(path.name for path in directory.iterdir()) == ["issue.md", "report.html", "trace.json"]
     assert captured.out == "" and captured.err.endswith("lfm2np: interrupted\n") and "lfm2np: found: " in captured.err
 
 
@@ -251,13 +256,13 @@ def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], 
     port = free_port()
     start = f"{sys.executable} dying.py --model {folder()} --numerics exact --port {port}"
     url = f"http://127.0.0.1:{port}"
-    code, told = one_line(url, *SMALL, "--shrink-minutes", "0", "--start", start, capsys=capsys)
-    (row,) = told["findings"]
+    code, report = one_line(url, *SMALL, "--shrink-minutes", "0", "--start", start, capsys=capsys)
+    (row,) = report["findings"]
     assert (code, row["kind"], row["failed"], row["replays"]) == (1, "dead", 2, 2)
     text = (tmp_path / row["folder"] / "issue.md").read_text()
     assert "# The server is gone\n" in text and "on a server that had just been started" in text
-    with socket.socket() as one:
-        assert one.connect_ex(("127.0.0.1", port)) != 0  # it was ended
+    with socket.socket() as sock:
+        assert sock.connect_ex(("127.0.0.1", port)) != 0  # it was ended
 
 
 # The process of --start
@@ -279,8 +284,8 @@ def stub(tmp_path: Path, port: int) -> StartedServer:
 
 
 def is_up(port: int) -> bool:
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_server_is_started_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,39 +46,54 @@ def test_each_trace_is_valid_and_within_what_may_be_asked(data: st.DataObject, a
     assert trace.num_tokens <= MOST_TOKENS_OF_A_TRACE
     assert len(trace.requests) <= min(12, around.slots + 3) or is_of_draws(trace, around)
     assert (
-        from_json({"requests": [{**one, "prompt": list(one["prompt"])} for one in plain(trace)["requests"]]}) == trace
+        from_json(
+            {"requests": [{**request, "prompt": list(request["prompt"])} for request in plain(trace)["requests"]]}
+        )
+        == trace
     )
-    for one in trace.requests:
-        begins = one.prompt[: len(around.first)] == around.first
-        own = one.prompt[len(around.first) :] if begins else one.prompt
-        assert set(own) <= set(around.alphabet)
+    for request in trace.requests:
+        begins = request.prompt[: len(around.first)] == around.first
+        suffix = request.prompt[len(around.first) :] if begins else request.prompt
+        assert set(suffix) <= set(around.alphabet)
         assert begins or not around.needs_first
 
 
 def kinds(trace: Trace, around: Around) -> set[str]:
     """What is special about a trace, by names."""
-    found = set()
-    prompts = [one.prompt for one in trace.requests]
-    for index, one in enumerate(trace.requests):
-        found |= {"left before the first token"} if one.abort_after == 0 else set()
-        found |= {"left midway"} if one.abort_after else set()
-        found |= {name for name in ("cold", "streamed", "stop", "pause") if getattr(one, name)}
-        found |= {"several"} if one.samples > 1 else {"sampled"} if one.temperature else set()
-        found |= {"again"} if one.prompt in prompts[:index] else set()
-        found |= {"longer"} if any(one.prompt[:-1] and one.prompt[:-1] == other for other in prompts[:index]) else set()
-        same = [other for other in prompts[:index] if len(other) > 1 and other[:-1] == one.prompt[:-1]]
-        found |= {"another last token"} if any(other != one.prompt for other in same) else set()
-        found |= {"waits for tokens"} if one.after_tokens else {"waits for an end"} if one.after is not None else set()
-        found |= (
-            {"long after short"} if one.after is not None and len(one.prompt) > 3 * len(prompts[one.after]) else set()
+    features = set()
+    prompts = [request.prompt for request in trace.requests]
+    for index, request in enumerate(trace.requests):
+        features |= {"left before the first token"} if request.abort_after == 0 else set()
+        features |= {"left midway"} if request.abort_after else set()
+        features |= {name for name in ("cold", "streamed", "stop", "pause") if getattr(request, name)}
+        features |= {"several"} if request.samples > 1 else {"sampled"} if request.temperature else set()
+        features |= {"again"} if request.prompt in prompts[:index] else set()
+        features |= (
+            {"longer"}
+            if any(request.prompt[:-1] and request.prompt[:-1] == other for other in prompts[:index])
+            else set()
         )
-        off = len(one.prompt) % around.block
-        found |= {{0: "at a border", 1: "behind a border", around.block - 1: "before a border"}.get(off, "between")}
-        found |= {"over a chunk"} if len(one.prompt) > around.chunk else set()
-        found |= {"tiny"} if len(one.prompt) <= 3 else set()
-        found |= {"with BOS"} if one.prompt[:1] == around.first else {"without BOS"}
-    at_once = sum(one.after is None for one in trace.requests)
-    return found | ({"more than slots"} if at_once > around.slots else set())
+        same = [other for other in prompts[:index] if len(other) > 1 and other[:-1] == request.prompt[:-1]]
+        features |= {"another last token"} if any(other != request.prompt for other in same) else set()
+        features |= (
+            {"waits for tokens"}
+            if request.after_tokens
+            else {"waits for an end"}
+            if request.after is not None
+            else set()
+        )
+        features |= (
+            {"long after short"}
+            if request.after is not None and len(request.prompt) > 3 * len(prompts[request.after])
+            else set()
+        )
+        off = len(request.prompt) % around.block
+        features |= {{0: "at a border", 1: "behind a border", around.block - 1: "before a border"}.get(off, "between")}
+        features |= {"over a chunk"} if len(request.prompt) > around.chunk else set()
+        features |= {"tiny"} if len(request.prompt) <= 3 else set()
+        features |= {"with BOS"} if request.prompt[:1] == around.first else {"without BOS"}
+    at_once = sum(request.after is None for request in trace.requests)
+    return features | ({"more than slots"} if at_once > around.slots else set())
 
 
 @pytest.mark.slow
@@ -100,14 +115,15 @@ def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
 @ROUND
 @given(traces(Around(4, 24, 4, 90, ALPHABET)))
 def test_what_the_engine_does_not_take_is_not_drawn(trace: Trace) -> None:
-    assert all(one.stop is None and one.temperature == 0 and one.samples == 1 for one in trace.requests)
+    assert all(request.stop is None and request.temperature == 0 and request.samples == 1 for request in trace.requests)
 
 
 @ROUND
-@given(traces(replace(SMALL, without=tuple(one for one in SPECIAL if one))))
+@given(traces(replace(SMALL, without=tuple(text for text in SPECIAL if text))))
 def test_what_is_left_out_is_not_drawn(trace: Trace) -> None:
     assert {
-        replace(one, prompt=(1,), max_tokens=1, after=None, after_tokens=None, pause=0) for one in trace.requests
+        replace(request, prompt=(1,), max_tokens=1, after=None, after_tokens=None, pause=0)
+        for request in trace.requests
     } == {Sent((1,), 1)}
 
 

@@ -33,8 +33,8 @@ def right(prompt: tuple[int, ...], count: int = 6) -> Right:
     engine.add_request("q", list(prompt), params)
     while engine.has_unfinished:
         outputs = engine.step()
-    (one,) = outputs[0].outputs
-    return [(each.token_id, each.logprob, dict(each.top)) for each in one.logprobs]
+    (output,) = outputs[0].outputs
+    return [(each.token_id, each.logprob, dict(each.top)) for each in output.logprobs]
 
 
 def answer(tokens: list[int], logprobs: list[float] | None = None, reason: str = "length") -> Answer:
@@ -91,10 +91,10 @@ def ties() -> tuple[tuple[int, ...], int, int]:
     """A prompt, and where in its answer bfloat16 may take the second instead."""
     for start in range(30):
         prompt = A[start : start + 9]
-        for index, one in enumerate(right_answer(model(), "bfloat16", Sent(prompt, 6), None)):
+        for index, token in enumerate(right_answer(model(), "bfloat16", Sent(prompt, 6), None)):
             top = sorted(right(prompt)[index][2].items(), key=lambda pair: -pair[1])
             behind = top[0][1] - top[1][1]
-            if not one.decided and behind > 0.02:
+            if not token.decided and behind > 0.02:
                 return prompt, index, top[1][0]
     pytest.fail("no tie in thirty answers")
 
@@ -134,15 +134,15 @@ def test_of_a_sampled_token_only_the_log_probability_is_judged() -> None:
 def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
     """A server that ignores temperature: each token and each log-probability is right."""
     trace = draws(Around(16, 64, 4, 300, A, sampling=True), 100)
-    greedy = [tuple(token for token, _, _ in right(one.prompt, 2)) for one in trace.requests]
+    greedy = [tuple(token for token, _, _ in right(request.prompt, 2)) for request in trace.requests]
     played = Played(tuple(Reply((Answer(str(index), ids),)) for index, ids in enumerate(greedy)))
     finding = finding_of(model(), "float32", trace, played)
     assert finding is not None and finding.kind == WRONG
     assert finding.what.endswith("tokens drawn so far at temperature 1 are drawn as if greedily")
-    params = [lfm2np.SamplingParams(temperature=1.0, seed=one.seed, max_tokens=2) for one in trace.requests]
-    drawn = lfm2np.LLM(model()).generate([list(one.prompt) for one in trace.requests], params)
-    ids = [one.outputs[0].token_ids for one in drawn]
-    played = Played(tuple(Reply((Answer(str(index), one),)) for index, one in enumerate(ids)))
+    params = [lfm2np.SamplingParams(temperature=1.0, seed=request.seed, max_tokens=2) for request in trace.requests]
+    drawn = lfm2np.LLM(model()).generate([list(request.prompt) for request in trace.requests], params)
+    ids = [output.outputs[0].token_ids for output in drawn]
+    played = Played(tuple(Reply((Answer(str(index), token_id),)) for index, token_id in enumerate(ids)))
     assert finding_of(model(), "float32", trace, played) is None
 
 
@@ -217,8 +217,8 @@ def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
     ],
 )
 def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, told: str) -> None:
-    one = finding()
-    assert (one.kind, told in one.what) == (TEXT, True), one
+    shown = finding()
+    assert (shown.kind, told in shown.what) == (TEXT, True), shown
 
 
 def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
@@ -273,10 +273,10 @@ def test_each_kind_of_finding_says_what_it_means() -> None:
 
 def test_right_is_the_greedy_answer_up_to_its_stop_text() -> None:
     tokens = [token for token, _, _ in right(PROMPT)]
-    told = right_answer(model(), "float32", Sent(PROMPT, 6), None)
-    assert [one.token_id for one in told] == tokens
-    assert [one.logprob for one in told] == [logprob for _, logprob, _ in right(PROMPT)]
-    stop = next(text for text in (model().tokenizer.decode([one]) for one in tokens[:4]) if text)
+    answer_tokens = right_answer(model(), "float32", Sent(PROMPT, 6), None)
+    assert [one.token_id for one in answer_tokens] == tokens
+    assert [one.logprob for one in answer_tokens] == [logprob for _, logprob, _ in right(PROMPT)]
+    stop = next(text for text in (model().tokenizer.decode([token_id]) for token_id in tokens[:4]) if text)
     at = next(i for i in range(6) if stop in model().tokenizer.decode(tokens[: i + 1]))
     cut = right_answer(model(), "float32", Sent(PROMPT, 6, stop=stop), None)
     assert [one.token_id for one in cut] == tokens[: at + 1]
@@ -284,7 +284,9 @@ def test_right_is_the_greedy_answer_up_to_its_stop_text() -> None:
 
 def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:
     sent = Sent(PROMPT, 2, temperature=1.0)
-    told = right_answer(model(), "float32", sent, answer([A[5], A[6]]))
-    assert [one.token_id for one in told] == [A[5], A[6]] and not any(one.decided for one in told)
+    answer_tokens = right_answer(model(), "float32", sent, answer([A[5], A[6]]))
+    assert [token.token_id for token in answer_tokens] == [A[5], A[6]] and not any(
+        token.decided for token in answer_tokens
+    )
     for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer("0", error="none")):
         assert right_answer(model(), "float32", sent, seen) == []

@@ -69,17 +69,17 @@ def handed(out: Path, failure: Failure | None = None) -> Path:
 
 def test_the_folder_has_the_first_free_number_behind_its_kind(tmp_path: Path) -> None:
     assert [handed(tmp_path / "a" / "b").name for _ in range(3)] == ["wrong-1", "wrong-2", "wrong-3"]
-    assert sorted(one.name for one in (tmp_path / "a" / "b").iterdir()) == ["wrong-1", "wrong-2", "wrong-3"]
-    names = sorted(one.name for one in (tmp_path / "a" / "b" / "wrong-2").iterdir())
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["wrong-1", "wrong-2", "wrong-3"]
+    names = sorted(path.name for path in (tmp_path / "a" / "b" / "wrong-2").iterdir())
     assert names == ["issue.md", "report.html", "trace.json"]
 
 
 def test_the_trace_is_read_again_as_it_was(tmp_path: Path) -> None:
     folder = handed(tmp_path)
     assert read_trace(folder / "trace.json") == TRACE
-    told = json.loads((folder / "trace.json").read_text())
-    assert told["rate"] == [9, 10] and told["finding"]["kind"] == "wrong" and told["engine"] == HOSTILE
-    assert told["seen"][0][0]["token_ids"] == [A[0]]
+    document = json.loads((folder / "trace.json").read_text())
+    assert document["rate"] == [9, 10] and document["finding"]["kind"] == "wrong" and document["engine"] == HOSTILE
+    assert document["seen"][0][0]["token_ids"] == [A[0]]
 
 
 def test_a_trace_with_a_flipped_bit_is_refused_or_the_same(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_place_that_can_not_be_is_said_before_anything_is_done(tmp_path: Path)
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(RequestError, match="file is no folder"):
             require_place(out)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
 def test_the_page_asks_for_nothing_and_shows_hostile_names_as_text(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def script_for(tmp_path: Path, here: Here, trace: Trace, context: Context = CONT
     with player_of(here) as player:
         player.probe()
         played = player.play(trace)
-        found = finding_of(model(), "float32", trace, played) or Finding("wrong", "none", 0)
-        failure = Failure(trace, played, found, (1, 1), trace, 1, 0.0, 0.0, **fields)
+        finding = finding_of(model(), "float32", trace, played) or Finding("wrong", "none", 0)
+        failure = Failure(trace, played, finding, (1, 1), trace, 1, 0.0, 0.0, **fields)
         return hand_over(tmp_path, failure, ByTruth(model(), context.format_name), player, context) / "reproduce.py"
 
 
@@ -239,9 +239,9 @@ def test_the_script_says_0_for_a_right_server_1_for_a_wrong_one_and_2_without(tm
         path = script_for(tmp_path, here, ALL)
         assert scripted(path, here.url + "/v1/", "2") == (0, "all as it should be\n" * 2 + "wrong in 0 of 2\n", "")
         here.spoil = spoil
-        code, told, _ = scripted(path, here.url)
-        assert code == 1 and told.startswith("request 1" if "request 1" in told else "request 5")
-        assert "wrong in 1 of 1" in told and "log-probability expected" in told
+        code, printed, _ = scripted(path, here.url)
+        assert code == 1 and printed.startswith("request 1" if "request 1" in printed else "request 5")
+        assert "wrong in 1 of 1" in printed and "log-probability expected" in printed
         here.spoil = None
     assert scripted(path, here.url) == (2, "", f"{here.url}: no server\n")
     assert scripted(path)[0] == 2
@@ -266,7 +266,7 @@ def test_the_script_sends_what_came_before_first_and_does_not_judge_it(tmp_path:
 
 def spoil(fields: dict[str, Any]) -> None:
     logprobs = fields["choices"][0]["logprobs"]["token_logprobs"]
-    logprobs[:] = [one - 0.5 for one in logprobs]
+    logprobs[:] = [logprob - 0.5 for logprob in logprobs]
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,13 @@ THREE = Trace((Sent(A[:4], 2), Sent(A[:6], 2, after=0), Sent(A[:4], 6, after=0, 
 
 @pytest.fixture
 def here() -> Iterator[Here]:
-    with serving() as one:
-        yield one
+    with serving() as served:
+        yield served
 
 
 def threads() -> set[threading.Thread]:
     """Those of the player: not those of the server, which is in the same process."""
-    return {one for one in threading.enumerate() if "process_request" not in one.name}
+    return {thread for thread in threading.enumerate() if "process_request" not in thread.name}
 
 
 def played(here: Here, trace: Trace, spoil: Callable[[Here], None], timeout: float = 20.0) -> Played:
@@ -48,12 +48,12 @@ def played(here: Here, trace: Trace, spoil: Callable[[Here], None], timeout: flo
         player._watcher = Watcher(target.client)
         before = threads()
         spoil(here)
-        found = player.play(trace)
+        outcome = player.play(trace)
         until = time.monotonic() + 10
         while threads() - before and time.monotonic() < until:
             time.sleep(0.01)
         assert not threads() - before
-        return found
+        return outcome
 
 
 def finding(here: Here, trace: Trace, trouble: Any, timeout: float = 20.0) -> Finding | None:
@@ -168,23 +168,23 @@ def raw(content: bytes) -> Callable[[Any], None]:
 def test_a_server_that_misbehaves_is_one_finding_of_its_kind(
     here: Here, trouble: Any, trace: Trace, kind: str, told: str
 ) -> None:
-    found = finding(here, trace, trouble)
-    assert found is not None and (found.kind, told in found.what) == (kind, True), found
-    assert found.what.isprintable()
+    reported = finding(here, trace, trouble)
+    assert reported is not None and (reported.kind, told in reported.what) == (kind, True), reported
+    assert reported.what.isprintable()
 
 
 @pytest.mark.parametrize(
     ("trouble", "trace"), [(wait, ONE), (wait, STREAMED), (drip, ONE), (drip_events, STREAMED), (wait, THREE)]
 )
 def test_a_server_that_never_answers_hangs_within_the_given_time(here: Here, trouble: Any, trace: Trace) -> None:
-    found = finding(here, trace, trouble, timeout=0.2)
-    assert found is not None and (found.kind, found.request) == (HANG, 0), found
-    assert "no complete answer within 0.2 s" in found.what
+    reported = finding(here, trace, trouble, timeout=0.2)
+    assert reported is not None and (reported.kind, reported.request) == (HANG, 0), reported
+    assert "no complete answer within 0.2 s" in reported.what
 
 
 def choice_of(fields: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = fields["choices"][0]
-    return found
+    choice: dict[str, Any] = fields["choices"][0]
+    return choice
 
 
 def longer(fields: dict[str, Any]) -> None:
@@ -224,14 +224,14 @@ def without(fields: dict[str, Any]) -> None:
     ],
 )
 def test_an_answer_of_impossible_form_is_a_finding(here: Here, change: Any, told: str) -> None:
-    found = spoiled(here, ONE, change)
-    assert found is not None and (found.kind, told in found.what) == (IMPOSSIBLE, True), found
+    reported = spoiled(here, ONE, change)
+    assert reported is not None and (reported.kind, told in reported.what) == (IMPOSSIBLE, True), reported
 
 
 def test_fewer_samples_than_were_asked_for_are_a_finding(here: Here) -> None:
     trace = Trace((Sent(A[:4], 2, temperature=1.0, samples=2),))
-    found = spoiled(here, trace, lambda fields: fields["choices"].pop())
-    assert found is not None and (found.kind, found.what) == (IMPOSSIBLE, "request 0: choices: 1, expected 2")
+    reported = spoiled(here, trace, lambda fields: fields["choices"].pop())
+    assert reported is not None and (reported.kind, reported.what) == (IMPOSSIBLE, "request 0: choices: 1, expected 2")
 
 
 @pytest.mark.parametrize("cached", [10**400, -1, 5, "4", None, [1]])
@@ -259,9 +259,9 @@ def test_what_never_comes_free_is_a_leak(here: Here, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(play_http, "PATIENCE", 0.1)
     values = iter([0.0, 0.0] + [0.25] * 10_000)
     done = played(here, ONE, metrics_said(lambda: f"{name} {next(values)}\n"))
-    found = finding_of(model(), "float32", ONE, done)
-    assert found is not None and (found.kind, found.request) == (LEAK, None)
-    assert found.what == f"all requests have ended, but {name} 0.25, expected 0 as before"
+    reported = finding_of(model(), "float32", ONE, done)
+    assert reported is not None and (reported.kind, reported.request) == (LEAK, None)
+    assert reported.what == f"all requests have ended, but {name} 0.25, expected 0 as before"
 
 
 def test_what_was_held_before_is_no_leak_of_this_trace(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +302,8 @@ def test_busy_slots_are_seen(here: Here, monkeypatch: pytest.MonkeyPatch) -> Non
     here.trouble = trouble
     with player_of(here) as player:
         player.probe()
-        found = player.play(ONE).trouble
-    assert found is not None and found.what == "all requests have ended, but busy slots 1, expected 0 as before"
+        problem = player.play(ONE).trouble
+    assert problem is not None and problem.what == "all requests have ended, but busy slots 1, expected 0 as before"
 
 
 @pytest.mark.parametrize(
@@ -338,5 +338,5 @@ def test_one_refused_connection_does_not_make_a_server_dead(here: Here, monkeypa
         return create(*arguments, **named)
 
     done = played(here, ONE, lambda server: monkeypatch.setattr(socket, "create_connection", refuse_once))
-    found = finding_of(model(), "float32", ONE, done)
-    assert found is not None and found.kind == BROKEN and done.trouble is None
+    reported = finding_of(model(), "float32", ONE, done)
+    assert reported is not None and reported.kind == BROKEN and done.trouble is None

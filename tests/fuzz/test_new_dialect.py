@@ -68,7 +68,9 @@ def sources() -> list[Path]:
 
 
 def test_no_other_file_singles_out_a_dialect() -> None:
-    assert {path.name: found for path in sources() if (found := dispatches(path.read_text(encoding="utf-8")))} == {}
+    assert {
+        path.name: dispatched for path in sources() if (dispatched := dispatches(path.read_text(encoding="utf-8")))
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -240,8 +242,8 @@ def test_a_fuzz_run_and_its_script_work_in_a_new_dialect(quill: Quill, tmp_path:
         script = hand_over(tmp_path, failure, ByTruth(model(), context.format_name), player, context) / "reproduce.py"
         assert scripted(script, quill.url) == (0, "all as it should be\nwrong in 0 of 1\n")
         quill.wrong = -0.5
-        found = finding_of(model(), "float32", TRACE, player.play(TRACE))
-    assert found is not None and found.kind == "wrong"
+        finding = finding_of(model(), "float32", TRACE, player.play(TRACE))
+    assert finding is not None and finding.kind == "wrong"
     assert scripted(script, quill.url)[0] == 1
 
 

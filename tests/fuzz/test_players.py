@@ -60,7 +60,7 @@ def test_the_bodies_that_a_script_gets_are_those_that_are_sent() -> None:
         player.probe()
         bodies = [player.body(index, sent) for index, sent in enumerate(EVERYTHING.requests)]
         assert player.dialect is VLLM
-    assert [body["prompt"] for body in bodies] == [list(one.prompt) for one in EVERYTHING.requests]
+    assert [body["prompt"] for body in bodies] == [list(request.prompt) for request in EVERYTHING.requests]
     assert bodies[5]["n"] == 2 and bodies[5]["temperature"] == 1.0 and bodies[7]["stop"] == [STOPS]
     assert [index for index, body in enumerate(bodies) if "cache_salt" in body] == [4]
 
@@ -155,13 +155,13 @@ def raises(value: Any) -> Any:
     raise ValueError("it broke")
 
 
-def each(value: Any, found: list[Any]) -> Any:
+def each(value: Any, entries: list[Any]) -> Any:
     """The same for each request."""
-    return {name: list(found) for name in value}
+    return {name: list(entries) for name in value}
 
 
 def renamed(value: Any) -> Any:
-    return {f"{name}x": one for name, one in value.items()}
+    return {f"{name}x": item for name, item in value.items()}
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def renamed(value: Any) -> Any:
 def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(does: Any, kind: str, told: str) -> None:
     trace = Trace((Sent(A[:5], 4), Sent(A[:5], 4, abort_after=1)))
     player = steps(lambda: Wrong(does))
-    found = finding_of(model(), "float32", trace, player.play(trace))
-    assert found is not None and (found.kind, told in found.what) == (kind, True), found
+    finding = finding_of(model(), "float32", trace, player.play(trace))
+    assert finding is not None and (finding.kind, told in finding.what) == (kind, True), finding
 
 
 @pytest.mark.parametrize("what", [raises, lambda value: None, lambda value: {"cached_tokens": "many"}])
@@ -213,25 +213,25 @@ def test_an_engine_that_never_finishes_hangs() -> None:
         has_unfinished = True  # type: ignore[assignment]
 
     trace = Trace((Sent(A[:2], 1),))
-    found = finding_of(model(), "float32", trace, steps(lambda: Busy(model(), {})).play(trace))
-    assert found is not None and (found.kind, found.request) == (HANG, 0)
+    finding = finding_of(model(), "float32", trace, steps(lambda: Busy(model(), {})).play(trace))
+    assert finding is not None and (finding.kind, finding.request) == (HANG, 0)
 
 
 def test_an_engine_is_made_anew_after_a_fault_and_when_closed() -> None:
-    made: list[Wrong] = []
+    created: list[Wrong] = []
 
     def make() -> Wrong:
-        made.append(Wrong(lambda method, value: raises(value) if method == "step" and len(made) == 1 else value))
-        return made[-1]
+        created.append(Wrong(lambda method, value: raises(value) if method == "step" and len(created) == 1 else value))
+        return created[-1]
 
     player, trace = steps(make), Trace((Sent(A[:3], 2),))
     assert player.play(trace).replies[0].trouble is not None
     assert player.play(trace).replies[0].trouble is None
     player.play(trace)
-    assert len(made) == 2
+    assert len(created) == 2
     player.close()
     player.play(trace)
-    assert len(made) == 3
+    assert len(created) == 3
 
 
 def test_a_factory_that_fails_is_a_target_error() -> None:
@@ -264,7 +264,7 @@ def rounds() -> Iterator[RoundsPlayer]:
 
 
 def test_rounds_on_any_target_get_no_finding(rounds: RoundsPlayer) -> None:
-    trace = Trace(tuple(one for one in WITHOUT_STOPS.requests if not one.temperature))
+    trace = Trace(tuple(request for request in WITHOUT_STOPS.requests if not request.temperature))
     takes = rounds.probe()
     assert (takes.sampling, takes.samples, takes.stops) == (False, False, False)
     played = rounds.play(trace)

@@ -25,10 +25,10 @@ BIG = Trace(
 
 def shares(trace: Trace) -> bool:
     """A request that waits for the end of another and begins with the same five tokens."""
-    for one in trace.requests:
-        if one.after is not None and one.after_tokens is None:
-            other = trace.requests[one.after]
-            if len(one.prompt) >= 5 and one.prompt[:5] == other.prompt[:5]:
+    for request in trace.requests:
+        if request.after is not None and request.after_tokens is None:
+            other = trace.requests[request.after]
+            if len(request.prompt) >= 5 and request.prompt[:5] == other.prompt[:5]:
                 return True
     return False
 
@@ -45,11 +45,11 @@ def test_a_shared_beginning_ends_as_two_bare_requests_of_five_tokens() -> None:
     [
         (lambda trace: True, Trace((Sent((12,)),))),
         (lambda trace: len(trace.requests) >= 3, None),
-        (lambda trace: any(13 in one.prompt for one in trace.requests), Trace((Sent((13,)),))),
-        (lambda trace: any(one.cold for one in trace.requests), Trace((Sent((15,), cold=True),))),
-        (lambda trace: any(one.stop for one in trace.requests), Trace((Sent((15,), stop="x"),))),
-        (lambda trace: any(one.max_tokens >= 3 for one in trace.requests), None),
-        (lambda trace: any(one.abort_after is not None for one in trace.requests), None),
+        (lambda trace: any(13 in request.prompt for request in trace.requests), Trace((Sent((13,)),))),
+        (lambda trace: any(request.cold for request in trace.requests), Trace((Sent((15,), cold=True),))),
+        (lambda trace: any(request.stop for request in trace.requests), Trace((Sent((15,), stop="x"),))),
+        (lambda trace: any(request.max_tokens >= 3 for request in trace.requests), None),
+        (lambda trace: any(request.abort_after is not None for request in trace.requests), None),
     ],
 )
 def test_what_is_not_needed_goes(fails: Fails, expected: Trace | None) -> None:
@@ -60,28 +60,28 @@ def test_what_is_not_needed_goes(fails: Fails, expected: Trace | None) -> None:
 
 
 def test_tokens_and_moments_end_at_the_least_that_fails() -> None:
-    (one,) = shrunk(BIG, lambda trace: any(one.max_tokens >= 3 for one in trace.requests)).requests
-    assert one == Sent(one.prompt, 3) and len(one.prompt) == 1
-    (left,) = shrunk(BIG, lambda trace: any(one.abort_after is not None for one in trace.requests)).requests
+    (request,) = shrunk(BIG, lambda trace: any(request.max_tokens >= 3 for request in trace.requests)).requests
+    assert request == Sent(request.prompt, 3) and len(request.prompt) == 1
+    (left,) = shrunk(BIG, lambda trace: any(request.abort_after is not None for request in trace.requests)).requests
     assert left == Sent(left.prompt, abort_after=0)
-    waits = shrunk(BIG, lambda trace: any(one.after_tokens is not None for one in trace.requests))
-    assert [one.after_tokens for one in waits.requests] == [None, 1]
+    waits = shrunk(BIG, lambda trace: any(request.after_tokens is not None for request in trace.requests))
+    assert [request.after_tokens for request in waits.requests] == [None, 1]
     three = shrunk(BIG, lambda trace: len(trace.requests) >= 3)
-    assert [one.after for one in three.requests] == [None, 0, 1]  # one after another
-    assert all(one == Sent(one.prompt, after=one.after) for one in three.requests)
+    assert [request.after for request in three.requests] == [None, 0, 1]  # one after another
+    assert all(request == Sent(request.prompt, after=request.after) for request in three.requests)
 
 
 def test_prompts_that_must_stay_equal_are_cut_together() -> None:
     def equal(trace: Trace) -> bool:
-        return len({one.prompt for one in trace.requests}) < len(trace.requests)
+        return len({request.prompt for request in trace.requests}) < len(trace.requests)
 
     first, second = shrunk(Trace((Sent(SEVEN, 2), Sent((9, 8)), Sent(SEVEN, 3, after=0))), equal).requests
     assert first.prompt == second.prompt and len(first.prompt) == 1
 
 
 def test_several_samples_go_before_the_temperature_does() -> None:
-    (one,) = shrunk(BIG, lambda trace: any(one.temperature for one in trace.requests)).requests
-    assert (one.samples, one.temperature) == (1, 1.0)
+    (request,) = shrunk(BIG, lambda trace: any(request.temperature for request in trace.requests)).requests
+    assert (request.samples, request.temperature) == (1, 1.0)
 
 
 def test_requests_go_first_then_tokens_then_what_is_special_then_overlap() -> None:
@@ -97,10 +97,10 @@ def test_requests_go_first_then_tokens_then_what_is_special_then_overlap() -> No
         if len(trace.requests) < len(BIG.requests):
             return "requests"
         pairs = list(zip(trace.requests, BIG.requests, strict=True))
-        if any(one.prompt != other.prompt for one, other in pairs):
+        if any(first.prompt != other.prompt for first, other in pairs):
             return "prompts"
         moments = any(
-            (one.after, one.after_tokens is None) != (two.after, two.after_tokens is None) for one, two in pairs
+            (first.after, first.after_tokens is None) != (two.after, two.after_tokens is None) for first, two in pairs
         )
         return "overlap" if moments else "special"
 
@@ -155,6 +155,8 @@ def test_those_that_waited_for_one_that_is_gone_wait_for_what_it_waited_for(
 
 def test_overlap_becomes_less_by_waiting_for_the_one_before() -> None:
     trace = Trace((Sent((5,), 4), Sent((6,)), Sent((7,), after=0, after_tokens=2)))
-    moments = [[(one.after, one.after_tokens) for one in edit(trace).requests] for edit in less_overlap(trace)]
+    moments = [
+        [(request.after, request.after_tokens) for request in edit(trace).requests] for edit in less_overlap(trace)
+    ]
     first, waits = (None, None), (0, 2)
     assert moments == [[first, (0, None), waits], [first, first, (1, None)], [first] * 3]

@@ -87,12 +87,12 @@ def test_what_is_no_trace_at_all_is_refused(raw: Any) -> None:
 
 def shared(trace: Trace) -> list[list[int]]:
     """How many tokens each two prompts have in common at their beginning."""
-    return [[beginning(one.prompt, other.prompt) for other in trace.requests] for one in trace.requests]
+    return [[beginning(request.prompt, other.prompt) for other in trace.requests] for request in trace.requests]
 
 
-def beginning(one: Sequence[int], other: Sequence[int]) -> int:
+def beginning(first: Sequence[int], other: Sequence[int]) -> int:
     count = 0
-    for a, b in zip(one, other, strict=False):
+    for a, b in zip(first, other, strict=False):
         if a != b:
             break
         count += 1
@@ -111,9 +111,9 @@ def test_other_tokens_keep_what_was_shared_and_all_else(trace: Trace, seed: int)
 
 @given(st.integers(0, 999))
 def test_tokens_change_places_so_that_each_has_one_and_one_has_each(seed: int) -> None:
-    (one,) = relabelled(Trace((Sent(ALPHABET),)), ALPHABET, seed).requests
-    assert sorted(one.prompt) == list(ALPHABET)
-    assert one == relabelled(Trace((Sent(ALPHABET),)), ALPHABET, seed).requests[0]
+    (request,) = relabelled(Trace((Sent(ALPHABET),)), ALPHABET, seed).requests
+    assert sorted(request.prompt) == list(ALPHABET)
+    assert request == relabelled(Trace((Sent(ALPHABET),)), ALPHABET, seed).requests[0]
 
 
 def test_most_seeds_give_other_tokens() -> None:
@@ -125,7 +125,7 @@ def test_most_seeds_give_other_tokens() -> None:
 @given(st.lists(any_traces(3), min_size=1, max_size=4))
 def test_joined_traces_begin_one_after_another(traces: list[Trace]) -> None:
     whole = joined(traces)
-    assert len(whole.requests) == sum(len(one.requests) for one in traces)
+    assert len(whole.requests) == sum(len(drawn.requests) for drawn in traces)
     start = 0
     for number, trace in enumerate(traces):
         for index, old in enumerate(trace.requests):
@@ -139,16 +139,16 @@ def test_joined_traces_begin_one_after_another(traces: list[Trace]) -> None:
 @settings(max_examples=40)
 @given(any_traces())
 def test_tokens_are_wanted_one_by_one_where_somebody_counts_them(trace: Trace) -> None:
-    for index, one in enumerate(trace.requests):
+    for index, request in enumerate(trace.requests):
         counted = any(other.after == index and other.after_tokens for other in trace.requests)
-        assert trace.is_streamed(index) == (one.streamed or one.abort_after is not None or counted)
+        assert trace.is_streamed(index) == (request.streamed or request.abort_after is not None or counted)
 
 
 def test_a_calm_trace_has_the_same_requests_one_after_another() -> None:
     trace = Trace((Sent((5,), 4), Sent((6,), 2), Sent((7,), after=0, after_tokens=2, abort_after=0)))
-    moments = [(one.after, one.after_tokens, one.pause > 0) for one in calm(trace).requests]
+    moments = [(request.after, request.after_tokens, request.pause > 0) for request in calm(trace).requests]
     assert moments == [(None, None, False), (0, None, True), (1, None, True)]
-    assert [(one.prompt, one.max_tokens, one.abort_after) for one in calm(trace).requests] == [
+    assert [(request.prompt, request.max_tokens, request.abort_after) for request in calm(trace).requests] == [
         ((5,), 4, None),
         ((6,), 2, None),
         ((7,), 1, 0),

@@ -42,7 +42,7 @@ def swapped() -> Scheduler:
     subject = Scheduler(SchedulerConfig(num_blocks=5, block_size=1, num_host_blocks=6, watermark=0.0))
     subject.add(Request("a", (1, 2), 4))
     subject.add(Request("b", (3, 4), 4))
-    while not any(one.host_blocks for one in subject.requests.values()):
+    while not any(request.host_blocks for request in subject.requests.values()):
         answer_step(subject)
     return subject
 
@@ -183,12 +183,12 @@ def host_block_lost(subject: Scheduler) -> None:
 
 def host_block_shared(subject: Scheduler) -> None:
     assert subject.memory.host_pool is not None
-    swapped_out = next(one for one in subject.requests.values() if one.host_blocks)
+    swapped_out = next(request for request in subject.requests.values() if request.host_blocks)
     subject.memory.host_pool.share(swapped_out.host_blocks[0])
 
 
 def host_block_forgotten(subject: Scheduler) -> None:
-    swapped_out = next(one for one in subject.requests.values() if one.host_blocks)
+    swapped_out = next(request for request in subject.requests.values() if request.host_blocks)
     swapped_out.host_blocks = swapped_out.host_blocks[1:]
 
 

@@ -41,21 +41,21 @@ def lookup_is_its_definition(example: tuple[Ids, int, int, int, tuple[int, ...]]
     """What followed the first place where the longest suffix stood before; a script goes on where the output ends."""
     ids, longest, shortest, count, script = example
     shortest = min(shortest, longest)
-    one = DraftContext("a", ids, 1, SamplingParams(), 0, 0, count)
-    found: Ids = ()
+    context = DraftContext("a", ids, 1, SamplingParams(), 0, 0, count)
+    proposal: Ids = ()
     for size in range(longest, shortest - 1, -1):
         places = [at for at in range(len(ids) - size) if ids[at : at + size] == ids[len(ids) - size :]]
-        if places and size < len(ids) and not found:
-            found = ids[places[0] + size : places[0] + size + count]
-    (draft,) = NgramDrafter(longest, shortest).propose([one])
-    if draft.token_ids != found or draft.weights is not None:
-        raise Violation(f"prompt lookup in {ids}: {draft.token_ids}, by definition {found}")
+        if places and size < len(ids) and not proposal:
+            proposal = ids[places[0] + size : places[0] + size + count]
+    (draft,) = NgramDrafter(longest, shortest).propose([context])
+    if draft.token_ids != proposal or draft.weights is not None:
+        raise Violation(f"prompt lookup in {ids}: {draft.token_ids}, by definition {proposal}")
     usual = NgramDrafter()
     if usual.is_random or ScriptedDrafter({}).is_random:
         raise Violation("what is looked up, or read from a script, is not drawn")
     if (usual.longest, usual.shortest) != (4, 1):
         raise Violation(f"prompt lookup of {usual.longest} to {usual.shortest} tokens, expected 4 to 1")
-    (scripted, nothing) = ScriptedDrafter({"a": script}).propose([one, replace(one, request_id="b")])
+    (scripted, nothing) = ScriptedDrafter({"a": script}).propose([context, replace(context, request_id="b")])
     rest = script[len(ids) - 1 :][:count]
     if scripted.token_ids != rest or nothing.token_ids != ():
         raise Violation(f"script {script} after {len(ids) - 1} tokens: {scripted.token_ids}, expected {rest}")
@@ -115,17 +115,21 @@ def drawn_drafts(example: tuple[Scenario, int]) -> None:
     drafter = ModelDrafter(small, model, "random", block_size=2, num_blocks=200)
     sizes = {**scenario.sizes, "num_speculative_tokens": most, "check": True}
     engine = Engine(model, drafter=drafter, **sizes)
-    for one in scenario.requests:
-        engine.add_request(one.request_id, one.prompt_token_ids, one.params, one.priority, one.cache_salt)
+    for request in scenario.requests:
+        engine.add_request(
+            request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt
+        )
     outputs = {output.request_id: output for output in engine.stream()}
-    for one in scenario.requests:
-        seed = request_seed(one.params, 0, one.request_id)
-        for answer in outputs[one.request_id].outputs:
+    for request in scenario.requests:
+        seed = request_seed(request.params, 0, request.request_id)
+        for answer in outputs[request.request_id].outputs:
             slow = ModelDrafter(small, model, "random", num_blocks=200, prefix_caching=False)
-            steps = alone(model, one.prompt_token_ids, one.params, seed, answer.index, slow)
+            steps = alone(model, request.prompt_token_ids, request.params, seed, answer.index, slow)
             expected = tuple(step.token_id for step in steps)
             if answer.token_ids != expected:
-                raise Violation(f"request {one.request_id}, sample {answer.index}: {answer.token_ids}, not {expected}")
+                raise Violation(
+                    f"request {request.request_id}, sample {answer.index}: {answer.token_ids}, not {expected}"
+                )
 
 
 @st.composite
@@ -160,8 +164,8 @@ def draft_models_propose(example: tuple[TinyModel, tuple[DraftContext, ...], str
         drafts = drafter.propose(contexts)
         if len(drafts) != len(contexts):
             raise Violation(f"{len(drafts)} drafts for {len(contexts)} contexts")
-        for one, draft in zip(contexts, drafts, strict=True):
-            require_draft(model, one, draft, sampling, min(tiny.positions, num_blocks * block_size + 1))
+        for context, draft in zip(contexts, drafts, strict=True):
+            require_draft(model, context, draft, sampling, min(tiny.positions, num_blocks * block_size + 1))
 
 
 def require_draft(model: Model, context: DraftContext, draft: Draft, sampling: str, longest: int) -> None:

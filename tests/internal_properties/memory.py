@@ -108,8 +108,8 @@ def evictions_are_remembered(example: tuple[int, int]) -> None:
         newer = count - 1 - token
         reason = "complete" if newer < num_blocks else "evicted" if newer < 2 * num_blocks else "unknown"
         expected.append(reason)
-    found = [subject.prefix_cache.find(Request("new", (token, 0), 1))[1] for token in range(count)]
-    require(found, expected, "why prefix hits end", f"{num_blocks} blocks")
+    actual = [subject.prefix_cache.find(Request("new", (token, 0), 1))[1] for token in range(count)]
+    require(actual, expected, "why prefix hits end", f"{num_blocks} blocks")
 
 
 @internal(
@@ -222,7 +222,7 @@ def swapped_in_mid_step(example: tuple[int, int, int, int]) -> None:
     for _ in range(20 * num_blocks):
         if not subject.has_unfinished:
             break
-        before = {one.request_id: one.num_computed_tokens for one in subject.requests.values()}
+        before = {request.request_id: request.num_computed_tokens for request in subject.requests.values()}
         plan = subject.schedule()
         saved = [move for move in plan.moves if move.kind == "save_block"]
         require(len(saved), sum(before[name] for name in plan.preempted), "blocks saved", f"{example}")

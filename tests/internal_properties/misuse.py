@@ -98,9 +98,9 @@ class WrongDrafter:
         self.asked: list[tuple[str, ...]] = []
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Any]:
-        self.asked.append(tuple(one.request_id for one in contexts))
+        self.asked.append(tuple(context.request_id for context in contexts))
         self._require_contexts(contexts)
-        drafts = [self._draft(one) for one in contexts]
+        drafts = [self._draft(context) for context in contexts]
         if self.number == "right" or (self.number == "right alone" and len(contexts) == 1):
             return drafts
         return drafts[1:] if self.number != "one more" else [*drafts, Draft()]
@@ -111,16 +111,16 @@ class WrongDrafter:
         scheduler, plan = self.engine.scheduler, self.engine.scheduler.in_flight
         assert plan is not None
         room = scheduler.config.max_num_batched_tokens - plan.num_tokens
-        for one in contexts:
-            request = scheduler.requests[one.request_id]
-            told = (one.token_ids, one.num_prompt_tokens)
-            require(told, (tuple(request.token_ids), len(request.prompt_token_ids)), "is told of", one.request_id)
+        for context in contexts:
+            request = scheduler.requests[context.request_id]
+            actual = (context.token_ids, context.num_prompt_tokens)
+            require(actual, (tuple(request.token_ids), len(request.prompt_token_ids)), "is told of", context.request_id)
             left = request.max_tokens - request.num_output_tokens - 1
-            needed = self.is_random and one.params.temperature != 0.0
-            require(one.count > 0 or needed, True, f"is asked for {one.count} drafts:", one.request_id)
-            require_at_most(one.count, min(self.most, room, left), "drafts asked for", one.request_id)
-            if any((one.request_id,) == entry.samples for entry in plan.scheduled):
-                require(one.count, max(0, min(self.most, room, left)), "drafts asked for", one.request_id)
+            needed = self.is_random and context.params.temperature != 0.0
+            require(context.count > 0 or needed, True, f"is asked for {context.count} drafts:", context.request_id)
+            require_at_most(context.count, min(self.most, room, left), "drafts asked for", context.request_id)
+            if any((context.request_id,) == entry.samples for entry in plan.scheduled):
+                require(context.count, max(0, min(self.most, room, left)), "drafts asked for", context.request_id)
 
     def _draft(self, context: DraftContext) -> Draft | None:
         kind = self.wrong.get(context.request_id)
@@ -178,29 +178,33 @@ def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str,
     """A drafter that fails costs its request the drafts, tells why, and is not asked for it again; no one else's."""
     scenario, kinds, is_random, number, most = example
     plain = generate(own, scenario)
-    wrong = {one.request_id: kind for one, kind in zip(scenario.requests, kinds, strict=True) if kind is not None}
+    wrong = {
+        request.request_id: kind for request, kind in zip(scenario.requests, kinds, strict=True) if kind is not None
+    }
     drafter = WrongDrafter(wrong, is_random, number)
     drafter.most = most
     engine = Engine(loaded(scenario.model), drafter=drafter, num_speculative_tokens=most, **scenario.sizes)
     drafter.engine = engine
-    for one in scenario.requests:
-        engine.add_request(one.request_id, one.prompt_token_ids, one.params, one.priority, one.cache_salt)
+    for request in scenario.requests:
+        engine.add_request(
+            request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt
+        )
     outputs = {output.request_id: output for output in engine.stream()}
     asked = [name for names in drafter.asked for name in names]
-    for one in scenario.requests:
-        said = [answer.token_ids for answer in outputs[one.request_id].outputs]
-        expected = [answer.token_ids for answer in plain.completions[one.request_id]]
-        require(said, expected, "tokens beside drafters that fail", one.request_id)
-        metrics = outputs[one.request_id].metrics
+    for request in scenario.requests:
+        said = [answer.token_ids for answer in outputs[request.request_id].outputs]
+        expected = [answer.token_ids for answer in plain.completions[request.request_id]]
+        require(said, expected, "tokens beside drafters that fail", request.request_id)
+        metrics = outputs[request.request_id].metrics
         error = metrics.draft_error if metrics else None
         never = number in ("one less", "one more")
-        fails = any(name in asked and (name in wrong or never) for name in sample_names(one))
-        require(error is not None, fails, "is told why its drafter failed:", one.request_id)
+        fails = any(name in asked and (name in wrong or never) for name in sample_names(request))
+        require(error is not None, fails, "is told why its drafter failed:", request.request_id)
         if error is not None:
-            kind = wrong.get(one.request_id)
+            kind = wrong.get(request.request_id)
             why = WRONG_NUMBER if never and kind != "raises" else WRONG_DRAFTS[kind or "raises"]
             said_why = re.search(why, error) is not None
-            require(said_why, True, f"{error!r} says why:", one.request_id)
+            require(said_why, True, f"{error!r} says why:", request.request_id)
     failed = {name for name in asked if name in wrong or number in ("one less", "one more")}
     require(engine.metrics.draft_failures, len(failed), "drafters that failed", "of the run")
     for name in failed:
@@ -229,7 +233,9 @@ def drafts_are_used(example: tuple[list[tuple[int, int]], bool, int]) -> None:
             self.is_random = is_random
 
         def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-            lengths = [min(length, one.count + is_random) for one, (_, length) in zip(contexts, pairs, strict=True)]
+            lengths = [
+                min(length, context.count + is_random) for context, (_, length) in zip(contexts, pairs, strict=True)
+            ]
             return [Draft((3,) * length, (weights,) * length if is_random else None) for length in lengths]
 
     params = SamplingParams()

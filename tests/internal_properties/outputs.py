@@ -68,11 +68,18 @@ ENGINE_DEFAULTS = {
 def engine_defaults(example: str) -> None:
     """Sizes go by their names only; a request without parameters has those of SamplingParams and no priority; what an
     engine tells never changes."""
-    found = {
-        one.name: one for one in inspect.signature(Engine).parameters.values() if one.name not in ("model", "clock")
+    parameters = {
+        parameter.name: parameter
+        for parameter in inspect.signature(Engine).parameters.values()
+        if parameter.name not in ("model", "clock")
     }
-    require({name: one.default for name, one in found.items()}, ENGINE_DEFAULTS, "defaults of", "Engine")
-    require({one.kind for one in found.values()}, {inspect.Parameter.KEYWORD_ONLY}, "kinds of parameters of", "Engine")
+    require({name: value.default for name, value in parameters.items()}, ENGINE_DEFAULTS, "defaults of", "Engine")
+    require(
+        {entry.kind for entry in parameters.values()},
+        {inspect.Parameter.KEYWORD_ONLY},
+        "kinds of parameters of",
+        "Engine",
+    )
     asked = inspect.signature(Engine.add_request).parameters
     defaults = {name: asked[name].default for name in ("params", "priority", "cache_salt")}
     require(defaults, {"params": None, "priority": 0, "cache_salt": ""}, "defaults of", "add_request")
@@ -101,8 +108,8 @@ def told_talks(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], int]:
     scenario = draw(talks())
     counts = st.sampled_from([None, 0, 2])
     requests = tuple(
-        replace(one, params=replace(one.params, logprobs=draw(counts), prompt_logprobs=draw(counts)))
-        for one in scenario.requests
+        replace(asked, params=replace(asked.params, logprobs=draw(counts), prompt_logprobs=draw(counts)))
+        for asked in scenario.requests
     )
     texts = tuple(draw(st.sampled_from([None, "count: 3 to 9", "é"])) for _ in requests)
     return replace(scenario, requests=requests), texts, draw(st.integers(0, 2))
@@ -135,14 +142,14 @@ def outputs_are_those_alone(example: tuple[Scenario, tuple[str | None, ...], int
         expected[one.request_id] = [replace(output, prompt=text) for output in alone]
     last: dict[str, RequestOutput] = {}
     for output in engine.stream():
-        name, told = output.request_id, replace(output, metrics=None)
+        name, bare = output.request_id, replace(output, metrics=None)
         require(name in last and last[name].finished, False, "told after its end:", name)
         require(output.metrics is not None, output.finished, "has metrics:", name)
-        for mine in told.outputs:
+        for mine in bare.outputs:
             require(mine in answers_of(expected[name], mine.index), True, "is as alone:", str(mine))
-            total = None if mine.logprobs is None else sum(one.logprob for one in mine.logprobs)
+            total = None if mine.logprobs is None else sum(logprob.logprob for logprob in mine.logprobs)
             require(mine.cumulative_logprob, total, "sum of log-probabilities", name)
-        last[name] = told
+        last[name] = bare
     total = len(model.weights.layers)
     passes = len(layers) // total  # one a step, unless a step is several of them
     require(layers, [(done, total) for done in range(1, total + 1)] * passes, "layers told", "the run")
@@ -158,10 +165,10 @@ def outputs_are_those_alone(example: tuple[Scenario, tuple[str | None, ...], int
 
 def answers_of(outputs: list[RequestOutput], index: int) -> Iterator[Any]:
     """What a sample was so far: before its first token, and after each."""
-    for one in outputs:
-        if index < len(one.outputs):
-            yield one.outputs[index]
-    first = next(one.outputs[index] for one in outputs if index < len(one.outputs))
+    for output in outputs:
+        if index < len(output.outputs):
+            yield output.outputs[index]
+    first = next(output.outputs[index] for output in outputs if index < len(output.outputs))
     empty = None if first.logprobs is None else ()
     yield replace(first, text="", token_ids=(), logprobs=empty, finish_reason=None, stop_reason=None)
 
@@ -185,8 +192,8 @@ def run_is_counted(example: tuple[Scenario, list[bool]]) -> None:
     books, trace = Books(), io.StringIO()
     with_drafts = bool(wrong)
     for output in engine_with_all(scenario).stream():
-        for one in output.outputs:
-            books.truth[sample_name(output.request_id, one.index)] = one.token_ids
+        for sample in output.outputs:
+            books.truth[sample_name(output.request_id, sample.index)] = sample.token_ids
     script = {
         name: [(token + off) % scenario.model.vocab_size for token, off in zip(ids, wrong * 18, strict=False)]
         for name, ids in books.truth.items()
@@ -223,8 +230,8 @@ def run_is_counted(example: tuple[Scenario, list[bool]]) -> None:
 def engine_with_all(scenario: Scenario) -> Engine:
     """Without drafts, and asked for everything."""
     engine = engine_of(scenario, drafter=None)
-    for one in scenario.requests:
-        engine.add_request(one.request_id, one.prompt_token_ids, one.params, one.priority, one.cache_salt)
+    for asked in scenario.requests:
+        engine.add_request(asked.request_id, asked.prompt_token_ids, asked.params, asked.priority, asked.cache_salt)
     return engine
 
 
@@ -312,7 +319,7 @@ def padding(example: tuple[list[tuple[int, int]], int]) -> None:
     wasted = 0
     for first in range(0, len(lengths), size):
         batch = lengths[first : first + size]
-        prompt, output = max(one for one, _ in batch), max(one for _, one in batch)
+        prompt, output = max(left for left, _ in batch), max(right for _, right in batch)
         cells = [(member, cell) for member in range(len(batch)) for cell in range(prompt + output)]
         used = sum(prompt + output for prompt, output in batch)
         wasted += len(cells) - used

@@ -131,26 +131,26 @@ def defaults(example: str) -> None:
     """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; configurations and plans never change."""
     if SchedulerConfig(1) != DEFAULTS:
         raise Violation(f"defaults {SchedulerConfig(1)}, expected {DEFAULTS}")
-    made = [each.name for each in fields(Request) if each.init]
-    if made != list(ASKED):
-        raise Violation(f"a request is made of {made}, expected {ASKED}")
+    names = [each.name for each in fields(Request) if each.init]
+    if names != list(ASKED):
+        raise Violation(f"a request is made of {names}, expected {ASKED}")
     new = Request("a", (1,), 1)
-    found = {each.name: getattr(new, each.name) for each in fields(Request) if each.name not in ASKED[:3]}
-    if found != NEW:
-        raise Violation(f"a new request has {found}, expected {NEW}")
+    actual = {each.name: getattr(new, each.name) for each in fields(Request) if each.name not in ASKED[:3]}
+    if actual != NEW:
+        raise Violation(f"a new request has {actual}, expected {NEW}")
     if new == Request("a", (1,), 1):
         raise Violation("two requests are equal, but each is one of its own")
     subject = Scheduler(DEFAULTS)
     subject.add(new)
     plan = subject.schedule()
-    for one, name in (
+    for item, name in (
         (DEFAULTS, "num_blocks"),
         (plan, "step"),
         (plan.moves[0], "source"),
         (plan.scheduled[0], "start"),
     ):
         try:
-            setattr(one, name, 2)
+            setattr(item, name, 2)
         except FrozenInstanceError:
             continue
-        raise Violation(f"{type(one).__name__}.{name} can be changed")
+        raise Violation(f"{type(item).__name__}.{name} can be changed")

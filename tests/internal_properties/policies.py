@@ -83,9 +83,9 @@ def batches_meet_limits(example: tuple[int, int, int, int, int]) -> None:
         subject.add(Request(f"w{index}", (1, 3, index), 9))
     most = min(waiting, config.max_num_seqs - running, num_blocks - running - int(config.watermark * num_blocks))
     expected = [f"w{index}" for index in range(most)] if most >= running else []
-    found = list(subject.schedule().admitted)
-    if found != expected:
-        raise Violation(f"{waiting} wait beside {running}, {config}: admitted {found}, expected {expected}")
+    admitted = list(subject.schedule().admitted)
+    if admitted != expected:
+        raise Violation(f"{waiting} wait beside {running}, {config}: admitted {admitted}, expected {expected}")
 
 
 @st.composite
@@ -129,8 +129,8 @@ def batches_fit(example: tuple[dict[str, Any], list[tuple[int, int]], list[tuple
             subject.add(Request(str(index), (7,) * prompt, most))
     must_decode = False  # after decodes paused for a batch
     while subject.has_unfinished:
-        decoding = [one.request_id for one in subject.running if one.is_decoding]
-        prefilling = {one.request_id for one in subject.running if not one.is_decoding}
+        decoding = [request.request_id for request in subject.running if request.is_decoding]
+        prefilling = {request.request_id for request in subject.running if not request.is_decoding}
         expected = [] if must_decode else expected_batch(subject)
         plan = subject.schedule()
         if prefilling and not {entry.request_id for entry in plan.scheduled} <= prefilling:
@@ -151,23 +151,23 @@ def expected_batch(subject: Scheduler) -> list[str]:
     """
     config, running, waiting = subject.config, subject.running, list(subject.waiting)
     is_static = config.policy == "static"
-    if any(is_static or not one.is_decoding for one in running):
+    if any(is_static or not request.is_decoding for request in running):
         return []
     least = max(1, int(len(running) * config.waiting_served_ratio)) if running else 0
     entered: list[Request] = []
     tokens = blocks = 0
-    for one in waiting:
+    for request in waiting:
         beside = bool(running or entered)
         spare = int(config.watermark * config.num_blocks) if beside else 0
-        tokens += one.num_prompt_tokens
-        blocks += -(-(one.num_prompt_tokens + one.max_tokens - 1) // config.block_size)
-        before, most = tokens - one.num_prompt_tokens, config.max_num_batched_tokens
+        tokens += request.num_prompt_tokens
+        blocks += -(-(request.num_prompt_tokens + request.max_tokens - 1) // config.block_size)
+        before, most = tokens - request.num_prompt_tokens, config.max_num_batched_tokens
         no_tokens = not is_static and (before >= most or (entered and tokens > most))
         no_slot = len(running) + len(entered) == config.max_num_seqs
         if no_slot or no_tokens or blocks > subject.pool.num_free - spare:
             break
-        entered.append(one)
-    return [one.request_id for one in entered] if len(entered) >= least else []
+        entered.append(request)
+    return [request.request_id for request in entered] if len(entered) >= least else []
 
 
 @internal(
@@ -212,7 +212,7 @@ def decodes_go_first(example: tuple[int, int]) -> None:
     )
     subject.add(Request("old", (1,) * (budget * chunks), 4))
     subject.add(Request("target", (2,), 4))
-    while not all(one.is_decoding for one in subject.running) or len(subject.running) < 2:
+    while not all(request.is_decoding for request in subject.running) or len(subject.running) < 2:
         answer(subject, subject.schedule())
     answer(subject, subject.schedule())  # both decode
     subject.preempt("old")

@@ -140,9 +140,9 @@ def top_p_takes_just_enough(example: str) -> None:
         ([0.0, least], 1.0 - 2.0**-50, [2**45, 1]),
         ([0.0, least], 1.0 - 2.0**-45, [2**45, 0]),
     ):
-        found = distribution(np.array(row, np.float32), SamplingParams(top_p=top_p), (0,), (), ()).tolist()
-        if found != expected:
-            raise Violation(f"logits {row} with top_p {top_p}: weights {found}, expected {expected}")
+        actual = distribution(np.array(row, np.float32), SamplingParams(top_p=top_p), (0,), (), ()).tolist()
+        if actual != expected:
+            raise Violation(f"logits {row} with top_p {top_p}: weights {actual}, expected {expected}")
 
 
 @internal(
@@ -159,13 +159,13 @@ def top_p_takes_just_enough(example: str) -> None:
 def logprobs_are_their_definition(example: tuple[Row, int, int]) -> None:
     """Of one token and of the likeliest ones, best first, of equal ones the lower id first."""
     row, token, count = example
-    found = token_logprobs(numerics_named("exact"), np.array(row, np.float32), token, count)
+    actual = token_logprobs(numerics_named("exact"), np.array(row, np.float32), token, count)
     expected = plain.log_softmax(row)
     best = sorted(range(len(row)), key=lambda index: (-row[index], index))[:count]
-    said = [index for index, _ in found.top]
-    if found.token_id != token or said != best:
-        raise Violation(f"token {found.token_id} and the likeliest {said}, expected {token} and {best}")
-    for index, logprob in ((token, found.logprob), *found.top):
+    said = [index for index, _ in actual.top]
+    if actual.token_id != token or said != best:
+        raise Violation(f"token {actual.token_id} and the likeliest {said}, expected {token} and {best}")
+    for index, logprob in ((token, actual.logprob), *actual.top):
         if abs(logprob - expected[index]) > 1e-6:
             raise Violation(f"token {index}: log-probability {logprob}, by definition {expected[index]}")
 
@@ -180,8 +180,8 @@ def on_a_border(row: list[float], params: SamplingParams, prompt: Ids, output: I
     for hair in (-1e-7, 1e-7):
         top_p = params.top_p if params.top_p == 1.0 else params.top_p + hair
         min_p = params.min_p if params.min_p == 0.0 else params.min_p + hair
-        found = plain.probabilities(row, replace(params, top_p=top_p, min_p=min_p), prompt, output, EOS)
-        supports.add(tuple(p > 0 for p in found))
+        probabilities = plain.probabilities(row, replace(params, top_p=top_p, min_p=min_p), prompt, output, EOS)
+        supports.add(tuple(p > 0 for p in probabilities))
     return len(supports) > 1
 
 
@@ -244,7 +244,7 @@ def said(least: int) -> st.SearchStrategy[Ids]:
 )
 def rejection_is_exact(example: tuple[list[int], list[int]]) -> None:
     """Over all guesses and noises, a token comes as often as the model gives it: to 2**-120, in fractions."""
-    p, q = (np.array(one, np.int64) for one in example)
+    p, q = (np.array(ids, np.int64) for ids in example)
     came = [Fraction(0)] * len(p)
     for token in np.flatnonzero(q).tolist():
         guessed = Fraction(int(q[token]), int(q.sum()))

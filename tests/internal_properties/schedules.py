@@ -77,7 +77,7 @@ class StrictRun(Run):
 
     def abandon(self, drafts: int, is_computed: bool, patience: int, is_aborted: bool) -> None:
         """A step breaks off, before or after the model has run: the next that preempts, or the last of a few."""
-        self._note(f"abandon({drafts}, {is_computed}, {patience}, {is_aborted})")
+        self.log.append(f"abandon({drafts}, {is_computed}, {patience}, {is_aborted})")
         step = self._plan(drafts, right=2)
         while patience and not step.preempted:
             self._complete(step, self._compute(step))

@@ -303,7 +303,7 @@ def told(*lines: object, **changes: object) -> None:
     """The replay of a header with these fields in place of its own (None: without), and of these lines as they are."""
     header = {"kind": "header", "version": 3, "config": asdict(SchedulerConfig(9)), **changes}
     given = {name: value for name, value in header.items() if value is not None}
-    replay([json.dumps(one) for one in (sealed(given), *lines)])
+    replay([json.dumps(line) for line in (sealed(given), *lines)])
 
 
 END = {"kind": "end", "lines": 1}

@@ -98,11 +98,11 @@ def overflowing_draft_model() -> None:
 def interrupted_draft_model() -> None:
     """An interrupt in the draft model's step leaves nothing of that proposal behind."""
     drafter = ModelDrafter(loaded(TinyModel()), loaded(TinyModel()))
-    one = DraftContext("a", (3, 4), 2, SamplingParams(), 0, 0, 2)
-    (before,) = drafter.propose([one])
+    context = DraftContext("a", (3, 4), 2, SamplingParams(), 0, 0, 2)
+    (before,) = drafter.propose([context])
     with patch("lfm2np.engine.engine.forward", side_effect=KeyboardInterrupt), contextlib.suppress(KeyboardInterrupt):
-        drafter.propose([one])
-    (after,) = drafter.propose([one])
+        drafter.propose([context])
+    (after,) = drafter.propose([context])
     if after.token_ids != before.token_ids:
         raise AssertionError(f"after an interrupt the drafts are {after.token_ids}, before {before.token_ids}")
     raise RequestError("as before")
@@ -117,11 +117,11 @@ def name_of_a_sample() -> None:
 def after_the_end(*pieces: str) -> None:
     """Text after a stop string, which is found without being told that it may be, or after the end."""
     checker = StopChecker("ab", False)
-    found = [checker.push(piece) for piece in pieces]
+    outputs = [checker.push(piece) for piece in pieces]
     if not pieces:
         checker.finish()
-    elif found[-1] != ("", "ab"):
-        raise AssertionError(f"{pieces}: {found}")
+    elif outputs[-1] != ("", "ab"):
+        raise AssertionError(f"{pieces}: {outputs}")
     checker.push("c")
 
 

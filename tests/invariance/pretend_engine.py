@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from lfm2np.fuzz.play_engine import rounds_of
@@ -51,7 +52,8 @@ class Pretend:
     bug: Bug | None = None
     size: float = 1.0
     takes_seeds: bool = True
-    seen: list[Ids] = field(default_factory=list)
+    prefixes: set[Ids] = field(default_factory=set)  # of all prompts so far
+    last: Ids = ()  # the prompt before
     slots: dict[int, int] = field(default_factory=dict)
     number: int = 0
     salt: int = 0  # another engine of the same model: other noise
@@ -74,18 +76,28 @@ class Pretend:
             aborted = sum(trace.requests[index].abort_after is not None for index in indices)
             for place, index in enumerate(indices):
                 sent = trace.requests[index]
-                cached = 0 if sent.cold else max((common(sent.prompt, ids) for ids in self.seen), default=0)
+                cached = 0 if sent.cold else self.cached(sent.prompt)
                 circumstances = Circumstances(
                     sent, place, len(indices) - 1, aborted, cached, self.slots.get(place % 4, 0),
-                    branch(sent.prompt, self.seen[-1]) if self.seen else 0, self.number,
+                    branch(sent.prompt, self.last), self.number,
                     sent.after_tokens is not None,
                 )  # fmt: skip
                 replies[index] = self.reply(circumstances)
                 self.number += 1
             for place, index in enumerate(indices):
                 self.slots[place % 4] = len(trace.requests[index].prompt)
-                self.seen.append(trace.requests[index].prompt)
+                self.keep(trace.requests[index].prompt)
         return Played(tuple(replies[index] for index in range(len(trace.requests))))
+
+    def cached(self, prompt: Ids) -> int:
+        """Tokens that it shares with the prompt so far that has most of them."""
+        missing = (index for index in range(len(prompt)) if prompt[: index + 1] not in self.prefixes)
+        return next(missing, len(prompt))
+
+    def keep(self, prompt: Ids) -> None:
+        self.last = prompt
+        if prompt not in self.prefixes:
+            self.prefixes.update(prompt[:end] for end in range(1, len(prompt) + 1))
 
     def reply(self, now: Circumstances) -> Reply:
         sent = now.sent
@@ -115,23 +127,29 @@ class Pretend:
             prompt = tuple(
                 self.values(sent.prompt[:end], now, -1)[sent.prompt[end]] for end in range(1, len(sent.prompt))
             )
-        told = (tuple(logprobs), tuple(tops)) if self.tells_logprobs else (None, None)
-        return Answer("0", tuple(ids), *told, prompt, text, reason)
+        reported = (tuple(logprobs), tuple(tops)) if self.tells_logprobs else (None, None)
+        return Answer("0", tuple(ids), *reported, prompt, text, reason)
 
     def values(self, ids: Sequence[int], now: Circumstances, position: int) -> dict[int, float]:
         """Log-probabilities of all tokens behind some."""
-        exact = random.Random(repr(tuple(ids)))
-        logits = [exact.gauss(0.0, 2.0) for _ in range(VOCAB)]
+        shape = (now.beside > 0, now.place, now.cached, len(now.sent.prompt), position < 0, self.salt)
+        logits = [2.0 * value for value in normals(tuple(ids))]
         if self.noise:
-            shape = (now.beside > 0, now.place, now.cached, len(now.sent.prompt), position < 0, self.salt)
-            rounding = random.Random(repr((tuple(ids), shape)))
-            logits = [logit + rounding.gauss(0.0, self.noise) for logit in logits]
+            logits = [
+                logit + self.noise * value for logit, value in zip(logits, normals((tuple(ids), shape)), strict=True)
+            ]
         if self.bug is not None and self.bug(now, position):
-            wrong = random.Random(repr((ids, "wrong")))
-            logits = [logit + wrong.gauss(0.0, self.size) for logit in logits]
+            logits = [logit + self.size * value for logit, value in zip(logits, normals((ids, "wrong")), strict=True)]
         top = max(logits)
         total = top + math.log(math.fsum(math.exp(logit - top) for logit in logits))
         return {token: logit - total for token, logit in enumerate(logits)}
+
+
+@functools.cache
+def normals(seed: Hashable) -> tuple[float, ...]:
+    """For each token a normal number: most tests of a process ask for the same ones."""
+    choice = random.Random(repr(seed))
+    return tuple(choice.gauss(0.0, 1.0) for _ in range(VOCAB))
 
 
 def branch(prompt: Ids, before: Ids) -> int:

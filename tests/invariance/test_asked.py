@@ -73,25 +73,25 @@ BUGS: dict[str, tuple[Bug, set[str]]] = {
 @pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 1e-6])
 def test_a_bug_breaks_its_relations(name: str, noise: float) -> None:
     bug, expected = BUGS[name]
-    checked = asking(Pretend(noise, bug, 0.1)).run()
-    found = broken(checked)
-    assert expected <= found | {"samples", "seeds"}, (expected - found, outcomes(checked))
-    held = next(each for each in checked.held if each.relation.name in expected & found)
+    chosen = [each for each in RELATIONS if name == "many" or each.name in expected]
+    checked = asking(Pretend(noise, bug, 0.1)).run(chosen)
+    assert expected - {"samples", "seeds"} <= broken(checked), outcomes(checked)
+    held = checked.broken[0]
     assert held.broken is not None and held.broken.trace is not None and held.rounds[0] == 2
 
 
 @pytest.mark.slow
 def test_every_relation_is_broken_by_some_bug() -> None:
     """`order` and `repeat` by one that counts; `sizes` and `varied` by another instance; `seeds` by one without."""
-    found: set[str] = set()
+    broken_names: set[str] = set()
     for bug, _ in BUGS.values():
-        found |= broken(asking(Pretend(1e-6, bug, 0.1)).run())
-    found |= broken(asking(Pretend(1e-6, lambda now, position: now.number % 5 == 4, 0.1)).run())
-    found |= broken(asking(Pretend(1e-6), other=Pretend(1e-6, lambda now, position: True, 0.1)).run())
-    found |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
-    found |= broken(asking(Pretend(1e-6, late_stop=1)).run())
-    found |= broken(asking(Pretend(1e-6, second_at=2)).run())
-    assert found == set(NAMES)
+        broken_names |= broken(asking(Pretend(1e-6, bug, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6, lambda now, position: now.number % 5 == 4, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6), other=Pretend(1e-6, lambda now, position: True, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
+    broken_names |= broken(asking(Pretend(1e-6, late_stop=1)).run())
+    broken_names |= broken(asking(Pretend(1e-6, second_at=2)).run())
+    assert broken_names == set(NAMES)
 
 
 def test_a_wrong_answer_that_is_the_same_everywhere_is_not_seen() -> None:
@@ -123,8 +123,8 @@ def test_a_batch_that_moves_answers_more_than_anything_else_breaks() -> None:
 
 def test_two_engines() -> None:
     def compared(first: Pretend, second: Pretend) -> Outcome:
-        one, other = asking(first), asking(second)
-        return between(one, other, (one.begin(), other.begin())).outcome
+        left, other = asking(first), asking(second)
+        return between(left, other, (left.begin(), other.begin())).outcome
 
     assert compared(Pretend(), Pretend()) is Outcome.EQUAL
     assert compared(Pretend(1e-6), Pretend(1e-6, salt=1)) is Outcome.WITHIN

@@ -26,9 +26,9 @@ TRACE = Trace(
 def judged(bug: Bug | None = None, trace: Trace = TRACE, noise: float = 1e-6, **fields: bool) -> str | None:
     """What is wrong with the answers to a trace, or None."""
     player = Pretend(noise, bug, 0.1)
-    found = ByItself(player, SPREAD, VOCAB, **fields).finding(trace, player.play(trace))
-    assert found is None or (found.kind, found.request is not None) == ("differs", True)
-    return None if found is None else found.what
+    finding = ByItself(player, SPREAD, VOCAB, **fields).finding(trace, player.play(trace))
+    assert finding is None or (finding.kind, finding.request is not None) == ("differs", True)
+    return None if finding is None else finding.what
 
 
 def test_a_right_engine_is_right() -> None:
@@ -72,10 +72,10 @@ def test_an_answer_that_was_left_is_compared_as_far_as_it_came() -> None:
 def test_troubles_come_first() -> None:
     judge = ByItself(Pretend(), SPREAD, VOCAB)
     for trouble in (Trouble(DEAD, "gone"), Trouble(LEAK, "slots")):
-        found = judge.finding(Trace((SENT,)), Played((Reply(),), trouble))
-        assert found is not None and (found.kind, found.what) == (trouble.kind, trouble.what)
-    found = judge.finding(Trace((SENT,)), Played((Reply(trouble=Trouble("5xx", "HTTP 500")),)))
-    assert found is not None and (found.kind, found.request) == ("5xx", 0)
+        finding = judge.finding(Trace((SENT,)), Played((Reply(),), trouble))
+        assert finding is not None and (finding.kind, finding.what) == (trouble.kind, trouble.what)
+    finding = judge.finding(Trace((SENT,)), Played((Reply(trouble=Trouble("5xx", "HTTP 500")),)))
+    assert finding is not None and (finding.kind, finding.request) == ("5xx", 0)
 
 
 def test_an_engine_that_hangs_when_it_is_asked_alone_is_a_finding() -> None:
@@ -89,9 +89,9 @@ def test_an_engine_that_hangs_when_it_is_asked_alone_is_a_finding() -> None:
     judge = ByItself(player, SPREAD, VOCAB, with_scores=True)
     trace = Trace((SENT,))
     for _ in range(2):  # it is not taken for known
-        found = judge.finding(trace, player.play(trace))
-        assert found is not None and (found.kind, found.request) == (HANG, 0)
-        assert found.what == "request 0, asked again alone: no complete answer"
+        finding = judge.finding(trace, player.play(trace))
+        assert finding is not None and (finding.kind, finding.request) == (HANG, 0)
+        assert finding.what == "request 0, asked again alone: no complete answer"
 
 
 def test_what_is_expected_is_the_answer_alone_within_its_bounds() -> None:

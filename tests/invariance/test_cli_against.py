@@ -21,7 +21,7 @@ from lfm2np.invariance.relations import NAMES
 pytestmark = pytest.mark.rounding
 FAULT = "prefix-hit-without-its-state"
 OWN = "lfm2np.conformance.adapters:own"
-SIZES = ("--block-size", "4", "--chunk", "16", "--max-num-seqs", "4", "--max-model-len", "48", "--vocab-size", "300")
+SIZES = ("--block-size", "4", "--chunk", "8", "--max-num-seqs", "2", "--max-model-len", "36", "--vocab-size", "300")
 FEW = ("--relations", "repeat,warm,prefixes")
 
 
@@ -32,8 +32,8 @@ def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, st
     return code, json.loads(captured.out) if captured.out else None, (captured.err.splitlines() or [""])[-1]
 
 
-def outcomes(told: Any, number: int = 0) -> dict[str, str]:
-    return {row["relation"]: row["outcome"] for row in told["engines"][number]["relations"]}
+def outcomes(report: Any, number: int = 0) -> dict[str, str]:
+    return {row["relation"]: row["outcome"] for row in report["engines"][number]["relations"]}
 
 
 def reproduced(script: Path, url: str) -> subprocess.CompletedProcess[str]:
@@ -43,20 +43,22 @@ def reproduced(script: Path, url: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_right_server_holds_and_what_it_does_not_take_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as here:
-        code, told, _ = check(capsys, here.url, "--against", "itself", *FEW[:1], "repeat,warm,stream,sizes,varied")
-        assert code == 0 and told["verdict"].startswith("holds: 3 of 5 relations;")
-        rows = {row["relation"]: row for row in told["engines"][0]["relations"]}
+        code, report, _ = check(capsys, here.url, "--against", "itself", *FEW[:1], "repeat,warm,stream,sizes,varied")
+        assert code == 0 and report["verdict"].startswith("holds: 3 of 5 relations;")
+        rows = {row["relation"]: row for row in report["engines"][0]["relations"]}
         assert rows["sizes"]["why"] == "only an engine in Python that steps is made again in other sizes"
         assert rows["varied"]["why"] == "no --vary was given"
-        code, told, _ = check(capsys, here.url, "--against", "itself", "--relations", "varied", "--vary", '{"seed": 1}')
-        assert code == 0 and outcomes(told)["varied"] in ("equal bits", "within spread")
+        code, report, _ = check(
+            capsys, here.url, "--against", "itself", "--relations", "varied", "--vary", '{"seed": 1}'
+        )
+        assert code == 0 and outcomes(report)["varied"] in ("equal bits", "within spread")
 
 
 def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> None:
     with inject(FAULT), serving("float32") as here:
-        code, told, last = check(capsys, here.url, "--against", "itself", "--relations", "repeat,warm,prefixes")
+        code, report, last = check(capsys, here.url, "--against", "itself", "--relations", "repeat,warm,prefixes")
     assert code == 1 and last == "lfm2np: ProofError: BROKEN: warm, prefixes"
-    broken = next(row for row in told["engines"][0]["relations"] if row["relation"] == "warm")
+    broken = next(row for row in report["engines"][0]["relations"] if row["relation"] == "warm")
     assert broken["broken_rounds"] == 2 and broken["largest"] > 1e-3 and broken["trace"]["requests"]
 
 
@@ -65,9 +67,9 @@ def test_what_a_fault_breaks_is_shrunk_and_shown_again(capsys: pytest.CaptureFix
     reports = ("--html", str(tmp_path / "r.html"), "--junit", str(tmp_path / "r.xml"), "--out", str(tmp_path / "found"))
     with serving("float32") as right:
         with inject(FAULT), serving("float32") as here:
-            code, told, last = check(capsys, here.url, "--against", "itself", *FEW, *reports)
+            code, report, last = check(capsys, here.url, "--against", "itself", *FEW, *reports)
             assert code == 1 and last == "lfm2np: ProofError: BROKEN: warm, prefixes"
-            assert outcomes(told)["repeat"] in ("equal bits", "within spread")
+            assert outcomes(report)["repeat"] in ("equal bits", "within spread")
             folders = sorted(path.name for path in (tmp_path / "found").iterdir())
             assert folders and all(name.startswith("differs-") for name in folders)
             script = tmp_path / "found" / folders[0] / "reproduce.py"
@@ -105,12 +107,12 @@ def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture
 @pytest.mark.slow
 def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as first, serving("exact") as second:
-        code, told, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
-        assert code == 0 and len(told["engines"]) == 2 and told["between"]["outcome"] == "within spread"
+        code, report, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
+        assert code == 0 and len(report["engines"]) == 2 and report["between"]["outcome"] == "within spread"
     with serving("float32") as first, serving("bfloat16") as second:
-        code, told, last = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
-        assert code == 1 and told["between"]["outcome"] == "BROKEN" and last.endswith("other")
-        assert outcomes(told)["repeat"] in ("equal bits", "within spread")
+        code, report, last = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
+        assert code == 1 and report["between"]["outcome"] == "BROKEN" and last.endswith("other")
+        assert outcomes(report)["repeat"] in ("equal bits", "within spread")
 
 
 def test_what_is_wrong_alike_everywhere_is_not_seen(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,9 +124,9 @@ def test_what_is_wrong_alike_everywhere_is_not_seen(capsys: pytest.CaptureFixtur
 def test_an_exact_engine_in_this_process_has_equal_bits_under_every_relation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, told, _ = check(capsys, OWN, "--against", "itself", "--bitwise")
+    code, report, _ = check(capsys, OWN, "--against", "itself", "--bitwise")
     assert code == 0
-    asked = {name: value for name, value in outcomes(told).items() if value != "not asked"}
+    asked = {name: value for name, value in outcomes(report).items() if value != "not asked"}
     assert asked.pop("greedy") == "not judged"  # it reports its own tokens' log-probabilities alone
     assert set(asked.values()) == {"equal bits"} and set(NAMES) - set(asked) == {"stream", "varied", "greedy"}
 
@@ -173,15 +175,19 @@ def suite(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[st
     return subprocess.run([*command, *words], cwd=folder, env=there, capture_output=True, text=True, check=False)
 
 
-def test_the_plugin_has_a_test_for_each_relation(tmp_path: Path) -> None:
-    sizes = ("--block-size", "4", "--chunk", "16", "--max-model-len", "48", "--vocab-size", "300")
+def test_the_plugin_has_a_test_for_each_relation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.conformance", *SIZES]
+    chosen = ["-k", "repeat or prefixes or sizes", "--junit-xml", "j.xml"]
     with inject(FAULT), serving("float32") as here:
-        ran = suite(tmp_path, here.url, *sizes, "-k", "repeat or prefixes or sizes", "--junit-xml", "j.xml")
-    assert ran.returncode == 1 and "1 failed, 1 passed, 1 skipped" in ran.stdout, ran.stdout
-    assert "a cached prefix of every length = without" in ran.stdout
-    assert (
-        "\n::error title=lfm2np prefixes::a cached prefix of every length = without prefixes: prompt of " in ran.stdout
-    )
+        code = pytest.main([*command, "--server", here.url, *chosen])
+    printed = capsys.readouterr().out
+    assert code == 1 and "1 failed, 1 passed, 1 skipped" in printed, printed
+    assert "a cached prefix of every length = without" in printed
+    assert "\n::error title=lfm2np prefixes::a cached prefix of every length = without prefixes: prompt of " in printed
     assert (tmp_path / "j.xml").exists()
 
 

@@ -62,8 +62,8 @@ def test_the_spread_is_bounded_by_the_format_and_by_other_orders() -> None:
 
 def test_one_position_and_all_together_are_beyond() -> None:
     assert beyond(SPREAD, [at(0.0), at(0.01), at(0.05)]) is None
-    one = beyond(SPREAD, [at(0.01), at(0.01, 1.01 * LIMIT * 0.01)])
-    assert one is not None and one.index == 1 and "times the spread" in one.what
+    excess = beyond(SPREAD, [at(0.01), at(0.01, 1.01 * LIMIT * 0.01)])
+    assert excess is not None and excess.index == 1 and "times the spread" in excess.what
     assert beyond(SPREAD, [at(0.01)] * 9 + [at(0.99 * LIMIT * 0.01)]) is None
     together = beyond(SPREAD, [at(1.1 * RATIO * 0.01)] * TOGETHER)
     assert together is not None and together.what.startswith("all positions together")

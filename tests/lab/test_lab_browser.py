@@ -50,9 +50,9 @@ def fill(page: Any, fields: Fill) -> None:
 class Laboratory:
     """A tab, with what it complained of and where its requests went."""
 
-    def __init__(self, browser: Any, address: str, width: int = 1280, **options: Any) -> None:
+    def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.address = address
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(20_000)
         self.complaints: list[str] = []
@@ -83,13 +83,20 @@ class Laboratory:
         return read_settings(parse_qsl(urlsplit(self.page.url).query, keep_blank_values=True))
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Any, address: str) -> Iterator[Laboratory]:
+    shared = Laboratory(browser, address)
+    yield shared
+    shared.context.close()
+
+
 @pytest.fixture
-def lab(browser: Any, address: str) -> Iterator[Laboratory]:
-    made = Laboratory(browser, address)
-    yield made
-    assert made.elsewhere == []
-    assert [one for one in made.complaints if "status of 400" not in one] == []  # as the browser notes each of them
-    made.context.close()
+def lab(tab: Laboratory) -> Iterator[Laboratory]:
+    """The shared tab, with the default run."""
+    tab.page.goto(tab.address)
+    yield tab
+    assert tab.elsewhere == []
+    assert [each for each in tab.complaints if "status of 400" not in each] == []  # as the browser notes each of them
 
 
 # --- a run
@@ -111,15 +118,17 @@ def test_every_control_changes_the_run(lab: Laboratory) -> None:
         "fault": "positions-are-rows-of-the-batch",
     }
     lab.run(changes)
-    made = lab.settings
-    assert (made.requests[0].prompt, made.requests[1].arrival, made.requests[2].max_tokens) == ("copy: red ->", 2, 3)
-    assert (made.policy, made.block_size, made.num_blocks, made.budget, made.slots) == ("static", 8, 20, 9, 2)
-    assert (made.chunked, made.prefix_caching, made.drafts) == (False, False, 1)
-    assert made.fault == "positions-are-rows-of-the-batch"
+    settings = lab.settings
+    requests = settings.requests
+    assert (requests[0].prompt, requests[1].arrival, requests[2].max_tokens) == ("copy: red ->", 2, 3)
+    assert (settings.policy, settings.block_size, settings.num_blocks) == ("static", 8, 20)
+    assert (settings.budget, settings.slots) == (9, 2)
+    assert (settings.chunked, settings.prefix_caching, settings.drafts) == (False, False, 1)
+    assert settings.fault == "positions-are-rows-of-the-batch"
     lab.open_form()
     for name, text in changes.items():
         assert lab.page.input_value(f"#{name}") == text
-    assert TEACHING_FAULTS[made.fault] in lab.page.inner_text("#result")
+    assert TEACHING_FAULTS[settings.fault] in lab.page.inner_text("#result")
     lab.run(
         {
             "model": "paper",
@@ -183,12 +192,8 @@ def test_without_a_script_the_form_runs(browser: Any, address: str) -> None:
     ("fields", "where", "told"),
     [
         ({"prompt-0": "", **{f"prompt-{index}": "" for index in range(1, 6)}}, "prompt-0", "There is no prompt"),
-        ({"prompt-0": "a" * 700}, "prompt-0", "The prompt has 700 characters, expected at most 200."),
         ({"blocks": "1"}, "blocks", "need"),
-        ({"slots": "0"}, "slots", "'0': expected a whole number, 1 to 8."),
-        ({"budget": "1e9"}, "budget", "expected a whole number"),
-        ({"arrival-1": "soon"}, "arrival-1", "expected a whole number, 0 to 60."),
-        ({"model": "paper"}, "prompt-0", "no word of the paper model"),
+        ({"arrival-1": "soon", "slots": "0"}, "arrival-1", "expected a whole number, 0 to 60."),
     ],
 )
 def test_what_cannot_be_run_is_said_where_it_was_entered(lab: Laboratory, fields: Fill, where: str, told: str) -> None:
@@ -254,9 +259,9 @@ def test_two_tabs_and_one_that_is_closed_in_mid_run(browser: Any, address: str) 
     first.run({"blocks": "21"})
     second.run({"blocks": "22"})
     assert (first.settings.num_blocks, second.settings.num_blocks) == (21, 22)
-    for one in (first, second):
-        assert one.complaints == one.elsewhere == []
-        one.context.close()
+    for lab in (first, second):
+        assert lab.complaints == lab.elsewhere == []
+        lab.context.close()
 
 
 def test_a_laboratory_that_has_ended_is_said(browser: Any) -> None:
@@ -285,19 +290,19 @@ ANSWERS: dict[int, tuple[Fill, str, Fill, str]] = {  # wrong and what is said, r
 @pytest.mark.parametrize("number", LESSONS)
 def test_a_lesson_is_failed_and_solved(lab: Laboratory, number: int) -> None:
     lesson = LESSONS[number]
-    wrong, seen, right, found = ANSWERS[number]
+    wrong, seen, right, explanation = ANSWERS[number]
     with lab.page.expect_navigation():
         lab.page.click(f".lessons li:nth-child({number + 1}) a")
     assert lab.page.inner_text(".lesson-text h2") == f"Lesson {number}: {lesson.title}"
     assert lab.page.is_visible(f"#{lesson.view}.current")
     assert not lab.page.query_selector_all("#verdict")
     lab.run(wrong)
-    told = lab.page.inner_text("#verdict")
-    assert told.startswith("Not yet. ") and seen in told
+    verdict = lab.page.inner_text("#verdict")
+    assert verdict.startswith("Not yet. ") and seen in verdict
     lab.page.goto(f"{lab.address}?{query_of(lesson.start)}")
     lab.run(right)
-    told = lab.page.inner_text("#verdict")
-    assert told.startswith("Right. ") and found in told
+    verdict = lab.page.inner_text("#verdict")
+    assert verdict.startswith("Right. ") and explanation in verdict
     assert lab.settings.lesson == number
 
 
@@ -306,11 +311,15 @@ def test_a_guess_is_judged_where_it_stands_and_stays(browser: Any, address: str,
     lab = Laboratory(browser, address, java_script_enabled=has_script)
     lab.page.goto(f"{address}?lesson=5")
     exercise = lab.page.get_by_role("form", name="Exercise 2")
-    for guess, told in (("c", "Not yet. Request c does not belong"), ("D", "Right. In step 5"), ("", "no guess yet")):
+    for guess, sentence in (
+        ("c", "Not yet. Request c does not belong"),
+        ("D", "Right. In step 5"),
+        ("", "no guess yet"),
+    ):
         exercise.get_by_role("textbox", name="Your guess (letters, or none)").fill(guess)
         with lab.page.expect_navigation():
             lab.page.keyboard.press("Enter")
-        assert told in exercise.get_by_role("status" if guess else "alert").inner_text()
+        assert sentence in exercise.get_by_role("status" if guess else "alert").inner_text()
         assert lab.page.input_value("#guess-2") == guess
         assert lab.page.locator("#guess-2:focus").count() == 1, "the keyboard goes on there"
     with lab.page.expect_navigation():
@@ -332,38 +341,40 @@ def test_a_guess_is_judged_where_it_stands_and_stays(browser: Any, address: str,
 # --- how it looks
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_in_the_form_too(browser: Any, address: str, scheme: str) -> None:
-    lab = Laboratory(browser, address, color_scheme=scheme)
-    lab.page.goto(f"{address}?{query_of(LESSONS[3].start)}&guess-1=b+c&guess-2=x")
+def test_text_has_contrast_in_the_form_too(lab: Laboratory) -> None:
+    lab.page.goto(f"{lab.address}?{query_of(LESSONS[3].start)}&guess-1=b+c&guess-2=x")
     lab.run({"fault": ""})
     lab.open_form()
-    assert lab.page.evaluate(CONTRAST) == []
-    lab.run({"slots": "0"})
-    assert lab.page.evaluate(CONTRAST) == []
-    lab.context.close()
+    for fields in ({}, {"slots": "0"}):
+        if fields:
+            lab.run(fields)
+        for scheme in ("light", "dark"):
+            lab.page.emulate_media(color_scheme=scheme)
+            assert lab.page.evaluate(CONTRAST) == [], (fields, scheme)
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
-def test_nothing_is_wider_than_the_page(browser: Any, address: str, width: int) -> None:
-    lab = Laboratory(browser, address, width)
+def test_nothing_is_wider_than_the_page(browser: Any, address: str) -> None:
+    lab = Laboratory(browser, address)
     for query in (f"?{query_of(LESSONS[1].start)}", f"?{query_of(LESSONS[2].start)}&guess-1=13&guess-2=x"):
         lab.page.goto(address + query)
         lab.open_form()
+        for width in (1920, 1280, 768, 360):  # the views at each width: tests/drawings/test_browser.py
+            lab.page.set_viewport_size({"width": width, "height": 900})
+            assert lab.page.evaluate("document.documentElement.scrollWidth") <= width, (query[:20], width)
         for view in each_view(lab.page):
-            assert lab.page.evaluate("document.documentElement.scrollWidth") <= width, (query[:20], view)
+            assert lab.page.evaluate("document.documentElement.scrollWidth") <= 360, (query[:20], view)
     lab.context.close()
 
 
 def test_every_control_has_a_name_and_is_reached_by_keys(lab: Laboratory) -> None:
-    lab.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    lab.page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
     session = lab.context.new_cdp_session(lab.page)
     nodes = session.send("Accessibility.getFullAXTree")["nodes"]
     roles = ("button", "slider", "checkbox", "radio", "link", "textbox", "combobox", "DisclosureTriangle")
-    found = [one for one in nodes if one.get("role", {}).get("value") in roles and not one.get("ignored")]
-    assert len(found) > 50
-    for one in found:
-        assert one.get("name", {}).get("value", "").strip(), json.dumps(one)[:300]
+    controls = [node for node in nodes if node.get("role", {}).get("value") in roles and not node.get("ignored")]
+    assert len(controls) > 50
+    for control in controls:
+        assert control.get("name", {}).get("value", "").strip(), json.dumps(control)[:300]
     lab.open_form()
     lab.page.focus("#blocks")
     lab.page.keyboard.press("End")

@@ -46,12 +46,12 @@ def ask(url: str, query: str) -> tuple[int, str]:
 
 
 def children_of(pid: int) -> list[int]:
-    found = []
+    processes = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-    return found
+                processes.append(int(stat.parent.name))
+    return processes
 
 
 def is_gone(pid: int, seconds: float = 20.0) -> bool:
@@ -118,21 +118,21 @@ def refused(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str
 def test_a_port_that_is_taken_or_none_is_told(capsys: pytest.CaptureFixture[str]):
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
-        code, told = refused(capsys, "--port", port)
-        assert code == 2 and told.startswith(f"lfm2np: RequestError: --port {port}: ") and "in use" in told
-    code, told = refused(capsys, "--port", "70000")
-    assert code == 2 and told.count("\n") == 1 and "--port 70000" in told
+        code, error = refused(capsys, "--port", port)
+        assert code == 2 and error.startswith(f"lfm2np: RequestError: --port {port}: ") and "in use" in error
+    code, error = refused(capsys, "--port", "70000")
+    assert code == 2 and error.count("\n") == 1 and "--port 70000" in error
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
-    code, told = refused(capsys, "--port", "70000")  # which would be the next thing to be refused
-    assert code == 2 and "uvicorn: not installed; lab needs" in told and "lfm2np[serve]" in told
+    code, error = refused(capsys, "--port", "70000")  # which would be the next thing to be refused
+    assert code == 2 and "uvicorn: not installed; lab needs" in error and "lfm2np[serve]" in error
 
 
 def test_its_help_has_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["lab", "--help"])
-    told = capsys.readouterr().out
-    assert "lfm2np lab --port 0 --no-browser" in told and "exit codes:" in told and "130" in told
+    printed = capsys.readouterr().out
+    assert "lfm2np lab --port 0 --no-browser" in printed and "exit codes:" in printed and "130" in printed

@@ -42,8 +42,10 @@ def texts_of(outcome: Outcome) -> list[str]:
 def test_a_run_is_the_recorded_one(settings: Settings, models: Models):
     of = models.by_name[settings.model]
     coming = [
-        Coming(name, token_ids(one.prompt, of), SamplingParams(temperature=0, max_tokens=one.max_tokens), one.arrival)
-        for name, one in zip(NAMES, settings.requests, strict=False)
+        Coming(
+            name, token_ids(asked.prompt, of), SamplingParams(temperature=0, max_tokens=asked.max_tokens), asked.arrival
+        )
+        for name, asked in zip(NAMES, settings.requests, strict=False)
     ]
     drafter = {"drafter": NgramDrafter(), "num_speculative_tokens": settings.drafts} if settings.drafts else {}
     lines = recorded(
@@ -61,8 +63,8 @@ def test_a_run_is_the_recorded_one(settings: Settings, models: Models):
     )
     plain, outcome = read_run(lines), compute(settings, models)
     assert outcome.run is not None and not outcome.stopped
-    told = {one: outcome.run.texts[one] for one in plain.texts}
-    assert replace(outcome.run, texts=told) == plain
+    texts = {token_id: outcome.run.texts[token_id] for token_id in plain.texts}
+    assert replace(outcome.run, texts=texts) == plain
 
 
 def test_the_default_run_shows_chunks_a_preemption_and_a_hit_and_answers_that_are_right(models: Models):
@@ -71,7 +73,7 @@ def test_the_default_run_shows_chunks_a_preemption_and_a_hit_and_answers_that_ar
     assert 15 <= outcome.counts.steps <= 25 and outcome.counts.preemptions and outcome.counts.prefix_hit_tokens
     ended = "<|im_end|>"
     answers = [" tivu zo sa mi", " 92", " 1 2 4 7 9", " tivu zo sa mi", " 23 24 25 26 27", " 7"]
-    assert sorted(texts_of(outcome)) == sorted(one + ended for one in answers)
+    assert sorted(texts_of(outcome)) == sorted(answer + ended for answer in answers)
     assert not outcome.changed and outcome.sound is None and outcome.leaking is not None
 
 
@@ -117,20 +119,27 @@ def test_each_fault_ends_and_shows_something(name: str, models: Models):
     sound = compute_plainly(replace(settings, fault=""), models)
     outcome = compute_plainly(settings, models)
     assert outcome.run is not None and outcome.sound is not None
-    wrong = [one for one in outcome.changed.values() if one.tokens or one.logits or one.cut]
-    assert wrong
+    assert any(changed.tokens or changed.logits or changed.cut for changed in outcome.changed.values())
     assert outcome.sound == sound.run, "the fault was not taken away again"
     assert bool(outcome.stopped) == (name == "full-cache-raises-instead-of-evicting")
 
 
-@pytest.mark.parametrize("name", TEACHING_FAULTS)
-def test_a_broken_run_is_not_proved_and_a_sound_one_is(name: str, models: Models):
-    settings = SHOWN.get(name, DEFAULT)
-    assert prove(query_of(settings), models).right
-    proof = prove(query_of(replace(settings, fault=name)), models)
-    assert not proof.right
-    ends = name == "full-cache-raises-instead-of-evicting"
-    assert proof.sentence.startswith("With this fault the engine ended with " if ends else "Request ")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("full-cache-raises-instead-of-evicting", "With this fault the engine ended with PoolError"),
+        ("single-token-step-has-no-state", "Request a: its tokens are "),
+        ("convolution-crosses-requests", "Request b: the tokens are right, and the logits are not those"),
+    ],
+)
+def test_a_broken_run_is_not_proved(name: str, told: str, models: Models):
+    proof = prove(query_of(replace(DEFAULT, fault=name)), models)
+    assert not proof.right and proof.sentence.startswith(told), proof
+
+
+def test_a_sound_run_is_proved(models: Models):
+    for settings in (DEFAULT, DRAFTED, PREEMPTING):
+        assert prove(query_of(settings), models).right
 
 
 def test_a_proof_counts_what_it_compared(models: Models):
@@ -140,8 +149,8 @@ def test_a_proof_counts_what_it_compared(models: Models):
 
 def test_a_fault_that_is_only_in_the_logits_is_told_from_one_in_the_tokens(models: Models):
     outcome = compute_plainly(replace(DEFAULT, fault="convolution-crosses-requests"), models)
-    found = {name: (one.tokens, one.logits) for name, one in outcome.changed.items()}
-    assert found["a"] == (False, False) and found["b"] == (False, True)
+    changed = {name: (request.tokens, request.logits) for name, request in outcome.changed.items()}
+    assert changed["a"] == (False, False) and changed["b"] == (False, True)
     tokens = compute_plainly(replace(DEFAULT, fault="prefix-hit-without-its-state"), models).changed
     assert tokens["d"].tokens and not tokens["a"].tokens
 
@@ -157,7 +166,7 @@ def test_what_a_fault_raises_is_told_and_what_came_before_is_there(models: Model
 
 def test_a_lost_output_is_missing_in_the_answer(models: Models):
     settings = replace(PREEMPTING, fault="preempted-request-loses-its-output")
-    broken, sound = (compute_plainly(one, models) for one in (settings, PREEMPTING))
+    broken, sound = (compute_plainly(each, models) for each in (settings, PREEMPTING))
     lost = [name for name in sound.tokens if broken.tokens[name] != sound.tokens[name]]
     assert lost and all(sound.tokens[name][-len(broken.tokens[name]) :] == broken.tokens[name] for name in lost)
 
@@ -191,11 +200,8 @@ def test_the_leaking_step_is_one_without_prefix_cache_drafts_and_fault(models: M
         assert [(share.name, share.start, share.stop) for share in leaking.shares] == [("a", 10, 11), ("b", 0, 9)]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [replace(DEFAULT, requests=DEFAULT.requests[:2]), replace(PAPER, fault="attention-crosses-requests", lesson=3)],
-)
-def test_the_same_link_is_the_same_page(settings: Settings, models: Models):
+def test_the_same_link_is_the_same_page(models: Models):
+    settings = replace(PAPER, fault="attention-crosses-requests", lesson=3)
     first = answer(query_of(settings), models)
     with inject("budget-ignored"):
         computing.compute(DEFAULT, models, is_drawn=False)  # whatever ran before
@@ -209,9 +215,9 @@ def test_the_largest_runs_of_the_form_are_drawn(models: Models):
     wide = Settings(requests=long, num_blocks=128, block_size=32, slots=8, chunked=False)
     words = tuple(Asked(" ".join(["a"] * 40), 0, 4) for _ in "ab")
     paper = Settings(model="paper", requests=words, num_blocks=128, block_size=8, slots=8, budget=256)
-    for settings, told in ((wide, "too many rows to draw"), (paper, "rows are too many for a picture")):
+    for settings, message in ((wide, "too many rows to draw"), (paper, "rows are too many for a picture")):
         status, page = answer(query_of(settings), models)
-        assert status == 200 and told in page
+        assert status == 200 and message in page
         assert len(page) < 10_000_000
 
 
@@ -226,4 +232,4 @@ def test_padding_is_that_of_the_steps_that_are_shown(models: Models):
     assert outcome.run is not None and outcome.counts is not None
     shares = [[len(entry.token_ids) for entry in step.entries] for step in outcome.run.steps]
     assert any(entry.num_drafts for step in outcome.run.steps for entry in step.entries)
-    assert outcome.counts.wasted == sum(len(one) * max(one, default=0) - sum(one) for one in shares)
+    assert outcome.counts.wasted == sum(len(rows) * max(rows, default=0) - sum(rows) for rows in shares)

@@ -38,24 +38,24 @@ class Form(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        own = {key: value or "" for key, value in attrs}
-        self.ids += [own["id"]] if "id" in own else []
-        self.described |= set(own.get("aria-describedby", "").split())
+        attributes = {key: value or "" for key, value in attrs}
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.described |= set(attributes.get("aria-describedby", "").split())
         if tag == "form":
-            self._form = own.get("id", "")
+            self._form = attributes.get("id", "")
         if tag == "label":
-            self.labelled.add(own["for"])
-        if tag in ("input", "select") and "name" in own and own.get("type") != "hidden":
-            self.fields.add(own["id"])
-            self.labelled |= {own["id"]} if own.get("aria-label") else set()
+            self.labelled.add(attributes["for"])
+        if tag in ("input", "select") and "name" in attributes and attributes.get("type") != "hidden":
+            self.fields.add(attributes["id"])
+            self.labelled |= {attributes["id"]} if attributes.get("aria-label") else set()
         if self._form != "settings":
             return
-        if tag == "input" and "name" in own:
-            self.sent.append((own["name"], own["value"]))
+        if tag == "input" and "name" in attributes:
+            self.sent.append((attributes["name"], attributes["value"]))
         if tag == "select":
-            self._select = own["name"]
-        if tag == "option" and "selected" in own:
-            self.sent.append((self._select, own["value"]))
+            self._select = attributes["name"]
+        if tag == "option" and "selected" in attributes:
+            self.sent.append((self._select, attributes["value"]))
 
 
 def form_of(query: str, problems: Mapping[str, str]) -> Form:

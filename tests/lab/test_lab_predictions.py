@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -16,17 +15,12 @@ import pytest
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.models import Models, understand
-from lfm2np.lab.page import again_with, answer, judge_guesses, lab_page, read_link
+from lfm2np.lab.page import answer, judge_guesses, lab_page, read_link
 from lfm2np.lab.predictions import Again, Unreadable, Verdict, read_number, read_requests
 from lfm2np.lab.settings import GUESSES, Asked, Settings, examine, query_of, typed_of
 
 TEACHING = Path(__file__).parents[2] / "docs" / "learn" / "teaching.md"
 EXERCISES = [(number, place) for number in LESSONS for place in (1, 2)]
-
-
-@pytest.fixture(scope="module")
-def again(models: Models) -> Again:
-    return cache(again_with(models))
 
 
 def judged(number: int, place: int, guess: str, again: Again, settings: Settings | None = None) -> Verdict:
@@ -128,8 +122,10 @@ def test_the_run_that_is_asked_about_is_not_computed_before_a_guess(again: Again
     for lesson in LESSONS.values():
         now = again(lesson.start)
         assert judge_guesses(lesson, typed_of(parse_qsl(query_of(lesson.start))), now, never) == {}
-        found = judge_guesses(lesson, typed_of([(name, " x") for name in GUESSES]), now, never)
-        assert list(found) == list(GUESSES) and all(isinstance(one, Unreadable) for one in found.values())
+        verdicts = judge_guesses(lesson, typed_of([(name, " x") for name in GUESSES]), now, never)
+        assert list(verdicts) == list(GUESSES) and all(
+            isinstance(prediction, Unreadable) for prediction in verdicts.values()
+        )
 
 
 @pytest.mark.parametrize(
@@ -168,19 +164,19 @@ class Forms(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        own = {key: value or "" for key, value in attrs}
+        attributes = {key: value or "" for key, value in attrs}
         if tag == "form":
-            self._form = own.get("id", own.get("aria-label", ""))
+            self._form = attributes.get("id", attributes.get("aria-label", ""))
             self.sent[self._form] = []
-        if tag == "input" and "name" in own:
-            self.sent[self._form].append((own["name"], own["value"]))
-            if own.get("type") != "hidden":
-                self.described[own["name"]] = own.get("aria-describedby", "")
-            self.focused += [own["name"]] if "autofocus" in own else []
+        if tag == "input" and "name" in attributes:
+            self.sent[self._form].append((attributes["name"], attributes["value"]))
+            if attributes.get("type") != "hidden":
+                self.described[attributes["name"]] = attributes.get("aria-describedby", "")
+            self.focused += [attributes["name"]] if "autofocus" in attributes else []
         if tag == "select":
-            self._select = own.get("name", "")  # the player's has none, and is in no form
-        if tag == "option" and "selected" in own and self._select:
-            self.sent[self._form].append((self._select, own["value"]))
+            self._select = attributes.get("name", "")  # the player's has none, and is in no form
+        if tag == "option" and "selected" in attributes and self._select:
+            self.sent[self._form].append((self._select, attributes["value"]))
 
 
 def test_a_guess_is_judged_where_it_was_entered_and_stays(models: Models):
@@ -262,8 +258,8 @@ def test_each_link_of_the_teachers_page_is_judged_as_it_says(again: Again, model
         pairs = read_link(urlsplit(link).query)
         typed, settings = typed_of(pairs), understand(pairs, models)
         lesson, now = LESSONS[settings.lesson], again(settings)
-        found = judge_guesses(lesson, typed, now, again) or {"settings": lesson.check(settings, now, again)}
-        assert list(found.values()) == [Verdict(word != "Not yet.", sentence)], link
-        seen.add((lesson.number, *found, word))
+        verdicts = judge_guesses(lesson, typed, now, again) or {"settings": lesson.check(settings, now, again)}
+        assert list(verdicts.values()) == [Verdict(word != "Not yet.", sentence)], link
+        seen.add((lesson.number, *verdicts, word))
     kinds = [(number, kind) for number in LESSONS for kind in (*GUESSES, "settings")]
     assert seen == {(*kind, word) for kind in kinds for word in ("**Right.**", "Not yet.")}, "each is solved and failed"

@@ -38,8 +38,8 @@ ASKED = st.builds(Asked, PROMPTS.filter(str.isprintable), st.integers(0, 60), st
 SETTINGS = st.builds(
     Settings,
     requests=st.lists(ASKED, min_size=1, max_size=8).map(tuple),
-    **{own: st.integers(least, most) for own, least, most in NUMBERS.values()},
-    **{own: st.booleans() if known == ON_OFF else st.sampled_from(known) for own, known in CHOICES.values()},
+    **{setting: st.integers(least, most) for setting, least, most in NUMBERS.values()},
+    **{setting: st.booleans() if known == ON_OFF else st.sampled_from(known) for setting, known in CHOICES.values()},
 )
 
 
@@ -103,9 +103,9 @@ def problems_of(query: Query) -> dict[str, str]:
     ],
 )
 def test_what_can_not_be_is_one_sentence_at_its_field(query: Query, field: str, told: str):
-    found = problems_of(query)
-    assert list(found) == [field] and told in found[field]
-    assert found[field].endswith(".") and len(found[field]) < 500
+    problems = problems_of(query)
+    assert list(problems) == [field] and told in problems[field]
+    assert problems[field].endswith(".") and len(problems[field]) < 500
 
 
 def test_all_problems_are_told_at_once(models: Models):
@@ -125,7 +125,7 @@ def test_an_unknown_word_is_told_with_all_that_are_known(models: Models):
 def test_the_start_is_put_in_front_of_words_where_it_is_missing(models: Models):
     words = hand_model()[1]
     for text in ("the cat", "<start> the  cat"):
-        assert token_ids(text, models.by_name["paper"]) == [words.index(one) for one in ("<start>", "the", "cat")]
+        assert token_ids(text, models.by_name["paper"]) == [words.index(word) for word in ("<start>", "the", "cat")]
 
 
 def test_more_than_the_context_is_told_at_the_prompt(models: Models):

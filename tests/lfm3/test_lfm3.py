@@ -98,7 +98,7 @@ def test_batched_equals_alone(name: str, sizes: dict[str, object]):
         engine.add_request(request_id, ids, greedy)
     outputs = {}
     while engine.has_unfinished:
-        outputs |= {one.request_id: one.outputs[0].token_ids for one in engine.step() if one.finished}
+        outputs |= {output.request_id: output.outputs[0].token_ids for output in engine.step() if output.finished}
     for request_id, ids in prompts.items():
         assert outputs[request_id] == greedy_tokens(name, tuple(ids)), request_id
 

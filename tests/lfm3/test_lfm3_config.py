@@ -98,9 +98,9 @@ def test_a_label_of_the_window_s_rotation_is_read_as_transformers_does_and_said(
         (tmp_path / "config.json").write_text(json.dumps(raw))
         line = r"rope_parameters\.sliding_attention: labelled .* read as transformers reads it: all of each head"
         of_both = rf"full_attention: .* 0\.5 of each head is rotated; {line}" if kind == "full_attention" else line
-        with pytest.warns(UserWarning, match=of_both) as told:
+        with pytest.warns(UserWarning, match=of_both) as caught:
             model = lfm2np.load(tmp_path)
-        assert len(told) == 1
+        assert len(caught) == 1
         assert (model.config.sliding_partial_rotary_factor, model.config.partial_rotary_factor) == (1.0, 0.5)
         assert model.config.is_rope_relabelled == (kind == "full_attention")
         assert model.logits([3, 4, 5, 6]).tobytes() == lfm2np.load(checkpoint(tiny)).logits([3, 4, 5, 6]).tobytes()

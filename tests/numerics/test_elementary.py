@@ -54,22 +54,22 @@ def test_exp_of_either_zero_is_one_and_of_nan_is_nan_and_of_large_arguments_is_f
 def test_exp_of_each_number_is_its_own_in_whatever_block_it_stands(x: list[float], block: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elementary, "BLOCK", block)
-        found = elementary.exp(np.array(x))
-    alone = [elementary.exp(np.array(one)) for one in x]
-    assert all(one.shape == () for one in alone)
-    assert np.array_equal(found, np.array(alone), equal_nan=True)
+        actual = elementary.exp(np.array(x))
+    alone = [elementary.exp(np.array(value)) for value in x]
+    assert all(value.shape == () for value in alone)
+    assert np.array_equal(actual, np.array(alone), equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (elementary.BLOCK + 1,), (3, elementary.BLOCK - 1)])
 def test_exp_keeps_shapes_and_its_argument_and_takes_views(shape: tuple[int, ...]):
     x = 1000 * RNG.normal(size=shape)
     before = x.copy()
-    found = elementary.exp(x)
-    assert found.shape == shape and np.array_equal(x, before)
-    assert np.array_equal(elementary.exp(x.T), found.T)
+    actual = elementary.exp(x)
+    assert actual.shape == shape and np.array_equal(x, before)
+    assert np.array_equal(elementary.exp(x.T), actual.T)
     assert np.array_equal(elementary.exp(x.astype(np.float32)), elementary.exp(x.astype(np.float32).astype(np.float64)))
     if len(shape) == 2:
-        assert np.array_equal(elementary.exp(x[:, ::2]), found[:, ::2])
+        assert np.array_equal(elementary.exp(x[:, ::2]), actual[:, ::2])
 
 
 @given(st.floats(-740, 700), st.floats(0, 1))

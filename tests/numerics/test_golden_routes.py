@@ -46,19 +46,19 @@ def golden(name: str) -> tuple[list[list[int]], Array, Array]:
         read = {
             kind: [file.get_tensor(f"{kind}_{i}") for i in range(count)] for kind in ("prompt", "experts", "margins")
         }
-    prompts = [one.tolist() for one in read["prompt"]]
+    prompts = [array.tolist() for array in read["prompt"]]
     return prompts, np.concatenate(read["experts"]), np.concatenate(read["margins"])
 
 
 def chosen(name: str, arithmetic: str) -> Array:
     """Our experts [T, S, K] of all prompts, best first."""
     model = lfm2np.load(FIXTURES / name if name in TRAINED else FIXTURES / "torture" / name, arithmetic)
-    found = []
+    choices = []
     for ids in golden(name)[0]:
         noting: Any = NotingRoutes(model.numerics)
         reference.hidden_states(model.weights, model.config, noting, ids)
-        found.append(np.stack(noting.chosen, axis=1))
-    return np.concatenate(found)
+        choices.append(np.stack(noting.chosen, axis=1))
+    return np.concatenate(choices)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,8 +79,10 @@ def test_float64_chooses_the_experts_of_float64(name: str) -> None:
 
 def test_of_experts_that_tie_the_lowest_are_chosen() -> None:
     """Experts 0, 1 and 2 of `moe_near_ties` have the same gate: some of them are chosen, without the others."""
-    found = chosen("moe_near_ties", "exact")
-    tied = [tuple(expert for expert in one if expert < 3) for one in found.reshape(-1, found.shape[-1]).tolist()]
+    experts = chosen("moe_near_ties", "exact")
+    tied = [
+        tuple(expert for expert in value if expert < 3) for value in experts.reshape(-1, experts.shape[-1]).tolist()
+    ]
     assert set(tied) == {(), (0,), (0, 1), (0, 1, 2)}
     _, _, margins = golden("moe_near_ties")
     assert (margins < 1e-12).sum() >= 20, "the control: transformers' float64 ties there, too"

@@ -54,9 +54,9 @@ def make_small(patch: pytest.MonkeyPatch, is_drawn: bool) -> None:
     empty = np.empty
 
     def filled(*arguments, **named):
-        made = empty(*arguments, **named)
-        made.fill(np.nan if made.dtype.kind == "f" else 1234567)
-        return made
+        array = empty(*arguments, **named)
+        array.fill(np.nan if array.dtype.kind == "f" else 1234567)
+        return array
 
     patch.setattr(np, "empty", filled)
 
@@ -66,8 +66,8 @@ def small_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     make_small(monkeypatch, getattr(request.function, "is_hypothesis_test", False))
 
 
-def same(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+def same(first: np.ndarray, other: np.ndarray) -> bool:
+    return first.dtype == other.dtype and first.shape == other.shape and first.tobytes() == other.tobytes()
 
 
 FORMS = ("bfloat16", "nearly bfloat16", "float32", "quantised")
@@ -298,7 +298,7 @@ def test_convolution_of_several_requests(seed, kind, taps_kind, lengths, width, 
     windows = [adversarial(rng, (taps - 1 + length, width), kind) for length in lengths]
     with np.errstate(over="ignore", invalid="ignore"):
         together = exact.convolve_ragged(windows, filters, bias)
-        alone = [integers.convolve(one[: taps - 1], one[taps - 1 :], filters, bias) for one in windows]
+        alone = [integers.convolve(window[: taps - 1], window[taps - 1 :], filters, bias) for window in windows]
         assert same(together, np.concatenate(alone))
         assert same(exact.convolve(windows[0][: taps - 1], windows[0][taps - 1 :], filters, bias), alone[0])
 
@@ -373,9 +373,9 @@ def test_routes(seed, kind, tokens, chosen, more, normalised, has_ties):
         scores = np.round(scores, 1)
     best = exact.top_k(scores, chosen)
     assert same(best, integers.top_k(scores, chosen))
-    own = np.take_along_axis(scores, best, axis=-1)
-    weights = exact.routing_weights(own, normalised, 2.5)
-    assert same(weights, integers.routing_weights(own, normalised, 2.5))
+    chosen_scores = np.take_along_axis(scores, best, axis=-1)
+    weights = exact.routing_weights(chosen_scores, normalised, 2.5)
+    assert same(weights, integers.routing_weights(chosen_scores, normalised, 2.5))
     outputs = adversarial(rng, (tokens, chosen, 7), kind)
     assert same(exact.combine_experts(outputs, weights), integers.combine_experts(outputs, weights))
 

@@ -142,7 +142,7 @@ def below(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
         case ast.BinOp(left=base, op=ast.Pow()) | ast.AugAssign(target=base, op=ast.Pow()):
             yield function, f"{ast.unparse(base)}**"
         case ast.Call(func=ast.Attribute(attr="argsort"), keywords=given):
-            if not any(ast.unparse(one) == "kind='stable'" for one in given):
+            if not any(ast.unparse(keyword) == "kind='stable'" for keyword in given):
                 yield function, "argsort that may reorder equal numbers"
         case ast.Import():
             yield from ((function, f"import {ast.unparse(name)}") for name in node.names)
@@ -200,11 +200,11 @@ def test_what_could_round_by_the_order_or_by_the_machine_is_refused(line: str):
 
 def test_nothing_is_allowed_that_is_not_used():
     """Else a list outlives its reason. The control of `below`, too: it finds all of them."""
-    used = {(file, *found) for file in FILES for found in operations((TOP / file).read_text(encoding="utf-8"))}
+    used = {(file, *operation) for file in FILES for operation in operations((TOP / file).read_text(encoding="utf-8"))}
     names = {name for _, _, name in used}
     assert names >= EVERYWHERE
     for allowed, places, _ in LISTED:
         assert names >= allowed
         for file, functions in places.items():
             for function in functions:
-                assert any(one == file and function in (where, "*") and name in allowed for one, where, name in used)
+                assert any(path == file and function in (where, "*") and name in allowed for path, where, name in used)

@@ -80,10 +80,10 @@ ONE_ROW, SEVERAL = (1, 64, 40), (5, 300, 24)
 @pytest.mark.parametrize("shape", [ONE_ROW, SEVERAL], ids=str)
 def test_the_sums_that_are_asked_for_come_close_to_the_bound_and_stay_within_it(shape: tuple[int, int, int]):
     x, weights = exactness.operands(*shape)
-    sums = [[sum(int(a) * int(b) for a, b in zip(row, own, strict=True)) for own in weights] for row in x]
-    assert all(2**53 - 2**47 <= one <= 2**53 for row in sums for one in row)
+    sums = [[sum(int(a) * int(b) for a, b in zip(row, weight, strict=True)) for weight in weights] for row in x]
+    assert all(2**53 - 2**47 <= total <= 2**53 for row in sums for total in row)
     assert x.min() >= 0 and weights.min() > 0, "so that no partial sum exceeds the whole"
-    assert {one % 2 for row in sums for one in row} == {0, 1}
+    assert {total % 2 for row in sums for total in row} == {0, 1}
 
 
 def rounded(x: np.ndarray, bits: int) -> np.ndarray:

@@ -29,8 +29,8 @@ HEAD_DIM, TAPS = 6, 3
 def test_each_row_is_computed_once(count: int, rows: int, elements: int, limit: int | None) -> None:
     times = np.zeros(rows, np.int64)
 
-    def compute(own: slice) -> None:
-        times[own] += 1
+    def compute(piece: slice) -> None:
+        times[piece] += 1
 
     with threads(count):
         over_pieces(compute, rows, elements, limit)
@@ -49,7 +49,7 @@ def operations(rng: np.random.Generator, rows: int, width: int) -> dict[str, Cal
     heads, angles = normal(rows, 2, HEAD_DIM), rng.normal(size=(rows, HEAD_DIM // 2))
     windows = [normal(TAPS - 1 + tokens, width) for tokens in (1, rows, 2)]
     window, taps = normal(rows + TAPS - 1, width), normal(width, TAPS)
-    made, weights = normal(rows, 2, width), normal(rows, 2)
+    outputs, weights = normal(rows, 2, width), normal(rows, 2)
     scale = integers.attention_scale(normal(HEAD_DIM), normal(HEAD_DIM), normal(2 * HEAD_DIM, width))
     return {
         "add": lambda: exact.add(x, y),
@@ -63,7 +63,7 @@ def operations(rng: np.random.Generator, rows: int, width: int) -> dict[str, Cal
         "rotation": lambda: exact.rotate(heads, np.cos(angles), np.sin(angles)),
         "convolution": lambda: exact.convolve_ragged([window], taps, y[0]),
         "convolutions": lambda: exact.convolve_ragged(windows, taps, y[0]),
-        "experts": lambda: exact.combine_experts(made, weights),
+        "experts": lambda: exact.combine_experts(outputs, weights),
     }
 
 

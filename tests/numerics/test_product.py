@@ -41,9 +41,9 @@ def test_pieces_of_the_weights_are_all_used(
     monkeypatch.setattr("lfm2np.numerics.products.product.OUTPUTS_AT_ONCE", 3)
     rng = np.random.default_rng(3)
     weights, x = rng.integers(-9, 9, (23, 4)), rng.integers(-9, 9, (rows, 4))
-    made = way(x.astype(np.float64), weights.astype(np.float64))
-    assert np.array_equal(made, x @ weights.T)
-    assert made.flags.c_contiguous
+    output = way(x.astype(np.float64), weights.astype(np.float64))
+    assert np.array_equal(output, x @ weights.T)
+    assert output.flags.c_contiguous
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 3, 40]), st.booleans(), st.booleans())
@@ -58,8 +58,8 @@ def test_streamed_weights_give_the_same_bits(seed: int, rows: int, short: bool, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lfm2np.numerics.matrix.STREAMED", 44)  # four rows at a time
         assert len(list(streamed.pieces())) == 10
-        own = bias if biased else None
-        assert exact.linear(x, streamed, own).tobytes() == exact.linear(x, resident, own).tobytes()
+        optional_bias = bias if biased else None
+        assert exact.linear(x, streamed, optional_bias).tobytes() == exact.linear(x, resident, optional_bias).tobytes()
 
 
 @pytest.mark.rounding

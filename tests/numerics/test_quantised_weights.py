@@ -76,9 +76,9 @@ def test_what_is_left_over_is_what_the_slices_miss(seed: int, outputs: int, inpu
                 assert not missed.any()
                 continue
             top = Fraction(2) ** int(np.frexp(np.abs(row).max())[1])
-            for value, one in zip(row.tolist(), missed.tolist(), strict=True):
+            for value, residue in zip(row.tolist(), missed.tolist(), strict=True):
                 share = Fraction(value) / top
-                assert Fraction(one) == share - round(share / step) * step
+                assert Fraction(residue) == share - round(share / step) * step
 
 
 @pytest.mark.parametrize(("bits", "slices"), [(1, 1), (20, 1), (21, 2), (36, 2), (37, 3), (51, 3), (52, 3)])
@@ -110,7 +110,9 @@ def test_float64_weights_that_are_float32_give_the_same_products(seed: int, inpu
     """Those of a quantised file, and of a checkpoint that holds their values; 36 bits hold both."""
     weight = np.random.default_rng(seed).integers(-(2**12), 2**12, (7, inputs)).astype(np.float32)
     x = np.random.default_rng(seed).normal(size=(3, inputs)).astype(np.float32)
-    narrow, wide = (exact.linear(x, exact.prepare_matrix(one, "w")) for one in (weight, weight.astype(np.float64)))
+    narrow, wide = (
+        exact.linear(x, exact.prepare_matrix(matrix, "w")) for matrix in (weight, weight.astype(np.float64))
+    )
     assert narrow.tobytes() == wide.tobytes()
 
 
@@ -125,8 +127,8 @@ def nearest_bfloat16(value: float) -> float:
 
 @given(st.floats(-(2.0**127), 2.0**127) | seeds.map(lambda seed: float(np.random.default_rng(seed).normal())))
 def test_bfloat16_of_float64_is_rounded_once(value: float):
-    found = round_to_bfloat16(np.array([value]))
-    assert found.dtype == np.float32 and float(found[0]) == nearest_bfloat16(value)
+    rounded = round_to_bfloat16(np.array([value]))
+    assert rounded.dtype == np.float32 and float(rounded[0]) == nearest_bfloat16(value)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -140,8 +142,8 @@ def test_what_float32_would_round_to_a_tie_is_none(bit: int, sign: float):
 
 
 def test_bfloat16_of_numbers_that_are_none():
-    found = round_to_bfloat16(np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e300, -1e300, 1e-300]))
-    assert str(found.tolist()) == "[inf, -inf, nan, 0.0, -0.0, inf, -inf, 0.0]"
+    rounded = round_to_bfloat16(np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e300, -1e300, 1e-300]))
+    assert str(rounded.tolist()) == "[inf, -inf, nan, 0.0, -0.0, inf, -inf, 0.0]"
 
 
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF])
@@ -150,14 +152,14 @@ def test_what_is_no_number_stays_none_beside_numbers(bits: int, place: int):
     """Whatever its bits: to add to those of some makes an infinity of them, or 0."""
     x = np.full(SMALL_PIECE + 5, 1.0 + 2.0**-9, np.float32)
     x.view("=u4")[place] = bits
-    found = round_to_bfloat16(x)
-    assert np.isnan(found[place]) and np.isnan(found).sum() == 1
-    assert (np.delete(found, place) == 1.0).all()
+    rounded = round_to_bfloat16(x)
+    assert np.isnan(rounded[place]) and np.isnan(rounded).sum() == 1
+    assert (np.delete(rounded, place) == 1.0).all()
 
 
 def test_each_arithmetic_takes_the_weight_rounded_once_to_its_type():
     weight = np.array([[1.0 + 2.0**-8 + 2.0**-40, 1.0 + 2.0**-24 + 2.0**-50]])
     expected = {FLOAT32: weight.astype(np.float32), FLOAT64: weight, BFLOAT16: [[1.0 + 2.0**-7, 1.0]]}
     for arithmetic, rounded in expected.items():
-        for found in (arithmetic.prepare_matrix(weight, "w").values, arithmetic.embed(weight)):
-            assert found.dtype == np.dtype(arithmetic.dtype) and np.array_equal(found, rounded), arithmetic.name
+        for actual in (arithmetic.prepare_matrix(weight, "w").values, arithmetic.embed(weight)):
+            assert actual.dtype == np.dtype(arithmetic.dtype) and np.array_equal(actual, rounded), arithmetic.name

@@ -31,7 +31,7 @@ def request(rng: np.random.Generator, tokens: int, context: int) -> tuple[Any, .
 def cut(rng: np.random.Generator, entries: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """The entries in up to four parts, none of them empty."""
     count = len(entries[0])
-    borders = sorted({0, count, *(int(one) for one in rng.integers(0, count + 1, 3))})
+    borders = sorted({0, count, *(int(integer) for integer in rng.integers(0, count + 1, 3))})
     return [tuple(array[a:b] for array in entries) for a, b in itertools.pairwise(borders)]
 
 
@@ -48,8 +48,8 @@ def test_attention_of_a_batch_has_the_bits_of_each_request_alone(
 ) -> None:
     rng = np.random.default_rng(seed)
     requests = [request(rng, tokens, tokens + before) for tokens, before in sizes]
-    alone = [exact.attend(*one, SCALE) for one in requests]
-    queries = np.concatenate([one[0] for one in requests])
+    alone = [exact.attend(*arguments, SCALE) for arguments in requests]
+    queries = np.concatenate([arguments[0] for arguments in requests])
     stops = np.cumsum([0, *(tokens for tokens, _ in sizes)])
     rows = [slice(int(a), int(b)) for a, b in itertools.pairwise(stops)]
     with pytest.MonkeyPatch.context() as patch, threads(count):
@@ -67,21 +67,23 @@ def test_requests_of_one_token_are_computed_side_by_side_and_others_where_they_w
         return Span(slice(0, tokens), [(np.zeros((context, GROUPS, HEAD_DIM)),)], context)
 
     both = threading.Barrier(2)
-    found = []
+    calls = []
 
-    def compute(one: Span, own: str) -> None:
-        if own == "small":
+    def compute(span: Span, kind: str) -> None:
+        if kind == "small":
             both.wait(timeout=30)
-        found.append((one, own, threading.current_thread()))
+        calls.append((span, kind, threading.current_thread()))
 
     spans = [span(1, 9), span(3, 9), span(1, 10), span(1, 11)]
     kinds = ["small", "prompt", "small", "long"]
     with pytest.MonkeyPatch.context() as patch, threads(2):
         patch.setattr("lfm2np.numerics.attention.SMALL_PRODUCT", 10 * HEAD_DIM)
         over_spans(compute, spans, iter(kinds))
-    assert {(one, own) for one, own, _ in found} == set(zip(spans, kinds, strict=True)) and len(found) == len(spans)
-    assert len({thread for _, own, thread in found if own == "small"}) == 2
-    assert {thread for _, own, thread in found if own != "small"} == {threading.current_thread()}
+    assert {(first, kind) for first, kind, _ in calls} == set(zip(spans, kinds, strict=True)) and len(calls) == len(
+        spans
+    )
+    assert len({thread for _, kind, thread in calls if kind == "small"}) == 2
+    assert {thread for _, kind, thread in calls if kind != "small"} == {threading.current_thread()}
 
 
 def test_rows_of_no_request_get_zeros() -> None:
@@ -97,9 +99,9 @@ def test_rows_of_no_request_get_zeros() -> None:
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 50)), max_size=12), st.integers(1, 4))
 def test_a_batch_of_scores_stays_within_a_piece(sizes: list[tuple[int, int]], heads: int) -> None:
     spans = [Span(slice(0, tokens), [], context) for tokens, context in sizes]
-    made = list(batches(iter(spans), heads, 300))
-    assert [span for batch in made for span in batch] == spans
-    for batch in made:
+    groups = list(batches(iter(spans), heads, 300))
+    assert [span for batch in groups for span in batch] == spans
+    for batch in groups:
         size = heads * sum(span.tokens for span in batch) * max(span.context for span in batch)
         assert size <= 300 or len(batch) == 1
 
@@ -112,10 +114,12 @@ def test_convolution_of_a_batch_has_the_bits_of_each_request_alone(
     rng = np.random.default_rng(seed)
     weights, bias = rng.normal(size=(6, taps)).astype(np.float32), rng.normal(size=6).astype(np.float32)
     windows = [rng.normal(size=(taps - 1 + length, 6)).astype(np.float32) for length in lengths]
-    own = bias if biased else None
+    optional_bias = bias if biased else None
     for arithmetic in (exact, FLOAT32):
-        alone = [arithmetic.convolve(one[: taps - 1], one[taps - 1 :], weights, own) for one in windows]
-        assert arithmetic.convolve_ragged(windows, weights, own).tobytes() == np.concatenate(alone).tobytes()
+        alone = [
+            arithmetic.convolve(window[: taps - 1], window[taps - 1 :], weights, optional_bias) for window in windows
+        ]
+        assert arithmetic.convolve_ragged(windows, weights, optional_bias).tobytes() == np.concatenate(alone).tobytes()
 
 
 @given(st.lists(st.integers(0, 12), max_size=14, unique=True))

@@ -25,8 +25,8 @@ SPECIALS = np.array([np.nan, np.inf, -np.inf], np.float32)
 
 def scores_of(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Between 0 and 1, some so small that the 1e-6 beside their sum is felt, some 0."""
-    made = rng.random(shape) * np.exp2(-rng.integers(0, 40, shape).astype(np.float64))
-    return np.where(rng.random(shape) < 0.05, 0.0, made).astype(np.float32)
+    values = rng.random(shape) * np.exp2(-rng.integers(0, 40, shape).astype(np.float64))
+    return np.where(rng.random(shape) < 0.05, 0.0, values).astype(np.float32)
 
 
 # --- sigmoid
@@ -41,18 +41,18 @@ def sigmoid_arguments() -> np.ndarray:
 
 def test_a_sigmoid_is_the_true_one_rounded_once_but_for_2_to_the_minus_47() -> None:
     x = sigmoid_arguments()
-    for argument, found in zip(x, exact.sigmoid(x), strict=True):
+    for argument, actual in zip(x, exact.sigmoid(x), strict=True):
         truth = 1 / (1 + mpmath.exp(-mpmath.mpf(float(argument))))
         rounding = max(truth * mpmath.mpf(2) ** -24, mpmath.mpf(2) ** -150)  # below 2**-126 steps are 2**-149
-        assert abs(mpmath.mpf(float(found)) - truth) <= rounding + truth * mpmath.mpf(2) ** -47, argument
+        assert abs(mpmath.mpf(float(actual)) - truth) <= rounding + truth * mpmath.mpf(2) ** -47, argument
 
 
 def test_a_sigmoid_ends_at_nought_and_one_and_nan_stays() -> None:
     x = np.array([-np.inf, -3e38, -104.0, 17.5, np.inf, 0.0, -0.0, np.nan], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        found = exact.sigmoid(x).tolist()
-    assert found[:7] == [0.0, 0.0, 0.0, 1.0, 1.0, 0.5, 0.5]
-    assert np.isnan(found[7])
+        actual = exact.sigmoid(x).tolist()
+    assert actual[:7] == [0.0, 0.0, 0.0, 1.0, 1.0, 0.5, 0.5]
+    assert np.isnan(actual[7])
 
 
 @given(st.lists(st.floats(-104, 104, width=32), min_size=2, max_size=50))
@@ -83,9 +83,9 @@ def test_what_is_not_a_number_is_chosen_last() -> None:
 def test_a_score_and_its_bias_are_added_and_rounded_once(seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores, bias = scores_of(rng, (3, 7)), rng.normal(size=7).astype(np.float32)
-    for row, found in zip(scores, exact.add_expert_bias(scores, bias), strict=True):
-        sums = [Fraction(float(score)) + Fraction(float(one)) for score, one in zip(row, bias, strict=True)]
-        assert found.tolist() == [float(float32_of(one)) for one in sums]
+    for row, bia in zip(scores, exact.add_expert_bias(scores, bias), strict=True):
+        sums = [Fraction(float(score)) + Fraction(float(bia)) for score, bia in zip(row, bias, strict=True)]
+        assert bia.tolist() == [float(float32_of(total)) for total in sums]
 
 
 # --- weights
@@ -96,10 +96,10 @@ def test_weights_are_the_true_ones_rounded_once_but_for_2_to_the_minus_50(
     seed: int, count: int, normalised: bool, factor: float
 ) -> None:
     scores = scores_of(np.random.default_rng(seed), (4, count))
-    for row, found in zip(scores, exact.routing_weights(scores, normalised, factor), strict=True):
+    for row, weights in zip(scores, exact.routing_weights(scores, normalised, factor), strict=True):
         wide = [Fraction(float(score)) for score in row]
         divisor = sum(wide, LEAST) if normalised else Fraction(1)
-        for score, weight in zip(wide, found, strict=True):
+        for score, weight in zip(wide, weights, strict=True):
             truth = score / divisor * Fraction(factor)
             slack = max(truth / 2**24, Fraction(1, 2**150)) + truth / 2**50
             assert abs(Fraction(float(weight)) - truth) <= slack
@@ -109,8 +109,8 @@ def test_weights_are_the_true_ones_rounded_once_but_for_2_to_the_minus_50(
 def test_weights_do_not_depend_on_the_order_of_the_experts(seed: int, count: int, normalised: bool) -> None:
     rng = np.random.default_rng(seed)
     scores, order = scores_of(rng, (4, count)), rng.permutation(count)
-    found = exact.routing_weights(scores, normalised, 2.5)
-    assert found[:, order].tobytes() == exact.routing_weights(scores[:, order], normalised, 2.5).tobytes()
+    weights = exact.routing_weights(scores, normalised, 2.5)
+    assert weights[:, order].tobytes() == exact.routing_weights(scores[:, order], normalised, 2.5).tobytes()
 
 
 def test_of_scores_that_are_all_0_no_weight_is_infinite() -> None:
@@ -124,31 +124,31 @@ def test_of_scores_that_are_all_0_no_weight_is_infinite() -> None:
 @given(seeds, st.sampled_from(["normal", "wide", "outlier", "zeros"]), st.integers(1, 8))
 def test_a_mixture_is_the_true_sum_rounded_once_but_for_its_cancellation(seed: int, kind: str, count: int) -> None:
     rng = np.random.default_rng(seed)
-    made, weights = adversarial(rng, (2, count, 3), kind), scores_of(rng, (2, count))
-    found = exact.combine_experts(made, weights)
+    outputs, weights = adversarial(rng, (2, count, 3), kind), scores_of(rng, (2, count))
+    combined = exact.combine_experts(outputs, weights)
     for row in range(2):
         for column in range(3):
-            products = zip(made[row, :, column], weights[row], strict=True)
-            terms = [Fraction(float(one)) * Fraction(float(weight)) for one, weight in products]
+            products = zip(outputs[row, :, column], weights[row], strict=True)
+            terms = [Fraction(float(value)) * Fraction(float(weight)) for value, weight in products]
             truth, size = sum(terms, Fraction(0)), sum(map(abs, terms), Fraction(0))
             rounding = max(abs(truth) / 2**24, Fraction(1, 2**150))
-            assert abs(Fraction(float(found[row, column])) - truth) <= rounding + (count - 1) * size / 2**52
+            assert abs(Fraction(float(combined[row, column])) - truth) <= rounding + (count - 1) * size / 2**52
 
 
 def test_a_mixture_is_added_best_expert_first() -> None:
     """1e16 + 1 - 1e16 is 0 in this order of float64."""
-    made = np.array([[[1e16], [1.0], [-1e16]]], np.float32)
-    assert exact.combine_experts(made, np.ones((1, 3), np.float32)).tolist() == [[0.0]]
-    assert exact.combine_experts(made[:, [0, 2, 1]], np.ones((1, 3), np.float32)).tolist() == [[1.0]]
+    outputs = np.array([[[1e16], [1.0], [-1e16]]], np.float32)
+    assert exact.combine_experts(outputs, np.ones((1, 3), np.float32)).tolist() == [[0.0]]
+    assert exact.combine_experts(outputs[:, [0, 2, 1]], np.ones((1, 3), np.float32)).tolist() == [[1.0]]
 
 
 def test_a_mixture_of_more_rows_than_a_piece_is_that_of_each_row() -> None:
     rng = np.random.default_rng(4)
     width = 700
-    made = rng.normal(size=(2 * SMALL_PIECE // width + 3, 2, width)).astype(np.float32)
-    weights = scores_of(rng, made.shape[:2])
-    alone = [exact.combine_experts(made[row : row + 1], weights[row : row + 1]) for row in range(len(made))]
-    assert exact.combine_experts(made, weights).tobytes() == np.concatenate(alone).tobytes()
+    outputs = rng.normal(size=(2 * SMALL_PIECE // width + 3, 2, width)).astype(np.float32)
+    weights = scores_of(rng, outputs.shape[:2])
+    alone = [exact.combine_experts(outputs[row : row + 1], weights[row : row + 1]) for row in range(len(outputs))]
+    assert exact.combine_experts(outputs, weights).tobytes() == np.concatenate(alone).tobytes()
 
 
 # --- whatever is computed together
@@ -164,7 +164,7 @@ def mixture_weights(rng: np.random.Generator, is_biased: bool) -> MixtureWeights
         (rng.normal(size=(2 * INNER, WIDTH)).astype(np.float32), rng.normal(size=(WIDTH, INNER)).astype(np.float32))
         for _ in range(EXPERTS)
     ]
-    prepared = [FeedForwardWeights(*(exact.prepare_matrix(one, "w") for one in both)) for both in parts]
+    prepared = [FeedForwardWeights(*(exact.prepare_matrix(matrix, "w") for matrix in both)) for both in parts]
     bias = rng.normal(size=EXPERTS).astype(np.float32) if is_biased else None
     return MixtureWeights(router=exact.prepare_matrix(gate, "gate"), bias=bias, expert=prepared.__getitem__)
 
@@ -197,8 +197,8 @@ def test_a_row_of_a_mixture_has_the_same_bits_beside_whatever_rows(
         for group in set(groups):
             rows = rng.permutation([row for row in range(TOKENS) if groups[row] == group])
             together = reference.mixture_of_experts(weights, config, exact, x[rows])
-            for row, found in zip(rows, together, strict=True):
-                assert row in spoilt or found.tobytes() == alone[row].tobytes(), row
+            for row, actual in zip(rows, together, strict=True):
+                assert row in spoilt or actual.tobytes() == alone[row].tobytes(), row
 
 
 def test_tied_experts_are_taken_in_the_order_of_their_ids() -> None:

@@ -48,13 +48,13 @@ def test_each_output_is_the_sum_of_integers(
     rng = np.random.default_rng(seed)
     x, weights = rng.integers(-999, 999, (rows, inputs)), rng.integers(-999, 999, (slices, outputs, inputs))
     bias = rng.integers(-999, 999, outputs)
-    expected = sum(x @ one.T for one in weights) + (bias if biased else 0)  # in integers
+    expected = sum(x @ weight.T for weight in weights) + (bias if biased else 0)  # in integers
     result = np.full((rows + 2, outputs + 2), np.nan, np.float32)
     wide = np.full((slices * outputs, inputs + 3), np.nan)
     wide[:, 1:-2] = weights.reshape(-1, inputs)
     with small_tiles(in_place, threads):
-        own = bias.astype(np.float32) if biased else None
-        tiles.by_tiles(x.astype(np.float64), wide[:, 1:-2], result[1:-1, 1:-1], slices, own)
+        optional_bias = bias.astype(np.float32) if biased else None
+        tiles.by_tiles(x.astype(np.float64), wide[:, 1:-2], result[1:-1, 1:-1], slices, optional_bias)
     assert np.array_equal(result[1:-1, 1:-1], expected.astype(np.float32))
     result[1:-1, 1:-1] = np.nan
     assert np.isnan(result).all(), "nothing beside it is written"
@@ -133,10 +133,10 @@ def test_a_product_that_is_large_enough_takes_each_way_and_gives_the_same_bits(m
     rng = np.random.default_rng(1)
     matrix = exact.prepare_matrix(rng.normal(size=(512, 512)).astype(np.float32), "w")
     x = rng.normal(size=(40, 512)).astype(np.float32)
-    made = {exact.linear(x, matrix).tobytes() for _ in range(2 * fastest.TRIES + 1)}
-    assert len(made) == 1
+    outputs = {exact.linear(x, matrix).tobytes() for _ in range(2 * fastest.TRIES + 1)}
+    assert len(outputs) == 1
     assert sorted(taken[:-1]) == ["tiles"] * fastest.TRIES + ["whole"] * fastest.TRIES
-    assert made == {b"".join(exact.linear(row[None], matrix).tobytes() for row in x)}
+    assert outputs == {b"".join(exact.linear(row[None], matrix).tobytes() for row in x)}
     assert len(taken) == 2 * fastest.TRIES + 1 + len(x), "a single row has one way"
     assert set(taken[-len(x) :]) == {"whole"}
 
@@ -169,9 +169,9 @@ def test_where_blas_multiplies_in_place_ordinary_products_are_in_tiles(monkeypat
     weights, x = rng.normal(size=(2049, 513)).astype(np.float32), rng.normal(size=(5, 513)).astype(np.float32)
     asked: list[NDArray[Any]] = []
 
-    def by_tiles(x: NDArray[Any], weights: NDArray[Any], made: NDArray[Any]) -> None:
+    def by_tiles(x: NDArray[Any], weights: NDArray[Any], output: NDArray[Any]) -> None:
         asked.append(x)
-        tiles.by_tiles(x, weights, made)
+        tiles.by_tiles(x, weights, output)
 
     monkeypatch.setattr(product, "by_tiles", by_tiles)
     for in_place in (False, True):

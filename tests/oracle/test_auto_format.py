@@ -16,8 +16,8 @@ from lfm2np.errors import RequestError
 
 def tensors(matrices: list[str], norms: str) -> dict[str, StoredTensor]:
     rows = np.zeros((2, 210), np.uint8)
-    found = {f"m{index}": StoredTensor(f"m{index}", kind, rows) for index, kind in enumerate(matrices)}
-    return found | {"model.embedding_norm.weight": StoredTensor("n", norms, np.zeros(2, np.uint16))}
+    stored = {f"m{index}": StoredTensor(f"m{index}", kind, rows) for index, kind in enumerate(matrices)}
+    return stored | {"model.embedding_norm.weight": StoredTensor("n", norms, np.zeros(2, np.uint16))}
 
 
 @pytest.mark.parametrize(

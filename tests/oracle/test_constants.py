@@ -19,7 +19,7 @@ pytestmark = pytest.mark.rounding
 
 def test_a_constant_is_no_format(model: Model) -> None:
     """Before, "errs like float16 everywhere", and under float16 it passed."""
-    found = checked(model, "small_eps").total
+    found = checked(model, "small_eps", cases=("neighbours",), at_once=2).total
     assert found.verdict is Verdict.BUG
     assert found.causes[0].sure == "certain"
     assert found.reasons[0].startswith("certain: wrong everywhere by a little, as if norm_eps is smaller by about 9")
@@ -44,13 +44,13 @@ def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> N
     assert as_json(result)["constants"]["least"] == sought.least
     without = replace(result, total=replace(result.total, constants=None))
     assert f"constants that are off by less than {name} rounds (--constants)" in without.not_tested
-    assert not any("constants" in one for one in result.not_tested)
+    assert not any("constants" in line for line in result.not_tested)
 
 
 def test_each_direction_is_of_another_constant(model: Model) -> None:
     every = list(directions(model.config, True))
-    assert len({one.name for one in every}) == len(every)
-    assert [one.name for one in directions(model.config, False)] == [one.name for one in every[:5]]
+    assert len({case.name for case in every}) == len(every)
+    assert [direction.name for direction in directions(model.config, False)] == [case.name for case in every[:5]]
     taps = sum(kind == "conv" for kind in model.config.layer_types) * model.config.conv_L_cache
     assert len(every) == 5 + 2 * model.config.num_hidden_layers + taps
 
@@ -60,12 +60,12 @@ def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> No
     size, share = 4000, 0.02
     effect, scales = random.normal(size=size), np.full(size, 1.0)
     others = [random.normal(size=size) for _ in range(24)]
-    told = Reported([Sizes(512)], [], share * 50 * effect + random.normal(size=size), scales)  # type: ignore[list-item]
-    found = fit_direction("x", effect, told, others)
-    assert found.share == pytest.approx(1.0, abs=0.1) and 30.0 < found.sure < 120.0
-    assert found.explained == pytest.approx(0.5, abs=0.05)
-    biased = [one + 0.8 * effect for one in others]  # right engines that all err along it
-    assert fit_direction("x", effect, told, biased).share == pytest.approx(0.2, abs=0.1)
+    reported = Reported([Sizes(512)], [], share * 50 * effect + random.normal(size=size), scales)  # type: ignore[list-item]
+    fitted = fit_direction("x", effect, reported, others)
+    assert fitted.share == pytest.approx(1.0, abs=0.1) and 30.0 < fitted.sure < 120.0
+    assert fitted.explained == pytest.approx(0.5, abs=0.05)
+    biased = [other + 0.8 * effect for other in others]  # right engines that all err along it
+    assert fit_direction("x", effect, reported, biased).share == pytest.approx(0.2, abs=0.1)
 
 
 class Sizes:
@@ -75,10 +75,10 @@ class Sizes:
 
 def test_what_explains_little_of_a_wrong_engine_is_not_its_cause() -> None:
     some, other = Constant("norm_eps", -0.9, 40.0, 0.5), Constant("rope_theta", 0.01, 30.0, 0.49)
-    found = ConstantSearch((some, other), {})
-    assert constant_cause(found, [], is_wrong=True) is None
-    impossible = replace(found, found=(Constant("norm_eps", -300.0, 90.0, 0.9), other))
+    search = ConstantSearch((some, other), {})
+    assert constant_cause(search, [], is_wrong=True) is None
+    impossible = replace(search, found=(Constant("norm_eps", -300.0, 90.0, 0.9), other))
     assert constant_cause(impossible, [], is_wrong=True) is None
-    hidden_cause = constant_cause(found, [], is_wrong=False)
+    hidden_cause = constant_cause(search, [], is_wrong=False)
     assert hidden_cause is not None and hidden_cause.sure == "likely"
     assert hidden_cause.where.endswith("norm_eps is smaller by about 90 % or rope_theta is larger by about 1 %")

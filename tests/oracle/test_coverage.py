@@ -32,7 +32,7 @@ class Changed(Kept):
         self.change = change
 
     def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
-        return [self.change(ask, one) for ask, one in zip(asks, super().answer(asks, aborted), strict=True)]
+        return [self.change(ask, answer) for ask, answer in zip(asks, super().answer(asks, aborted), strict=True)]
 
 
 def without_new_logprobs(ask: Ask, answer: Answer) -> Answer:
@@ -41,9 +41,9 @@ def without_new_logprobs(ask: Ask, answer: Answer) -> Answer:
 
 def test_decodes_of_which_no_log_probability_is_reported_are_not_right(model: Model) -> None:
     """An engine that reports only those of prompts, and is wrong in decodes, was EXACT with exit code 0."""
-    result = checked_target(model, Changed(model, without_new_logprobs), cases=("short-prompts", "prefixes"))
+    result = checked_target(model, Changed(model, without_new_logprobs), cases=("short-prompts", "families"))
     assert result.total.verdict is Verdict.INCONCLUSIVE
-    assert "the case prefixes" in result.total.reasons[0] and "decode" in result.total.reasons[0]
+    assert "the case families" in result.total.reasons[0] and "decode" in result.total.reasons[0]
     assert exit_code(result.total.verdict) == 2
 
 
@@ -67,7 +67,7 @@ def test_a_case_that_is_inconclusive_makes_the_whole_so_unless_something_is_wron
     def wrong_too(ask: Ask, answer: Answer) -> Answer:
         if ask.id != "short-prompts-1":
             return without_new_logprobs(ask, replace(answer, prompt_logprobs=None))
-        return replace(answer, logprobs=tuple(one - 3.0 for one in answer.logprobs or ()))
+        return replace(answer, logprobs=tuple(logprob - 3.0 for logprob in answer.logprobs or ()))
 
     assert checked_target(model, Changed(model, wrong_too)).total.verdict is Verdict.BUG
 
@@ -89,7 +89,7 @@ def test_tokens_missing_after_an_early_end_are_requested_again(model: Model) -> 
     whole = checked_target(model, Kept("engines:float32", model.path), cases=("short-prompts",))
     result = checked_target(model, Changed(model, ends_after(6)), cases=("short-prompts",))
     assert result.total.verdict is Verdict.EXACT
-    assert sum(one.is_new for one in result.positions) == sum(one.is_new for one in whole.positions)
+    assert sum(position.is_new for position in result.positions) == sum(position.is_new for position in whole.positions)
     assert early_ends(result.pairs) == EarlyEnds(10, 100, 0)
     assert not any("ending early" in words for words in result.not_tested)
     assert "early ends 10 answers, 100 tokens short: 100 of them came in follow-up requests" in as_text(result)
@@ -105,10 +105,10 @@ def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer
         target = Changed(model, refusing)
         result = check(model, target, "float32", cases=("short-prompts",), transcript=transcript)
     recorded = judged(model, result.abilities, "float32", Transcript(tmp_path / "answers.jsonl").pairs())
-    for one in (result, recorded):
-        assert one.total.verdict is Verdict.EXACT and not one.total.unanswered
-        assert early_ends(one.pairs) == EarlyEnds(10, 100, 100)
-        assert "100 of 100 tokens that 10 answers left out by ending early" in one.not_tested
+    for report in (result, recorded):
+        assert report.total.verdict is Verdict.EXACT and not report.total.unanswered
+        assert early_ends(report.pairs) == EarlyEnds(10, 100, 100)
+        assert "100 of 100 tokens that 10 answers left out by ending early" in report.not_tested
 
 
 def test_what_stays_left_out_was_not_tested(model: Model) -> None:
@@ -126,13 +126,14 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
             answers = super().answer(asks, aborted)
             for index in range(9, min(16, len(answers))):
                 ids = answers[index].token_ids or ()
-                answers[index] = replace(answers[index], token_ids=ids[:-1] + (answers[8].token_ids or ())[-1:])
+                mixed_up = ids[:-1] + (answers[8].token_ids or ())[-1:]
+                answers[index] = replace(answers[index], token_ids=mixed_up, logprobs=None, top_logprobs=None)
             return answers
 
     target = Sharing("engines:float32", model.path)
     result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
     assert result.total.verdict is Verdict.BUG
-    assert {one.ask.case for one in result.positions if one.verdict is Verdict.BUG} == {"wide-batches"}
+    assert {position.ask.case for position in result.positions if position.verdict is Verdict.BUG} == {"wide-batches"}
     few = checked_right(model, "float32")  # 4 at once
     assert "batches of more than 6" in few.not_tested and any("wide-batches" in words for words in few.not_tested)
 
@@ -148,7 +149,7 @@ def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: M
         result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
     assert few.total.verdict is Verdict.EXACT and "batches of more than 18" in few.not_tested
     assert result.total.verdict is Verdict.BUG and "batches of more than 24" in result.not_tested
-    assert {one.ask.case for one in result.positions if one.verdict in WRONG} == {"wide-batches"}
+    assert {position.ask.case for position in result.positions if position.verdict in WRONG} == {"wide-batches"}
 
 
 def test_a_token_id_below_zero_is_named(model: Model) -> None:
@@ -177,7 +178,7 @@ def test_a_wrong_stop_string_or_seed_is_wrong_with_its_cause(model: Model, fault
         result = checked(model, "float32", cases=("stops", "seeds"), at_once=8)
     assert result.total.verdict is Verdict.BUG
     assert any(STOPS_AND_SEEDS[fault] in reason for reason in result.total.reasons), result.total.reasons
-    assert not any(one.verdict in WRONG for one in result.positions)
+    assert not any(position.verdict in WRONG for position in result.positions)
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16"])
@@ -215,8 +216,8 @@ def test_draws_that_rounding_explains_are_no_mismatch() -> None:
         alone = {"length": 2, "beside": False}
         asks = [Ask(str(i), "seeds", (1, i % 8), 2, factors=alone, seed=i % 8) for i in range(16)]
         pairs = [(ask, Answer(ask.id, (3, int(8 <= i < 8 + count)))) for i, ask in enumerate(asks)]
-        told = [of_scale(ask, row, scale) for ask in asks for row in (1, 2)]
-        return len(seed_mismatches(pairs, told))
+        positions = [of_scale(ask, row, scale) for ask in asks for row in (1, 2)]
+        return len(seed_mismatches(pairs, positions))
 
     assert mismatches(4, 0.06) == 0 == mismatches(1, 1e-5)
     assert mismatches(8, 0.03) == 8 and mismatches(3, 1e-5) == 3

@@ -24,7 +24,7 @@ from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, judged
 from lfm2np.oracle.judging import truth as truth_module
 from lfm2np.oracle.judging.scored import Known
-from lfm2np.oracle.judging.truth import Truth, truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.vectors.files import document_text
 from lfm2np.oracle.vectors.golden import make, verify
@@ -68,8 +68,10 @@ def test_truths_of_a_ragged_pass_are_those_of_each_alone(
     """Whatever the budget of a pass, and however the rows of the logits are cut; and they are the reference's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(truth_module, "LOGITS_AT_ONCE", rows * model.config.vocab_size)
-        found = truths_of(model, wanted, Place(max_num_batched_tokens=budget))
-    for truth, (ids, tokens) in zip(found, wanted.items(), strict=True):
+        truths = spoken_truths(
+            model, {Spoken(ids): rows for ids, rows in wanted.items()}, Place(max_num_batched_tokens=budget)
+        )
+    for truth, (ids, tokens) in zip(truths, wanted.items(), strict=True):
         assert bits(truth) == bits(truth_of(model, ids, tokens))
         logits = reference.logits(model.weights, model.config, model.numerics, ids[:-1])
         rows = truth.known_rows
@@ -77,8 +79,8 @@ def test_truths_of_a_ragged_pass_are_those_of_each_alone(
         logprobs = np.take_along_axis(model.numerics.log_softmax(logits), truth.columns, axis=1)
         assert truth.logprobs[rows].tobytes() == logprobs[rows].tobytes()
         assert truth.best[rows].tolist() == np.argmax(logits, axis=1)[rows].tolist()
-        for row, own in tokens.items():
-            assert row >= len(ids) - 1 or set(own) <= set(truth.columns[row].tolist())
+        for row, token in tokens.items():
+            assert row >= len(ids) - 1 or set(token) <= set(truth.columns[row].tolist())
 
 
 def test_an_overflow_is_an_error_of_its_own_sequence(model: Model) -> None:
@@ -87,10 +89,10 @@ def test_an_overflow_is_an_error_of_its_own_sequence(model: Model) -> None:
     embedding = replace(model.weights.embedding, values=values)
     broken = replace(model, weights=replace(model.weights, embedding=embedding))
     items = [{"token_ids": ids, "wanted": []} for ids in ([1, 5, 6], [1, 9, 17], [1, 7])]
-    found = truth_module.truth_items(broken, items)
-    assert ["error" in one for one in found] == [False, True, False]
+    results = truth_module.truth_items(broken, items)
+    assert ["error" in mismatch for mismatch in results] == [False, True, False]
     with pytest.raises(NumericsError, match="attention: "):
-        truths_of(broken, {(1, 5, 6): {}, (1, 9, 17): {}})
+        spoken_truths(broken, {Spoken((1, 5, 6)): {}, Spoken((1, 9, 17)): {}})
 
 
 @pytest.mark.slow
@@ -98,23 +100,23 @@ def test_an_overflow_is_an_error_of_its_own_sequence(model: Model) -> None:
 def test_a_check_says_the_same_on_any_executor(model: Model, asked: Checked, executor: Callable[[], Executor]) -> None:
     """Bit for bit in what is exact; the emulations' products are float32, which more threads may round otherwise."""
     known = Known(place=Place(executor, max_num_batched_tokens=64))
-    found = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
-    assert found.total.verdict is asked.total.verdict
-    for one, other in zip(found.positions, asked.positions, strict=True):
-        assert (one.token_id, one.best, one.gap, one.error, one.verdict) == (
+    judgement = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
+    assert judgement.total.verdict is asked.total.verdict
+    for position, other in zip(judgement.positions, asked.positions, strict=True):
+        assert (position.token_id, position.best, position.gap, position.error, position.verdict) == (
             *(other.token_id, other.best, other.gap, other.error, other.verdict),
         )
-        assert one.error_ratio == pytest.approx(other.error_ratio, rel=0.25)
-    tokens = sum(len(one.token_ids) - 1 for one in known.truths)
+        assert position.error_ratio == pytest.approx(other.error_ratio, rel=0.25)
+    tokens = sum(len(truth.token_ids) - 1 for truth in known.truths)
     assert 2 * tokens <= known.place.num_tokens < 9 * tokens, "once exactly, and emulated by one to eight"
 
 
 def test_a_check_on_one_thread_has_the_same_noise_to_the_bit(model: Model, asked: Checked) -> None:
-    found = judged(
+    judgement = judged(
         *(model, asked.abilities, "bfloat16", asked.pairs),
         known=Known(place=Place(functools.partial(ThreadPoolExecutor, 1))),
     )
-    assert repr(found.positions) == repr(asked.positions)
+    assert repr(judgement.positions) == repr(asked.positions)
 
 
 def test_a_check_goes_on_with_the_truths_of_a_file(model: Model, asked: Checked, tmp_path: Path) -> None:
@@ -123,10 +125,10 @@ def test_a_check_goes_on_with_the_truths_of_a_file(model: Model, asked: Checked,
     for _ in range(2):
         with ResultsFile(path, model) as record:
             known = Known(place=Place(record=record))
-            found = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
-        assert repr(found.positions) == repr(asked.positions)
+            judgement = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
+        assert repr(judgement.positions) == repr(asked.positions)
         tokens.append(known.place.num_tokens)
-    exactly = sum(len(one.token_ids) - 1 for one in known.truths)
+    exactly = sum(len(truth.token_ids) - 1 for truth in known.truths)
     assert tokens[0] - tokens[1] == exactly > 0, "the emulations alone are computed again"
     spot_check(model, list(merged([path], model).values()), WORKS, 3, 0)
 
@@ -136,11 +138,11 @@ def test_a_check_goes_on_with_the_truths_of_a_file(model: Model, asked: Checked,
 def test_vectors_made_on_any_executor_are_the_same_bytes(executor: Callable[[], Executor], tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with ResultsFile(path, six()) as record:
-        made = make(six(), only=FEW, executor=Place(executor, record, max_num_batched_tokens=32))
-    assert made.tensors_sha256 == few().tensors_sha256
+        vectors = make(six(), only=FEW, executor=Place(executor, record, max_num_batched_tokens=32))
+    assert vectors.tensors_sha256 == few().tensors_sha256
     exact = [
         {name: value for name, value in position.items() if name not in ("noise", "result", "may_tie_in")}
-        for vector in (*made.document["vectors"], *few().document["vectors"])
+        for vector in (*vectors.document["vectors"], *few().document["vectors"])
         for position in vector["positions"]
     ]
     assert exact[: len(exact) // 2] == exact[len(exact) // 2 :]
@@ -156,5 +158,7 @@ def test_vectors_are_verified_on_an_executor() -> None:
     assert verify(six(), few(), executor=functools.partial(ThreadPoolExecutor, 2)) == []
     wrong = replace(few(), document=copy.deepcopy(few().document))
     wrong.document["vectors"][1]["positions"][0]["logprob"] += 2.0**-40
-    found = verify(six(), wrong, executor=processes)
-    assert [(one.vector, one.position, one.what) for one in found] == [("short-2-text", 0, "logprob")]
+    differences = verify(six(), wrong, executor=processes)
+    assert [(mismatch.vector, mismatch.position, mismatch.what) for mismatch in differences] == [
+        ("short-2-text", 0, "logprob")
+    ]

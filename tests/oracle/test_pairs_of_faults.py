@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -21,6 +22,7 @@ from lfm2np.faults import inject
 from lfm2np.faults.edits import Edit, Fault
 from lfm2np.faults.inject import by_name
 from lfm2np.loading import Model
+from lfm2np.oracle.causes import wrong_constants
 from lfm2np.oracle.causes.findings import Suspicion
 from lfm2np.oracle.check import Checked, answered, judged
 from lfm2np.oracle.factors import phase_of, place_of
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.rounding  # the noise of the declared format
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture" / "minimal_config"
 CASES = ("short-prompts", "borders", "neighbours", "slot-reuse", "prefixes", "families")
 LONGEST, NEW = 60, 5  # tokens of a prompt, and new ones: what a fault needs to show, and little more
+MOST_ROUNDS = {"neighbours": 3, "slot-reuse": 6}  # of a case: the others say the same again
 KNOWN = Known()
 OF_EXACT = "attention-scale-missing"  # its edit is of exact arithmetic
 
@@ -49,11 +52,14 @@ def model() -> Model:
 
 @cache
 def plan() -> list[Round]:
-    kept = []
-    for one in rounds(Writer(model().config, None, 4), CASES):
-        asks = [replace(ask, max_tokens=NEW) for ask in one.asks if len(ask.prompt_token_ids) <= LONGEST]
-        kept.append(Round(tuple(asks)))
-    return noted(one for one in kept if one.asks)
+    kept, counts = [], Counter[str]()
+    for batch in rounds(Writer(model().config, None, 4), CASES):
+        case = batch.asks[0].case
+        counts[case] += 1
+        asks = [replace(ask, max_tokens=NEW) for ask in batch.asks if len(ask.prompt_token_ids) <= LONGEST]
+        if asks and counts[case] <= MOST_ROUNDS.get(case, counts[case]):
+            kept.append(Round(tuple(asks)))
+    return noted(kept)
 
 
 @cache
@@ -66,15 +72,18 @@ def checked(*faults: str | Fault) -> Checked:
         for fault in faults:
             injected.enter_context(inject(fault))
         target = PythonTarget("engines:exact_small_steps" if OF_EXACT in faults else "engines:small_steps", TORTURE)
-        pairs = [pair for one in plan() for pair in answered(target, one, None)]
-    result = judged(model(), Abilities("faulty"), "float32", pairs, known=KNOWN)
+        pairs = [pair for round_ in plan() for pair in answered(target, round_, None)]
+    with pytest.MonkeyPatch.context() as patch:
+        if len(faults) > 1:  # a single fault shows that no constant is named in its place
+            patch.setattr(wrong_constants, "MOST_PRODUCTS", 0)
+        result = judged(model(), Abilities("faulty"), "float32", pairs, known=KNOWN)
     assert result.total.verdict is Verdict.BUG
     return result
 
 
 def named(causes: Sequence[Suspicion], words: str) -> list[str]:
     """The causes that call this wrong."""
-    return [one.line for one in causes if words in one.where.partition(", right ")[0]]
+    return [cause.line for cause in causes if words in cause.where.partition(", right ")[0]]
 
 
 # What each fault breaks by its sentence in the catalogue.
@@ -132,7 +141,7 @@ BY_NIGHT = dict.fromkeys(IN_PAIRS, pytest.mark.slow)
 @pytest.mark.parametrize(
     "fault",
     [pytest.param(fault, marks=BY_NIGHT.get(fault, ())) for fault in FIRST],
-    ids=lambda one: one if isinstance(one, str) else one.name,
+    ids=lambda case: case if isinstance(case, str) else case.name,
 )
 def test_the_first_cause_of_one_fault_is_its_own(fault: str | Fault) -> None:
     words, suspect = FIRST[fault]
@@ -213,26 +222,28 @@ HIDDEN = (
 def test_a_fault_that_hides_another_is_named(hides: str, hidden: str, words: str, why: str) -> None:
     first, *more = checked(hides, hidden).total.causes
     assert words in first.line, first
-    assert not any("wrong by itself" in one.line for one in more), why
+    assert not any("wrong by itself" in cause.line for cause in more), why
 
 
 def test_the_published_pipeline_is_described_in_every_form_of_the_report() -> None:
     """The state is lost between prefill and decode, and beside others only the first of a batch is right in prefill."""
     result = checked("state-dropped-after-the-prompt", "convolution-crosses-requests")
-    right = [one for one in result.positions if phase_of(one) == "prefill" and place_of(one) != "later"]
+    right = [
+        position for position in result.positions if phase_of(position) == "prefill" and place_of(position) != "later"
+    ]
     expected = [
         "certain: wrong in decode, right in prefill, alone or first of a batch: what prefill leaves behind is not what "
         "decode expects",
         "also wrong by itself: later in a batch: requests of a batch read or write each other's rows, blocks or slots",
     ]
-    told = as_json(result)
+    report = as_json(result)
     text, page, xml = as_text(result), html.unescape(as_html(result)), html.unescape(as_junit(result))
     for line in expected:
-        assert line in result.total.reasons and line in told["suspects"]
+        assert line in result.total.reasons and line in report["suspects"]
         assert line in text and line in page and line in xml
-    assert result.total.reasons[0] == told["reasons"][0] == expected[0]
-    assert told["regions"]["right"] == ["prefill", "alone or first of a batch"]
-    assert [one["words"] for one in told["regions"]["wrong"]] == ["decode", "later in a batch"]
-    assert (told["regions"]["positions"], told["regions"]["of"]) == (len(right), len(result.positions))
-    assert told["causes"][0]["sure"] == "certain" and told["causes"][0]["chance"] < 1e-9
+    assert result.total.reasons[0] == report["reasons"][0] == expected[0]
+    assert report["regions"]["right"] == ["prefill", "alone or first of a batch"]
+    assert [region["words"] for region in report["regions"]["wrong"]] == ["decode", "later in a batch"]
+    assert (report["regions"]["positions"], report["regions"]["of"]) == (len(right), len(result.positions))
+    assert report["causes"][0]["sure"] == "certain" and report["causes"][0]["chance"] < 1e-9
     assert "wrong everywhere" not in text

@@ -30,10 +30,10 @@ TOP = 5
 def pairs(model: Model) -> list[Pair]:
     """What an engine in float32 says of some prompts, with the TOP alternatives that it would tell."""
     target = PythonTarget("engines:float32", Path(model.path))
-    found = ask_all(model, target, 4, cases=["short-prompts"]).pairs
-    truths = truths_of(model, found, known_of(model))
+    answered = ask_all(model, target, 4, cases=["short-prompts"]).pairs
+    truths = truths_of(model, answered, known_of(model))
     with_tops = []
-    for ask, answer in found:
+    for ask, answer in answered:
         truth, tops = truths[spoken(ask, answer)], []
         for index, (token, logprob) in enumerate(zip(answer.token_ids or (), answer.logprobs or (), strict=True)):
             row = len(ask.prompt_token_ids) - 1 + index
@@ -52,7 +52,7 @@ def of_all(change: Callable[[float], float]) -> Callable[[Answer], Answer]:
     def changed(answer: Answer) -> Answer:
         prompt = answer.prompt_logprobs
         return replace(
-            of_tops(lambda row: {token: change(one) for token, one in row.items()})(answer),
+            of_tops(lambda row: {token: change(value) for token, value in row.items()})(answer),
             logprobs=tuple(map(change, answer.logprobs or ())),
             prompt_logprobs=None if prompt is None else tuple(map(change, prompt)),
         )
@@ -70,40 +70,40 @@ def of_new(change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Callable
 
 def normalised(row: Row) -> Row:
     total = math.log(math.fsum(map(math.exp, row.values())))
-    return {token: one - total for token, one in row.items()}
+    return {token: value - total for token, value in row.items()}
 
 
 WAYS: dict[str, tuple[Callable[[Answer], Answer], str]] = {
     "base 2": (
-        of_all(lambda one: one / math.log(2.0)),
+        of_all(lambda value: value / math.log(2.0)),
         "the log-probabilities of the new tokens, the alternatives and the prompts' tokens are to base 2, not natural",
     ),
-    "base 10": (of_all(lambda one: one / math.log(10.0)), "prompts' tokens are to base 10, not natural"),
+    "base 10": (of_all(lambda value: value / math.log(10.0)), "prompts' tokens are to base 10, not natural"),
     "normalised": (
         of_tops(normalised),
         f"of the alternatives are normalised over the top {TOP}, not over the vocabulary (those of the new tokens and "
         "the prompts' tokens are right)",
     ),
     "temperature": (
-        of_tops(lambda row: normalised({token: one / 0.7 for token, one in row.items()})),
+        of_tops(lambda row: normalised({token: value / 0.7 for token, value in row.items()})),
         "of the alternatives are of temperature 0.7, not 1",
     ),
     "raw": (
-        of_tops(lambda row: {token: one - 0.1 * len(row) for token, one in row.items()}),
+        of_tops(lambda row: {token: value - 0.1 * len(row) for token, value in row.items()}),
         "of the alternatives are not normalised over the vocabulary: all of a position are off by the same",
     ),
-    "zeros": (of_new(lambda told: (0.0,) * len(told)), "of the new tokens are all 0, as after a sampler"),
-    "late": (of_new(lambda told: (-1.0, *told[:-1])), "of the new tokens are one position too late"),
-    "early": (of_new(lambda told: (*told[1:], -1.0)), "of the new tokens are one position too early"),
+    "zeros": (of_new(lambda logprobs: (0.0,) * len(logprobs)), "of the new tokens are all 0, as after a sampler"),
+    "late": (of_new(lambda logprobs: (-1.0, *logprobs[:-1])), "of the new tokens are one position too late"),
+    "early": (of_new(lambda logprobs: (*logprobs[1:], -1.0)), "of the new tokens are one position too early"),
 }
 
 
 @pytest.mark.parametrize("name", WAYS)
 def test_a_way_of_telling_is_named(model: Model, pairs: list[Pair], name: str) -> None:
     change, words = WAYS[name]
-    found = judged_total(model, [(ask, change(answer)) for ask, answer in pairs])
-    assert found.verdict is Verdict.BUG
-    assert found.causes[0].sure == "certain" and words in found.reasons[0], found.reasons
+    result = judged_total(model, [(ask, change(answer)) for ask, answer in pairs])
+    assert result.verdict is Verdict.BUG
+    assert result.causes[0].sure == "certain" and words in result.reasons[0], result.reasons
 
 
 def test_what_is_reported_correctly_matches_no_way(model: Model, pairs: list[Pair]) -> None:
@@ -117,16 +117,16 @@ def test_a_bug_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
         return logprob - 0.3 - 0.2 * (token % 7)
 
     def worse(answer: Answer) -> Answer:
-        tops = [{token: off(token, one) for token, one in row.items()} for row in (answer.top_logprobs or ())[3:]]
-        told = tuple(map(off, (answer.token_ids or ())[3:], (answer.logprobs or ())[3:]))
+        tops = [{token: off(token, value) for token, value in row.items()} for row in (answer.top_logprobs or ())[3:]]
+        shifted = tuple(map(off, (answer.token_ids or ())[3:], (answer.logprobs or ())[3:]))
         return replace(
             answer,
-            logprobs=(*(answer.logprobs or ())[:3], *told),
+            logprobs=(*(answer.logprobs or ())[:3], *shifted),
             top_logprobs=(*(answer.top_logprobs or ())[:3], *tops),
         )
 
-    found = judged_total(model, [(ask, worse(answer)) for ask, answer in pairs])
-    assert found.verdict is Verdict.BUG and "wrong from position 3 on" in found.reasons[0], found.reasons
+    result = judged_total(model, [(ask, worse(answer)) for ask, answer in pairs])
+    assert result.verdict is Verdict.BUG and "wrong from position 3 on" in result.reasons[0], result.reasons
 
 
 def test_a_token_that_is_reported_twice_is_judged_twice(model: Model, pairs: list[Pair]) -> None:
@@ -136,20 +136,23 @@ def test_a_token_that_is_reported_twice_is_judged_twice(model: Model, pairs: lis
         tops = zip(answer.token_ids or (), answer.top_logprobs or (), strict=True)
         return replace(answer, top_logprobs=tuple({**row, token: row[token] + 0.7} for token, row in tops))
 
-    found = judged_total(model, [(ask, twice(answer)) for ask, answer in pairs[:2]])
-    assert found.verdict is Verdict.BUG
-    assert any("tokens have two log-probabilities, first short-prompts-1" in one for one in found.reasons)
-    assert any("have probabilities that sum above 1, first" in one for one in found.reasons)
+    result = judged_total(model, [(ask, twice(answer)) for ask, answer in pairs[:2]])
+    assert result.verdict is Verdict.BUG
+    assert any("tokens have two log-probabilities, first short-prompts-1" in reason for reason in result.reasons)
+    assert any("have probabilities that sum above 1, first" in reason for reason in result.reasons)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(math.exp, "they may be probabilities and not their logarithms"), (lambda one: -one, "they may lack their sign")],
+    [
+        (math.exp, "they may be probabilities and not their logarithms"),
+        (lambda value: -value, "they may lack their sign"),
+    ],
 )
 def test_positive_log_probabilities_get_an_explanation(
     model: Model, pairs: list[Pair], change: Callable[[float], float], words: str
 ) -> None:
-    told = [(ask, replace(answer, logprobs=tuple(map(change, answer.logprobs or ())))) for ask, answer in pairs]
-    found = judged_total(model, told)
-    assert found.verdict is Verdict.BUG and words in found.reasons[0]
-    assert not any("wrong" in one for one in found.reasons)  # all cases are, so that none is a suspect
+    changed = [(ask, replace(answer, logprobs=tuple(map(change, answer.logprobs or ())))) for ask, answer in pairs]
+    result = judged_total(model, changed)
+    assert result.verdict is Verdict.BUG and words in result.reasons[0]
+    assert not any("wrong" in reason for reason in result.reasons)  # all cases are, so that none is a suspect

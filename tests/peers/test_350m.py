@@ -89,8 +89,8 @@ def load_peer(directory: Path, dtype: torch.dtype) -> Any:
 
 def logits_of(model: Any, ids: list[int]) -> Array:
     with torch.no_grad():
-        found: Array = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
-    return found
+        array: Array = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].numpy()
+    return array
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +145,18 @@ def test_loading_peaks_at_little_more_than_the_prepared_weights(
     command = [sys.executable, "-c", IN_BETWEEN, sys.executable, "-c", MEASURE, str(directory), numerics]
     measured = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     file_bytes = (directory / "model.safetensors").stat().st_size
-    own = measured["bytes"] - file_bytes
+    memory_bytes = measured["bytes"] - file_bytes
     weight_bytes = numerics_named(numerics).weight_bytes
     record_property("seconds", measured["seconds"])
     record_property("bytes", measured["bytes"])
     with capsys.disabled():
         print(
             f"\n{numerics}: loaded in {measured['seconds']:.1f} s, peak {measured['bytes'] / 1e9:.2f} GB over "
-            f"{measured['imported'] / 1e6:.0f} MB of imports, {own / PARAMETERS:.2f} bytes a parameter without the file"
+            f"{measured['imported'] / 1e6:.0f} MB of imports, {memory_bytes / PARAMETERS:.2f} bytes a parameter "
+            "without the file"
         )
     assert measured["imported"] < 300e6
-    assert own <= 1.25 * weight_bytes * PARAMETERS
+    assert memory_bytes <= 1.25 * weight_bytes * PARAMETERS
 
 
 @pytest.mark.parametrize("numerics", ["exact", "float32"])

@@ -30,7 +30,7 @@ TOKENS, WIDTH, EXPERTS, EACH, INNER = 400, 64, 32, 4, 48
 
 
 def config(way: str = "grouped_mm", **changes: Any) -> Lfm2MoeConfig:
-    made = Lfm2MoeConfig(
+    settings = Lfm2MoeConfig(
         hidden_size=WIDTH,
         num_experts=EXPERTS,
         num_experts_per_tok=EACH,
@@ -39,8 +39,8 @@ def config(way: str = "grouped_mm", **changes: Any) -> Lfm2MoeConfig:
         layer_types=["conv"],
         **changes,
     )
-    made._experts_implementation = way
-    return made
+    settings._experts_implementation = way
+    return settings
 
 
 def bias_of(is_used: bool) -> Array | None:
@@ -128,7 +128,7 @@ def test_the_mixture_is_transformers_but_for_the_order_of_its_sums(way: str) -> 
         _, _, their_experts = block.gate(to_torch(x), block.expert_bias)
 
     def expert(number: int) -> FeedForwardWeights:
-        return FeedForwardWeights(*(BFLOAT16.prepare_matrix(one[number], "w") for one in (gate_up, down)))
+        return FeedForwardWeights(*(BFLOAT16.prepare_matrix(matrix[number], "w") for matrix in (gate_up, down)))
 
     weights = MixtureWeights(router=BFLOAT16.prepare_matrix(gate, "gate"), bias=bias, expert=expert)
     settings = our_config(config(way))

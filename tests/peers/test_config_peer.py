@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lfm2np.checkpoint.config import parse_config
-from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import TokenizerError
 from lfm2np.model.layers import expected_tensors, parameter_count
 

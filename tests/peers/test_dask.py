@@ -86,8 +86,8 @@ def test_scores_are_the_same_bits_though_a_worker_is_killed_midway(
     path = tmp_path / "results.jsonl"
     with ResultsFile(path, model) as record:
         place = Place(mortal.get_executor(pure=False), record, at_once=9, max_num_batched_tokens=16)
-        found = score_many(model, SEQUENCES, place, kill_one)
-    assert repr(found) == repr([model.score(ids) for ids in SEQUENCES])
+        scores = score_many(model, SEQUENCES, place, kill_one)
+    assert repr(scores) == repr([model.score(ids) for ids in SEQUENCES])
     assert killed and killed[0] not in workers(mortal)
     spot_check(model, list(merged([path], model).values()), WORKS, 10, seed=0)
 
@@ -110,8 +110,8 @@ def test_a_shard_that_kills_every_worker_is_named() -> None:
 def test_check_and_vectors_run_there_too(client: Client, model: Model) -> None:
     target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
     executor = client.get_executor(pure=False)
-    found = check(model, target, "float32", cases=["short-prompts"], executor=executor)
-    assert str(found.total.verdict) == "EXACT" and found.total.worst == 0.0
+    judgement = check(model, target, "float32", cases=["short-prompts"], executor=executor)
+    assert str(judgement.total.verdict) == "EXACT" and judgement.total.worst == 0.0
     assert verify(model, read_set(packaged_set()), executor=executor) == []
 
 
@@ -158,10 +158,10 @@ def test_the_command_line_gives_the_same_bits_though_a_worker_is_killed_midway(
 
     options = ["--requests", requests]
     killer = when_lines(results, kill)
-    code, found, _ = score(capsys, *options, "--dask", mortal.scheduler.address, "--results", str(results))
+    code, printed, _ = score(capsys, *options, "--dask", mortal.scheduler.address, "--results", str(results))
     killer.join(60)
     assert code == 0 and lines[0] < len(SEQUENCES)
-    assert found == score(capsys, *options)[1]
+    assert printed == score(capsys, *options)[1]
     assert killed[0] not in workers(mortal)
     merge = ["merge", str(results), "-o", str(tmp_path / "merged.jsonl"), "--spot-check", "5", "--dask"]
     assert main([*merge, mortal.scheduler.address]) == 0
@@ -185,8 +185,8 @@ def test_a_cluster_without_workers_ends_the_run_and_what_was_computed_stays(
         assert 0 < kept < len(SEQUENCES)
         code, _, message = score(capsys, *options, "--dask", scheduler)
         assert code == 1 and "no worker within 1 seconds" in message
-    code, found, _ = score(capsys, *options)
-    assert code == 0 and found == score(capsys, "--requests", requests)[1]
+    code, printed, _ = score(capsys, *options)
+    assert code == 0 and printed == score(capsys, "--requests", requests)[1]
 
 
 def test_an_address_where_no_scheduler_answers_is_one_line(

@@ -22,7 +22,9 @@ class Adapter:
         self.engine = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
     def generate(self, requests):
-        return [[Completion(self.run(list(one.prompt_token_ids), one.params.max_tokens))] for one in requests]
+        return [
+            [Completion(self.run(list(request.prompt_token_ids), request.params.max_tokens))] for request in requests
+        ]
 
     def run(self, ids, most):
         import torch

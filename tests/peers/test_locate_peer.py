@@ -55,9 +55,9 @@ def hooked(model: Any, into: dict[str, torch.Tensor]) -> Iterator[None]:
     )
 
     def convolve(*arguments: Any, **options: Any) -> torch.Tensor:
-        made = original(*arguments, **options)
-        into[f"model.layers.{next(layers)}.conv.conv"] = made.detach().contiguous().clone()
-        return made
+        output = original(*arguments, **options)
+        into[f"model.layers.{next(layers)}.conv.conv"] = output.detach().contiguous().clone()
+        return output
 
     modeling_lfm2.causal_conv1d_fn = convolve
     try:
@@ -88,10 +88,10 @@ def test_transformers_is_right_in_every_operation(tmp_path: Path, directory: Pat
     report = report_of(loaded(directory, TYPES[name], attention), directory, tmp_path)
     assert report.format == name
     assert report.findings == ()
-    assert max(one.error for one in report.checks) < 0.7
-    names = {one.name for one in operations(load_config(directory))}
+    assert max(check.error for check in report.checks) < 0.7
+    names = {operation.name for operation in operations(load_config(directory))}
     between = (".u", ".gated", "_rotated", "attended", "residual", *OPTIONAL)  # no module's output
-    assert names - {one.name for one in report.checks} == {one for one in names if one.endswith(between)}
+    assert names - {check.name for check in report.checks} == {key for key in names if key.endswith(between)}
 
 
 def interleaved(x: torch.Tensor) -> torch.Tensor:

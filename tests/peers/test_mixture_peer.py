@@ -133,17 +133,17 @@ def test_our_config_is_what_transformers_builds(raw: dict[str, object]) -> None:
 
 def single(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Shapes of fused experts as those of one tensor an expert."""
-    found = {}
+    split_shapes = {}
     for name, shape in shapes.items():
         prefix, _, what = name.rpartition(".")
         if what == FUSED[0]:
             half = (shape[1] // 2, shape[2])
-            found |= {f"{prefix}.{e}.{which}.weight": half for e in range(shape[0]) for which in ("w1", "w3")}
+            split_shapes |= {f"{prefix}.{e}.{which}.weight": half for e in range(shape[0]) for which in ("w1", "w3")}
         elif what == FUSED[1]:
-            found |= {f"{prefix}.{e}.w2.weight": shape[1:] for e in range(shape[0])}
+            split_shapes |= {f"{prefix}.{e}.w2.weight": shape[1:] for e in range(shape[0])}
         else:
-            found[name] = shape
-    return found
+            split_shapes[name] = shape
+    return split_shapes
 
 
 @pytest.mark.parametrize(("raw", "count"), PUBLISHED)

@@ -51,9 +51,9 @@ def require_right(model: lfm2np.Model, ask: Ask, answer: Answer) -> None:
     assert answer.error is None and answer.token_ids is not None and len(answer.token_ids) == ask.max_tokens
     scores = model.score((*ask.prompt_token_ids, *answer.token_ids))
     of_prompt = len(ask.prompt_token_ids) - 1
-    assert [one.rank for one in scores[of_prompt:]] == [1] * ask.max_tokens
-    assert answer.logprobs == pytest.approx([one.logprob for one in scores[of_prompt:]], abs=TOLERANCE)
-    expected = [one.logprob for one in scores[:of_prompt]] if ask.prompt_logprobs else None
+    assert [score.rank for score in scores[of_prompt:]] == [1] * ask.max_tokens
+    assert answer.logprobs == pytest.approx([score.logprob for score in scores[of_prompt:]], abs=TOLERANCE)
+    expected = [score.logprob for score in scores[:of_prompt]] if ask.prompt_logprobs else None
     assert (answer.prompt_logprobs is None) == (expected is None)
     if expected is not None:
         assert answer.prompt_logprobs == pytest.approx(expected, abs=TOLERANCE)
@@ -81,7 +81,7 @@ def test_other_dtypes_are_coarser(model: lfm2np.Model, asks: list[Ask], dtype: s
     for ask, answer in zip(asks, answers, strict=False):
         assert answer.error is None and answer.token_ids is not None and answer.logprobs is not None
         scores = model.score((*ask.prompt_token_ids, *answer.token_ids))[len(ask.prompt_token_ids) - 1 :]
-        errors += [abs(one.logprob - told) for one, told in zip(scores, answer.logprobs, strict=True)]
+        errors += [abs(score.logprob - logprob) for score, logprob in zip(scores, answer.logprobs, strict=True)]
     assert 1e-4 < max(errors) < 1.0
 
 

@@ -300,8 +300,8 @@ def test_equal_logits_go_to_the_lowest_id_when_greedy():
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e300, 1.7e308])
 def test_extreme_temperatures_are_greedy_or_uniform(temperature: float, profile: str):
     params = SamplingParams(temperature=temperature, profile=profile)
-    found = distribution(np.asarray([-3e38, 1.0, 3e38, 3e38], np.float32), params, [0], [], ())
-    assert found.tolist() == [0, 0, 2**45, 2**45] if temperature < 1.0 else [2**45] * 4
+    weights = distribution(np.asarray([-3e38, 1.0, 3e38, 3e38], np.float32), params, [0], [], ())
+    assert weights.tolist() == [0, 0, 2**45, 2**45] if temperature < 1.0 else [2**45] * 4
 
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e300, 1.7e308])

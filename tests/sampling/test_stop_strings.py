@@ -10,7 +10,7 @@ from builders import tiny_config, write_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, load_tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.sampling.stop_strings import StopChecker, border_lengths
 
@@ -67,8 +67,8 @@ def longest_beginning(text: str, stops: Sequence[str]) -> int:
 @example(["ab", "ab"], "", ["ab"], False, 1)
 @example(["a", "b"], "", ["ab"], False, 1)
 def test_text_and_stop_are_vllms(pieces: list[str], rest: str, stops: list[str], include: bool, min_tokens: int):
-    found = run(pieces, rest, stops, include=include, min_tokens=min_tokens)
-    assert found == literal(pieces, rest, stops, include, min_tokens)
+    actual = run(pieces, rest, stops, include=include, min_tokens=min_tokens)
+    assert actual == literal(pieces, rest, stops, include, min_tokens)
 
 
 @given(

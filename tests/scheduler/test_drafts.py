@@ -37,7 +37,7 @@ def takers(subject: Scheduler, plan: BatchPlan) -> Iterator[Request]:
 
 def answers(subject: Scheduler, plan: BatchPlan) -> dict[str, list[int]]:
     """Every sampled request's tokens: drafts as long as they are what the model says, then one more."""
-    found: dict[str, list[int]] = {}
+    tokens_by_request: dict[str, list[int]] = {}
     for entry in plan.scheduled:
         for name in entry.samples:
             if name not in subject.requests or subject.requests[name].is_finished:
@@ -48,15 +48,23 @@ def answers(subject: Scheduler, plan: BatchPlan) -> dict[str, list[int]]:
                 if len(tokens) > len(drafts) or tokens[-1] != drafts[len(tokens) - 1]:
                     break
                 tokens.append(next_token(request, len(tokens)))
-            found[name] = tokens
-    return found
+            tokens_by_request[name] = tokens
+    return tokens_by_request
 
 
 def state_of(subject: Scheduler) -> tuple[object, ...]:
     """All that a later plan depends on."""
     requests = [
-        (one.request_id, one.status, one.token_ids, one.num_computed_tokens, one.block_table, one.slot, one.host_blocks)
-        for one in subject.requests.values()
+        (
+            request.request_id,
+            request.status,
+            request.token_ids,
+            request.num_computed_tokens,
+            request.block_table,
+            request.slot,
+            request.host_blocks,
+        )
+        for request in subject.requests.values()
     ]
     pool, cache = subject.pool, subject.prefix_cache
     return (requests, pool.free_order(), pool.block_of, pool.references, subject.memory.free_slots, cache.statistics)
@@ -72,7 +80,7 @@ def without_drafts(plan: BatchPlan) -> BatchPlan:
                 token_ids=entry.token_ids[: stop - entry.start],
                 num_drafts=0,
                 block_table=(),
-                checkpoints=tuple(one for one in entry.checkpoints if one[0] <= stop),
+                checkpoints=tuple(checkpoint for checkpoint in entry.checkpoints if checkpoint[0] <= stop),
             )
         )
     return dataclasses.replace(plan, scheduled=tuple(entries))
@@ -92,14 +100,16 @@ def test_rejected_drafts_leave_the_scheduler_as_if_there_had_been_none(policy: s
                 _, request, forks = left.pop(0)
                 subject.add(request, forks)
         plan, other = plain.schedule(), lied.schedule()
-        lies = {one.request_id: [(next_token(one, 0) + 1) % 7] * choice.randint(1, 6) for one in takers(lied, other)}
+        lies = {
+            taker.request_id: [(next_token(taker, 0) + 1) % 7] * choice.randint(1, 6) for taker in takers(lied, other)
+        }
         evictions = lied.pool.evictions
         other = lied.add_drafts(other, lies)
         assert other.num_tokens <= config.max_num_batched_tokens
         assert lied.pool.evictions == evictions
         assert without_drafts(other) == without_drafts(plan)
         drafted += sum(entry.num_drafts for entry in other.scheduled)
-        unfinished = [one.request_id for one in plain.requests.values() if not one.is_finished]
+        unfinished = [live.request_id for live in plain.requests.values() if not live.is_finished]
         if unfinished and choice.random() < 0.05:
             name = choice.choice(unfinished)
             plain.abort(name), lied.abort(name)  # in flight

@@ -16,7 +16,8 @@ from scheduler.leap import Leap, leap, most_steps
 from scheduler.policy import FirstComeFirstServed, Step
 
 END = 9  # stops who listens to it
-DRAWN, MORE = 400, 2000  # schedules: here, and in the slow test
+DRAWN, MORE = 60, 2340  # schedules: here, and in the slow test
+RARE = (263, 351)  # of those: windowed blocks run out in a leap; a fork shares the block of the next token
 PAGES = ("engine/18-simulate.md", "why/proved.md")  # that say how many
 
 
@@ -170,7 +171,7 @@ def require_equal(seed: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_leap_leaves_all_as_the_steps_would(policy: str) -> None:
-    seeds = [seed for seed in range(DRAWN) if drawn_config(random.Random(seed)).policy == policy]
+    seeds = [seed for seed in (*range(DRAWN), *RARE) if drawn_config(random.Random(seed)).policy == policy]
     steps = [require_equal(seed) for seed in seeds]
     assert sum(leapt for leapt, _ in steps) > sum(taken for _, taken in steps) / 2
 
@@ -182,7 +183,7 @@ def test_the_pages_say_how_many_schedules_are_drawn(page: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_thousand_drawn_schedules() -> None:
+def test_thousands_of_drawn_schedules() -> None:
     steps = [require_equal(seed) for seed in range(DRAWN, DRAWN + MORE)]
     leapt, taken = (sum(column) for column in zip(*steps, strict=True))
     assert leapt > taken / 2

@@ -56,7 +56,7 @@ def random_requests(choice: random.Random, config: SchedulerConfig) -> list[tupl
         )
         forks = [Request(f"r{index}.{k}", request.prompt_token_ids, most) for k in range(choice.choice([0, 0, 2]))]
         drawn.append((choice.randint(0, 60), request, forks))
-    return sorted(drawn, key=lambda one: one[0])
+    return sorted(drawn, key=lambda pair: pair[0])
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -30,12 +30,12 @@ def sequences(draw: st.DrawFn, vocab_size: int, least: int) -> list[list[int]]:
     """Of ragged lengths, some of one token; many begin like others, are others' beginnings, or the same."""
     ids = st.integers(0, vocab_size - 1)
     beginnings = draw(st.lists(st.lists(ids, max_size=8), min_size=1, max_size=2))
-    found = []
+    drawn = []
     for _ in range(draw(st.integers(1, 6))):
         start = draw(st.sampled_from([[], *beginnings]))
         start = start[: draw(st.integers(0, len(start)))]
-        found.append([*start, *draw(st.lists(ids, min_size=max(0, least - len(start)), max_size=6))])
-    return found
+        drawn.append([*start, *draw(st.lists(ids, min_size=max(0, least - len(start)), max_size=6))])
+    return drawn
 
 
 @pytest.mark.parametrize("directory", [None, *TORTURE], ids=str)
@@ -65,8 +65,8 @@ def test_scores_of_many_are_those_of_each_alone(directory: Path | None, data: st
     rows = data.draw(st.integers(1, 12))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(teacher_forcing, "LOGITS_AT_ONCE", rows * model.config.vocab_size)
-        found = score_many(model, drawn, place)
-    assert repr(found) == repr(alone), "repr tells all bits of a float"
+        scores = score_many(model, drawn, place)
+    assert repr(scores) == repr(alone), "repr tells all bits of a float"
     assert place.num_tokens == sum(len(ids) - 1 for ids in drawn)
 
 
@@ -94,12 +94,12 @@ def overflowing(model: Model, token_id: int) -> Model:
 def test_an_overflow_in_attention_harms_only_its_own_sequence() -> None:
     model = overflowing(load(None), 9)
     good = [[1, 5, 6, 7], [1, 8, 10], [4, 4]]
-    found = score_many(model, [good[0], [1, 9, 17, 3], good[1], good[2]])
-    assert isinstance(found[1], NumericsError)
+    scores = score_many(model, [good[0], [1, 9, 17, 3], good[1], good[2]])
+    assert isinstance(scores[1], NumericsError)
     with pytest.raises(NumericsError) as alone:
         model.score([1, 9, 17, 3])
-    assert str(found[1]) == str(alone.value)
-    assert [found[0], found[2], found[3]] == [load(None).score(ids) for ids in good]
+    assert str(scores[1]) == str(alone.value)
+    assert [scores[0], scores[2], scores[3]] == [load(None).score(ids) for ids in good]
 
 
 @pytest.mark.filterwarnings("error")
@@ -116,10 +116,10 @@ def test_an_overflow_in_the_logits_harms_only_its_own_sequence(monkeypatch: pyte
     monkeypatch.setattr(ragged, "hidden_states", large)
     monkeypatch.setattr(teacher_forcing, "LOGITS_AT_ONCE", 2 * model.config.vocab_size)
     good = [[1, 5, 6, 7], [1, 8, 10]]
-    found = score_many(model, [good[0], [1, 5, 9, 9, 9], good[1]])
-    assert isinstance(found[1], NumericsError)
-    assert "in row 1 is" in str(found[1]) and "overflow exact" in str(found[1])
-    assert [found[0], found[2]] == [model.score(ids) for ids in good]
+    scores = score_many(model, [good[0], [1, 5, 9, 9, 9], good[1]])
+    assert isinstance(scores[1], NumericsError)
+    assert "in row 1 is" in str(scores[1]) and "overflow exact" in str(scores[1])
+    assert [scores[0], scores[2]] == [model.score(ids) for ids in good]
 
 
 @pytest.mark.parametrize(("count", "least"), [(2, 1), (3, 700), (5, 2000)])
@@ -132,11 +132,11 @@ def test_no_score_and_no_overflow_depends_on_the_number_of_threads(monkeypatch, 
     alone, overflows = teacher_forcing.score_rows(model.weights, model.numerics, states, ids)
     monkeypatch.setattr(teacher_forcing, "LOGITS_AT_ONCE", 9 * model.config.vocab_size)
     with threads(count, least):
-        found, also = teacher_forcing.score_rows(model.weights, model.numerics, states, ids)
+        scores, also = teacher_forcing.score_rows(model.weights, model.numerics, states, ids)
     assert sorted(overflows) == sorted(also) == [4, 22] and overflows == also
     for name, column in alone.items():
-        assert column.dtype == found[name].dtype
-        assert np.array_equal(column, found[name]), name
+        assert column.dtype == scores[name].dtype
+        assert np.array_equal(column, scores[name]), name
 
 
 def test_a_prompt_that_can_not_be_scored_is_named_before_anything_runs() -> None:

@@ -81,7 +81,7 @@ def events_of(content: str) -> list[Any]:
     """What comes before [DONE], which comes last."""
     *events, last, rest = content.split("\n\n")
     assert (last, rest) == ("data: [DONE]", ""), content[-200:]
-    return [json.loads(one.removeprefix("data: ")) for one in events]
+    return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 @contextlib.contextmanager

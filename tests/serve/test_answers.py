@@ -104,9 +104,9 @@ def joined(events: list[Any]) -> dict[int, Any]:
             choice["text"] += piece["text"]
             choice["token_ids"] += piece.get("token_ids", [])
             if piece["logprobs"] is not None:
-                told = choice["logprobs"] = choice["logprobs"] or {name: [] for name in piece["logprobs"]}
+                logprobs = choice["logprobs"] = choice["logprobs"] or {name: [] for name in piece["logprobs"]}
                 for name, values in piece["logprobs"].items():
-                    told[name] += values
+                    logprobs[name] += values
             assert "finish_reason" not in choice or choice["finish_reason"] is None, "told after its end"
             choice |= {name: piece[name] for name in ("index", "finish_reason", "stop_reason")}
     return whole
@@ -119,12 +119,12 @@ def test_several_prompts_and_samples_are_numbered_prompt_after_prompt(served: Se
     fields = {"prompt": lot, "n": n, "seed": 7, "max_tokens": 5, "return_token_ids": True, "logprobs": 1}
     status, reply = served.ask("/v1/completions", fields)
     assert status == 200, reply
-    told = [choice["token_ids"] for choice in reply["choices"]]
+    samples = [choice["token_ids"] for choice in reply["choices"]]
     outputs = [alone(ids, n=n, seed=7, max_tokens=5) for ids in lot]
-    assert told == [list(sample.token_ids) for output in outputs for sample in output.outputs]
+    assert samples == [list(sample.token_ids) for output in outputs for sample in output.outputs]
     assert [choice["index"] for choice in reply["choices"]] == list(range(n * len(lot)))
     assert [choice["prompt_token_ids"] for choice in reply["choices"]] == [ids for ids in lot for _ in range(n)]
-    new = sum(map(len, told))
+    new = sum(map(len, samples))
     assert reply["usage"]["completion_tokens"] == new
     assert reply["usage"]["prompt_tokens"] == sum(map(len, lot))
     assert reply["usage"]["total_tokens"] == new + sum(map(len, lot))
@@ -150,22 +150,22 @@ def test_an_echoed_prompt_has_the_log_probabilities_that_scoring_it_gives(
     status, reply = served.ask("/v1/completions", {**fields, "stream": is_streamed})
     assert status == 200, reply
     choice = joined(reply)[0] if is_streamed else reply["choices"][0]
-    told = choice["logprobs"]
+    logprobs = choice["logprobs"]
     (sample,) = alone(ids, temperature=0, max_tokens=3).outputs
     new = list(sample.token_ids) if goes_on else []
-    assert told["tokens"] == [token_name(model(), one) for one in [*ids, *new]]
-    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    assert logprobs["tokens"] == [token_name(model(), token_id) for token_id in [*ids, *new]]
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     scores = model().score([*ids, *new]) if len(ids) + len(new) > 1 else []
-    assert told["token_logprobs"][1:] == [score.logprob for score in scores]
-    best = [max(top, key=lambda token: top[token]) for top in told["top_logprobs"][1:]]
-    assert [one == own for one, own in zip(best, told["tokens"][1:], strict=True)] == [
+    assert logprobs["token_logprobs"][1:] == [score.logprob for score in scores]
+    best = [max(top, key=lambda token: top[token]) for top in logprobs["top_logprobs"][1:]]
+    assert [one == name for one, name in zip(best, logprobs["tokens"][1:], strict=True)] == [
         score.rank == 1 for score in scores
     ]
     text = model().tokenizer.decode(ids) + (sample.text or "" if goes_on else "")
     assert choice["text"] == text
     starts = [len(told_text(ids[:count])) for count in range(len(ids))]
     starts += [len(model().tokenizer.decode(ids)) + len(told_text(new[:count])) for count in range(len(new))]
-    assert told["text_offset"] == starts
+    assert logprobs["text_offset"] == starts
     if not goes_on:
         assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
     if not is_streamed:
@@ -175,7 +175,7 @@ def test_an_echoed_prompt_has_the_log_probabilities_that_scoring_it_gives(
 def told_text(ids: list[int]) -> str:
     """What these tokens complete: an unfinished character at their end is not there yet."""
     stream = model().tokenizer.stream()
-    return "".join(stream.push(one) for one in ids)
+    return "".join(stream.push(token_id) for token_id in ids)
 
 
 def test_offsets_say_where_a_token_begins(served: Served):
@@ -183,11 +183,11 @@ def test_offsets_say_where_a_token_begins(served: Served):
         "/v1/completions", {"prompt": "sort: 7 2 ->", "max_tokens": 6, "logprobs": 0, "temperature": 0}
     )
     (choice,) = reply["choices"]
-    told = choice["logprobs"]
-    for token, start in zip(told["tokens"], told["text_offset"], strict=True):
+    logprobs = choice["logprobs"]
+    for token, start in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         if not token.startswith("<|"):
             assert choice["text"][start:].startswith(token)
-    assert all(len(top) == 1 for top in told["top_logprobs"])
+    assert all(len(top) == 1 for top in logprobs["top_logprobs"])
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -203,22 +203,22 @@ def test_a_conversation_is_answered_as_the_engine_answers_its_tokens(served: Ser
         assert [piece["delta"].get("role") for piece in pieces] == ["assistant", *[None] * (len(pieces) - 1)]
         assert all(event["object"] == "chat.completion.chunk" for event in reply)
         text = "".join(piece["delta"]["content"] for piece in pieces)
-        told = [one for piece in pieces for one in piece["logprobs"]["content"]]
-        new = [one for piece in pieces for one in piece["token_ids"]]
+        logprobs = [reported for piece in pieces for reported in piece["logprobs"]["content"]]
+        new = [token_id for piece in pieces for token_id in piece["token_ids"]]
         assert [piece["finish_reason"] for piece in pieces] == [*[None] * (len(pieces) - 1), "stop"]
         assert reply[0]["prompt_token_ids"] == ids and "prompt_token_ids" not in reply[1]
     else:
         (choice,) = reply["choices"]
         assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "stop"
-        text, told, new = choice["message"]["content"], choice["logprobs"]["content"], choice["token_ids"]
+        text, logprobs, new = choice["message"]["content"], choice["logprobs"]["content"], choice["token_ids"]
         assert reply["prompt_token_ids"] == ids
     assert (text, new) == (sample.text, list(sample.token_ids))
     assert text == "2 4 7 9"
-    for one, own in zip(told, sample.logprobs or (), strict=True):
-        assert one["logprob"] == own.logprob
-        assert [top["logprob"] for top in one["top_logprobs"]] == [logprob for _, logprob in own.top]
-        spelled = model().tokenizer.token_bytes(own.token_id)
-        assert one["bytes"] == (list(spelled) or None)
+    for reported, reference in zip(logprobs, sample.logprobs or (), strict=True):
+        assert reported["logprob"] == reference.logprob
+        assert [top["logprob"] for top in reported["top_logprobs"]] == [logprob for _, logprob in reference.top]
+        spelled = model().tokenizer.token_bytes(reference.token_id)
+        assert reported["bytes"] == (list(spelled) or None)
 
 
 def test_without_a_seed_two_answers_differ_and_with_one_they_do_not(served: Served):
@@ -239,12 +239,12 @@ def test_without_a_seed_two_answers_differ_and_with_one_they_do_not(served: Serv
 def test_prompt_log_probabilities_are_told_as_vllm_does(served: Served):
     fields = {"prompt": [1, 5, 9], "max_tokens": 1, "prompt_logprobs": 0, "echo": True, "logprobs": 3}
     _, reply = served.ask("/v1/completions", fields)
-    assert all(len(one) == 1 for one in reply["choices"][0]["prompt_logprobs"][1:]), "none but the prompt's own"
+    assert all(len(logprob) == 1 for logprob in reply["choices"][0]["prompt_logprobs"][1:]), "none but the prompt's own"
     first, *rest = reply["choices"][0]["prompt_logprobs"]
     assert first is None
     scores = model().score([1, 5, 9])
-    assert [one[str(token)]["logprob"] for one, token in zip(rest, [5, 9], strict=True)] == [
-        one.logprob for one in scores
+    assert [likely[str(token)]["logprob"] for likely, token in zip(rest, [5, 9], strict=True)] == [
+        score.logprob for score in scores
     ]
 
 
@@ -254,11 +254,11 @@ def test_tokens_as_ids_where_that_is_asked_for(served: Served):
         {"prompt": [1], "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True},
     )
     (choice,) = reply["choices"]
-    assert choice["logprobs"]["tokens"] == [f"token_id:{one}" for one in choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
 
 
 def test_no_two_tokens_share_a_name():
-    names = [token_name(model(), one) for one in range(model().config.vocab_size)]
+    names = [token_name(model(), token_id) for token_id in range(model().config.vocab_size)]
     assert len(set(names)) == len(names)
 
 
@@ -275,13 +275,15 @@ def test_a_prefix_that_is_known_is_counted_and_a_salt_keeps_it_apart(served: Ser
 
 
 def test_tokenize_and_detokenize_are_each_others_reverse(served: Served):
-    _, told = served.ask("/tokenize", {"prompt": "sort: 7 2", "return_token_strs": True})
-    assert told["tokens"] == model().tokenizer.encode("sort: 7 2") and told["count"] == len(told["tokens"])
-    assert told["token_strs"][0] == "<|startoftext|>"
-    _, back = served.ask("/detokenize", {"tokens": told["tokens"]})
+    _, tokenized = served.ask("/tokenize", {"prompt": "sort: 7 2", "return_token_strs": True})
+    assert tokenized["tokens"] == model().tokenizer.encode("sort: 7 2") and tokenized["count"] == len(
+        tokenized["tokens"]
+    )
+    assert tokenized["token_strs"][0] == "<|startoftext|>"
+    _, back = served.ask("/detokenize", {"tokens": tokenized["tokens"]})
     assert back == {"prompt": "sort: 7 2"}
     _, without = served.ask("/tokenize", {"prompt": "sort: 7 2", "add_special_tokens": False})
-    assert without["tokens"] == told["tokens"][1:]
+    assert without["tokens"] == tokenized["tokens"][1:]
     messages = [{"role": "user", "content": "sort: 7"}]
     assert served.ask("/tokenize", {"messages": messages})[1]["tokens"] == model().tokenizer.encode_chat(messages)
 
@@ -289,9 +291,9 @@ def test_tokenize_and_detokenize_are_each_others_reverse(served: Served):
 def test_the_model_says_what_it_is(served: Served):
     status, listed = served.get("/v1/models")
     assert status == 200
-    (one,) = listed["data"]
-    assert one["id"] == "trained" and one["checkpoint_sha256"] == model().sha256
-    assert served.get("/v1/models/trained") == (200, one)
+    (entry,) = listed["data"]
+    assert entry["id"] == "trained" and entry["checkpoint_sha256"] == model().sha256
+    assert served.get("/v1/models/trained") == (200, entry)
     _, reply = served.ask("/v1/completions", {"prompt": "a", "max_tokens": 1, "model": "trained"})
     assert reply["system_fingerprint"] == f"lfm2np-{lfm2np.__version__}-exact-{model().sha256}"
 

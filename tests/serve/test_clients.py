@@ -42,7 +42,7 @@ def test_completions_by_the_openai_package(served: Served):
     )
     (choice,) = answer.choices
     assert choice.text == sample.text and choice.finish_reason == sample.finish_reason
-    assert choice.logprobs.token_logprobs == [one.logprob for one in sample.logprobs]
+    assert choice.logprobs.token_logprobs == [logprob.logprob for logprob in sample.logprobs]
     assert answer.usage.completion_tokens == len(sample.token_ids)
     assert answer.system_fingerprint.endswith(model().sha256)
 
@@ -67,7 +67,7 @@ def test_a_chat_and_its_stream_by_the_openai_package(served: Served):
     chats = client(served, "OpenAI").chat.completions
     whole = chats.create(model="trained", messages=MESSAGES, temperature=0.0, logprobs=True, top_logprobs=3)
     assert whole.choices[0].message.content == "2 4 7 9" and whole.choices[0].finish_reason == "stop"
-    assert all(len(one.top_logprobs) == 3 for one in whole.choices[0].logprobs.content)
+    assert all(len(token.top_logprobs) == 3 for token in whole.choices[0].logprobs.content)
     pieces = list(chats.create(model="trained", messages=MESSAGES, temperature=0.0, stream=True))
     assert "".join(piece.choices[0].delta.content for piece in pieces) == "2 4 7 9"
     again = [*MESSAGES, whole.choices[0].message.model_dump(), {"role": "user", "content": "add: 3 + 4"}]
@@ -78,13 +78,14 @@ def test_many_at_once_by_the_openai_package(served: Served):
     prompts = [f"add: {number} + {number + 3} ->" for number in range(24)]
 
     async def all_of_them() -> list[str]:
-        async with client(served, "AsyncOpenAI") as own:
+        async with client(served, "AsyncOpenAI") as openai_client:
             asked = (
-                own.completions.create(model="trained", prompt=one, temperature=0, max_tokens=6) for one in prompts
+                openai_client.completions.create(model="trained", prompt=prompt, temperature=0, max_tokens=6)
+                for prompt in prompts
             )
             return [answer.choices[0].text for answer in await asyncio.gather(*asked)]
 
-    assert asyncio.run(all_of_them()) == [expected(one, temperature=0.0, max_tokens=6).text for one in prompts]
+    assert asyncio.run(all_of_them()) == [expected(prompt, temperature=0.0, max_tokens=6).text for prompt in prompts]
 
 
 def test_errors_as_the_openai_package_knows_them(served: Served):
@@ -95,7 +96,7 @@ def test_errors_as_the_openai_package_knows_them(served: Served):
         client(served, "OpenAI").completions.create(model="gpt", prompt="a")
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
         client(served, "OpenAI").completions.create(model="trained", prompt="a", max_tokens=-1)
-    assert [one.id for one in client(served, "OpenAI").models.list()] == ["trained"]
+    assert [listed.id for listed in client(served, "OpenAI").models.list()] == ["trained"]
 
 
 def test_schemathesis_finds_nothing(served: Served, tmp_path: Path):

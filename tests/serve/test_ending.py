@@ -63,7 +63,7 @@ def test_a_first_signal_waits_for_what_is_under_way(how: signal.Signals):
         asked = [pool.submit(ask, port, LONG) for _ in range(3)]
         wait_for_steps(port)
         process.send_signal(how)
-        replies = [one.result() for one in asked]
+        replies = [future.result() for future in asked]
         assert [status for status, _ in replies] == [200] * 3
         assert all(reply["usage"]["completion_tokens"] == 400 for _, reply in replies)
         assert process.wait(60) == 0
@@ -97,8 +97,8 @@ def test_a_trace_that_can_not_be_written_fails_no_request():
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert process.stderr is not None
-        told = process.stderr.read()
-        assert told.count("\n") == 1 and "--trace /dev/full: can't be written, and ends here" in told
+        errors = process.stderr.read()
+        assert errors.count("\n") == 1 and "--trace /dev/full: can't be written, and ends here" in errors
 
 
 def test_a_kill_in_mid_stream_and_a_restart_on_the_same_port():
@@ -142,11 +142,11 @@ def refused(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str
 def test_an_address_that_is_taken_or_none_is_told(capsys: pytest.CaptureFixture[str]):
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
-        code, told = refused(capsys, "--port", port)
-        assert code == 2 and f"--port {port}" in told and "in use" in told
+        code, error = refused(capsys, "--port", port)
+        assert code == 2 and f"--port {port}" in error and "in use" in error
     for options in (("--port", "70000"), ("--host", "no.such.host.invalid"), ("--host", "a b")):
-        code, told = refused(capsys, *options)
-        assert code == 2 and told.count("\n") == 1 and options[0] in told, told
+        code, error = refused(capsys, *options)
+        assert code == 2 and error.count("\n") == 1 and options[0] in error, error
 
 
 @pytest.mark.parametrize(
@@ -160,15 +160,15 @@ def test_an_address_that_is_taken_or_none_is_told(capsys: pytest.CaptureFixture[
     ],
 )
 def test_sizes_that_can_not_be_are_told_before_it_listens(options: Sequence[str], capsys: pytest.CaptureFixture[str]):
-    code, told = refused(capsys, "--port", "0", *options)
-    assert code == 2 and told.count("\n") == 1, told
+    code, error = refused(capsys, "--port", "0", *options)
+    assert code == 2 and error.count("\n") == 1, error
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
-    code, told = refused(capsys)
-    assert code == 2 and "uvicorn: not installed" in told and "lfm2np[serve]" in told
+    code, error = refused(capsys)
+    assert code == 2 and "uvicorn: not installed" in error and "lfm2np[serve]" in error
 
 
 def test_answers_do_not_wait_for_acknowledgements():

@@ -226,9 +226,9 @@ def test_clients_that_come_and_go_at_random_change_nothing_for_the_others():
 
     with serving(model(), num_blocks=20, num_host_blocks=10) as served:
         with ThreadPoolExecutor(20) as pool:
-            told = list(pool.map(one, range(len(asks))))
+            answers = list(pool.map(one, range(len(asks))))
         served.wait_until_empty()
-    for ask, ids in zip(asks, told, strict=True):
+    for ask, ids in zip(asks, answers, strict=True):
         params = SamplingParams(temperature=ask["temperature"], seed=ask["seed"], max_tokens=ask["max_tokens"])
         if ids is not None:
             (sample,) = list(answer_alone(model(), "alone", ask["prompt"], params, 0))[-1].outputs

@@ -64,7 +64,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "stop": [""]}, "stop", "at least 1 character"),
     ({"prompt": "a", "stop": ["a"] * 17}, "stop", "at most 16 items"),
     ({"prompt": "a", "stop": "a" * 257}, "stop", "at most 256 characters"),
-    ({"prompt": "a", "logit_bias": {str(one): 0.0 for one in range(1025)}}, "logit_bias", "1025 biases"),
+    ({"prompt": "a", "logit_bias": {str(token_id): 0.0 for token_id in range(1025)}}, "logit_bias", "1025 biases"),
     ({"prompt": "a", "max_tokens": 0, "min_tokens": 1}, "None", "min_tokens 1: expected at most max_tokens=0"),
     ({"prompt": "a", "prompt_logprobs": 21}, "None", "prompt_logprobs 21: expected at most 20"),
     ({"prompt": ["a"] * 21}, "None", "21 prompts times samples: expected at most 20"),
@@ -82,7 +82,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "message"), BAD, ids=[json.dumps(one[0])[:60] for one in BAD])
+@pytest.mark.parametrize(("fields", "param", "message"), BAD, ids=[json.dumps(case[0])[:60] for case in BAD])
 def test_a_bad_field_is_named(served: Served, fields: dict[str, Any], param: str, message: str):
     status, reply = served.ask("/v1/completions", fields)
     assert (status, reply["error"]["type"], reply["error"]["code"]) == (400, "invalid_request_error", 400)
@@ -109,7 +109,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), BAD_CHATS, ids=[json.dumps(one[0])[:60] for one in BAD_CHATS])
+@pytest.mark.parametrize(("fields", "message"), BAD_CHATS, ids=[json.dumps(chat[0])[:60] for chat in BAD_CHATS])
 def test_a_bad_conversation_is_refused(served: Served, fields: dict[str, Any], message: str):
     status, reply = served.ask("/v1/chat/completions", fields)
     assert status == 400 and message in reply["error"]["message"], reply
@@ -311,13 +311,13 @@ def test_bodies_of_all_clients_together_are_bounded_before_they_are_read(path: s
         first.sendall(HEAD + b"300000\r\n\r\n{")
         while not served.bodies.num_bytes:
             time.sleep(0.005)
-        told = "a body of 200000 bytes, and 300000 of others are not parsed yet: expected at most 400000 together"
+        message = "a body of 200000 bytes, and 300000 of others are not parsed yet: expected at most 400000 together"
         with served.connection() as second:
             second.request("POST", path, b" " * 200_000, JSON)
             response = second.getresponse()
             assert (response.status, response.getheader("Retry-After")) == (503, "1")
             error = json.loads(response.read())["error"]
-            assert error == {"message": told, "type": "service_unavailable_error", "param": None, "code": 503}
+            assert error == {"message": message, "type": "service_unavailable_error", "param": None, "code": 503}
         with served.raw() as asking:  # whether to send it: nothing is there to be read
             asking.sendall(HEAD.replace(b"/v1/completions", path.encode()) + b"200000\r\nExpect: 100-continue\r\n\r\n")
             assert asking.recv(4096).startswith(b"HTTP/1.1 503 ")

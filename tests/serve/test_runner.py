@@ -97,14 +97,14 @@ def wait(told: Sequence[Any], until: Any) -> None:
 
 def test_a_job_that_is_refused_keeps_no_other_from_running(runner: Runner, told: list[tuple[str, Told]]):
     runner.add([job("large", 60), job("small", 3), job("small", 3)])
-    wait(told, lambda: any(name == "small" and getattr(one, "finished", False) for name, one in told))
-    refused = {name: one.why for name, one in told if isinstance(one, Refused)}
+    wait(told, lambda: any(name == "small" and getattr(event, "finished", False) for name, event in told))
+    refused = {name: event.why for name, event in told if isinstance(event, Refused)}
     assert "the pool has 10" in refused["large"] and "already in use" in refused["small"]
-    assert not any(isinstance(one, Failed) for _, one in told)
+    assert not any(isinstance(event, Failed) for _, event in told)
 
 
 def test_nothing_is_told_of_what_was_aborted(runner: Runner, told: list[tuple[str, Told]]):
     runner.add([job("a", 3, 30), job("b", 3, 30)])
     runner.abort(["a", "no such"])
-    wait(told, lambda: any(getattr(one, "finished", False) for _, one in told))
+    wait(told, lambda: any(getattr(event, "finished", False) for _, event in told))
     assert {name for name, _ in told} == {"b"}

@@ -32,8 +32,8 @@ def test_a_run_in_which_all_is_right_is_right():
     ],
 )
 def test_whatever_is_wrong_with_a_run_is_named(change: dict[str, Any], sentence: str):
-    (found,) = failures(ASKS, TRUTH, replace(RIGHT, **change))
-    assert found.startswith(sentence)
+    (failure,) = failures(ASKS, TRUTH, replace(RIGHT, **change))
+    assert failure.startswith(sentence)
 
 
 @pytest.mark.slow

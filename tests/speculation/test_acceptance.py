@@ -100,7 +100,7 @@ def outcomes(
     """
     if len(prefix) == length:
         return {prefix: Fraction(1)}
-    found: Counter[Sequence] = Counter()
+    chances: Counter[Sequence] = Counter()
     count = min(most, length - len(prefix) - 1)
     for guesses in itertools.product(range(len(target[()])), repeat=count + 1):
         probability = Fraction(1)
@@ -116,26 +116,26 @@ def outcomes(
                 for other, share in enumerate(measured_draw(lambda n: replacement(p, q, n), len(p), 256)):  # noqa: B023
                     if share:
                         for end, rest in outcomes((*here, other), length, most, target, draft).items():
-                            found[end] += probability * (1 - accepted) * share * rest
+                            chances[end] += probability * (1 - accepted) * share * rest
             probability *= accepted
             if not probability:
                 break
         else:
             for end, rest in outcomes(prefix + guesses, length, most, target, draft).items():
-                found[end] += probability * rest
-    return found
+                chances[end] += probability * rest
+    return chances
 
 
 @pytest.mark.parametrize(("size", "length", "most"), [(3, 3, 1), (3, 3, 2), (2, 4, 2), (2, 4, 3)])
 def test_every_short_sequence_has_the_models_probability(size: int, length: int, most: int):
     target, draft = tables(0, size, length), tables(100, size, length)
-    found = outcomes((), length, most, target, draft)
-    assert sum(found.values()) == 1
+    chances = outcomes((), length, most, target, draft)
+    assert sum(chances.values()) == 1
     for sequence in itertools.product(range(size), repeat=length):
         expected = Fraction(1)
         for place, token in enumerate(sequence):
             expected *= shares(target[sequence[:place]])[token]
-        assert abs(found.get(sequence, Fraction(0)) - expected) < Fraction(1, 1 << 120)
+        assert abs(chances.get(sequence, Fraction(0)) - expected) < Fraction(1, 1 << 120)
 
 
 def test_next_token_uses_noise_of_its_own_for_each_decision():
@@ -199,17 +199,17 @@ def probabilities(rule: Rule) -> dict[Sequence, Fraction]:
     model, small = lfm2np.load(FIXTURES / "trained"), lfm2np.load(FIXTURES / "draft")
     prompt, allowed = model.prompt_ids(PROMPT), list(PARAMS.allowed_token_ids or ())
     guessed = dataclasses.replace(PARAMS, repetition_penalty=1.0, presence_penalty=0.0)
-    found: dict[Sequence, Fraction] = {(): Fraction(1)}
+    chances: dict[Sequence, Fraction] = {(): Fraction(1)}
     for _ in range(LENGTH):
         grown = {}
-        for prefix, probability in found.items():
+        for prefix, probability in chances.items():
             sequence = [*prompt, *prefix]
             p = shares(distribution(model.logits(sequence)[-1], PARAMS, prompt, prefix, ())[allowed])
             q = shares(distribution(small.logits(sequence)[-1], guessed, prompt, prefix, ())[allowed])
             for token, share in zip(allowed, rule(p, q), strict=True):
                 grown[*prefix, token] = probability * share
-        found = grown
-    return found
+        chances = grown
+    return chances
 
 
 def chi_square(counts: Mapping[Sequence, float], expected: dict[Sequence, Fraction]) -> tuple[float, int]:

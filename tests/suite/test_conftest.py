@@ -74,6 +74,6 @@ def test_a_test_that_rounds_without_the_mark_fails(tmp_path: Path):
     ],
 )
 def test_slow_tests_are_left_out_where_everything_is_asked_for(tmp_path: Path, arguments: list[str], summary: str):
-    given = [one.format(folder=tmp_path) for one in arguments]
+    given = [argument.format(folder=tmp_path) for argument in arguments]
     shown = output_of(tmp_path, SLOW, "-o", f"testpaths={tmp_path}", *given)
     assert f"\n{summary} in " in shown, shown

@@ -19,8 +19,8 @@ def test_the_kernel_taken_is_what_the_library_says(kernel: str):
 
 def test_what_a_process_computes_with_is_one_line_and_back():
     none = blas.Machine("libblas.so.3", None, None, "", "2.2.4", "3.13.5")
-    for one in (MACHINE, none, blas.here()):
-        assert blas.machine_of(one.line()) == one
+    for machine in (MACHINE, none, blas.here()):
+        assert blas.machine_of(machine.line()) == machine
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_row_that_is_not_what_was_asked_for_says_so(asked: Asked, problem: str
 
 def test_the_oldest_versions_are_those_that_the_package_allows():
     assert {"numpy==2.0", "pytest==8"} <= set(requirements(oldest=True))
-    assert not any(">" in one for one in requirements(oldest=True))
+    assert not any(">" in requirement for requirement in requirements(oldest=True))
 
 
 def test_the_files_of_a_quick_run_are_there():

@@ -81,4 +81,6 @@ def functions(path: Path) -> set[str]:
 
 def test_every_section_of_the_page_names_what_holds_it():
     sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    assert [one.splitlines()[0] for one in sections if not any(name for _, name in NAMED.findall(one))] == []
+    assert [
+        section.splitlines()[0] for section in sections if not any(name for _, name in NAMED.findall(section))
+    ] == []

@@ -20,19 +20,19 @@ READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py", "sy
 
 def executed(function: Callable[[], object]) -> set[str]:
     """The files of lfm2np of which any function ran, relative to it; not what a module does when it is imported."""
-    top, found = Path(lfm2np.__file__).parent, set()
+    top, paths = Path(lfm2np.__file__).parent, set()
 
     def profile(frame, event, argument):
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(top) and frame.f_code.co_name != "<module>":
-            found.add(path.relative_to(top).as_posix())
+            paths.add(path.relative_to(top).as_posix())
 
     sys.setprofile(profile)
     try:
         function()
     finally:
         sys.setprofile(None)
-    return found
+    return paths
 
 
 @pytest.mark.parametrize("fixture", [lfm2np.trained_fixture, moe_fixture, lfm3_fixture])
@@ -44,10 +44,10 @@ def test_nothing_but_the_base_and_the_reading_of_files_runs(fixture: Callable[[]
 
 
 def test_the_base_is_what_the_command_lists():
-    listed = {one.file for one in trusted.trusted_files() if not one.is_reading}
+    listed = {file.file for file in trusted.trusted_files() if not file.is_reading}
     assert listed == BASE
-    assert sum(one.lines for one in trusted.trusted_files() if not one.is_reading) <= 760
-    assert all(one.file.startswith(READING) for one in trusted.trusted_files() if one.is_reading)
+    assert sum(file.lines for file in trusted.trusted_files() if not file.is_reading) <= 760
+    assert all(file.file.startswith(READING) for file in trusted.trusted_files() if file.is_reading)
 
 
 def test_no_engine_computes_in_integers_and_nothing_is_streamed_or_kept(tmp_path: Path):

@@ -13,8 +13,8 @@ NAMES = ("results", "traces", "traces, detailed", "answers", "dumps", "vectors")
 
 
 FILES = [
-    pytest.param(made, id=name, marks=pytest.mark.slow if name == "traces, detailed" else ())
-    for made, name in zip(KINDS, NAMES, strict=True)
+    pytest.param(make_kind, id=name, marks=pytest.mark.slow if name == "traces, detailed" else ())
+    for make_kind, name in zip(KINDS, NAMES, strict=True)
 ]
 
 
@@ -34,7 +34,7 @@ def test_no_damaged_file_passes_for_right(made: Callable[[Path], Kind], tmp_path
 def test_a_reader_that_looks_away_is_seen(tmp_path: Path) -> None:
     """The control: a trace's lines as they are, without their checksums."""
     kind = KINDS[1](tmp_path)
-    careless = Kind("careless", kind.content, without_checksums, lambda found: True)
+    careless = Kind("careless", kind.content, without_checksums, lambda actual: True)
     counts, failures = tried(careless, flipped(kind.content, 40, seed=1))
     assert counts["right"] == len(failures) > 20
 

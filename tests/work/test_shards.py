@@ -32,15 +32,15 @@ def test_results_come_in_the_order_of_the_shards(executor: Callable[[], Executor
 
 
 def test_an_executor_stays_open_and_one_made_here_is_shut_down() -> None:
-    made: list[ThreadPoolExecutor] = []
+    pools: list[ThreadPoolExecutor] = []
 
     def make() -> ThreadPoolExecutor:
-        made.append(ThreadPoolExecutor(2))
-        return made[-1]
+        pools.append(ThreadPoolExecutor(2))
+        return pools[-1]
 
     map_shards(squared, range(3), make)
     with pytest.raises(RuntimeError, match="after shutdown"):
-        made[0].submit(squared, 1)
+        pools[0].submit(squared, 1)
     with ThreadPoolExecutor(2) as mine:
         map_shards(squared, range(3), mine)
         assert mine.submit(squared, 3).result() == 9
@@ -64,9 +64,9 @@ def test_workers_that_die_now_and_then_change_nothing(
     def keep(index: int, result: int) -> None:
         kept.append((index, result))
 
-    found = map_shards(squared, range(count), lambda: Fragile(left, breaks), keep, at_once=at_once)
-    assert found == SQUARES[:count]
-    assert sorted(kept) == list(enumerate(found)), "each result is kept once"
+    results = map_shards(squared, range(count), lambda: Fragile(left, breaks), keep, at_once=at_once)
+    assert results == SQUARES[:count]
+    assert sorted(kept) == list(enumerate(results)), "each result is kept once"
     assert all(left[shard] == 0 for shard in deaths if shard < count), "the control: the workers did die"
 
 

@@ -29,7 +29,7 @@ from lfm2np.loading import Model, load
 from lfm2np.scoring.teacher_forcing import SCORE, score_many
 from lfm2np.work import place as work
 from lfm2np.work.place import Place, Work, compute, model_of, source_of
-from lfm2np.work.results_file import ResultsFile, decoded, encoded, line_sha256, merged, spot_check
+from lfm2np.work.results_file import ResultsFile, decoded, encoded, line_fields, merged, spot_check
 from scheduler.checksum import json_sha256
 
 SEQUENCES = [[random.Random(seed).randrange(8, 500) for _ in range(3 + seed % 9)] for seed in range(40)]
@@ -72,8 +72,8 @@ def test_a_worker_process_that_is_killed_midway_changes_nothing(model: Model, al
 
     with ResultsFile(tmp_path / "results.jsonl", model) as record:
         place = Place(pool, record, at_once=4, max_num_batched_tokens=8)
-        found = score_many(model, SEQUENCES, place, kill_one)
-        assert repr(found) == alone
+        scores = score_many(model, SEQUENCES, place, kill_one)
+        assert repr(scores) == alone
         assert len(record.entries) == len(SEQUENCES)
     assert len(pools) > 1, "the control: a pool broke"
 
@@ -116,10 +116,10 @@ def test_a_worker_loads_a_model_once(model: Model) -> None:
     source = source_of(load(model.path, weights="streamed"))
     work.load_source.cache_clear()
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(model_of, [source] * 8))
-    assert all(one is found[0] for one in found)
-    assert found[0].sha256 == model.sha256
-    assert found[0].where_weights == "streamed", "as the parent has them"
+        models = list(threads.map(model_of, [source] * 8))
+    assert all(item is models[0] for item in models)
+    assert models[0].sha256 == model.sha256
+    assert models[0].where_weights == "streamed", "as the parent has them"
 
 
 def test_config_and_weights_make_the_checkpoints_hash(model: Model, tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_plain_data_comes_back_from_json_bit_for_bit(value: Any) -> None:
 
 
 def test_a_single_bit_makes_another_hash() -> None:
-    one = np.array([[1.0, 2.0]])
-    other = one.copy()
+    first = np.array([[1.0, 2.0]])
+    other = first.copy()
     other.view(np.int64)[0, 1] ^= 1
-    assert json_sha256(encoded({"a": one})) != json_sha256(encoded({"a": other}))
+    assert json_sha256(encoded({"a": first})) != json_sha256(encoded({"a": other}))
 
 
 def lines_for(model: Model, path: Path, sequences: Sequence[list[int]]) -> list[dict[str, Any]]:
@@ -184,8 +184,12 @@ def test_files_are_merged_by_their_lines_and_computed_again_by_a_seed(model: Mod
     entries = list(merged([tmp_path / "two.jsonl", tmp_path / "one.jsonl"], model).values())
     assert len(entries) == len(SEQUENCES), "those that both have stand once"
     checked = spot_check(model, entries, WORKS, 5, seed=3)
-    assert [str(one) for one in checked] == [str(one) for one in spot_check(model, entries, WORKS, 5, seed=3)]
-    assert [str(one) for one in checked] != [str(one) for one in spot_check(model, entries, WORKS, 5, seed=4)]
+    assert [str(mismatch) for mismatch in checked] == [
+        str(mismatch) for mismatch in spot_check(model, entries, WORKS, 5, seed=3)
+    ]
+    assert [str(mismatch) for mismatch in checked] != [
+        str(mismatch) for mismatch in spot_check(model, entries, WORKS, 5, seed=4)
+    ]
     with pytest.raises(RequestError, match="41 items to compute again: expected 0 to 40"):
         spot_check(model, entries, WORKS, 41, seed=0)
 
@@ -199,7 +203,7 @@ def flip_a_bit(line: dict[str, Any], with_its_hash: bool) -> None:
 
 
 def hash_again(line: dict[str, Any]) -> None:
-    line["sha256"] = line_sha256(*(line[name] for name in ("checkpoint", "kind", "item", "result")))
+    line |= line_fields(*(line[name] for name in ("checkpoint", "kind", "item", "result")))
 
 
 def test_a_result_of_a_machine_that_computes_otherwise_is_refused(model: Model, tmp_path: Path) -> None:
@@ -229,7 +233,7 @@ def test_two_files_that_contradict_each_other_are_refused(model: Model, tmp_path
 def damage(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     def edit(line: dict[str, Any]) -> None:
         *way, last = path.split(".")
-        inner = functools.reduce(lambda one, name: one[name], way, line)
+        inner = functools.reduce(lambda row, name: row[name], way, line)
         inner[last] = value
         if path.startswith("result."):
             hash_again(line)

@@ -39,10 +39,10 @@ class Cell:
 
 def cell_named(name: str) -> Cell:
     """The cell of that name; RequestError for another."""
-    found = NAME.fullmatch(name)
-    if not found:
+    match = NAME.fullmatch(name)
+    if not match:
         raise RequestError(f"cell {name[:40]!r}: expected prefill-TOKENS or decode-REQUESTSxCONTEXT")
-    kind, requests, context = (part for part in found.groups() if part is not None)
+    kind, requests, context = (part for part in match.groups() if part is not None)
     return Cell(kind, int(requests or 1), int(context))
 
 

@@ -42,11 +42,11 @@ class CheckSide:
         asking = time.perf_counter() - began - times[1]
         target.close()
         began = time.perf_counter()
-        found = judged(self._model, asked.abilities, self._format, asked.pairs, known=known)
+        judgement = judged(self._model, asked.abilities, self._format, asked.pairs, known=known)
         ended = time.perf_counter()
         sequences = [[*ask.prompt_token_ids, *(answer.token_ids or ())] for ask, answer in asked.pairs]
         seconds: dict[str, float | str] = {
-            "verdict": str(found.total.verdict),
+            "verdict": str(judgement.total.verdict),
             "tokens": sum(map(len, sequences)),
             "asking": asking,
             "judging": times[1] + ended - began,

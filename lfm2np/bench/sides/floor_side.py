@@ -94,7 +94,7 @@ class FloorSide:
         """Seconds of all products, and of either kind, of each of `steps` repetitions, after one more."""
         operands = self.linear_operands(cell)
         attention = Attention(self._config, cell, self._dtype)
-        found = []
+        times = []
         for _ in range(WARM_UP + steps):
             began = time.perf_counter()
             for x, weight in operands:
@@ -102,8 +102,8 @@ class FloorSide:
             linear = time.perf_counter() - began
             attention.compute()
             seconds = time.perf_counter() - began
-            found.append({"seconds": seconds, "linear": linear, "attention": seconds - linear})
-        return found[WARM_UP:]
+            times.append({"seconds": seconds, "linear": linear, "attention": seconds - linear})
+        return times[WARM_UP:]
 
     def linear_operands(self, cell: Cell) -> list[tuple[Array, Array]]:
         """x [rows, inputs] and weights [outputs, inputs] of each linear map; those of one shape share their x."""

@@ -47,26 +47,26 @@ class Timed:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        operation = getattr(self._inner, name)
         part = PART_OF.get(name)
         if part is None:
-            return found
+            return operation
 
         def timed(*arguments: Any) -> Any:
             began = time.perf_counter()
-            result = found(*arguments)
+            result = operation(*arguments)
             self.seconds[part] += time.perf_counter() - began
             return result
 
         return timed
 
 
-def timed_function(found: Callable[..., Any], part: str, seconds: dict[str, float]) -> Callable[..., Any]:
+def timed_function(function: Callable[..., Any], part: str, seconds: dict[str, float]) -> Callable[..., Any]:
     """The function, which adds its seconds to those of the part; of pieces only if there are several threads' worth."""
 
     def timed(*arguments: Any) -> Any:
         began = time.perf_counter()
-        result = found(*arguments)
+        result = function(*arguments)
         if part != PIECES or pieces.worth_threads(*arguments[1:3]) > 1:
             seconds[part] += time.perf_counter() - began
         return result

@@ -23,10 +23,10 @@ class ServeSide:
     def direct(self, prompts: list[list[list[int]]], new_tokens: int) -> dict[str, float]:
         """Seconds until all is answered, of clients that each have these prompts, one after another."""
         engine = Engine(self._model, max_num_seqs=len(prompts), prefix_caching=False)
-        waiting = {f"{client}-0": own for client, own in enumerate(prompts)}
+        waiting = {f"{client}-0": of_client for client, of_client in enumerate(prompts)}
         began = time.perf_counter()
-        for name, own in waiting.items():
-            engine.add_request(name, own[0], greedy(new_tokens))
+        for name, of_client in waiting.items():
+            engine.add_request(name, of_client[0], greedy(new_tokens))
         for output in engine.stream():
             if output.finished:
                 client, number = map(int, output.request_id.split("-"))

@@ -19,10 +19,12 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
-from lfm2np.bench.sides.cells import Cell, cell_named
+from lfm2np.bench.sides.cells import cell_named
 from lfm2np.bench.sides.check_side import CheckSide
 from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.bench.sides.floor_side import FloorSide
@@ -33,39 +35,24 @@ from lfm2np.bench.sides.transformers_side import TransformersSide
 from lfm2np.errors import Lfm2npError
 from lfm2np.memory import keep_freed_memory
 
+# By the first word of a name, as in "floor-float64". All but the last two have steps to time.
+SIDES: dict[str, Callable[[str], Any]] = {
+    "": EngineSide,  # "exact"
+    "streamed": partial(EngineSide, weights="streamed"),
+    "profile": ProfileSide,
+    "floor": FloorSide,
+    "transformers": TransformersSide,
+    "check": CheckSide,
+    "serve": ServeSide,
+}
 
-class Side(Protocol):
-    def load(self, directory: Path, threads: int) -> dict[str, str]:
-        """Makes it ready; the versions of libraries that only this side has."""
 
-    def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
-        """Of each step its "seconds", and those of its parts by name, if they are timed."""
-
-
-AnySide = Side | CheckSide | ServeSide  # the last two have methods of their own, and no steps to time
-
-
-def make_side(name: str) -> AnySide:
-    """ "exact", "streamed-...", "profile-...", "floor-float64", "transformers-float32", "check-...", "serve-..." """
+def make_side(name: str) -> Any:
     kind, _, dtype = name.rpartition("-")
-    match kind:
-        case "floor":
-            return FloorSide(dtype)
-        case "transformers":
-            return TransformersSide(dtype)
-        case "profile":
-            return ProfileSide(dtype)
-        case "check":
-            return CheckSide(dtype)
-        case "serve":
-            return ServeSide(dtype)
-        case "streamed":
-            return EngineSide(dtype, "streamed")
-        case _:
-            return EngineSide(name)
+    return SIDES[kind](dtype)
 
 
-def answer(side: AnySide, directory: Path, threads: int, ask: dict[str, Any]) -> dict[str, Any]:
+def answer(side: Any, directory: Path, threads: int, ask: dict[str, Any]) -> dict[str, Any]:
     """What a method of the side called `ask` returns for the other fields; memory with what every side has."""
     gc.collect()
     forget_peak()
@@ -75,14 +62,13 @@ def answer(side: AnySide, directory: Path, threads: int, ask: dict[str, Any]) ->
             versions = side.load(directory, threads)
             return {"load_seconds": time.perf_counter() - began, "peak_bytes": peak_bytes(), "versions": versions}
         case {"ask": "time", "cell": cell, "steps": steps}:
-            assert not isinstance(side, CheckSide | ServeSide)
             return {"steps": side.time(cell_named(cell), steps), "peak_bytes": peak_bytes()}
         case {"ask": what, **fields}:
             return dict(getattr(side, what)(**fields))
     raise AssertionError(ask)
 
 
-def serve(lines: TextIO, answers: TextIO, side: AnySide, directory: Path, threads: int) -> None:
+def serve(lines: TextIO, answers: TextIO, side: Any, directory: Path, threads: int) -> None:
     for line in lines:
         try:
             said = answer(side, directory, threads, json.loads(line))

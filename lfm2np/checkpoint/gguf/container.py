@@ -83,9 +83,9 @@ def open_container(path: Path) -> Container:
     count = _split_number(path, first.keys, "split.count", 1)
     if count == 1:
         return first
-    found = [first, *(_open_file(split_path) for split_path in _split_paths(path, first.keys, count)[1:])]
+    files = [first, *(_open_file(split_path) for split_path in _split_paths(path, first.keys, count)[1:])]
     tensors: dict[str, StoredTensor] = {}
-    for number, file in enumerate(found):
+    for number, file in enumerate(files):
         where = file.paths[0]
         if _split_number(where, file.keys, "split.no", None) != number:
             raise CheckpointError(f"{where}: split.no: {file.keys['split.no'].value}, expected {number}")
@@ -101,7 +101,7 @@ def open_container(path: Path) -> Container:
     if total is None or total.value != len(tensors):
         value = "absent" if total is None else show(total.value)
         raise CheckpointError(f"{path}: split.tensors.count: {value}, expected {len(tensors)}, as all splits have")
-    return Container(tuple(file.paths[0] for file in found), first.keys, tensors)
+    return Container(tuple(file.paths[0] for file in files), first.keys, tensors)
 
 
 def _split_paths(path: Path, keys: Mapping[str, Value], count: int) -> list[Path]:
@@ -115,13 +115,13 @@ def _split_paths(path: Path, keys: Mapping[str, Value], count: int) -> list[Path
 
 
 def _split_number(path: Path, keys: Mapping[str, Value], key: str, default: int | None) -> int:
-    found = keys.get(key)
-    if found is None and default is not None:
+    stored = keys.get(key)
+    if stored is None and default is not None:
         return default
     most = MAX_SPLITS if key == "split.count" else MAX_SPLITS - 1
-    value = None if found is None else found.value
+    value = None if stored is None else stored.value
     if type(value) is not int or not int(key == "split.count") <= value <= most:
-        text = "absent" if found is None else f"{show(value)} ({found.kind})"
+        text = "absent" if stored is None else f"{show(value)} ({stored.kind})"
         raise CheckpointError(f"{path}: {key}: {text}, expected an integer up to {most}")
     return value
 
@@ -171,7 +171,7 @@ def _read_value(header: _Header, key: str) -> Value:
     letter = NUMERIC[kind]
     content = header.take(count * struct.calcsize(f"<{letter}"), f"{key}: {count} values")
     if letter == "?":
-        return Value(name, [_bool(header, one, key) for one in content])
+        return Value(name, [_bool(header, byte, key) for byte in content])
     return Value(name, np.frombuffer(content, f"<{letter}").tolist())
 
 
@@ -257,11 +257,11 @@ def _read_entry(header: _Header, name: str) -> _Entry:
 
 
 def _alignment(header: _Header) -> int:
-    found = header.keys.get("general.alignment", Value("uint32", ALIGNMENT))
-    if found.kind != "uint32" or not 0 < found.value <= 2**20 or found.value & (found.value - 1):
-        value = f"{show(found.value)} ({found.kind})"
+    stored = header.keys.get("general.alignment", Value("uint32", ALIGNMENT))
+    if stored.kind != "uint32" or not 0 < stored.value <= 2**20 or stored.value & (stored.value - 1):
+        value = f"{show(stored.value)} ({stored.kind})"
         raise CheckpointError(f"{header.path}: general.alignment: {value}, expected a uint32, a power of two")
-    return int(found.value)
+    return int(stored.value)
 
 
 def _padded(size: int, alignment: int) -> int:

@@ -40,7 +40,7 @@ QUANTISED = {
     "MXFP4": Quantised(39, 32, 17, blocks.mxfp4, ()),
 }
 PLAIN = {"F32": 0, "F16": 1, "BF16": 30}
-NUMBERS = PLAIN | {name: one.number for name, one in QUANTISED.items()}
+NUMBERS = PLAIN | {name: kind.number for name, kind in QUANTISED.items()}
 OTHERS = {  # that llama.cpp has and this package does not read
     "Q8_1": 9,
     "Q8_K": 15,
@@ -81,13 +81,13 @@ def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
     Infinities and NaN of float16; of MXFP4 a power of two whose weights no float32 holds, or 255, which is its NaN.
     """
     kind = QUANTISED[name]
-    found = np.ascontiguousarray(rows).reshape(-1, kind.size)
+    blocks_of_rows = np.ascontiguousarray(rows).reshape(-1, kind.size)
     if name == "MXFP4":
-        exponents = found[:, 0].astype(np.int32)
+        exponents = blocks_of_rows[:, 0].astype(np.int32)
         scales = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127))[:, None]
         bad = (exponents > LARGEST_EXPONENT)[:, None]
     else:
-        scales = np.concatenate([blocks.half(found, at) for at in kind.halves], axis=1)
+        scales = np.concatenate([blocks.half(blocks_of_rows, at) for at in kind.halves], axis=1)
         bad = ~np.isfinite(scales)
     if not bad.any():
         return None

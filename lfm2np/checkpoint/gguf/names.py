@@ -65,7 +65,7 @@ def named_tensors(container: Container, config: ModelConfig) -> dict[str, Stored
     layout, container = layout_of(config), apart(container, config)
     places = {name: place_of(name) for name in layout}
     _require_all(container, {place.name for place in places.values()}, config)
-    found = {}
+    tensors = {}
     for name, dims in layout.items():
         stored = container.tensors[places[name].name]
         values: Array
@@ -80,8 +80,8 @@ def named_tensors(container: Container, config: ModelConfig) -> dict[str, Stored
             values = stored.array
         if len(dims) != 2 and stored.dtype in QUANTISED:
             raise stored.wrong(f"{stored.dtype}, expected {', '.join(DTYPES)} of what is no matrix")
-        found[name] = replace(stored, name=name, values=values, source=f"{stored.source}: {_told(places[name])}")
-    return found
+        tensors[name] = replace(stored, name=name, values=values, source=f"{stored.source}: {_told(places[name])}")
+    return tensors
 
 
 def apart(container: Container, config: ModelConfig) -> Container:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lfm2np.checkpoint.config import named
 from lfm2np.checkpoint.gguf.container import Container, Value
+from lfm2np.checkpoint.strict_json import naming
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import ATTENTION, CONV, MixtureConfig, ModelConfig
 from lfm2np.model.config_values import REALS, SIZES
@@ -76,29 +76,29 @@ class _Keys:
         return self.found[name]
 
     def wrong(self, key: str, expected: str) -> ConfigError:
-        one = self.value(key)
-        return ConfigError(f"{self.path}: {self.prefix}.{key}: {show(one.value)} ({one.kind}), expected {expected}")
+        value = self.value(key)
+        return ConfigError(f"{self.path}: {self.prefix}.{key}: {show(value.value)} ({value.kind}), expected {expected}")
 
     def size(self, name: str) -> int:
         low, high = SIZES[name]
-        one = self.value(KEYS[name])
-        if one.kind != "uint32" or not low <= one.value <= high:
+        stored = self.value(KEYS[name])
+        if stored.kind != "uint32" or not low <= stored.value <= high:
             raise self.wrong(KEYS[name], f"a uint32 from {low} to {high}")
-        return int(one.value)
+        return int(stored.value)
 
     def real(self, name: str) -> float:
         low, high = REALS[name]
-        one = self.value(KEYS[name])
-        if one.kind != "float32" or not low <= one.value <= high:
+        stored = self.value(KEYS[name])
+        if stored.kind != "float32" or not low <= stored.value <= high:
             raise self.wrong(KEYS[name], f"a float32 from {low} to {high}")
-        return float(str(np.float32(one.value)))
+        return float(str(np.float32(stored.value)))
 
     def layers(self, name: str, count: int) -> list[int]:
         """A number for each layer, of a list or of one for all."""
-        one, most = self.value(KEYS[name]), SIZES[name][1]
-        listed = one.kind in ("array of uint32", "array of int32")
-        values = one.value if listed else [one.value] * count
-        fits = (listed or one.kind == "uint32") and len(values) == count and all(0 <= v <= most for v in values)
+        stored, most = self.value(KEYS[name]), SIZES[name][1]
+        listed = stored.kind in ("array of uint32", "array of int32")
+        values = stored.value if listed else [stored.value] * count
+        fits = (listed or stored.kind == "uint32") and len(values) == count and all(0 <= v <= most for v in values)
         if not fits:
             raise self.wrong(KEYS[name], f"a uint32 up to {most}, or an array of {count}, one a layer")
         return list(values)
@@ -109,16 +109,14 @@ def config_of(container: Container) -> ModelConfig:
     path = container.paths[0]
     architecture = container.keys.get("general.architecture")
     if architecture is None or architecture.value not in ARCHITECTURES:
-        told = "absent" if architecture is None else show(architecture.value)
+        shown = "absent" if architecture is None else show(architecture.value)
         if architecture is not None and isinstance(architecture.value, str) and architecture.value in NOT_KNOWN:
-            raise ConfigError(f"{path}: architecture {told}: {NOT_KNOWN[architecture.value]}")
-        raise ConfigError(f"{path}: general.architecture: {told}, expected {' or '.join(ARCHITECTURES)}")
+            raise ConfigError(f"{path}: architecture {shown}: {NOT_KNOWN[architecture.value]}")
+        raise ConfigError(f"{path}: general.architecture: {shown}, expected {' or '.join(ARCHITECTURES)}")
     keys = _Keys(path, architecture.value, container.keys)
     _require_known(keys)
-    try:
+    with naming(path):
         return _build(keys, "output.weight" not in container.tensors)
-    except ConfigError as problem:
-        raise named(problem, path) from None
 
 
 def _build(keys: _Keys, tied: bool) -> ModelConfig:
@@ -145,7 +143,7 @@ def _build(keys: _Keys, tied: bool) -> ModelConfig:
         max_position_embeddings=keys.size("max_position_embeddings"),
         tie_word_embeddings=tied,
         bos_token_id=_token_id(keys, "bos_token_id"),
-        eos_token_ids=tuple(one for one in [_token_id(keys, "eos_token_ids")] if one is not None),
+        eos_token_ids=tuple(token_id for token_id in [_token_id(keys, "eos_token_ids")] if token_id is not None),
         pad_token_id=_token_id(keys, "pad_token_id"),
         mixture=_mixture(keys) if keys.prefix == "lfm2moe" else None,
     )
@@ -177,10 +175,10 @@ def _head_dim(keys: _Keys, hidden: int, heads: int) -> int:
 def _token_id(keys: _Keys, name: str) -> int | None:
     """A key of the tokenizer's; ModelConfig checks its range."""
     key = f"tokenizer.ggml.{TOKENS[name]}"
-    found = keys.found.get(key)
-    if found is not None and found.kind != "uint32":
-        raise ConfigError(f"{keys.path}: {key}: {show(found.value)} ({found.kind}), expected a uint32")
-    return None if found is None else int(found.value)
+    stored = keys.found.get(key)
+    if stored is not None and stored.kind != "uint32":
+        raise ConfigError(f"{keys.path}: {key}: {show(stored.value)} ({stored.kind}), expected a uint32")
+    return None if stored is None else int(stored.value)
 
 
 def _require_known(keys: _Keys) -> None:

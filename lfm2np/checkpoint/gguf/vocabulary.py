@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.chat import MAX_TEMPLATE_BYTES, Chat
 from lfm2np.checkpoint.gguf.container import Container
+from lfm2np.checkpoint.text.chat import MAX_TEMPLATE_BYTES, Chat
 from lfm2np.errors import TokenizerError
 from lfm2np.model.config import ModelConfig
 from lfm2np.values import show
@@ -59,16 +59,16 @@ class _Tables:
         return self.container.paths[0]
 
     def value(self, name: str, kind: str) -> Any:
-        found = self.optional(name, kind)
-        if found is None:
+        stored = self.optional(name, kind)
+        if stored is None:
             raise TokenizerError(f"{self.path}: tokenizer.ggml.{name}: missing, expected a key of type {kind}")
-        return found
+        return stored
 
     def optional(self, name: str, kind: str) -> Any:
-        found = self.container.keys.get(f"tokenizer.ggml.{name}")
-        if found is not None and found.kind != kind:
-            raise self.wrong(name, f"{show(found.value)} ({found.kind})", kind)
-        return None if found is None else found.value
+        stored = self.container.keys.get(f"tokenizer.ggml.{name}")
+        if stored is not None and stored.kind != kind:
+            raise self.wrong(name, f"{show(stored.value)} ({stored.kind})", kind)
+        return None if stored is None else stored.value
 
     def wrong(self, name: str, value: str, expected: str) -> TokenizerError:
         return TokenizerError(f"{self.path}: tokenizer.ggml.{name}: {value}, expected {expected}")
@@ -76,8 +76,8 @@ class _Tables:
 
 def has_tables(container: Container) -> bool:
     """Whether there are tables at all; what they hold shows when they are read."""
-    found = container.keys.get(MODEL)
-    return found is not None and found.value not in NONE
+    model = container.keys.get(MODEL)
+    return model is not None and model.value not in NONE
 
 
 def tokenizer_json(container: Container, config: ModelConfig) -> str:
@@ -170,7 +170,7 @@ def _entries(tables: _Tables, config: ModelConfig) -> tuple[dict[str, int], list
 
 
 def _merges(tables: _Tables, vocabulary: Mapping[str, int]) -> list[list[str]]:
-    found: dict[tuple[str, str], int] = {}
+    index_of: dict[tuple[str, str], int] = {}
     for index, text in enumerate(tables.value("merges", "array of string")):
         name, parts = f"merges[{index}]", text.split(" ")
         if len(parts) != 2 or not all(parts):
@@ -179,10 +179,10 @@ def _merges(tables: _Tables, vocabulary: Mapping[str, int]) -> list[list[str]]:
         for piece in (first, second, first + second):
             if piece not in vocabulary:
                 raise tables.wrong(name, show(text), f"pieces of tokenizer.ggml.tokens, which has no {show(piece)}")
-        if (first, second) in found:
-            raise tables.wrong(name, f"{show(text)} as merges[{found[first, second]}]", "each merge once")
-        found[first, second] = index
-    return [list(pair) for pair in found]
+        if (first, second) in index_of:
+            raise tables.wrong(name, f"{show(text)} as merges[{index_of[first, second]}]", "each merge once")
+        index_of[first, second] = index
+    return [list(pair) for pair in index_of]
 
 
 def _bos(tables: _Tables, config: ModelConfig, vocabulary: Mapping[str, int]) -> tuple[str, int]:

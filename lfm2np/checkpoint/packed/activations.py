@@ -45,16 +45,16 @@ def input_roundings(path: Path, config: ModelConfig) -> dict[str, InputRounding]
     ConfigError or CheckpointError names the file.
     """
     settings = settings_in(path) if path.is_dir() else None
-    if not isinstance(settings, CompressedSettings) or not any(one.inputs for one in settings.schemes):
+    if not isinstance(settings, CompressedSettings) or not any(each.inputs for each in settings.schemes):
         return {}
     tensors, source = open_under_our_names(path, config)
-    found = {}
+    roundings = {}
     for module, _ in matrices(tensors, config):
         scheme = settings.of(module.names, class_of(module.name))
         if scheme is not None and scheme.inputs is not None and f"{module.name}.weight_scale" in tensors:
             inputs = scheme.inputs
             scale, zero = input_scale(Parts(tensors, module, source), inputs)
-            found[f"{module.name}.weight"] = InputRounding(
+            roundings[f"{module.name}.weight"] = InputRounding(
                 inputs.kind, inputs.strategy, inputs.group_size, scale, zero, inputs.symmetric
             )
-    return found
+    return roundings

@@ -61,44 +61,44 @@ class AutoSettings:
     skipped: tuple[str, ...] = ()
 
 
-def gptq_settings(told: Mapping[str, object]) -> AutoSettings:
+def gptq_settings(raw: Mapping[str, object]) -> AutoSettings:
     """ConfigError names the key and the value."""
     known = ("bits", "group_size", "desc_act", "sym", "checkpoint_format")
-    _require_known(told, (*known, *GPTQ_IGNORED), GPTQ_ONLY, "gptq")
-    form = told.get("checkpoint_format") or told.get("format") or "gptq"
+    _require_known(raw, (*known, *GPTQ_IGNORED), GPTQ_ONLY, "gptq")
+    form = raw.get("checkpoint_format") or raw.get("format") or "gptq"
     if not isinstance(form, str) or form not in GPTQ_FORMATS:
         raise ConfigError(
             f"checkpoint_format: {show_json(form)} is not implemented, expected one of {', '.join(GPTQ_FORMATS)}"
         )
-    if told.get("format") not in (None, form):
-        raise ConfigError(f"format: {show_json(told['format'])} contradicts checkpoint_format={form}")
+    if raw.get("format") not in (None, form):
+        raise ConfigError(f"format: {show_json(raw['format'])} contradicts checkpoint_format={form}")
     return AutoSettings(
         "gptq",
-        _bits(told, "bits", (4, 8)),
-        _group_size(told, "group_size"),
-        symmetric=require_bool("sym", told.get("sym")),
-        has_order=require_bool("desc_act", told.get("desc_act")),
+        _bits(raw, "bits", (4, 8)),
+        _group_size(raw, "group_size"),
+        symmetric=require_bool("sym", raw.get("sym")),
+        has_order=require_bool("desc_act", raw.get("desc_act")),
         zero_offset=GPTQ_FORMATS[form],
     )
 
 
-def awq_settings(told: Mapping[str, object]) -> AutoSettings:
+def awq_settings(raw: Mapping[str, object]) -> AutoSettings:
     """ConfigError names the key and the value."""
-    bits, size = (next((name for name in names if name in told), names[0]) for names in AWQ_NAMES)
-    _require_known(told, (bits, size, "version", "zero_point", "modules_to_not_convert", *AWQ_IGNORED), {}, "awq")
-    version = told.get("version", "gemm")
+    bits, size = (next((name for name in names if name in raw), names[0]) for names in AWQ_NAMES)
+    _require_known(raw, (bits, size, "version", "zero_point", "modules_to_not_convert", *AWQ_IGNORED), {}, "awq")
+    version = raw.get("version", "gemm")
     require_done(isinstance(version, str) and version.lower() == "gemm", "version", version, "gemm")
-    require_done(same(told.get("zero_point"), True), "zero_point", told.get("zero_point"), "true")
-    skipped = [] if told.get("modules_to_not_convert") is None else told["modules_to_not_convert"]
-    if not isinstance(skipped, list) or not all(isinstance(one, str) for one in skipped):
+    require_done(same(raw.get("zero_point"), True), "zero_point", raw.get("zero_point"), "true")
+    skipped = [] if raw.get("modules_to_not_convert") is None else raw["modules_to_not_convert"]
+    if not isinstance(skipped, list) or not all(isinstance(part, str) for part in skipped):
         raise ConfigError(f"modules_to_not_convert: {show_json(skipped)}, expected a list of parts of names, or null")
-    return AutoSettings("awq", _bits(told, bits, (4,)), _group_size(told, size), skipped=tuple(skipped))
+    return AutoSettings("awq", _bits(raw, bits, (4,)), _group_size(raw, size), skipped=tuple(skipped))
 
 
 def _require_known(
-    told: Mapping[str, object], known: tuple[str, ...], only: Mapping[str, tuple[object, ...]], method: str
+    raw: Mapping[str, object], known: tuple[str, ...], only: Mapping[str, tuple[object, ...]], method: str
 ) -> None:
-    for key, value in told.items():
+    for key, value in raw.items():
         if key in only:
             is_done = any(same(value, allowed) for allowed in only[key])
             require_done(is_done, key, value, f"{show_json(only[key][-1])} or no key")
@@ -106,15 +106,15 @@ def _require_known(
             raise ConfigError(f"{plain(key)}: {show_json(value)}: not a key of {method} that is known here")
 
 
-def _bits(told: Mapping[str, object], key: str, widths: tuple[int, ...]) -> int:
-    value = told.get(key)
+def _bits(raw: Mapping[str, object], key: str, widths: tuple[int, ...]) -> int:
+    value = raw.get(key)
     if type(value) is not int or value not in widths:
         raise ConfigError(f"{key}: {show_json(value)} is not implemented, expected {' or '.join(map(str, widths))}")
     return value
 
 
-def _group_size(told: Mapping[str, object], key: str) -> int:
-    value = told.get(key)
+def _group_size(raw: Mapping[str, object], key: str) -> int:
+    value = raw.get(key)
     if type(value) is not int or value < -1 or value == 0:
         raise ConfigError(f"{key}: {show_json(value)}, expected a positive integer, or -1 for whole rows")
     return max(value, 0)

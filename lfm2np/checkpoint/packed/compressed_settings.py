@@ -77,7 +77,7 @@ class CompressedSettings:
     ignore: tuple[str, ...]
 
     def is_ignored(self, names: tuple[str, ...], kind: str) -> bool:
-        return kind in self.ignore or any(_matches(names, one) for one in self.ignore)
+        return kind in self.ignore or any(_matches(names, target) for target in self.ignore)
 
     def of(self, names: tuple[str, ...], kind: str) -> Scheme | None:
         """The scheme of a module, by its names and its class: the first that names it, else the first for its class."""
@@ -86,7 +86,7 @@ class CompressedSettings:
         for scheme in self.schemes:
             if any(_matches(names, target) for target in scheme.targets):
                 return scheme
-        return next((one for one in self.schemes if kind in one.targets), None)
+        return next((scheme for scheme in self.schemes if kind in scheme.targets), None)
 
 
 def _matches(names: tuple[str, ...], target: str) -> bool:
@@ -95,65 +95,65 @@ def _matches(names: tuple[str, ...], target: str) -> bool:
     return target in names
 
 
-def compressed_settings(told: Mapping[str, object]) -> CompressedSettings:
+def compressed_settings(raw: Mapping[str, object]) -> CompressedSettings:
     """ConfigError names the key and the value."""
-    for key, value in told.items():
+    for key, value in raw.items():
         if key in ONLY:
             require_done(any(same(value, allowed) for allowed in ONLY[key]), key, value, show_json(ONLY[key][0]))
         elif key not in (*IGNORED, "config_groups", "format", "ignore"):
             raise ConfigError(f"{plain(key)}: {show_json(value)}: not a key of compressed-tensors that is known here")
-    form = told.get("format")
+    form = raw.get("format")
     require_done(form in (*FORMATS, MIXED), "format", form, f"one of {', '.join(FORMATS)}")
-    groups = told.get("config_groups")
+    groups = raw.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise ConfigError(f"config_groups: {show_json(groups)}, expected an object of schemes")
     schemes = tuple(_scheme(value, f"config_groups.{plain(name)}", str(form)) for name, value in groups.items())
-    return CompressedSettings(schemes, _targets([] if told.get("ignore") is None else told["ignore"], "ignore"))
+    return CompressedSettings(schemes, _targets([] if raw.get("ignore") is None else raw["ignore"], "ignore"))
 
 
-def _scheme(told: object, key: str, form: str) -> Scheme:
-    if not isinstance(told, Mapping):
-        raise ConfigError(f"{key}: {show_json(told)}, expected an object with targets and weights")
-    _require_known(told, OF_SCHEME, key)
-    own = told.get("format")
-    require(own is None or form in (own, MIXED), f"{key}.format", own, f"format={form} or null")
+def _scheme(raw: object, key: str, form: str) -> Scheme:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{key}: {show_json(raw)}, expected an object with targets and weights")
+    _require_known(raw, OF_SCHEME, key)
+    its_format = raw.get("format")
+    require(its_format is None or form in (its_format, MIXED), f"{key}.format", its_format, f"format={form} or null")
     if form == MIXED:
-        form = str(own)
-    require_done(form in FORMATS, f"{key}.format", own, f"one of {', '.join(FORMATS)}")
-    if told.get("output_activations") is not None:
-        raise ConfigError(f"{key}.output_activations: {show_json(told['output_activations'])} is not implemented")
-    targets = _targets(told.get("targets"), f"{key}.targets")
-    weights = _weights(told.get("weights"), f"{key}.weights", form)
-    inputs = told.get("input_activations")
+        form = str(its_format)
+    require_done(form in FORMATS, f"{key}.format", its_format, f"one of {', '.join(FORMATS)}")
+    if raw.get("output_activations") is not None:
+        raise ConfigError(f"{key}.output_activations: {show_json(raw['output_activations'])} is not implemented")
+    targets = _targets(raw.get("targets"), f"{key}.targets")
+    weights = _weights(raw.get("weights"), f"{key}.weights", form)
+    inputs = raw.get("input_activations")
     return Scheme(targets, weights, None if inputs is None else _inputs(inputs, f"{key}.input_activations"), form, key)
 
 
-def _targets(told: object, key: str) -> tuple[str, ...]:
-    if not isinstance(told, list) or not all(isinstance(target, str) for target in told):
-        raise ConfigError(f"{key}: {show_json(told)}, expected a list of names, classes and re:expressions")
-    for target in told:
+def _targets(raw: object, key: str) -> tuple[str, ...]:
+    if not isinstance(raw, list) or not all(isinstance(target, str) for target in raw):
+        raise ConfigError(f"{key}: {show_json(raw)}, expected a list of names, classes and re:expressions")
+    for target in raw:
         try:
             re.compile(target.removeprefix("re:") if target.startswith("re:") else "")
         except (re.error, OverflowError, RecursionError) as problem:
             raise ConfigError(f"{key}: {show_json(target)}: not a regular expression: {plain(str(problem))}") from None
-    return tuple(told)
+    return tuple(raw)
 
 
-def _require_known(told: Mapping[str, object], known: tuple[str, ...], key: str) -> None:
-    for name in told:
-        require_done(name in known, f"{key}.{plain(name)}", told[name], ", ".join(known))
+def _require_known(raw: Mapping[str, object], known: tuple[str, ...], key: str) -> None:
+    for name in raw:
+        require_done(name in known, f"{key}.{plain(name)}", raw[name], ", ".join(known))
 
 
-def _args(told: object, key: str) -> Mapping[str, object]:
-    if not isinstance(told, Mapping):
-        raise ConfigError(f"{key}: {show_json(told)}, expected an object with num_bits, type and strategy")
-    _require_known({name: told[name] for name in told if name not in ARGS_IGNORED}, OF_ARGS, key)
-    return told
+def _args(raw: object, key: str) -> Mapping[str, object]:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"{key}: {show_json(raw)}, expected an object with num_bits, type and strategy")
+    _require_known({name: raw[name] for name in raw if name not in ARGS_IGNORED}, OF_ARGS, key)
+    return raw
 
 
-def _strategy(told: Mapping[str, object], key: str, known: tuple[str, ...]) -> tuple[str, int]:
+def _strategy(raw: Mapping[str, object], key: str, known: tuple[str, ...]) -> tuple[str, int]:
     """And the size of a group; a strategy that is not named follows from that, as in QuantizationArgs."""
-    size, strategy = told.get("group_size"), told.get("strategy")
+    size, strategy = raw.get("group_size"), raw.get("strategy")
     is_size = size is None or (type(size) is int and size != 0 and size >= -1)
     require(is_size, f"{key}.group_size", size, "a positive integer, -1 or null")
     if strategy is None:
@@ -165,8 +165,8 @@ def _strategy(told: Mapping[str, object], key: str, known: tuple[str, ...]) -> t
     return str(strategy), size if has_size and isinstance(size, int) else 0
 
 
-def _weights(told: object, key: str, form: str) -> Weights:
-    args = _args(told, key)
+def _weights(raw: object, key: str, form: str) -> Weights:
+    args = _args(raw, key)
     kind, bits = args.get("type", "int"), args.get("num_bits", 8)
     symmetric = require_bool(f"{key}.symmetric", args.get("symmetric", True))
     is_float = kind == "float"
@@ -205,14 +205,14 @@ def _block(args: Mapping[str, object], key: str, strategy: str) -> tuple[int, in
     if (
         not isinstance(blocks, list)
         or len(blocks) != 2
-        or not all(type(one) is int and 0 < one <= most for one in blocks)
+        or not all(type(size) is int and 0 < size <= most for size in blocks)
     ):
         raise ConfigError(f"{key}.block_structure: {show_json(blocks)}, expected two integers from 1 to {most}")
     return blocks[0], blocks[1]
 
 
-def _inputs(told: object, key: str) -> Inputs:
-    args = _args(told, key)
+def _inputs(raw: object, key: str) -> Inputs:
+    args = _args(raw, key)
     kind, bits, dynamic = args.get("type", "int"), args.get("num_bits", 8), args.get("dynamic", False)
     require_done(kind in ("int", "float"), f"{key}.type", kind, "int or float")
     require_done(same(bits, 8), f"{key}.num_bits", bits, "8")

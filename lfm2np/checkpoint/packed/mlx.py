@@ -59,10 +59,10 @@ def in_our_names(
     theirs = list(dict.fromkeys(place.name for place in places.values()))
     modules = dict(zip(theirs, modules_of(theirs, tensors), strict=True))
     if settings is not None:
-        _require_modules(settings, source, {name for one in modules.values() for name in one.names})
+        _require_modules(settings, source, {name for module in modules.values() for name in module.names})
     whole: dict[str, StoredTensor] = {}  # by their name
     used: set[str] = set()
-    found: dict[str, StoredTensor] = {}
+    ours: dict[str, StoredTensor] = {}
     for name, place in places.items():
         if place.name not in tensors:
             if place.name != name:
@@ -77,20 +77,20 @@ def in_our_names(
             used |= parts.used
             if place.expert is not None:
                 require_shape(whole[place.name], dims)
-        one = whole[place.name]
+        stored = whole[place.name]
         if place == Place(name):
-            found[name] = one
+            ours[name] = stored
         elif place.expert is None:
-            found[name] = replace(one, name=name)
+            ours[name] = replace(stored, name=name)
         else:
-            where = f"{one.source}: {one.name}[{place.expert}]"
-            found[name] = replace(one, name=name, values=one.values[place.expert], source=where)
+            where = f"{stored.source}: {stored.name}[{place.expert}]"
+            ours[name] = replace(stored, name=name, values=stored.values[place.expert], source=where)
     for name in sorted(tensors.keys() - used):
-        if name in found:
+        if name in ours:
             where = tensors[name].source
             raise CheckpointError(f"{where}: {plain(name)} stands beside {places[name].name}, expected one of them")
-        found[name] = tensors[name]
-    return found
+        ours[name] = tensors[name]
+    return ours
 
 
 def _require_modules(settings: MlxSettings, source: str, known: set[str]) -> None:
@@ -109,9 +109,9 @@ def _whole(parts: Parts, name: str, dims: tuple[Dim, ...], settings: MlxSettings
     if "scales" not in parts:
         if weight.dtype != "U32" and (key is None or form is None):
             return _taps(weight, dims)
-        told = form.key if key and form else f"dtype {weight.dtype}"
+        source = form.key if key and form else f"dtype {weight.dtype}"
         missing = f"missing {parts.called('scales')} beside {weight.name}"
-        raise CheckpointError(f"{weight.source}: {missing}, expected it from {told}")
+        raise CheckpointError(f"{weight.source}: {missing}, expected it from {source}")
     if form is None:
         raise parts["scales"].wrong(f"expected none from {KEY}.{show(key)}=false (config.json)")
     return _quantised(parts, dims, form)

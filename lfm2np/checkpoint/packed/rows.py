@@ -58,7 +58,7 @@ class PackedRows:
     @property
     def nbytes(self) -> int:
         arrays = (self.codes, self.scales, self.biases, self.zeros, self.group_of)
-        return sum(one.nbytes for one in arrays if isinstance(one, np.ndarray))
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -106,9 +106,9 @@ class PackedRows:
         yield from map(bytes_of, self.arrays())
 
     def arrays(self) -> Iterator[Array]:
-        for one in (self.codes, self.scales, self.biases, self.zeros, self.group_of):
-            if one is not None:
-                yield np.atleast_1d(np.asarray(one))
+        for array in (self.codes, self.scales, self.biases, self.zeros, self.group_of):
+            if array is not None:
+                yield np.atleast_1d(np.asarray(array))
 
 
 def bad_group(rows: PackedRows) -> str | None:
@@ -122,9 +122,9 @@ def bad_group(rows: PackedRows) -> str | None:
         part = rows[piece]
         scales = numbers(part.scales, part.dtype)
         biases = np.zeros_like(scales) if part.biases is None else numbers(part.biases, part.dtype)
-        for what, found in (("scale", scales), ("bias", biases)):
-            if bad := first(~np.isfinite(found)):
-                return f"the {what} {found[bad]} in group {bad[1]} of row {piece.start + bad[0]}"
+        for what, numbers_of_groups in (("scale", scales), ("bias", biases)):
+            if bad := first(~np.isfinite(numbers_of_groups)):
+                return f"the {what} {numbers_of_groups[bad]} in group {bad[1]} of row {piece.start + bad[0]}"
         if part.coding == "float8" and (bad := first((bytes_of(part.codes) & 127) == 127)):
             return f"the code nan in column {bad[1]} of row {piece.start + bad[0]}"
         bound = np.abs(scales) * largest + np.abs(biases)
@@ -133,14 +133,14 @@ def bad_group(rows: PackedRows) -> str | None:
         if part.biases is not None:
             suspect |= np.frexp(bound)[1] - lowest > FLOAT64_BITS
         for row in np.flatnonzero(suspect.any(axis=-1)):
-            if told := bad_value(part[row : row + 1]):
-                return f"{told} of row {piece.start + row}"
+            if problem := bad_value(part[row : row + 1]):
+                return f"{problem} of row {piece.start + row}"
     return None
 
 
 def first(bad: NDArray[np.bool_]) -> tuple[int, int] | None:
-    found = np.argwhere(bad)
-    return (int(found[0][0]), int(found[0][1])) if len(found) else None
+    places = np.argwhere(bad)
+    return (int(places[0][0]), int(places[0][1])) if len(places) else None
 
 
 def last_bit(values: Float64) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lfm2np.checkpoint.packed.auto import AutoSettings, awq_settings, gptq_settings
 from lfm2np.checkpoint.packed.compressed_settings import METHOD, CompressedSettings, compressed_settings
-from lfm2np.checkpoint.strict_json import is_present, read_object, require_done
+from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require_done
 from lfm2np.checkpoint.vision_language import LANGUAGE_MODEL, PREFIXES, language_config
 from lfm2np.errors import ConfigError
 from lfm2np.values import plain, show_json
@@ -72,22 +72,22 @@ def mlx_settings(raw: Mapping[str, object]) -> MlxSettings:
     return MlxSettings(default, modules)
 
 
-def _format(told: Mapping[str, object], key: str) -> MlxFormat:
-    for name in told:
-        is_done = name in OF_ALL or (name in OFF and told[name] is False)
-        require_done(is_done, f"{key}.{plain(name)}", told[name], ", ".join(OF_ALL))
-    mode, bits, size = told.get("mode", "affine"), told.get("bits"), told.get("group_size")
+def _format(raw: Mapping[str, object], key: str) -> MlxFormat:
+    for name in raw:
+        is_done = name in OF_ALL or (name in OFF and raw[name] is False)
+        require_done(is_done, f"{key}.{plain(name)}", raw[name], ", ".join(OF_ALL))
+    mode, bits, size = raw.get("mode", "affine"), raw.get("bits"), raw.get("group_size")
     if mode not in MODES or not isinstance(mode, str):
         raise ConfigError(f"{key}.mode: {show_json(mode)} is not implemented, expected one of {', '.join(MODES)}")
-    one = ONE_FORM.get(mode)
+    only_form = ONE_FORM.get(mode)
     for name, value, allowed in (
-        ("bits", bits, BITS if one is None else one[1:]),
-        ("group_size", size, GROUPS if one is None else one[:1]),
+        ("bits", bits, BITS if only_form is None else only_form[1:]),
+        ("group_size", size, GROUPS if only_form is None else only_form[:1]),
     ):
         if type(value) is not int or value not in allowed:
             listed = ", ".join(map(str, allowed))
             raise ConfigError(
-                f"{key}.{name}: {show_json(value)}, expected {'one of ' * (not one)}{listed} of mode {mode}"
+                f"{key}.{name}: {show_json(value)}, expected {'one of ' * (not only_form)}{listed} of mode {mode}"
             )
     assert isinstance(bits, int) and isinstance(size, int)
     return MlxFormat(mode, bits, size, key)
@@ -107,31 +107,27 @@ KEYS = (KEY, COPY, OLD_KEY)
 
 def settings_of(raw: Mapping[str, object], source: str) -> Settings | None:
     """None of a checkpoint that says nothing. ConfigError names the file, the key and the value."""
-    try:
+    with naming(source):
         if raw.get(KEY) is not None:
             if raw.get(OLD_KEY) is not None:
                 raise ConfigError(f"{OLD_KEY}: {show_json(raw[OLD_KEY])} contradicts {KEY}, expected one of them")
             return mlx_settings(raw)
         return _of_method(raw)
-    except ConfigError as problem:
-        raise ConfigError(f"{source}: {problem}") from None
 
 
 def _of_method(raw: Mapping[str, object]) -> Settings | None:
-    found = [key for key in KEYS if raw.get(key) is not None]
-    if not found:
+    keys = [key for key in KEYS if raw.get(key) is not None]
+    if not keys:
         return None
-    key, settings = found[0], raw[found[0]]
-    if len(found) > 1 and raw[found[1]] != settings:
-        raise ConfigError(f"{found[1]}: {show_json(raw[found[1]])} contradicts {key}, expected one of them")
+    key, settings = keys[0], raw[keys[0]]
+    if len(keys) > 1 and raw[keys[1]] != settings:
+        raise ConfigError(f"{keys[1]}: {show_json(raw[keys[1]])} contradicts {key}, expected one of them")
     method = settings.get("quant_method") if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or not isinstance(method, str) or method not in METHODS:
         shown = show_json(settings) if method is None else f"quant_method {show_json(method)}"
         raise ConfigError(f"{key}: {shown} is not implemented, expected a quant_method of {', '.join(METHODS)}")
-    try:
+    with naming(key, joint="."):
         return METHODS[method](settings)
-    except ConfigError as problem:
-        raise ConfigError(f"{key}.{problem}") from None
 
 
 def settings_in(directory: Path) -> Settings | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lfm2np.checkpoint.strict_json import parse_object
-from lfm2np.checkpoint.tokenizer import require_text
+from lfm2np.checkpoint.text.tokenizer import require_text
 from lfm2np.cli.shared.prompts import prompts, require_chat
 from lfm2np.cli.shared.terminal import read_file
 from lfm2np.engine.samples import sample_name

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.cli.shared.requests import Job
 from lfm2np.cli.shared.terminal import entry, progress_bar, terminal_text
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput

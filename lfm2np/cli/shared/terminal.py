@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lfm2np.checkpoint.strict_json import decode_text, read_bytes
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress, ProgressOf
 from lfm2np.whole_file import write_whole

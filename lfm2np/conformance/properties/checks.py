@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from lfm2np.conformance.properties.ledger import require_ledger
 from lfm2np.conformance.strategies.lengths import Lengths
 from lfm2np.conformance.strategies.models import AnyModel
 from lfm2np.conformance.strategies.scenarios import Scenario
-from lfm2np.engine_protocol import Factory, Request, missing, told
+from lfm2np.engine_protocol import Completion, Factory, Request, missing, told
 from lfm2np.errors import RequestError
 from lfm2np.sampling.params import SamplingParams
 from scheduler import TraceError, replay
@@ -87,10 +88,14 @@ def other_order(factory: Factory, example: tuple[Scenario, list[int], tuple[Any,
 def neighbours(factory: Factory, example: tuple[Scenario, tuple[Request, ...]]) -> None:
     scenario, others = example
     subject = scenario.requests[0]
-    renamed = [replace(one, request_id=f"{one.request_id}2") for one in others]
-    one = generate(factory, scenario)
-    other = generate(factory, scenario, [*renamed[:1], subject, *renamed[1:]])
-    require_equal(factory, scenario, one, other, "beside other requests", [subject.request_id])
+    before, *after = renamed(others, "2")
+    first = generate(factory, scenario)
+    second = generate(factory, scenario, [before, subject, *after])
+    require_equal(factory, scenario, first, second, "beside other requests", [subject.request_id])
+
+
+def renamed(requests: Sequence[Request], suffix: str) -> list[Request]:
+    return [replace(request, request_id=f"{request.request_id}{suffix}") for request in requests]
 
 
 def other_sizes(factory: Factory, example: tuple[Scenario, dict[str, Any]]) -> None:
@@ -110,19 +115,18 @@ def without(scenario: Scenario, kind: str) -> Scenario:
 
 def cold_is_warm(factory: Factory, scenario: Scenario) -> None:
     """The cache switched off; then one engine that serves the same requests three times."""
-    seeded = [replace(request, params=with_seed(request)) for request in scenario.requests]
-    off = generate(factory, scenario, seeded, prefix_caching=False)
+    requests = seeded(scenario.requests)
+    off = generate(factory, scenario, requests, prefix_caching=False)
     engine = make(factory, scenario.model, {**scenario.sizes, "prefix_caching": True})
     for temperature in ("cold", "warm", "hot"):
-        renamed = [replace(request, request_id=f"{request.request_id}-{temperature}") for request in seeded]
-        answers = generate_on(engine, renamed).completions.values()
-        outcome = Outcome({request.request_id: answer for request, answer in zip(seeded, answers, strict=True)})
+        answers = generate_on(engine, renamed(requests, f"-{temperature}")).completions.values()
+        outcome = Outcome({request.request_id: answer for request, answer in zip(requests, answers, strict=True)})
         require_equal(factory, scenario, off, outcome, f"with a {temperature} prefix cache")
 
 
-def with_seed(request: Request) -> SamplingParams:
-    """Its own seed, so that its name does not matter."""
-    return replace(request.params, seed=request.params.seed or 0)
+def seeded(requests: Sequence[Request]) -> list[Request]:
+    """Each with a seed of its own, so that its name does not matter."""
+    return [replace(request, params=replace(request.params, seed=request.params.seed or 0)) for request in requests]
 
 
 def aborts(factory: Factory, scenario: Scenario) -> None:
@@ -155,13 +159,12 @@ def speculative(factory: Factory, example: tuple[Scenario, list[bool], int]) -> 
 
 def own_seed(factory: Factory, scenario: Scenario) -> None:
     """Other names, another seed of the engine, the request twice in one batch: with a seed of its own, nothing."""
-    seeded = [replace(one, params=with_seed(one)) for one in scenario.requests]
-    one = generate(factory, scenario, seeded, seed=1)
-    twice = [*(replace(r, request_id=f"{r.request_id}2") for r in seeded), *seeded]
-    other = generate(factory, scenario, twice, seed=2)
-    require_equal(factory, scenario, one, other, "with another seed of the engine")
-    copies = Outcome({r.request_id: other.completions[f"{r.request_id}2"] for r in seeded})
-    require_equal(factory, scenario, one, copies, "under another name")
+    requests = seeded(scenario.requests)
+    first = generate(factory, scenario, requests, seed=1)
+    second = generate(factory, scenario, [*renamed(requests, "2"), *requests], seed=2)
+    require_equal(factory, scenario, first, second, "with another seed of the engine")
+    copies = Outcome({r.request_id: second.completions[f"{r.request_id}2"] for r in requests})
+    require_equal(factory, scenario, first, copies, "under another name")
 
 
 def seeds_differ(factory: Factory, model: AnyModel) -> None:
@@ -292,15 +295,15 @@ def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -
     bad = Request("bad", (3, 4) if late else (3, 4, poison, *((5, 3, 5) if told_later else ())), params)
     engine = make(factory, scenario.model, scenario.sizes)
     alone = generate(factory, scenario)
-    mixed = [*scenario.requests[:place], bad, *scenario.requests[place:]]
-    for one in mixed:
-        engine.add(one)
+    for request in (*scenario.requests[:place], bad, *scenario.requests[place:]):
+        engine.add(request)
     completions = drain(engine)
-    if [one.finish_reason for one in completions["bad"]] != ["error"]:
-        raise Violation(f"an overflowing request ended for {completions['bad'][0].finish_reason}, expected error")
-    del completions["bad"]
+    require_error(completions.pop("bad"), "an overflowing request")
     require_equal(factory, scenario, alone, Outcome(completions), "beside a request that overflows", completions)
     engine.add(replace(bad, request_id="again"))
-    again = drain(engine)["again"]
-    if [one.finish_reason for one in again] != ["error"]:
-        raise Violation(f"an overflowing request, asked again, ended for {again[0].finish_reason}, expected error")
+    require_error(drain(engine)["again"], "an overflowing request, asked again,")
+
+
+def require_error(answers: Sequence[Completion], what: str) -> None:
+    if [answer.finish_reason for answer in answers] != ["error"]:
+        raise Violation(f"{what} ended for {answers[0].finish_reason}, expected error")

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.conformance.draining import Violation
 from lfm2np.conformance.strategies.models import AnyModel, loaded
 from lfm2np.engine_protocol import UNTOLD, Completion, Request

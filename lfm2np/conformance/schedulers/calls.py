@@ -64,13 +64,14 @@ class Calls:
 
     def refusable(self, method: str, *arguments: Any) -> tuple[bool, Any]:
         """Whether it was accepted, and what it returned. A ValueError is a refusal."""
-        try:
-            with watched(f"{method}()"):
+
+        def attempt(*arguments: Any) -> tuple[bool, Any]:
+            try:
                 return True, getattr(self.adapted, method)(*arguments)
-        except ValueError:
-            return False, None
-        except (Exception, SystemExit) as problem:
-            self.failed("calls", raised(method, arguments, problem))
+            except ValueError:
+                return False, None
+
+        return self._run(method, attempt, *arguments)  # type: ignore[no-any-return]
 
     def _run(self, name: str, function: Any, *arguments: Any) -> Any:
         try:

@@ -44,9 +44,8 @@ class Demands:
         self.judged = judged or frozenset({*DEMANDS, *calls.policies})
         calls.failed = self.fail
         self.names = Names()
-        sizes = calls.sizes
-        self.block_size = sizes.get("block_size") or 1
-        self.window = sizes.get("sliding_window") if "windows" not in calls.lacks else None
+        self.block_size = calls.sizes.get("block_size") or 1
+        self.window = calls.sizes.get("sliding_window") if "windows" not in calls.lacks else None
         self.memory = Memory(self.block_size)
         self.ends: dict[str, int] = {}  # of requests that ended, the step
 
@@ -59,6 +58,9 @@ class Demands:
         if demand in self.judged:
             raise Violation(demand, message, place)
         raise Unjudged(f"{demand}: {message}")
+
+    def _is_judged(self, policy: str) -> bool:
+        return policy in self.calls.policies and policy in self.judged
 
     # --- limits, order, tokens
 
@@ -79,7 +81,7 @@ class Demands:
     def require_order(self, step: Step, live: Mapping[str, Account]) -> None:
         """The policies that are declared and judged."""
         for policy, key in (("fcfs", by_arrival), ("priority", by_priority)):
-            if policy not in self.calls.policies or policy not in self.judged:
+            if not self._is_judged(policy):
                 continue
             new = [live[each.request_id] for each in step.entries if live[each.request_id].first_scheduled < 0]
             for account in new:
@@ -87,10 +89,10 @@ class Demands:
                     waits = other.first_scheduled < 0 and other not in new and not other.is_child_to_be
                     if waits and key(other) < key(account):
                         self.fail(policy, f"{account.name} is admitted while {other.name} waits")
-        if "finds-prefixes" in self.calls.policies and "finds-prefixes" in self.judged:
+        if self._is_judged("finds-prefixes"):
             for entry in step.entries:
                 self._require_hit(entry, step, live)
-        if "decodes-always" in self.calls.policies and "decodes-always" in self.judged:
+        if self._is_judged("decodes-always"):
             scheduled = {entry.request_id for entry in step.entries}
             for account in live.values():
                 decodes = account.is_running and account.num_outputs and account.computed == len(account.tokens) - 1
@@ -109,7 +111,7 @@ class Demands:
 
     def require_victim(self, victim: Account, live: Mapping[str, Account], preempted: Collection[str]) -> None:
         """Of those that one step preempts, no order is known."""
-        if "preempts-last" in self.calls.policies and "preempts-last" in self.judged:
+        if self._is_judged("preempts-last"):
             for other in live.values():
                 if other.is_running and other.arrival > victim.arrival and other.name not in preempted:
                     self.fail(
@@ -169,7 +171,9 @@ class Demands:
     def _require_owned(self, step: Step) -> None:
         free = self._free("free_blocks")
         if isinstance(free, list):
-            self._require_free_once(free)
+            for block, count in Counter(free).items():
+                if count > 1:
+                    self.fail("ownership", f"block {block} is free {count} times: freed twice")
             numbers = set(free)
             for entry in step.entries:
                 for what, places in (("writes to", entry.writes), ("reads", entry.reads)):
@@ -188,16 +192,9 @@ class Demands:
                     self.fail("ownership", f"{entry.request_id} and {users[pair]} both write to place {pair[1]}", pair)
                 users[pair] = entry.request_id
 
-    def _require_free_once(self, free: Collection[int]) -> None:
-        for block, count in Counter(free).items():
-            if count > 1:
-                self.fail("ownership", f"block {block} is free {count} times: freed twice")
-
     def _write(self, entry: Entry, account: Account, number: int) -> None:
-        ids = list(entry.token_ids)
-        stop = entry.start + len(ids)
-        prefixes = account.prefixes_with(ids[len(ids) - entry.num_drafts :], stop)
-        for index, token in enumerate(ids):
+        prefixes = account.prefixes_of(entry)
+        for index, token in enumerate(entry.token_ids):
             position = entry.start + index
             written = Written(prefixes[position], position, token, account.name, number)
             self.memory.write("block", entry.writes[index], written)
@@ -206,20 +203,19 @@ class Demands:
                 self.memory.write("window block", place, written)
 
     def _require_reads(self, entry: Entry, account: Account) -> None:
-        ids = list(entry.token_ids)
-        prefixes = account.prefixes_with(ids[len(ids) - entry.num_drafts :], entry.start + len(ids))
+        prefixes = account.prefixes_of(entry)
         for position, place in enumerate(entry.reads):
             cell = self.memory.read("block", place)
             if cell is None or cell.prefix != prefixes[position]:
-                self.fail("reads", self._misread(account, position, f"place {place}", cell), ("block", place))
+                text = self._misread(account, position, f"place {place}", cell)
+                self.fail("reads", text, ("block", place))
         if entry.window is None or not entry.window.is_ring:
             self._require_window(entry, account)
 
     def _require_window(self, entry: Entry, account: Account) -> None:
         if self.window is None:
             return
-        ids = list(entry.token_ids)
-        prefixes = account.prefixes_with(ids[len(ids) - entry.num_drafts :], entry.start + len(ids))
+        prefixes = account.prefixes_of(entry)
         if entry.window is None:
             self.fail("windows", f"{account.name}: no window in its entry, though the layers have one of {self.window}")
         needed = max(0, entry.start - self.window + 1)
@@ -236,20 +232,18 @@ class Demands:
                 self.fail("windows", text, ("window block", place))
 
     def _misread(self, account: Account, position: int, where: str, cell: Written | None) -> str:
-        return f"{account.name}: reads position {position} at {where}: {self._what(account, position, cell)}"
-
-    def _what(self, account: Account, position: int, cell: Written | None) -> str:
         """What stands where the request's own token should."""
+        reads = f"{account.name}: reads position {position} at {where}"
         if cell is None:
-            return "nothing was written there"
+            return f"{reads}: nothing was written there"
         when = f"in step {cell.step}"
         if cell.request_id == account.name and cell.position == position:
-            return f"a stale token {cell.token}, which was written {when}"
+            return f"{reads}: a stale token {cell.token}, which was written {when}"
         if cell.request_id == account.name:
-            return f"its own position {cell.position}, written {when}"
+            return f"{reads}: its own position {cell.position}, written {when}"
         ended = f", which ended in step {self.ends[cell.request_id]}" if cell.request_id in self.ends else ""
         other = "" if cell.position != position else ", after other tokens or under another salt"
-        return f"position {cell.position} of {cell.request_id}{ended}, written {when}{other}"
+        return f"{reads}: position {cell.position} of {cell.request_id}{ended}, written {when}{other}"
 
     def _require_state(self, entry: Entry, account: Account) -> None:
         if "states" in self.calls.lacks:
@@ -281,8 +275,7 @@ class Demands:
             account = live[entry.request_id]
             accepted = max(0, len(answers.get(entry.request_id, ())) - 1)
             kept = entry.start + len(entry.token_ids) - entry.num_drafts + accepted
-            stop = entry.start + len(entry.token_ids)
-            prefixes = account.prefixes_with(list(entry.token_ids)[len(entry.token_ids) - entry.num_drafts :], stop)
+            prefixes = account.prefixes_of(entry)
             places = [(kept, ("state", entry.state_to))] if entry.state_to is not None else []
             places += [(tokens, ("checkpoint", slot)) for tokens, slot in entry.checkpoints if tokens <= kept]
             for tokens, place in places:
@@ -290,9 +283,6 @@ class Demands:
                 self.memory.states[place] = Written(prefix, tokens, -1, account.name, number)
 
     # --- ends
-
-    def ended(self, account: Account, step: int) -> None:
-        self.ends[account.name] = step
 
     def require_endings(
         self, finished: Collection[str] | None, ended: Collection[str], live: Mapping[str, Account]
@@ -326,10 +316,9 @@ class Demands:
             return
         capacity = (free if isinstance(free, int) else len(set(free))) * self.block_size
         needed = len(request.prompt_token_ids) + request.max_tokens - 1
-        windowed = self.window is not None
         if accepted and needed > capacity:
             self.fail("refusals", f"{request.request_id}: needs {needed} places, is accepted: there are {capacity}")
-        if not accepted and needed + 1 + 2 * self.block_size <= capacity and not windowed:
+        if not accepted and needed + 1 + 2 * self.block_size <= capacity and self.window is None:
             self.fail("refusals", f"{request.request_id}: needs {needed} of {capacity} places, and is refused")
 
     def require_all_free(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import ClassVar
 
 from lfm2np.conformance.schedulers.faulty import Faulty, of_calls, of_entry, of_step
 from lfm2np.conformance.schedulers.memory import STATES
@@ -20,26 +20,34 @@ def later(each: Entry, count: int) -> Entry:
     return replace(each, start=each.start + count, token_ids=ids, writes=writes, window=window, num_drafts=0)
 
 
+def exchanged(step: Step, rows: Sequence[int], change: Callable[[Entry, Entry], Entry]) -> Step:
+    """The first two of these rows changed, each by the other; nothing where there are fewer."""
+    if min(len(rows), len(step.entries)) < 2:
+        return step
+    entries, (first, second) = list(step.entries), rows[:2]
+    entries[first] = change(step.entries[first], step.entries[second])
+    entries[second] = change(step.entries[second], step.entries[first])
+    return replace(step, entries=entries)
+
+
 # --- reads
 
 
 @of_entry("Every cached token is read one place behind its own.", seen=("vLLM 27547",))
-def reads_one_place_late(self: Faulty, each: Entry, step: Step) -> Entry:
+def reads_one_place_late(self: Faulty, each: Entry) -> Entry:
     return replace(each, reads=[place + 1 for place in each.reads[: each.start]] + list(each.reads[each.start :]))
 
 
 @of_entry("The first two blocks of a table are exchanged.")
-def reads_blocks_in_wrong_order(self: Faulty, each: Entry, step: Step) -> Entry:
+def reads_blocks_in_wrong_order(self: Faulty, each: Entry) -> Entry:
     size, reads = self.block_size, list(each.reads)
-    return (
-        replace(each, reads=[*reads[size : 2 * size], *reads[:size], *reads[2 * size :]])
-        if each.start >= 2 * size
-        else each
-    )
+    if each.start < 2 * size:
+        return each
+    return replace(each, reads=[*reads[size : 2 * size], *reads[:size], *reads[2 * size :]])
 
 
 @of_entry("The block before the last is read twice, the last never.", seen=("pegainfer 291",))
-def reads_last_block_as_its_predecessor(self: Faulty, each: Entry, step: Step) -> Entry:
+def reads_last_block_as_its_predecessor(self: Faulty, each: Entry) -> Entry:
     size, reads = self.block_size, list(each.reads)
     first = (len(reads) - 1) // size * size
     return replace(each, reads=[*reads[:first], *reads[first - size : len(reads) - size]]) if first >= size else each
@@ -67,7 +75,7 @@ def reads_the_row_of_the_step_before(self: Faulty, step: Step) -> Step:
 
 
 @of_entry("The first block is one that an ended request had.", seen=("mini-sglang 142", "vLLM 45357"))
-def reads_a_block_of_an_ended_request(self: Faulty, each: Entry, step: Step) -> Entry:
+def reads_a_block_of_an_ended_request(self: Faulty, each: Entry) -> Entry:
     size = self.block_size
     places = self.ended[-1].reads[:size] if self.ended else ()
     if each.start < size or len(places) < size:
@@ -79,7 +87,7 @@ def reads_a_block_of_an_ended_request(self: Faulty, each: Entry, step: Step) -> 
 
 
 @of_entry("A decode writes its keys and values behind their place.")
-def writes_one_place_late(self: Faulty, each: Entry, step: Step) -> Entry:
+def writes_one_place_late(self: Faulty, each: Entry) -> Entry:
     most = self.sizes.get("num_blocks", 0) * self.block_size
     place = each.writes[0] + 1
     return replace(each, writes=[place]) if self.is_decode(each) and place < most else each
@@ -89,32 +97,22 @@ def writes_one_place_late(self: Faulty, each: Entry, step: Step) -> Entry:
     "The place of writing is not advanced: a decode overwrites the token before it.",
     seen=("vmlx-swift 211", "nntrainer 3998"),
 )
-def writes_over_the_token_before(self: Faulty, each: Entry, step: Step) -> Entry:
+def writes_over_the_token_before(self: Faulty, each: Entry) -> Entry:
     return replace(each, writes=[each.reads[each.start - 1]]) if self.is_decode(each) else each
 
 
 @of_entry("Whatever is not the first chunk is written from the table's first place on.", seen=("ferrox 37",))
-def writes_begin_at_the_tables_start(self: Faulty, each: Entry, step: Step) -> Entry:
+def writes_begin_at_the_tables_start(self: Faulty, each: Entry) -> Entry:
     return replace(each, writes=list(each.reads[: len(each.writes)])) if each.start else each
 
 
 @of_step("The first two rows write their last token to each other's place.")
 def writes_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
-    if len(step.entries) < 2:
-        return step
-    first, second = step.entries[:2]
-    return replace(
-        step,
-        entries=[
-            replace(first, writes=[*first.writes[:-1], second.writes[-1]]),
-            replace(second, writes=[*second.writes[:-1], first.writes[-1]]),
-            *step.entries[2:],
-        ],
-    )
+    return exchanged(step, (0, 1), lambda each, other: replace(each, writes=[*each.writes[:-1], other.writes[-1]]))
 
 
 @of_entry("What a chunk has beyond its first block goes into this block again.", seen=("ssd 23",))
-def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry, step: Step) -> Entry:
+def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry) -> Entry:
     size = self.block_size
     if len(each.writes) <= size:
         return each
@@ -125,14 +123,12 @@ def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry, step: Step
 
 
 @of_entry("A request's first chunk begins at its second token.")
-def first_token_left_out(self: Faulty, each: Entry, step: Step) -> Entry:
-    if not self.is_new(each) or len(each.token_ids) < 2:
-        return each
-    return later(each, 1)
+def first_token_left_out(self: Faulty, each: Entry) -> Entry:
+    return later(each, 1) if self.is_new(each) and len(each.token_ids) > 1 else each
 
 
 @of_entry("A decode computes the token before in the place of the newest.", seen=("nano-vllm 217", "vLLM 5349"))
-def last_token_computed_twice(self: Faulty, each: Entry, step: Step) -> Entry:
+def last_token_computed_twice(self: Faulty, each: Entry) -> Entry:
     before = self.last.get(each.request_id)
     if before is None or not self.is_decode(each):
         return each
@@ -149,23 +145,18 @@ def last_token_computed_twice(self: Faulty, each: Entry, step: Step) -> Entry:
 @of_step("Two decodes of a batch compute each other's last token.", seen=("vLLM 5639", "R-KV 25"))
 def rows_get_each_others_tokens(self: Faulty, step: Step) -> Step:
     decodes = [index for index, each in enumerate(step.entries) if self.is_decode(each)]
-    entries = list(step.entries)
-    if len(decodes) > 1:
-        first, second = decodes[:2]
-        entries[first] = replace(entries[first], token_ids=step.entries[second].token_ids)
-        entries[second] = replace(entries[second], token_ids=step.entries[first].token_ids)
-    return replace(step, entries=entries)
+    return exchanged(step, decodes, lambda each, other: replace(each, token_ids=other.token_ids))
 
 
 @of_entry("A decode computes the token before in the newest one's place.", seen=("vLLM 16832", "vllm-gaudi 524"))
-def newest_token_lost(self: Faulty, each: Entry, step: Step) -> Entry:
+def newest_token_lost(self: Faulty, each: Entry) -> Entry:
     before = self.last.get(each.request_id)
     decodes = before is not None and self.is_decode(each)
     return replace(each, token_ids=[before.token_ids[-1]]) if decodes and before is not None else each
 
 
 @of_entry("Each chunk's positions begin at 0.")
-def positions_start_again(self: Faulty, each: Entry, step: Step) -> Entry:
+def positions_start_again(self: Faulty, each: Entry) -> Entry:
     window = each.window
     if window is not None:
         window = replace(window, reads=[] if window.is_ring else list(window.reads)[-len(each.token_ids) :], first=0)
@@ -177,27 +168,23 @@ def positions_start_again(self: Faulty, each: Entry, step: Step) -> Entry:
     needs=("chunks",),
     seen=("transformers 45513",),
 )
-def chunk_ends_early(self: Faulty, each: Entry, step: Step) -> Entry:
-    if self.is_new(each) or len(each.token_ids) < 2:
-        return each
-    return later(each, 1)
+def chunk_ends_early(self: Faulty, each: Entry) -> Entry:
+    return later(each, 1) if not self.is_new(each) and len(each.token_ids) > 1 else each
 
 
 # --- the prefix cache
 
 
 @of_entry("A hit takes one block more than is cached.", needs=("prefix-caching",), seen=("vLLM 56525", "SGLang 38319"))
-def hit_of_a_block_not_yet_written(self: Faulty, each: Entry, step: Step) -> Entry:
+def hit_of_a_block_not_yet_written(self: Faulty, each: Entry) -> Entry:
     size = self.block_size
-    if not self.is_new(each) or not each.start or len(each.token_ids) <= size:
-        return each
-    return later(each, size)
+    return later(each, size) if self.is_new(each) and each.start and len(each.token_ids) > size else each
 
 
 @of_entry(
     "A prompt that is cached as a whole leaves nothing to compute.", needs=("prefix-caching",), seen=("vLLM 3239",)
 )
-def hit_covers_the_last_token(self: Faulty, each: Entry, step: Step) -> Entry:
+def hit_covers_the_last_token(self: Faulty, each: Entry) -> Entry:
     return later(each, len(each.token_ids)) if self.is_new(each) and each.start else each
 
 
@@ -206,7 +193,7 @@ def hit_covers_the_last_token(self: Faulty, each: Entry, step: Step) -> Entry:
     needs=("prefix-caching",),
     seen=("vLLM 12621", "vLLM 44701"),
 )
-def hit_of_another_prompt(self: Faulty, each: Entry, step: Step) -> Entry:
+def hit_of_another_prompt(self: Faulty, each: Entry) -> Entry:
     size = self.block_size
     others = [entry for name, entry in self.last.items() if name != each.request_id and len(entry.reads) >= size]
     if not (self.is_new(each) and each.start >= size and others):
@@ -219,7 +206,7 @@ def hit_of_another_prompt(self: Faulty, each: Entry, step: Step) -> Entry:
     needs=("prefix-caching",),
     seen=("ferrox 37",),
 )
-def adopted_prefix_computed_over(self: Faulty, each: Entry, step: Step) -> Entry:
+def adopted_prefix_computed_over(self: Faulty, each: Entry) -> Entry:
     hit = self.is_new(each) and each.start > 0
     return replace(each, writes=list(each.reads[: len(each.writes)])) if hit else each
 
@@ -245,16 +232,12 @@ class Exceeding(Faulty):
 
 @of_calls("A step takes more tokens than max_num_batched_tokens.", needs=("budget",))
 class BudgetIgnored(Exceeding):
-    @staticmethod
-    def given(sizes: dict[str, Any]) -> dict[str, Any]:
-        return {**sizes, "max_num_batched_tokens": sizes["max_num_batched_tokens"] + 8}
+    more: ClassVar = {"max_num_batched_tokens": 8}
 
 
 @of_calls("A step takes more requests than max_num_seqs.")
 class SlotsIgnored(Exceeding):
-    @staticmethod
-    def given(sizes: dict[str, Any]) -> dict[str, Any]:
-        return {**sizes, "max_num_seqs": sizes["max_num_seqs"] + 2}
+    more: ClassVar = {"max_num_seqs": 2}
 
 
 # --- ends
@@ -300,12 +283,14 @@ class AbortForgotten(Faulty):
 
 @of_calls("A third request is accepted, and never run.", seen=("SGLang 24252",))
 class RequestForgotten(Faulty):
+    added = 0
+
     def add(self, request: Request) -> None:
-        self.added = getattr(self, "added", 0) + 1
-        if self.added != 3:
-            return self.inner.add(request)  # type: ignore[no-any-return]
-        self.applied += 1
-        return None
+        self.added += 1
+        if self.added == 3:
+            self.applied += 1
+        else:
+            self.inner.add(request)
 
 
 @of_calls("What can never run is accepted.", seen=("nano-vllm 274",))
@@ -406,15 +391,7 @@ def copies_backwards(self: Faulty, step: Step) -> Step:
 
 @of_step("The first two rows of a step read each other's state.", needs=("states",), seen=("SGLang 23975",))
 def states_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
-    if len(step.entries) < 2:
-        return step
-    first, second = step.entries[:2]
-    exchanged = [
-        replace(first, state_from=second.state_from),
-        replace(second, state_from=first.state_from),
-        *step.entries[2:],
-    ]
-    return replace(step, entries=exchanged)
+    return exchanged(step, (0, 1), lambda each, other: replace(each, state_from=other.state_from))
 
 
 @of_step(
@@ -431,14 +408,14 @@ def state_of_the_tenant_before(self: Faulty, step: Step) -> Step:
 @of_entry(
     "The state of a block is taken one token before its end.", needs=("states",), seen=("SGLang 34760", "vLLM 55178")
 )
-def checkpoint_one_token_off(self: Faulty, each: Entry, step: Step) -> Entry:
+def checkpoint_one_token_off(self: Faulty, each: Entry) -> Entry:
     return replace(
         each, checkpoints=[(tokens - 1, slot) for tokens, slot in each.checkpoints if tokens - 1 > each.start]
     )
 
 
 @of_entry("A chunk's state goes to the slot beside its own.", needs=("states",))
-def state_written_elsewhere(self: Faulty, each: Entry, step: Step) -> Entry:
+def state_written_elsewhere(self: Faulty, each: Entry) -> Entry:
     return replace(each, state_to=each.state_to + 1) if each.state_to is not None else each
 
 
@@ -447,7 +424,7 @@ def state_written_elsewhere(self: Faulty, each: Entry, step: Step) -> Entry:
     needs=("states", "prefix-caching"),
     seen=("vLLM 43090", "vLLM 47861"),
 )
-def hit_without_its_state(self: Faulty, each: Entry, step: Step) -> Entry:
+def hit_without_its_state(self: Faulty, each: Entry) -> Entry:
     return replace(each, state_from=None) if self.is_new(each) and each.start else each
 
 
@@ -455,7 +432,7 @@ def hit_without_its_state(self: Faulty, each: Entry, step: Step) -> Entry:
 
 
 @of_entry("A windowed layer has lost the oldest block that its rows still see.", needs=("windows",))
-def window_freed_one_block_early(self: Faulty, each: Entry, step: Step) -> Entry:
+def window_freed_one_block_early(self: Faulty, each: Entry) -> Entry:
     window, size = each.window, self.block_size
     if window is None or each.start - window.first < size:
         return each
@@ -463,7 +440,7 @@ def window_freed_one_block_early(self: Faulty, each: Entry, step: Step) -> Entry
 
 
 @of_entry("Windowed layers use the block table of the others.", needs=("windows",))
-def window_reads_the_other_table(self: Faulty, each: Entry, step: Step) -> Entry:
+def window_reads_the_other_table(self: Faulty, each: Entry) -> Entry:
     window = each.window
     most = self.sizes.get("num_window_blocks", 0) * self.block_size
     if window is None or max(each.reads, default=0) >= most:

@@ -7,9 +7,11 @@ something: one that never could (no chunks, no prefix hits) says nothing about t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from lfm2np.conformance.schedulers.calls import Factory
 from lfm2np.conformance.schedulers.managed import as_scheduler
@@ -29,6 +31,8 @@ class SchedulerFault:
 class Faulty:
     """A scheduler behind a fault: whatever is not changed is passed on."""
 
+    more: ClassVar[Mapping[str, int]] = {}  # than the sizes say: what the scheduler gets
+
     def __init__(self, inner: Any, sizes: dict[str, Any]) -> None:
         self.inner, self.sizes = inner, sizes
         self.block_size = sizes.get("block_size") or 1
@@ -36,11 +40,6 @@ class Faulty:
         self.last: dict[str, Entry] = {}  # by request, of the steps so far
         self.ended: list[Entry] = []  # the last entries of requests that ended
         self.rows: list[Entry] = []  # of the step before
-
-    @staticmethod
-    def given(sizes: dict[str, Any]) -> dict[str, Any]:
-        """The sizes that the scheduler gets."""
-        return sizes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -56,9 +55,9 @@ class Faulty:
         return changed
 
     def changed(self, step: Step) -> Step:
-        return replace(step, entries=[self.entry(each, step) for each in step.entries])
+        return replace(step, entries=[self.entry(each) for each in step.entries])
 
-    def entry(self, each: Entry, step: Step) -> Entry:
+    def entry(self, each: Entry) -> Entry:
         return each
 
     def update(self, tokens: Mapping[str, Sequence[int]]) -> Collection[str] | None:
@@ -76,51 +75,27 @@ class Faulty:
         return not self.is_new(each) and len(each.token_ids) == 1
 
 
-EntryChange = Callable[[Faulty, Entry, Step], Entry]
-StepChange = Callable[[Faulty, Step], Step]
+Change = TypeVar("Change", bound=Callable[..., Any])
 FAULTS: dict[str, SchedulerFault] = {}
 
 
-def of_entry(
-    sentence: str, *, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()
-) -> Callable[[EntryChange], EntryChange]:
-    """A fault that changes each entry by itself; its name is the function's."""
+def fault_of(
+    method: str, sentence: str, *, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()
+) -> Callable[[Change], Change]:
+    """Puts a method of Faulty, or a whole class, into FAULTS under its name: TooLarge and too_large are too-large."""
 
-    def register(function: EntryChange) -> EntryChange:
-        note(function.__name__, sentence, {"entry": function}, needs, seen)
-        return function
-
-    return register
-
-
-def of_step(
-    sentence: str, *, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()
-) -> Callable[[StepChange], StepChange]:
-    """A fault that changes a step as a whole."""
-
-    def register(function: StepChange) -> StepChange:
-        note(function.__name__, sentence, {"changed": function}, needs, seen)
-        return function
+    def register(change: Change) -> Change:
+        name = re.sub("(?<!^)(?=[A-Z])|_", "-", change.__name__).lower()
+        faulty = change if isinstance(change, type) else type(name, (Faulty,), {method: change})
+        FAULTS[name] = SchedulerFault(name, sentence, faulty, needs, seen)
+        return change
 
     return register
 
 
-def of_calls(
-    sentence: str, *, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()
-) -> Callable[[type[Faulty]], type[Faulty]]:
-    """A fault that is a class of its own: of calls, or of what they return."""
-
-    def register(fault: type[Faulty]) -> type[Faulty]:
-        name = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in fault.__name__).strip("-")
-        FAULTS[name] = SchedulerFault(name, sentence, fault, needs, seen)
-        return fault
-
-    return register
-
-
-def note(name: str, sentence: str, methods: dict[str, Any], needs: tuple[str, ...], seen: tuple[str, ...]) -> None:
-    name = name.replace("_", "-")
-    FAULTS[name] = SchedulerFault(name, sentence, type(name, (Faulty,), methods), needs, seen)
+of_entry = partial(fault_of, "entry")  # each entry by itself
+of_step = partial(fault_of, "changed")  # a step as a whole
+of_calls = partial(fault_of, "")  # a class: calls, or what they return
 
 
 def with_fault(factory: Factory | str, name: str) -> Factory:
@@ -128,13 +103,13 @@ def with_fault(factory: Factory | str, name: str) -> Factory:
     make: Any = load_factory(factory, "scheduler") if isinstance(factory, str) else factory
 
     def faulty(sizes: Mapping[str, Any]) -> Faulty:
-        fault, asked = FAULTS[name].make, dict(sizes)
-        given = fault.given(asked)
+        fault = FAULTS[name].make
+        given = {key: size + fault.more[key] if key in fault.more else size for key, size in sizes.items()}
         inner = as_scheduler(make(given), given)
-        used = {**given, **getattr(inner, "sizes", {})}
-        return fault(
-            inner, {key: asked[key] if key in asked and value == given[key] else value for key, value in used.items()}
-        )
+        other = {
+            key: size for key, size in getattr(inner, "sizes", {}).items() if key not in given or size != given[key]
+        }
+        return fault(inner, {**sizes, **other})
 
     return faulty
 

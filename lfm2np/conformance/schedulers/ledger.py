@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from lfm2np.conformance.schedulers.memory import ZEROS, Names
-from scheduler.protocol import Request
+from scheduler.protocol import Entry, Request
 
 VOCAB_SIZE = 4
 
 
 @dataclass(eq=False)
 class Account:
-    """One request."""
-
     request: Request
     arrival: int
     tokens: list[int]  # prompt and outputs
@@ -58,6 +56,11 @@ class Account:
             last = self.prefixes[-1] if self.prefixes else self.names.root(self.request.cache_salt)
             self.prefixes.append(self.names.after(last, self.tokens[len(self.prefixes)]))
         return self.prefixes[position]
+
+    def prefixes_of(self, entry: Entry) -> list[int]:
+        """The names of all positions up to the entry's last, drafts included."""
+        drafts = list(entry.token_ids)[len(entry.token_ids) - entry.num_drafts :]
+        return self.prefixes_with(drafts, entry.start + len(entry.token_ids))
 
     def prefixes_with(self, drafts: Sequence[int], stop: int) -> list[int]:
         """The names of positions 0 to stop - 1, the last len(drafts) of them drafts."""

@@ -25,12 +25,18 @@ def as_scheduler(adapted: Any, sizes: Mapping[str, Any]) -> Any:
 
 @dataclass(eq=False)
 class Managed:
-    """One request."""
-
     request: Request
     tokens: list[int]
     arrival: int
     computed: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.request.request_id
+
+
+def by_arrival(each: Managed) -> int:
+    return each.arrival
 
 
 class ManagedScheduler:
@@ -63,15 +69,11 @@ class ManagedScheduler:
         self.arrivals += 1
         return self.arrivals
 
-    def _wait_again(self, each: Managed) -> None:
-        self.waiting.append(each)
-        self.waiting.sort(key=lambda managed: managed.arrival)
-
     def step(self) -> Step:
         self.scheduled, left = [], self.budget
         copies: list[Copy] = []
         preempted: list[str] = []
-        for each in sorted(self.running, key=lambda managed: managed.arrival):
+        for each in sorted(self.running, key=by_arrival):
             if each not in self.running or not left or len(self.scheduled) == self.most:
                 continue
             new = min(left, len(each.tokens) - each.computed)
@@ -80,7 +82,7 @@ class ManagedScheduler:
                 left -= new
         while self.waiting and left and len(self.running) < self.most and not preempted:
             first = self.waiting[0]
-            cached = self.manager.allocate(first.request.request_id, tuple(first.tokens), first.request.cache_salt)
+            cached = self.manager.allocate(first.name, tuple(first.tokens), first.request.cache_salt)
             if cached is None:
                 break
             if isinstance(cached, bool) or not 0 <= cached < len(first.tokens):
@@ -94,27 +96,23 @@ class ManagedScheduler:
 
     def _grow(self, each: Managed, stop: int, copies: list[Copy], preempted: list[str]) -> bool:
         """Room for tokens that came since; False if it is preempted itself."""
-        name = each.request.request_id
         known = len(self._places(each))
         while known < stop:
-            room = self.manager.append(name, tuple(each.tokens[known:stop]))
+            room = self.manager.append(each.name, tuple(each.tokens[known:stop]))
             if not isinstance(room, bool | list | tuple):
                 raise TypeError(f"append() returned {type(room).__name__}, expected a bool or copies")
             if room is not False:
                 copies += room if room is not True else ()
                 break
-            victim = max(self.running, key=lambda managed: managed.arrival)
-            self.running.remove(victim)
-            self.manager.free(victim.request.request_id)
-            victim.computed = 0
-            self._wait_again(victim)
-            preempted.append(victim.request.request_id)
+            victim = max(self.running, key=by_arrival)
+            self._preempt(victim)
+            preempted.append(victim.name)
             if victim is each:
                 return False
         return True
 
     def _places(self, each: Managed) -> list[int]:
-        places = self.manager.places(each.request.request_id)
+        places = self.manager.places(each.name)
         if not hasattr(places, "__len__"):
             raise TypeError(f"places() returned {type(places).__name__}, expected a list")
         return list(places)
@@ -122,44 +120,43 @@ class ManagedScheduler:
     def _entry(self, each: Managed, stop: int) -> Entry:
         places = self._places(each)[:stop]
         ids = tuple(each.tokens[each.computed : stop])
-        return Entry(each.request.request_id, each.computed, ids, places[each.computed :], places)
+        return Entry(each.name, each.computed, ids, places[each.computed :], places)
 
     def update(self, tokens: Mapping[str, Sequence[int]]) -> Collection[str]:
         ended = []
         for each, stop in self.scheduled:
-            name = each.request.request_id
             if each not in self.running:  # aborted in flight
                 continue
             if hasattr(self.manager, "publish"):
-                self.manager.publish(name, tuple(each.tokens[:stop]))
+                self.manager.publish(each.name, tuple(each.tokens[:stop]))
             each.computed = stop
-            each.tokens += tokens.get(name, ())
-            if name in tokens and has_ended(each):
+            each.tokens += tokens.get(each.name, ())
+            if each.name in tokens and has_ended(each):
                 self._remove(each)
-                ended.append(name)
+                ended.append(each.name)
         return ended
 
     def abort(self, request_id: str) -> None:
         for each in (*self.running, *self.waiting):
-            if each.request.request_id == request_id:
+            if each.name == request_id:
                 self._remove(each)
 
     def _remove(self, each: Managed) -> None:
         if each in self.running:
             self.running.remove(each)
-            self.manager.free(each.request.request_id)
+            self.manager.free(each.name)
         else:
             self.waiting.remove(each)
 
     def _running(self, request_id: str) -> Managed:
-        return next(each for each in self.running if each.request.request_id == request_id)
+        return next(each for each in self.running if each.name == request_id)
 
     def preempt(self, request_id: str) -> None:
-        each = self._running(request_id)
-        self.running.remove(each)
-        self.manager.free(request_id)
-        each.computed = 0
-        self._wait_again(each)
+        self._preempt(self._running(request_id))
+
+    def _preempt(self, each: Managed) -> None:
+        self._remove(each)
+        self.waiting = sorted([*self.waiting, each], key=by_arrival)
 
     def _fork(self, parent_id: str, child: Request) -> None:
         parent = self._running(parent_id)

@@ -11,6 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from lfm2np.conformance.schedulers.ledger import Account
 from lfm2np.conformance.schedulers.run import Run
 
 Call = tuple[Any, ...]  # the name of a function of CALLS, and its numbers
@@ -136,44 +137,42 @@ def prompt(run: Run, length: int, family: str) -> tuple[int, ...]:
     return (*shared[: max(0, length - other)], *(OTHER,) * min(other, length))
 
 
-def chosen(run: Run, index: int, names: Sequence[str]) -> str | None:
-    return names[index % len(names)] if names else None
+def of_those(fits: Callable[[Account], bool], call: Callable[..., None]) -> Callable[..., None]:
+    """A call of the request with that index among the live ones that fit; none where there are none."""
 
-
-def of_live(call: Callable[[Run, str], None]) -> Callable[..., None]:
-    def carry(run: Run, index: int) -> None:
-        name = chosen(
-            run, index, [each.name for each in run.live.values() if not (each.is_child_to_be or each.is_aborted)]
-        )
-        if name is not None:
-            call(run, name)
+    def carry(run: Run, index: int, *numbers: int) -> None:
+        names = [each.name for each in run.live.values() if fits(each)]
+        if names:
+            call(run, names[index % len(names)], *numbers)
 
     return carry
 
 
-def preempt(run: Run, index: int) -> None:
-    name = chosen(run, index, [each.name for each in run.live.values() if each.is_running and not each.is_aborted])
-    if name is not None:
-        run.preempt(name)
+def can_abort(account: Account) -> bool:
+    return not (account.is_child_to_be or account.is_aborted)
 
 
-def fork(run: Run, index: int, more: int) -> None:
-    parents = [each.name for each in run.live.values() if each.is_running and each.num_outputs and not each.splits]
-    name = chosen(run, index, parents)
-    if name is not None:
-        account = run.live[name]
-        more = min(more, most_places(run) + 1 - len(account.tokens))
-        if more > 0:
-            run.fork(name, f"r{run.arrivals}", more)
+def can_preempt(account: Account) -> bool:
+    return account.is_running and not account.is_aborted
+
+
+def can_fork(account: Account) -> bool:
+    return account.is_running and account.num_outputs > 0 and not account.splits
+
+
+def fork(run: Run, name: str, more: int) -> None:
+    more = min(more, most_places(run) + 1 - len(run.live[name].tokens))
+    if more > 0:
+        run.fork(name, f"r{run.arrivals}", more)
 
 
 CALLS: dict[str, Callable[..., None]] = {
     "nothing": lambda run: None,
     "add": add,
-    "step": lambda run, count: run.step(count),
-    "speculate": lambda run, drafts, right: run.speculate(drafts, right),
-    "abort": of_live(lambda run, name: run.abort(name)),
-    "abort_in_flight": of_live(lambda run, name: run.abort_in_flight(name)),
-    "preempt": preempt,
-    "fork": fork,
+    "step": Run.step,
+    "speculate": Run.speculate,
+    "abort": of_those(can_abort, Run.abort),
+    "abort_in_flight": of_those(can_abort, Run.abort_in_flight),
+    "preempt": of_those(can_preempt, Run.preempt),
+    "fork": of_those(can_fork, fork),
 }

@@ -19,7 +19,6 @@ from lfm2np.conformance.schedulers.calls import Calls, Factory, Violation
 from lfm2np.conformance.schedulers.demands import Demands
 from lfm2np.conformance.schedulers.ledger import Account, next_token
 from lfm2np.conformance.schedulers.reports import checked_copies, checked_ids, checked_step
-from lfm2np.conformance.schedulers.schedule import recorded
 from scheduler.protocol import Entry, Request, Step
 
 IDLE_STEPS = 10  # steps in a row that may compute nothing while requests are unfinished
@@ -45,7 +44,7 @@ class Run:
         self.met: Counter[str] = Counter()  # what happened, for the statistics
         self.log: list[str] = []  # the calls so far, as text
         self.records = records
-        self.schedule: list[dict[str, Any]] = []  # the steps so far, as plain data: see schedule.py
+        self.schedule: list[dict[str, Any]] = []  # the steps so far, as plain data: see _record
         self.recorded = 0  # calls of the log that stand in it
         self.steps = 0
         self.idle = 0
@@ -67,7 +66,7 @@ class Run:
         """False if it was refused."""
         options = {"stop": sorted(stop), "priority": priority, "salt": salt, "children": list(children)}
         given = "".join(f", {key}={value!r}" for key, value in options.items() if value)
-        self._note(f"add({name!r}, {list(prompt)}, {max_tokens}{given})")
+        self.log.append(f"add({name!r}, {list(prompt)}, {max_tokens}{given})")
         request = Request(name, tuple(prompt), max_tokens, frozenset(stop), priority, salt, tuple(children))
         _ = self.demands.counts  # before anything is allocated
         accepted, _ = self.calls.refusable("add", request)
@@ -82,39 +81,39 @@ class Run:
         return True
 
     def step(self, count: int = 1) -> None:
-        self._note(f"step({count})")
+        self.log.append(f"step({count})")
         for _ in range(count):
             self._step()
 
     def speculate(self, drafts: int, right: int) -> None:
         """A step with that many drafts proposed for each request, the first `right` of them as the model says."""
-        self._note(f"speculate({drafts}, {right})")
+        self.log.append(f"speculate({drafts}, {right})")
         self._step(drafts, right)
 
     def abort(self, name: str, by: str = "abort") -> None:
         """`by`: the adapter's method, which some schedulers have more than one of."""
-        self._note(f"abort({name!r})" if by == "abort" else f"abort({name!r}, {by!r})")
+        self.log.append(f"abort({name!r})" if by == "abort" else f"abort({name!r}, {by!r})")
         self._abort(name, by)
         self.demands.verify()
 
     def abort_in_flight(self, name: str, drafts: int = 0, by: str = "abort") -> None:
         """The step is planned, then the request is aborted, then the model's tokens come."""
         given = f"{name!r}, {drafts}, {by!r}" if drafts or by != "abort" else repr(name)
-        self._note(f"abort_in_flight({given})")
+        self.log.append(f"abort_in_flight({given})")
         step = self._plan(drafts, right=2)
         computed = self._compute(step)
         self._abort(name, by, {entry.request_id for entry in step.entries})
         self._complete(step, computed)
 
     def preempt(self, name: str) -> None:
-        self._note(f"preempt({name!r})")
+        self.log.append(f"preempt({name!r})")
         self.calls.call("preempt", name)
         self._lose(self.live[name])
         self.demands.verify()
 
     def fork(self, parent: str, name: str, more: int) -> None:
         """A child of a running request, of `more` tokens more."""
-        self._note(f"fork({parent!r}, {name!r}, {more})")
+        self.log.append(f"fork({parent!r}, {name!r}, {more})")
         account = self.live[parent]
         request = replace(account.request, request_id=name, max_tokens=account.num_outputs + more, children=())
         accepted, copies = self.calls.refusable("fork", parent, request)
@@ -131,7 +130,7 @@ class Run:
 
         Bound: in 20 n m steps, n requests of at most m positions could each be computed twenty times, one token a step.
         """
-        self._note("drain()")
+        self.log.append("drain()")
         bound = 20 * len(self.live) * max((each.most_positions for each in self.live.values()), default=0) + 20
         for _ in range(bound):
             if self.live:
@@ -140,9 +139,6 @@ class Run:
             self.demands.fail("progress", f"{', '.join(self.live)}: unfinished after {bound} more steps")
         self.demands.require_all_free()
 
-    def _note(self, call: str) -> None:
-        self.log.append(call)
-
     # --- one step
 
     def _step(self, drafts: int = 0, right: int = 0) -> None:
@@ -150,10 +146,9 @@ class Run:
         self._complete(step, self._compute(step))
 
     def _plan(self, drafts: int, right: int) -> Step:
-        demands = self.demands
         if drafts:
             self.offered |= self._propose(drafts, right)
-        step = checked_step(self.calls.call("step"), self.calls.sizes, demands.fail)
+        step = checked_step(self.calls.call("step"), self.calls.sizes, self.demands.fail)
         try:
             self._judge(step)
         except Violation:
@@ -183,10 +178,38 @@ class Run:
         return dict(self.live)
 
     def _record(self, step: Step) -> None:
-        if self.records:
-            calls = self.log[self.recorded :]
-            self.schedule.append(recorded(step, self.steps, self.demands.memory, calls))
-            self.recorded = len(self.log)
+        """One step of `schedule`, for `lfm2np draw`.
+
+        calls    those since the step before, and the one that it is of
+        cells    by block the (request, position, step of writing) of each place, or None
+        """
+        if not self.records:
+            return
+        entries = [
+            {
+                "request_id": each.request_id,
+                "start": each.start,
+                "token_ids": list(each.token_ids),
+                "writes": list(each.writes),
+                "reads": list(each.reads),
+            }
+            for each in step.entries
+        ]
+        cells = {
+            block: [None if cell is None else [cell.request_id, cell.position, cell.step] for cell in held]
+            for (name, block), held in sorted(self.demands.memory.blocks.items())
+            if name == "block"
+        }
+        recorded = {
+            "step": self.steps,
+            "calls": self.log[self.recorded :],
+            "entries": entries,
+            "copies": [[each.source and list(each.source), list(each.destination)] for each in step.copies],
+            "preempted": sorted(step.preempted),
+            "cells": cells,
+        }
+        self.schedule.append(recorded)
+        self.recorded = len(self.log)
 
     def _complete(self, step: Step, computed: Mapping[str, Account]) -> None:
         demands = self.demands
@@ -307,17 +330,21 @@ class Run:
         if "abort-at-once" in self.calls.lacks and (account.is_running or name in in_flight):
             account.is_aborted = True
             return
-        self.demands.ended(self.live.pop(name), self.steps)
+        self._leave(name)
         for child in account.request.children:  # which have not parted from it go on by themselves
             if child in self.live:
                 self.live[child].is_child_to_be = False
+
+    def _leave(self, name: str) -> None:
+        del self.live[name]
+        self.demands.ends[name] = self.steps
 
     def _end(self, finished: list[str] | None) -> None:
         ended = {name for name, account in self.live.items() if account.has_ended}
         ended |= {name for name in finished or () if name in self.live and self.live[name].is_aborted}
         self.demands.require_endings(finished, ended, self.live)
         for name in ended:
-            self.demands.ended(self.live.pop(name), self.steps)
+            self._leave(name)
             self.met["finished"] += 1
 
 

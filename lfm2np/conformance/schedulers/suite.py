@@ -97,7 +97,6 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
     outcome = Outcome(name or str(factory), calls.lacks, calls.policies)
     started = time.process_time()
     first: dict[str, int] = {}
-
     endless: list[Broken] = []  # a call that does not return is waited for once
 
     def judge_all(sizes: dict[str, Any], program: list[Call]) -> None:
@@ -148,13 +147,12 @@ def drawn(
     test: Callable[[dict[str, Any], list[Call]], None], lacks: frozenset[str], profile: str, shrinks: bool = True
 ) -> None:
     """Up to as many programs as the profile says, until one raises; that is shrunk, if wanted, and raised."""
-    phases = [hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrinks else [])]
     settings = hypothesis.settings(
         max_examples=PROGRAMS[profile],
         derandomize=profile != "deep",
         database=None,
         deadline=None,
-        phases=phases,
+        phases=[hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrinks else [])],
         print_blob=False,
         report_multiple_bugs=False,
         suppress_health_check=list(hypothesis.HealthCheck),

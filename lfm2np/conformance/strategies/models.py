@@ -163,7 +163,7 @@ def config_of(tiny: TinyModel) -> ModelConfig:
 def weights_of(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
     """All tensors by name; sizes chosen so that every mechanism moves the logits by tenths, not by rounding."""
     bits = np.random.PCG64(tiny.seed)
-    made = {}
+    tensors = {}
     for name, shape in expected_tensors(config_of(tiny)).items():
         raw = bits.random_raw(int(np.prod(shape))) >> np.uint64(40)  # 24 bits
         u = (raw.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)).reshape(shape)  # [-1, 1)
@@ -177,10 +177,10 @@ def weights_of(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
             values = u * np.float32(2.5 / shape[-1] ** 0.5)
         if name == "model.embed_tokens.weight":
             values = values * np.float32(1.5)
-        made[name] = np.ascontiguousarray(values)
+        tensors[name] = np.ascontiguousarray(values)
     if tiny.overflows:
-        _let_last_token_overflow(made)
-    return made
+        _let_last_token_overflow(tensors)
+    return tensors
 
 
 def stored_tensors(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
@@ -188,26 +188,26 @@ def stored_tensors(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
 
     gate_up_proj [experts, 2 * width, hidden] has each expert's w1, then its w3; down_proj [experts, hidden, width] w2.
     """
-    found = weights_of(tiny)
+    tensors = weights_of(tiny)
     if tiny.lfm3:
-        return {in_file(name): values for name, values in found.items()}
+        return {in_file(name): values for name, values in tensors.items()}
     if not tiny.fused or not tiny.experts:
-        return found
+        return tensors
     for layer in range(tiny.dense_layers, len(tiny.layers)):
         prefix = f"model.layers.{layer}.feed_forward.experts."
         w1, w2, w3 = (
-            [found.pop(f"{prefix}{expert}.{part}.weight") for expert in range(tiny.experts)]
+            [tensors.pop(f"{prefix}{expert}.{part}.weight") for expert in range(tiny.experts)]
             for part in ("w1", "w2", "w3")
         )
-        found[prefix + "gate_up_proj"] = np.concatenate([np.stack(w1), np.stack(w3)], axis=1)
-        found[prefix + "down_proj"] = np.stack(w2)
-    return found
+        tensors[prefix + "gate_up_proj"] = np.concatenate([np.stack(w1), np.stack(w3)], axis=1)
+        tensors[prefix + "down_proj"] = np.stack(w2)
+    return tensors
 
 
-def _let_last_token_overflow(made: dict[str, NDArray[np.float32]]) -> None:
+def _let_last_token_overflow(tensors: dict[str, NDArray[np.float32]]) -> None:
     """Channel 0 says "this is the last token", and nothing else writes to it; one feed-forward unit then overflows,
     in a mixture one of every expert."""
-    for name, values in made.items():
+    for name, values in tensors.items():
         if name.endswith(("out_proj.weight", "out_proj.bias", "w2.weight")):
             values[0] = 0.0
         if name == "model.embed_tokens.weight":

@@ -21,7 +21,8 @@ TOOLS = (("note", "Notes"), ("full", "Full screen"))
 
 def deck(title: str, about: Markup, views: Sequence[View]) -> str:
     """A slide for the title, and one for each view that has a picture. A slide's id is its number."""
-    shown = [replace(view, id=str(number)) for number, view in enumerate(pictured(views), start=2)]
+    pictured = [view for view in views if view.picture]
+    shown = [replace(view, id=str(number)) for number, view in enumerate(pictured, start=2)]
     count = 1 + len(shown)
     turns = [
         element("button", text, type="button", class_=f"edge {kind}", aria_label=label) for kind, text, label in BUTTONS
@@ -36,10 +37,6 @@ def deck(title: str, about: Markup, views: Sequence[View]) -> str:
         ),
         class_="slides",
     )
-
-
-def pictured(views: Sequence[View]) -> list[View]:
-    return [view for view in views if view.picture]
 
 
 def front(title: str, about: Markup, count: int) -> Markup:

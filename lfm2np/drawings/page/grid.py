@@ -74,10 +74,15 @@ def cell(value: float | None, largest: float, classes: list[str]) -> Markup:
     """Three digits, or two where that is long; the whole number for the pointer and the script where it is more."""
     if value is None:
         return element("td", class_=" ".join(classes) or None)
-    short, whole = number(value, 3), repr(value)
+    short = number(value, 3)
     short = short if len(short) <= MOST_SIGNS else number(value, 2)
-    title = None if value == 0 or whole in (short, f"{short}.0") else whole
-    return element("td", short, title=title, class_=f"{tint_of(value, largest)} {' '.join(classes)}".strip() or None)
+    class_ = f"{tint_of(value, largest)} {' '.join(classes)}".strip() or None
+    return element("td", short, title=whole_number(value, short) if value else None, class_=class_)
+
+
+def whole_number(value: float, short: str) -> str | None:
+    """For the pointer; None where the short one is all of it."""
+    return None if repr(value) in (short, f"{short}.0") else repr(value)
 
 
 def tint_of(value: float, largest: float) -> str:
@@ -106,8 +111,8 @@ def matrix(name: str, tensor: Mapping[str, Any], labels: Sequence[str] = ()) -> 
     rows = []
     for index, row in enumerate(values):
         label = labels[index] if len(labels) == shape[0] else str(index)
-        told = [(number(value, 3), repr(value)) for value in row]  # the whole number is for the pointer
-        cells = [element("td", short, title=None if whole in (short, f"{short}.0") else whole) for short, whole in told]
+        shown = [(value, number(value, 3)) for value in row]
+        cells = [element("td", short, title=whole_number(value, short)) for value, short in shown]
         rows.append(element("tr", element("th", label, scope="row"), cells))
     return element("table", element("caption", caption), element("tbody", rows), class_="matrix")
 

@@ -24,6 +24,8 @@ def escaped(value: object) -> Markup:
 
 def harmless(text: str) -> str:
     """Characters that reorder, hide or end text (bidirectional marks, zero widths, controls) written as U+...."""
+    if text.isprintable():  # nearly all are, and a page has a hundred thousand
+        return text
     return "".join(
         character if character.isprintable() or character == "\n" else f"\u27e8U+{ord(character):04X}\u27e9"
         for character in text

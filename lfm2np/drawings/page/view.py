@@ -35,7 +35,9 @@ def view_without_steps(id: str, title: str, lesson: str, picture: object, *text:
     return View(id, title, lesson, joined(picture), joined(*text))
 
 
-def view_of_run(run: Run, player: str, id: str, title: str, lesson: str, picture: object, *text: object) -> View:
+def view_of_run(
+    run: Run, id: str, title: str, lesson: str, picture: object, *text: object, player: str = "main"
+) -> View:
     """The view of a run's steps, which first shows the fullest of them."""
     return View(id, title, lesson, joined(picture), joined(*text), player, len(run.steps), fullest(run))
 
@@ -56,6 +58,16 @@ def by_number(count: int, drawn: Callable[[int], object]) -> list[Markup]:
         )
         for number in range(count)
     ]
+
+
+def steps_between(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def events_of(step: Step) -> list[str]:
+    """Whom the scheduler let in, took out and saw end."""
+    names = {"admitted": step.admitted, "preempted": step.preempted, "finished": step.finished}
+    return [f"{what}: {', '.join(map(visible, requests))}" for what, requests in names.items() if requests]
 
 
 def step_text(step: Step, *text: object) -> Markup:

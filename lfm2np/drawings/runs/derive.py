@@ -27,7 +27,7 @@ def moments(run: Run) -> dict[str, list[Moment]]:
     furthest = {name: inherits[name].computed for name in run.requests}
     outputs = {name: inherits[name].outputs for name in run.requests}
     state = dict.fromkeys(run.requests, ABSENT)
-    found: dict[str, list[Moment]] = {name: [] for name in run.requests}
+    timeline: dict[str, list[Moment]] = {name: [] for name in run.requests}
     ended_between = between(run, "abort", "stop", "error")
     taken_between = between(run, "preempt")
     for step in run.steps:
@@ -51,12 +51,12 @@ def moments(run: Run) -> dict[str, list[Moment]]:
             now, after = moment(step, entries.get(name), before, furthest[name], decodes)
             furthest[name] = max(furthest[name], entries[name].start + now.kept) if name in entries else furthest[name]
             outputs[name] += len(step.tokens.get(name, ()))
-            found[name].append(now)
+            timeline[name].append(now)
             state[name] = ENDED if name in step.finished else after
         if step.abandoned:
             for name in entries:
                 state[name] = PREEMPTED
-    return found
+    return timeline
 
 
 def between(run: Run, *kinds: str) -> set[tuple[int, str]]:
@@ -78,7 +78,7 @@ def inherited(run: Run) -> dict[str, Inherited]:
 
     What ends before it is any of these counts as one that waits: a trace does not tell.
     """
-    found = dict.fromkeys(run.requests, Inherited())
+    inheritance = dict.fromkeys(run.requests, Inherited())
     now = dict.fromkeys(run.requests, Inherited())
     undecided: dict[str, Inherited] = {}
     forks, taken = between(run, "fork"), between(run, "preempt")
@@ -86,20 +86,20 @@ def inherited(run: Run) -> dict[str, Inherited]:
         for name, asked in run.requests.items():
             if asked.parent is not None and (step.number, name) in forks:
                 undecided[name] = replace(now[asked.parent], since=step.number)
-                found[name] = now[name] = Inherited(outputs=now[asked.parent].outputs)
+                inheritance[name] = now[name] = Inherited(outputs=now[asked.parent].outputs)
         for name in step.admitted:
             if name not in step.preempted and (step.number, name) not in taken:
                 undecided.pop(name, None)
         here = {*step.preempted, *(entry.request_id for entry in step.entries)}
         for name in [name for name in undecided if name in here or (step.number, name) in taken]:
-            found[name] = undecided.pop(name)
+            inheritance[name] = undecided.pop(name)
         for entry in step.entries:
             computed = entry.start + num_kept(step, entry)
             for name in {entry.request_id, *entry.samples}:
                 now[name] = Inherited(computed, now[name].outputs + len(step.tokens.get(name, ())))
                 if name != entry.request_id:
                     undecided[name] = Inherited(computed, since=step.number + 1)
-    return found
+    return inheritance
 
 
 def moment(step: Step, entry: Entry | None, before: str, furthest: int, decodes: bool) -> tuple[Moment, str]:
@@ -149,20 +149,20 @@ def pools(run: Run, windowed: Run | None = None) -> list[Pool]:
 
     With `windowed`, which is in_windows(run), those of its windowed layers.
     """
-    found: list[Pool] = []
+    known: list[Pool] = []
 
     def ended(scheduler: Scheduler) -> None:
         keys = enumerate(pool_of(scheduler, windowed is not None).key_of)
-        found[-1] = replace(found[-1], published=frozenset(block for block, key in keys if key is not None))
+        known[-1] = replace(known[-1], published=frozenset(block for block, key in keys if key is not None))
 
     def begun(scheduler: Scheduler) -> None:
-        found.append(planned(scheduler, windowed is not None))
+        known.append(planned(scheduler, windowed is not None))
 
     try:
         replay(run.schedule, begun, ended, is_whole=False)
     except TraceError:
         return by_plans(windowed or run)
-    return found
+    return known
 
 
 def pool_of(scheduler: Scheduler, is_windowed: bool) -> BlockPool:
@@ -173,7 +173,9 @@ def pool_of(scheduler: Scheduler, is_windowed: bool) -> BlockPool:
 
 def planned(scheduler: Scheduler, is_windowed: bool) -> Pool:
     running = scheduler.running
-    owners = owners_of((one.request_id, one.window_table if is_windowed else one.block_table) for one in running)
+    owners = owners_of(
+        (request.request_id, request.window_table if is_windowed else request.block_table) for request in running
+    )
     slots = {request.slot: request.request_id for request in scheduler.running if request.slot is not None}
     keys = enumerate(pool_of(scheduler, is_windowed).key_of)
     return Pool(owners, slots, sum(key is not None and block not in owners for block, key in keys))
@@ -182,33 +184,33 @@ def planned(scheduler: Scheduler, is_windowed: bool) -> Pool:
 def by_plans(run: Run) -> list[Pool]:
     """The requests whose tables name a block, by their last plan."""
     tables: dict[str, tuple[int, ...]] = {}
-    found = []
+    of_steps = []
     for step in run.steps:
         gone = {name for steps, what, name in run.events if steps == step.number and not what.startswith("fork")}
         for name in (*step.preempted, *gone):
             tables.pop(name, None)
         tables |= {entry.request_id: entry.block_table for entry in step.entries}
-        found.append(Pool(owners_of(tables.items()), {entry.slot: entry.request_id for entry in step.entries}))
+        of_steps.append(Pool(owners_of(tables.items()), {entry.slot: entry.request_id for entry in step.entries}))
         for name in step.finished:
             tables.pop(name, None)
-    return found
+    return of_steps
 
 
 def owners_of(tables: Iterable[tuple[str, Sequence[int]]]) -> dict[int, tuple[str, ...]]:
-    found: dict[int, list[str]] = {}
+    owners: dict[int, list[str]] = {}
     for name, table in tables:
         for block in table:
             if block == FREED:
                 continue
-            found.setdefault(block, []).append(name)
-    return {block: tuple(names) for block, names in found.items()}
+            owners.setdefault(block, []).append(name)
+    return {block: tuple(names) for block, names in owners.items()}
 
 
 def behind_windows(windowed: Run, known: Sequence[Pool]) -> list[dict[int, str]]:
     """Of each step the blocks that a request has given back and that nobody took since, while it runs on."""
     tables: dict[str, tuple[int, ...]] = {}
     behind: dict[int, str] = {}
-    found = []
+    of_steps = []
     for step, pool in zip(windowed.steps, known, strict=True):
         for entry in step.entries:
             before, now = tables.get(entry.request_id, ()), entry.block_table
@@ -216,7 +218,7 @@ def behind_windows(windowed: Run, known: Sequence[Pool]) -> list[dict[int, str]]
             tables[entry.request_id] = now
         running = {*tables} & {*pool.slots.values()}
         behind = {block: name for block, name in behind.items() if block not in pool.owners and name in running}
-        found.append(dict(behind))
+        of_steps.append(dict(behind))
         for name in (*step.preempted, *step.finished):
             tables.pop(name, None)
-    return found
+    return of_steps

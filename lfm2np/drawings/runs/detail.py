@@ -71,17 +71,17 @@ class Detail:
         return taken
 
     def embed(self, rows: Array) -> Array:
-        made = self._numerics.embed(rows)
-        return self._noted("embed", ROW, {}, made, name="embed_tokens")
+        result = self._numerics.embed(rows)
+        return self._noted("embed", ROW, {}, result, name="embed_tokens")
 
     def linear(self, x: Array, matrix: Matrix, bias: NDArray[np.float32] | None = None) -> Array:
-        made = self._numerics.linear(x, matrix, bias)
+        result = self._numerics.linear(x, matrix, bias)
         batching = PRODUCT if self._names[id(matrix)].expert is None else EXPERT
-        return self._noted("linear", batching, {"x": x}, made, of=matrix)
+        return self._noted("linear", batching, {"x": x}, result, of=matrix)
 
     def rms_norm(self, x: Array, weight: NDArray[np.float32], eps: float) -> Array:
-        made = self._numerics.rms_norm(x, weight, eps)
-        return self._noted("rms_norm", ROW, {"x": x}, made, of=weight)
+        result = self._numerics.rms_norm(x, weight, eps)
+        return self._noted("rms_norm", ROW, {"x": x}, result, of=weight)
 
     def add(self, x: Array, y: Array) -> Array:
         return self._noted("add", ROW, {"x": x, "y": y}, self._numerics.add(x, y), name="residual")
@@ -90,8 +90,8 @@ class Detail:
         return self._noted("multiply", ROW, {"x": x, "y": y}, self._numerics.multiply(x, y), name="gate")
 
     def swiglu(self, gate: Array, up: Array) -> Array:
-        made = self._numerics.swiglu(gate, up)
-        return self._noted("swiglu", ROW, {"gate": gate, "up": up}, made, name="swiglu", expert=self._expert)
+        result = self._numerics.swiglu(gate, up)
+        return self._noted("swiglu", ROW, {"gate": gate, "up": up}, result, name="swiglu", expert=self._expert)
 
     def sigmoid(self, x: Array) -> Array:
         is_gate = self._operations[-1]["name"].endswith("g_proj")  # of an LFM3's heads
@@ -99,60 +99,60 @@ class Detail:
         return self._noted("sigmoid", ROW, {"x": x}, self._numerics.sigmoid(x), name=name)
 
     def add_expert_bias(self, scores: Array, bias: NDArray[np.float32]) -> Array:
-        made = self._numerics.add_expert_bias(scores, bias)
-        return self._noted("prefer", ROW, {"scores": scores}, made, of=bias)
+        result = self._numerics.add_expert_bias(scores, bias)
+        return self._noted("prefer", ROW, {"scores": scores}, result, of=bias)
 
     def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
-        made = self._numerics.top_k(preferred, count)
-        self._noted("best", ROW, {"preferred": preferred}, made, name="chosen experts", chosen=made.tolist())
-        return made
+        result = self._numerics.top_k(preferred, count)
+        self._noted("best", ROW, {"preferred": preferred}, result, name="chosen experts", chosen=result.tolist())
+        return result
 
     def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
-        made = self._numerics.routing_weights(scores, normalised, factor)
+        result = self._numerics.routing_weights(scores, normalised, factor)
         return self._noted(
-            "shares", ROW, {"scores": scores}, made, name="experts' weights", normalised=normalised, factor=factor
+            "shares", ROW, {"scores": scores}, result, name="experts' weights", normalised=normalised, factor=factor
         )
 
-    def combine_experts(self, made: Array, weights: Array) -> Array:
-        mixed = self._numerics.combine_experts(made, weights)
-        return self._noted("mix", ROW, {"made": made, "weights": weights}, mixed, name="experts' outputs")
+    def combine_experts(self, outputs: Array, weights: Array) -> Array:
+        mixed = self._numerics.combine_experts(outputs, weights)
+        return self._noted("mix", ROW, {"made": outputs, "weights": weights}, mixed, name="experts' outputs")
 
     def rotate(self, x: Array, cos: Array, sin: Array, float32_table: bool = False) -> Array:
-        made = self._numerics.rotate(x, cos, sin, float32_table)
-        return self._noted("rotate", ROW, {"x": x, "cos": cos, "sin": sin}, made, name="rotary")
+        result = self._numerics.rotate(x, cos, sin, float32_table)
+        return self._noted("rotate", ROW, {"x": x, "cos": cos, "sin": sin}, result, name="rotary")
 
     def cache_entries(self, keys: Array, values: Array, scale: AttentionScale) -> tuple[Array, ...]:
-        made = self._numerics.cache_entries(keys, values, scale)
+        result = self._numerics.cache_entries(keys, values, scale)
         self._noted("cache_entries", ROW, {"keys": keys, "values": values}, keys, name="keys and values")
-        return made
+        return result
 
     def attend_ragged(
         self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
     ) -> Array:
-        made = self._numerics.attend_ragged(queries, rows, cached, scale)
-        for own, parts in zip(rows, cached, strict=True):
+        result = self._numerics.attend_ragged(queries, rows, cached, scale)
+        for span, parts in zip(rows, cached, strict=True):
             context = sum(len(part[0]) for part in parts)
             window = {} if scale.window is None else {"window": scale.window}
-            inputs = {"queries": queries[own]}
-            self._noted("attend", REQUEST, inputs, made[own], name="attention", context=context, **window)
-        return made
+            inputs = {"queries": queries[span]}
+            self._noted("attend", REQUEST, inputs, result[span], name="attention", context=context, **window)
+        return result
 
     def convolve_ragged(
         self, windows: Sequence[Array], taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> Array:
-        made, first = self._numerics.convolve_ragged(windows, taps, bias), 0
+        result, first = self._numerics.convolve_ragged(windows, taps, bias), 0
         for window in windows:
             history, u = window[: taps.shape[1] - 1], window[taps.shape[1] - 1 :]
-            self._noted("convolve", REQUEST, {"history": history, "u": u}, made[first : first + len(u)], of=taps)
+            self._noted("convolve", REQUEST, {"history": history, "u": u}, result[first : first + len(u)], of=taps)
             first += len(u)
-        return made
+        return result
 
     def _noted(
         self,
         operation: str,
         batching: str,
         inputs: Mapping[str, Array],
-        made: Array,
+        result: Array,
         of: object = None,
         name: str = "",
         expert: int | None = None,
@@ -177,13 +177,13 @@ class Detail:
                 "layer": self._layer,
                 "name": name,
                 "inputs": {key: tensor(value, most) for key, value in inputs.items()},
-                "output": tensor(made, most),
+                "output": tensor(result, most),
                 "source": source,
                 **({} if expert is None else {"expert": expert}),
                 **more,
             }
         )
-        return made
+        return result
 
 
 def tensor(values: Array, most: int) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def tensor(values: Array, most: int) -> dict[str, Any]:
         return {"shape": list(values.shape), "values": []}
     rows = np.asarray(values).reshape(len(values), -1)
     kept = rows if rows.size <= most else rows[:FIRST_ROWS, :FIRST_COLUMNS]
-    return {"shape": list(values.shape), "values": [[float(str(one)) for one in row] for row in kept]}
+    return {"shape": list(values.shape), "values": [[float(str(value)) for value in row] for row in kept]}
 
 
 def called_from() -> list[Any]:
@@ -220,10 +220,10 @@ Names = dict[int, Named]  # by id()
 
 def names_of(weights: ModelWeights) -> Names:
     """Of all weights but experts'."""
-    found = {id(weights.final_norm): Named(None, "embedding_norm"), id(weights.head): Named(None, "lm_head")}
+    named = {id(weights.final_norm): Named(None, "embedding_norm"), id(weights.head): Named(None, "lm_head")}
     for index, layer in enumerate(weights.layers):
-        found |= {id(weight): Named(index, shown(names)) for names, weight in named_weights(layer)}
-    return found
+        named |= {id(weight): Named(index, shown(names)) for names, weight in named_weights(layer)}
+    return named
 
 
 def shown(names: tuple[str, ...]) -> str:

@@ -49,28 +49,28 @@ class Leak:
 
 def leak(model: Model, coming: Sequence[Coming], step: int, words: Mapping[int, str], **sizes: Any) -> Leak:
     """Of these requests, on an engine of these sizes, the step of that number, counted from 0."""
-    found: dict[str, Mapping[str, NDArray[Any]]] = {}
+    logits: dict[str, Mapping[str, NDArray[Any]]] = {}
     shares: tuple[Share, ...] = ()
     for what in (SOUND, *BROKEN):
         engine, plan = before_step(model, coming, step, **sizes)
         with inject(BROKEN[what]) if what in BROKEN else nullcontext():
-            found[what] = dict(forward(model.weights, model.config, model.numerics, engine.cache, plan).logits)
+            logits[what] = dict(forward(model.weights, model.config, model.numerics, engine.cache, plan).logits)
         ids = {name: request.token_ids for name, request in engine.scheduler.requests.items()}
         shares = tuple(
             Share(entry.request_id, tuple(ids[entry.request_id][: entry.stop]), entry.start, entry.stop)
             for entry in plan.scheduled
         )
-    return Leak(shares, model.config.conv_L_cache, found, words)
+    return Leak(shares, model.config.conv_L_cache, logits, words)
 
 
 def before_step(model: Model, coming: Sequence[Coming], step: int, **sizes: Any) -> tuple[Engine, BatchPlan]:
     """An engine that has computed so many steps, and the plan of the next. All rows of a prompt get logits."""
     engine = Engine(model, prefix_caching=False, **sizes)
     for number in range(step + 1):
-        for one in coming:
-            if one.arrival == number:
-                params = replace(one.params, n=1, prompt_logprobs=0)
-                engine.add_request(one.request_id, one.prompt, params)
+        for request in coming:
+            if request.arrival == number:
+                params = replace(request.params, n=1, prompt_logprobs=0)
+                engine.add_request(request.request_id, request.prompt, params)
         if number < step:
             engine.step()
     return engine, engine.scheduler.schedule()

@@ -52,20 +52,20 @@ def write(cells: Cells, step: Step, size: int) -> None:
     for operation in step.operations:
         if operation["operation"] != "cache_entries":
             continue
-        own, first = cells.setdefault(operation["layer"], {}), 0
+        places, first = cells.setdefault(operation["layer"], {}), 0
         keys, values = operation["inputs"]["keys"]["values"], operation["inputs"]["values"]["values"]
         for entry in step.entries:
             for index in range(num_kept(step, entry)):
                 block, place = divmod(entry.start + index, size)
-                own[entry.block_table[block], place] = keys[first + index], values[first + index]
+                places[entry.block_table[block], place] = keys[first + index], values[first + index]
             first += len(entry.token_ids)
 
 
 def context(cells: Cells, layer: int, table: Sequence[int], stop: int, size: int) -> tuple[list[Row], list[Row]]:
     """Keys and values of the positions before `stop`. KeyError for one that was never written."""
     layer_cells = cells.get(layer, {})
-    found = [layer_cells[table[position // size], position % size] for position in range(stop)]
-    return [key for key, _ in found], [value for _, value in found]
+    pairs = [layer_cells[table[position // size], position % size] for position in range(stop)]
+    return [key for key, _ in pairs], [value for _, value in pairs]
 
 
 # --- tokens
@@ -98,7 +98,7 @@ def write_tokens(tokens: dict[int, dict[int, int]], step: Step, size: int) -> se
             number, place = divmod(entry.start + index, size)
             block = entry.block_table[number]
             slots = tokens.setdefault(block, {})
-            for later in [one for one in slots if one >= place]:  # of its last owner
+            for later in [at for at in slots if at >= place]:  # of its last owner
                 del slots[later]
             slots[place] = entry.token_ids[index]
             written.add((block, place))

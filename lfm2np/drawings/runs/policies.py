@@ -48,25 +48,25 @@ class Outcome:
 
     @property
     def steps(self) -> int:
-        return sum(one.rows > 0 for one in self.passes)
+        return sum(each.rows > 0 for each in self.passes)
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.passes)
+        return sum(each.rows for each in self.passes)
 
     @property
     def padding(self) -> int:
         """Under `static` a request stays in its batch until the longest ends; else a batch is a step's requests."""
-        return sum(one.padding for one in self.passes)
+        return sum(each.padding for each in self.passes)
 
 
 def answers(run: Run) -> dict[str, list[int]]:
     """All tokens that a run gave each request; requests that got none are left out."""
-    found: dict[str, list[int]] = {}
+    tokens: dict[str, list[int]] = {}
     for step in run.steps:
         for name, ids in step.tokens.items():
-            found.setdefault(name, []).extend(ids)
-    return found
+            tokens.setdefault(name, []).extend(ids)
+    return tokens
 
 
 def under(run: Run, name: str, **changes: Any) -> Outcome:
@@ -85,10 +85,10 @@ def under(run: Run, name: str, **changes: Any) -> Outcome:
     passes = []
     batch: dict[str, int] = {}
     for step in range(MOST_STEPS):
-        for one in [one for one in left if one.arrival <= step]:
-            left.remove(one)
-            arrived[one.request_id] = step
-            scheduler.add(Request(one.request_id, one.prompt, len(known[one.request_id])))
+        for request in [request for request in left if request.arrival <= step]:
+            left.remove(request)
+            arrived[request.request_id] = step
+            scheduler.add(Request(request.request_id, request.prompt, len(known[request.request_id])))
         if not left and not scheduler.has_unfinished:
             break
         if scheduler.config.policy != "static" or not scheduler.running:
@@ -118,7 +118,7 @@ def under(run: Run, name: str, **changes: Any) -> Outcome:
             free_blocks=scheduler.pool.num_free,
         )
         passes.append(Pass(computed, dict(batch)))
-    steps = tuple(one.step for one in passes)
+    steps = tuple(each.step for each in passes)
     rerun = replace(run, config=config, requests=requests, steps=steps, events=(), schedule=())
     return Outcome(name, rerun, tuple(passes), first, last)
 

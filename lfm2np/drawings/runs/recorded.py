@@ -52,14 +52,14 @@ class DetailedTrace:
 def texts(model: Model, words: Sequence[str], ids: Sequence[int]) -> Mapping[int, str]:
     """Of tokens: the words given, or the tokenizer's entries; nothing where there is neither."""
     if words:
-        return {one: words[one] for one in ids}
+        return {token_id: words[token_id] for token_id in ids}
     if not model.has_tokenizer:
         return {}
-    found = {}
-    for one in ids:
-        text = model.tokenizer.token_bytes(one).decode("utf-8", "replace")
-        found[one] = text or model.tokenizer.token(one) or str(one)  # special tokens add no text
-    return found
+    by_id = {}
+    for token_id in ids:
+        text = model.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+        by_id[token_id] = text or model.tokenizer.token(token_id) or str(token_id)  # special tokens add no text
+    return by_id
 
 
 def recorded(model: Model, coming: Sequence[Coming], words: Sequence[str] = (), **options: Any) -> list[str]:
@@ -69,9 +69,9 @@ def recorded(model: Model, coming: Sequence[Coming], words: Sequence[str] = (), 
     engine = Engine(detailed.model, trace=file, **options)
     left, step = list(coming), 0
     while left or engine.has_unfinished:
-        for one in [one for one in left if one.arrival <= step]:
-            left.remove(one)
-            engine.add_request(one.request_id, one.prompt, one.params)
+        for request in [request for request in left if request.arrival <= step]:
+            left.remove(request)
+            engine.add_request(request.request_id, request.prompt, request.params)
         detailed.step(engine)
         step += 1
     if engine.trace is not None:

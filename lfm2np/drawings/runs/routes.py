@@ -34,7 +34,7 @@ class Routes:
         return len({expert for experts in self.chosen for expert in experts})
 
     def tokens_of(self, expert: int) -> list[int]:
-        return [row for row, own in enumerate(self.chosen) if expert in own]
+        return [row for row, experts in enumerate(self.chosen) if expert in experts]
 
 
 def routes(step: Step) -> list[Routes]:
@@ -42,12 +42,14 @@ def routes(step: Step) -> list[Routes]:
 
     A layer that was computed again without drafts counts once, with all tokens of the step.
     """
-    found: dict[int, Routes] = {}
+    by_layer: dict[int, Routes] = {}
     for operation in step.operations:
-        if operation["operation"] == "best" and operation["layer"] not in found:
+        if operation["operation"] == "best" and operation["layer"] not in by_layer:
             chosen = tuple(map(tuple, operation["chosen"]))
-            found[operation["layer"]] = Routes(operation["layer"], operation["inputs"]["preferred"]["shape"][1], chosen)
-    return list(found.values())
+            by_layer[operation["layer"]] = Routes(
+                operation["layer"], operation["inputs"]["preferred"]["shape"][1], chosen
+            )
+    return list(by_layer.values())
 
 
 def is_sparse(run: Run) -> bool:
@@ -68,13 +70,13 @@ class Reading:
 
 def readings(run: Run, states: dict[str, list[Moment]]) -> list[Reading]:
     """Of each step that computed something; `states` are its moments."""
-    found = []
+    of_steps = []
     for step in run.steps:
         layers = routes(step)
         if layers:
-            mine = [state[step.number] for state in states.values()]
-            decodes = sum(one.tokens for one in mine if one.state == DECODE)
-            found.append(
+            moments = [state[step.number] for state in states.values()]
+            decodes = sum(moment.tokens for moment in moments if moment.state == DECODE)
+            of_steps.append(
                 Reading(
                     step=step.number,
                     decodes=decodes,
@@ -86,7 +88,7 @@ def readings(run: Run, states: dict[str, list[Moment]]) -> list[Reading]:
                     most_rows=max(max(layer.rows) for layer in layers),
                 )
             )
-    return found
+    return of_steps
 
 
 def read_evenly(num_experts: int, per_token: int, num_tokens: int) -> float:
@@ -97,10 +99,10 @@ def read_evenly(num_experts: int, per_token: int, num_tokens: int) -> float:
     return num_experts * (1 - (1 - per_token / num_experts) ** num_tokens)
 
 
-def by_decodes(found: Iterable[Reading]) -> dict[int, list[Reading]]:
+def by_decodes(of_steps: Iterable[Reading]) -> dict[int, list[Reading]]:
     """The steps that only decode, by their number of tokens."""
     groups: dict[int, list[Reading]] = {}
-    for one in found:
-        if one.decodes and not one.prefills:
-            groups.setdefault(one.decodes, []).append(one)
+    for reading in of_steps:
+        if reading.decodes and not reading.prefills:
+            groups.setdefault(reading.decodes, []).append(reading)
     return dict(sorted(groups.items()))

@@ -77,7 +77,6 @@ class Asked:
 @dataclass(frozen=True)
 class Run:
     config: Mapping[str, Any]  # of the scheduler
-    header: Mapping[str, Any]
     requests: Mapping[str, Asked]
     steps: tuple[Step, ...]
     events: tuple[tuple[int, str, str], ...]  # between steps: (steps before it, what, request)
@@ -135,7 +134,7 @@ def read_run(lines: Iterable[str], is_whole: bool = True) -> Run:
                 steps.append(step_from(line, len(steps)))
             elif kind == "detail":
                 steps[-1] = replace(steps[-1], operations=tuple(line["operations"]))
-                texts |= {int(one): word for one, word in line["texts"].items()}
+                texts |= {int(token_id): word for token_id, word in line["texts"].items()}
             elif kind in ("add", "fork"):
                 for asked in asked_from(line, len(steps)):
                     requests[asked.request_id] = asked
@@ -149,7 +148,7 @@ def read_run(lines: Iterable[str], is_whole: bool = True) -> Run:
             raise RequestError(f"line {number}: not a line of a trace: {problem!r}") from None
     if header is None or not steps:
         raise RequestError("a trace without a step: there is nothing to draw")
-    return Run(header["config"], header, requests, tuple(steps), tuple(events), texts, tuple(schedule))
+    return Run(header["config"], requests, tuple(steps), tuple(events), texts, tuple(schedule))
 
 
 def plain(value: Any) -> Any:
@@ -158,11 +157,11 @@ def plain(value: Any) -> Any:
 
 def step_from(line: Mapping[str, Any], number: int) -> Step:
     plan = line["plan"]
-    scheduled = [{name: plain(one[name]) for name in ENTRY_FIELDS if name in one} for one in plan["scheduled"]]
+    scheduled = [{name: plain(raw[name]) for name in ENTRY_FIELDS if name in raw} for raw in plan["scheduled"]]
     return Step(
         number=number,
         entries=tuple(Entry(**entry) for entry in scheduled),
-        moves=tuple((one["kind"], one["source"], one["destination"]) for one in plan["moves"]),
+        moves=tuple((move["kind"], move["source"], move["destination"]) for move in plan["moves"]),
         admitted=tuple(plan["admitted"]),
         preempted=tuple(plan["preempted"]),
         tokens={name: tuple(ids) for name, ids in line.get("tokens", {}).items()},
@@ -175,10 +174,10 @@ def step_from(line: Mapping[str, Any], number: int) -> Step:
 def asked_from(line: Mapping[str, Any], arrival: int) -> list[Asked]:
     """A request and its further samples; or a fork."""
 
-    def one(raw: Mapping[str, Any], parent: str | None) -> Asked:
+    def asked(raw: Mapping[str, Any], parent: str | None) -> Asked:
         return Asked(raw["request_id"], tuple(raw["prompt_token_ids"]), raw["max_tokens"], arrival, parent)
 
     if line["kind"] == "fork":
-        return [one(line["child"], line["parent"])]
-    first = one(line["request"], None)
-    return [first, *(one(raw, first.request_id) for raw in line["forks"])]
+        return [asked(line["child"], line["parent"])]
+    first = asked(line["request"], None)
+    return [first, *(asked(raw, first.request_id) for raw in line["forks"])]

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from lfm2np.drawings.page.markup import Markup, counted, element, joined, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, line, rectangle, words
-from lfm2np.drawings.page.view import View, by_number, cell, legend, mark, short_names, step_numbers
+from lfm2np.drawings.page.view import View, by_number, cell, legend, mark, short_names, step_numbers, steps_between
 from lfm2np.drawings.runs.derive import (
     ABSENT,
     DECODE,
@@ -24,7 +24,7 @@ from lfm2np.drawings.runs.derive import (
     moments,
 )
 from lfm2np.drawings.runs.policies import Outcome, under
-from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.runs.run import Run
 
 LEFT, RIGHT, HEADING, GAP, AXIS = 44.0, 150.0, 26.0, 12.0, 24.0
 TALL = 28.0  # of a lane
@@ -72,15 +72,13 @@ class Way:
         return computed.longest - self.at(name, number).tokens if name in computed.batch else 0
 
 
-def way(run: Run, title: str, policy: str, rectangles: bool) -> Way:
-    outcome = under(run, title, policy=policy)
-    return Way(title, policy, outcome, rectangles, moments(outcome.run))
-
-
 def batching(run: Run) -> View:
     """Both halves are of the requests of `run`, and not of its steps: the scheduler once more, either way."""
-    ways = (way(run, "By requests", "static", rectangles=True), way(run, "By tokens", "fcfs", rectangles=False))
-    by_requests, by_tokens = (way.outcome for way in ways)
+    by_requests, by_tokens = (under(run, "", policy=policy) for policy in ("static", "fcfs"))
+    ways = (
+        Way("By requests", "static", by_requests, True, moments(by_requests.run)),
+        Way("By tokens", "fcfs", by_tokens, False, moments(by_tokens.run)),
+    )
     drafted = any(entry.num_drafts for step in run.steps for entry in step.entries)
     longest = max(len(outcome.passes) for outcome in (by_requests, by_tokens))
     count = min(longest, MOST_STEPS)
@@ -186,10 +184,7 @@ def events_of(way: Way, number: int) -> str:
 def flat_array(outcome: Outcome, number: int) -> Markup | None:
     if number >= len(outcome.passes):
         return element("p", "By tokens all requests are finished.")
-    return rows_of(outcome.run, outcome.passes[number].step)
-
-
-def rows_of(run: Run, step: Step) -> Markup:
+    run, step = outcome.run, outcome.passes[number].step
     rows: list[Sequence[object]] = []
     for entry, place, token in step.rows:
         said = step.tokens.get(entry.request_id, ()) if place == entry.stop - 1 else ()
@@ -266,7 +261,7 @@ def lane(way: Way, name: str, row: int, run: Run, scale: Scale, top: float) -> l
         numbers = list(group)
         if kind in (QUEUED, PREEMPTED, IDLE):
             wide = scale.wide * len(numbers)
-            title = f"{visible(name)}, {between(numbers)}: {SAID[kind]}"
+            title = f"{visible(name)}, {steps_between(numbers[0], numbers[-1])}: {SAID[kind]}"
             text = SAID[kind] if wide > 8 * len(SAID[kind]) else LETTERS[kind]
             shapes.append(bar(scale.x(numbers[0]) + 1, y, wide - 2, kind, text, title))
         elif kind not in (ABSENT, ENDED):
@@ -279,10 +274,6 @@ def bar(x: float, y: float, width: float, kind: str, text: str, title: str) -> M
     """With its text at the left, where it is seen first."""
     drawn = rectangle(x, y, width, TALL - 4, class_=f"cell {kind}")
     return element("g", drawn, words(x + 5, y + TALL / 2 - 2, text, class_="letter"), element("title", title))
-
-
-def between(numbers: Sequence[int]) -> str:
-    return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"
 
 
 def computed_cells(

@@ -17,13 +17,12 @@ MOST_DRAWN = 64  # steps with a figure; a longer run has one for every so many
 def experts(run: Run) -> View:
     """`run` is of a model with a mixture of experts, with detail."""
     states = moments(run)
-    found = readings(run, states)
+    of_steps = readings(run, states)
     every = -(-len(run.steps) // MOST_DRAWN)
     first = next(layers[0] for layers in map(routes, run.steps) if layers)
     per_token = len(first.chosen[0])
     return view_of_run(
         run,
-        "main",
         "experts",
         "Which expert computes which token",
         f"Every token goes to {per_token} of {first.num_experts} experts, by its own row alone. An expert is "
@@ -39,8 +38,8 @@ def experts(run: Run) -> View:
         element("p", f"Every {every}. step is drawn; the tables have all.") if every > 1 else None,
         element("h3", "How many experts a step reads"),
         element("p", why(first, per_token)),
-        decodes_table(found, first, per_token),
-        steps_table(found),
+        decodes_table(of_steps, first, per_token),
+        steps_table(of_steps),
     )
 
 
@@ -111,10 +110,10 @@ def rows_table(step: Step, layers: list[Routes]) -> Markup:
     return table(f"Step {step.number}: rows of each expert", head, rows, class_="rows")
 
 
-def decodes_table(found: list[Reading], first: Routes, per_token: int) -> Markup:
+def decodes_table(of_steps: list[Reading], first: Routes, per_token: int) -> Markup:
     """Steps that only decode, of one block on average."""
     rows = []
-    for tokens, steps in by_decodes(found).items():
+    for tokens, steps in by_decodes(of_steps).items():
         layers = sum(step.num_layers for step in steps)
         read = sum(step.read for step in steps) / layers
         evenly = read_evenly(first.num_experts, per_token, tokens)
@@ -125,10 +124,10 @@ def decodes_table(found: list[Reading], first: Routes, per_token: int) -> Markup
     return table("Steps that only decode: of one block, on average", head, rows, class_="decodes")
 
 
-def steps_table(found: list[Reading]) -> Markup:
+def steps_table(of_steps: list[Reading]) -> Markup:
     head = ["step", "prefill tokens", "decodes", "choices", "experts read", "of", "rows of one, on average", "the most"]
     rows = []
-    for step in found:
+    for step in of_steps:
         figures = [step.step, step.prefills, step.decodes, step.choices, step.read, step.held]
         rows.append([*figures, number(step.choices / step.read, 3), step.most_rows])
     return table("All sparse blocks of each step together", head, rows, class_="reads")

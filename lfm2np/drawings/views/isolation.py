@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from lfm2np.drawings.page.markup import Markup, counted, element, number, scrolled, table, visible
@@ -13,9 +11,6 @@ from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND, Le
 
 SIDE, LEFT, TOP = 14.0, 74.0, 20.0
 CHOICES = (SOUND, *BROKEN)
-
-Leaks = Callable[[int, int], list[tuple[int, int]]]  # request, position -> the (request, position) that it must not see
-
 
 MOST_ROWS = 64  # of a step that is drawn
 LESSON = (
@@ -63,24 +58,21 @@ def isolation(leak: Leak | None, of: str = "A step of the trained fixture") -> V
 
 
 def requests_text(leak: Leak, of: str) -> str:
-    told = []
+    parts = []
     for share in leak.shares:
         rows = counted(share.stop - share.start, "row")
         kind = "a whole prompt" if share.start == 0 else f"after {counted(share.start, 'position')} in its cache"
-        told.append(f"{visible(share.name)} has {rows}, {kind}")
-    return f"{of}: " + "; ".join(told) + "."
+        parts.append(f"{visible(share.name)} has {rows}, {kind}")
+    return f"{of}: " + "; ".join(parts) + "."
 
 
 def choice(leak: Leak, index: int, what: str) -> Markup:
     """Both pictures and the logits of one choice; without the script all stand below each other."""
-    attention = attention_leaks(leak) if what == ATTENTION else no_leaks(leak)
-    convolution = convolution_leaks(leak) if what == CONVOLUTION else no_leaks(leak)
-    how = "sound" if what == SOUND else what
     if sum(share.stop - share.start for share in leak.shares) > MOST_ROWS:
         drawn = element("p", "This step has too many rows to draw.")
     else:
-        masks = picture(leak, "Attention: its mask", how, "looks at", None, attention)
-        reach = picture(leak, "Convolution: its reach", how, "takes in", leak.taps, convolution)
+        masks = picture(leak, "Attention: its mask", what, "looks at", None, what == ATTENTION)
+        reach = picture(leak, "Convolution: its reach", what, "takes in", leak.taps, what == CONVOLUTION)
         drawn = element("div", masks, reach, class_="pair")
     return element(
         "div",
@@ -93,7 +85,7 @@ def choice(leak: Leak, index: int, what: str) -> Markup:
     )
 
 
-def picture(leak: Leak, title: str, how: str, verb: str, reach: int | None, leaks: Leaks) -> Markup:
+def picture(leak: Leak, title: str, what: str, verb: str, reach: int | None, is_broken: bool) -> Markup:
     """Rows of the step against the positions of every request: causal squares, or the band of the convolution."""
     lefts = offsets([share.stop for share in leak.shares])
     tops = offsets([share.stop - share.start for share in leak.shares])
@@ -103,13 +95,13 @@ def picture(leak: Leak, title: str, how: str, verb: str, reach: int | None, leak
         for position in range(share.start, share.stop):
             y = TOP + (tops[index] + position - share.start) * SIDE
             first = 0 if reach is None else max(0, position - reach + 1)
-            told = f"{visible(share.name)} at position {position} {verb}"
+            row = f"{visible(share.name)} at position {position} {verb}"
             for seen in range(first, position + 1):
                 inset, where = (1.0, "") if seen >= share.start else (4.0, ", from before this step")
-                text = f"{told} its {seen}{where}"
+                text = f"{row} its {seen}{where}"
                 shapes.append(square(LEFT + (lefts[index] + seen) * SIDE, y, inset, text, "sees"))
-            for other, seen in leaks(index, position):
-                text = f"LEAKS: {told} position {seen} of {visible(leak.shares[other].name)}"
+            for other, seen in leaked(leak, what, index, position) if is_broken else ():
+                text = f"LEAKS: {row} position {seen} of {visible(leak.shares[other].name)}"
                 shapes.append(square(LEFT + (lefts[other] + seen) * SIDE, y, 1.0, text, "sees leak"))
     for index, share in enumerate(leak.shares):
         rows, columns = (tops[index] + tops[index + 1]) / 2, (lefts[index] + lefts[index + 1]) / 2
@@ -120,8 +112,8 @@ def picture(leak: Leak, title: str, how: str, verb: str, reach: int | None, leak
         shapes.append(line(across, TOP, across, TOP + height, class_="wire"))
     shapes.append(rectangle(LEFT, TOP, width, height, class_="wire"))
     description = f"Each of the {tops[-1]} rows of the step {verb} the marked positions, of {lefts[-1]} in all."
-    drawn = figure(f"{title} ({how})", description, LEFT + width + 8, TOP + height + 8, shapes)
-    return element("div", element("h4", title), scrolled(drawn, f"{title} ({how})"))
+    drawn = figure(f"{title} ({what})", description, LEFT + width + 8, TOP + height + 8, shapes)
+    return element("div", element("h4", title), scrolled(drawn, f"{title} ({what})"))
 
 
 def offsets(sizes: list[int]) -> list[int]:
@@ -134,28 +126,13 @@ def square(x: float, y: float, inset: float, title: str, class_: str) -> Markup:
     return rectangle(x + inset, y + inset, side, side, element("title", title), class_=class_)
 
 
-def no_leaks(leak: Leak) -> Leaks:
-    return lambda index, position: []
-
-
-def convolution_leaks(leak: Leak) -> Leaks:
-    """The rows of the flat batch just before a prompt's first ones, as the fault of that name takes them."""
-    flat = [(index, at) for index, share in enumerate(leak.shares) for at in range(share.start, share.stop)]
-
-    def of(index: int, position: int) -> list[tuple[int, int]]:
-        missing = leak.taps - 1 - position
-        if leak.shares[index].start > 0 or missing <= 0:
-            return []
-        first = flat.index((index, 0))
-        return flat[max(0, first - missing) : first]
-
-    return of
-
-
-def attention_leaks(leak: Leak) -> Leaks:
-    return lambda index, position: [
-        (other, at) for other, share in enumerate(leak.shares[:index]) for at in range(share.start, share.stop)
-    ]
+def leaked(leak: Leak, what: str, index: int, position: int) -> list[tuple[int, int]]:
+    """Request and position of the rows that a request's row must not see, and sees by the fault of that name."""
+    before = [(other, at) for other, share in enumerate(leak.shares[:index]) for at in range(share.start, share.stop)]
+    if what == ATTENTION:
+        return before
+    missing = 0 if leak.shares[index].start else leak.taps - 1 - position
+    return before[-missing:] if missing > 0 else []
 
 
 def changed_text(leak: Leak, what: str) -> Markup:
@@ -174,7 +151,7 @@ def logits_table(leak: Leak, what: str) -> Markup:
     for name in (share.name for share in leak.shares):
         row, truth = leak.logits[what][name][-1], leak.logits[SOUND][name][-1]
         top = np.argsort(-row, kind="stable")[:3]
-        said = [f"{visible(leak.words.get(int(one), str(one)))} {number(float(row[one]), 5)}" for one in top]
+        said = [f"{visible(leak.words.get(int(token), str(token)))} {number(float(row[token]), 5)}" for token in top]
         right = int(np.argmax(truth))
         wrong = f"WRONG: it should be {visible(leak.words.get(right, str(right)))}"
         verdict = "the right token" if int(top[0]) == right else wrong

@@ -41,7 +41,6 @@ def ledger(run: Run) -> View:
     )
     return view_of_run(
         run,
-        "main",
         "ledger",
         "What is batched and what is not",
         LESSON + OF_EXPERTS if is_sparse(run) else LESSON,
@@ -96,9 +95,10 @@ def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]
     """The first block of each kind, the first experts if they are in another, and what is before and after blocks."""
     kinds = {"convolve": "convolution", "attend": "attention"}
     layers = {
-        one["layer"]: kinds[one["operation"]] + (f" in a window of {one['window']}" if "window" in one else "")
-        for one in operations
-        if one["operation"] in kinds
+        operation["layer"]: kinds[operation["operation"]]
+        + (f" in a window of {operation['window']}" if "window" in operation else "")
+        for operation in operations
+        if operation["operation"] in kinds
     }
     sparse = {operation["layer"] for operation in operations if operation["operation"] == "best"}
     known = dict.fromkeys([*kinds.values(), *sorted(layers.values())])
@@ -107,7 +107,9 @@ def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]
     for layer in first:
         if layer is not None:
             kind = layers[layer] + (", mixture of experts" if layer in sparse else "")
-            groups.append((f"Block {layer}: {kind}", [one for one in operations if one["layer"] == layer]))
+            groups.append(
+                (f"Block {layer}: {kind}", [operation for operation in operations if operation["layer"] == layer])
+            )
     if sparse and not sparse & set(first):
         layer_operations = [operation for operation in operations if operation["layer"] == min(sparse)]
         start = next(index for index, operation in enumerate(layer_operations) if operation["name"] == "ffn_norm")
@@ -118,14 +120,14 @@ def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]
 
 def grouped(operations: Sequence[Operation]) -> list[list[Operation]]:
     """Calls of one line of code, one a request or an expert, together."""
-    found: list[list[Operation]] = []
+    groups: list[list[Operation]] = []
     for operation in operations:
-        same = next((g for g in found if several(operation) and what(g[0]) == what(operation)), None)
+        same = next((g for g in groups if several(operation) and what(g[0]) == what(operation)), None)
         if same is None:
-            found.append([operation])
+            groups.append([operation])
         else:
             same.append(operation)
-    return found
+    return groups
 
 
 def several(operation: Operation) -> bool:
@@ -179,5 +181,5 @@ def shares(step: Step, known: Sequence[str]) -> Markup:
     rows = []
     for name in known:
         mine = [operation for operation in step.operations if operation["class"] == name]
-        rows.append([name, len(mine), f"{sum(one['output']['shape'][0] for one in mine):,}"])
+        rows.append([name, len(mine), f"{sum(operation['output']['shape'][0] for operation in mine):,}"])
     return table("All blocks of this step", ["class", "calls", "rows in all"], rows)

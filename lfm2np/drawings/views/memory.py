@@ -18,6 +18,7 @@ from lfm2np.drawings.page.view import (
     short_names,
     step_numbers,
     step_text,
+    steps_between,
     view_of_run,
 )
 from lfm2np.drawings.runs.derive import Pool, behind_windows, colours, loads, num_kept, pools
@@ -69,7 +70,6 @@ def memory(run: Run) -> View:
 
     return view_of_run(
         run,
-        "main",
         "memory",
         "Memory",
         "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
@@ -130,8 +130,7 @@ def chart(drawn: Blocks, title_of_all: str) -> Markup:
         if block >= shown:
             continue
         letter = names[requests[0]] if len(requests) == 1 else f"{names[requests[0]]}+"
-        steps = f"step {first}" if stop == first + 1 else f"steps {first} to {stop - 1}"
-        title = f"{steps}, block {block}: {', '.join(map(visible, requests))}"
+        title = f"{steps_between(first, stop - 1)}, block {block}: {', '.join(map(visible, requests))}"
         x, y = LEFT + first * SIDE + 1, TOP + block * SIDE + 1
         shapes.append(cell(x, y, SIDE * (stop - first) - 2, SIDE - 2, numbers[requests[0]], letter, "", title))
     shapes += step_numbers(len(run.steps), SIDE, LEFT, height - 8)
@@ -141,16 +140,16 @@ def chart(drawn: Blocks, title_of_all: str) -> Markup:
 
 def held(owned: Sequence[Mapping[int, tuple[str, ...]]]) -> list[tuple[int, int, int, tuple[str, ...]]]:
     """Block, first step, step after the last, owners: for as long as a block's owners are the same."""
-    found = []
-    for block in sorted({block for one in owned for block in one}):
+    bars = []
+    for block in sorted({block for of_step in owned for block in of_step}):
         first = 0
         for step in range(1, len(owned) + 1):
             before = owned[first].get(block, ())
             if step == len(owned) or owned[step].get(block, ()) != before:
                 if before:
-                    found.append((block, first, step, before))
+                    bars.append((block, first, step, before))
                 first = step
-    return found
+    return bars
 
 
 def now(run: Run, step: Step) -> Markup:
@@ -169,7 +168,7 @@ def now(run: Run, step: Step) -> Markup:
     windowed = ["of windowed layers"] if "sliding_window" in run.config else []
     head = ["request", "block table", *windowed, "positions written", "state slot"]
     return joined(
-        element("ul", [element("li", one) for one in (*hits, *moves)]) if hits or moves else None,
+        element("ul", [element("li", text) for text in (*hits, *moves)]) if hits or moves else None,
         table(f"Block tables in step {step.number}", head, rows),
     )
 
@@ -294,8 +293,8 @@ def map_of(drawn: Blocks, index: int) -> Markup:
         title = f"Memory of windowed layers in step {step.number}"
         text = "Each block of the windowed layers' pool with the tokens that it holds and its owners."
     more = f" Blocks from {shown} on are not drawn." if blocks > shown else ""
-    found = f", {pool.cached} of them with a prefix that can be found" if pool.cached is not None else ""
-    free = f"{counted(blocks - len(pool.owners), 'block')} free{found}.{given_back}"
+    findable = f", {pool.cached} of them with a prefix that can be found" if pool.cached is not None else ""
+    free = f"{counted(blocks - len(pool.owners), 'block')} free{findable}.{given_back}"
     owned = f"{where}{len(pool.owners)} of {counted(blocks, 'block')} owned"
     return joined(
         step_text(step, f"While it computes, {owned}; {free}{more}"),

@@ -41,7 +41,7 @@ def both_orders(left: Float32, right: Float32) -> Orders:
     for vector in (left, right):
         exponent = int(np.frexp(np.max(np.abs(vector)))[1])
         units = np.rint(np.ldexp(vector.astype(np.float64), GRID_BITS - exponent))
-        grids.append(([int(one) for one in units], exponent - GRID_BITS))
+        grids.append(([int(unit) for unit in units], exponent - GRID_BITS))
     (grid_left, unit_left), (grid_right, unit_right) = grids
     whole = [a * b for a, b in zip(grid_left, grid_right, strict=True)]
     return Orders(

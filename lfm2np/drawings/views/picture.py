@@ -45,7 +45,7 @@ class Stage:
         return [sum(sizes[:count]) for count in range(len(sizes))]
 
     def of(self, layer: int | None, operation: str) -> list[Operation]:
-        return [one for one in self.step.operations if one["layer"] == layer and one["operation"] == operation]
+        return [each for each in self.step.operations if each["layer"] == layer and each["operation"] == operation]
 
     def weight(self, name: str) -> list[list[float]]:
         """[out, in]; of a vector one row."""
@@ -59,8 +59,8 @@ class Stage:
 
 def values(operation: Operation, of: str = "") -> list[list[float]]:
     """Of its output, or of the input with that name."""
-    found: list[list[float]] = (operation["inputs"][of] if of else operation["output"])["values"]
-    return found
+    rows: list[list[float]] = (operation["inputs"][of] if of else operation["output"])["values"]
+    return rows
 
 
 def row(*parts: object) -> Markup:
@@ -80,36 +80,34 @@ def weights(key: str, name: str, rows: Sequence[Sequence[float]], **more: Any) -
     return grid(key, name, rows, class_="weights", **more)
 
 
-def normed(stage: Stage, key: str, name: str, of: str, weight: str, made: Operation, size: int) -> Markup:
+def normed(stage: Stage, key: str, name: str, of: str, weight: str, result: Operation, size: int) -> Markup:
     """Rows, or heads of `size` channels, divided by their root mean square."""
     return stack(
         weights(f"{key}w", "weight", stage.weight(weight)),
-        grid(key, name, values(made), "norm", f"{of} {key}w", class_=ROW, size=size, eps=EPS),
+        grid(key, name, values(result), "norm", f"{of} {key}w", class_=ROW, size=size, eps=EPS),
     )
 
 
-def product(key: str, name: str, of: str, above: Sequence[Sequence[float]], made: Operation, **more: Any) -> Markup:
+def product(key: str, name: str, of: str, above: Sequence[Sequence[float]], result: Operation, **more: Any) -> Markup:
     """Weights [in, out] above the product of the matrix at its left with them."""
     head = more.pop("head", ())
     made_of = f"{of} {key}w"
     return stack(
         weights(f"{key}w", more.pop("called", "weights"), above, head=head),
-        grid(key, name, values(made), "linear", made_of, class_=PRODUCT, head=head, bare=True, **more),
+        grid(key, name, values(result), "linear", made_of, class_=PRODUCT, head=head, bare=True, **more),
     )
 
 
 def tokens_in(stage: Stage) -> list[Markup]:
     table = stage.weight("embed_tokens")
     words = [f"{index} {visible(stage.run.word(index))}" for index in range(len(table))]
-    (made,) = stage.of(None, "embed")
+    (x,) = stage.of(None, "embed")
     ids = " ".join(str(token) for entry in stage.step.entries for token in entry.token_ids)
     return [
         row(
             weights("table", "embeddings, a row for each word", table, labels=words),
             sign("\u2192"),
-            grid(
-                "x", "x, a row for each token", values(made), "embed", "table", labels=stage.labels, class_=ROW, ids=ids
-            ),
+            grid("x", "x, a row for each token", values(x), "embed", "table", labels=stage.labels, class_=ROW, ids=ids),
         )
     ]
 
@@ -135,12 +133,12 @@ def convolution(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
     parts = [("gate_in (B)", hidden), ("gate_out (C)", hidden), ("value (x)", hidden)]
     above = across(stage.weight(f"layers.{layer}.conv.in_proj"))
     windows, mixed = [], []
-    for index, one in enumerate(stage.of(layer, "convolve")):
-        history = values(one, "history")
-        name, rows = f"u, gate_in \u00d7 value{stage.name(index)}", [*history, *values(one, "u")]
+    for index, operation in enumerate(stage.of(layer, "convolve")):
+        history = values(operation, "history")
+        name, rows = f"u, gate_in \u00d7 value{stage.name(index)}", [*history, *values(operation, "u")]
         places: dict[str, Any] = {"kept": len(history), "skip": len(history), "row": stage.starts[index]}
         windows.append(grid(f"u{index}", name, rows, "multiply", f"p:0 p:{2 * hidden}", class_=ROW, **places))
-        mixed += values(one)
+        mixed += values(operation)
     taps = across(stage.weight(f"layers.{layer}.conv.conv"))
     of = " ".join([*(f"u{index}" for index in range(len(windows))), "taps"])
     starts = " ".join(map(str, stage.starts))
@@ -171,15 +169,15 @@ def attention(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
     groups = k_normed["output"]["shape"][1]
     q, kv = heads * size, groups * size
     name = f"layers.{layer}.self_attn"
-    above = across([line for one in ("q", "k", "v") for line in stage.weight(f"{name}.{one}_proj")])
+    above = across([line for letter in ("q", "k", "v") for line in stage.weight(f"{name}.{letter}_proj")])
     parts = [("queries", q), ("keys", kv), ("values", kv)]
     angles = [grid(key, text, values(q_turned, key), "angle") for key, text in (("cos", "cosine"), ("sin", "sine"))]
     of, seen, words = [], [], []
-    for index, one in enumerate(stage.of(layer, "attend")):
+    for index, operation in enumerate(stage.of(layer, "attend")):
         drawn, keys = attended(stage, layer, index, values(q_turned), (heads, groups, size))
         seen.append(row(*drawn))
         of += keys
-        words += values(one)
+        words += values(operation)
     sizes = {"size": size, "heads": heads, "groups": groups, "starts": " ".join(map(str, stage.starts))}
     return [
         row(*begin, product("p", "q, k, v", "n", above, projected, head=parts, called="q_proj, k_proj, v_proj")),
@@ -213,22 +211,22 @@ def attended(
     heads, groups, size = sizes
     entry, first = stage.step.entries[index], stage.starts[index]
     (stored,) = stage.of(layer, "cache_entries")
-    own = slice(first, first + len(entry.token_ids))
+    span = slice(first, first + len(entry.token_ids))
     block_size = int(stage.run.config["block_size"])
     cached_keys, cached_values = context(stage.cells, layer, entry.block_table, entry.start, block_size)
-    keys = [*cached_keys, *values(stored, "keys")[own]]
+    keys = [*cached_keys, *values(stored, "keys")[span]]
     drawn = [
         grid(f"{letter}{index}", f"{what}{stage.name(index)}", rows, "cached", kept=entry.start)
         for letter, what, rows in (
             ("K", "keys", keys),
-            ("V", "values", [*cached_values, *values(stored, "values")[own]]),
+            ("V", "values", [*cached_values, *values(stored, "values")[span]]),
         )
     ]
     names = []
     for head in range(heads):
         group = head * groups // heads
         column = slice(group * size, (group + 1) * size)
-        scores = scores_of([query[head * size : (head + 1) * size] for query in queries[own]], keys, column)
+        scores = scores_of([query[head * size : (head + 1) * size] for query in queries[span]], keys, column)
         at = f"{head * size} {first} {group * size}"
         scored = grid(f"S{index}.{head}", f"scores, head {head}", scores, "score", f"q K{index}", at=at, size=size)
         shares = [softmax(line) for line in scores]
@@ -242,20 +240,20 @@ def scores_of(
     queries: Sequence[Sequence[float]], keys: Sequence[Sequence[float]], column: slice
 ) -> list[list[float | None]]:
     """[t, C]: a row's query times the keys up to its own position, by the root of the head's size."""
-    before, found = len(keys) - len(queries), []
+    before, rows = len(keys) - len(queries), []
     for index, query in enumerate(queries):
         line = [
             rounded(math.fsum(a * b for a, b in zip(query, key[column], strict=True)) / math.sqrt(len(query)))
             for key in keys[: before + index + 1]
         ]
-        found.append([*line, *[None] * (len(keys) - len(line))])
-    return found
+        rows.append([*line, *[None] * (len(keys) - len(line))])
+    return rows
 
 
 def softmax(scores: Sequence[float | None]) -> list[float | None]:
     known = [score for score in scores if score is not None]
     largest = max(known)
-    total = math.fsum(math.exp(one - largest) for one in known)
+    total = math.fsum(math.exp(score - largest) for score in known)
     return [None if score is None else rounded(math.exp(score - largest) / total) for score in scores]
 
 
@@ -288,19 +286,19 @@ def tokens_out(stage: Stage) -> list[Markup]:
     """The last norm, the head over the rows that need a token, and the largest logit."""
     if not stage.of(None, "linear"):
         return [element("p", "No row of this step needs a token: the last one of a prompt is still to come.")]
-    made, head = stage.of(None, "rms_norm")[-1], stage.of(None, "linear")[-1]
-    hidden, table = made["output"]["shape"][1], stage.weight("embed_tokens")
+    result, head = stage.of(None, "rms_norm")[-1], stage.of(None, "linear")[-1]
+    hidden, table = result["output"]["shape"][1], stage.weight("embed_tokens")
     words = [(visible(stage.run.word(index)), 1) for index in range(len(table))]
     said = [
-        f"{visible(entry.request_id)} \u2192 {' '.join(visible(stage.run.word(one)) for one in answer)}"
+        f"{visible(entry.request_id)} \u2192 {' '.join(visible(stage.run.word(token)) for token in answer)}"
         for entry in stage.step.entries
         if (answer := stage.step.tokens.get(entry.request_id))
     ]
     return [
         row(
-            grid("x", "x", values(made, "x"), "before", labels=stage.labels),
+            grid("x", "x", values(result, "x"), "before", labels=stage.labels),
             sign("\u2192"),
-            normed(stage, "n", "normed", "x", "embedding_norm", made, hidden),
+            normed(stage, "n", "normed", "x", "embedding_norm", result, hidden),
         ),
         row(
             grid("l", "rows that need a token", values(head, "x"), "picked", "n"),

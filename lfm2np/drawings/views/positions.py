@@ -15,12 +15,12 @@ SIDE, LEFT, TOP = 24.0, 150.0, 18.0
 def positions(run: Run, player: str = "hand") -> View:
     return view_of_run(
         run,
-        player,
         "positions",
         "Decoding at different positions",
         "Requests of one step stand at different positions. The flat array carries each row's own position: it "
         "gives the angle of its rotation and how far back it may look.",
         by_step(run, lambda step: of_step(run, step)),
+        player=player,
     )
 
 

@@ -54,7 +54,9 @@ def single(run: Run, weights: Weights, player: str = "single") -> View:
 def layers_of(run: Run) -> dict[int, str]:
     """Layer -> convolution or attention."""
     operations = (operation for step in run.steps for operation in step.operations)
-    return {one["layer"]: KINDS[one["operation"]] for one in operations if one["operation"] in KINDS}
+    return {
+        operation["layer"]: KINDS[operation["operation"]] for operation in operations if operation["operation"] in KINDS
+    }
 
 
 def chooser(kinds: Mapping[int, str]) -> Markup:
@@ -89,7 +91,7 @@ def sentence(run: Run, step: Step, states: Mapping[str, Sequence[Moment]]) -> Ma
     sentences = []
     for entry in step.entries:
         going = " ".join(visible(run.word(token_id)) for token_id in entry.token_ids)
-        said = " ".join(visible(run.word(one)) for one in step.tokens.get(entry.request_id, ()))
+        said = " ".join(visible(run.word(token)) for token in step.tokens.get(entry.request_id, ()))
         several = len(entry.token_ids) > 1
         positions = f"positions {entry.start} to {entry.stop - 1}" if several else f"position {entry.start}"
         name = f"{visible(entry.request_id)}: " if len(run.requests) > 1 else ""

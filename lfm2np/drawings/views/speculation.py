@@ -40,7 +40,6 @@ def speculation(run: Run) -> View:
         return view_without_steps("speculation", "Speculation", LESSON, "", about, none)
     return view_of_run(
         run,
-        "main",
         "speculation",
         "Speculation",
         LESSON,
@@ -156,11 +155,11 @@ def route(run: Run, step: Step, entry: Entry, y: float) -> list[object]:
     return shapes
 
 
-def station(run: Run, x: float, y: float, token: int, kind: str, told: str) -> Markup:
+def station(run: Run, x: float, y: float, token: int, kind: str, what: str) -> Markup:
     text = visible(run.word(token))
     return element(
         "g",
-        element("title", f"{told}: {text}"),
+        element("title", f"{what}: {text}"),
         rectangle(x, y - 10, BOX, 20, class_=f"cell none {kind}", rx=10 if kind == "own" else 2),
         words(x + BOX / 2, y, text[:9], "middle", class_="letter"),
     )

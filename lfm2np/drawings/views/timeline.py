@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, line, rectangle, words
-from lfm2np.drawings.page.view import View, by_step, cell, columns, legend, step_numbers, step_text, view_of_run
+from lfm2np.drawings.page.view import (
+    View,
+    by_step,
+    cell,
+    columns,
+    events_of,
+    legend,
+    step_numbers,
+    step_text,
+    view_of_run,
+)
 from lfm2np.drawings.runs.derive import (
     DECODE,
     ENDED,
@@ -38,7 +48,6 @@ def timeline(run: Run) -> View:
     states, numbers = moments(run), colours(run)
     return view_of_run(
         run,
-        "main",
         "timeline",
         "Timeline",
         "A step takes what fits: decodes of some requests and chunks of others' prompts, up to one budget.",
@@ -91,9 +100,7 @@ def sentence(run: Run, states: dict[str, list[Moment]], step: Step) -> Markup:
     gets = "gets" if len(step.entries) == 1 else "get"
     budget = run.config["max_num_batched_tokens"]
     parts = [f"{counted(len(step.entries), 'request')} {gets} {counted(step.num_tokens, 'token')} of {budget}"]
-    for what, names in (("admitted", step.admitted), ("preempted", step.preempted), ("finished", tuple(step.finished))):
-        if names:
-            parts.append(f"{what}: {', '.join(map(visible, names))}")
+    parts += events_of(step)
     again = sum(line_[step.number].recomputed for line_ in states.values())
     if again:
         parts.append(f"{counted(again, 'token')} computed again")

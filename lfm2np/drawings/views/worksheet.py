@@ -48,7 +48,7 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
     hidden = len(x)
     rows = weights["model.layers.0.conv.in_proj.weight"].reshape(-1, hidden)
     taps = weights["model.layers.0.conv.conv.weight"].reshape(hidden, -1)
-    channel = int(max(range(hidden), key=lambda one: abs(taps[one]).sum() + (abs(result[one]) > 0)))
+    channel = int(max(range(hidden), key=lambda index: abs(taps[index]).sum() + (abs(result[index]) > 0)))
     history = [row[channel] for row in convolved["inputs"]["history"]["values"]]
     u, mixed = convolved["inputs"]["u"]["values"][0], convolved["output"]["values"][0]
     logits = [operation for operation in step.operations if operation["name"] == "lm_head"][-1]["output"]["values"][-1]
@@ -85,8 +85,8 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
 
 def of_a_batch(run: Run) -> list[Task]:
     size = int(run.config["block_size"])
-    step = max(run.steps, key=lambda one: (len(one.entries), one.num_tokens))
-    entry = max(step.entries, key=lambda one: one.stop)
+    step = max(run.steps, key=lambda step: (len(step.entries), step.num_tokens))
+    entry = max(step.entries, key=lambda entry: entry.stop)
     position = entry.stop - 1
     known = answers(run)
     prompt = max(len(run.requests[name].prompt) for name in known)
@@ -95,7 +95,7 @@ def of_a_batch(run: Run) -> list[Task]:
     lengths = "; ".join(
         f"{visible(name)}: {len(run.requests[name].prompt)} and {len(ids)}" for name, ids in known.items()
     )
-    shares = ", ".join(f"{visible(one.request_id)} {len(one.token_ids)}" for one in step.entries)
+    shares = ", ".join(f"{visible(each.request_id)} {len(each.token_ids)}" for each in step.entries)
     return [
         (
             "A block table.",
@@ -112,7 +112,7 @@ def of_a_batch(run: Run) -> list[Task]:
             "A flat array.",
             f"In step {step.number} the requests have these tokens: {shares}. How many rows has the flat array, and "
             "how many cells a rectangle?",
-            f"{step.num_tokens} rows; {len(step.entries) * max(len(one.token_ids) for one in step.entries)} cells",
+            f"{step.num_tokens} rows; {len(step.entries) * max(len(each.token_ids) for each in step.entries)} cells",
         ),
         (
             "Padding.",
@@ -153,23 +153,23 @@ def of_experts(run: Run) -> list[Task]:
 
 def of_a_router(run: Run) -> list[Task]:
     """Of the token whose choice is the clearest to three digits; where none is recorded whole, nothing."""
-    found = max(routed(run), key=lambda one: one.margin, default=None)
-    if found is None:
+    token = max(routed(run), key=lambda token: token.margin, default=None)
+    if token is None:
         return []
-    token = row_labels(run, found.step)[found.row]
-    chosen = " and ".join(map(str, found.chosen))
-    score_text = ", ".join(number(found.scores[expert], 3) for expert in found.chosen)
-    weight_text = ", ".join(number(weight, 3) for weight in found.weights)
-    biased = found.scores != found.preferred
+    label = row_labels(run, token.step)[token.row]
+    chosen = " and ".join(map(str, token.chosen))
+    score_text = ", ".join(number(token.scores[expert], 3) for expert in token.chosen)
+    weight_text = ", ".join(number(weight, 3) for weight in token.weights)
+    biased = token.scores != token.preferred
     plus, without = (" plus the bias", " (without the bias)") if biased else ("", "")
-    rule = "Each is divided by their sum" if found.rule["normalised"] else "They stay as they are"
-    factor = f", then multiplied by {number(found.rule['factor'])}" if found.rule["factor"] != 1 else ""
+    rule = "Each is divided by their sum" if token.rule["normalised"] else "They stay as they are"
+    factor = f", then multiplied by {number(token.rule['factor'])}" if token.rule["factor"] != 1 else ""
     return [
         (
             "A router.",
-            f"Step {found.step.number}, token \u201c{token}\u201d, block {found.layer}: the experts' scores{plus} are "
-            f"{', '.join(number(one, 3) for one in found.preferred)}, from expert 0 on. To which "
-            f"{counted(len(found.chosen), 'expert')} does it go?",
+            f"Step {token.step.number}, token \u201c{label}\u201d, block {token.layer}: the experts' scores{plus} are "
+            f"{', '.join(number(score, 3) for score in token.preferred)}, from expert 0 on. To which "
+            f"{counted(len(token.chosen), 'expert')} does it go?",
             chosen,
         ),
         (
@@ -186,10 +186,10 @@ def of_a_step(run: Run) -> list[Task]:
     few = [step for step in run.steps if step.num_tokens <= FEW_TOKENS and routes(step)]
     if not few:
         return []
-    step = max(few, key=lambda one: (len(one.entries), one.num_tokens))
+    step = max(few, key=lambda step: (len(step.entries), step.num_tokens))
     layer = routes(step)[0]
     shown = zip(row_labels(run, step), layer.chosen, strict=True)
-    text = "; ".join(f"\u201c{token}\u201d {', '.join(map(str, sorted(own)))}" for token, own in shown)
+    text = "; ".join(f"\u201c{token}\u201d {', '.join(map(str, sorted(experts)))}" for token, experts in shown)
     rows = {expert: count for expert, count in enumerate(layer.rows) if count}
     return [
         (
@@ -211,10 +211,11 @@ def routed(run: Run) -> Iterator[Routed]:
     """Tokens whose scores are all in the trace."""
     for step in run.steps:
         for layer in routes(step):
-            mine = {one["operation"]: one for one in reversed(step.operations) if one["layer"] == layer.layer}
-            scores, weights = mine["sigmoid"]["output"]["values"], mine["shares"]["output"]["values"]
-            preferred = mine["best"]["inputs"]["preferred"]["values"]
+            of_layer = [operation for operation in step.operations if operation["layer"] == layer.layer]
+            first = {operation["operation"]: operation for operation in reversed(of_layer)}
+            scores, weights = first["sigmoid"]["output"]["values"], first["shares"]["output"]["values"]
+            preferred = first["best"]["inputs"]["preferred"]["values"]
             for row, chosen in enumerate(layer.chosen):
                 if row < min(map(len, (scores, weights, preferred))) and len(scores[row]) == layer.num_experts:
                     numbers = scores[row], preferred[row], chosen, weights[row]
-                    yield Routed(step, layer.layer, row, *numbers, mine["shares"])
+                    yield Routed(step, layer.layer, row, *numbers, first["shares"])

@@ -17,7 +17,6 @@ from lfm2np.lab.static import plain_safetensors
 
 ROOT = "lfm2np.lab.static.browser"
 TOPS = {"lfm2np": Path(lfm2np.__file__).parent, "scheduler": Path(scheduler.__file__).parent}
-FIXTURES = {"trained": lfm2np.trained_fixture, "moe": lfm2np.moe_fixture, "lfm3": lfm2np.lfm3_fixture}
 EARLY = ("trained", "hand")  # that the first page needs
 DATA = (".txt", ".css", ".js", ".json")  # what a package reads of its own, beside its code or in a folder there
 
@@ -30,8 +29,7 @@ def code() -> dict[str, bytes]:
         inner = [each for each in folder.iterdir() if each.is_dir() and not any(each.glob("*.py"))]
         for path in (path for place in (folder, *inner) for path in place.iterdir() if path.suffix in DATA):
             files[name_of(path)] = path.read_bytes()
-    stand_in = Path(plain_safetensors.__file__).read_bytes()
-    return files | {"safetensors/__init__.py": stand_in, "safetensors/numpy.py": b"from safetensors import load_file\n"}
+    return files | {"safetensors.py": Path(plain_safetensors.__file__).read_bytes()}
 
 
 def fixture(name: str) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from lfm2np.errors import RequestError
 from lfm2np.lab.models import load_models
 from lfm2np.lab.page import answer
 from lfm2np.lab.static import archive, release
-from lfm2np.lab.static.browser import HOST, PAGES
+from lfm2np.lab.static.browser import FIXTURES, HOST, PAGES
 from lfm2np.loading import load
 from lfm2np.progress import ProgressOf
 from lfm2np.whole_file import write_whole
@@ -76,9 +76,7 @@ def site_files(runtime: Path | None, progress: ProgressOf) -> dict[str, bytes]:
     progress("Pyodide", 0, 1)
     of_pyodide = release.runtime_files(runtime)
     progress("Pyodide", 1, 1)
-    late = {
-        f"{name}.zip": archive.packed(archive.fixture(name)) for name in archive.FIXTURES if name not in archive.EARLY
-    }
+    late = {f"{name}.zip": archive.packed(archive.fixture(name)) for name in FIXTURES if name not in archive.EARLY}
     early = {
         "lfm2np.zip": archive.packed(archive.code()),
         "fixtures.zip": archive.packed({k: v for name in archive.EARLY for k, v in archive.fixture(name).items()}),
@@ -124,9 +122,9 @@ def entry(name: str, content: bytes, is_late: bool) -> Mapping[str, object]:
 def digests(progress: ProgressOf) -> dict[str, str]:
     """Of each fixture, computed on this machine."""
     values = {}
-    for done, (name, place) in enumerate(archive.FIXTURES.items(), start=1):
+    for done, (name, place) in enumerate(FIXTURES.items(), start=1):
         values[name] = load(place()).digest()
-        progress("digests", done, len(archive.FIXTURES))
+        progress("digests", done, len(FIXTURES))
     return values
 
 

@@ -32,11 +32,11 @@ def operands(rows: int, inputs: int, outputs: int) -> tuple[NDArray[np.int64], N
     count = np.arange(rows * inputs, dtype=np.int64).reshape(rows, inputs)
     x = count * 48271 % 65537 % SMALL
     weights = WIDE - np.arange(outputs * inputs, dtype=np.int64).reshape(outputs, inputs) * 69621 % 65537 % SMALL
-    own = np.arange(rows)
-    place = (own * max(1, inputs // rows) + own % 8) % inputs  # in each row elsewhere: every block of inputs has it
-    x[own, place] = 0
+    each = np.arange(rows)
+    place = (each * max(1, inputs // rows) + each % 8) % inputs  # in each row elsewhere: every block of inputs has it
+    x[each, place] = 0
     rest = int(x.sum(1).max()) * WIDE  # of what is left below 2**53
-    x[own, place] = (2**53 - rest) // WIDE
+    x[each, place] = (2**53 - rest) // WIDE
     return x, weights
 
 

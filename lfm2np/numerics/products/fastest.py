@@ -43,11 +43,11 @@ def fastest(key: Key, ways: Mapping[str, Callable[[], None]], likely: str) -> No
 
 def next_way(seconds: Seconds) -> str:
     """The one of fewest tries while some are to be tried, the first of several; then the one of the least time."""
-    least = min((min(one) for one in seconds.values() if one), default=0.0)
+    least = min((min(times) for times in seconds.values() if times), default=0.0)
     to_try = [
         name
-        for name, one in seconds.items()
-        if len(one) < ENOUGH or (len(one) < TRIES and min(one) <= HOPELESS * least)
+        for name, times in seconds.items()
+        if len(times) < ENOUGH or (len(times) < TRIES and min(times) <= HOPELESS * least)
     ]
     if to_try:
         return min(to_try, key=lambda name: len(seconds[name]))

@@ -28,9 +28,9 @@ def product(x: Array, weights: Array) -> Array:
     """[T, inputs], [outputs, inputs] -> [T, outputs]. Which way depends on the shapes and on BLAS's kernels only."""
     if not tiles_pay(x, weights):
         return without_tiles(x, weights)
-    made = np.empty((len(x), len(weights)), np.result_type(x, weights))
-    by_tiles(x, weights, made)
-    return made
+    result = np.empty((len(x), len(weights)), np.result_type(x, weights))
+    by_tiles(x, weights, result)
+    return result
 
 
 def tiles_pay(x: Array, weights: Array) -> bool:
@@ -52,19 +52,19 @@ def by_vectors(x: Array, weights: Array) -> Array:
     if len(x) == 1:
         return np.asarray(weights @ x[0])[None]
     outputs, inputs = weights.shape
-    made = np.empty((len(x), outputs), np.result_type(x, weights))
+    products = np.empty((len(x), outputs), np.result_type(x, weights))
     step = max(1, -(-WEIGHTS_AT_ONCE // inputs))
     for start in range(0, outputs, step):
         piece = weights[start : start + step]
-        for row, result in zip(x, made, strict=True):
+        for row, result in zip(x, products, strict=True):
             np.matmul(piece, row, out=result[start : start + step])
-    return made
+    return products
 
 
 def turned_round(x: Array, weights: Array) -> Array:
     """The weights on the left: [outputs, T], transposed."""
-    made = np.empty((len(x), len(weights)), np.result_type(x, weights))
+    products = np.empty((len(x), len(weights)), np.result_type(x, weights))
     for start in range(0, len(weights), OUTPUTS_AT_ONCE):
         piece = slice(start, start + OUTPUTS_AT_ONCE)
-        made[:, piece] = (weights[piece] @ x.T).T
-    return made
+        products[:, piece] = (weights[piece] @ x.T).T
+    return products

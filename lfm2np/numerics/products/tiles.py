@@ -52,8 +52,8 @@ def by_tiles(x: Array, weights: Array, result: Array, slices: int = 1, bias: Arr
                     total += product_of_tiles(tiles[index], groups)
                 if bias is not None:
                     total += bias[part].reshape(len(total), 1, -1, 1)
-                count, several, own, group = total.shape
-                result[rows, part].reshape(several, group, count, own)[...] = total.transpose(1, 3, 0, 2)
+                count, several, height, group = total.shape
+                result[rows, part].reshape(several, group, count, height)[...] = total.transpose(1, 3, 0, 2)
 
     over_pieces(compute, len(parts), step * inputs, 1)
 
@@ -83,20 +83,20 @@ def product_of_tiles(tiles: Array, groups: Array) -> Array:
     """Weights [n, p, inputs] times groups of rows [b, q, k, g]: [n, q, p, g], the blocks of inputs added in order."""
     blocks = products_of_blocks(tiles, groups)
     total = next(blocks)
-    for one in blocks:
-        total += one
+    for block in blocks:
+        total += block
     return total
 
 
 def products_of_blocks(tiles: Array, groups: Array) -> Iterator[Array]:
     """That of each block [n, q, p, g], several blocks in a call if tiles and groups are few."""
-    count, own, inputs = tiles.shape
+    count, height, inputs = tiles.shape
     _, several, size, _ = groups.shape
     full = inputs // size
     at_once = max(1, CALL // (count * several))
     for first in range(0, full, at_once):
         last = min(full, first + at_once)
-        weights = tiles[..., first * size : last * size].reshape(count, own, -1, size).transpose(2, 0, 1, 3)
+        weights = tiles[..., first * size : last * size].reshape(count, height, -1, size).transpose(2, 0, 1, 3)
         yield from weights[:, :, None] @ groups[first:last, None]
     if full < len(groups):
         yield tiles[:, None, :, full * size :] @ groups[full, :, : inputs - full * size]

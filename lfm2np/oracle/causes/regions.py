@@ -257,8 +257,10 @@ def description(judged: Positions, region: Region) -> Description | None:
     if chance > (MOST_CHANCE_OF_ONE if len(region.choices) == 1 else MOST_CHANCE):
         return None
     parts = wrong_parts(judged, region.choices) if is_right else [whole_part(judged, region.choices)]
+    # What a single cut excludes is a choice; several exclude all else.
+    rest = tuple(joined(choice.rest, (choice,)) for choice in region.choices) if len(region.choices) == 1 else ()
     return Description(
-        right=region.choices if is_right else single_rest(region.choices),
+        right=region.choices if is_right else rest,
         inside=frozenset(position.place for position in judged.at(right)),
         of=len(judged.positions),
         parts=tuple(sorted(parts, key=lambda part: -part.size)),
@@ -278,14 +280,6 @@ def explained(judged: Positions, mask: Mask) -> float:
         return weight * float(entropy(np.array(wrong[some].sum() / weight))) if weight else 0.0
 
     return 1.0 - (left(mask) + left(~mask)) / left(np.ones(len(mask), bool))
-
-
-def single_rest(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """What a single cut excludes, as a choice; empty for several cuts, which exclude all else."""
-    if len(choices) > 1:
-        return ()
-    (choice,) = choices
-    return (joined(choice.rest, (choice,)),)
 
 
 def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:

@@ -99,9 +99,9 @@ def require_same_network(base: Files, other: Files) -> None:
         require(name, getattr(ours.mixture, name), getattr(theirs.mixture, name), base, other)
 
 
-def require(name: str, expected: object, found: object, base: Files, other: Files) -> None:
-    if found != expected:
-        raise RequestError(f"{other.path}: {name}: {found}, expected {expected}, as {base.path} has it")
+def require(name: str, expected: object, actual: object, base: Files, other: Files) -> None:
+    if actual != expected:
+        raise RequestError(f"{other.path}: {name}: {actual}, expected {expected}, as {base.path} has it")
 
 
 def require_same_tokens(base: LoadedModel, other: Files) -> None:
@@ -110,9 +110,9 @@ def require_same_tokens(base: LoadedModel, other: Files) -> None:
         return
     tokenizer = read_tokenizer(other.path, other.config)
     for token_id in range(base.config.vocab_size):
-        expected, found = base.tokenizer.token(token_id), tokenizer.token(token_id)
-        if found != expected:
-            difference = f"token {token_id}: {show(found)}, expected {show(expected)}"
+        expected, actual = base.tokenizer.token(token_id), tokenizer.token(token_id)
+        if actual != expected:
+            difference = f"token {token_id}: {show(actual)}, expected {show(expected)}"
             raise RequestError(f"{other.path}: {difference}, as {base.path} has it")
 
 

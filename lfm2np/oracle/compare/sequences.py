@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids
 from lfm2np.errors import RequestError
 from lfm2np.oracle.workloads import TEXTS
 

@@ -106,11 +106,11 @@ class Emulated(Ieee):
 
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
         assert isinstance(matrix, Shuffled) and matrix.order is not None and isinstance(matrix.values, np.ndarray)
-        made, cuts = [], cuts_of(self.seed, self.draw, matrix.what, matrix.inputs)
+        outputs, cuts = [], cuts_of(self.seed, self.draw, matrix.what, matrix.inputs)
         for rows, rounded in parts_of(self.inputs, matrix.what, len(matrix.values)):
-            own = None if bias is None else bias[rows]
-            made.append(self.product(rounded(x)[:, matrix.order], matrix.values[rows], cuts, own))
-        total = made[0] if len(made) == 1 else np.concatenate(made, axis=1)
+            added = None if bias is None else bias[rows]
+            outputs.append(self.product(rounded(x)[:, matrix.order], matrix.values[rows], cuts, added))
+        total = outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
         kind = kind_of(matrix.what)
         wide = (self.wide_logits and kind in ("embed_tokens", "lm_head")) or (self.fused and kind == "gate")
         return total if wide else self.keep(total)
@@ -148,11 +148,11 @@ class Emulated(Ieee):
             return super().routing_weights(scores, normalised, factor)
         return np.asarray((scores / (scores.sum(-1, keepdims=True) + LEAST_SUM) if normalised else scores) * factor)
 
-    def combine_experts(self, made: Array, weights: Array) -> Array:
+    def combine_experts(self, outputs: Array, weights: Array) -> Array:
         """Experts in a drawn order, as engines go by preference, by id, or by whatever block is done first."""
-        total = np.zeros_like(made[:, 0])
-        for place in self.random("experts", made.shape[1]).permutation(made.shape[1]):
-            part = made[:, place] * weights[:, place, None]
+        total = np.zeros_like(outputs[:, 0])
+        for place in self.random("experts", outputs.shape[1]).permutation(outputs.shape[1]):
+            part = outputs[:, place] * weights[:, place, None]
             total = total + (part if self.fused else self.keep(part))
             total = total if self.flash else self.keep(total)
         return self.keep(total)
@@ -173,8 +173,8 @@ class Emulated(Ieee):
         self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
     ) -> Array:
         mixed = np.zeros_like(queries)
-        for own, parts in zip(rows, cached, strict=True):
-            mixed[own] = self.attend_one(queries[own], parts, scale.window)
+        for segment, parts in zip(rows, cached, strict=True):
+            mixed[segment] = self.attend_one(queries[segment], parts, scale.window)
         return mixed
 
     def attend_one(self, queries: Array, cached: Parts, window: int | None) -> Array:
@@ -194,8 +194,8 @@ class Emulated(Ieee):
         rows = np.ascontiguousarray(grouped).reshape(groups, -1, head_dim)
         scores = keep((rows @ keys).reshape(*grouped.shape[:3], context))
         scores = keep(scores * np.float32(1 / math.sqrt(head_dim)))
-        own = np.arange(context - tokens, context)[:, None]
-        hidden = (order > own) | (order <= own - (window or context))
+        positions = np.arange(context - tokens, context)[:, None]
+        hidden = (order > positions) | (order <= positions - (window or context))
         scores = np.where(hidden, np.float32(-np.inf), scores)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         total = weights.sum(-1, keepdims=True)
@@ -210,8 +210,8 @@ class Emulated(Ieee):
     def in_cache(self, heads: Array, rounded: Rounding) -> Array:
         """Keys, values or queries [C, heads, E], rounded, turned for that or not; blocks are of all of a position."""
         turns = self.kept is not None and self.kept.may_turn and self.fused and heads.shape[-1] % TURNED == 0
-        made = rounded((turned(heads) if turns else heads).reshape(len(heads), -1)).reshape(heads.shape)
-        return turned(made) if turns else made
+        stored = rounded((turned(heads) if turns else heads).reshape(len(heads), -1)).reshape(heads.shape)
+        return turned(stored) if turns else stored
 
 
 def generator(seed: int, draw: int, what: str, number: int) -> np.random.Generator:
@@ -232,13 +232,13 @@ def norm_order(seed: int, draw: int, width: int) -> NDArray[np.int64]:
 
 def permuted(values: Float32, order: NDArray[np.int64]) -> Float32:
     """Columns of [rows, inputs] in another order."""
-    made = np.empty(values.shape, np.float32)
+    reordered = np.empty(values.shape, np.float32)
 
     def compute(rows: slice) -> None:
-        np.take(values[rows], order, axis=1, out=made[rows], mode="clip")
+        np.take(values[rows], order, axis=1, out=reordered[rows], mode="clip")
 
     over_pieces(compute, *values.shape)
-    return made
+    return reordered
 
 
 def weighted(shares: Array, values: Array) -> Array:
@@ -251,12 +251,11 @@ def parts_of(inputs: Inputs, what: str, rows: int) -> tuple[tuple[slice, Roundin
     """The rows of a Matrix by what their inputs are rounded to; tensors that share it are one part."""
     parts: list[tuple[slice, Rounding]] = []
     for name in what.split(" + ") if inputs else ():
-        own = inputs[name]
-        if parts and parts[-1][1] is own.rounded:
-            parts[-1] = (slice(parts[-1][0].start, parts[-1][0].stop + own.rows), own.rounded)
-        else:
-            first = parts[-1][0].stop if parts else 0
-            parts.append((slice(first, first + own.rows), own.rounded))
+        tensor, first = inputs[name], parts[-1][0].stop if parts else 0
+        stop = first + tensor.rows
+        if parts and parts[-1][1] is tensor.rounded:
+            first = parts.pop()[0].start
+        parts.append((slice(first, stop), tensor.rounded))
     return tuple(parts) or ((slice(0, rows), unchanged),)
 
 
@@ -292,7 +291,7 @@ def quantised(weight: Weights, form: Format, random: Callable[[int], np.random.G
     random  of each block of rows by itself, so that it does not matter which core computes it
     """
     inputs = weight.shape[1]
-    made = np.empty(weight.shape, np.float32)
+    steps = np.empty(weight.shape, np.float32)
     size = max(1, BLOCK // inputs)
 
     def compute(blocks: slice) -> None:
@@ -307,10 +306,10 @@ def quantised(weight: Weights, form: Format, random: Callable[[int], np.random.G
             groups += drawn
             np.floor(groups, out=groups)
             groups *= step
-            made[rows] = out_of_blocks(groups, made[rows])
+            steps[rows] = out_of_blocks(groups, steps[rows])
 
     over_pieces(compute, -(-len(weight) // size), size * inputs)
-    return made
+    return steps
 
 
 def kind_of(what: str) -> str:

@@ -48,9 +48,7 @@ def q8_0(x: Array) -> Array:
 
 def q8_k(x: Array) -> Array:
     """Blocks of 256 in whole steps of their largest / 127; the step stays float32."""
-    blocks = in_blocks(x, LARGE_BLOCK)
-    step = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
-    return out_of_blocks(whole_steps(blocks, step) * step, x)
+    return by_group(x, LARGE_BLOCK, int8_rows)
 
 
 def q4_0(x: Array) -> Array:

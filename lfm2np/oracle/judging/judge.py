@@ -18,13 +18,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.formats import Format, format_named
 from lfm2np.oracle.judging.noise import DRAWS, STAGES, loosened, noise_of
 from lfm2np.oracle.judging.position import is_wrong, judged
 from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, swapped
-from lfm2np.oracle.judging.scored import Known, Pair, Scored, add_noises, scored_as, spoken, truths_of, usable
+from lfm2np.oracle.judging.scored import (
+    Known,
+    Pair,
+    Scored,
+    add_noises,
+    judged_tokens,
+    scored_as,
+    spoken,
+    truths_of,
+    usable,
+)
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 from lfm2np.progress import Progress
@@ -126,39 +137,24 @@ def judged_by_share(
     for (ask, answer), truth in zip(pairs, of_answers, strict=True):
         scored = scored_as(model, truth, known.noises[form.name, truth.spoken], loose.get(truth))
         positions += judged(ask, answer, scored, form.bits, model.config.sparse_layers)
-    return smoothed(positions, len(DRAWS))
+    count, rate = len(DRAWS), math.fsum(position.route_chance for position in positions) / max(1, len(positions))
+    # Few engines were drawn: each chance as if one more engine had the average chance of all positions.
+    return [replace(at, route_chance=(count * at.route_chance + rate) / (count + 1)) for at in positions]
 
 
 def worst(positions: Sequence[Position]) -> float:
-    """The largest difference in an answer, in units of the noise."""
-    return max(map(difference, positions), default=0.0)
-
-
-def difference(position: Position) -> float:
-    """The largest of one position, in units of the noise."""
-    gap = position.gap_ratio if position.is_new and position.token_id != position.best else 0.0
-    route = position.route.ratio if position.route is not None else 0.0
-    return max(abs(position.error_ratio or 0.0), gap, route)
-
-
-def smoothed(positions: Sequence[Position], draws: int) -> list[Position]:
-    """Few engines were drawn: each chance as if one more engine had the average chance of all positions."""
-    rate = math.fsum(position.route_chance for position in positions) / max(1, len(positions))
-    return [
-        replace(position, route_chance=(draws * position.route_chance + rate) / (draws + 1)) for position in positions
-    ]
+    """The largest difference in an answer, in units of the noise: of a log-probability, a token or a route."""
+    errors = [abs(position.error_ratio or 0.0) for position in positions]
+    gaps = [position.gap_ratio for position in positions if position.is_new and position.token_id != position.best]
+    routes = [position.route.ratio for position in positions if position.route is not None]
+    return max((*errors, *gaps, *routes), default=0.0)
 
 
 MOST_CHANGES, MOST_TRIES = 4, 8  # routes of one answer, and near ties tried for each
 
 
 def rerouted(
-    model: LoadedModel,
-    format_name: str,
-    pair: Pair,
-    scored: Scored,
-    positions: list[Position],
-    known: Known,
+    model: LoadedModel, format_name: str, pair: Pair, scored: Scored, positions: list[Position], known: Known
 ) -> list[Position]:
     """The positions if one near-tied route changed, or a few one after another, explains the answer; else as they were.
 
@@ -166,14 +162,16 @@ def rerouted(
     if the exact network with it, including all that later tokens inherit, agrees with the engine up to there and
     beyond. At most MOST_CHANGES, of MOST_TRIES near ties each.
     """
-    ask, answer = pair
+    (ask, answer), ids = pair, spoken(*pair).token_ids
     layers, bits = model.config.sparse_layers, format_named(format_name).bits
+    rows = {row: sorted(tokens) for row, tokens in judged_tokens(ask, answer, is_mixture=True).items()}
     judged_positions, changes = positions, dict[int, RouteDifference]()
     for _ in range(MOST_CHANGES):
         first = min(position.row for position in judged_positions if position.is_wrong)
         for row, index in near_ties(scored, first, max(changes, default=0))[:MOST_TRIES]:
-            route, key = change(scored, row, index, layers[index])
-            truth = spoken_truth(model, Spoken(scored.truth.token_ids, key), pair, known)
+            route, routes = change(scored, row, index, layers[index])
+            sequence = Spoken(ids, as_key(routes, len(ids) - 1))
+            (truth,) = spoken_truths(model, {sequence: rows}, known.place)
             (noise,) = noise_of(model, [truth], format_name, place=known.place)
             other = scored_as(model, truth, noise)
             again = judged(ask, answer, other, bits, layers)
@@ -201,7 +199,7 @@ def near_ties(scored: Scored, last: int, first: int = 0) -> list[tuple[int, int]
     return [(first + int(row), int(layer)) for row, layer in near[np.argsort(window[tuple(near.T)], kind="stable")]]
 
 
-def change(scored: Scored, row: int, index: int, layer: int) -> tuple[RouteDifference, bytes]:
+def change(scored: Scored, row: int, index: int, layer: int) -> tuple[RouteDifference, NDArray[np.int64]]:
     """That one route changed, and the routes to force: earlier ones unchanged, later ones chosen anew."""
     truth, near = scored.truth, scored.margins
     assert truth.routes is not None and truth.preferred is not None and near is not None
@@ -211,15 +209,4 @@ def change(scored: Scored, row: int, index: int, layer: int) -> tuple[RouteDiffe
     routes[row, :index] = truth.routes[row, :index]
     routes[row, index] = swapped(scores, route)
     (left,), (taken,) = np.setdiff1d(route, routes[row, index]), np.setdiff1d(routes[row, index], route)
-    difference = RouteDifference(layer, int(taken), int(left), float(near[row, index]))
-    return difference, as_key(routes, len(routes))
-
-
-def spoken_truth(model: LoadedModel, spoken: Spoken, pair: Pair, known: Known) -> Truth:
-    ask, answer = pair
-    start = len(ask.prompt_token_ids) - 1
-    wanted = {row: {token} for row, token in enumerate(spoken.token_ids[1:])}
-    for index, top in enumerate(answer.top_logprobs or ()):
-        wanted[start + index].update(top)
-    rows = {row: sorted(tokens) for row, tokens in wanted.items()}
-    return spoken_truths(model, {spoken: rows}, known.place)[0]
+    return RouteDifference(layer, int(taken), int(left), float(near[row, index])), routes

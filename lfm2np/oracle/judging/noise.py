@@ -211,19 +211,15 @@ def logprobs_at(
 ) -> NDArray[np.float64]:
     """Log-probabilities [T, J] at the columns, from hidden states [T, D]; in pieces that memory allows."""
     logprobs = np.empty(columns.shape)
-    for rows in pieces(len(states), weights.head.outputs, LOGITS_AT_ONCE):
-        logits = reference.output_logits(weights, numerics, states[rows])
-        take(numerics, logits, columns[rows], logprobs[rows])
+    for part in pieces(len(states), weights.head.outputs, LOGITS_AT_ONCE):
+        logits = reference.output_logits(weights, numerics, states[part])
+
+        def compute(rows: slice, logits: Array = logits, first: int = part.start) -> None:
+            at = slice(first + rows.start, first + rows.stop)
+            logprobs[at] = np.take_along_axis(numerics.log_softmax(logits[rows]), columns[at], axis=1)
+
+        over_pieces(compute, len(logits), logits.shape[1])
     return logprobs
-
-
-def take(numerics: Numerics, logits: Array, columns: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
-    """Writes log-probabilities at the columns [T, J], of logits [T, V], into an array of that shape."""
-
-    def compute(rows: slice) -> None:
-        logprobs[rows] = np.take_along_axis(numerics.log_softmax(logits[rows]), columns[rows], axis=1)
-
-    over_pieces(compute, len(logits), logits.shape[1])
 
 
 def spread_of(errors: NDArray[np.float32]) -> NDArray[np.float64]:

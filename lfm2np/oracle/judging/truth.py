@@ -87,21 +87,14 @@ class Truth:
         )
 
 
-def truths_of(
-    model: LoadedModel, wanted: Mapping[Ids, Wanted], place: AnyPlace = None, progress: Progress | None = None
+def spoken_truths(
+    model: LoadedModel, wanted: Mapping[Spoken, Wanted], place: AnyPlace = None, progress: Progress | None = None
 ) -> list[Truth]:
     """The truth of each sequence, in ragged passes; `progress(done, total)` counts tokens.
 
     wanted  tokens to include beside the likeliest, by row; only these rows are computed, or all if there are none
     errors  NumericsError if exact arithmetic can't hold the model's numbers
     """
-    return spoken_truths(model, {Spoken(ids): rows for ids, rows in wanted.items()}, place, progress)
-
-
-def spoken_truths(
-    model: LoadedModel, wanted: Mapping[Spoken, Wanted], place: AnyPlace = None, progress: Progress | None = None
-) -> list[Truth]:
-    """The same of sequences with reported routes."""
     items = []
     for spoken, rows in wanted.items():
         item = {"token_ids": list(spoken.token_ids), "wanted": [[row, list(tokens)] for row, tokens in rows.items()]}

@@ -43,6 +43,7 @@ ATTENTION_PARTS = (
 FEED_FORWARD_PARTS = ("w1", "w3", "gated", "w2", *MIXTURE_PARTS)
 FRAMEWORKS = ("np", "pt", "mlx", "tf", "flax")  # what packages that write safetensors put there
 MOST_LISTED = 5
+Entry = tuple[str, tuple[int, ...], bytes]  # of a safetensors file: dtype, shape, content
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +118,7 @@ def declared_format(name: Any, source: str) -> str | None:
     return name if name in PRECISIONS else None
 
 
-def make_dump(
-    entries: Mapping[str, tuple[str, tuple[int, ...], bytes]],
-    source: str,
-    config: ModelConfig,
-    names: Mapping[str, str],
-) -> Dump:
+def make_dump(entries: Mapping[str, Entry], source: str, config: ModelConfig, names: Mapping[str, str]) -> Dump:
     known = {operation.name: operation for operation in operations(config)}
     require_meanings(names, known)
     given: dict[str, str] = {}  # by meaning, the name in the file
@@ -148,13 +144,12 @@ def make_dump(
     tensors, stored = {}, {}
     for meaning, name in given.items():
         if meaning not in (IDS, STEPS):
-            dtype, shape, content = entries[name]
-            what = f"{source}: {plain(name)}"
+            what, dtype = f"{source}: {plain(name)}", entries[name][0]
             if known[meaning].prefers is None:
                 stored[meaning] = format_of(dtype, what)
             else:
                 require_whole(dtype, what)
-            tensors[meaning] = as_rows(read_numbers(dtype, shape, content), known[meaning], steps, config, what)
+            tensors[meaning] = as_rows(read_numbers(*entries[name]), known[meaning], steps, config, what)
     return Dump(ids, tensors, stored, tuple(unknown), sizes)
 
 
@@ -184,7 +179,7 @@ def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -
             raise DumpError(f"--names: {plain(name)}: {show(meaning)}, expected one of {', '.join(sorted(forms))}")
 
 
-def read_ids(entry: tuple[str, tuple[int, ...], bytes], what: str, config: ModelConfig) -> Array:
+def read_ids(entry: Entry, what: str, config: ModelConfig) -> Array:
     """[T] or [1, T] whole numbers in the vocabulary."""
     ids = read_whole(entry, what, "T")
     wrong = np.flatnonzero((ids < 0) | (ids >= config.vocab_size))
@@ -197,7 +192,7 @@ def read_ids(entry: tuple[str, tuple[int, ...], bytes], what: str, config: Model
     return ids.astype(np.int64)
 
 
-def read_steps(entry: tuple[str, tuple[int, ...], bytes], what: str, tokens: int) -> tuple[int, ...]:
+def read_steps(entry: Entry, what: str, tokens: int) -> tuple[int, ...]:
     """[S] rows of each step, no more than there are tokens."""
     sizes = [int(size) for size in read_whole(entry, what, "S")]
     if min(sizes) < 1:
@@ -212,7 +207,7 @@ def shortened(items: Sequence[object]) -> str:
     return ", ".join(map(str, items[:MOST_LISTED])) + (", ..." if len(items) > MOST_LISTED else "")
 
 
-def read_whole(entry: tuple[str, tuple[int, ...], bytes], what: str, letter: str) -> Array:
+def read_whole(entry: Entry, what: str, letter: str) -> Array:
     """[n] or [1, n] whole numbers of any width."""
     dtype, shape, content = entry
     require_whole(dtype, what)

@@ -10,7 +10,7 @@ number. A number that is not finite is reported, then replaced by the expected o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,7 +123,7 @@ def locate(
         for done, step in enumerate(steps, start=1):
             if step.name in needed or step.name in dump.tensors:
                 expected, is_rounded = computed(step, oracle, known, exact, dump)
-                recomputed = ordered(name for input_name in step.inputs for name in behind[input_name])
+                recomputed = tuple(dict.fromkeys(name for source in step.inputs for name in behind[source]))
                 known[step.name], behind[step.name] = expected, (*recomputed, step.name)
             if step.name in dump.tensors:
                 if step.prefers is None:
@@ -189,10 +189,6 @@ def narrower_format(dump: Dump, precision: Precision) -> str | None:
         if tensors and coarser.unit > precision.unit and all(np.array_equal(coarser.keep(x), x) for x in tensors):
             return coarser.name
     return None
-
-
-def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
 
 
 def needed_names(steps: Sequence[Operation], dump: Dump) -> set[str]:

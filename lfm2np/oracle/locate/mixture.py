@@ -187,30 +187,28 @@ PARTS = ("gate", "scores", CHOSEN, WEIGHTS, OUTPUTS, MIXED)
 
 
 def mixture_operations(
-    config: ModelConfig, index: int, norm: str, dumped: Container[str] | None
+    config: ModelConfig, index: int, normed: str, dumped: Container[str] | None
 ) -> Iterator[Operation]:
-    """Of a sparse layer's feed-forward, which reads the tensor `norm`."""
-    mixture = config.mixture
+    """Of a sparse layer's feed-forward, which reads the tensor `normed`."""
+    mixture, hidden = config.mixture, config.hidden_size
     assert mixture is not None
     mlp, experts, count = f"model.layers.{index}.feed_forward", mixture.num_experts, mixture.num_experts_per_tok
     gate, scores, chosen, weights, outputs, mixed = (f"{mlp}.{part}" for part in PARTS)
+    yield product(gate, "the router's product", normed, experts, noun="expert")
     squash = at_precision(spread.sigmoid)
-    yield product(gate, "the router's product", index, (norm,), experts, partial(projection, gate), noun="expert")
-    yield Operation(scores, "sigmoid of the router's product", index, (gate,), experts, squash, noun="expert")
+    yield Operation(scores, "sigmoid of the router's product", (gate,), experts, squash, noun="expert")
     by_place = any(is_wanted(name, dumped) for name in (weights, outputs))
     choose, prefers = partial(choice, mlp, by_place), partial(preferred, mlp)
-    words = "choice of experts by scores and bias" if mixture.use_expert_bias else "choice of experts by scores"
-    yield Operation(chosen, words, index, (scores,), count, choose, noun="place", prefers=prefers)
+    words = f"choice of experts by scores{' and bias' if mixture.use_expert_bias else ''}"
+    yield Operation(chosen, words, (scores,), count, choose, noun="place", prefers=prefers)
     words = f"weights of the chosen experts{', of sum 1' if mixture.norm_topk_prob else ''}"
-    yield Operation(weights, words, index, (scores, chosen), count, weights_of, noun="place", chosen=chosen)
+    yield Operation(weights, words, (scores, chosen), count, weights_of, noun="place", chosen=chosen)
+    parts, first_expert = tuple(f"place {place}" for place in range(count)), f"{mlp}.experts.0.w1"
+    facts: dict[str, Any] = {"parts": parts, "weights": first_expert, "chosen": chosen}
     words, compute = "outputs of the chosen experts", partial(outputs_of, mlp)
-    width, parts = count * config.hidden_size, tuple(f"place {place}" for place in range(count))
-    first_expert = f"{mlp}.experts.0.w1"
-    yield product(
-        outputs, words, index, (norm, chosen), width, compute, parts=parts, chosen=chosen, weights=first_expert
-    )
+    yield Operation(outputs, words, (normed, chosen), count * hidden, compute, **facts)
     words = "outputs of the chosen experts, weighted and added up"
-    yield Operation(mixed, words, index, (outputs, weights), config.hidden_size, mixed_of, chosen=chosen)
+    yield Operation(mixed, words, (outputs, weights), hidden, mixed_of, chosen=chosen)
 
 
 def preferred(mlp: str, oracle: Oracle, scores: Measured) -> Measured:

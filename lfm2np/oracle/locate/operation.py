@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +52,6 @@ class Operation:
 
     name: str
     words: str  # what it computes from its inputs
-    layer: int | None
     inputs: tuple[str, ...]
     width: int
     compute: Callable[..., Measured]  # of an Oracle and the measured inputs
@@ -63,10 +64,16 @@ class Operation:
     weights: str = ""  # the matrix that it multiplies by, or one of several alike
     chosen: str = ""  # the tensor of the experts whose numbers these are, place by place or added up
 
+    @property
+    def layer(self) -> int | None:
+        match = re.match(r"model\.layers\.(\d+)", self.name)
+        return int(match[1]) if match else None
 
-def product(name: str, *fields: Any, weights: str = "", **more: Any) -> Operation:
-    """A product with the matrix of the same name, unless `weights` names another."""
-    return replace(Operation(name, *fields, **more), weights=weights or name)
+
+def product(name: str, words: str, source: str, width: int, weights: str = "", **more: Any) -> Operation:
+    """A product of one tensor with the matrix of the same name, unless `weights` names another."""
+    matrix = weights or name
+    return Operation(name, words, (source,), width, partial(projection, matrix), weights=matrix, **more)
 
 
 def at_precision(function: Callable[..., Measured]) -> Callable[..., Measured]:

@@ -27,7 +27,7 @@ from lfm2np.model.config import CONV, SLIDING, ModelConfig
 from lfm2np.numerics.rope import Rope, angles, rotary_table
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.mixture import MIXED, mixture_operations
-from lfm2np.oracle.locate.operation import Operation, Oracle, at_precision, is_wanted, product, projection
+from lfm2np.oracle.locate.operation import Operation, Oracle, at_precision, is_wanted, product
 from lfm2np.oracle.locate.patterns import STEP, Context
 from lfm2np.oracle.locate.spread import Measured, joined_rows
 
@@ -38,117 +38,107 @@ OPTIONAL = ("conv.state", "self_attn.keys_read", "self_attn.values_read", "self_
 
 def operations(config: ModelConfig, dumped: Container[str] | None = None) -> list[Operation]:
     """All of them, in the model's order; of the OPTIONAL those in `dumped` alone, if it is given."""
-    hidden, last = config.hidden_size, f"model.layers.{config.num_hidden_layers - 1}"
-    made = [Operation("model.embed_tokens", "embedding rows of the token ids", None, (), hidden, embed)]
-    for index, kind in enumerate(config.layer_types):
-        before = made[-1].name
-        made += layer_operations(config, index, kind, before, dumped)
-    norm = "model.embedding_norm"
+    hidden, before = config.hidden_size, "model.embed_tokens"
+    steps = [Operation(before, "embedding rows of the token ids", (), hidden, embed)]
+    for index in range(config.num_hidden_layers):
+        steps += layer_operations(config, index, before, dumped)
+        before = steps[-1].name
+    last = norm("model.embedding_norm", "final norm", before, hidden)
     head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
-    made.append(Operation(norm, "final norm", None, (last,), hidden, partial(norm_of, norm)))
-    words, project = "product with the head's weights", partial(projection, head)
-    made.append(product("lm_head", words, None, (norm,), config.vocab_size, project, weights=head))
-    return made
+    return [*steps, last, product("lm_head", "product with the head's weights", last.name, config.vocab_size, head)]
 
 
 def layer_operations(
-    config: ModelConfig, index: int, kind: str, before: str, dumped: Container[str] | None
+    config: ModelConfig, index: int, before: str, dumped: Container[str] | None
 ) -> Iterator[Operation]:
     """Those of one layer, whose input is the tensor `before`."""
     prefix, hidden, add = f"model.layers.{index}", config.hidden_size, at_precision(spread.add)
-    norm, residual, mlp = f"{prefix}.operator_norm", f"{prefix}.residual", f"{prefix}.feed_forward"
-    yield Operation(norm, "norm before the operator", index, (before,), hidden, partial(norm_of, norm))
-    of_kind = conv_operations if kind == CONV else attention_operations
-    yield from of_kind(config, index, norm, dumped)
-    mixed = f"{prefix}.{'conv' if kind == CONV else 'self_attn'}.out_proj"
+    is_conv, residual, normed = config.layer_types[index] == CONV, f"{prefix}.residual", f"{prefix}.operator_norm"
+    yield norm(normed, "norm before the operator", before, hidden)
+    yield from (conv_operations if is_conv else attention_operations)(config, index, normed, dumped)
+    mixed = f"{prefix}.{'conv' if is_conv else 'self_attn'}.out_proj"
     if config.use_sandwich_norm:
-        norm = f"{prefix}.post_operator_norm"
-        yield Operation(norm, "norm of the operator's output", index, (mixed,), hidden, partial(norm_of, norm))
-        mixed = norm
-    yield Operation(residual, "operator's output plus the layer's input", index, (mixed, before), hidden, add)
-    norm = f"{prefix}.ffn_norm"
-    yield Operation(norm, "norm before the feed-forward", index, (residual,), hidden, partial(norm_of, norm))
-    if config.is_sparse(index):
-        yield from mixture_operations(config, index, norm, dumped)
-        made = f"{mlp}.{MIXED}"
-    else:
-        yield from gated_operations(config, index, norm)
-        made = f"{mlp}.w2"
+        yield norm(f"{prefix}.post_operator_norm", "norm of the operator's output", mixed, hidden)
+        mixed = f"{prefix}.post_operator_norm"
+    yield Operation(residual, "operator's output plus the layer's input", (mixed, before), hidden, add)
+    normed = f"{prefix}.ffn_norm"
+    yield norm(normed, "norm before the feed-forward", residual, hidden)
+    is_sparse = config.is_sparse(index)
+    yield from (
+        mixture_operations(config, index, normed, dumped) if is_sparse else gated_operations(config, index, normed)
+    )
+    output = f"{prefix}.feed_forward.{MIXED if is_sparse else 'w2'}"
     if config.use_sandwich_norm:
-        norm = f"{prefix}.post_ffn_norm"
-        yield Operation(norm, "norm of the feed-forward's output", index, (made,), hidden, partial(norm_of, norm))
-        made = norm
-    words = "feed-forward's output plus what entered its norm"
-    yield Operation(prefix, words, index, (residual, made), hidden, add)
+        yield norm(f"{prefix}.post_ffn_norm", "norm of the feed-forward's output", output, hidden)
+        output = f"{prefix}.post_ffn_norm"
+    yield Operation(prefix, "feed-forward's output plus what entered its norm", (residual, output), hidden, add)
 
 
-def gated_operations(config: ModelConfig, index: int, norm: str) -> Iterator[Operation]:
-    mlp = f"model.layers.{index}.feed_forward"
-    for part in ("w1", "w3"):
-        name = f"{mlp}.{part}"
-        words = f"feed-forward's projection {part}"
-        yield product(name, words, index, (norm,), config.feed_forward_size, partial(projection, name))
-    inputs, gated = (f"{mlp}.w1", f"{mlp}.w3"), f"{mlp}.gated"
-    yield Operation(gated, "silu(w1) * w3", index, inputs, config.feed_forward_size, at_precision(spread.gated))
-    down = partial(projection, f"{mlp}.w2")
-    yield product(f"{mlp}.w2", "feed-forward's projection w2", index, (gated,), config.hidden_size, down)
+def norm(name: str, words: str, source: str, width: int) -> Operation:
+    return Operation(name, words, (source,), width, partial(norm_of, name))
 
 
-def conv_operations(config: ModelConfig, index: int, norm: str, dumped: Container[str] | None) -> Iterator[Operation]:
+def gated_operations(config: ModelConfig, index: int, normed: str) -> Iterator[Operation]:
+    mlp, size = f"model.layers.{index}.feed_forward", config.feed_forward_size
+    gate, up, gated = f"{mlp}.w1", f"{mlp}.w3", f"{mlp}.gated"
+    yield product(gate, "feed-forward's projection w1", normed, size)
+    yield product(up, "feed-forward's projection w3", normed, size)
+    yield Operation(gated, "silu(w1) * w3", (gate, up), size, at_precision(spread.gated))
+    yield product(f"{mlp}.w2", "feed-forward's projection w2", gated, config.hidden_size)
+
+
+def conv_operations(config: ModelConfig, index: int, normed: str, dumped: Container[str] | None) -> Iterator[Operation]:
     prefix, hidden = f"model.layers.{index}.conv", config.hidden_size
-    joined, u, mixed = f"{prefix}.in_proj", f"{prefix}.u", f"{prefix}.conv"
-    words, parts = "projection to gate_in, gate_out and value", ("gate_in", "gate_out", "value")
-    yield product(joined, words, index, (norm,), 3 * hidden, partial(projection, joined), parts=parts)
-    yield Operation(u, "gate_in * value", index, (joined,), hidden, gated_input)
+    joined, u, mixed, gated = (f"{prefix}.{part}" for part in ("in_proj", "u", "conv", "gated"))
+    parts = ("gate_in", "gate_out", "value")
+    yield product(joined, "projection to gate_in, gate_out and value", normed, 3 * hidden, parts=parts)
+    yield Operation(u, "gate_in * value", (joined,), hidden, gated_input)
     inputs: tuple[str, ...] = (u,)
     state, columns = f"{prefix}.state", config.conv_L_cache - 1
     if columns and is_wanted(state, dumped):
         words = "what the step found of the convolution's last inputs (its state)"
         back = tuple(f"{n} token{'s' if n > 1 else ''} before" for n in range(columns, 0, -1))
-        yield Operation(state, words, index, (u,), columns * hidden, found_state, parts=back, per=STEP)
+        yield Operation(state, words, (u,), columns * hidden, found_state, parts=back, per=STEP)
         inputs = (u, state)
-    yield Operation(mixed, "the convolution", index, inputs, hidden, partial(convolution, mixed))
-    gated, out = f"{prefix}.gated", f"{prefix}.out_proj"
-    yield Operation(gated, "gate_out * the convolution's output", index, (joined, mixed), hidden, gated_output)
-    yield product(out, "the convolution's output projection", index, (gated,), hidden, partial(projection, out))
+    yield Operation(mixed, "the convolution", inputs, hidden, partial(convolution, mixed))
+    yield Operation(gated, "gate_out * the convolution's output", (joined, mixed), hidden, gated_output)
+    yield product(f"{prefix}.out_proj", "the convolution's output projection", gated, hidden)
 
 
 def attention_operations(
-    config: ModelConfig, index: int, norm: str, dumped: Container[str] | None
+    config: ModelConfig, index: int, normed: str, dumped: Container[str] | None
 ) -> Iterator[Operation]:
-    prefix, head_dim = f"model.layers.{index}.self_attn", config.head_dim
-    counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
-    called = {"q": "queries", "k": "keys", "v": "values"}
-    for part, heads in counts.items():
-        name, words = f"{prefix}.{part}_proj", f"projection to {called[part]}"
-        yield product(name, words, index, (norm,), heads * head_dim, partial(projection, name), heads)
-    for part in "qk":
-        name, words, heads = f"{prefix}.{part}_layernorm", f"per-head norm of the {called[part]}", counts[part]
-        compute = partial(head_norm, name, heads)
-        yield Operation(name, words, index, (f"{prefix}.{part}_proj",), heads * head_dim, compute, heads)
-    for part in "qk":
-        name, words, heads = f"{prefix}.{part}_rotated", f"rotation of the {called[part]}", counts[part]
+    prefix, head_dim, window = f"model.layers.{index}.self_attn", config.head_dim, window_of(config, index)
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    width, kv_width = heads * head_dim, kv_heads * head_dim
+    parts = (("q", "queries", heads, width), ("k", "keys", kv_heads, kv_width), ("v", "values", kv_heads, kv_width))
+    for part, noun, count, size in parts:
+        yield product(f"{prefix}.{part}_proj", f"projection to {noun}", normed, size, heads=count)
+    for part, noun, count, size in parts[:2]:
+        name, source = f"{prefix}.{part}_layernorm", f"{prefix}.{part}_proj"
+        compute = partial(head_norm, name, count)
+        yield Operation(name, f"per-head norm of the {noun}", (source,), size, compute, count)
+    for part, noun, count, size in parts[:2]:
+        name, source = f"{prefix}.{part}_rotated", f"{prefix}.{part}_layernorm"
         compute = partial(rotation, config.rope(config.layer_types[index]))
-        yield Operation(name, words, index, (f"{prefix}.{part}_layernorm",), heads * head_dim, compute, heads)
-    keys, values, window = f"{prefix}.k_rotated", f"{prefix}.v_proj", window_of(config, index)
-    for what, read in (("keys", f"{prefix}.keys_read"), ("values", f"{prefix}.values_read")):
-        if is_wanted(read, dumped):
-            words, source = f"{what} as the step found them in the cache", keys if what == "keys" else values
-            width, compute = counts["k"] * head_dim, partial(found_rows, window)
-            yield Operation(read, words, index, (source,), width, compute, counts["k"], per=Context(window))
-            keys, values = (read, values) if what == "keys" else (keys, read)
+        yield Operation(name, f"rotation of the {noun}", (source,), size, compute, count)
+    sources = []
+    for noun, source in (("keys", f"{prefix}.k_rotated"), ("values", f"{prefix}.v_proj")):
+        read, words = f"{prefix}.{noun}_read", f"{noun} as the step found them in the cache"
+        is_read, find = is_wanted(read, dumped), partial(found_rows, window)
+        if is_read:
+            yield Operation(read, words, (source,), kv_width, find, kv_heads, per=Context(window))
+        sources.append(read if is_read else source)
+    keys, values = sources
     yield from mixing_operations(config, index, keys, values, dumped)
     mixed = f"{prefix}.attended"
     if config.use_attention_gate:
-        heads, gate = counts["q"], f"{prefix}.gate"
-        name = f"{prefix}.g_proj"
-        yield product(name, "projection to the heads' gates", index, (norm,), heads, partial(projection, name))
-        yield Operation(gate, "sigmoid of the heads' gates", index, (name,), heads, at_precision(spread.sigmoid))
-        name, words = f"{prefix}.gated", "each head's output times its gate"
-        yield Operation(name, words, index, (mixed, gate), heads * head_dim, gated_heads, heads)
-        mixed = name
-    out, words = f"{prefix}.out_proj", "attention's output projection"
-    yield product(out, words, index, (mixed,), config.hidden_size, partial(projection, out))
+        gates, gate, gated = f"{prefix}.g_proj", f"{prefix}.gate", f"{prefix}.gated"
+        yield product(gates, "projection to the heads' gates", normed, heads)
+        yield Operation(gate, "sigmoid of the heads' gates", (gates,), heads, at_precision(spread.sigmoid))
+        yield Operation(gated, "each head's output times its gate", (mixed, gate), width, gated_heads, heads)
+        mixed = gated
+    yield product(f"{prefix}.out_proj", "attention's output projection", mixed, config.hidden_size)
 
 
 def window_of(config: ModelConfig, index: int) -> int | None:
@@ -159,26 +149,22 @@ def mixing_operations(
     config: ModelConfig, index: int, keys: str, values: str, dumped: Container[str] | None
 ) -> Iterator[Operation]:
     """From queries and these keys and values to attention's output, through what is dumped of scores and weights."""
-    prefix, heads = f"model.layers.{index}.self_attn", config.num_attention_heads
+    prefix, heads, window = f"model.layers.{index}.self_attn", config.num_attention_heads, window_of(config, index)
     inputs: tuple[str, ...] = (f"{prefix}.q_rotated", keys)
-    window = window_of(config, index)
-    width, words = heads * config.head_dim, "causal attention"
-    if window is not None:
-        words = f"causal attention to the last {window} positions"
+    words = "causal attention" + ("" if window is None else f" to the last {window} positions")
     scores, weights = f"{prefix}.scores", f"{prefix}.weights"
     first, then = partial(scores_of, window), partial(shares_of, window)
     steps: list[Callable[..., Measured]] = [first, then]
     if is_wanted(scores, dumped):
         text = "scores: products of queries and keys, scaled"
-        yield Operation(scores, text, index, inputs, heads, first, heads, by_position=True)
+        yield Operation(scores, text, inputs, heads, first, heads, by_position=True)
         inputs, words, steps = (scores,), "softmax of the scores, then weighted values", [then]
     if is_wanted(weights, dumped):
         text = "softmax of the scores" if len(steps) == 1 else "scores, then their softmax"
-        yield Operation(weights, text, index, inputs, heads, partial(chained, steps), heads, by_position=True)
+        yield Operation(weights, text, inputs, heads, partial(chained, steps), heads, by_position=True)
         inputs, words, steps = (weights,), "values, weighted", []
     compute = partial(attention, window) if len(steps) == 2 else partial(weighted, window, steps)
-    name = f"{prefix}.attended"
-    yield Operation(name, words, index, (*inputs, values), width, compute, heads)
+    yield Operation(f"{prefix}.attended", words, (*inputs, values), heads * config.head_dim, compute, heads)
 
 
 # --- what each computes: oracle and inputs [T, width] -> [T, width]
@@ -228,18 +214,17 @@ def convolution(name: str, oracle: Oracle, u: Measured, state: Measured | None =
     if state is None:
         return spread.convolve(u, taps, bias, precision)
     columns, first = taps.shape[1] - 1, oracle.steps.first
-    made = [spread.convolve(u[:first], taps, bias, precision)] if first else []
+    outputs = [spread.convolve(u[:first], taps, bias, precision)] if first else []
     for number, span in enumerate(oracle.steps.spans()):
-        found = state[number].reshape(columns, -1)
-        made.append(spread.convolve(u[span], taps, bias, precision, found))
-    return joined_rows(made)
+        history = state[number].reshape(columns, -1)
+        outputs.append(spread.convolve(u[span], taps, bias, precision, history))
+    return joined_rows(outputs)
 
 
 def gated_heads(oracle: Oracle, mixed: Measured, gates: Measured) -> Measured:
     """[T, H*E] by gates [T, H]."""
-    tokens = len(mixed.values)
-    wide = Measured(*(np.repeat(one, oracle.config.head_dim, axis=1) for one in (gates.values, gates.spread)))
-    return spread.multiply(mixed, wide, oracle.precision).reshape(tokens, -1)
+    wide = Measured(*(np.repeat(array, oracle.config.head_dim, axis=1) for array in (gates.values, gates.spread)))
+    return spread.multiply(mixed, wide, oracle.precision)
 
 
 def rotation(rope: Rope, oracle: Oracle, heads: Measured) -> Measured:
@@ -275,20 +260,20 @@ def per_step(
 
 
 def attention(window: int | None, oracle: Oracle, queries: Measured, keys: Measured, values: Measured) -> Measured:
-    made = []
+    outputs = []
     for _, step in per_step(window, oracle, queries, keys, values):
         asking, keys_read, values_read = (by_heads(oracle, rows) for rows in step)
-        made.append(spread.attend(asking, keys_read, values_read, oracle.precision, window))
-    return joined_rows(made).reshape(len(oracle.token_ids), -1)
+        outputs.append(spread.attend(asking, keys_read, values_read, oracle.precision, window))
+    return joined_rows(outputs).reshape(len(oracle.token_ids), -1)
 
 
 def scores_of(window: int | None, oracle: Oracle, queries: Measured, keys: Measured) -> Measured:
     """[T, H*T], 0 behind each row's own position and before its window."""
-    tokens, made = len(oracle.token_ids), []
+    tokens, rows = len(oracle.token_ids), []
     for seen, (asking, read) in per_step(window, oracle, queries, keys):
         scores = spread.scores(by_heads(oracle, asking), by_heads(oracle, read), oracle.precision, window)  # [t, H, C]
-        made.append(scores.widened(seen.start, tokens).reshape(len(asking.values), -1))
-    return joined_rows(made)
+        rows.append(scores.widened(seen.start, tokens).reshape(len(asking.values), -1))
+    return joined_rows(rows)
 
 
 def shares_of(window: int | None, oracle: Oracle, scores: Measured) -> Measured:
@@ -306,11 +291,11 @@ def weighted(
     window: int | None, steps: Sequence[Callable[..., Measured]], oracle: Oracle, given: Measured, values: Measured
 ) -> Measured:
     """Values [T, G*E] times weights [T, H*T], or times what `steps` make weights of."""
-    tokens, made = len(oracle.token_ids), []
+    tokens, outputs = len(oracle.token_ids), []
     for seen, (asking, read) in per_step(window, oracle, chained(steps, oracle, given), values):
         weights = asking.reshape(len(asking.values), -1, tokens)[:, :, seen]
-        made.append(spread.mix(weights, by_heads(oracle, read), oracle.precision))
-    return joined_rows(made).reshape(tokens, -1)
+        outputs.append(spread.mix(weights, by_heads(oracle, read), oracle.precision))
+    return joined_rows(outputs).reshape(tokens, -1)
 
 
 def by_heads(oracle: Oracle, rows: Measured) -> Measured:

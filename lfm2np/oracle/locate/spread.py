@@ -57,8 +57,8 @@ class Precision:
 
 Q8 = "q8"
 PRECISIONS = {
-    one.name: one
-    for one in (
+    precision.name: precision
+    for precision in (
         Precision("float32", 2.0**-24, 2.0**-126, unchanged),
         Precision("float16", 2.0**-11, 2.0**-24, round_to_float16),
         Precision("bfloat16", 2.0**-8, 2.0**-126, round_to_bfloat16),
@@ -104,14 +104,14 @@ class Measured:
 
 
 def joined_rows(parts: Sequence[Measured]) -> Measured:
-    return Measured(np.concatenate([one.values for one in parts]), np.concatenate([one.spread for one in parts]))
+    return Measured(np.concatenate([part.values for part in parts]), np.concatenate([part.spread for part in parts]))
 
 
 def together(*spreads: Array | float) -> Array:
     """Independent errors: the root of the sum of their squares."""
     squares: Any = 0.0
-    for one in spreads:
-        squares = squares + np.square(one)
+    for spread in spreads:
+        squares = squares + np.square(spread)
     return np.asarray(np.sqrt(squares))
 
 
@@ -142,7 +142,8 @@ def linear(x: Measured, weight: Weights, bias: Float32 | None, precision: Precis
     """
     parts = [_linear_rows(x, weight[rows], precision) for rows in pieces(len(weight), weight.shape[1], PIECE)]
     product = Measured(
-        np.concatenate([one.values for one in parts], axis=-1), np.concatenate([one.spread for one in parts], axis=-1)
+        np.concatenate([part.values for part in parts], axis=-1),
+        np.concatenate([part.spread for part in parts], axis=-1),
     )
     if bias is None:
         return product
@@ -219,7 +220,7 @@ def rotate(x: Measured, cos: Array, sin: Array, angles: Array, precision: Precis
     first, second = np.split(values, 2, axis=-1)
     turned = np.concatenate([second, first], axis=-1)  # the derivative by the angle, but for a sign
     both = [np.concatenate([table, table], axis=-1)[:, None, :] for table in (cos, sin, angles)]
-    swapped = [np.concatenate(np.split(one, 2, axis=-1)[::-1], axis=-1) for one in (x.values, x.spread)]
+    swapped = [np.concatenate(np.split(array, 2, axis=-1)[::-1], axis=-1) for array in (x.values, x.spread)]
     products = together(both[0] * x.values, both[1] * swapped[0])
     moved = together(both[0] * x.spread, both[1] * swapped[1])
     off = ANGLE_UNITS * SUM_UNIT * both[2] * turned
@@ -254,10 +255,10 @@ def scores(queries: Measured, keys: Measured, precision: Precision, window: int 
     """Queries [t, H, E], the last t of the C positions of keys [C, G, E] -> [t, H, C], scaled; 0 where hidden."""
     tokens, heads, _ = queries.values.shape
     group, first = heads // keys.values.shape[1], len(keys.values) - tokens
-    parts = [_scores(queries[:, head], keys[:, head // group], precision) for head in range(heads)]
-    made = rounded(np.stack([one.values for one in parts], 1), precision, np.stack([one.spread for one in parts], 1))
+    products = _by_head([_scores(queries[:, head], keys[:, head // group], precision) for head in range(heads)])
+    scaled = rounded(products.values, precision, products.spread)
     seen = ~_hidden(tokens, len(keys.values), first, window)[:, None]
-    return Measured(np.where(seen, made.values, 0.0), np.where(seen, made.spread, precision.least))
+    return Measured(np.where(seen, scaled.values, 0.0), np.where(seen, scaled.spread, precision.least))
 
 
 def shares(scores: Measured, precision: Precision, window: int | None = None) -> Measured:
@@ -279,7 +280,13 @@ def mix(weights: Measured, values: Measured, precision: Precision) -> Measured:
         weight, value = weights[:, head], values[:, head // group]
         moved = together(weight.spread @ np.abs(value.values), _mixing_spread(weight.values, value, precision))
         parts.append(Measured(weight.values @ value.values, moved))
-    return rounded(np.stack([one.values for one in parts], 1), precision, np.stack([one.spread for one in parts], 1))
+    mixed = _by_head(parts)
+    return rounded(mixed.values, precision, mixed.spread)
+
+
+def _by_head(parts: Sequence[Measured]) -> Measured:
+    """[t, n] of each head -> [t, H, n]"""
+    return Measured(np.stack([part.values for part in parts], 1), np.stack([part.spread for part in parts], 1))
 
 
 def _scores(queries: Measured, keys: Measured, precision: Precision) -> Measured:
@@ -297,8 +304,8 @@ def _scores(queries: Measured, keys: Measured, precision: Precision) -> Measured
 
 def _hidden(tokens: int, context: int, first: int, window: int | None) -> Array:
     """[t, C]: what queries from position `first` on do not see."""
-    positions, own = np.arange(context), np.arange(first, first + tokens)[:, None]
-    return (positions > own) | (positions <= own - (context if window is None else window))
+    positions, query = np.arange(context), np.arange(first, first + tokens)[:, None]
+    return (positions > query) | (positions <= query - (context if window is None else window))
 
 
 def _softmax(scores: Array, first: int, window: int | None) -> Array:

@@ -153,13 +153,13 @@ class Session:
     def _require_same(self, config: ModelConfig, gguf: Path, format: str) -> None:
         """TargetError for a GGUF of another model or type."""
         vocabulary = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self._model))
-        for what, found, expected in (
+        for what, actual, expected in (
             ("layers", self.api.llama_model_n_layer(self._model), config.num_hidden_layers),
             ("hidden size", self.api.llama_model_n_embd(self._model), config.hidden_size),
             ("vocabulary", vocabulary, config.vocab_size),
         ):
-            if found != expected:
-                raise TargetError(f"{gguf}: {what} {found}, expected {expected}")
+            if actual != expected:
+                raise TargetError(f"{gguf}: {what} {actual}, expected {expected}")
         stored = int(self._fact("general.file_type") or 0)
         if format_of(stored) != format:
             wanted = FILE_TYPES.get(format, "that of quantised weights")
@@ -283,6 +283,6 @@ def require_split(rows: Sequence[Row], graph: dict[str, Any]) -> None:
         ("positions", [row.position for row in rows]),
         (OUTPUTS, list(range(len(rows)))),
     ):
-        found = graph[what].tolist() if what in graph else expected
-        if found != expected:
-            raise TargetError(f"llama.cpp: {what} {found} of a micro-batch, expected {expected}")
+        actual = graph[what].tolist() if what in graph else expected
+        if actual != expected:
+            raise TargetError(f"llama.cpp: {what} {actual} of a micro-batch, expected {expected}")

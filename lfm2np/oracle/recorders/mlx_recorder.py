@@ -30,6 +30,7 @@ from lfm2np.oracle.recorders.demands import (
     require_version,
 )
 from lfm2np.oracle.recorders.recorder import Recorder
+from lfm2np.oracle.targets.records import fault
 from lfm2np.oracle.targets.target import TargetError
 
 Array = NDArray[Any]
@@ -95,8 +96,7 @@ def load(model: Path, format: str) -> Any:
     try:
         network, _ = load_model(model, model_config=missing_keys(model))
     except Exception as problem:
-        reason = " ".join(str(problem).split())
-        raise TargetError(f"mlx-lm: {model}: {type(problem).__name__}: {reason}") from None
+        raise TargetError(f"mlx-lm: {model}: {fault(problem)}") from None
     biases = [(block, block.expert_bias) for block in sparse(network).values() if "expert_bias" in block]
     network.set_dtype(getattr(mx, format))
     for block, bias in biases:  # which mlx-lm casts in no conversion

@@ -53,17 +53,15 @@ def record(
     require_request(prompts, request, max_tokens, config)
     require_format(format, list(HINTS))
     engine = Engine(exported, config, format, tuple(only))
-    for number, prompt in enumerate(prompts[: request + 1]):
+    for prompt in prompts[: request + 1]:
         recorder = Recorder(format=format)
         engine.reset()
-        tokens = list(prompt)
-        for start in range(0, len(prompt), chunk or len(prompt)):
-            best = engine.run(tokens[start : start + (chunk or len(prompt))], recorder)
+        size = chunk or len(prompt)
+        for start in range(0, len(prompt), size):
+            best = engine.run(list(prompt[start : start + size]), recorder)
         for _ in range(max_tokens - 1):
             best = engine.run([best], recorder)
-        if number == request:
-            return recorder
-    raise AssertionError("unreachable: require_request")
+    return recorder
 
 
 class Engine:
@@ -130,10 +128,10 @@ def require_exported(model: Any, exported: Path) -> None:
     """TargetError for a graph of other versions, which name and order nodes differently."""
     for key, known in EXPORTED.items():
         path = ["optimum", key]
-        found = model.get_rt_info(path).astype(str) if model.has_rt_info(path) else "none"
-        if found not in known:
+        version = model.get_rt_info(path).astype(str) if model.has_rt_info(path) else "none"
+        if version not in known:
             raise TargetError(
-                f"{exported / FILE}: {key} {found}, expected {' or '.join(known)}: other versions are not supported"
+                f"{exported / FILE}: {key} {version}, expected {' or '.join(known)}: other versions are not supported"
             )
 
 

@@ -44,11 +44,11 @@ OUTPUTS = {  # of an operation: under the first of these names that its layer do
     "top_k": ("feed_forward.experts_chosen",),
     "routing_weights": ("feed_forward.expert_weights",),
 }
-Found = dict[str, list[Array]]  # by tensor, what each request of a pass found in the caches, in the plan's order
+Reads = dict[str, list[Array]]  # by tensor, what each request of a pass found in the caches, in the plan's order
 
 
 class RecordingNumerics:
-    """An arithmetic that keeps what passes through it: of each forward pass its `passes` and what it `found`."""
+    """An arithmetic that keeps what passes through it: tensors of each forward pass, and its reads of the caches."""
 
     def __init__(self, weights: ModelWeights, config: ModelConfig, numerics: Numerics) -> None:
         self._numerics = numerics
@@ -64,7 +64,7 @@ class RecordingNumerics:
         self._in_experts = False
         self._keeps_reads = isinstance(numerics, Ieee)  # exact's cache holds numbers of its grid, not the keys' own
         self.passes: list[Dump] = []
-        self.found: list[Found] = []
+        self.reads: list[Reads] = []
 
     def __getattr__(self, name: str) -> Any:
         """Operations whose output alone is recorded, or nothing."""
@@ -85,31 +85,31 @@ class RecordingNumerics:
 
     def embed(self, rows: Array) -> Array:
         """A pass begins."""
-        made = self._numerics.embed(rows)
+        output = self._numerics.embed(rows)
         self.passes.append({})
-        self.found.append({})
-        self._keep("model.embed_tokens", made)
+        self.reads.append({})
+        self._keep("model.embed_tokens", output)
         self._norm, self._entering = "model.layers.0.operator_norm", ""
         self._in_experts = False
-        return made
+        return output
 
     def rms_norm(self, x: Array, weight: NDArray[np.float32], eps: float) -> Array:
         """Also keeps what enters the norm: the sum before it."""
-        made = self._numerics.rms_norm(x, weight, eps)
+        output = self._numerics.rms_norm(x, weight, eps)
         if x.ndim == 3:
             first, second = (f"{self._layer}.self_attn.{part}_layernorm" for part in "qk")
-            self._keep(second if first in self.passes[-1] else first, made)
+            self._keep(second if first in self.passes[-1] else first, output)
         else:
             self._in_experts = False
             self._keep(self._entering, x)
-            self._keep(self._norm, made)
+            self._keep(self._norm, output)
             if self._norm in self._before_experts:
                 self._enter_feed_forward(True)
             elif self._norm.endswith("post_operator_norm"):
                 self._norm, self._entering = f"{self._layer}.ffn_norm", f"{self._layer}.residual"
             elif self._norm.endswith("post_ffn_norm"):
                 self._leave_layer()
-        return made
+        return output
 
     def _enter_feed_forward(self, of_experts: bool) -> None:
         """The next norm is this layer's last, if it has one, or the next layer's, which reads this layer's output."""
@@ -125,16 +125,16 @@ class RecordingNumerics:
         self._entering = self._layer
 
     def linear(self, x: Array, matrix: Matrix, bias: NDArray[np.float32] | None = None) -> Array:
-        made = self._numerics.linear(x, matrix, bias)
+        output = self._numerics.linear(x, matrix, bias)
         if id(matrix) not in self._places:  # an expert's, or the head, or what stands in its place
-            self._keep("" if self._in_experts else "lm_head", made)
-            return made
+            self._keep("" if self._in_experts else "lm_head", output)
+            return output
         self._layer, names, sizes = self._places[id(matrix)]
         if f"{self._layer}.{names[0]}" in self.passes[-1]:  # again, for something else than the step's tokens
-            return made
+            return output
         if names == ("self_attn.out_proj",):
             self._keep(f"{self._layer}.self_attn.{'gated' if self._has_gates() else 'attended'}", x)
-        for name, part in zip(names, np.split(made, np.cumsum(sizes)[:-1], axis=-1), strict=True):
+        for name, part in zip(names, np.split(output, np.cumsum(sizes)[:-1], axis=-1), strict=True):
             self._keep(f"{self._layer}.{name}", part)
         if names[0].endswith("out_proj") and self._sandwich:
             self._norm, self._entering = f"{self._layer}.post_operator_norm", ""
@@ -142,7 +142,7 @@ class RecordingNumerics:
             self._norm, self._entering = f"{self._layer}.ffn_norm", f"{self._layer}.residual"
         elif names[0] in (LAST, ROUTER):
             self._enter_feed_forward(names[0] == ROUTER)
-        return made
+        return output
 
     def _has_gates(self) -> bool:
         return f"{self._layer}.self_attn.g_proj" in self.passes[-1]
@@ -150,65 +150,67 @@ class RecordingNumerics:
     def _keep_first(self, names: Sequence[str], values: Array) -> None:
         """Under the first of these names in this layer that has none in this pass, if it is of all tokens."""
         kept = self.passes[-1]
-        free = [name for name in (f"{self._layer}.{one}" for one in names) if name not in kept]
+        free = [name for name in (f"{self._layer}.{part}" for part in names) if name not in kept]
         if free and len(values) == len(kept["model.embed_tokens"]):
             self._keep(free[0], values)
 
     def multiply(self, x: Array, y: Array) -> Array:
         """The gate on a convolution's input, then the one on its output; that on attention's heads."""
-        made = self._numerics.multiply(x, y)
+        output = self._numerics.multiply(x, y)
         if self._has_gates() and x.ndim == 3:
             self._keep_first(("self_attn.attended",), x)
         elif not self._has_gates():
-            self._keep_first(("conv.u", "conv.gated"), made)
-        return made
+            self._keep_first(("conv.u", "conv.gated"), output)
+        return output
 
     def swiglu(self, gate: Array, up: Array) -> Array:
-        made = self._numerics.swiglu(gate, up)
-        self._keep("" if self._in_experts else f"{self._layer}.feed_forward.gated", made)
-        return made
+        output = self._numerics.swiglu(gate, up)
+        self._keep("" if self._in_experts else f"{self._layer}.feed_forward.gated", output)
+        return output
 
     def sigmoid(self, x: Array) -> Array:
-        made = self._numerics.sigmoid(x)
+        output = self._numerics.sigmoid(x)
         gate = self._has_gates() and not self._in_experts
-        self._keep_first(("self_attn.gate",) if gate else ("feed_forward.scores",), made)
-        return made
+        self._keep_first(("self_attn.gate",) if gate else ("feed_forward.scores",), output)
+        return output
 
     def combine_experts(self, outputs: Array, weights: Array) -> Array:
         """[T, K, D] by [T, K], the weights as they arrive here."""
-        made = self._numerics.combine_experts(outputs, weights)
+        output = self._numerics.combine_experts(outputs, weights)
         kept, mlp = self.passes[-1], f"{self._layer}.feed_forward"
-        if len(made) == len(kept["model.embed_tokens"]):
-            self._keep(f"{mlp}.mixed", made)
+        if len(output) == len(kept["model.embed_tokens"]):
+            self._keep(f"{mlp}.mixed", output)
             if f"{mlp}.experts_chosen" in kept and kept[f"{mlp}.experts_chosen"].shape == weights.shape:
                 self._keep(f"{mlp}.expert_weights", weights)
                 self._keep(f"{mlp}.expert_outputs", outputs)
-        return made
+        return output
 
     def convolve_ragged(
         self, windows: Sequence[Array], taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> Array:
         """All requests' rows of a pass; a window [L-1+t, D] begins with the state that its request found."""
-        made = self._numerics.convolve_ragged(windows, taps, bias)
-        self._keep(f"{self._layer}.conv.conv", made)
+        output = self._numerics.convolve_ragged(windows, taps, bias)
+        self._keep(f"{self._layer}.conv.conv", output)
         columns = taps.shape[1] - 1
         if columns:
-            self.found[-1][f"{self._layer}.conv.state"] = [np.array(one[:columns]).reshape(1, -1) for one in windows]
-        return made
+            self.reads[-1][f"{self._layer}.conv.state"] = [
+                np.array(window[:columns]).reshape(1, -1) for window in windows
+            ]
+        return output
 
     def convolve(
         self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> Array:
-        made = self._numerics.convolve(history, u, taps, bias)
-        self._keep(f"{self._layer}.conv.conv", made)
-        return made
+        output = self._numerics.convolve(history, u, taps, bias)
+        self._keep(f"{self._layer}.conv.conv", output)
+        return output
 
     def attend_ragged(
         self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
     ) -> Array:
         """All requests' rows of a pass, and the keys and values [C, G*E] that each found."""
         for index, what in enumerate(("keys_read", "values_read") if self._keeps_reads else ()):
-            self.found[-1][f"{self._layer}.self_attn.{what}"] = [
+            self.reads[-1][f"{self._layer}.self_attn.{what}"] = [
                 np.concatenate([part[index] for part in parts]).reshape(sum(len(part[index]) for part in parts), -1)
                 for parts in cached
             ]
@@ -217,16 +219,16 @@ class RecordingNumerics:
 
 def places(weights: ModelWeights, config: ModelConfig) -> dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]:
     """By a matrix's identity: its layer, the tensors it makes, and their widths."""
-    found: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
+    matrices: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
     shapes = expected_tensors(config)
     for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}"
         for names, weight in named_weights(layer):
             sizes = [shapes[f"{prefix}.{name}"] for name in names]
             if len(sizes[0]) == 2:
-                made = tuple(name.removesuffix(".weight") for name in names)
-                found[id(weight)] = prefix, made, tuple(rows for rows, _ in sizes)
-    return found
+                tensors = tuple(name.removesuffix(".weight") for name in names)
+                matrices[id(weight)] = prefix, tensors, tuple(rows for rows, _ in sizes)
+    return matrices
 
 
 def record(model: LoadedModel, token_ids: Sequence[int]) -> Dump:
@@ -275,25 +277,25 @@ class RecordedEngine:
     def dump(self, request_id: str, index: int = 0) -> Dump:
         """Of a finished request the tokens that went through the network, their latest rows, and its steps."""
         sequences = {
-            sample_name(output.request_id, one.index): output.prompt_token_ids + one.token_ids
+            sample_name(output.request_id, sample.index): output.prompt_token_ids + sample.token_ids
             for output in self.finished.values()
-            for one in output.outputs
+            for sample in output.outputs
         }
-        own = sample_name(request_id, index)
+        name = sample_name(request_id, index)
         lines = [json.loads(line) for line in self._trace.getvalue().splitlines()]
-        plans = [one["plan"]["scheduled"] for one in lines if one["kind"] == "step" and one["plan"]["scheduled"]]
-        ids = sequences[own][:-1]
-        table = rows_by_prefix(self._recorder.passes, plans, sequences, own)
+        plans = [line["plan"]["scheduled"] for line in lines if line["kind"] == "step" and line["plan"]["scheduled"]]
+        ids = sequences[name][:-1]
+        table = rows_by_prefix(self._recorder.passes, plans, sequences, name)
         rows = [table[ids[: position + 1]] for position in range(len(ids))]
-        tensors = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-        steps = own_steps(plans, own, len(ids), self._block_size)
-        sizes = np.array([one.count for one in steps], np.int64)
-        found = found_in(self._recorder.found, steps, self._windows)
-        return {"token_ids": np.array(ids, np.int64), "steps": sizes} | tensors | found
+        tensors = {tensor: np.stack([row[tensor] for row in rows]) for tensor in rows[0]}
+        steps = steps_of(plans, name, len(ids), self._block_size)
+        sizes = np.array([step.count for step in steps], np.int64)
+        reads = reads_of(self._recorder.reads, steps, self._windows)
+        return {"token_ids": np.array(ids, np.int64), "steps": sizes} | tensors | reads
 
 
 @dataclass
-class OwnStep:
+class Step:
     """One request's rows of one pass that are still its own: neither rejected nor computed again later."""
 
     number: int  # of the pass
@@ -303,57 +305,56 @@ class OwnStep:
     freed: int  # positions whose blocks of layers with a window were given back
 
 
-def own_steps(plans: Sequence[Any], own: str, tokens: int, block_size: int) -> list[OwnStep]:
-    """Those of the request `own`, one after another up to its last of `tokens` rows."""
-    found: list[OwnStep] = []
+def steps_of(plans: Sequence[Any], name: str, tokens: int, block_size: int) -> list[Step]:
+    """Those of a request, one after another up to its last of `tokens` rows."""
+    steps: list[Step] = []
     for number, scheduled in enumerate(plans):
         for place, entry in enumerate(scheduled):
-            if entry["request_id"] == own:
-                found = ending_at(found, entry["start"])
+            if entry["request_id"] == name:
+                steps = ending_at(steps, entry["start"])
                 freed = block_size * entry.get("window_table", ()).count(FREED)
-                found.append(OwnStep(number, place, entry["start"], len(entry["token_ids"]), freed))
-    return ending_at(found, tokens)
+                steps.append(Step(number, place, entry["start"], len(entry["token_ids"]), freed))
+    return ending_at(steps, tokens)
 
 
-def ending_at(steps: Sequence[OwnStep], end: int) -> list[OwnStep]:
-    return [replace(one, count=min(one.count, end - one.start)) for one in steps if one.start < end]
+def ending_at(steps: Sequence[Step], end: int) -> list[Step]:
+    return [replace(step, count=min(step.count, end - step.start)) for step in steps if step.start < end]
 
 
-def found_in(passes: Sequence[Found], steps: Sequence[OwnStep], windows: Mapping[str, int]) -> Dump:
-    """What these steps found in the caches: a state each, of keys and values all that the kept rows see (NaN: none).
+def reads_of(passes: Sequence[Reads], steps: Sequence[Step], windows: Mapping[str, int]) -> Dump:
+    """What these steps read from the caches: a state each, of keys and values all that the kept rows see (NaN: none).
 
     windows  of the layers with one, by their names
     """
     joined: dict[str, list[Array]] = {}
-    for one in steps:
-        for name, by_request in passes[one.number].items():
+    for step in steps:
+        for name, by_request in passes[step.number].items():
             layer = name.partition(".self_attn.")[0]
-            first, end = 0, 1 if name.endswith(".state") else one.start + one.count
+            first, end = 0, 1 if name.endswith(".state") else step.start + step.count
             if layer in windows:
-                first, end = max(0, one.start + 1 - windows[layer]) - one.freed, end - one.freed
-            rows, early = by_request[one.place][max(0, first) : end], max(0, -first)
+                first, end = max(0, step.start + 1 - windows[layer]) - step.freed, end - step.freed
+            rows, early = by_request[step.place][max(0, first) : end], max(0, -first)
             missing = [(early, end - first - early - len(rows)), (0, 0)]
             joined.setdefault(name, []).append(np.pad(rows, missing, constant_values=np.nan))
     return {name: np.concatenate(parts) for name, parts in joined.items()}
 
 
 def rows_by_prefix(
-    passes: Sequence[Dump], plans: Sequence[Any], sequences: Mapping[str, tuple[int, ...]], own: str
+    passes: Sequence[Dump], plans: Sequence[Any], sequences: Mapping[str, tuple[int, ...]], name: str
 ) -> dict[tuple[int, ...], Dump]:
-    """By a token and all before it: its row of every tensor. Those of the request `own` come before any other's.
+    """By a token and all before it: its row of every tensor. Those of the request `name` come before any other's.
 
     A row counts if the tokens that were computed are those of the sequence: drafts that were rejected are not.
     """
-    found: dict[tuple[int, ...], Dump] = {}
+    table: dict[tuple[int, ...], Dump] = {}
     for scheduled, tensors in zip(plans, passes, strict=True):
         row = 0
         for entry in scheduled:
-            name, start, count = entry["request_id"], entry["start"], len(entry["token_ids"])
-            whole = sequences.get(name, ())
-            for index in range(count):
-                prefix = whole[: start + index + 1]
-                is_its = len(prefix) == start + index + 1 and prefix[start:] == tuple(entry["token_ids"][: index + 1])
-                if is_its and (name == own or prefix not in found):
-                    found[prefix] = {key: one[row + index] for key, one in tensors.items() if key != "lm_head"}
-            row += count
-    return found
+            whole, start = sequences.get(entry["request_id"], ()), entry["start"]
+            for count in range(1, len(entry["token_ids"]) + 1):
+                prefix = whole[: start + count]
+                is_right = prefix[start:] == tuple(entry["token_ids"][:count])
+                if is_right and (entry["request_id"] == name or prefix not in table):
+                    table[prefix] = {key: rows[row] for key, rows in tensors.items() if key != "lm_head"}
+                row += 1
+    return table

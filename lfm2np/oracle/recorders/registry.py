@@ -39,7 +39,7 @@ from lfm2np.oracle.recorders.own import RecordedEngine
 from lfm2np.oracle.recorders.recorder import Recorder, content_of
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
 from lfm2np.oracle.recorders.vllm_recorder import record as record_vllm
-from lfm2np.oracle.targets.records import shortened
+from lfm2np.oracle.targets.records import fault
 from lfm2np.oracle.targets.target import TargetError
 
 Prompts = Sequence[Sequence[int]]
@@ -93,7 +93,7 @@ def guarded(target: str) -> Iterator[None]:
     except Lfm2npError:
         raise
     except Exception as problem:
-        raise TargetError(f"{target}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
+        raise TargetError(f"{target}: {fault(problem)}") from problem
 
 
 def transformers(rest: str, model: Path, format: str) -> Record:

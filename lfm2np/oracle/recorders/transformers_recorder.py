@@ -64,7 +64,7 @@ def record(
     network = load_model(str(model), format)
     prepare(network)
     chosen, row = (list(prompts), request) if padded else ([prompts[request]], 0)
-    columns = OwnColumns(
+    columns = RequestColumns(
         config, format, row, max(map(len, chosen)) - len(chosen[row]), len(chosen[row]) + max_tokens - 1
     )
     with columns.tapped(network):
@@ -72,7 +72,7 @@ def record(
     return columns.recorder
 
 
-class OwnColumns:
+class RequestColumns:
     """One request's columns of each forward pass: row `row` of the batch, in the first pass behind `padding`."""
 
     def __init__(self, config: ModelConfig, format: str, row: int, padding: int, tokens: int) -> None:
@@ -85,8 +85,8 @@ class OwnColumns:
     def begin(self, ids: Any) -> None:
         """A pass over ids [B, T]: its last columns are the request's, the others padding."""
         self._batch = tuple(ids.shape)
-        found = ids[self.row].tolist()
-        self.recorder.step(found if self.recorder.sizes else found[self.padding :])
+        columns = ids[self.row].tolist()
+        self.recorder.step(columns if self.recorder.sizes else columns[self.padding :])
         convolutions = [index for index, kind in enumerate(self._layers) if kind == CONV]
         others = [index for index, kind in enumerate(self._layers) if kind != CONV]
         self._reached = {"u": iter(convolutions), "rotated": iter(others), "gate": iter(others)}
@@ -180,7 +180,7 @@ class OwnColumns:
         return output
 
     def _columns(self, before: list[Any], u: Any) -> Array:
-        return np.concatenate([as_numbers(one[self.row].T) for one in (*before, u)])  # [columns, D]
+        return np.concatenate([as_numbers(part[self.row].T) for part in (*before, u)])  # [columns, D]
 
     def _keep_convolution(self, window: Array, output: Any) -> None:
         """The request's rows of u, what stands before them, and what comes of it [B, D, columns]."""

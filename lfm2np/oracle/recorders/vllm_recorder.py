@@ -14,7 +14,7 @@ from lfm2np.oracle.locate.spread import FLOATS
 from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
-from lfm2np.oracle.targets.records import shortened
+from lfm2np.oracle.targets.records import fault
 from lfm2np.oracle.targets.target import TargetError
 
 VERSIONS = ("0.32.0",)  # that this was run with
@@ -45,7 +45,7 @@ def record(
     except Lfm2npError:
         raise
     except Exception as problem:  # a kernel that does not have what the model needs tells only when it runs
-        raise TargetError(f"vllm:{model}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
+        raise TargetError(f"vllm:{model}: {fault(problem)}") from problem
     finally:
         llm.llm_engine.engine_core.shutdown()
 
@@ -73,7 +73,7 @@ def load(model: Path, format: str, **options: Any) -> Any:
     try:
         return vllm.LLM(str(model), **{**usual, **options, **fixed})
     except Exception as problem:
-        raise TargetError(f"vllm:{model}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
+        raise TargetError(f"vllm:{model}: {fault(problem)}") from problem
 
 
 def missing_keys(model: Path) -> dict[str, int]:

@@ -300,17 +300,12 @@ def kernels_kept(into: list[tuple[Any, Any]]) -> Iterator[None]:
     """Appends inputs and outputs of the convolution's kernels; ShortConv imports them at each call."""
     from vllm.model_executor.layers.mamba.ops.cpu import causal_conv1d as kernels
 
-    def prefill(original: Any, u: Any, *others: Any, **options: Any) -> Any:  # [D, t]
-        given = u.T.clone()
+    def kept(channels_first: bool, original: Any, u: Any, *others: Any, **options: Any) -> Any:  # [D, t], or [t, D]
+        given = (u.T if channels_first else u).clone()
         output = original(u, *others, **options)
-        into.append((given, output.T.clone()))
+        into.append((given, (output.T if channels_first else output).clone()))
         return output
 
-    def decode(original: Any, u: Any, *others: Any, **options: Any) -> Any:  # [t, D]
-        given = u.clone()
-        output = original(u, *others, **options)
-        into.append((given, output.clone()))
-        return output
-
+    prefill, decode = partial(kept, True), partial(kept, False)
     with around(kernels, "causal_conv1d_fn_cpu", prefill), around(kernels, "causal_conv1d_update_cpu", decode):
         yield

@@ -85,7 +85,8 @@ def errors(checked: Checked) -> str:
         f"{plural(reported, 'position')} with a reported log-probability. Errors in units of the noise of "
         f"{foreign(checked.format)}: RMS {rms}, worst {worst}; the limit is {LIMIT:g}."
     )
-    drawing, marks = error_figure(checked.positions, plain(summary))
+    text = summary.replace("<bdi>", "").replace("</bdi>", "")  # a description in SVG has no elements
+    drawing, marks = error_figure(checked.positions, text)
     binned = (
         f" More than {MOST_MARKS:,} positions: those of one verdict at one spot share a mark, {marks:,} marks for "
         f"{reported:,} positions."
@@ -97,11 +98,6 @@ def errors(checked: Checked) -> str:
         f"drawn at the bottom.{binned}</figcaption>\n</figure>\n"
         + details("The numbers of the figure", by_row(checked) + wrong_table(checked))
     )
-
-
-def plain(markup: str) -> str:
-    """Without the only element of a summary: a description in SVG is text."""
-    return markup.replace("<bdi>", "").replace("</bdi>", "")
 
 
 def by_row(checked: Checked) -> str:

@@ -63,11 +63,6 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def size(group: factors.Group, value: float) -> str:
-    """A number of a group's errors; a dash if none was reported."""
-    return number(value) if group.told else "-"
-
-
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
@@ -167,7 +162,7 @@ def phase(position: Position) -> str:
 
 def group_cells(group: factors.Group) -> list[str | int]:
     """Positions, how many with a log-probability, root mean square and worst of their errors."""
-    return [group.count, group.told, size(group, group.rms), size(group, group.worst)]
+    return [group.count, group.told, *(number(error if group.told else None) for error in (group.rms, group.worst))]
 
 
 def flip_cells(flip: Position) -> list[object]:

@@ -12,9 +12,8 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.loading import load
 from lfm2np.oracle.rollouts.figures import figures_of
 from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
-from lfm2np.oracle.rollouts.rollouts import AUTO, Judged, Options, Shown, judge_rollouts
+from lfm2np.oracle.rollouts.rollouts import AUTO, Judged, Options, Shown, judge_rollouts, no_progress
 from lfm2np.oracle.rollouts.side import SIDES
-from lfm2np.progress import Progress
 from lfm2np.work.place import AnyPlace, place_of
 
 
@@ -52,10 +51,6 @@ def rollouts(
     )
     judged, sampled_of = judge_some(loaded, usable, options, sample, place, previous=previous)
     return figures_of(judged, left, sampled_of)
-
-
-def no_progress(name: str) -> Progress | None:
-    return None
 
 
 def judge_some(

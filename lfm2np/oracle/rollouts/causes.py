@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle import factors
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.scores import OTHERS, READINGS, Scores, ids_of, item_of
+from lfm2np.oracle.rollouts.scores import OTHERS, PENALTIES, Scores, ids_of, item_of
 from lfm2np.oracle.rollouts.side import BEFORE, Fit, Predicted, Spread, fit, predicted
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
 from lfm2np.progress import Progress
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import AnyPlace, Place, compute, place_of, source_of
+from lfm2np.work.place import Place, compute, source_of
 
 Float64 = NDArray[np.float64]
 Variant = dict[str, Any]
@@ -38,6 +38,9 @@ LEAST_OF_ALL = 20.0  # the same where the network without it explains everything
 LEAST_OF_TOKENS = 0.5  # of each token for the head's precision, which rounds all of them
 AS_IT_IS, HEAD, CHUNKED = "as computed", "head precision", "state lost at a chunk border"
 ROUTES = "routes of another run"
+# readings, by what was applied to the logits
+TEMPERED, FILTERED = ("tempered", "processed", "unpenalised"), ("processed", "unpenalised", "filtered")
+PENALISED = ("processed", "filtered")
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,12 @@ class Hypothesis:
 class Explanation:
     """One hypothesis about a sample of rollouts.
 
-    log_likelihood  nats, of all reported values of the sample
-    explained       share of the squared errors that it removes, 0 to 1
-    shifts          [N] what it predicts minus what the side should have reported
+    explained  share of the squared errors that it removes, 0 to 1
+    shifts     [N] what it predicts minus what the side should have reported
     """
 
     hypothesis: Hypothesis
     fit: Fit
-    log_likelihood: float
     explained: float
     shifts: Float64
 
@@ -102,7 +103,7 @@ def hypotheses_of(
         Hypothesis(AS_IT_IS, "", partial(always, None)),
         *head_hypotheses(),
         *pack_hypotheses(rollouts),
-        *padding_hypotheses(model, rollouts),
+        *seen_hypotheses("padding is not masked", padding_before(model, rollouts)),
         *border_hypotheses(rollouts, chunks),
         *route_hypotheses(rollouts),
         *(Hypothesis("stale weights", name, partial(always, {"part": name})) for name in parts),
@@ -128,15 +129,19 @@ def head_hypotheses() -> list[Hypothesis]:
 
 
 def pack_hypotheses(rollouts: Sequence[Rollout]) -> list[Hypothesis]:
-    """State of the sequence before in a pack: of the convolution, of attention, of both."""
-    before = packed_before(rollouts)
+    """State of the sequences before in a pack."""
+    return seen_hypotheses("state leaks in a pack", packed_before(rollouts))
+
+
+def seen_hypotheses(name: str, before: Mapping[str, list[list[int]]]) -> list[Hypothesis]:
+    """That the convolution, attention, or both see what stands before a rollout, by its id."""
     if not before:
         return []
-    near = {name: sequences[-MOST_BEFORE:] for name, sequences in before.items()}
+    near = {rollout_id: sequences[-MOST_BEFORE:] for rollout_id, sequences in before.items()}
     return [
-        Hypothesis("state leaks in a pack", "convolution", partial(seen, near, True, False)),
-        Hypothesis("state leaks in a pack", "attention", partial(seen, before, False, True)),
-        Hypothesis("state leaks in a pack", "convolution and attention", partial(seen, before, True, True)),
+        Hypothesis(name, "convolution", partial(seen, near, True, False)),
+        Hypothesis(name, "attention", partial(seen, before, False, True)),
+        Hypothesis(name, "convolution and attention", partial(seen, before, True, True)),
     ]
 
 
@@ -158,8 +163,8 @@ def packed_before(rollouts: Sequence[Rollout]) -> dict[str, list[list[int]]]:
     return before
 
 
-def padding_hypotheses(model: LoadedModel, rollouts: Sequence[Rollout]) -> list[Hypothesis]:
-    """Padding to the left that is not masked; where the file does not say how much, up to the longest of the group."""
+def padding_before(model: LoadedModel, rollouts: Sequence[Rollout]) -> dict[str, list[list[int]]]:
+    """By id, the padding to the left; where the file does not say how much, up to the longest of the group."""
     longest: dict[str, int] = {}
     for rollout in rollouts:
         if rollout.group is not None:
@@ -171,13 +176,7 @@ def padding_hypotheses(model: LoadedModel, rollouts: Sequence[Rollout]) -> list[
         token = rollout.pad_token_id if rollout.pad_token_id is not None else model.config.pad_token_id
         if count:
             padding[rollout.id] = [[token or 0] * count]
-    if not padding:
-        return []
-    return [
-        Hypothesis("padding is not masked", "convolution and attention", partial(seen, padding, True, True)),
-        Hypothesis("padding is not masked", "convolution", partial(seen, padding, True, False)),
-        Hypothesis("padding is not masked", "attention", partial(seen, padding, False, True)),
-    ]
+    return padding
 
 
 def border_hypotheses(rollouts: Sequence[Rollout], chunks: Sequence[int]) -> list[Hypothesis]:
@@ -244,8 +243,8 @@ def predictions_of(
     scores: Sequence[Scores],
     hypotheses: Sequence[Hypothesis],
     readings: Sequence[str],
-    previous: LoadedModel | None = None,
-    place: AnyPlace = None,
+    previous: LoadedModel | None,
+    place: Place,
     progress: Progress | None = None,
 ) -> list[Mapping[str, Predicted] | None]:
     """Of each hypothesis the predicted values by reading, of these; None where it changes no rollout of the sample, or
@@ -264,8 +263,7 @@ def predictions_of(
                     variant = {}
                 items.append({**item, "variant": variant})
                 owners.append((number, index))
-    place = place_of(place)
-    unrecorded = Place(place.executor, None, place.at_once, place.max_num_batched_tokens)  # an item names no checkpoint
+    unrecorded = replace(place, record=None)  # an item names no checkpoint
     there = previous if previous is None or place.executor is None else source_of(previous)
     results = compute(variant_work(there), model, items, unrecorded, progress)
     changed: list[dict[int, Mapping[str, Any]]] = [{} for _ in hypotheses]
@@ -304,7 +302,6 @@ def explanations(
     predictions: Sequence[Mapping[str, Predicted] | None],
     spreads: Sequence[Spread],
     readings: Sequence[str],
-    vocab_size: int,
 ) -> list[Explanation]:
     """Each hypothesis under its likeliest reading and format, the likeliest first.
 
@@ -322,7 +319,7 @@ def explanations(
         if values is None:
             continue
         tried = [
-            fit(reported, values[reading], spread, reading, vocab_size)
+            fit(reported, values[reading], spread, reading)
             for reading in readings
             for spread in spreads
             if spread.bits > 2 * hypothesis.bits
@@ -333,9 +330,8 @@ def explanations(
             left = np.minimum(np.abs(best.errors), 50.0)
             shifts = values[best.reading].logprobs - base[expected].logprobs
         explained = 1.0 - math.fsum((left[known] ** 2).tolist()) / total if total else 0.0
-        likelihood = best.log_likelihood
-        explained_by.append(Explanation(hypothesis, best, likelihood, max(0.0, explained), np.nan_to_num(shifts)))
-    return sorted(explained_by, key=lambda each: each.log_likelihood - each.handicap, reverse=True)
+        explained_by.append(Explanation(hypothesis, best, max(0.0, explained), np.nan_to_num(shifts)))
+    return sorted(explained_by, key=lambda each: each.fit.log_likelihood - each.handicap, reverse=True)
 
 
 def reading_words(expected: str, actual: str, sampling: SamplingParams) -> str:
@@ -345,18 +341,14 @@ def reading_words(expected: str, actual: str, sampling: SamplingParams) -> str:
     if actual in OTHERS or expected in OTHERS:
         side, reading = ("", actual) if actual in OTHERS else ("the sampler's are ", expected)
         return f"{side}{reading}, which the file does not say"
-    words = []
     has_filters = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
-    tempered = {name: name not in ("raw", "filtered") for name in READINGS}
-    filtered = {name: name in ("processed", "unpenalised", "filtered") for name in READINGS}
-    penalised = {name: name in ("processed", "filtered") for name in READINGS}
-    if tempered[expected] != tempered[actual] and sampling.temperature not in (0.0, 1.0):
-        words.append("temperature not applied" if tempered[expected] else "temperature applied")
-    if filtered[expected] != filtered[actual] and has_filters:
-        words.append("not renormalised over the kept tokens" if filtered[expected] else "renormalised over kept tokens")
-    if penalised[expected] != penalised[actual] and any(
-        getattr(sampling, name) != neutral
-        for name, neutral in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0))
+    has_penalties = any(getattr(sampling, name) != neutral for name, neutral in PENALTIES.items())
+    words = []
+    for readings, has_effect, left_out, added in (
+        (TEMPERED, sampling.temperature not in (0.0, 1.0), "temperature not applied", "temperature applied"),
+        (FILTERED, has_filters, "not renormalised over the kept tokens", "renormalised over kept tokens"),
+        (PENALISED, has_penalties, "penalties not applied", "penalties applied"),
     ):
-        words.append("penalties not applied" if penalised[expected] else "penalties applied")
+        if has_effect and (expected in readings) != (actual in readings):
+            words.append(left_out if expected in readings else added)
     return ", ".join(words)

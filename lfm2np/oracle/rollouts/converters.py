@@ -32,6 +32,35 @@ TAKEN_OVER = (
     *("id", "step", "group", "pack", "logprobs_mode", "trainer_logprobs_mode", "trainer_logprobs", "trainer_routes"),
     *("left_padding", "pad_token_id", *SAMPLING),
 )
+# the schema's names and the project's
+AGENT_LOOP = {
+    "prompt_token_ids": "prompt_ids",
+    "token_ids": "response_ids",
+    "sampler_logprobs": "response_logprobs",
+    "is_sampled": "response_mask",
+    "routes": "routed_experts",
+    "group": "uid",
+}
+DATA_PROTO = {
+    "token_ids": "responses",
+    "sampler_logprobs": "rollout_log_probs",
+    "trainer_logprobs": "old_log_probs",
+    "is_sampled": "response_mask",
+}
+SLIME = {
+    "id": "index",
+    "sampler_logprobs": "rollout_log_probs",
+    "trainer_logprobs": "log_probs",
+    "is_sampled": "loss_mask",
+    "routes": "rollout_routed_experts",
+    "group": "group_index",
+}
+PRIME_RL = {
+    "prompt_token_ids": "prompt_ids",
+    "token_ids": "completion_ids",
+    "sampler_logprobs": "completion_logprobs",
+    "is_sampled": "completion_mask",
+}
 STEPS = ("min_global_steps", "max_global_steps")  # verl: of the weights at an answer's first and last token
 VLLM_LEAST = -9999.0  # vLLM's servers write it for what is less, minus infinity above all, as JSON has no infinity
 
@@ -42,24 +71,22 @@ def from_trl(raw: Record) -> list[Fields]:
     old_per_token_logps are the trainer's. prompt_mask and completion_mask, where they are, say what is padding. Of
     logprobs [tokens][alternatives], as vLLM gives them to TRL, there may be one alternative only.
     """
-    masks, old = ("env_mask", "tool_mask"), "old_per_token_logps"
-    names = ("prompt_ids", "completion_ids", "logprobs", "sampling_per_token_logps", old, *masks)
+    masks = ("env_mask", "tool_mask")
+    names = ("completion_ids", "logprobs", "sampling_per_token_logps", "old_per_token_logps", *masks)
     sequences = []
-    for row in _rows(raw, "completion_ids", (*names, "prompt_mask", "completion_mask")):
+    for row in _rows(raw, "completion_ids", ("prompt_ids", *names, "prompt_mask", "completion_mask")):
         padded, prompt = _without(row, "prompt_ids", "prompt_mask")
-        answer = {name: _without(row, name, "completion_mask")[1] for name in names[1:]}
+        answer = {name: _without(row, name, "completion_mask")[1] for name in names}
         logprobs = answer["logprobs"] if answer["logprobs"] is not None else answer["sampling_per_token_logps"]
-        sequences.append(
-            {
-                "prompt_token_ids": prompt,
-                "token_ids": answer["completion_ids"],
-                "sampler_logprobs": _only_alternative(logprobs, "logprobs"),
-                "trainer_logprobs": answer[old],
-                "is_sampled": next((answer[mask] for mask in masks if answer[mask] is not None), None),
-                "left_padding": padded,
-            }
-        )
-        _take_over(sequences[-1], row)
+        sequence = {
+            "prompt_token_ids": prompt,
+            "token_ids": answer["completion_ids"],
+            "sampler_logprobs": _only_alternative(logprobs, "logprobs"),
+            "trainer_logprobs": answer["old_per_token_logps"],
+            "is_sampled": next((answer[mask] for mask in masks if answer[mask] is not None), None),
+            "left_padding": padded,
+        }
+        sequences.append(_take_over(sequence, row))
     return sequences
 
 
@@ -72,63 +99,28 @@ def from_verl(raw: Record) -> list[Fields]:
     a DataProto must have its attention_mask.
     """
     if "response_ids" in raw:
-        names = (
-            "prompt_ids",
-            "response_ids",
-            "response_mask",
-            "response_logprobs",
-            "routed_experts",
-            "uid",
-            *STEPS,
-            "extra_fields",
-        )
-        sequences = []
-        for row in _rows(raw, "response_ids", names):
-            sequence = {
-                "prompt_token_ids": row.get("prompt_ids"),
-                "token_ids": row["response_ids"],
-                "sampler_logprobs": row.get("response_logprobs"),
-                "is_sampled": row.get("response_mask"),
-                "routes": row.get("routed_experts"),
-                "group": row.get("uid"),
-                "step": _only_step(row.get("extra_fields")),
-            }
-            sequences.append(_take_over(sequence, row))
-        return sequences
-    logprobs = ("rollout_log_probs", "old_log_probs")
-    columns = (
-        "prompts",
-        "responses",
-        "response_mask",
-        "attention_mask",
-        *logprobs,
-        "routed_experts",
-        "uid",
-        *STEPS,
-        "extra_fields",
-    )
+        rows = _rows(raw, "response_ids", (*AGENT_LOOP.values(), *STEPS, "extra_fields"))
+        return [
+            _take_over(_renamed(row, AGENT_LOOP) | {"step": _only_step(row.get("extra_fields"))}, row) for row in rows
+        ]
     if _is_batch(raw, "responses") and raw.get("attention_mask") is None:
         raise Unfit(kinds.MISSING, "attention_mask: missing, expected it in a batch, to know what is padding")
+    columns = ("prompts", *DATA_PROTO.values(), "attention_mask", "routed_experts", "uid", *STEPS, "extra_fields")
     return [_of_data_proto(row) for row in _rows(raw, "responses", columns)]
 
 
 def _of_data_proto(row: Record) -> Fields:
-    prompts, responses = (_list(row, name) for name in ("prompts", "responses"))
+    prompts, responses = (listed(row, name) for name in ("prompts", "responses"))
     mask, border = row.get("attention_mask"), len(prompts)
     parts = dict(row)
     if mask is not None:
-        _require_length("attention_mask", _list(row, "attention_mask"), border + len(responses))
+        require_length("attention_mask", listed(row, "attention_mask"), border + len(responses))
         parts |= {"prompt_mask": mask[:border], "completion_mask": mask[border:]}
     padded, prompt = _without(parts, "prompts", "prompt_mask")
-    names = ("responses", "response_mask", "rollout_log_probs", "old_log_probs")
-    answer = {name: _without(parts, name, "completion_mask")[1] for name in names}
     routes = row.get("routed_experts")
     sequence = {
         "prompt_token_ids": prompt,
-        "token_ids": answer["responses"],
-        "sampler_logprobs": answer["rollout_log_probs"],
-        "trainer_logprobs": answer["old_log_probs"],
-        "is_sampled": answer["response_mask"],
+        **{ours: _without(parts, name, "completion_mask")[1] for ours, name in DATA_PROTO.items()},
         "routes": routes[padded:] if isinstance(routes, list) else routes,
         "group": row.get("uid"),
         "step": _only_step(row),
@@ -155,7 +147,7 @@ def from_vllm(raw: Record) -> list[Fields]:
         request = raw["request"] if isinstance(raw.get("request"), Mapping) else {}
         asked = {name: request[name] for name in SAMPLING if request.get(name) is not None}
         raw = {**asked, **{name: raw[name] for name in TAKEN_OVER if name in raw}, **raw["response"]}
-    choices = _list(raw, "outputs" if "outputs" in raw else "choices")
+    choices = listed(raw, "outputs" if "outputs" in raw else "choices")
     request_id = raw.get("request_id", raw.get("id"))
     sequences = []
     for position, choice in enumerate(choices):
@@ -172,7 +164,7 @@ def from_vllm(raw: Record) -> list[Fields]:
             "id": request_id if len(choices) == 1 or request_id is None else f"{request_id}/{index}",
             "prompt_token_ids": prompt,
             "token_ids": ids,
-            "sampler_logprobs": _vllm_logprobs(choice.get("logprobs"), _list(choice, "token_ids"), where),
+            "sampler_logprobs": _vllm_logprobs(choice.get("logprobs"), listed(choice, "token_ids"), where),
             "routes": vllm_dialect.routes(routes, f"{where}.routed_experts") if isinstance(routes, str) else routes,
             "group": request_id if len(choices) > 1 else None,
         }
@@ -203,7 +195,7 @@ def _vllm_logprobs(raw: Any, ids: Sequence[Any], where: str) -> list[Any] | None
 def _unflattened(raw: Record, where: str) -> list[dict[str, Any]]:
     """vllm/logprobs.py, FlatLogprobs, as {id: log-probability} a token."""
     names = ("start_indices", "end_indices", "token_ids", "logprobs")
-    starts, ends, ids, logprobs = (_list(raw, name) for name in names)
+    starts, ends, ids, logprobs = (listed(raw, name) for name in names)
     if len(starts) != len(ends) or len(ids) != len(logprobs) or set(map(type, (*starts, *ends))) - {int}:
         raise Unfit(kinds.WRONG_VALUE, f"{where}.logprobs {show_json(raw)}: expected vLLM's FlatLogprobs")
     ranges = [range(start, end) for start, end in zip(starts, ends, strict=True)]
@@ -229,26 +221,16 @@ def from_slime(raw: Record) -> list[Fields]:
         return sequences
     plural = {"response_lengths": "response_length", "loss_masks": "loss_mask", "sample_index": "index"}
     raw = {plural.get(name, name): value for name, value in raw.items()}
-    names = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "log_probs", "rollout_routed_experts")
     sequences = []
-    for row in _rows(raw, "tokens", (*names, "index", "group_index")):
-        tokens, count = _list(row, "tokens"), row.get("response_length")
+    for row in _rows(raw, "tokens", ("tokens", "response_length", *SLIME.values())):
+        tokens, count = listed(row, "tokens"), row.get("response_length")
         if type(count) is not int or not 0 <= count <= len(tokens):
             raise Unfit(
                 kinds.WRONG_VALUE, f"response_length {show_json(count)}: expected 0 to {len(tokens)}, a part of tokens"
             )
         border = len(tokens) - count
-        sequence = {
-            "id": row.get("index"),
-            "prompt_token_ids": tokens[:border],
-            "token_ids": tokens[border:],
-            "sampler_logprobs": row.get("rollout_log_probs"),
-            "trainer_logprobs": row.get("log_probs"),
-            "is_sampled": row.get("loss_mask"),
-            "routes": row.get("rollout_routed_experts"),
-            "group": row.get("group_index"),
-        }
-        sequences.append(_take_over(sequence, row))
+        parts = {"prompt_token_ids": tokens[:border], "token_ids": tokens[border:]}
+        sequences.append(_take_over(_renamed(row, SLIME) | parts, row))
     return sequences
 
 
@@ -262,11 +244,11 @@ def from_nemo_rl(raw: Record) -> list[Fields]:
     names = ("token_ids", "token_loss_mask", "input_lengths", *logprobs)
     sequences = []
     for row in _rows(raw, "token_ids", names):
-        length = row.get("input_lengths", len(_list(row, "token_ids")))
+        length = row.get("input_lengths", len(listed(row, "token_ids")))
         length = length[0] if isinstance(length, list) and length else length
         if type(length) is not int or length < 0:
             raise Unfit(kinds.WRONG_VALUE, f"input_lengths {show_json(length)}: expected a whole number, at least 0")
-        shortened = {name: _list(row, name)[:length] for name in names if isinstance(row.get(name), list)}
+        shortened = {name: listed(row, name)[:length] for name in names if isinstance(row.get(name), list)}
         sequences.append(_take_over(_of_flat(shortened, "token_ids", "token_loss_mask", logprobs), row))
     return sequences
 
@@ -283,13 +265,8 @@ def from_prime_rl(raw: Record) -> list[Fields]:
         sequence = _of_flat(raw, "token_ids", "loss_mask", ("inference_logprobs", "trainer_logprobs"))
         return [_take_over(sequence, raw, but=("trainer_logprobs",))]
     if "completion_logprobs" in raw:
-        sequence = {
-            "prompt_token_ids": raw.get("prompt_ids"),
-            "token_ids": raw.get("completion_ids"),
-            "sampler_logprobs": raw["completion_logprobs"],
-            "is_sampled": raw.get("completion_mask"),
-            "temperature": _only_temperature(raw, "completion_temperatures", "completion_mask"),
-        }
+        sequence = _renamed(raw, PRIME_RL)
+        sequence["temperature"] = _only_temperature(raw, "completion_temperatures", "completion_mask")
     else:
         sequence = _of_flat(raw, "token_ids", "mask", ("logprobs",))
         sequence["temperature"] = _only_temperature(raw, "temperatures", "mask")
@@ -334,12 +311,15 @@ def form_of(raw: Record) -> str:
             return name
     for writer, keys in TEXTS:
         if all(key in raw for key in keys):
-            raise Unfit(
-                kinds.UNKNOWN_FORM,
-                f"keys {', '.join(keys)}: texts as {writer} has them, expected token ids",
-            )
+            words = f"keys {', '.join(keys)}: texts as {writer} has them, expected token ids"
+            raise Unfit(kinds.UNKNOWN_FORM, words)
     some = "; ".join(f"{name}: {' and '.join(sets[0])}" for name, sets in KEYS)
     raise Unfit(kinds.UNKNOWN_FORM, f"keys {show_json(sorted(raw))}: expected those of a form ({some})")
+
+
+def _renamed(row: Record, names: Mapping[str, str]) -> Fields:
+    """Under the schema's names what the project has under its own; None where it has nothing."""
+    return {ours: row.get(name) for ours, name in names.items()}
 
 
 def _take_over(sequence: Fields, row: Record, but: Sequence[str] = ()) -> Fields:
@@ -368,33 +348,33 @@ def _rows(raw: Record, main: str, columns: Iterable[str]) -> list[Record]:
     return [{**shared, **{name: values[row] for name, values in split.items()}} for row in range(count)]
 
 
-def _list(raw: Record, name: str) -> list[Any]:
+def listed(raw: Record, name: str, expected: str = "a list") -> Sequence[Any]:
     value = raw.get(name)
     if value is None:
-        raise Unfit(kinds.MISSING, f"{name}: missing, expected a list")
-    if not isinstance(value, list):
-        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected a list")
+        raise Unfit(kinds.MISSING, f"{name}: missing, expected {expected}")
+    if not isinstance(value, list | tuple):
+        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected {expected}")
     return value
 
 
-def _require_length(name: str, values: Sequence[Any], count: int) -> None:
+def require_length(name: str, values: Sequence[Any], count: int, of: str = "") -> None:
     if len(values) != count:
-        raise Unfit(kinds.LENGTHS, f"{name}: {len(values)} entries, expected {count}")
+        raise Unfit(kinds.LENGTHS, f"{name}: {len(values)} entries, expected {count}{of}")
 
 
-def _without(row: Record, name: str, mask_name: str) -> tuple[int, list[Any] | None]:
+def _without(row: Record, name: str, mask_name: str) -> tuple[int, Sequence[Any] | None]:
     """(number of the first entry that is no padding, the entries from it to the last that is none)."""
     if row.get(name) is None:
         return 0, None
-    values, mask = _list(row, name), row.get(mask_name)
+    values, mask = listed(row, name), row.get(mask_name)
     if mask is None:
         return 0, values
-    _require_length(name, values, len(_list(row, mask_name)))
+    require_length(name, values, len(listed(row, mask_name)))
     kept = [index for index, is_token in enumerate(mask) if is_token]
     return (kept[0], values[kept[0] : kept[-1] + 1]) if kept else (len(values), [])
 
 
-def _only_alternative(logprobs: list[Any] | None, name: str) -> list[Any] | None:
+def _only_alternative(logprobs: Sequence[Any] | None, name: str) -> Sequence[Any] | None:
     if not logprobs or not all(isinstance(entry, list) for entry in logprobs):
         return logprobs
     for index, entry in enumerate(logprobs):
@@ -407,10 +387,10 @@ def _only_alternative(logprobs: list[Any] | None, name: str) -> list[Any] | None
 
 def _of_flat(row: Record, ids: str, mask: str, logprobs: Sequence[str]) -> Fields:
     """Prompt and answer of one list of tokens. `logprobs`: names of the sampler's and, if two, the trainer's."""
-    tokens, is_sampled = _list(row, ids), _list(row, mask)
-    values = {name: _list(row, name) for name in logprobs if row.get(name) is not None}
+    tokens, is_sampled = listed(row, ids), listed(row, mask)
+    values = {name: listed(row, name) for name in logprobs if row.get(name) is not None}
     for name, entries in {mask: is_sampled, **values}.items():
-        _require_length(name, entries, len(tokens))
+        require_length(name, entries, len(tokens))
     border = next((index for index, drawn in enumerate(is_sampled) if drawn), len(tokens))
     answer = {name: entries[border:] for name, entries in values.items()}
     names = dict(zip(("sampler_logprobs", "trainer_logprobs"), logprobs, strict=False))
@@ -425,9 +405,9 @@ def _of_flat(row: Record, ids: str, mask: str, logprobs: Sequence[str]) -> Field
 def _only_temperature(raw: Record, name: str, mask: str) -> float | None:
     if raw.get(name) is None:
         return None
-    values, drawn = _list(raw, name), raw.get(mask)
+    values, drawn = listed(raw, name), raw.get(mask)
     if isinstance(drawn, list):
-        _require_length(name, values, len(drawn))
+        require_length(name, values, len(drawn))
         values = [value for value, is_sampled in zip(values, drawn, strict=True) if is_sampled]
     if any(value != values[0] for value in values):
         raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(sorted(set(values)))}: expected the same for all tokens")

@@ -78,23 +78,17 @@ def side_figures(judged: Judged, side: Side) -> dict[str, Any]:
         "hypotheses": [explanation_figures(each, side.explained[0]) for each in side.explained],
     }
     if side.cause is not None:
-        reading = judged.reading_of(side)
+        is_compared = all(each.fit is not None for each in judged.sides.values())
+        clipped = {when: judged.clipped(side.name, when == "after") for when in ("before", "after")}
         figures["cause"] = {
-            "words": cause_words(side.cause, reading),
+            "words": cause_words(side.cause, judged.reading_of(side)),
             "explained": side.cause.explained,
             "format": side.cause.fit.format_name,
             "rms": plain(side.cause.fit.rms),
             "tokens": len(side.sample),
-            "clipped": clipped_shares(judged, side.name),
+            "clipped": clipped if is_compared else None,  # on these tokens, before and after it is mended
         }
     return figures
-
-
-def clipped_shares(judged: Judged, name: str) -> dict[str, Any] | None:
-    """Shares of clipped ratios on the tokens that the cause was tried on, as they are and mended."""
-    if any(side.fit is None for side in judged.sides.values()):
-        return None
-    return {"before": judged.clipped(name, is_mended=False), "after": judged.clipped(name, is_mended=True)}
 
 
 def explanation_figures(explanation: Explanation, best: Explanation) -> dict[str, Any]:
@@ -104,8 +98,8 @@ def explanation_figures(explanation: Explanation, best: Explanation) -> dict[str
         "detail": explanation.hypothesis.detail,
         "reading": explanation.fit.reading,
         "format": explanation.fit.format_name,
-        "log_likelihood": explanation.log_likelihood,
-        "behind_the_best_per_token": (best.log_likelihood - explanation.log_likelihood) / tokens,
+        "log_likelihood": explanation.fit.log_likelihood,
+        "behind_the_best_per_token": (best.fit.log_likelihood - explanation.fit.log_likelihood) / tokens,
         "explained": explanation.explained,
         "adequate": explanation.is_adequate,
     }

@@ -23,7 +23,6 @@ Measure = Callable[[Array, Array, Sequence[int]], float]
 CLAMP = 20.0  # SAFETY_BOUND of verl and ms-swift, in nats
 SWIFT_K3_CLAMP = 10.0
 TRL_CLIP_MAX = 3.0  # default of GRPOConfig.vllm_importance_sampling_clip_max
-TRL_MODES = ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate")
 Reduce = Callable[[Array], float]
 
 
@@ -44,40 +43,22 @@ def logp_difference(reduce: Reduce) -> Measure:
 
     def measure(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
         difference = np.abs(trainer - sampler)
-        return _or_zero(reduce, difference[~np.isnan(difference)])
+        known = difference[~np.isnan(difference)]
+        return reduce(known) if len(known) else 0.0
 
     return measure
 
 
-def importance_ratios(
-    sampler: Array,
-    trainer: Array,
-    lengths: Sequence[int],
-    mode: str = "sequence_mask",
-    clip_max: float | None = TRL_CLIP_MAX,
-    clip_min: float | None = None,
-) -> Array:
-    """TRL's vllm_importance_sampling_ratio: exp(trainer - sampler), [T], or exp of its sum, [answers], by the mode.
-
-    mode  sequence_mask or token_mask: 0 where it is above clip_max or below clip_min; sequence_truncate or
-          token_truncate: at most clip_max and at least clip_min. The defaults are GRPOConfig's.
-
-    A NaN difference counts as 0. ValueError for another mode.
+def importance_ratios(sampler: Array, trainer: Array, lengths: Sequence[int]) -> Array:
+    """TRL's vllm_importance_sampling_ratio in its default mode, sequence_mask: of each answer exp of the sum of
+    trainer - sampler, in which NaN counts as 0; 0 where it is above 3.
     """
-    if mode not in TRL_MODES:
-        raise ValueError(f"mode {mode!r}: expected one of {', '.join(TRL_MODES)}")
-    difference = np.nan_to_num(trainer - sampler, nan=0.0)
-    if mode.startswith("sequence"):
-        difference = _by_answer(_sum, difference, lengths)
-    ratios = np.exp(difference)
-    low, high = -math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max
-    if mode.endswith("truncate"):
-        return np.clip(ratios, low, high)
-    return np.where((ratios < low) | (ratios > high), 0.0, ratios)
+    ratios = np.exp(_by_answer(_sum, np.nan_to_num(trainer - sampler, nan=0.0), lengths))
+    return np.where(ratios > TRL_CLIP_MAX, 0.0, ratios)
 
 
 def importance_ratio(reduce: Reduce) -> Measure:
-    """TRL's importance_sampling_ratio with its defaults: of whole answers, 0 where it is above 3."""
+    """TRL's importance_sampling_ratio."""
     return lambda sampler, trainer, lengths: reduce(importance_ratios(sampler, trainer, lengths))
 
 
@@ -106,24 +87,14 @@ def clamped_k3(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
     return _mean(np.clip(_k3(np.clip(trainer - sampler, -CLAMP, CLAMP)), -SWIFT_K3_CLAMP, SWIFT_K3_CLAMP))
 
 
-def perplexity_of_trainer(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
-    """The mean over answers of exp(-mean of the answer's log-probabilities)."""
-    return _mean(np.exp(-_by_answer(_mean, trainer, lengths)))
+def perplexity(side: str, is_log: bool) -> Measure:
+    """The mean over answers of exp(-mean of the answer's log-probabilities by that side), or of its logarithm."""
 
+    def measure(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
+        logarithms = -_by_answer(_mean, sampler if side == "sampler" else trainer, lengths)
+        return _mean(logarithms if is_log else np.exp(logarithms))
 
-def perplexity_of_sampler(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
-    """The same of the sampler."""
-    return _mean(np.exp(-_by_answer(_mean, sampler, lengths)))
-
-
-def log_perplexity_of_trainer(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
-    """The mean over answers of -mean of the answer's log-probabilities."""
-    return _mean(-_by_answer(_mean, trainer, lengths))
-
-
-def log_perplexity_of_sampler(sampler: Array, trainer: Array, lengths: Sequence[int]) -> float:
-    """The same of the sampler."""
-    return _mean(-_by_answer(_mean, sampler, lengths))
+    return measure
 
 
 def log_ppl_difference(reduce: Reduce) -> Measure:
@@ -236,10 +207,6 @@ def _min(values: Array) -> float:
     return float(np.min(values))
 
 
-def _or_zero(reduce: Reduce, values: Array) -> float:
-    return reduce(values) if len(values) else 0.0
-
-
 TRL = "huggingface/trl 1.16.0, trl/trainer/grpo_trainer.py, GRPOTrainer._generate_and_score_completions"
 SLIME = (
     "THUDM/slime 0.3.1, slime/backends/megatron_utils/loss.py, policy_loss_function, and cp_utils.py, "
@@ -264,10 +231,10 @@ def _off_policy(prefix: str, source: str, changed: dict[str, Measure]) -> dict[s
     common: dict[str, Measure] = {
         "kl": kl,
         "k3_kl": k3,
-        "training_ppl": perplexity_of_trainer,
-        "training_log_ppl": log_perplexity_of_trainer,
-        "rollout_ppl": perplexity_of_sampler,
-        "rollout_log_ppl": log_perplexity_of_sampler,
+        "training_ppl": perplexity("trainer", is_log=False),
+        "training_log_ppl": perplexity("trainer", is_log=True),
+        "rollout_ppl": perplexity("sampler", is_log=False),
+        "rollout_log_ppl": perplexity("sampler", is_log=True),
         "log_ppl_diff": log_ppl_difference(_mean),
         "log_ppl_abs_diff": log_ppl_abs_difference,
         "log_ppl_diff_max": log_ppl_difference(_max),

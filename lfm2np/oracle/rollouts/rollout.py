@@ -11,9 +11,8 @@ import difflib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any
 
 from lfm2np.checkpoint.strict_json import KINDS as JSON_KINDS
 from lfm2np.checkpoint.strict_json import parse_value
@@ -22,7 +21,7 @@ from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.causes.replies import ROUNDING, why_positive
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.rollouts import kinds
-from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE, SAMPLING, form_of
+from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE, SAMPLING, form_of, listed, require_length
 from lfm2np.oracle.rollouts.kinds import Unfit
 from lfm2np.oracle.targets.records import Routes, read_routes, shortened
 from lfm2np.sampling.params import SamplingParams, from_json
@@ -30,6 +29,7 @@ from lfm2np.values import plain, require_count, show_json
 
 MODES = {"raw": "raw", "processed": "processed", "auto": "auto"}
 MODES |= {"raw_logprobs": "raw", "processed_logprobs": "processed"}  # vLLM's names
+EACH = ", one for each of token_ids"
 SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # in strings, as pydantic can write them
 
 
@@ -100,13 +100,6 @@ class Left:
     kind: str
     count: int
     first: str
-
-
-class _Record(NamedTuple):
-    """One sequence: where it stands in the file, and what it is in the schema's form, or why it can't be read."""
-
-    where: str
-    raw: Mapping[str, Any] | RequestError
 
 
 def read_rollouts(
@@ -200,27 +193,20 @@ def rollout_from_json(raw: Mapping[str, Any], config: ModelConfig) -> Rollout:
     )
 
 
-def rollout_as_json(rollout: Rollout) -> dict[str, Any]:
-    """The fields of its line; what has its default is left out. json.dumps writes -inf as -Infinity, as it is read."""
-    values: dict[str, Any] = {f.name: getattr(rollout, f.name) for f in fields(Rollout) if f.name != "sampling"}
-    if all(rollout.is_sampled):
-        del values["is_sampled"]
-    values |= {name: getattr(rollout.sampling, name) for name in SAMPLING}
-    default = {f.name: f.default for f in (*fields(SamplingParams), *fields(Rollout))}
-    return {name: value for name, value in values.items() if default[name] is NO_DEFAULT or value != default[name]}
-
-
-def _records(text: str | Iterable[str], source: str, form: str) -> Iterator[_Record]:
+def _records(
+    text: str | Iterable[str], source: str, form: str
+) -> Iterator[tuple[str, Mapping[str, Any] | RequestError]]:
+    """Where each sequence stands in the file, and what it is in the schema's form, or why it can't be read."""
     for where, value in _values(text, source):
         try:
             if isinstance(value, RequestError):
                 raise value
             rows = _converted(value, form)
         except RequestError as problem:
-            yield _Record(where, problem)
+            yield where, problem
             continue
         for row, raw in enumerate(rows):
-            yield _Record(where if len(rows) == 1 else f"{where}, row {row}", raw)
+            yield where if len(rows) == 1 else f"{where}, row {row}", raw
 
 
 def _values(text: str | Iterable[str], source: str) -> Iterator[tuple[str, object]]:
@@ -280,17 +266,8 @@ def _require_known(raw: Mapping[str, Any]) -> None:
             raise Unfit(kinds.UNKNOWN_FIELD, f"field {plain(name)}: unknown{hint}, {expected}")
 
 
-def _list(raw: Mapping[str, Any], name: str, expected: str) -> list[Any] | tuple[Any, ...]:
-    value = raw.get(name)
-    if value is None:
-        raise Unfit(kinds.MISSING, f"{name}: missing, expected {expected}")
-    if not isinstance(value, list | tuple):
-        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected {expected}")
-    return value
-
-
 def _ids(raw: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
-    values = _list(raw, name, "a list of token ids")
+    values = listed(raw, name, "a list of token ids")
     if not values:
         raise Unfit(kinds.EMPTY, f"{name} []: expected at least one token id")
     if set(map(type, values)) != {int} or min(values) < 0 or max(values) >= vocab_size:
@@ -310,8 +287,8 @@ def _id(name: str, value: object, vocab_size: int) -> int:
 def _are_sampled(raw: Mapping[str, Any], count: int) -> tuple[bool, ...]:
     if raw.get("is_sampled") is None:
         return (True,) * count
-    values = _list(raw, "is_sampled", "a list of true and false")
-    _require_length("is_sampled", values, count)
+    values = listed(raw, "is_sampled", "a list of true and false")
+    require_length("is_sampled", values, count, EACH)
     for index, value in enumerate(values):
         if value not in (0, 1):
             raise Unfit(kinds.WRONG_VALUE, f"is_sampled[{index}] {show_json(value)}: expected true or false, 1 or 0")
@@ -320,16 +297,11 @@ def _are_sampled(raw: Mapping[str, Any], count: int) -> tuple[bool, ...]:
     return tuple(map(bool, values))
 
 
-def _require_length(name: str, values: list[Any] | tuple[Any, ...], count: int) -> None:
-    if len(values) != count:
-        raise Unfit(kinds.LENGTHS, f"{name}: {len(values)} entries, expected {count}, one for each of token_ids")
-
-
 def _logprobs(raw: Mapping[str, Any], name: str, is_sampled: tuple[bool, ...]) -> tuple[float, ...] | None:
     if raw.get(name) is None:
         return None
-    values = _list(raw, name, "a list of numbers")
-    _require_length(name, values, len(is_sampled))
+    values = listed(raw, name, "a list of numbers")
+    require_length(name, values, len(is_sampled), EACH)
     if all(is_sampled) and set(map(type, values)) == {float} and math.isfinite(sum(values)) and max(values) <= ROUNDING:
         return tuple(values)
     judged = [_logprob(f"{name}[{index}]", value) if is_sampled[index] else 0.0 for index, value in enumerate(values)]
@@ -340,26 +312,22 @@ def _logprobs(raw: Mapping[str, Any], name: str, is_sampled: tuple[bool, ...]) -
     return tuple(judged)
 
 
-def _logprob(name: str, value: object) -> float:
+def _logprob(name: str, value: Any) -> float:
     """The number, which may be -inf."""
     if value is None:
         raise Unfit(kinds.ABSENT, f"{name} null: expected a number")
-    number = SPELLED.get(value) if isinstance(value, str) else value
-    if not _is_number(number):
+    spelled: Any = SPELLED.get(value) if isinstance(value, str) else value
+    if type(spelled) not in (int, float):
         raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected a number")
     try:
-        number = float(number)
+        number = float(spelled)
     except OverflowError:  # a whole number beyond float64
-        number = math.inf if number > 0 else -math.inf
+        number = math.inf if spelled > 0 else -math.inf
     if math.isnan(number):
         raise Unfit(kinds.NAN, f"{name} NaN: expected a number")
     if number == math.inf:
         raise Unfit(kinds.INFINITE, f"{name} Infinity: expected a number, at most 0")
     return number
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return type(value) in (int, float)
 
 
 def _routes(raw: Mapping[str, Any], name: str, rows: int, config: ModelConfig) -> Routes | None:

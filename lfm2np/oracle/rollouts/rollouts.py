@@ -24,7 +24,6 @@ from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import margins
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
-from lfm2np.oracle.rollouts import causes
 from lfm2np.oracle.rollouts.causes import (
     AS_IT_IS,
     CHUNKED,
@@ -33,7 +32,9 @@ from lfm2np.oracle.rollouts.causes import (
     LEAST_OF_TOKENS,
     Explanation,
     Hypothesis,
+    explanations,
     hypotheses_of,
+    predictions_of,
     reading_words,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
@@ -53,6 +54,10 @@ LEAST_EXPLAINED = 0.8  # of the squared error, for a hypothesis to be named as t
 PERMUTATIONS, LEAST_CHANCE = 999, 0.01
 MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines once one of them is wrong
 Shown = Callable[[str], Progress | None]
+
+
+def no_progress(name: str) -> Progress | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,11 @@ def cut(values: Any, scores: Sequence[Scores]) -> list[Any]:
     return np.split(values, np.cumsum([len(each.entropy) for each in scores])[:-1]) if scores else []
 
 
+def largest_by_rollout(values: Float64, scores: Sequence[Scores]) -> list[float]:
+    """The largest size among the values [N] of each; 0 where all are NaN."""
+    return [float(np.nanmax(np.abs(part), initial=0.0)) for part in cut(values, scores)]
+
+
 def longest_words(scores: Sequence[Scores], expected: str, actual: str) -> str:
     """Of all requests' sampling parameters the fullest answer."""
     return max((reading_words(expected, actual, each.rollout.sampling) for each in scores), key=len, default="")
@@ -160,7 +170,7 @@ def judge_rollouts(
     rollouts: Sequence[Rollout],
     options: Options,
     place: Place | None = None,
-    shown: Shown = lambda name: None,
+    shown: Shown = no_progress,
     previous: LoadedModel | None = None,
     beside: Sequence[Rollout] | None = None,
 ) -> Judged:
@@ -198,20 +208,20 @@ class Judge:
         reported = values_of(self.scores, name)
         if np.isnan(reported).all():
             return Side(name, Verdict.INCONCLUSIVE, ("no log-probabilities were reported",), reported)
-        formats = [self.options.formats[name]] if self.options.formats[name] != AUTO else list(AUTO_FORMATS)
+        is_auto = self.options.formats[name] == AUTO
+        formats = AUTO_FORMATS if is_auto else (self.options.formats[name],)
         stated = self.stated_reading(name)
-        readings = list(ALL_READINGS) if stated == AUTO else [stated]
-        best, likeliest = self.likeliest(reported, formats, readings)
+        best, likeliest = self.likeliest(reported, formats, ALL_READINGS if stated == AUTO else (stated,))
         expected = best.reading if stated == AUTO else stated
         judged = self.judged(reported, best.format_name, best.reading)
         choices = self.wrong_choices(best.format_name) if name == SIDES[0] else np.zeros(0, np.int64)
         side = self.decided(name, reported, expected, judged, choices)
         if len(choices) and judged.is_right:
             return side  # nothing that a log-probability could explain
-        is_finest = judged.format_name == AUTO_FORMATS[0]
-        if judged.is_right and best is likeliest and (self.options.formats[name] != AUTO or is_finest):
+        fits_best = judged.is_right and best is likeliest
+        if fits_best and (not is_auto or judged.format_name == AUTO_FORMATS[0]):
             return side
-        return self.explained(side, judged.is_right and best is likeliest, stated == AUTO)
+        return self.explained(side, fits_best, stated == AUTO)
 
     def stated_reading(self, name: str) -> str:
         """Of the options, else of the file if all its lines agree, else auto."""
@@ -255,7 +265,7 @@ class Judge:
         in doubt.
         """
         best = self.least_wrong(scores, values, format_name, readings)
-        worst = [float(np.max(np.abs(part[~np.isnan(part)]), initial=0.0)) for part in cut(best.ratios, scores)]
+        worst = largest_by_rollout(best.ratios, scores)
         doubtful = [index for index, size in enumerate(worst) if size > LIMIT / math.sqrt(len(DRAWS))]
         if best.is_right or max(worst) > LIMIT * FAR:
             return best
@@ -264,8 +274,8 @@ class Judge:
         return self.least_wrong(scores, values, format_name, readings)
 
     def least_wrong(self, scores: Sequence[Scores], values: Float64, format_name: str, readings: Sequence[str]) -> Fit:
-        spread, size = spread_of(self.model, scores, format_name, self.known), self.model.config.vocab_size
-        fits = [fit(values, predicted(scores, reading), spread, reading, size) for reading in readings]
+        spread = spread_of(self.model, scores, format_name, self.known)
+        fits = [fit(values, predicted(scores, reading), spread, reading) for reading in readings]
         tight = [
             each for each in fits if each.reading not in OTHERS or each.rms <= MOST_SIZE
         ]  # temperatures fit freely
@@ -273,11 +283,10 @@ class Judge:
 
     def judged(self, reported: Float64, format_name: str, reading: str) -> Fit:
         """All tokens; rollouts in doubt by all emulated engines (see judge.py)."""
-        progress = self.shown(JUDGING)
-        values, vocab_size = predicted(self.scores, reading), self.model.config.vocab_size
-        spread = spread_of(self.model, self.scores, format_name, self.known, progress=progress)
-        result = fit(reported, values, spread, reading, vocab_size)
-        worst = [float(np.nanmax(np.abs(part), initial=0.0)) for part in cut(result.ratios, self.scores)]
+        values = predicted(self.scores, reading)
+        spread = spread_of(self.model, self.scores, format_name, self.known, self.shown(JUDGING))
+        result = fit(reported, values, spread, reading)
+        worst = largest_by_rollout(result.ratios, self.scores)
         doubtful = [index for index, size in enumerate(worst) if size > LIMIT / math.sqrt(len(DRAWS))]
         doubtful.sort(key=lambda index: -worst[index])
         for chosen in (doubtful[:1], doubtful[1:MOST_REFINED], doubtful[MOST_REFINED:]):
@@ -286,7 +295,7 @@ class Judge:
             truths = [self.scores[index].truth for index in chosen]
             add_noises(self.model, format_name, truths, self.known, DRAWS)
             spread = spread_of(self.model, self.scores, format_name, self.known)
-            result = fit(reported, values, spread, reading, vocab_size)
+            result = fit(reported, values, spread, reading)
         return result
 
     def wrong_choices(self, format_name: str) -> Int64:
@@ -337,7 +346,7 @@ class Judge:
         is_free  whether any reading may be the side's
         """
         assert side.fit is not None
-        worst = [float(np.nanmax(part, initial=0.0)) for part in cut(side.fit.sizes, self.scores)]
+        worst = largest_by_rollout(side.fit.sizes, self.scores)
         order = sorted(range(len(worst)), key=lambda index: -worst[index])
         indices = self.sample(self.options.cause_tokens // (SCREENING if quick else 1), order)
         readings = [side.expected] if quick else list(dict.fromkeys((side.expected, *ALL_READINGS)))
@@ -347,15 +356,15 @@ class Judge:
         if len(tried) > MOST_TRIED and len(few) < len(indices):
             likely = [each.hypothesis for each in self.tried(side, few, tried, readings)[:MOST_TRIED]]
             tried = [each for each in tried if each in likely or each.name == AS_IT_IS]
-        explanations = self.tried(side, indices, tried, readings)
-        if is_free and side.verdict is not Verdict.EXACT and explanations[0].fit.reading != side.expected:
-            best = explanations[0].fit
+        explained = self.tried(side, indices, tried, readings)
+        if is_free and side.verdict is not Verdict.EXACT and explained[0].fit.reading != side.expected:
+            best = explained[0].fit
             fit_of_all = self.judged(side.reported, best.format_name, best.reading)
             side = replace(side, expected=best.reading, fit=fit_of_all)
-            explanations = self.tried(side, indices, tried, readings)
+            explained = self.tried(side, indices, tried, readings)
         side = self.in_its_format(side, indices)
         tokens = self.part(np.arange(len(side.reported)), indices)
-        return self.with_cause(replace(side, explained=tuple(explanations), sample=tokens))
+        return self.with_cause(replace(side, explained=tuple(explained), sample=tokens))
 
     def in_its_format(self, side: Side, indices: Sequence[int]) -> Side:
         """A side that was wrong in the likeliest format, if it is right in another: on these rollouts, then on all."""
@@ -401,11 +410,10 @@ class Judge:
         for name in names:
             self.best_reading(part, values, name, [side.expected])  # with as many emulated engines as it takes
         spreads = [spread_of(self.model, part, name, self.known) for name in names]
-        predictions = causes.predictions_of(
+        predictions = predictions_of(
             self.model, part, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
         )
-        size = self.model.config.vocab_size
-        return causes.explanations(values, side.expected, hypotheses, predictions, spreads, readings, size)
+        return explanations(values, side.expected, hypotheses, predictions, spreads, readings)
 
     def with_cause(self, side: Side) -> Side:
         """With the verdict and reasons that its explanations lead to."""
@@ -414,7 +422,7 @@ class Judge:
         plain = next(each for each in side.explained if each.hypothesis.name == AS_IT_IS)
         tokens = np.count_nonzero(best.fit.reported)
         gain = LEAST_OF_TOKENS * tokens if best.hypothesis.name == HEAD else LEAST_OF_ALL
-        if side.verdict is Verdict.EXACT and best.log_likelihood < plain.log_likelihood + gain:
+        if side.verdict is Verdict.EXACT and best.fit.log_likelihood < plain.fit.log_likelihood + gain:
             best = plain
         is_error = best.hypothesis.name != AS_IT_IS
         reading = longest_words(self.scores, side.expected, best.fit.reading)

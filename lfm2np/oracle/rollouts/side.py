@@ -83,6 +83,7 @@ class Spread:
     ulps     [N] one unit in the last place of the largest logit, in the format
     largest  [N] in absolute value
     bits     of the format's significand
+    shift    nats by which sums over the vocabulary may move all log-probabilities
     """
 
     format_name: str
@@ -91,6 +92,7 @@ class Spread:
     ulps: Float64
     largest: Float64
     bits: int
+    shift: float
     temperatures: Mapping[str, Float64]  # [N] by reading
 
     def scales(self, values: Predicted, reading: str) -> tuple[Float64, Float64]:
@@ -113,7 +115,6 @@ def spread_of(
     scores: Sequence[Scores],
     format_name: str,
     known: Known,
-    draws: Sequence[int] = STAGES[0],
     progress: Progress | None = None,
 ) -> Spread:
     """In a mixture of experts without reported routes, coarse formats send tokens to other experts: their errors are
@@ -122,8 +123,7 @@ def spread_of(
     truths = [each.truth for each in scores]
     form = format_named(format_name)
     chooses = bool(model.config.sparse_layers) and not form.is_fine
-    if chooses:
-        draws = DRAWS
+    draws = DRAWS if chooses else STAGES[0]
     add_noises(model, format_name, truths, known, draws, progress)
     noises = [known.noises[format_name, truth.spoken] for truth in truths]
     if chooses:
@@ -142,6 +142,7 @@ def spread_of(
         joined(np.ldexp(1.0, np.frexp(each.truth.largest[each.rows])[1] - form.bits) for each in scores),
         joined(each.truth.largest[each.rows] for each in scores),
         form.bits,
+        most_shift(model.config.vocab_size),
         {
             reading: joined(
                 np.full(len(each.entropy), temperature_of(reading, each.rollout.sampling)) for each in scores
@@ -214,7 +215,7 @@ def log_density(sizes: Float64, scales: Float64) -> Float64:
     return np.asarray(np.maximum(np.where(np.isnan(density), EXCLUDED, density), EXCLUDED))
 
 
-def fit(reported: Float64, values: Predicted, spread: Spread, reading: str, vocab_size: int) -> Fit:
+def fit(reported: Float64, values: Predicted, spread: Spread, reading: str) -> Fit:
     """How a side's values [N] lie about a prediction."""
     scales, units = spread.scales(values, reading)
     needed = np.searchsorted(TOLERANCES, LIMIT * spread.logits)
@@ -233,8 +234,7 @@ def fit(reported: Float64, values: Predicted, spread: Spread, reading: str, voca
     same = np.isneginf(reported) & np.isneginf(values.low.min(axis=0, initial=0.0))
     excess = np.where(same, 0.0, excess)
     high, low = np.where(np.isfinite(high), high, 0.0), np.where(np.isfinite(low), low, -WIDEST)
-    shift = most_shift(vocab_size)
-    left = np.abs(np.sign(excess) * np.maximum(0.0, np.abs(excess) - shift))
+    left = np.maximum(0.0, np.abs(excess) - spread.shift)
     ratios = np.sign(excess) * np.maximum(0.0, left - units) / scales
     nan = np.isnan(reported)
     ratios[nan], excess[nan] = np.nan, np.nan

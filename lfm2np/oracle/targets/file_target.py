@@ -114,7 +114,7 @@ class FileTarget:
         self._transcript: Transcript | None = None
 
     def probe(self) -> Abilities:
-        """What its answers report. TargetError without a file, RequestError that names an invalid line."""
+        """What its answers report."""
         answers = [answer for _, answer in self._read().pairs() if answer.error is None]
         tops = [len(top) for answer in answers for top in answer.top_logprobs or ()]
         return Abilities(
@@ -138,16 +138,12 @@ class FileTarget:
         self._transcript = None
 
     def _read(self) -> Transcript:
+        """TargetError without a file, RequestError that names an invalid line."""
         if self._transcript is None:
-            self._transcript = recorded(self._path)
+            if not self._path.is_file():
+                raise TargetError(f"{self._path}: no such file, expected lines of asks and answers")
+            self._transcript = Transcript(self._path, is_target=True)
         return self._transcript
-
-
-def recorded(path: str | Path) -> Transcript:
-    """The file must exist. TargetError if it does not, RequestError that names an invalid line."""
-    if not Path(path).is_file():
-        raise TargetError(f"{path}: no such file, expected lines of asks and answers")
-    return Transcript(path, is_target=True)
 
 
 def contradicts(earlier: tuple[Ask, Answer] | None, later: tuple[Ask, Answer]) -> bool:

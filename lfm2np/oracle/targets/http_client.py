@@ -105,6 +105,15 @@ class HttpClient:
         """The text at a path, whatever its kind; errors as in `get`."""
         return self._send("GET", path, None, lambda response: read_whole(response).decode(errors="replace"))
 
+    def only_model(self) -> str | None:
+        """The name of the only model that the server lists; None if it lists none, or several."""
+        try:
+            listed = self.get("/v1/models").get("data")
+        except HttpError:
+            return None
+        names = [row.get("id") for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+        return names[0] if len(names) == 1 and isinstance(names[0], str) else None
+
     def post(self, path: str, fields: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """The response to a JSON object; errors as in `get`."""
         return self._send("POST", path, fields, read_json, seconds)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets import dialects
 from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras, Location, Response, value_at
@@ -146,12 +146,8 @@ class HttpTarget:
     def _models(self) -> Iterator[str | None]:
         """Names to try: most servers want none, and some would load another model by its name."""
         yield self._model_name
-        if self._model_name is None:
-            with contextlib.suppress(HttpError):
-                listed = self.client.get("/v1/models").get("data")
-                names = [row.get("id") for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
-                if len(names) == 1 and isinstance(names[0], str):
-                    yield names[0]
+        if self._model_name is None and (name := self.client.only_model()) is not None:
+            yield name
 
     def _try(self, dialect: Dialect, extras: Extras) -> Spoken:
         """BadReply or RequestError if the server does not answer so."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from lfm2np.engine_protocol import Request, lacking, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer, failed, shortened
+from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer, failed, fault
 from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight, in_turns
 from lfm2np.sampling.params import SamplingParams
 
@@ -281,7 +281,3 @@ def whole_numbers(routes: Any) -> list[list[list[int]]] | None:
 def is_finished(completions: Iterable[Any]) -> bool:
     reasons = [getattr(completion, "finish_reason", None) for completion in completions]
     return bool(reasons) and None not in reasons
-
-
-def fault(problem: BaseException) -> str:
-    return shortened(f"{type(problem).__name__}: {problem}")

@@ -133,6 +133,11 @@ def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
+def fault(problem: BaseException) -> str:
+    """An exception as one short line."""
+    return shortened(f"{type(problem).__name__}: {problem}")
+
+
 def parse_line(line: str, what: str) -> Any:
     """One JSON value; RequestError that names `what` otherwise. NaN and Infinity are not JSON."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.records import Answer, Ask, checked_answer, failed, shortened
+from lfm2np.oracle.targets.records import Answer, Ask, checked_answer, failed, fault
 from lfm2np.oracle.targets.target import Abilities, TargetError, in_turns
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -61,7 +61,7 @@ class TransformersTarget:
                 if ask.prompt_logprobs:
                     fields["prompt_logprobs"] = prompt_logprobs(self._model, ask.prompt_token_ids)
         except Exception as problem:
-            return [failed(ask, shortened(f"{type(problem).__name__}: {problem}")) for ask in asks]
+            return [failed(ask, fault(problem)) for ask in asks]
         return [checked_answer(ask, fields) for ask, fields in zip(asks, answers, strict=True)]
 
 
@@ -76,7 +76,7 @@ def load_model(path: str, dtype: str) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True).eval()
     except Exception as problem:
-        raise TargetError(f"transformers:{path}: {shortened(f'{type(problem).__name__}: {problem}')}") from None
+        raise TargetError(f"transformers:{path}: {fault(problem)}") from None
     model.generation_config = GenerationConfig()  # without the checkpoint's penalties and ends
     return model
 

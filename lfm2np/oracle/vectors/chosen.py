@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.workloads import exact_text
 

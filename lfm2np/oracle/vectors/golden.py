@@ -30,7 +30,7 @@ from lfm2np.oracle.check import silent
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS
-from lfm2np.oracle.judging.truth import Truth, Wanted, truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.own import record
 from lfm2np.oracle.vectors.chosen import NOTES, Chosen, choose, mentioned
@@ -154,8 +154,8 @@ def positions_of(
             if position["top"][0][0] != token:
                 raise ProofError(f"new token {index}: the engine's is {token}, the reference's {position['top'][0][0]}")
     scoring = functools.partial(progress, "scoring")
-    wanted: dict[Ids, Wanted] = {(*prompt, *tokens): {} for prompt, tokens in exact}
-    by_ids = {truth.token_ids: truth for truth in truths_of(model, wanted, place, scoring)}
+    wanted: dict[Spoken, Wanted] = {Spoken((*prompt, *tokens)): {} for prompt, tokens in exact}
+    by_ids = {truth.token_ids: truth for truth in spoken_truths(model, wanted, place, scoring)}
     truths = [by_ids[*prompt, *tokens] for prompt, tokens in exact]
     noises: dict[str, list[Noise]] = {}
     for name in BOUNDED:
@@ -314,8 +314,8 @@ def verify(
     document = known.document
     facts = model_facts(model)
     of_model = [
-        Difference(None, None, f"model.{path}", found, expected)
-        for path, found, expected in differing({name: document["model"][name] for name in facts}, facts)
+        Difference(None, None, f"model.{path}", actual, expected)
+        for path, actual, expected in differing({name: document["model"][name] for name in facts}, facts)
     ]
     if of_model:
         return of_model
@@ -346,8 +346,8 @@ def verify_vector(
     name = vector["id"]
     if vector["prompt_text"] is not None and model.has_tokenizer:
         ids = model.tokenizer.encode(vector["prompt_text"])
-        for path, found, expected in differing(vector["prompt_token_ids"], ids):
-            yield Difference(name, None, f"prompt_token_ids{path}", found, f"{expected}, as prompt_text has it")
+        for path, actual, expected in differing(vector["prompt_token_ids"], ids):
+            yield Difference(name, None, f"prompt_token_ids{path}", actual, f"{expected}, as prompt_text has it")
     if computed is None:
         length = len(vector["prompt_token_ids"]) + len(vector["token_ids"])
         most = f"at most {model.config.max_position_embeddings} (max_position_embeddings)"
@@ -360,23 +360,23 @@ def verify_vector(
             return
         follows = ties({**exact, "noise": stored["noise"]}, known.document)
         wanted = {**exact, **follows}
-        for path, found, expected in differing({field: stored[field] for field in wanted}, wanted):
-            yield Difference(name, index, path, found, expected)
+        for path, actual, expected in differing({field: stored[field] for field in wanted}, wanted):
+            yield Difference(name, index, path, actual, expected)
     for tensor in vector["tensors"]:
         yield from differing_tensor(name, tensor, known.tensors[f"{name}/{tensor}"], computed["tensors"].get(tensor))
 
 
-def differing_tensor(vector: str, name: str, found: Array, expected: Array | None) -> Iterator[Difference]:
+def differing_tensor(vector: str, name: str, array: Array, expected: Array | None) -> Iterator[Difference]:
     """The first number whose bits differ. Row t of logits is position t; of others, token t of the prompt."""
-    if expected is None or found.shape != expected.shape:
+    if expected is None or array.shape != expected.shape:
         wanted = "none of that name" if expected is None else f"shape {expected.shape}"
-        yield Difference(vector, None, f"tensor {name}", f"shape {found.shape}", wanted)
+        yield Difference(vector, None, f"tensor {name}", f"shape {array.shape}", wanted)
         return
-    wrong = np.argwhere(bits_of(found) != bits_of(expected))
+    wrong = np.argwhere(bits_of(array) != bits_of(expected))
     if len(wrong):
         row, column = (int(place) for place in wrong[0])
         what = f"logit of token {column}" if name == LOGITS else f"{name} of prompt token {row}, channel {column}"
-        values = tuple(f"{value!s} ({float(value).hex()})" for value in (found[row, column], expected[row, column]))
+        values = tuple(f"{value!s} ({float(value).hex()})" for value in (array[row, column], expected[row, column]))
         yield Difference(vector, row if name == LOGITS else None, f"{what}, first of {len(wrong)}", *values)
 
 
@@ -385,16 +385,16 @@ def bits_of(values: Array) -> NDArray[np.uint32]:
     return np.ascontiguousarray(values, np.float32).view(np.uint32)
 
 
-def differing(found: Any, expected: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+def differing(actual: Any, expected: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
     """JSON path and both values of all differences; numbers are compared by their bits as float64."""
-    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+    if isinstance(actual, dict) and isinstance(expected, dict) and actual.keys() == expected.keys():
         for name, item in expected.items():
-            yield from differing(found[name], item, f"{path}.{name}".removeprefix("."))
-    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+            yield from differing(actual[name], item, f"{path}.{name}".removeprefix("."))
+    elif isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
         for index, item in enumerate(expected):
-            yield from differing(found[index], item, f"{path}[{index}]")
-    elif isinstance(found, int | float) and isinstance(expected, int | float):
-        if struct.pack("<d", found) != struct.pack("<d", expected):
-            yield path, repr(found), repr(expected)
-    elif found != expected:
-        yield path, json.dumps(found)[:80], json.dumps(expected)[:80]
+            yield from differing(actual[index], item, f"{path}[{index}]")
+    elif isinstance(actual, int | float) and isinstance(expected, int | float):
+        if struct.pack("<d", actual) != struct.pack("<d", expected):
+            yield path, repr(actual), repr(expected)
+    elif actual != expected:
+        yield path, json.dumps(actual)[:80], json.dumps(expected)[:80]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from lfm2np.oracle.vet.plan import Plan, planned
 from lfm2np.oracle.vet.questions import Question, open_questions
 from lfm2np.oracle.vet.replies import ReplyFile
 from lfm2np.oracle.vet.shown import as_json
-from lfm2np.oracle.vet.vetting import PLANNING, Bounds, Session, Vetted, chosen, require_same_vocabulary, vetted
+from lfm2np.oracle.vet.vetting import PLANNING, Bounds, Session, Vetted, require_same_vocabulary, vetted
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import Place
 
@@ -120,12 +120,9 @@ def run(
     )
     if announce is not None:
         announce(plan)
-    if questions is None:
-        asked: Iterator[Question] = chosen(open_questions(seed + 1, system, chat), plan)
-    else:
-        asked = iter(questions)
-    session = Session(hypotheses, plan, alpha, bounds, plan.spreads, places, logprobs, progress)
-    return vetted(session, asked, provider, recorded, keep)
+    telling = (question for question in open_questions(seed + 1, system, chat) if question.kind in plan.kinds)
+    session = Session(hypotheses, plan, alpha, bounds, places, logprobs, progress)
+    return vetted(session, telling if questions is None else iter(questions), provider, recorded, keep)
 
 
 def of_plan(
@@ -147,8 +144,10 @@ def of_plan(
     return list(questions[::step][:most])
 
 
-def candidates_of(paths: Paths) -> list[Candidate]:
-    """RequestError for two of one name; errors as in `load`."""
+def candidates_of(
+    paths: Paths, load_named: Callable[[str, str], LoadedModel] = lambda name, path: load(path)
+) -> list[Candidate]:
+    """Two of one checkpoint, with different caches, share it. RequestError for another form; errors as in `load`."""
     if isinstance(paths, Mapping):
         return [Candidate(name, path if isinstance(path, LoadedModel) else load(path)) for name, path in paths.items()]
     loaded: dict[str, LoadedModel] = {}
@@ -156,7 +155,7 @@ def candidates_of(paths: Paths) -> list[Candidate]:
     for text in paths:
         name, path, kv = parse_candidate(text)
         if path not in loaded:
-            loaded[path] = load(path)
+            loaded[path] = load_named(name, path)
         candidates.append(Candidate(name, loaded[path], kv))
     return candidates
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError
 from lfm2np.oracle.targets.records import shortened
 from lfm2np.oracle.targets.target import TargetError
@@ -53,27 +52,17 @@ class Provider:
             return []
         first: list[Reply] = []
         if not self._is_known:
-            self._search_name()
+            self._model = self._model or self.client.only_model()
             first, questions = [self._first(questions[0])], questions[1:]
         with ThreadPoolExecutor(self._at_once) as pool:
             try:
-                return first + list(pool.map(self._one, questions))
+                return first + list(pool.map(self._later, questions))
             except BaseException:
                 self.client.close()
                 raise
 
     def close(self) -> None:
         self.client.close()
-
-    def _search_name(self) -> None:
-        if self._model is None:
-            try:
-                listed = self.client.get("/v1/models").get("data")
-            except HttpError:
-                return
-            names = [row.get("id") for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
-            if len(names) == 1 and isinstance(names[0], str):
-                self._model = names[0]
 
     def _first(self, question: Question) -> Reply:
         """In the first form that is not refused."""
@@ -92,7 +81,7 @@ class Provider:
             self._is_known = True
             return reply
 
-    def _one(self, question: Question) -> Reply:
+    def _later(self, question: Question) -> Reply:
         try:
             return self._send(question)
         except (HttpError, TargetError) as problem:
@@ -116,61 +105,45 @@ def reason(problem: Exception) -> str:
 
 
 def reply_of(question: Question, raw: Mapping[str, Any]) -> Reply:
-    """What an answer says; a field of another form than OpenAI's or vLLM's counts as not reported."""
+    """What an answer says; a field of another form than OpenAI's or vLLM's counts as not reported.
+
+    Log-probabilities are those of OpenAI's chat ({"content": [{"token", "logprob", "bytes"}]}), with the ids by which
+    llama.cpp and mlx-lm name tokens there, or of its completions ({"tokens", "token_logprobs"}).
+    """
     choices = raw.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return Reply(question, error="answers without choices")
-    choice, usage = choices[0], raw.get("usage")
-    message = choice.get("message")
-    text = choice.get("text") if message is None else message.get("content") if isinstance(message, dict) else None
-    counts = usage if isinstance(usage, dict) else {}
-    tokens, logprobs = tokens_and_logprobs(choice.get("logprobs"))
+    choice, usage, part = choices[0], as_object(raw.get("usage")), as_object(choices[0].get("logprobs"))
+    text = choice.get("text") if choice.get("message") is None else as_object(choice["message"]).get("content")
     finish = choice.get("finish_reason")
-    ids = choice.get("token_ids")
-    token_ids = tuple(ids) if isinstance(ids, list) and ids and all(map(is_id, ids)) else ids_of_entries(choice)
+    texts, values, ids = part.get("tokens"), part.get("token_logprobs"), None
+    entries = part.get("content")
+    if isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries):
+        texts, values = [text_of(entry) for entry in entries], [entry.get("logprob") for entry in entries]
+        ids = [entry.get("id") for entry in entries]
+    tokens = tuple(texts) if isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts) else None
     return Reply(
         question,
         text if isinstance(text, str) else None,
         finish if isinstance(finish, str) else None,
-        token_ids,
+        ids_of(choice.get("token_ids")) or ids_of(ids),
         tokens,
-        logprobs,
-        count_of(counts.get("prompt_tokens")),
-        count_of(counts.get("completion_tokens")),
+        numbers(values) if tokens and isinstance(values, list) and len(values) == len(tokens) else None,
+        count_of(usage.get("prompt_tokens")),
+        count_of(usage.get("completion_tokens")),
     )
 
 
-def ids_of_entries(choice: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """As llama.cpp and mlx-lm name them among the log-probabilities."""
-    part = choice.get("logprobs")
-    entries = part.get("content") if isinstance(part, dict) else None
-    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        return None
-    ids = tuple(entry.get("id") for entry in entries)
-    return tuple(token_id for token_id in ids if is_id(token_id)) if all(map(is_id, ids)) else None
+def as_object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def ids_of(values: Any) -> tuple[int, ...] | None:
+    return tuple(values) if isinstance(values, list) and values and all(map(is_id, values)) else None
 
 
 def count_of(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
-
-
-def tokens_and_logprobs(part: Any) -> tuple[tuple[str, ...] | None, tuple[float | None, ...] | None]:
-    """Of OpenAI's chat ({"content": [{"token", "logprob", "bytes"}]}) or completions ({"tokens", "token_logprobs"})."""
-    if not isinstance(part, dict):
-        return None, None
-    content = part.get("content")
-    if isinstance(content, list) and content and all(isinstance(entry, dict) for entry in content):
-        texts, values = [text_of(entry) for entry in content], [entry.get("logprob") for entry in content]
-    else:
-        texts, values = part.get("tokens") or [], part.get("token_logprobs") or []
-    if not isinstance(texts, list) or not isinstance(values, list) or not texts:
-        return None, None
-    if not all(isinstance(text, str) for text in texts):
-        return None, None
-    try:
-        return tuple(texts), numbers(values) if len(values) == len(texts) else None
-    except RequestError:
-        return tuple(texts), None
+    return value if is_id(value) else None
 
 
 def text_of(entry: Mapping[str, Any]) -> Any:

@@ -148,8 +148,7 @@ class Ledger:
 
     def _odds(self, number: int, logprobs: Float64, squares: Float64) -> tuple[Float64, Float64]:
         """[N] of a hypothesis and its rounding errors, and the variance of these errors of log-probabilities."""
-        hypothesis = self.hypotheses.each[number]
-        tau = self.spreads[hypothesis.candidate] / self.hypotheses.samplings[hypothesis.sampling].temperature
+        tau = self.spreads[self.hypotheses.each[number].candidate] / self.hypotheses.temperature(number)
         p = np.exp(np.minimum(logprobs, 0.0))
         variance = tau**2 * ((1.0 - p) ** 2 + np.maximum(0.0, squares - p * p))
         return logprobs + np.log1p(np.maximum(-0.5, tau**2 * (squares - p))), variance
@@ -158,22 +157,12 @@ class Ledger:
         """By hypothesis [modes, scales, N] of what was reported so far; None if nothing was."""
         if not any(np.isfinite(answer.reported).any() for answer in self.answers):
             return None
-        pairs = sorted({(each.candidate, each.rendering) for each in self.hypotheses.each})
-        return [
-            np.concatenate(
-                [
-                    log_densities(
-                        answer,
-                        pairs.index((each.candidate, each.rendering)),
-                        number,
-                        self.hypotheses.samplings[each.sampling].temperature,
-                    )
-                    for answer in self.answers
-                ],
-                axis=-1,
-            ).cumsum(axis=-1)
-            for number, each in enumerate(self.hypotheses.each)
-        ]
+        densities = []
+        for number, each in enumerate(self.hypotheses.each):
+            pair, temperature = self.hypotheses.pairs.index(each.pair), self.hypotheses.temperature(number)
+            parts = [log_densities(answer, pair, number, temperature) for answer in self.answers]
+            densities.append(np.concatenate(parts, axis=-1).cumsum(axis=-1))
+        return densities
 
 
 def factors_of(logprobs: Float64, odds: Float64) -> Float64:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.chat import MAX_TEMPLATE_BYTES
 from lfm2np.checkpoint.files import is_gguf, read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.strict_json import decode_text, read_bytes
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.chat import MAX_TEMPLATE_BYTES
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging.formats import KEPT, format_named, with_kv
 from lfm2np.oracle.vet.questions import Question
@@ -39,13 +39,18 @@ class Candidate:
     kv: str | None = None
 
     @property
-    def format_name(self) -> str:
+    def base_format(self) -> str:
         """What an engine computes in that runs it: its rounding is what a right provider may be off by."""
         path, config = self.model.path, self.model.config
         if not is_gguf(path):
-            return with_kv("bfloat16", self.kv)
+            return "bfloat16"
         types = {tensor.dtype for tensor in read_tensors(path, config).values() if len(tensor.shape) == 2}
-        return with_kv("float16" if types <= set(FLOATS) else "q8", self.kv)
+        return "float16" if types <= set(FLOATS) else "q8"
+
+    @property
+    def format_name(self) -> str:
+        """With that of the cache."""
+        return with_kv(self.base_format, self.kv)
 
     @property
     def has_coarse_cache(self) -> bool:
@@ -74,7 +79,8 @@ class Rendering:
         elif isinstance(self.system, str) and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
         if self.template is not None:
-            tokenizer = with_template(tokenizer, self.template, self.name)
+            tokenizer = copy.copy(tokenizer)
+            tokenizer.chat = replace(tokenizer.chat, template=self.template, source=self.name)
         return tokenizer.encode_chat(messages)
 
 
@@ -86,6 +92,10 @@ class Hypothesis:
     rendering: int
     sampling: int
     name: str
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.candidate, self.rendering
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +111,20 @@ class Hypotheses:
     def claim(self) -> Candidate:
         return self.candidates[0]
 
-    def is_alike(self, first: int, second: int) -> bool:
-        """Whether two differ only in the sampling, which a provider is free to choose."""
-        left, right = self.each[first], self.each[second]
-        return (left.candidate, left.rendering) == (right.candidate, right.rendering)
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """All numbers of a candidate and a rendering; the claim's come first."""
+        return list(dict.fromkeys(each.pair for each in self.each))
+
+    def rivals(self, number: int) -> list[int]:
+        """Those that differ in more than the sampling, which a provider is free to choose."""
+        return [other for other, each in enumerate(self.each) if each.pair != self.each[number].pair]
 
     def is_claimed(self, number: int) -> bool:
-        return (self.each[number].candidate, self.each[number].rendering) == (0, 0)
+        return self.each[number].pair == self.pairs[0]
+
+    def temperature(self, number: int) -> float:
+        return self.samplings[self.each[number].sampling].temperature
 
 
 def hypotheses_of(
@@ -128,19 +145,15 @@ def hypotheses_of(
     if claim is not None and claim not in names:
         raise RequestError(f"claim {claim!r}: expected one of {', '.join(names)}")
     ordered = sorted(candidates, key=lambda candidate: candidate.name != (claim or names[0]))
-    all_renderings = (Rendering(), *renderings)
+    layouts = ["", *(f", {rendering.name}" for rendering in renderings)]
+    views = ["", *(f", sampled {shown(sampling)}" for sampling in samplings[1:])]
     each = tuple(
-        Hypothesis(number, layout, view, name_of(candidate, rendering, sampling, layout, view))
+        Hypothesis(number, layout, view, candidate.name + layout_words + view_words)
         for number, candidate in enumerate(ordered)
-        for layout, rendering in enumerate(all_renderings)
-        for view, sampling in enumerate(samplings)
+        for layout, layout_words in enumerate(layouts)
+        for view, view_words in enumerate(views)
     )
-    return Hypotheses(tuple(ordered), all_renderings, tuple(samplings), each)
-
-
-def name_of(candidate: Candidate, rendering: Rendering, sampling: SamplingParams, layout: int, view: int) -> str:
-    parts = [candidate.name, *([rendering.name] if layout else []), *([f"sampled {shown(sampling)}"] if view else [])]
-    return ", ".join(parts)
+    return Hypotheses(tuple(ordered), (Rendering(), *renderings), tuple(samplings), each)
 
 
 def parse_candidate(text: str) -> tuple[str, str, str | None]:
@@ -185,12 +198,6 @@ def sent(sampling: SamplingParams) -> dict[str, float]:
     neutral = SamplingParams()
     names = [name for name in SAMPLED_BY[2:] if getattr(sampling, name) != getattr(neutral, name)]
     return {name: getattr(sampling, name) for name in (*SAMPLED_BY[:2], *names)}
-
-
-def with_template(tokenizer: Tokenizer, template: str, source: str) -> Tokenizer:
-    other = copy.copy(tokenizer)
-    other.chat = replace(tokenizer.chat, template=template, source=source)
-    return other
 
 
 def read_template(path: str) -> Rendering:

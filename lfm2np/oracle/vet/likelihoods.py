@@ -86,10 +86,10 @@ class Scorer:
         self.hypotheses = hypotheses
         self.networks = [network_of(candidate) for candidate in hypotheses.candidates]
         self._places = places or [Place() for _ in hypotheses.candidates]
-        self.pairs = sorted({(each.candidate, each.rendering) for each in hypotheses.each})
+        self.pairs = hypotheses.pairs
 
     def prompts(self, question: Question) -> list[list[int]]:
-        """The ids of a question by pair. RequestError or TokenizerError where it can't be laid out."""
+        """Ids of a question by pair, the claim's first. RequestError or TokenizerError where it can't be laid out."""
         known: dict[tuple[str | None, int], list[int]] = {}  # candidates with one template lay it out alike
         prompts = []
         for number, layout in self.pairs:
@@ -103,36 +103,32 @@ class Scorer:
     def score(
         self,
         answers: Sequence[tuple[Question, Tokens]],
-        tolerances: Sequence[float],
-        with_reported: bool,
+        spreads: Sequence[float],
         progress: Progress | None = None,
     ) -> list[Likelihoods | str]:
-        """Of each answer its likelihoods, or why there are none; tolerances: of logits, by candidate."""
-        results: list[Likelihoods | str | None] = [None] * len(answers)
-        prompts: list[list[list[int]]] = []
-        for number, (question, tokens) in enumerate(answers):
+        """Of each answer its likelihoods, or why there are none; spreads: tau of logits, by candidate."""
+        results: dict[int, Likelihoods | str] = {}
+        prompts: dict[int, list[list[int]]] = {}  # of usable answers
+        for index, (question, tokens) in enumerate(answers):
             try:
-                prompts.append(self.prompts(question))
-                self._require_room(prompts[-1], len(tokens))
+                ids = self.prompts(question)
+                self._require_room(ids, len(tokens))
+                prompts[index] = ids
             except (RequestError, TokenizerError, LeftOut) as problem:
-                results[number] = str(problem)
-                prompts.append([])
-        usable = [number for number, result in enumerate(results) if result is None]
+                results[index] = str(problem)
         by_pair = []
         for place, (number, _) in enumerate(self.pairs):
-            ids = [(prompts[index][place], answers[index][1]) for index in usable]
-            wants = [with_reported and has_reported(answers[index][1]) for index in usable]
 
             def show(done: int, total: int, place: int = place) -> None:
                 if progress:
                     progress(place * total + done, len(self.pairs) * total)
 
-            by_pair.append(self._views(number, ids, wants, tolerances[number], show))
-        for position, index in enumerate(usable):
-            views = [results_of_pair[position] for results_of_pair in by_pair]
+            sequences = [(ids[place], answers[index][1]) for index, ids in prompts.items()]
+            by_pair.append(self._views(number, sequences, tolerance_of(spreads[number]), show))
+        for (index, ids), *views in zip(prompts.items(), *by_pair, strict=True):
             failed: str | None = next((view["error"] for view in views if "error" in view), None)
-            results[index] = failed or as_far_as_plausible(self._joined(answers[index][1], prompts[index], views))
-        return [result if result is not None else "answers that can't be computed" for result in results]
+            results[index] = failed or as_far_as_plausible(self._joined(answers[index][1], ids, views))
+        return [results[index] for index in range(len(answers))]
 
     def views(self) -> list[dict[str, Any]]:
         """Raw, then each sampling, then each sampling at other temperatures."""
@@ -151,8 +147,7 @@ class Scorer:
     def _views(
         self,
         number: int,
-        ids: Sequence[tuple[Sequence[int], Tokens]],
-        wants: Sequence[bool],
+        sequences: Sequence[tuple[Sequence[int], Tokens]],
         tolerance: float,
         progress: Progress,
     ) -> list[dict[str, Any]]:
@@ -163,9 +158,9 @@ class Scorer:
                 "start": len(prompt),
                 "views": self.views(),
                 "tolerances": [tolerance],
-                "columns": wanted,
+                "columns": any(value is not None for value in tokens.logprobs),
             }
-            for (prompt, tokens), wanted in zip(ids, wants, strict=True)
+            for prompt, tokens in sequences
         ]
         work, place = (VIEWS, self._places[number]) if not candidate.has_coarse_cache else (ROUNDED_VIEWS, Place())
         results: list[dict[str, Any]] = compute(work, network, items, place, progress)
@@ -187,29 +182,20 @@ class Scorer:
         return results
 
     def _joined(self, tokens: Tokens, prompts: Sequence[Sequence[int]], views: Sequence[dict[str, Any]]) -> Likelihoods:
-        count, each = len(self.hypotheses.samplings), self.hypotheses.each
-        at = {pair: views[place] for place, pair in enumerate(self.pairs)}
-
-        def of(name: str) -> Float64:
-            return np.stack([at[h.candidate, h.rendering][name][1 + h.sampling] for h in each])
-
-        warmer = [
-            at[h.candidate, h.rendering]["logprobs"][1 + count + h.sampling * len(WARMER) :][: len(WARMER)]
-            for h in each
-        ]
+        at = []  # of each hypothesis its pair's results, and where these have its sampling, and warmer ones
+        for each in self.hypotheses.each:
+            first = 1 + len(self.hypotheses.samplings) + each.sampling * len(WARMER)
+            at.append((views[self.pairs.index(each.pair)], 1 + each.sampling, slice(first, first + len(WARMER))))
         reported = np.array([np.nan if value is None else value for value in tokens.logprobs])
         has_scales = all("scales" in view for view in views)
-        loose, upper = (
-            np.stack([at[h.candidate, h.rendering][name][1 + h.sampling, 0] for h in each]) for name in ("low", "high")
-        )
         return Likelihoods(
             np.array(tokens.token_ids, np.int64),
             (prompts[0][-2] if len(prompts[0]) > 1 else -1, prompts[0][-1]),
-            of("logprobs"),
-            loose,
-            upper,
-            of("squares"),
-            np.stack(warmer),
+            np.stack([view["logprobs"][number] for view, number, _ in at]),
+            np.stack([view["low"][number, 0] for view, number, _ in at]),
+            np.stack([view["high"][number, 0] for view, number, _ in at]),
+            np.stack([view["squares"][number] for view, number, _ in at]),
+            np.stack([view["logprobs"][warmer] for view, _, warmer in at]),
             np.stack([view["logprobs"][0] for view in views]),
             np.stack([view["scales"] for view in views]) if has_scales else None,
             reported if has_scales else np.full(len(tokens), np.nan),
@@ -239,25 +225,25 @@ def tolerance_of(spread: float) -> float:
     return float(2.0 ** math.ceil(math.log2(LIMIT * max(spread, 1e-6))))
 
 
-def has_reported(tokens: Tokens) -> bool:
-    return any(value is not None for value in tokens.logprobs)
-
-
 def rounding_scales(candidate: Candidate, truths: Sequence[Truth], starts: Sequence[int]) -> list[Float64]:
     """[R] of each answer: the spread of its tokens' raw log-probabilities in the candidate's format, nats.
 
     Without its cache's where that is no coarser: candidates that differ in nothing but the size of errors, which a few
     emulated engines don't give to a few per cent, must not be told apart by it.
     """
-    base, _, _ = candidate.format_name.partition(KV)
-    form = format_named(candidate.format_name if candidate.has_coarse_cache else base)
+    form = format_named(candidate.format_name if candidate.has_coarse_cache else candidate.base_format)
     scales = []
     noises = noise_of(candidate.model, truths, form.name, DRAWS)
     for truth, noise, start in zip(truths, noises, starts, strict=True):
-        rows = range(start - 1, len(truth.token_ids) - 1)
-        columns = [truth.at(row, truth.token_ids[row + 1]) for row in rows]
-        at = np.array(rows) - truth.first
-        spread = noise.scales(truth)[at, columns]
-        unit = resolution(truth.largest[at], form.bits)
-        scales.append(np.hypot(np.hypot(spread, unit / 2.0 * (1.0 - np.exp(truth.logprobs[at, columns]))), LEAST_SCALE))
+        cells = cells_of(truth, start)
+        unit = resolution(truth.largest[cells[0]], form.bits)
+        rounding = unit / 2.0 * (1.0 - np.exp(truth.logprobs[cells]))
+        scales.append(np.hypot(np.hypot(noise.scales(truth)[cells], rounding), LEAST_SCALE))
     return scales
+
+
+def cells_of(truth: Truth, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of a truth's arrays that predict the tokens from `start` on."""
+    rows = range(start - 1, len(truth.token_ids) - 1)
+    columns = [truth.at(row, truth.token_ids[row + 1]) for row in rows]
+    return np.array(rows) - truth.first, np.array(columns)

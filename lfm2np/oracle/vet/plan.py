@@ -22,11 +22,11 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.network import ragged
 from lfm2np.oracle.judging.noise import DRAWS, noise_of
-from lfm2np.oracle.judging.truth import truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.views import processed
 from lfm2np.oracle.vet.betting import ALIGNED, factors_of
-from lfm2np.oracle.vet.hypotheses import Hypotheses
-from lfm2np.oracle.vet.likelihoods import RAW, Scorer, rounding_scales, tolerance_of
+from lfm2np.oracle.vet.hypotheses import Candidate, Hypotheses
+from lfm2np.oracle.vet.likelihoods import RAW, Scorer, cells_of, rounding_scales, tolerance_of
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.reported import RIGHT, expected_gain
 from lfm2np.progress import Progress
@@ -35,6 +35,7 @@ from lfm2np.sampling.params import SamplingParams
 from lfm2np.work.place import MAX_NUM_BATCHED_TOKENS, cut
 
 Float64 = NDArray[np.float64]
+Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]  # prompts and answers
 EXCLUDED = -700.0  # nats, of a token that filters exclude
 LEAST_GROWTH = 1e-9  # nats a token: less is a rounding of the sums
 MOST_SPREAD = 1.0  # nats: a format with larger errors says nothing
@@ -69,8 +70,8 @@ class Plan:
         Decisions come at ends of answers: half of one more, in whole answers.
         """
         table = self.reported if with_reported else self.tokens
-        others = [other for other in range(len(table)) if not hypotheses.is_alike(number, other)]
-        most, length = max((float(table[number, other]) for other in others), default=0.0), max(1.0, self.answer_tokens)
+        most = max((float(table[number, other]) for other in hypotheses.rivals(number)), default=0.0)
+        length = max(1.0, self.answer_tokens)
         return most if math.isinf(most) else math.ceil(most / length + 0.5) * length
 
 
@@ -86,51 +87,47 @@ def planned(
     scorer = Scorer(hypotheses)
     claim, sampling = hypotheses.claim.model, hypotheses.samplings[0]
     prompts = [scorer.prompts(question) for question in questions]
-    standing = scorer.pairs.index((0, 0))
-    answers = sampled(claim, [ids[standing] for ids in prompts], sampling, max_tokens, seed)
-    sequences = [(ids[standing], answer) for ids, answer in zip(prompts, answers, strict=True) if answer]
-    if not sequences:
+    answers = sampled(claim, [ids[0] for ids in prompts], sampling, max_tokens, seed)
+    asked = [question for question, answer in zip(questions, answers, strict=True) if answer]
+    if not asked:
         raise RequestError("the claimed checkpoint gives empty answers to all questions of the plan")
-    spreads = tuple(spread_of(candidate, sequences) for candidate in hypotheses.candidates)
+    by_pair = [
+        [(ids[place], answer) for ids, answer in zip(prompts, answers, strict=True) if answer]
+        for place in range(len(scorer.pairs))
+    ]
+    spreads = tuple(spread_of(candidate, by_pair[0]) for candidate in hypotheses.candidates)
     states = [
-        states_of(scorer.networks[number], [ids[place] for ids in prompts], answers)
-        for place, (number, _) in enumerate(scorer.pairs)
+        states_of(scorer.networks[number], sequences)
+        for (number, _), sequences in zip(scorer.pairs, by_pair, strict=True)
     ]
     tables: list[list[Float64]] = []
-    for done, (ids, answer) in enumerate(zip(prompts, answers, strict=True)):
-        if answer:
-            tables.append(compared(hypotheses, scorer, [of_pair[done] for of_pair in states], ids, answer, spreads))
+    for index in range(len(asked)):
+        of_answer = [(part[index], *sequences[index]) for part, sequences in zip(states, by_pair, strict=True)]
+        tables.append(compared(hypotheses, scorer, of_answer, spreads))
         if progress:
-            progress(done + 1, len(prompts))
-    asked = [question for question, answer in zip(questions, answers, strict=True) if answer]
+            progress(index + 1, len(asked))
     ranked, others = halves(asked)
     telling = kinds_of(hypotheses, [asked[index] for index in ranked], [tables[index] for index in ranked])
     chosen = [index for index in others if asked[index].kind in telling]
     kl, factors, squares, within, entropy = (
         np.concatenate([tables[index][part] for index in chosen], axis=-1) for part in range(5)
     )
-    tokens, growth = expected_tokens(hypotheses, factors, squares, within, spreads, alpha)
-    answered = prompts_of(prompts, answers)
-    gain = reported_gain(
-        hypotheses, scorer, [sequences[index] for index in chosen], [answered[index] for index in chosen]
-    )
-    lengths = [len(answer) for answer in answers]
+    growth = growth_of(hypotheses, factors, squares, within, spreads)
+    gain = reported_gain(hypotheses, scorer, [[sequences[index] for index in chosen] for sequences in by_pair])
+    pairs = [scorer.pairs.index(each.pair) for each in hypotheses.each]
+    nats = -math.log(alpha) + math.log(2.0 * max(1, len(growth) - 1))  # that a bet has to win: its stake is a share
     return Plan(
         kl.mean(axis=-1),
-        tokens,
-        with_reported(hypotheses, growth, gain, alpha),
+        tokens_for(nats, growth),
+        tokens_for(nats + math.log(2.0 * len(RIGHT)), growth + gain[np.ix_(pairs, pairs)]),
         telling,
         spreads,
         float(entropy.mean()),
         len(chosen),
         kl.shape[-1],
-        float(np.mean([len(ids[standing]) for ids in prompts])),
-        float(np.mean(lengths)),
+        float(np.mean([len(ids[0]) for ids in prompts])),
+        float(np.mean([len(answer) for answer in answers])),
     )
-
-
-def prompts_of(prompts: Sequence[Any], answers: Sequence[Sequence[int]]) -> list[Any]:
-    return [ids for ids, answer in zip(prompts, answers, strict=True) if answer]
 
 
 def sampled(
@@ -139,47 +136,43 @@ def sampled(
     """The claim's answers, the end token included."""
     room = [min(len(ids) + max_tokens, model.config.max_position_embeddings) for ids in prompts]
     engine = Engine(model, room_for=room)
-    fields = {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
     for number, ids in enumerate(prompts):
-        params = SamplingParams(**{**fields, "max_tokens": max(1, room[number] - len(ids)), "seed": seed + number})
+        params = replace(sampling, max_tokens=max(1, room[number] - len(ids)), seed=seed + number)
         engine.add_request(str(number), ids, params)
     ended = {output.request_id: output.outputs[0] for output in engine.stream() if output.finished}
-    errors = [ended[str(number)].error for number in range(len(prompts)) if ended[str(number)].error]
-    if errors:
-        raise NumericsError(f"{model.path}: {errors[0]}")
-    return [list(ended[str(number)].token_ids) for number in range(len(prompts))]
+    samples = [ended[str(number)] for number in range(len(prompts))]
+    for sample in samples:
+        if sample.error:
+            raise NumericsError(f"{model.path}: {sample.error}")
+    return [list(sample.token_ids) for sample in samples]
 
 
 def compared(
     hypotheses: Hypotheses,
     scorer: Scorer,
-    states: Sequence[NDArray[Any]],
-    prompts: Sequence[Sequence[int]],
-    answer: Sequence[int],
+    of_answer: Sequence[tuple[NDArray[Any], Sequence[int], Sequence[int]]],
     spreads: Sequence[float],
 ) -> list[Float64]:
     """At each of R positions: divergences [H, H, R], expected factors and their squares [H, H, R], sum p^2 and the
     entropy [H, R].
+
+    of_answer  by pair the hidden states [R, D], the prompt and the answer
     """
     logits = []
-    for (number, _), of_answer in zip(scorer.pairs, states, strict=True):
+    for (number, _), (states, _, _) in zip(scorer.pairs, of_answer, strict=True):
         network = scorer.networks[number]
-        logits.append(reference.output_logits(network.weights, network.numerics, of_answer))
+        logits.append(reference.output_logits(network.weights, network.numerics, states))
     logprobs, upper = [], []
     for each in hypotheses.each:
-        pair = scorer.pairs.index((each.candidate, each.rendering))
-        ids, tolerance = [*prompts[pair], *answer], tolerance_of(spreads[each.candidate])
-        sampling, start = hypotheses.samplings[each.sampling], len(prompts[pair])
-        exact, most = distribution(logits[pair], sampling, ids, start, tolerance)
+        pair = scorer.pairs.index(each.pair)
+        _, prompt, answer = of_answer[pair]
+        sampling, tolerance = hypotheses.samplings[each.sampling], tolerance_of(spreads[each.candidate])
+        exact, most = distribution(logits[pair], sampling, [*prompt, *answer], len(prompt), tolerance)
         logprobs.append(exact)
         upper.append(most)
-    count, rows = len(logprobs), len(answer)
-    kl, factors, squares = (
-        np.zeros((count, count, rows)),
-        np.zeros((count, count, rows)),
-        np.zeros((count, count, rows)),
-    )
-    within, entropy = np.zeros((count, rows)), np.zeros((count, rows))
+    count, rows = len(logprobs), len(logits[0])
+    kl, factors, squares = np.zeros((3, count, count, rows))
+    within, entropy = np.zeros((2, count, rows))
     for true, expected in enumerate(logprobs):
         p = np.exp(expected)
         within[true] = (p * p).sum(axis=1)
@@ -192,20 +185,16 @@ def compared(
     return [kl, factors, squares, within, entropy]
 
 
-def states_of(
-    model: LoadedModel, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
-) -> list[NDArray[Any]]:
+def states_of(model: LoadedModel, sequences: Sequences) -> list[NDArray[Any]]:
     """[R, D] of each answer: the hidden states that predict its tokens."""
     states: list[NDArray[Any]] = []
-    sequences = [[*ids, *answer[:-1]] for ids, answer in zip(prompts, answers, strict=True)]
-    for run in cut(range(len(sequences)), [len(ids) for ids in sequences], MAX_NUM_BATCHED_TOKENS):
-        rows, parts = ragged.hidden_states(
-            model.weights, model.config, model.numerics, [sequences[index] for index in run]
-        )
+    fed = [[*ids, *answer[:-1]] for ids, answer in sequences]
+    for run in cut(range(len(fed)), [len(ids) for ids in fed], MAX_NUM_BATCHED_TOKENS):
+        rows, parts = ragged.hidden_states(model.weights, model.config, model.numerics, [fed[index] for index in run])
         for index, part in zip(run, parts, strict=True):
             if part.error:
                 raise part.error
-            states.append(rows[part.rows][len(prompts[index]) - 1 :])
+            states.append(rows[part.rows][len(sequences[index][0]) - 1 :])
     return states
 
 
@@ -233,15 +222,20 @@ def normalised(rows: Float64) -> Float64:
     return np.asarray(rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)))
 
 
-def spread_of(candidate: Any, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
-    """The size of the rounding error of a candidate's logits: the root of its mean square where answers stand."""
+def truths_of_answers(model: LoadedModel, sequences: Sequences) -> list[Truth]:
+    """Of the rows that predict the answers."""
     wanted = {
-        (*ids, *answer): {row: [answer[row - len(ids) + 1]] for row in range(len(ids) - 1, len(ids) + len(answer) - 1)}
+        Spoken((*ids, *answer)): {row: [token] for row, token in enumerate(answer, len(ids) - 1)}
         for ids, answer in sequences
     }
+    return spoken_truths(model, wanted)
+
+
+def spread_of(candidate: Candidate, sequences: Sequences) -> float:
+    """The size of the rounding error of a candidate's logits: the root of its mean square where answers stand."""
     try:
-        truths = truths_of(candidate.model, wanted)
-        noises = noise_of(candidate.model, truths, candidate.format_name.partition(" kv:")[0], DRAWS[:4])
+        truths = truths_of_answers(candidate.model, sequences)
+        noises = noise_of(candidate.model, truths, candidate.base_format, DRAWS[:4])
     except NumericsError:
         return MOST_SPREAD
     spreads = [noise.spread[truth.stored] for truth, noise in zip(truths, noises, strict=True)]
@@ -266,12 +260,7 @@ def kinds_of(
     by_kind: dict[str, list[Float64]] = {}
     for question, table in zip(questions, tables, strict=True):
         by_kind.setdefault(question.kind, []).append(table[1])
-    pairs = [
-        (true, other)
-        for true in range(len(hypotheses.each))
-        for other in range(len(hypotheses.each))
-        if not hypotheses.is_alike(true, other)
-    ]
+    pairs = [(true, other) for true in range(len(hypotheses.each)) for other in hypotheses.rivals(true)]
     means = {kind: np.concatenate(parts, axis=-1).mean(axis=-1) for kind, parts in by_kind.items()}
     if not pairs:
         return tuple(by_kind)
@@ -281,64 +270,37 @@ def kinds_of(
     return tuple(ranked[: max(1, (len(ranked) + 1) // 2)])
 
 
-def expected_tokens(
-    hypotheses: Hypotheses,
-    factors: Float64,
-    squares: Float64,
-    within: Float64,
-    spreads: Sequence[float],
-    alpha: float,
-) -> tuple[Float64, Float64]:
-    """[H, H] until rejected, and what a token adds to the capital; infinite and 0 where rounding explains as much."""
+def growth_of(
+    hypotheses: Hypotheses, factors: Float64, squares: Float64, within: Float64, spreads: Sequence[float]
+) -> Float64:
+    """[H, H] what a token adds to the capital; 0 where rounding explains as much."""
     count = len(factors)
-    growth, tokens = np.zeros((count, count)), np.full((count, count), np.inf)
+    growth = np.zeros((count, count))
     for true in range(count):
         for other in range(count):
-            each = hypotheses.each[other]
-            tau = spreads[each.candidate] / hypotheses.samplings[each.sampling].temperature
-            inside = within[other]
-            price = ALIGNED * tau * math.sqrt(float(np.mean(1.0 - inside)) * float(squares[true, other].mean()))
+            tau = spreads[hypotheses.each[other].candidate] / hypotheses.temperature(other)
+            outside = float(np.mean(1.0 - within[other]))
+            price = ALIGNED * tau * math.sqrt(outside * float(squares[true, other].mean()))
             growth[true, other] = max(0.0, float(factors[true, other].mean()) - price)
-            if growth[true, other] > LEAST_GROWTH:
-                tokens[true, other] = threshold(count, alpha) / growth[true, other]
-    return tokens, growth
+    return growth
 
 
-def threshold(count: int, alpha: float) -> float:
-    """Nats that one bet has to win: its share of the stake is small."""
-    return -math.log(alpha) + math.log(2.0 * max(1, count - 1))
+def tokens_for(nats: float, growth: Float64) -> Float64:
+    """Until the capital has grown by so much; infinite where it does not grow."""
+    return np.where(growth > LEAST_GROWTH, nats / np.maximum(growth, LEAST_GROWTH), np.inf)
 
 
-def reported_gain(
-    hypotheses: Hypotheses,
-    scorer: Scorer,
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
-    prompts: Sequence[Sequence[Sequence[int]]],
-) -> Float64:
+def reported_gain(hypotheses: Hypotheses, scorer: Scorer, by_pair: Sequence[Sequences]) -> Float64:
     """[P, P] what one reported log-probability adds, on the average, if the first pair is true, against the second."""
     raw, scales = [], []
-    for place, (number, _) in enumerate(scorer.pairs):
-        wanted = {}
-        for ids, (_, answer) in zip(prompts, sequences, strict=True):
-            rows = range(len(ids[place]) - 1, len(ids[place]) + len(answer) - 1)
-            wanted[(*ids[place], *answer)] = {row: [answer[row - len(ids[place]) + 1]] for row in rows}
-        truths = truths_of(scorer.networks[number], wanted)
-        starts = [len(ids[place]) for ids in prompts]
+    for (number, _), sequences in zip(scorer.pairs, by_pair, strict=True):
+        truths = truths_of_answers(scorer.networks[number], sequences)
+        starts = [len(ids) for ids, _ in sequences]
+        raw.append(np.concatenate([t.logprobs[cells_of(t, start)] for t, start in zip(truths, starts, strict=True)]))
         try:
             scales.append(np.concatenate(rounding_scales(hypotheses.candidates[number], truths, starts)))
         except NumericsError:
-            scales.append(np.full(sum(len(answer) for _, answer in sequences), np.inf))
-        raw.append(
-            np.concatenate(
-                [
-                    [
-                        truth.logprobs[row - truth.first, truth.at(row, truth.token_ids[row + 1])]
-                        for row in range(start - 1, len(truth.token_ids) - 1)
-                    ]
-                    for truth, start in zip(truths, starts, strict=True)
-                ]
-            )
-        )
+            scales.append(np.full(len(raw[-1]), np.inf))
     count = len(scorer.pairs)
     gain = np.zeros((count, count))
     for true in range(count):
@@ -346,13 +308,3 @@ def reported_gain(
             if true != other:
                 gain[true, other] = float(expected_gain((raw[true] - raw[other]) / scales[other]).mean())
     return gain
-
-
-def with_reported(hypotheses: Hypotheses, growth: Float64, gain: Float64, alpha: float) -> Float64:
-    """[H, H] tokens until rejected where each token's log-probability is reported."""
-    pairs = sorted({(each.candidate, each.rendering) for each in hypotheses.each})
-    at = [pairs.index((each.candidate, each.rendering)) for each in hypotheses.each]
-    total = growth + gain[np.ix_(at, at)]
-    needed = threshold(len(growth), alpha) + math.log(2.0 * len(RIGHT))
-    with np.errstate(divide="ignore"):
-        return np.where(total > LEAST_GROWTH, needed / total, np.inf)

@@ -7,7 +7,7 @@ which of them the candidates differ most (plan.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,10 +90,3 @@ def question_from_json(raw: Any, where: str, system: str | None = None) -> Quest
 
 def is_message(entry: Any) -> bool:
     return isinstance(entry, dict) and entry.get("role") in ROLES and isinstance(entry.get("content"), str)
-
-
-def by_kind(questions: Sequence[Question]) -> dict[str, list[Question]]:
-    grouped: dict[str, list[Question]] = {}
-    for question in questions:
-        grouped.setdefault(question.kind, []).append(question)
-    return grouped

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from lfm2np.oracle.reports.parts import visible
+from lfm2np.oracle.reports.parts import aligned, visible
 from lfm2np.oracle.vet.hypotheses import Hypotheses, shown
 from lfm2np.oracle.vet.plan import Plan
 from lfm2np.oracle.vet.vetting import Bounds, Outcome, Vetted
@@ -26,7 +25,7 @@ def plan_text(hypotheses: Hypotheses, plan: Plan, bounds: Bounds, alpha: float) 
         ("if it is", "tokens", "with log-probabilities", "hardest to tell from", "KL a token")
     ]
     for number, each in enumerate(hypotheses.each):
-        others = [other for other in range(len(hypotheses.each)) if not hypotheses.is_alike(number, other)]
+        others = hypotheses.rivals(number)
         if not others:
             continue
         hardest = max(others, key=lambda other: (float(plan.tokens[number, other]), -float(plan.kl[number, other])))
@@ -34,15 +33,12 @@ def plan_text(hypotheses: Hypotheses, plan: Plan, bounds: Bounds, alpha: float) 
         rows.append(
             (each.name, *map(count_text, needed), hypotheses.each[hardest].name, f"{plan.kl[number, hardest]:.2g}")
         )
-    lines += table(rows)
+    lines += aligned(rows, range(len(rows[0])))
     if bounds.prompt_price or bounds.answer_price:
         most = min(plan.needed(hypotheses, 0, False), float(bounds.tokens))
-        lines += ["", f"cost of {count_text(most)} tokens: {planned_cost(plan, most, bounds):.2g}"]
+        cost = bounds.cost_of(most / max(1.0, plan.answer_tokens) * plan.prompt_tokens, most)
+        lines += ["", f"cost of {count_text(most)} tokens: {cost:.2g}"]
     return "\n".join(lines)
-
-
-def planned_cost(plan: Plan, tokens: float, bounds: Bounds) -> float:
-    return bounds.cost_of(tokens / max(1.0, plan.answer_tokens) * plan.prompt_tokens, tokens)
 
 
 def as_text(result: Vetted) -> str:
@@ -58,7 +54,7 @@ def as_text(result: Vetted) -> str:
     for each, standing in zip(result.hypotheses.each, result.standings, strict=True):
         verdict = "left" if standing.rejected is None else f"rejected after {standing.rejected} tokens"
         rows.append((each.name, verdict, f"10^{standing.capital / math.log(10.0):.1f}", standing.by or "none"))
-    return "\n".join([*lines, "", *table(rows)])
+    return "\n".join([*lines, "", *aligned(rows, range(len(rows[0])))])
 
 
 def prompt_hint(result: Vetted) -> list[str]:
@@ -115,7 +111,7 @@ def as_json(result: Vetted) -> dict[str, Any]:
                 "format": candidate.format_name,
                 "spread": spread,
             }
-            for candidate, spread in zip(result.hypotheses.candidates, result.spreads, strict=True)
+            for candidate, spread in zip(result.hypotheses.candidates, result.plan.spreads, strict=True)
         ],
         "hypotheses": [
             {
@@ -129,7 +125,7 @@ def as_json(result: Vetted) -> dict[str, Any]:
             }
             for hypothesis, standing in zip(each, result.standings, strict=True)
         ],
-        "plan": None if result.plan is None else plan_json(result.hypotheses, result.plan),
+        "plan": plan_json(result.hypotheses, result.plan),
     }
 
 
@@ -166,8 +162,3 @@ def count_text(tokens: float) -> str:
         return "never" if math.isinf(tokens) else f"over {MANY:,}"
     rounded = float(f"{max(1.0, tokens):.2g}")
     return f"{round(rounded):,}"
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.dialects.vllm import id_of_key
 from lfm2np.oracle.vet.replies import Reply
 
 STOP, LENGTH = "stop", "length"
@@ -98,11 +99,8 @@ def with_end(
 
 def id_of_text(tokenizer: Tokenizer, text: str) -> int | None:
     """The only id of a token's text; None where none or several have it."""
-    prefix = "token_id:"
-    digits = text.removeprefix(prefix)
-    if text.startswith(prefix) and digits.isascii() and digits.isdigit() and len(digits) < 10:
-        return int(digits)
-    return None if REPLACEMENT in text else ids_by_text(tokenizer).get(text)
+    token_id = id_of_key(text)
+    return ids_by_text(tokenizer).get(text) if token_id is None and REPLACEMENT not in text else token_id
 
 
 @lru_cache(maxsize=4)

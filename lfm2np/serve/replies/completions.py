@@ -87,13 +87,13 @@ class Completions(Answers):
 
 
 def add_logprobs(
-    told: Logprobs, texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int
+    columns: Logprobs, texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int
 ) -> None:
     """The `count` most likely tokens, and the chosen one whether it is among them or not."""
     for token_id, logprob in zip(token_ids, logprobs, strict=True):
-        told["text_offset"].append(texts.push(token_id))
-        told["tokens"].append(texts.name(token_id))
-        told["token_logprobs"].append(None if logprob is None else logprob.logprob)
+        columns["text_offset"].append(texts.push(token_id))
+        columns["tokens"].append(texts.name(token_id))
+        columns["token_logprobs"].append(None if logprob is None else logprob.logprob)
         every = {} if logprob is None else {**dict(logprob.top[:count]), logprob.token_id: logprob.logprob}
         named = {texts.name(key): value for key, value in every.items()}
-        told["top_logprobs"].append(None if logprob is None else named)
+        columns["top_logprobs"].append(None if logprob is None else named)

@@ -70,14 +70,14 @@ def operation(
     content = {"application/json": {"schema": schema_of(schemas, reply)}}
     if streams:
         content["text/event-stream"] = {"schema": EVENT}
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "Done.", "content": content}, **refused(schemas, statuses)},
     }
     if body is not None:
         content = {"application/json": {"schema": schema_of(schemas, body)}}
-        found["requestBody"] = {"required": True, "content": content}
-    return found
+        description["requestBody"] = {"required": True, "content": content}
+    return description
 
 
 def refused(schemas: dict[str, Any], statuses: tuple[str, ...]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 import lfm2np
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tokenizer import TextStream
+from lfm2np.checkpoint.text.tokenizer import TextStream
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.serve.bodies import Sampled
@@ -118,7 +118,7 @@ class Answers:
 
     def more(self, prompt_index: int, output: RequestOutput) -> list[Any]:
         """What is new of each sample of a prompt, as pieces."""
-        found = []
+        pieces = []
         for sample in output.outputs:
             key = prompt_index, sample.index
             if key not in self._sent:
@@ -126,9 +126,9 @@ class Answers:
                 self._sent[key] = Sent(prompt_index * len(output.outputs) + sample.index, texts)
             sent = self._sent[key]
             if sent.has_news(sample):
-                found.append(self.piece(sent, output, sample))
+                pieces.append(self.piece(sent, output, sample))
                 sent.note(sample)
-        return found
+        return pieces
 
     def piece(self, sent: Sent, output: RequestOutput, sample: CompletionOutput) -> Any:
         raise NotImplementedError
@@ -177,7 +177,9 @@ def usage_of(outputs: Iterable[RequestOutput], counts_new: bool = True) -> Usage
     return usage
 
 
-def prompt_logprobs_told(model: LoadedModel, told: Sequence[TokenLogprobs | None], count: int) -> PromptLogprobs:
+def prompt_logprobs_told(
+    model: LoadedModel, prompt_logprobs: Sequence[TokenLogprobs | None], count: int
+) -> PromptLogprobs:
     """As vLLM tells them: null for the first token, then by token id the prompt's own and the `count` most likely."""
     return [
         None
@@ -186,7 +188,7 @@ def prompt_logprobs_told(model: LoadedModel, told: Sequence[TokenLogprobs | None
             str(token_id): {"logprob": logprob, "decoded_token": token_name(model, token_id)}
             for token_id, logprob in {logprobs.token_id: logprobs.logprob, **dict(logprobs.top[:count])}.items()
         }
-        for logprobs in told
+        for logprobs in prompt_logprobs
     ]
 
 

@@ -159,16 +159,11 @@ def linear_ticks(low: float, high: float) -> list[float]:
     decade = math.floor(math.log10((high - low) / 5.0))
     step = next(size for size in (step_of(k, decade) for k in (1, 2, 5, 10, 20)) if (high - low) / size <= 6.0)
     first, last = math.floor(low / step), math.ceil(high / step)
-    return [round_to(count, step) for count in range(first, last + 1)]
+    return [float(f"{count * step:.12g}") for count in range(first, last + 1)]  # without what rounding adds to 3 * 0.1
 
 
 def step_of(factor: int, decade: int) -> float:
     return float(f"{factor}e{decade}")
-
-
-def round_to(count: int, step: float) -> float:
-    """Without what rounding adds to 3 * 0.1."""
-    return float(f"{count * step:.12g}")
 
 
 def log_ticks(values: Sequence[float]) -> list[float]:
@@ -214,7 +209,8 @@ def line_chart(
     xs, ys = ([point[place] for line in shown for point in line.points] for place in (0, 1))
     names = [line.name for line in shown] if len(shown) > 1 else []
     top, legends = legend(names, [has_dots(line) for line in shown])
-    across, up = scales(x, y, xs, [*ys, *(level for level, _ in levels)], top)
+    heights = [*ys, *(level for level, _ in levels)]
+    across, up = scale_of(x, xs, LEFT, RIGHT), scale_of(y, heights, top + PLOT, top)
     parts = [axes(x, y, across, up), legends]
     for number, line in enumerate(shown):
         points = [(across(x), up(y)) for x, y in line.points]
@@ -241,7 +237,8 @@ def scatter_chart(
     shown = [group for group in groups if group.points]
     top, legends = legend([group.name for group in shown], [True] * len(shown), shown)
     xs, ys = ([point[place] for group in shown for point in group.points] for place in (0, 1))
-    across, up = scales(x, y, map(float, xs), [*map(float, ys), *(level for level, _ in levels)], top, TALL)
+    heights = [*map(float, ys), *(level for level, _ in levels)]
+    across, up = scale_of(x, map(float, xs), LEFT, RIGHT), scale_of(y, heights, top + TALL, top)
     parts = [axes(x, y, across, up), legends]
     if joined:
         path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in joined)
@@ -260,12 +257,6 @@ def scatter_chart(
 def drawing(name: str, title: str, about: str, height: float, parts: Sequence[str]) -> Drawing:
     shown = [html.escape(visible(text, 4000)) for text in (title, about)]
     return Drawing(name, shown[0], shown[1], height, "".join(parts))
-
-
-def scales(
-    x: Axis, y: Axis, xs: Iterable[float], ys: Iterable[float], top: float, height: float = PLOT
-) -> tuple[Scale, Scale]:
-    return scale_of(x, xs, LEFT, RIGHT), scale_of(y, ys, top + height, top)
 
 
 def axes(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
@@ -287,8 +278,8 @@ def axes(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
     return "".join(parts)
 
 
-def words_of(text: str, most: int = 60) -> str:
-    return html.escape(visible(text, most))
+def words_of(text: str) -> str:
+    return html.escape(visible(text, 60))
 
 
 def legend(names: Sequence[str], dotted: Sequence[bool], groups: Sequence[Dots] = ()) -> tuple[float, str]:

@@ -8,10 +8,19 @@ from typing import Any
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
 from lfm2np.oracle.reports.parts import plural
 from lfm2np.simulate.page.curves import STYLE, Axis, Drawing, Line, Point, line_chart, percent_words, seconds_words, svg
-from lfm2np.simulate.report import NAMES, SHARES, beyond_lines, percent, saturation_line, span
+from lfm2np.simulate.report import (
+    HEADS,
+    NAMES,
+    SHARES,
+    beyond_lines,
+    by_priority,
+    percent,
+    saturation_line,
+    span,
+    unfinished,
+)
 
-HEADS = ("mean", *SHARES, "max")
-TITLES = ("mean", *map(str.upper, SHARES), "max")
+TITLES = ("mean", *map(str.upper, SHARES), "max")  # of HEADS
 DISTRIBUTIONS = ("ttft", "tpot", "itl", "e2e")
 SHORT = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queued": "queued"}
 USED = {
@@ -56,40 +65,31 @@ def note() -> str:
 
 
 def head(result: Mapping[str, Any]) -> str:
-    unclear = result["queue"]["unclear"]
+    unclear, requests = result["queue"]["unclear"], result["requests"]
     sign, kind = ("✕", "bug") if result["saturation"] else ("▲", "drift") if unclear else ("●", "exact")
+    counts = [f"{requests['finished']:,} of {requests['arrived']:,} requests finished", *unfinished(requests)]
     lines = [
         f"Traffic: {foreign(result['traffic'])}",
-        counts_in_words(result["requests"]) + f", in {span(result['throughput']['seconds'])} of simulated time",
+        f"{', '.join(counts)}, in {span(result['throughput']['seconds'])} of simulated time",
         f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
         *map(first_upper, beyond_lines(result["beyond"])),
     ]
-    return (
-        f'<h1>lfm2np simulate</h1>\n<div class="verdict {kind}">\n'
-        f"<p><strong>{sign} {first_upper(saturation_line(result))}.</strong></p>\n{bullets(lines)}</div>\n"
-    )
+    return verdict("lfm2np simulate", kind, f"{sign} {first_upper(saturation_line(result))}.", lines)
+
+
+def verdict(title: str, kind: str, words: str, lines: Sequence[str]) -> str:
+    """What a page begins with."""
+    words = f"<p><strong>{words}</strong></p>\n{bullets(lines)}"
+    return f'<h1>{title}</h1>\n<div class="verdict {kind}">\n{words}</div>\n'
 
 
 def first_upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def counts_in_words(requests: Mapping[str, Any]) -> str:
-    refused = sum(requests["refused"].values())
-    counts = [f"{requests['finished']:,} of {requests['arrived']:,} requests finished"]
-    counts += [
-        f"{number:,} {what}" for what, number in (("aborted", requests["aborted"]), ("refused", refused)) if number
-    ]
-    return ", ".join([*counts, f"{requests['left']:,} left when the simulation ended"][: 4 if requests["left"] else -1])
-
-
-def is_measured(cost: Mapping[str, Any]) -> bool:
-    return "not measured" not in cost["origin"]
-
-
 def origin(cost: Mapping[str, Any]) -> str:
     words = foreign(cost["origin"])
-    return words if is_measured(cost) else f"<strong>△ not measured</strong>: {words}"
+    return f"<strong>△ not measured</strong>: {words}" if "not measured" in cost["origin"] else words
 
 
 # --- seconds
@@ -99,10 +99,9 @@ def seconds(result: Mapping[str, Any]) -> str:
     rows = [[SHORT[name], *spans(result["seconds"][name])] for name in NAMES]
     content = table("Time of requests", ("", *TITLES), {"": rows}, ())
     content += f'<p class="note">{"; ".join(f"{SHORT[name]}: {words}" for name, words in NAMES.items())}.</p>\n'
-    priorities = result["ttft_by_priority"]
-    if len(priorities) > 1:
-        by_priority = [[foreign(priority), *spans(values)] for priority, values in priorities.items()]
-        content += table("Time to first token by priority", ("priority", *TITLES), {"": by_priority})
+    priorities = [[foreign(priority), *spans(values)] for priority, values in by_priority(result)]
+    if priorities:
+        content += table("Time to first token by priority", ("priority", *TITLES), {"": priorities})
     lines = {name: steps_up(result["distributions"][name]) for name in DISTRIBUTIONS}
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
@@ -255,10 +254,9 @@ def by_number(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def simulated(result: Mapping[str, Any]) -> str:
+    content = f"<p>Traffic: {foreign(result['traffic'])}</p>\n{cost_of_a_step(result['cost'])}"
     rows = [[foreign(name), foreign(str(value))] for name, value in result["config"].items()]
-    return f"<p>Traffic: {foreign(result['traffic'])}</p>\n{cost_of_a_step(result['cost'])}" + table(
-        "Configuration of the scheduler", ("setting", "value"), {"": rows}, (0, 1)
-    )
+    return content + table("Configuration of the scheduler", ("setting", "value"), {"": rows}, (0, 1))
 
 
 def cost_of_a_step(cost: Mapping[str, Any]) -> str:

@@ -1,10 +1,12 @@
-"""The page of a sweep: many settings of one traffic."""
+"""The page of a sweep, which is many settings of one traffic, and single pictures of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from lfm2np.errors import RequestError
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
 from lfm2np.oracle.reports.parts import plural
 from lfm2np.simulate.page.curves import (
@@ -14,15 +16,17 @@ from lfm2np.simulate.page.curves import (
     Dots,
     Drawing,
     Line,
-    Point,
+    document,
     is_wide,
     line_chart,
+    percent_words,
     scatter_chart,
     seconds_words,
     tick_words,
 )
-from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin
-from lfm2np.simulate.report import percent, saturation_line, span
+from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin, verdict
+from lfm2np.simulate.report import HEADS, NAMES, percent, saturation_line, span
+from lfm2np.values import show
 
 FRONT, OTHER, SATURATED = 0, 3, 4  # looks of dots
 COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"), ("e2e", "p99"))
@@ -55,10 +59,7 @@ def head(result: Mapping[str, Any]) -> str:
         f"{plural(len(runs), 'run')}, {saturated} of them saturated",
         f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
     ]
-    return (
-        f'<h1>lfm2np simulate: sweep</h1>\n<div class="verdict {kind}">\n'
-        f"<p><strong>{sign} {foreign(result['answer'])}</strong></p>\n{bullets(lines)}</div>\n"
-    )
+    return verdict("lfm2np simulate: sweep", kind, f"{sign} {foreign(result['answer'])}", lines)
 
 
 def is_met(result: Mapping[str, Any]) -> bool:
@@ -137,9 +138,12 @@ def state(run: Run) -> str:
     return {SATURATED: "✕ saturated", FRONT: "● front", OTHER: ""}[look_of(run)]
 
 
+def axis(title: str, is_log: bool, words: Callable[[float], str], ticks: Sequence[float] = (), **more: Any) -> Axis:
+    return Axis(f"{title}, log scale" if is_log else title, is_log, words, ticks, **more)
+
+
 def seconds_axis(title: str, values: Sequence[float]) -> Axis:
-    is_log = is_wide(values)
-    return Axis(f"{title}, log scale" if is_log else title, is_log, seconds_words, from_zero=False)
+    return axis(title, is_wide(values), seconds_words, from_zero=False)
 
 
 # --- by each setting
@@ -182,7 +186,11 @@ def by_setting(runs: Sequence[Run], name: str) -> str:
 def curves_of(
     name: str, values: Sequence[float], groups: Mapping[str, Sequence[Run]], metric: str, which: str
 ) -> Drawing:
-    lines = [Line(values_without(name, group[0]), points_of(group, name, metric, which)) for group in groups.values()]
+    lines = []
+    for group in groups.values():
+        others = [str(value) for setting, value in group[0]["settings"].items() if setting != name]
+        pairs = [(run["settings"][name], seconds_of(run, metric, which)) for run in group]
+        lines.append(Line(", ".join(others), sorted((x, y) for x, y in pairs if y is not None)))
     shown = [y for line in lines[:MOST_LINES] for _, y in line.points]
     is_log = is_wide(values, WIDE_SETTING) and min(values) > 0
     what = metric_words(metric, which)
@@ -191,19 +199,9 @@ def curves_of(
         f"{what} by {name}",
         f"{what} by {name}, one line for each combination of the other settings; the numbers stand in the table below.",
         lines,
-        Axis(f"{name}, log scale" if is_log else name, is_log, tick_words, values if len(values) <= 8 else ()),
+        axis(name, is_log, tick_words, values if len(values) <= 8 else ()),
         seconds_axis(what, shown),
     )
-
-
-def values_without(name: str, run: Run) -> str:
-    """Short, for the legend."""
-    return ", ".join(str(value) for setting, value in run["settings"].items() if setting != name)
-
-
-def points_of(group: Sequence[Run], name: str, metric: str, which: str) -> list[Point]:
-    pairs = [(run["settings"][name], seconds_of(run, metric, which)) for run in group]
-    return sorted((x, y) for x, y in pairs if y is not None)
 
 
 def identifier(name: str) -> str:
@@ -232,9 +230,10 @@ def all_runs(result: Mapping[str, Any]) -> str:
         for number, run in enumerate(result["runs"], 1)
     ]
     content = table("All runs, the best first", heads, {"": rows}, ())
-    saturated = [f"{number}: {saturation_line(run)}." for number, run in enumerate(result["runs"], 1)]
-    kept = [line for line, run in zip(saturated, result["runs"], strict=True) if run["saturation"]]
-    return content + (details("Saturated runs", bullets(kept)) if kept else "")
+    saturated = [
+        f"{number}: {saturation_line(run)}." for number, run in enumerate(result["runs"], 1) if run["saturation"]
+    ]
+    return content + (details("Saturated runs", bullets(saturated)) if saturated else "")
 
 
 def simulated(result: Mapping[str, Any]) -> str:
@@ -242,3 +241,81 @@ def simulated(result: Mapping[str, Any]) -> str:
     return f"<p>Traffic: {foreign(result['traffic'])}</p>\n{cost_of_a_step(result['cost'])}" + table(
         "Settings that were varied", ("setting", "values"), {"": rows}, (0, 1)
     )
+
+
+# --- one metric against one setting, as a picture of its own: an SVG file for a page
+
+
+@dataclass(frozen=True)
+class Metric:
+    title: str
+    value: Callable[[Run], float | None]
+    words: Callable[[float], str]
+
+
+def seconds_metric(name: str, which: str) -> Metric:
+    title = f"{NAMES[name]}, {which if which in ('mean', 'max') else which.upper()}"
+    return Metric(title, lambda run: run["seconds"][name][which], seconds_words)
+
+
+def hit_share(run: Run) -> float | None:
+    cache = run["prefix_cache"]
+    return cache["hit_tokens"] / cache["query_tokens"] if cache["query_tokens"] else None
+
+
+METRICS = {
+    **{f"{name}_{which}": seconds_metric(name, which) for name in NAMES for which in HEADS},
+    **{
+        name: Metric(name.replace("_", " "), lambda run, name=name: run["throughput"][name], tick_words)  # type: ignore[misc]
+        for name in ("requests_per_second", "output_tokens_per_second", "computed_tokens_per_second")
+    },
+    "hit_share": Metric("prompt tokens found in the prefix cache", hit_share, percent_words),
+    "preemptions": Metric("preemptions", lambda run: run["preemptions"], tick_words),
+}
+
+
+def curve(result: Mapping[str, Any], name: str) -> str:
+    """Of a sweep: the metric against its first setting with several values, a line for each combination of the others.
+
+    What is saturated is left out. RequestError for an unknown metric.
+    """
+    if name not in METRICS:
+        raise RequestError(f"metric {show(name)}: expected one of {', '.join(METRICS)}")
+    metric = METRICS[name]
+    setting = next(
+        (key for key, values in result["settings"].items() if len(values) > 1), next(iter(result["settings"]))
+    )
+    values = result["settings"][setting]
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    lines = lines_of(
+        result, setting, {value: value if numeric else place for place, value in enumerate(values)}, metric
+    )
+    is_log = numeric and is_wide(values, WIDE_SETTING) and min(values) > 0
+    words = tick_words if numeric else lambda place: str(values[round(place)])
+    ticks = (values if numeric else range(len(values))) if len(values) <= 8 else ()
+    heights = [y for line in lines for _, y in line.points]
+    high = metric.words is seconds_words and is_wide(heights)
+    return document(
+        line_chart(
+            "curve",
+            f"{metric.title} by {setting}",
+            f"{metric.title} by {setting}; {result['traffic']}; cost of a step: {result['cost']['name']}.",
+            lines,
+            axis(setting, is_log, words, ticks, from_zero=False),
+            axis(metric.title, high, metric.words),
+        )
+    )
+
+
+def lines_of(result: Mapping[str, Any], setting: str, places: Mapping[Any, float], metric: Metric) -> Sequence[Line]:
+    """In the order in which the settings name their values."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    others = [key for key in result["settings"] if key != setting]
+    order = {key: {str(value): place for place, value in enumerate(result["settings"][key])} for key in others}
+    runs = sorted(result["runs"], key=lambda run: [order[key][str(run["settings"][key])] for key in others])
+    for run in runs:
+        value = metric.value(run)
+        if value is not None and not run["saturation"]:
+            words = ", ".join(f"{key} {run['settings'][key]}" for key in others)
+            groups.setdefault(words, []).append((places[run["settings"][setting]], value))
+    return [Line(words, sorted(points)) for words, points in groups.items()]

@@ -147,9 +147,9 @@ def iq4_xs(b: bytes) -> Values:
     y: Values = []
     for ib in range(8):
         ls = (scales_l[ib // 2] >> 4 * (ib % 2) & 15) | ((scales_h >> 2 * ib & 3) << 4)
-        own = qs[16 * ib : 16 * ib + 16]
+        codes = qs[16 * ib : 16 * ib + 16]
         dl = d * (ls - 32)
-        y += [dl * IQ4[q & 15] for q in own] + [dl * IQ4[q >> 4] for q in own]
+        y += [dl * IQ4[q & 15] for q in codes] + [dl * IQ4[q >> 4] for q in codes]
     return y
 
 

@@ -36,10 +36,12 @@ def blocks(draw: st.DrawFn, name: str) -> bytes:
 def random_rows(name: str, shape: tuple[int, int], seed: int, exponents: tuple[int, int] = (1, 30)) -> Bytes:
     """Rows of weights [outputs, inputs] as bytes: random codes, scales of random float16 with these exponent fields."""
     kind, random = QUANTISED[name], np.random.default_rng(seed)
-    found = random.integers(0, 256, (shape[0] * shape[1] // kind.weights, kind.size), np.uint8)
+    block_rows = random.integers(0, 256, (shape[0] * shape[1] // kind.weights, kind.size), np.uint8)
     for at in kind.halves:
-        halves = random.integers(*exponents, len(found)) << 10 | random.integers(0, 2**16, len(found)) & 0x83FF
-        found[:, at : at + 2] = halves.astype("<u2")[:, None].view(np.uint8)
+        halves = (
+            random.integers(*exponents, len(block_rows)) << 10 | random.integers(0, 2**16, len(block_rows)) & 0x83FF
+        )
+        block_rows[:, at : at + 2] = halves.astype("<u2")[:, None].view(np.uint8)
     if name == "MXFP4":
-        found[:, 0] = 127 + random.integers(*exponents, len(found)) - 15
-    return found.reshape(shape[0], -1)
+        block_rows[:, 0] = 127 + random.integers(*exponents, len(block_rows)) - 15
+    return block_rows.reshape(shape[0], -1)

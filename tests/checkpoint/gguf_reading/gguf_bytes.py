@@ -56,14 +56,14 @@ __all__ = [
 
 def split_bytes(keys: Mapping[str, Key], tensors: Mapping[str, Tensor], count: int) -> list[bytes]:
     """As llama.cpp's gguf-split makes them: the first has all keys, the others only those of the split."""
-    names, found = list(tensors), []
+    names, contents = list(tensors), []
     for number in range(count):
-        own = {"split.no": (2, number), "split.count": (2, count), "split.tensors.count": (I32, len(tensors))}
+        split_keys = {"split.no": (2, number), "split.count": (2, count), "split.tensors.count": (I32, len(tensors))}
         part = {
             name: tensors[name] for name in names[number * len(names) // count : (number + 1) * len(names) // count]
         }
-        found.append(gguf_bytes({**(keys if number == 0 else {}), **own}, part))
-    return found
+        contents.append(gguf_bytes({**(keys if number == 0 else {}), **split_keys}, part))
+    return contents
 
 
 def write_splits(directory: Path, contents: Sequence[bytes]) -> list[Path]:
@@ -80,10 +80,10 @@ def quantised_tensors(
     random = np.random.default_rng(seed)
 
     def made(name: str, shape: tuple[int, ...]) -> Tensor:
-        own = int(random.integers(2**31))
+        tensor_seed = int(random.integers(2**31))
         if len(shape) == 2 and "gate.weight" not in name and dtype in QUANTISED:
-            return Tensor(dtype, shape, random_rows(dtype, shape, own, exponents).tobytes())
-        values = np.random.default_rng(own).normal(0.0 if "gate" in name else 1.0, 0.1, shape)
+            return Tensor(dtype, shape, random_rows(dtype, shape, tensor_seed, exponents).tobytes())
+        values = np.random.default_rng(tensor_seed).normal(0.0 if "gate" in name else 1.0, 0.1, shape)
         return Tensor("F32", shape, values.astype("<f4").tobytes())
 
     return model_tensors(config, made)

@@ -53,13 +53,13 @@ def refused(path: Path, content: bytes, message: str) -> None:
 @pytest.mark.parametrize("alignment", [8, 32, 256])
 def test_what_was_written_is_read(path: Path, version: int, alignment: int):
     path.write_bytes(gguf_bytes({**KEYS, "general.alignment": (U32, alignment)}, TENSORS, alignment, version))
-    found = open_container(path)
-    assert found.paths == (path,)
-    assert {name: (one.dtype, one.shape, one.values.tobytes()) for name, one in found.tensors.items()} == {
-        name: (one.dtype, one.shape, one.content) for name, one in TENSORS.items()
-    }
-    assert found.tensors["b"].values.shape == (3, 68) and not found.tensors["b"].values.flags.writeable
-    assert {name: (one.kind, one.value) for name, one in found.keys.items() if name != "general.alignment"} == {
+    container = open_container(path)
+    assert container.paths == (path,)
+    assert {
+        name: (tensor.dtype, tensor.shape, tensor.values.tobytes()) for name, tensor in container.tensors.items()
+    } == {name: (tensor.dtype, tensor.shape, tensor.content) for name, tensor in TENSORS.items()}
+    assert container.tensors["b"].values.shape == (3, 68) and not container.tensors["b"].values.flags.writeable
+    assert {name: (key.kind, key.value) for name, key in container.keys.items() if name != "general.alignment"} == {
         "general.architecture": ("string", "lfm2"),
         "n": ("uint32", 7),
         "f": ("float32", 0.5),
@@ -176,11 +176,11 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else(path: Path, at: int,
     damaged[at : at + 1 + len(also)] = bytes([byte, *also])
     path.write_bytes(damaged)
     try:
-        found = open_container(path)
+        container = open_container(path)
     except CheckpointError as error:
         assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
     else:
-        assert all(one.values.nbytes <= len(damaged) for one in found.tensors.values())
+        assert all(tensor.values.nbytes <= len(damaged) for tensor in container.tensors.values())
 
 
 @given(st.binary(max_size=300))
@@ -213,13 +213,13 @@ def test_a_file_that_is_not_there_or_no_file_is_told(path: Path):
 def test_splits_are_one_file(tmp_path: Path, path: Path, count: int):
     path.write_bytes(WHOLE)
     paths = write_splits(tmp_path, split_bytes(KEYS, TENSORS, count))
-    one, found = open_container(path), open_container(paths[0])
-    assert found.paths == tuple(paths)
-    assert found.keys.items() >= one.keys.items()
-    assert {name: tensor.values.tobytes() for name, tensor in found.tensors.items()} == {
-        name: tensor.values.tobytes() for name, tensor in one.tensors.items()
+    whole, split = open_container(path), open_container(paths[0])
+    assert split.paths == tuple(paths)
+    assert split.keys.items() >= whole.keys.items()
+    assert {name: tensor.values.tobytes() for name, tensor in split.tensors.items()} == {
+        name: tensor.values.tobytes() for name, tensor in whole.tensors.items()
     }
-    assert found.tensors["d"].source == str(paths[-1])
+    assert split.tensors["d"].source == str(paths[-1])
 
 
 def test_one_split_alone_is_a_file(tmp_path: Path):

@@ -36,7 +36,7 @@ from lfm2np.oracle.locate.spread import LIMIT, Measured
 from lfm2np.oracle.recorders.own import record
 
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=64), "config.json")
-IDS = [int(one) for one in np.random.default_rng(4).integers(8, 64, 20)]
+IDS = [int(integer) for integer in np.random.default_rng(4).integers(8, 64, 20)]
 TYPES = ("Q8_0", "Q4_1", "MXFP4", "Q4_K", "Q6_K")
 ONE, HALF = np.float32(1.0), np.float32(0.5)
 Recorded = Mapping[str, np.ndarray]
@@ -83,13 +83,13 @@ class Kernels(Ieee):
     kept: list[Matrix] = field(default_factory=list)  # as they are known by their ids
 
     def prepare_matrix(self, weight: Any, what: str) -> Matrix:
-        made = super().prepare_matrix(weight, what)
-        self.kept.append(made)
+        matrix = super().prepare_matrix(weight, what)
+        self.kept.append(matrix)
         stored = [self.tensors[name] for name in what.split(" + ")]
-        self.dtypes[id(made)] = stored[0].dtype
+        self.dtypes[id(matrix)] = stored[0].dtype
         if stored[0].dtype in ("Q4_1", "Q5_1"):
-            self.minima[id(made)] = np.concatenate([minima_of(one.values, one.dtype) for one in stored])
-        return made
+            self.minima[id(matrix)] = np.concatenate([minima_of(tensor.values, tensor.dtype) for tensor in stored])
+        return matrix
 
     def linear(self, x: Any, matrix: Matrix, bias: Any = None) -> Any:
         dtype = self.dtypes[id(matrix)]
@@ -98,25 +98,25 @@ class Kernels(Ieee):
         if QUANTISED[dtype].weights == 256:
             return super().linear(q8_k(x.reshape(-1, 256)).reshape(x.shape), matrix, bias)
         rounded, sums = q8_0(x.reshape(-1, 32))
-        made = super().linear(rounded.reshape(x.shape), matrix, bias)
+        output = super().linear(rounded.reshape(x.shape), matrix, bias)
         if dtype not in ("Q4_1", "Q5_1"):
-            return made
+            return output
         beside = sums.reshape(len(x), -1) - rounded.reshape(len(x), -1, 32).sum(axis=-1)
-        return made + beside @ self.minima[id(matrix)].T
+        return output + beside @ self.minima[id(matrix)].T
 
 
 def drawn_tensors(dtype: str) -> dict[str, Tensor]:
     if dtype in QUANTISED:
         exponents = (1, 3) if QUANTISED[dtype].weights == 256 else (5, 8)  # superblocks have scales of scales
         return quantised_tensors(CONFIG, dtype, seed=7, exponents=exponents)
-    made = {}
-    for name, one in quantised_tensors(CONFIG, "Q8_0", seed=7, exponents=(5, 8)).items():
-        values = np.frombuffer(one.content, np.uint8)
-        if one.dtype == "Q8_0":
-            halves = values_of(values.reshape(one.shape[0], -1), "Q8_0").astype("<f2")
-            one = Tensor("F16", one.shape, halves.tobytes())
-        made[name] = one
-    return made
+    tensors = {}
+    for name, tensor in quantised_tensors(CONFIG, "Q8_0", seed=7, exponents=(5, 8)).items():
+        values = np.frombuffer(tensor.content, np.uint8)
+        if tensor.dtype == "Q8_0":
+            halves = values_of(values.reshape(tensor.shape[0], -1), "Q8_0").astype("<f2")
+            tensor = Tensor("F16", tensor.shape, halves.tobytes())
+        tensors[name] = tensor
+    return tensors
 
 
 def read(tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
@@ -142,7 +142,7 @@ def recorded(dtype: str) -> Recorded:
 
 
 def report_of(dtype: str, dumped: Recorded, precision: str = "q8") -> Report:
-    kept = {name: np.asarray(one, np.float64) for name, one in dumped.items() if name != "token_ids"}
+    kept = {name: np.asarray(value, np.float64) for name, value in dumped.items() if name != "token_ids"}
     dump = Dump(np.array(IDS), kept, dict.fromkeys(kept, "float32"), (), ())
     return locate(checkpoint(dtype), CONFIG, dump, precision)
 
@@ -154,9 +154,9 @@ def report_of(dtype: str, dumped: Recorded, precision: str = "q8") -> Report:
 @pytest.mark.parametrize("dtype", [*TYPES, "F16"])
 def test_kernels_that_round_their_inputs_are_right_within_the_bounds_of_float32(dtype: str) -> None:
     report = report_of(dtype, recorded(dtype))
-    assert report.findings == () and max(one.error for one in report.checks) < 0.8
-    told = {one.name: one.is_rounded for one in report.checks if one.is_rounded is not None}
-    assert len(told) == 13 and all(told.values())
+    assert report.findings == () and max(check.error for check in report.checks) < 0.8
+    rounded = {check.name: check.is_rounded for check in report.checks if check.is_rounded is not None}
+    assert len(rounded) == 13 and all(rounded.values())
 
 
 @pytest.mark.rounding
@@ -172,15 +172,15 @@ def test_without_the_rounding_they_would_be_called_wrong(dtype: str) -> None:
 def test_engines_that_multiply_in_float32_are_right_too(dtype: str) -> None:
     report = report_of(dtype, recorded_of(checkpoint(dtype), rounds=False))
     assert report.findings == ()
-    assert [one.is_rounded for one in report.checks if one.is_rounded is not None] == [False] * 13
+    assert [check.is_rounded for check in report.checks if check.is_rounded is not None] == [False] * 13
 
 
 @pytest.mark.rounding
 @pytest.mark.parametrize(("dtype", "rounds"), [("Q4_1", False), ("Q4_K", True)])
 def test_where_products_are_not_dumped_either_way_may_be(dtype: str, rounds: bool) -> None:
-    found = recorded(dtype) if rounds else recorded_of(checkpoint(dtype), rounds=False)
+    recording = recorded(dtype) if rounds else recorded_of(checkpoint(dtype), rounds=False)
     for hidden in (("in_proj", "w1", "q_proj"), ("gated", "out_proj")):
-        part = {name: one for name, one in found.items() if not name.endswith(hidden)}
+        part = {name: value for name, value in recording.items() if not name.endswith(hidden)}
         assert report_of(dtype, part).findings == (), hidden
 
 
@@ -188,23 +188,23 @@ def test_where_products_are_not_dumped_either_way_may_be(dtype: str, rounds: boo
 
 
 def neighbours_scale(rows: np.ndarray, dtype: str) -> np.ndarray:
-    made = rows.copy()
+    damaged = rows.copy()
     for at in QUANTISED[dtype].halves:
-        made[:, :, at : at + 2] = np.roll(rows[:, :, at : at + 2], 1, axis=1)
-    return made
+        damaged[:, :, at : at + 2] = np.roll(rows[:, :, at : at + 2], 1, axis=1)
+    return damaged
 
 
 def no_minimum(rows: np.ndarray, dtype: str) -> np.ndarray:
-    made = rows.copy()
-    made[:, :, 2:4] = 0
-    return made
+    damaged = rows.copy()
+    damaged[:, :, 2:4] = 0
+    return damaged
 
 
 def one_scale_off(rows: np.ndarray, dtype: str) -> np.ndarray:
     """The last bit of a scale, of one block of one row."""
-    made = rows.copy()
-    made[5, -1, QUANTISED[dtype].halves[0]] ^= 1
-    return made
+    damaged = rows.copy()
+    damaged[5, -1, QUANTISED[dtype].halves[0]] ^= 1
+    return damaged
 
 
 @pytest.mark.rounding
@@ -221,11 +221,11 @@ def one_scale_off(rows: np.ndarray, dtype: str) -> np.ndarray:
 def test_a_wrong_dequantisation_is_named_and_nothing_else(dtype: str, damage: Any, name: str) -> None:
     tensors = drawn_tensors(dtype)
     theirs = place_of(f"{name}.weight").name
-    one = tensors[theirs]
-    rows = np.frombuffer(one.content, np.uint8).reshape(one.shape[0], -1, QUANTISED[dtype].size)
-    tensors[theirs] = Tensor(dtype, one.shape, damage(rows, dtype).tobytes())
+    tensor = tensors[theirs]
+    rows = np.frombuffer(tensor.content, np.uint8).reshape(tensor.shape[0], -1, QUANTISED[dtype].size)
+    tensors[theirs] = Tensor(dtype, tensor.shape, damage(rows, dtype).tobytes())
     report = report_of(dtype, recorded_of(read(tensors)))
-    assert [found.name for found in report.findings] == [name]
+    assert [finding.name for finding in report.findings] == [name]
     assert ("channel 5 of" in report.findings[0].channels) == (damage is one_scale_off)
 
 
@@ -239,29 +239,31 @@ NUMBERS = st.floats(-2e3, 2e3, width=32) | st.integers(-254, 254).map(lambda hal
 def rows(size: int) -> st.SearchStrategy[np.ndarray]:
     """A few numbers drawn, over and over again."""
     few = drawn.arrays(np.float32, 12, elements=NUMBERS)
-    return few.map(lambda one: np.resize(one, (1, size)))
+    return few.map(lambda row: np.resize(row, (1, size)))
 
 
 @given(rows(32))
 @example(np.zeros((1, 32), np.float32))
 @example(np.array([[127.0, 0.5, -0.5, 1.5, 2.5, -126.5, *[1e-30] * 26]], np.float32))
 def test_blocks_of_32_are_rounded_as_in_float32(x: np.ndarray) -> None:
-    made = in_blocks(as_measured(x), 32, is_half=True)
+    measured = in_blocks(as_measured(x), 32, is_half=True)
     rounded, total = q8_0(x)
-    assert (np.abs(made.values - rounded) <= LIMIT * made.spread + 1e-6 * np.abs(rounded)).all()
-    beside = sums_of(as_measured(x), made)
-    found = rounded.astype(np.float64).sum(axis=-1, keepdims=True) + beside.values
-    off = LIMIT * (beside.spread + made.spread.sum(axis=-1, keepdims=True)) + 1e-5 * np.abs(rounded).sum(-1)[:, None]
-    assert (np.abs(found - total) <= off).all()
+    assert (np.abs(measured.values - rounded) <= LIMIT * measured.spread + 1e-6 * np.abs(rounded)).all()
+    beside = sums_of(as_measured(x), measured)
+    sums = rounded.astype(np.float64).sum(axis=-1, keepdims=True) + beside.values
+    off = (
+        LIMIT * (beside.spread + measured.spread.sum(axis=-1, keepdims=True)) + 1e-5 * np.abs(rounded).sum(-1)[:, None]
+    )
+    assert (np.abs(sums - total) <= off).all()
 
 
 @given(rows(256))
 @example(np.zeros((1, 256), np.float32))
 @example(np.array([[-127.0, 0.5, -0.5, 1.5, 2.5, 127.0, *[3e-39] * 250]], np.float32))
 def test_blocks_of_256_are_rounded_as_in_float32(x: np.ndarray) -> None:
-    made = in_blocks(as_measured(x), 256, is_half=False)
+    measured = in_blocks(as_measured(x), 256, is_half=False)
     rounded = q8_k(x)
-    assert (np.abs(made.values - rounded) <= LIMIT * made.spread + 1e-6 * np.abs(rounded)).all()
+    assert (np.abs(measured.values - rounded) <= LIMIT * measured.spread + 1e-6 * np.abs(rounded)).all()
 
 
 def test_what_lies_in_the_middle_between_two_float16_may_be_either() -> None:
@@ -270,8 +272,8 @@ def test_what_lies_in_the_middle_between_two_float16_may_be_either() -> None:
     assert kept.tolist() == [1.0, 1.0, 3.0] and loose.tolist() == [2.0**-10, 0.0, 0.0]
     for last, doubt in ((17.0, 2.0), (18.0, 0.0)):  # 16 * 127 + 17 = 2049, between 2048 and 2050
         x = as_measured(np.array([[127.0] * 16 + [last] + [0.0] * 15], np.float32))
-        made = in_blocks(x, 32, is_half=True)
-        assert not made.spread.any() and sums_of(x, made).spread.tolist() == [[doubt]]
+        measured = in_blocks(x, 32, is_half=True)
+        assert not measured.spread.any() and sums_of(x, measured).spread.tolist() == [[doubt]]
 
 
 def as_measured(x: np.ndarray) -> Measured:

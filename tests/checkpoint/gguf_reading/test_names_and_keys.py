@@ -72,16 +72,16 @@ def test_the_keys_of_a_converted_model_give_its_config(path: Path, config: Model
 
 def test_float32_keys_are_the_shortest_decimals_that_round_to_them(path: Path):
     for eps in (1e-5, 1e-6, 2.5e-5, 0.5):
-        found = config_with(path, DENSE, lfm2_attention_layer__norm__rms__epsilon=(F32, eps))
-        assert found.norm_eps == eps
-    found = config_with(path, DENSE, lfm2_attention_layer__norm__rms__epsilon=(F32, np.nextafter(np.float32(1e-5), 1)))
-    assert found.norm_eps != 1e-5 and np.float32(found.norm_eps) == np.nextafter(np.float32(1e-5), np.float32(1))
+        config = config_with(path, DENSE, lfm2_attention_layer__norm__rms__epsilon=(F32, eps))
+        assert config.norm_eps == eps
+    config = config_with(path, DENSE, lfm2_attention_layer__norm__rms__epsilon=(F32, np.nextafter(np.float32(1e-5), 1)))
+    assert config.norm_eps != 1e-5 and np.float32(config.norm_eps) == np.nextafter(np.float32(1e-5), np.float32(1))
     assert config_with(path, DENSE, lfm2_rope_freq__base=(F32, 1e4)).rope_theta == 1e4
 
 
 def test_one_number_of_key_heads_is_that_of_every_layer(path: Path):
-    found = config_with(path, DENSE, lfm2_attention_head__count__kv=(U32, 2))
-    assert found.layer_types == ("full_attention", "full_attention") and found.num_key_value_heads == 2
+    config = config_with(path, DENSE, lfm2_attention_head__count__kv=(U32, 2))
+    assert config.layer_types == ("full_attention", "full_attention") and config.num_key_value_heads == 2
     assert config_with(path, DENSE, lfm2_attention_head__count__kv=(ARRAY, U32, [0, 0])).layer_types == ("conv", "conv")
 
 
@@ -98,8 +98,8 @@ def test_the_size_of_a_head_is_a_key_or_what_the_heads_leave(path: Path):
 
 
 def test_ids_of_tokens_may_be_absent_and_are_checked(path: Path):
-    found = config_with(path, DENSE, "tokenizer.ggml.eos_token_id")
-    assert found.eos_token_ids == () and found.bos_token_id == 1
+    config = config_with(path, DENSE, "tokenizer.ggml.eos_token_id")
+    assert config.eos_token_ids == () and config.bos_token_id == 1
     text = key_error(path, DENSE, tokenizer_ggml_bos__token__id=(STRING, "1"))
     assert text == "tokenizer.ggml.bos_token_id: '1' (string), expected a uint32"
     assert "bos_token_id: 300, expected" in key_error(path, DENSE, tokenizer_ggml_bos__token__id=(U32, 300))
@@ -229,8 +229,8 @@ def test_names_are_llama_cpp_s():
         *(f"blk.2.shortconv.{name}.weight" for name in ("conv", "in_proj", "out_proj")),
         "blk.2.exp_probs_b.bias",
     }
-    own = {name: place_of(f"model.layers.1.{name}.weight").name for name in OURS}
-    assert own == {name: f"blk.1.{theirs}.weight" for name, theirs in OURS.items()}
+    actual = {name: place_of(f"model.layers.1.{name}.weight").name for name in OURS}
+    assert actual == {name: f"blk.1.{theirs}.weight" for name, theirs in OURS.items()}
 
 
 OURS = {  # of those that have one shape, and could change places unseen
@@ -269,21 +269,21 @@ def tensors_error(path: Path, config: ModelConfig, tensors: dict[str, Tensor]) -
 def test_experts_and_taps_come_as_the_network_wants_them(path: Path, config: ModelConfig):
     tensors = quantised_tensors(config, "Q8_0", seed=1)
     path.write_bytes(gguf_bytes(model_keys(config), tensors))
-    found = read_tensors(path, config)
-    assert {name: one.shape for name, one in found.items()} == expected_tensors(config)
-    for name, one in found.items():
+    stored_tensors = read_tensors(path, config)
+    assert {name: value.shape for name, value in stored_tensors.items()} == expected_tensors(config)
+    for name, value in stored_tensors.items():
         place, stored = place_of(name), tensors[place_of(name).name]
         size = len(stored.content) // (1 if place.expert is None else stored.shape[0])
         begin = 0 if place.expert is None else place.expert * size
-        assert one.values.tobytes() == stored.content[begin : begin + size], name
-        assert one.name == name and one.source.startswith(f"{path}: {place.name}")
+        assert value.values.tobytes() == stored.content[begin : begin + size], name
+        assert value.name == name and value.source.startswith(f"{path}: {place.name}")
 
 
 @pytest.mark.parametrize("config", [DENSE, MIXTURE], ids=["lfm2", "lfm2moe"])
 def test_each_tensor_that_is_missing_is_told(path: Path, config: ModelConfig):
     whole = quantised_tensors(config, "F32")
     for name in whole:
-        text = tensors_error(path, config, {key: one for key, one in whole.items() if key != name})
+        text = tensors_error(path, config, {key: value for key, value in whole.items() if key != name})
         assert text.startswith(f"missing 1 of the {len(whole)} tensors: {name} (block_count=")
 
 

@@ -24,7 +24,7 @@ from lfm2np.oracle.vectors.golden import make, model_facts, verify
 from lfm2np.work.place import model_of, source_of
 
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=300), "config.json")
-IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 300, 40))
+IDS = tuple(int(integer) for integer in np.random.default_rng(3).integers(8, 300, 40))
 FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")
 
 
@@ -50,8 +50,8 @@ def test_a_right_engine_of_quantised_weights_is_about_as_far_off_as_its_format_s
     (noise,) = noise_of(model, [truth], name)
     rows = reference.logits(engine.weights, engine.config, engine.numerics, IDS[:-1])
     errors = np.take_along_axis(engine.numerics.log_softmax(rows), truth.columns, axis=1) - truth.logprobs
-    found = np.ravel((errors / noise.scales(truth))[:, ::8]).tolist()
-    assert 0.1 < root_mean_square(found) < 2.5 and max(map(abs, found)) < LIMIT
+    ratios = np.ravel((errors / noise.scales(truth))[:, ::8]).tolist()
+    assert 0.1 < root_mean_square(ratios) < 2.5 and max(map(abs, ratios)) < LIMIT
 
 
 @pytest.mark.rounding
@@ -79,23 +79,28 @@ def test_a_link_to_a_file_of_another_name_is_a_gguf_to_workers_too(path: Path, m
     linked = lfm2np.load(tmp_path / "x.gguf")
     again = model_of(source_of(linked))
     assert again.path == linked.path
-    found = reference.logits(again.weights, again.config, again.numerics, IDS)
-    assert found.tobytes() == linked.logits(IDS).tobytes() == model.logits(IDS).tobytes()
+    logits = reference.logits(again.weights, again.config, again.numerics, IDS)
+    assert logits.tobytes() == linked.logits(IDS).tobytes() == model.logits(IDS).tobytes()
 
 
 @pytest.mark.rounding
 def test_vectors_and_scores_of_quantised_weights_with_the_file_s_own_tokenizer(tmp_path: Path) -> None:
     keys = keys_of(write_directory(tmp_path / "hf", "lfm2"), "lfm2")
     models = [lfm2np.load(write_file(tmp_path / f"{dtype}.gguf", keys, dtype)) for dtype in ("Q4_0", "Q8_0")]
-    made = make(models[0], only=("short-2-text", "border-15"))
-    assert made.document["vectors"][0]["prompt_text"] is not None and made.document["model"]["name"] == "Q4_0.gguf"
-    assert verify(models[0], made) == []
-    assert {one.what.partition(".")[0] for one in verify(models[1], made)} == {"model"}
+    vector_set = make(models[0], only=("short-2-text", "border-15"))
+    assert (
+        vector_set.document["vectors"][0]["prompt_text"] is not None
+        and vector_set.document["model"]["name"] == "Q4_0.gguf"
+    )
+    assert verify(models[0], vector_set) == []
+    assert {mismatch.what.partition(".")[0] for mismatch in verify(models[1], vector_set)} == {"model"}
     rows = models[0].logits("the red ball").astype(np.float64)
     ids = models[0].tokenizer.encode("the red ball")
     logprobs = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    found = [one.logprob for one in models[0].score("the red ball")]
-    np.testing.assert_allclose(found, [logprobs[at, one] for at, one in enumerate(ids[1:])], rtol=1e-5, atol=1e-5)
+    scores = [score.logprob for score in models[0].score("the red ball")]
+    np.testing.assert_allclose(
+        scores, [logprobs[at, token_id] for at, token_id in enumerate(ids[1:])], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_vectors_name_the_file_by_its_hash(path: Path, model: Model, tmp_path: Path) -> None:
@@ -104,4 +109,4 @@ def test_vectors_name_the_file_by_its_hash(path: Path, model: Model, tmp_path: P
     assert facts["config_sha256"] == sha256 and facts["weights"] == {"x.gguf": sha256}
     paths = write_splits(tmp_path, split_bytes(model_keys(CONFIG), quantised_tensors(CONFIG, "Q8_0"), 2))
     of_splits = model_facts(lfm2np.load(paths[0]))["weights"]
-    assert of_splits == {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in paths}
+    assert of_splits == {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in paths}

@@ -40,10 +40,10 @@ def test_info_tells_types_and_that_nothing_is_rounded(tmp_path: Path, capsys: py
     lines = said(capsys, "info", "--model", str(path)).splitlines()
     assert f"{'tensors':<30}13 Q4_K, 8 F32" in lines and f"{'model':<30}{path}" in lines
     assert f"{'weights that grids round':<30}none: exact arithmetic holds every bit of every matrix" in lines
-    found: dict[str, Any] = json.loads(said(capsys, "info", "--json", "--model", str(path)))
-    assert found["types"] == {"Q4_K": 13, "F32": 8}
-    assert all(one["rounded_weights"] == 0 == one["largest_rounding"] for one in found["bounds"])
-    assert {one["slices"] for one in found["bounds"]} == {2}
+    report: dict[str, Any] = json.loads(said(capsys, "info", "--json", "--model", str(path)))
+    assert report["types"] == {"Q4_K": 13, "F32": 8}
+    assert all(bound["rounded_weights"] == 0 == bound["largest_rounding"] for bound in report["bounds"])
+    assert {bound["slices"] for bound in report["bounds"]} == {2}
 
 
 def test_info_tells_how_much_the_grids_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -61,16 +61,16 @@ def test_info_tells_how_much_the_grids_round(tmp_path: Path, capsys: pytest.Capt
     fine = json.loads(said(capsys, "info", "--json", "--model", str(path)))["bounds"][1]
     assert (fine["slices"], fine["rounded_weights"], fine["largest_rounding"]) == (2, 2, 2.0**-38)
     lines = said(capsys, "info", "--model", str(path)).splitlines()
-    told = "2 of 862,208, by less than 2**-37 of the largest in their row (exact)"
-    assert f"{'weights that grids round':<30}{told}" in lines
+    summary = "2 of 862,208, by less than 2**-37 of the largest in their row (exact)"
+    assert f"{'weights that grids round':<30}{summary}" in lines
 
 
 def test_experts_count_as_the_matrices_that_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config = parse_config(raw_mixture(**WIDE, moe_intermediate_size=256), "config.json")
     path = tmp_path / "x.gguf"
     path.write_bytes(gguf_bytes(model_keys(config), quantised_tensors(config, "Q6_K")))
-    found = json.loads(said(capsys, "info", "--json", "--model", str(path)))
-    assert found["types"]["Q6_K"] == 1 + 8 + 3 + 2 * 4 * 3  # embedding, operators, a dense layer, two of 4 experts
+    report = json.loads(said(capsys, "info", "--json", "--model", str(path)))
+    assert report["types"]["Q6_K"] == 1 + 8 + 3 + 2 * 4 * 3  # embedding, operators, a dense layer, two of 4 experts
 
 
 @pytest.mark.rounding
@@ -93,17 +93,17 @@ def test_bench_measures_on_a_gguf_without_transformers(
     monkeypatch.setattr("lfm2np.bench.measure.has_peers", lambda: True)
     path = str(write(tmp_path / "x.gguf", "Q4_K"))
     options = ["--cells", "decode-1x4", "--rounds", "1", "--threads", "1", "--json"]
-    found = json.loads(said(capsys, "bench", "--model", path, *options))
-    assert list(found["sides"]) == [*measure.OURS, *measure.FLOORS]
-    assert found["notes"] == ["transformers was not measured: it would make float32 of a GGUF file's weights"]
+    report = json.loads(said(capsys, "bench", "--model", path, *options))
+    assert list(report["sides"]) == [*measure.OURS, *measure.FLOORS]
+    assert report["notes"] == ["transformers was not measured: it would make float32 of a GGUF file's weights"]
 
 
 @pytest.mark.rounding
 def test_the_small_engine_runs_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """That of the tutorial, which rounds the weights to float32."""
     path = str(write(tmp_path / "x.gguf", "Q4_K"))
-    found = said(capsys, "check", "lfm2np.oracle.wrong_engine:mended", "--model", path, "--cases", "short-prompts")
-    assert found.startswith("verdict") and "BUG" not in found and "DRIFT" not in found
+    printed = said(capsys, "check", "lfm2np.oracle.wrong_engine:mended", "--model", path, "--cases", "short-prompts")
+    assert printed.startswith("verdict") and "BUG" not in printed and "DRIFT" not in printed
 
 
 RECORDED = {"record": ("--prompt-ids", "1,2", "-o", "x"), "check": ("--cases", "short-prompts")}

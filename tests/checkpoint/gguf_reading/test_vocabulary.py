@@ -31,7 +31,7 @@ from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.files import read_tokenizer
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.gguf.vocabulary import SPLITS, tokenizer_json
-from lfm2np.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, load_tokenizer
 from lfm2np.cli.program import main
 from lfm2np.errors import TokenizerError
 
@@ -51,11 +51,11 @@ def pair(pattern: str) -> tuple[Tokenizer, Tokenizer]:
 
 
 def require_same(pattern: str, text: str) -> None:
-    expected, found = pair(pattern)
+    expected, actual = pair(pattern)
     ids = expected.encode(text)
-    assert found.encode(text) == ids and found.encode_more(text) == expected.encode_more(text)
-    assert found.decode(ids) == expected.decode(ids)
-    assert [found.token_bytes(one) for one in ids] == [expected.token_bytes(one) for one in ids]
+    assert actual.encode(text) == ids and actual.encode_more(text) == expected.encode_more(text)
+    assert actual.decode(ids) == expected.decode(ids)
+    assert [actual.token_bytes(token_id) for token_id in ids] == [expected.token_bytes(token_id) for token_id in ids]
 
 
 # --- the same tokenizer
@@ -66,23 +66,23 @@ def test_the_tables_make_the_tokenizer_json_that_they_were_made_of(pattern: str,
     directory = write_directory(tmp_path / "hf", pattern)
     path = write_file(tmp_path / "x.gguf", keys_of(directory, pattern))
     expected = raw_tokenizer(directory)
-    found = json.loads(tokenizer_json(open_container(path), config_of()))
+    actual = json.loads(tokenizer_json(open_container(path), config_of()))
     for key in ("vocab", "merges", "ignore_merges", "byte_fallback", "fuse_unk", "dropout", "unk_token"):
-        assert found["model"][key] == expected["model"][key] or key == "vocab", key
-    added = {one["content"] for one in expected["added_tokens"]}
-    rest = {text: one for text, one in found["model"]["vocab"].items() if text not in added}
-    assert rest == {text: one for text, one in expected["model"]["vocab"].items() if text not in added}
+        assert actual["model"][key] == expected["model"][key] or key == "vocab", key
+    added = {token["content"] for token in expected["added_tokens"]}
+    rest = {text: value for text, value in actual["model"]["vocab"].items() if text not in added}
+    assert rest == {text: value for text, value in expected["model"]["vocab"].items() if text not in added}
     for key in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        assert found[key] == expected[key], key
+        assert actual[key] == expected[key], key
 
 
 def test_the_fixture_s_tables_make_its_tokenizer_json_but_for_the_pattern(tmp_path: Path) -> None:
     """llama.cpp knows no pattern that is the fixture's."""
     path = write_gguf(tmp_path / "x.gguf", trained_keys())
     expected = raw_tokenizer(TRAINED)
-    found = json.loads(tokenizer_json(open_container(path), load_config(TRAINED)))
-    assert found.pop("pre_tokenizer") != expected.pop("pre_tokenizer")
-    assert found == expected
+    actual = json.loads(tokenizer_json(open_container(path), load_config(TRAINED)))
+    assert actual.pop("pre_tokenizer") != expected.pop("pre_tokenizer")
+    assert actual == expected
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -105,25 +105,25 @@ def test_any_text_has_the_same_ids(pattern: str, text: str) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_id_is_the_same_piece(pattern: str) -> None:
-    expected, found = pair(pattern)
+    expected, actual = pair(pattern)
     for token_id in range(config_of().vocab_size):
-        assert found.token(token_id) == expected.token(token_id)
-        assert found.token_bytes(token_id) == expected.token_bytes(token_id)
-    assert found.token(config_of().vocab_size - 1) is None  # a row without an entry
+        assert actual.token(token_id) == expected.token(token_id)
+        assert actual.token_bytes(token_id) == expected.token_bytes(token_id)
+    assert actual.token(config_of().vocab_size - 1) is None  # a row without an entry
     for text in USER_DEFINED:
-        (token_id,) = found.encode_more(text)
-        assert found.decode([token_id]) == text  # which is not special
-    assert found.decode(found.encode("<|im_start|>a")) == "a"
+        (token_id,) = actual.encode_more(text)
+        assert actual.decode([token_id]) == text  # which is not special
+    assert actual.decode(actual.encode("<|im_start|>a")) == "a"
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_chat_is_rendered_and_encoded_the_same(pattern: str) -> None:
-    expected, found = pair(pattern)
+    expected, actual = pair(pattern)
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "12 + 34\n\n it's?"}]
-    assert found.render_chat(messages) == expected.render_chat(messages)
-    assert found.encode_chat(messages) == expected.encode_chat(messages)
-    assert found.chat.special_tokens == expected.chat.special_tokens
-    assert found.chat.template == expected.chat.template is not None
+    assert actual.render_chat(messages) == expected.render_chat(messages)
+    assert actual.encode_chat(messages) == expected.encode_chat(messages)
+    assert actual.chat.special_tokens == expected.chat.special_tokens
+    assert actual.chat.template == expected.chat.template is not None
 
 
 # --- the pattern
@@ -153,10 +153,10 @@ def test_lfm2_splits_text_into_these_pieces(text: str, pieces: list[str]) -> Non
 @example("a \n \r b")
 @example("\n\n\n \t x'\u017fs'LL'ves")
 def test_the_pattern_of_the_larger_vocabulary_splits_alike(text: str) -> None:
-    one, other = (
+    ours, other = (
         pre_tokenizers.Split(Regex(words), behavior="isolated") for words in (LFM2_SPLIT, LFM2_IN_OTHER_WORDS)
     )
-    assert one.pre_tokenize_str(text) == other.pre_tokenize_str(text)
+    assert ours.pre_tokenize_str(text) == other.pre_tokenize_str(text)
 
 
 # --- which tokenizer is taken
@@ -166,7 +166,7 @@ def other_entry(directory: Path) -> Path:
     """The fixture's tokenizer in a new directory, with one merge less."""
     raw = raw_tokenizer(TRAINED)
     raw["model"]["merges"].remove(["h", "a"])
-    raw["model"]["merges"] = [one for one in raw["model"]["merges"] if "ha" not in one[0] + one[1]]
+    raw["model"]["merges"] = [merge for merge in raw["model"]["merges"] if "ha" not in merge[0] + merge[1]]
     directory.mkdir(exist_ok=True)
     (directory / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
     return directory
@@ -175,16 +175,16 @@ def other_entry(directory: Path) -> Path:
 def test_a_named_directory_wins_then_what_lies_beside_then_the_tables(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "x.gguf", trained_keys())
     text = "hat"
-    own = lfm2np.load(path)
-    assert own.has_tokenizer and own.tokenizer.encode(text) == lfm2np.load().tokenizer.encode(text)
+    model = lfm2np.load(path)
+    assert model.has_tokenizer and model.tokenizer.encode(text) == lfm2np.load().tokenizer.encode(text)
     named = lfm2np.load(path, tokenizer=other_entry(tmp_path / "other"))
-    assert named.tokenizer.encode(text) != own.tokenizer.encode(text)
-    template = own.tokenizer.chat.template
+    assert named.tokenizer.encode(text) != model.tokenizer.encode(text)
+    template = model.tokenizer.chat.template
     assert template is not None and named.tokenizer.chat.template == template  # the directory has none
     assert named.tokenizer.chat.source == f"{path}: tokenizer.chat_template"
     other_entry(tmp_path)
     assert lfm2np.load(path).tokenizer.encode(text) == named.tokenizer.encode(text)
-    assert lfm2np.load(path, tokenizer=str(TRAINED)).tokenizer.encode(text) == own.tokenizer.encode(text)
+    assert lfm2np.load(path, tokenizer=str(TRAINED)).tokenizer.encode(text) == model.tokenizer.encode(text)
     assert lfm2np.load(tokenizer=tmp_path).tokenizer.encode(text) == named.tokenizer.encode(text)
     (tmp_path / "chat_template.jinja").write_text("beside")
     assert lfm2np.load(path).tokenizer.chat.template == "beside"
@@ -206,8 +206,8 @@ def test_without_a_word_on_it_the_pattern_says_whether_a_bos_is_added(pattern: s
     for said in (None, False, True):
         key = {} if said is None else {f"{TABLES}add_bos_token": (BOOL, said)}
         path = write_gguf(tmp_path / "x.gguf", {k: v for k, v in keys.items() if "add_bos" not in k} | key)
-        found = json.loads(tokenizer_json(open_container(path), load_config(TRAINED)))
-        assert (found["post_processor"] is not None) == (adds if said is None else said)
+        actual = json.loads(tokenizer_json(open_container(path), load_config(TRAINED)))
+        assert (actual["post_processor"] is not None) == (adds if said is None else said)
 
 
 def test_a_directory_without_a_tokenizer_is_refused_before_weights_are_read(tmp_path: Path) -> None:
@@ -231,11 +231,11 @@ def test_commands_take_text_by_the_tables_or_by_a_named_directory(
 ) -> None:
     path = write_gguf(tmp_path / "x.gguf", trained_keys())
     command = ["score", "--model", str(path), "--prompt", "hat", "--completion", "hat", "--json"]
-    found = []
+    lengths = []
     for more in ([], ["--tokenizer", str(other_entry(tmp_path / "other"))]):
         assert main([*command, *more]) == 0
-        found.append(len(json.loads(capsys.readouterr().out)["token_ids"]))
-    assert found[0] < found[1]
+        lengths.append(len(json.loads(capsys.readouterr().out)["token_ids"]))
+    assert lengths[0] < lengths[1]
     assert main([*command, "--tokenizer", str(tmp_path)]) == TokenizerError.exit_code
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -329,10 +329,10 @@ def test_any_damage_is_named_or_does_no_harm(
         path.write_bytes(gguf_bytes(keys, {}))
         config = load_config(TRAINED)
         try:
-            found = read_tokenizer(path, config)
+            tokenizer = read_tokenizer(path, config)
         except TokenizerError as problem:
             assert str(problem).startswith(f"{path}: tokenizer.ggml.") and "\n" not in str(problem)
             return
-    ids = found.encode("the red ha -> 12")
-    assert all(0 <= one < config.vocab_size for one in ids)
-    assert found.chat.template is not None
+    ids = tokenizer.encode("the red ha -> 12")
+    assert all(0 <= token_id < config.vocab_size for token_id in ids)
+    assert tokenizer.chat.template is not None

@@ -55,7 +55,9 @@ def generated_texts(count: int) -> list[str]:
     corpus = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = corpus  # which its dataclass asks for
     spec.loader.exec_module(corpus)
-    return ["".join(corpus.as_text(one)) for one in itertools.islice(corpus.examples(seed=5, held_out=False), count)]
+    return [
+        "".join(corpus.as_text(example)) for example in itertools.islice(corpus.examples(seed=5, held_out=False), count)
+    ]
 
 
 def config_of() -> ModelConfig:

@@ -28,9 +28,9 @@ LFM2_SPLIT = "|".join(
 
 def tokenizer_keys(raw: dict, config: ModelConfig, pre: str, template: str | None) -> dict[str, Key]:
     """Source: conversion/base.py (get_vocab_base, _set_vocab_gpt2) and gguf-py's SpecialVocab."""
-    added = {one["content"]: one for one in raw["added_tokens"]}
+    added = {token["content"]: token for token in raw["added_tokens"]}
     texts = {token_id: text for text, token_id in raw["model"]["vocab"].items()}
-    texts |= {one["id"]: text for text, one in added.items()}
+    texts |= {value["id"]: text for text, value in added.items()}
     tokens, types = [], []
     for token_id in range(config.vocab_size):
         text = texts.get(token_id)
@@ -42,7 +42,7 @@ def tokenizer_keys(raw: dict, config: ModelConfig, pre: str, template: str | Non
             types.append(NORMAL)
         else:
             types.append(CONTROL if added[text]["special"] or looks_special else USER_DEFINED)
-    merges = [one if isinstance(one, str) else " ".join(one) for one in raw["model"]["merges"]]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in raw["model"]["merges"]]
     keys: dict[str, Key] = {
         "tokenizer.ggml.model": (STRING, "gpt2"),
         "tokenizer.ggml.pre": (STRING, pre),

@@ -18,44 +18,55 @@ Exact = Callable[[], list[list[Fraction]]]
 
 
 def gptq(**changes: object) -> dict[str, Any]:
-    told = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False, "damp_percent": 0.01}
-    return {"quantization_config": told | changes}
+    quantization = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 32,
+        "desc_act": False,
+        "sym": False,
+        "damp_percent": 0.01,
+    }
+    return {"quantization_config": quantization | changes}
 
 
 def awq(**changes: object) -> dict[str, Any]:
-    told = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
-    return {"quantization_config": told | changes}
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    return {"quantization_config": quantization | changes}
 
 
 def quantised_matrix(
     module: str, shape: tuple[int, int], settings: dict[str, Any], seed: int
 ) -> tuple[dict[str, Stored], Exact]:
     """Random codes, scales and zeros of a matrix, and its weights."""
-    told, random, (rows, columns) = settings["quantization_config"], np.random.default_rng(seed), shape
-    bits, method, size = told["bits"], told["quant_method"], max(told["group_size"], 0) or columns
+    quantization, random, (rows, columns) = settings["quantization_config"], np.random.default_rng(seed), shape
+    bits, method, size = (
+        quantization["bits"],
+        quantization["quant_method"],
+        max(quantization["group_size"], 0) or columns,
+    )
     codes = random.integers(0, 2**bits, shape)
-    offset = 1 if method == "gptq" and told.get("checkpoint_format", "gptq") == "gptq" else 0
+    offset = 1 if method == "gptq" and quantization.get("checkpoint_format", "gptq") == "gptq" else 0
     zeros = random.integers(offset, 2**bits, (rows, columns // size))
-    if told.get("sym"):
+    if quantization.get("sym"):
         zeros[:] = 2 ** (bits - 1)
     scales = drawn_bits(random, "F16", (columns // size, rows), (-10, -8) if bits == 8 else (-5, -3))
     groups = [column // size for column in range(columns)]
-    if told.get("desc_act"):
+    if quantization.get("desc_act"):
         groups = random.permutation(groups).tolist()
-    made: dict[str, Stored] = {"scales": ("F16", scales.shape, scales.tobytes())}
+    tensors: dict[str, Stored] = {"scales": ("F16", scales.shape, scales.tobytes())}
     if method == "gptq":
         words, zero_words = packed(codes, bits).T, packed((zeros - offset).T, bits)
-        made["g_idx"] = ("I32", (columns,), np.array(groups, "<i4").tobytes())
+        tensors["g_idx"] = ("I32", (columns,), np.array(groups, "<i4").tobytes())
     else:
-        words, zero_words = (packed(mixed(one.T), bits) for one in (codes, zeros))
-    made["qweight"] = ("I32", words.shape, np.ascontiguousarray(words).tobytes())
-    made["qzeros"] = ("I32", zero_words.shape, np.ascontiguousarray(zero_words).tobytes())
+        words, zero_words = (packed(mixed(array.T), bits) for array in (codes, zeros))
+    tensors["qweight"] = ("I32", words.shape, np.ascontiguousarray(words).tobytes())
+    tensors["qzeros"] = ("I32", zero_words.shape, np.ascontiguousarray(zero_words).tobytes())
 
     def weight(row: int, column: int) -> Fraction:
         group = groups[column]
         return number(int(scales[group, row]), "F16") * (int(codes[row, column]) - int(zeros[row, group]))
 
-    return {f"{module}.{part}": one for part, one in made.items()}, lambda: [
+    return {f"{module}.{part}": value for part, value in tensors.items()}, lambda: [
         [weight(row, column) for column in range(columns)] for row in range(rows)
     ]
 
@@ -70,15 +81,15 @@ def quantised_tensors(
     config: ModelConfig, settings: dict[str, Any], seed: int = 0
 ) -> tuple[dict[str, Stored], dict[str, Exact]]:
     """Every matrix but the embedding and routers."""
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     expected: dict[str, Exact] = {}
     random = np.random.default_rng(seed)
     for key, shape in expected_tensors(config).items():
         module = key.removesuffix(".weight")
         if len(shape) == 2 and not module.endswith(("embed_tokens", "gate")):
-            own, expected[key] = quantised_matrix(module, shape, settings, int(random.integers(2**31)))
-            found |= own
+            part, expected[key] = quantised_matrix(module, shape, settings, int(random.integers(2**31)))
+            tensors |= part
         else:
             size = 0.1 if len(shape) == 2 or "bias" in key else 1.0
-            found[key] = stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), "F16")
-    return found, expected
+            tensors[key] = stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), "F16")
+    return tensors, expected

@@ -98,32 +98,34 @@ def quantised_matrix(
     groups = [column // size for column in range(columns)]
     if order:
         groups = random.permutation(groups).tolist()
-    made: dict[str, Stored] = {"weight_scale": (dtype, (1,) if strategy == "tensor" else scale_shape, scales.tobytes())}
+    tensors: dict[str, Stored] = {
+        "weight_scale": (dtype, (1,) if strategy == "tensor" else scale_shape, scales.tobytes())
+    }
     if is_packed:
         words = packed(codes, bits).view("<i4")
-        made["weight_packed"] = ("I32", words.shape, words.tobytes())
-        made["weight_shape"] = ("I64", (2,), np.array(shape, "<i8").tobytes())
+        tensors["weight_packed"] = ("I32", words.shape, words.tobytes())
+        tensors["weight_shape"] = ("I64", (2,), np.array(shape, "<i8").tobytes())
     elif is_float:
-        made["weight"] = ("F8_E4M3", shape, codes.astype("u1").tobytes())
+        tensors["weight"] = ("F8_E4M3", shape, codes.astype("u1").tobytes())
     else:
-        made["weight"] = ("I8", shape, (codes - 128).astype("i1").tobytes())
+        tensors["weight"] = ("I8", shape, (codes - 128).astype("i1").tobytes())
     if not args["symmetric"]:
         if is_packed:
             words = packed(zeros.T, bits).T.copy()
-            made["weight_zero_point"] = ("I32", words.shape, words.tobytes())
+            tensors["weight_zero_point"] = ("I32", words.shape, words.tobytes())
         else:
-            made["weight_zero_point"] = ("I8", scale_shape, (zeros - 128).astype("i1").tobytes())
+            tensors["weight_zero_point"] = ("I8", scale_shape, (zeros - 128).astype("i1").tobytes())
     if order:
-        made["weight_g_idx"] = ("I32", (columns,), np.array(groups, "<i4").tobytes())
+        tensors["weight_g_idx"] = ("I32", (columns,), np.array(groups, "<i4").tobytes())
     if inputs is not None and not inputs["dynamic"]:
-        made["input_scale"] = stored(np.array([0.25 + seed % 7], np.float32), "F32")
+        tensors["input_scale"] = stored(np.array([0.25 + seed % 7], np.float32), "F32")
 
     def weight(row: int, column: int) -> Fraction:
-        own = (0 if strategy == "tensor" else row // high), groups[column]
-        scale, code = number(int(scales[own]), dtype), int(codes[row, column])
-        return scale * (float8(code) if is_float else code - int(zeros[own]))
+        index = (0 if strategy == "tensor" else row // high), groups[column]
+        scale, code = number(int(scales[index]), dtype), int(codes[row, column])
+        return scale * (float8(code) if is_float else code - int(zeros[index]))
 
-    return {f"{module}.{part}": one for part, one in made.items()}, lambda: [
+    return {f"{module}.{part}": value for part, value in tensors.items()}, lambda: [
         [weight(row, column) for column in range(columns)] for row in range(rows)
     ]
 
@@ -132,15 +134,15 @@ def quantised_tensors(
     config: ModelConfig, name: str, dtype: str = "BF16", seed: int = 0, plain: tuple[str, ...] = ("embed_tokens",)
 ) -> tuple[dict[str, Stored], dict[str, Exact]]:
     """Every matrix but those of modules that end so; all else random near 1."""
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     expected: dict[str, Exact] = {}
     random = np.random.default_rng(seed)
     for key, shape in expected_tensors(config).items():
         module = key.removesuffix(".weight")
         if len(shape) == 2 and not module.endswith(plain):
-            own, expected[key] = quantised_matrix(module, shape, name, dtype, int(random.integers(2**31)))
-            found |= own
+            part, expected[key] = quantised_matrix(module, shape, name, dtype, int(random.integers(2**31)))
+            tensors |= part
         else:
             size = 0.1 if len(shape) == 2 or "bias" in key else 1.0
-            found[key] = stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), dtype)
-    return found, expected
+            tensors[key] = stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), dtype)
+    return tensors, expected

@@ -66,13 +66,13 @@ def quantised_matrix(
     if mode == "mxfp8":
         codes[codes & 127 > 118] ^= 64  # no NaN, and nothing large
     words = packed(codes, bits)
-    made: dict[str, Stored] = {name: ("U32", words.shape, words.tobytes())}
+    tensors: dict[str, Stored] = {name: ("U32", words.shape, words.tobytes())}
     kinds = ("scales", "biases") if mode == "affine" else ("scales",)
     for kind in kinds:
-        own = drawn_bits(random, SCALES.get(mode, dtype), (rows, columns // size), exponents)
+        drawn = drawn_bits(random, SCALES.get(mode, dtype), (rows, columns // size), exponents)
         stored_as = dtype if mode == "affine" else "U8"
-        made[name.removesuffix("weight") + kind] = (stored_as, own.shape, own.tobytes())
-    return made
+        tensors[name.removesuffix("weight") + kind] = (stored_as, drawn.shape, drawn.tobytes())
+    return tensors
 
 
 def quantised_tensors(
@@ -84,23 +84,23 @@ def quantised_tensors(
     others: Mapping[str, tuple[str, int, int] | None] | None = None,
 ) -> dict[str, Stored]:
     """Every matrix quantised, all else random near 1; `others` by the end of a module's name in ours, None: plain."""
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     random = np.random.default_rng(seed)
     for name, shape in expected_tensors(config).items():
-        own = next((one for end, one in (others or {}).items() if name.endswith(f"{end}.weight")), form)
-        if len(shape) == 2 and own is not None:
-            made = quantised_matrix(name, shape, own, dtype, int(random.integers(2**31)), exponents)
+        override = next((other for end, other in (others or {}).items() if name.endswith(f"{end}.weight")), form)
+        if len(shape) == 2 and override is not None:
+            part = quantised_matrix(name, shape, override, dtype, int(random.integers(2**31)), exponents)
         else:
             size = 0.1 if len(shape) == 2 or "bias" in name else 1.0
-            made = {name: stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), dtype)}
-        found |= made
-    return theirs(found, config)
+            part = {name: stored(random.normal(size == 1.0, 0.1, shape).astype(np.float32), dtype)}
+        tensors |= part
+    return theirs(tensors, config)
 
 
-def theirs(found: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:
+def theirs(tensors: Mapping[str, Stored], config: ModelConfig) -> dict[str, Stored]:
     """Names of scales and biases, too."""
     by_name: dict[str, list[Stored]] = {}
-    for name, (dtype, shape, content) in found.items():
+    for name, (dtype, shape, content) in tensors.items():
         module, _, kind = name.rpartition(".")
         turned = (shape[0], shape[2], 1) if len(shape) == 3 else shape
         is_part = kind in ("weight", "scales", "biases")

@@ -32,7 +32,7 @@ FORMS = {
 
 def fractions(values: np.ndarray) -> list[list[Fraction]]:
     assert values.dtype == np.float64
-    return [[Fraction(one) for one in row] for row in values.tolist()]
+    return [[Fraction(value) for value in row] for row in values.tolist()]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -40,11 +40,11 @@ def test_every_weight_is_exactly_what_its_format_says(name: str, tmp_path: Path)
     raw = raw_of(False)
     tensors, expected = quantised_tensors(config_of(raw), FORMS[name])
     path = write(tmp_path / "x", raw | FORMS[name], tensors)
-    found = read_tensors(path, read_config(path))
-    assert {key: one.shape for key, one in found.items()} == expected_tensors(config_of(raw))
-    assert {found[key].dtype for key in expected} == {name}
+    loaded = read_tensors(path, read_config(path))
+    assert {key: value.shape for key, value in loaded.items()} == expected_tensors(config_of(raw))
+    assert {loaded[key].dtype for key in expected} == {name}
     for key in (OUT, KEYS):
-        assert fractions(widen(found[key].values, name)) == expected[key]()
+        assert fractions(widen(loaded[key].values, name)) == expected[key]()
     assert input_roundings(path, read_config(path)) == {}
 
 
@@ -61,12 +61,12 @@ def test_a_quantised_directory_is_its_model(name: str, mixture: bool, tmp_path: 
 
 def test_a_zero_is_stored_less_one_in_the_first_format_only(tmp_path: Path):
     """The same bytes: every weight differs by its scale."""
-    raw, found = raw_of(False), []
+    raw, stored_tensors = raw_of(False), []
     tensors, _ = quantised_tensors(config_of(raw), gptq())
     for form in ("gptq", "gptq_v2"):
         path = write(tmp_path / form, raw | gptq(checkpoint_format=form), tensors)
-        found.append(read_tensors(path, read_config(path))[OUT])
-    first, second = (widen(one.values, "") for one in found)
+        stored_tensors.append(read_tensors(path, read_config(path))[OUT])
+    first, second = (widen(tensor.values, "") for tensor in stored_tensors)
     scales = np.repeat(np.frombuffer(tensors[OUT.replace("weight", "scales")][2], "<f2").reshape(2, 64).T, 32, axis=1)
     assert np.array_equal(second - first, scales.astype(np.float64))
 
@@ -108,7 +108,7 @@ def test_columns_that_are_not_in_the_order_that_is_told_are_refused(tmp_path: Pa
 def test_a_file_without_g_idx_has_its_columns_in_order(tmp_path: Path):
     raw = raw_of(False)
     tensors, expected = quantised_tensors(config_of(raw), gptq())
-    kept = {name: one for name, one in tensors.items() if not name.endswith("g_idx")}
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("g_idx")}
     path = write(tmp_path / "x", raw | gptq(), kept)
     assert fractions(widen(read_tensors(path, read_config(path))[OUT].values, "")) == expected[OUT]()
     refused(write(path, raw | gptq(desc_act=True), kept), "missing .*g_idx, expected it from desc_act=true")
@@ -167,13 +167,15 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), CONFIGS, ids=lambda one: one[:50] if isinstance(one, str) else None)
+@pytest.mark.parametrize(
+    ("settings", "message"), CONFIGS, ids=lambda case: case[:50] if isinstance(case, str) else None
+)
 def test_settings_that_are_not_implemented_are_refused(settings: dict[str, Any], message: str, tmp_path: Path):
     path = write(tmp_path / "x", raw_of(False) | settings, {})
     with pytest.raises(lfm2np.ConfigError) as caught:
         lfm2np.load(path)
-    told = f"{path}/config.json: quantization_config.{message}"
-    assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
+    prefix = f"{path}/config.json: quantization_config.{message}"
+    assert str(caught.value).startswith(prefix) and "\n" not in str(caught.value)
 
 
 def test_old_names_of_awq_s_keys_are_its_keys(tmp_path: Path):
@@ -227,11 +229,11 @@ def test_a_group_size_that_rows_do_not_have_is_refused(tmp_path: Path):
 
 def test_a_matrix_made_by_these_tests_is_packed_as_the_formats_say():
     """The control: one code of one output, by hand."""
-    made, _ = quantised_matrix("m", (8, 8), awq(group_size=-1), 3)
+    tensors, _ = quantised_matrix("m", (8, 8), awq(group_size=-1), 3)
     exact = np.array(quantised_matrix("m", (8, 8), awq(group_size=-1), 3)[1]())
-    words = np.frombuffer(made["m.qweight"][2], "<u4").reshape(8, 1)
-    zeros = int(np.frombuffer(made["m.qzeros"][2], "<u4")[0])
-    scales = np.frombuffer(made["m.scales"][2], "<f2")
+    words = np.frombuffer(tensors["m.qweight"][2], "<u4").reshape(8, 1)
+    zeros = int(np.frombuffer(tensors["m.qzeros"][2], "<u4")[0])
+    scales = np.frombuffer(tensors["m.scales"][2], "<f2")
     for output, place in ((0, 0), (1, 4), (2, 1), (6, 3), (7, 7)):
         code, zero = int(words[5, 0]) >> 4 * place & 15, zeros >> 4 * place & 15
         assert exact[output, 5] == Fraction(float(scales[output])) * (code - zero)

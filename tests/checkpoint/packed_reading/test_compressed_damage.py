@@ -209,13 +209,13 @@ def refused(path: Path, name: str, edit: Edit, error: tuple[type[Exception], ...
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("edit", "message"), CONFIGS, ids=lambda one: one[:60] if isinstance(one, str) else None)
+@pytest.mark.parametrize(("edit", "message"), CONFIGS, ids=lambda case: case[:60] if isinstance(case, str) else None)
 def test_settings_that_are_not_implemented_or_lie_are_refused(edit: Edit, message: str, tmp_path: Path):
     refused(tmp_path / "x", "int4-g32", edit, (ConfigError,), message)
 
 
 @pytest.mark.parametrize(
-    ("name", "edit", "message"), TENSORS, ids=lambda one: one[:50] if isinstance(one, str) else None
+    ("name", "edit", "message"), TENSORS, ids=lambda case: case[:50] if isinstance(case, str) else None
 )
 def test_tensors_that_do_not_fit_are_refused_with_the_key_that_says_so(
     name: str, edit: Edit, message: str, tmp_path: Path
@@ -236,7 +236,7 @@ def test_mixed_precision_takes_the_format_of_each_group(tmp_path: Path):
 def test_groups_that_g_idx_does_not_have_are_refused(tmp_path: Path):
     raw, tensors = made("int4-g32")
     args(actorder="group")(raw, tensors)
-    for name in [one for one in tensors if one.endswith("weight_packed")]:
+    for name in [tensor for tensor in tensors if tensor.endswith("weight_packed")]:
         module = name.removesuffix(".weight_packed")
         columns = tensors[f"{module}.weight_scale"][1][1] * 32
         groups = np.arange(columns, dtype="<i4") // 32 + (module == OUT)
@@ -289,8 +289,8 @@ def test_damage_is_one_line_or_none(data: st.DataObject, tmp_path_factory: pytes
     path = write(tmp_path_factory.mktemp("x") / "x", raw, tensors)
     try:
         config = read_config(path)
-        for one in read_tensors(path, config).values():
-            require_finite(one)
+        for tensor in read_tensors(path, config).values():
+            require_finite(tensor)
         input_roundings(path, config)
     except (CheckpointError, ConfigError) as problem:
         assert "\n" not in str(problem) and str(path) in str(problem)

@@ -30,7 +30,7 @@ TOP = Path(__file__).parents[3]
 
 def fractions(values: np.ndarray) -> list[list[Fraction]]:
     assert values.dtype == np.float64
-    return [[Fraction(one) for one in row] for row in values.tolist()]
+    return [[Fraction(value) for value in row] for row in values.tolist()]
 
 
 def written(directory: Path, name: str, mixture: bool = False, **changes: object) -> Path:
@@ -45,12 +45,12 @@ def test_every_weight_is_exactly_what_its_format_says(name: str, dtype: str, tmp
     raw = raw_of(False)
     tensors, expected = quantised_tensors(config_of(raw), name, dtype)
     path = write(tmp_path / "x", raw | told(name), tensors)
-    found = read_tensors(path, read_config(path))
-    assert {key: one.shape for key, one in found.items()} == expected_tensors(config_of(raw))
-    assert {found[key].dtype for key in expected} == {name}
+    loaded = read_tensors(path, read_config(path))
+    assert {key: value.shape for key, value in loaded.items()} == expected_tensors(config_of(raw))
+    assert {loaded[key].dtype for key in expected} == {name}
     for key in (f"{KEYS}.weight", f"{OUT}.weight"):
-        assert fractions(widen(found[key].values, name)) == expected[key](), key
-    assert found["model.embed_tokens.weight"].dtype == dtype
+        assert fractions(widen(loaded[key].values, name)) == expected[key](), key
+    assert loaded["model.embed_tokens.weight"].dtype == dtype
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ def test_a_quantised_directory_is_its_model(name: str, mixture: bool, tmp_path: 
 @pytest.mark.parametrize("name", ["int4-g32-zero", "float8-block24x48"])
 def test_quantised_weights_are_float32_weights_of_the_same_values(name: str, tmp_path: Path):
     path = written(tmp_path / "x", name)
-    config, made = read_config(path), {}
-    for key, one in read_tensors(path, config).items():
-        values = widen(one.values, one.dtype)
+    config, float32_tensors = read_config(path), {}
+    for key, tensor in read_tensors(path, config).items():
+        values = widen(tensor.values, tensor.dtype)
         assert np.array_equal(values.astype(np.float32), values), key
-        made[key] = stored(values.astype(np.float32), "F32")
-    same = write(tmp_path / "same", raw_of(False), made)
+        float32_tensors[key] = stored(values.astype(np.float32), "F32")
+    same = write(tmp_path / "same", raw_of(False), float32_tensors)
     for numerics in NAMES:
-        found, expected = lfm2np.load(path, numerics), lfm2np.load(same, numerics)
-        assert found.logits(PROMPT).tobytes() == expected.logits(PROMPT).tobytes(), numerics
+        actual, expected = lfm2np.load(path, numerics), lfm2np.load(same, numerics)
+        assert actual.logits(PROMPT).tobytes() == expected.logits(PROMPT).tobytes(), numerics
 
 
 @pytest.mark.parametrize("name", ["int4-g32", "int4-g32-zero"])
@@ -92,12 +92,12 @@ def test_columns_in_another_order_have_the_groups_that_g_idx_says(name: str, tmp
     expected = {}
     for key, shape in expected_tensors(config_of(raw)).items():
         if len(shape) == 2 and "embed" not in key:
-            own, expected[key] = quantised_matrix(key.removesuffix(".weight"), shape, name, "BF16", 5, order=True)
-            tensors |= own
+            packed, expected[key] = quantised_matrix(key.removesuffix(".weight"), shape, name, "BF16", 5, order=True)
+            tensors |= packed
     path = write(tmp_path / "x", raw | settings, tensors)
-    found = read_tensors(path, read_config(path))
+    loaded = read_tensors(path, read_config(path))
     for key in (f"{KEYS}.weight", f"{OUT}.weight"):
-        assert fractions(widen(found[key].values, "")) == expected[key]()
+        assert fractions(widen(loaded[key].values, "")) == expected[key]()
 
 
 def test_a_head_and_an_embedding_may_be_quantised(tmp_path: Path):
@@ -106,9 +106,9 @@ def test_a_head_and_an_embedding_may_be_quantised(tmp_path: Path):
     settings: Any = told("int8-channel", ignore=[])
     settings["quantization_config"]["config_groups"]["group_0"]["targets"] = ["Linear", "Embedding"]
     path = write(tmp_path / "x", raw | settings, tensors)
-    found = read_tensors(path, read_config(path))
+    loaded = read_tensors(path, read_config(path))
     for key in ("lm_head.weight", "model.embed_tokens.weight"):
-        assert fractions(widen(found[key].values, "")) == expected[key]()
+        assert fractions(widen(loaded[key].values, "")) == expected[key]()
     assert np.isfinite(lfm2np.load(path).logits(PROMPT)).all()
 
 
@@ -133,11 +133,11 @@ def test_groups_have_schemes_and_formats_of_their_own(tmp_path: Path):
         groups[f"group_{number}"] = settings["quantization_config"]["config_groups"]["group_0"] | {"targets": targets}
     mixed = told("int4-g32", format="mixed-precision", config_groups=groups, ignore=["re:.*w2", "lm_head"])
     path = write(tmp_path / "x", raw | mixed, tensors)
-    found = {key: one.dtype for key, one in read_tensors(path, read_config(path)).items()}
-    assert found[f"{IN}.weight"] == "int8-channel"
-    assert found["model.layers.1.feed_forward.w1.weight"] == "float8-tensor"
-    assert found["model.layers.0.feed_forward.w1.weight"] == "int4-g32"
-    assert found["model.layers.0.feed_forward.w2.weight"] == "BF16"
+    dtypes = {key: tensor.dtype for key, tensor in read_tensors(path, read_config(path)).items()}
+    assert dtypes[f"{IN}.weight"] == "int8-channel"
+    assert dtypes["model.layers.1.feed_forward.w1.weight"] == "float8-tensor"
+    assert dtypes["model.layers.0.feed_forward.w1.weight"] == "int4-g32"
+    assert dtypes["model.layers.0.feed_forward.w2.weight"] == "BF16"
     assert input_roundings(path, read_config(path)) == {
         f"{IN}.weight": InputRounding("int8", "token", 0, None, 0, True),
         "model.layers.1.feed_forward.w1.weight": InputRounding("float8", "tensor", 0, 3.25, 0, True),
@@ -164,7 +164,7 @@ def with_inputs(directory: Path, name: str, **changes: object) -> Path:
     scheme = settings["quantization_config"]["config_groups"]["group_0"]
     scheme["input_activations"] = scheme["input_activations"] | changes
     if not scheme["input_activations"]["dynamic"]:
-        for key in [one for one in tensors if one.endswith("weight_scale")]:
+        for key in [tensor for tensor in tensors if tensor.endswith("weight_scale")]:
             module = key.removesuffix(".weight_scale")
             tensors[f"{module}.input_scale"] = stored(np.array([0.5], np.float32), "BF16")
             if not changes.get("symmetric", True):
@@ -193,16 +193,16 @@ def test_inputs_are_rounded_as_the_checkpoint_says(
 ):
     path = with_inputs(tmp_path / "x", name, **changes)
     config = read_config(path)
-    found = input_roundings(path, config)
+    actual = input_roundings(path, config)
     matrices = {key for key, shape in expected_tensors(config).items() if len(shape) == 2}
-    assert found == dict.fromkeys(sorted(matrices - {"model.embed_tokens.weight"}), expected)
+    assert actual == dict.fromkeys(sorted(matrices - {"model.embed_tokens.weight"}), expected)
     lfm2np.load(path)  # and all of their tensors are accounted for
 
 
 def test_each_product_has_its_own_static_scale(tmp_path: Path):
     path = written(tmp_path / "x", "float8-tensor")
-    found = input_roundings(path, read_config(path))
-    assert len({one.scale for one in found.values()}) > 3
+    roundings = input_roundings(path, read_config(path))
+    assert len({scheme.scale for scheme in roundings.values()}) > 3
 
 
 @pytest.mark.parametrize("name", ["int4-g32", "float8-g32"])
@@ -220,14 +220,14 @@ def test_other_checkpoints_say_nothing_of_inputs(name: str, tmp_path: Path):
 def test_codes_are_read_from_the_file_when_they_are_needed(tmp_path: Path):
     for name in ("int8-g64-zero", "int8-channel-zero", "float8-block24x48"):
         path = written(tmp_path / name, name)
-        for one in read_tensors(path, read_config(path)).values():
-            array = one.values.codes if isinstance(one.values, PackedRows) else one.values
+        for tensor in read_tensors(path, read_config(path)).values():
+            array = tensor.values.codes if isinstance(tensor.values, PackedRows) else tensor.values
             assert not array.flags.owndata and not array.flags.writeable
 
 
 def test_info_tells_formats_and_that_nothing_is_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = written(tmp_path / "x", "int4-g32-zero")
     assert main(["info", "--model", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["types"] == {"int4-g32-zero": 12, "BF16": 9}
-    assert all(one["rounded_weights"] == 0 for one in found["bounds"] if "embed" not in one["tensors"][0])
+    report = json.loads(capsys.readouterr().out)
+    assert report["types"] == {"int4-g32-zero": 12, "BF16": 9}
+    assert all(bound["rounded_weights"] == 0 for bound in report["bounds"] if "embed" not in bound["tensors"][0])

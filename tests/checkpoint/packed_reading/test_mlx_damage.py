@@ -31,8 +31,8 @@ def settings(**changes: object) -> Edit:
     """Both copies; None takes a key out."""
 
     def edit(raw: dict[str, Any], tensors: dict[str, Stored]) -> None:
-        made = {key: one for key, one in (raw["quantization"] | changes).items() if one is not None}
-        raw |= {"quantization": made, "quantization_config": made}
+        quantization = {key: change for key, change in (raw["quantization"] | changes).items() if change is not None}
+        raw |= {"quantization": quantization, "quantization_config": quantization}
 
     return edit
 
@@ -151,8 +151,8 @@ def made() -> tuple[dict[str, Any], dict[str, Stored]]:
 
 def read_whole(path: Path) -> None:
     """All that is checked before anything computes."""
-    for one in read_tensors(path, read_config(path)).values():
-        require_finite(one)
+    for tensor in read_tensors(path, read_config(path)).values():
+        require_finite(tensor)
 
 
 def refused(path: Path, edit: Edit, error: type[Exception], message: str) -> None:
@@ -164,12 +164,12 @@ def refused(path: Path, edit: Edit, error: type[Exception], message: str) -> Non
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("edit", "message"), CONFIGS, ids=lambda one: None if callable(one) else one[:60])
+@pytest.mark.parametrize(("edit", "message"), CONFIGS, ids=lambda case: None if callable(case) else case[:60])
 def test_settings_that_are_not_implemented_or_lie_are_refused(edit: Edit, message: str, tmp_path: Path):
     refused(tmp_path / "x", edit, ConfigError, message)
 
 
-@pytest.mark.parametrize(("edit", "message"), TENSORS, ids=lambda one: None if callable(one) else one[:60])
+@pytest.mark.parametrize(("edit", "message"), TENSORS, ids=lambda case: None if callable(case) else case[:60])
 def test_tensors_that_do_not_fit_are_refused_with_the_key_that_says_so(edit: Edit, message: str, tmp_path: Path):
     refused(tmp_path / "x", edit, CheckpointError, message)
 
@@ -191,7 +191,7 @@ def test_a_module_that_should_be_quantised_and_is_not(tmp_path: Path):
 def test_experts_that_are_not_quantised_have_their_shape(shape: tuple[int, ...], tmp_path: Path):
     raw, tensors = made()
     del raw["quantization"], raw["quantization_config"]
-    plain = {name: one for name, one in tensors.items() if not name.endswith(("scales", "biases"))}
+    plain = {name: tensor for name, tensor in tensors.items() if not name.endswith(("scales", "biases"))}
     config = config_of(raw)
     for name in [one for one in plain if plain[one][0] == "U32"]:
         rows = plain[name][1][:-1]

@@ -35,13 +35,13 @@ def written(directory: Path, form: tuple[str, int, int], mixture: bool = False, 
 def as_float32(source: Path, target: Path) -> Path:
     """A checkpoint in the usual form with the same numbers, of which float32 loses none."""
     config = read_config(source)
-    made = {}
-    for name, one in read_tensors(source, config).items():
-        values = widen(one.values, one.dtype)
+    tensors = {}
+    for name, tensor in read_tensors(source, config).items():
+        values = widen(tensor.values, tensor.dtype)
         assert np.array_equal(values.astype(np.float32), values), name
-        made[name] = stored(values.astype(np.float32), "F32")
+        tensors[name] = stored(values.astype(np.float32), "F32")
     raw = {key: value for key, value in json.loads((source / "config.json").read_text()).items() if "quant" not in key}
-    return write(target, raw, made)
+    return write(target, raw, tensors)
 
 
 @pytest.mark.parametrize(("form", "mixture"), [*((form, False) for form in FORMS), (FORMS[4], True), (FORMS[7], True)])
@@ -51,10 +51,10 @@ def test_a_quantised_directory_is_its_model(form: tuple[str, int, int], mixture:
     config = read_config(path)
     assert config == config_of(raw_of(mixture))
     tensors = read_tensors(path, config)
-    assert {name: one.shape for name, one in tensors.items()} == expected_tensors(config)
+    assert {name: tensor.shape for name, tensor in tensors.items()} == expected_tensors(config)
     mode, bits, size = form
     name = f"affine-{bits}bit-g{size}" if mode == "affine" else f"{mode}-g{size}"
-    assert {one.dtype for one in tensors.values() if len(one.shape) == 2} == {name}
+    assert {tensor.dtype for tensor in tensors.values() if len(tensor.shape) == 2} == {name}
     model = lfm2np.load(path)
     logits = model.logits(PROMPT)
     assert np.isfinite(logits).all() and np.ptp(logits) > 0
@@ -71,8 +71,8 @@ def test_quantised_weights_are_float32_weights_of_the_same_values(form: tuple[st
     path = write(tmp_path / "x", raw | told(*form), tensors)
     same = as_float32(path, tmp_path / "same")
     for numerics in NAMES:
-        found, expected = lfm2np.load(path, numerics), lfm2np.load(same, numerics)
-        assert found.logits(PROMPT).tobytes() == expected.logits(PROMPT).tobytes(), numerics
+        actual, expected = lfm2np.load(path, numerics), lfm2np.load(same, numerics)
+        assert actual.logits(PROMPT).tobytes() == expected.logits(PROMPT).tobytes(), numerics
 
 
 @either
@@ -84,17 +84,17 @@ def test_each_of_their_tensors_stands_where_ours_is(mixture: bool, tmp_path: Pat
         name: stored(random.normal(size=shape).astype(np.float32), "BF16")
         for name, shape in expected_tensors(config).items()
     }
-    turned = {name: stored(read(one).swapaxes(1, 2), "BF16") if len(one[1]) == 3 else one for name, one in ours.items()}
+    turned = {name: stored(read(our).swapaxes(1, 2), "BF16") if len(our[1]) == 3 else our for name, our in ours.items()}
     names = theirs({name: (kind, ours[name][1], content) for name, (kind, _, content) in turned.items()}, config)
-    found = read_tensors(write(tmp_path / "x", raw, names), config)
+    tensors = read_tensors(write(tmp_path / "x", raw, names), config)
     assert ("switch_mlp" in str(list(names))) == mixture
-    for name, one in ours.items():
-        assert np.array_equal(widen(found[name].values, "BF16"), read(one)), name
-        assert found[name].shape == one[1]
+    for name, our in ours.items():
+        assert np.array_equal(widen(tensors[name].values, "BF16"), read(our)), name
+        assert tensors[name].shape == our[1]
 
 
-def read(one: Stored) -> np.ndarray:
-    dtype, shape, content = one
+def read(tensor: Stored) -> np.ndarray:
+    dtype, shape, content = tensor
     return widen(as_stored(np.frombuffer(content, "<u2"), dtype), dtype).reshape(shape)
 
 
@@ -102,20 +102,20 @@ def read(one: Stored) -> np.ndarray:
 def test_the_numbers_of_a_fixture_give_its_logits(name: str, tmp_path: Path):
     directory = TOP / "fixtures" / name
     config = load_config(directory)
-    ours = {key: bytes_of(one) for key, one in open_checkpoint(directory, config).items()}
+    ours = {key: bytes_of(value) for key, value in open_checkpoint(directory, config).items()}
     path = write(tmp_path / "x", json.loads((directory / "config.json").read_text()), theirs(ours, config))
     assert lfm2np.load(path).logits(PROMPT).tobytes() == lfm2np.load(directory).logits(PROMPT).tobytes()
 
 
-def bytes_of(one: StoredTensor) -> Stored:
-    values = one.array.swapaxes(1, 2) if len(one.shape) == 3 else one.array
-    return one.dtype, one.shape, np.ascontiguousarray(values).tobytes()
+def bytes_of(tensor: StoredTensor) -> Stored:
+    values = tensor.array.swapaxes(1, 2) if len(tensor.shape) == 3 else tensor.array
+    return tensor.dtype, tensor.shape, np.ascontiguousarray(values).tobytes()
 
 
 def test_modules_have_their_own_formats(tmp_path: Path):
     """Routers of 8 bits among experts of 4, as mlx-lm writes them; one operator of mxfp4, one not quantised."""
     raw = raw_of(mixture=True)
-    own = {"feed_forward.gate": ("affine", 8, 64), "0.conv.in_proj": ("mxfp4", 4, 32), "2.conv.out_proj": None}
+    overrides = {"feed_forward.gate": ("affine", 8, 64), "0.conv.in_proj": ("mxfp4", 4, 32), "2.conv.out_proj": None}
     modules = {
         "model.layers.1.feed_forward.gate": {"group_size": 64, "bits": 8},
         "model.layers.2.feed_forward.gate": {"group_size": 64, "bits": 8, "mode": "affine"},
@@ -123,13 +123,13 @@ def test_modules_have_their_own_formats(tmp_path: Path):
         "model.layers.2.conv.out_proj": False,
         "model.layers.0.conv.out_proj": True,
     }
-    tensors = quantised_tensors(config_of(raw), ("affine", 4, 32), others=own)
+    tensors = quantised_tensors(config_of(raw), ("affine", 4, 32), others=overrides)
     path = write(tmp_path / "x", raw | told("affine", 4, 32, **modules), tensors)
-    found = read_tensors(path, read_config(path))
-    assert found["model.layers.1.feed_forward.gate.weight"].dtype == "affine-8bit-g64"
-    assert found["model.layers.0.conv.in_proj.weight"].dtype == "mxfp4-g32"
-    assert found["model.layers.2.conv.out_proj.weight"].dtype == "BF16"
-    assert found["model.layers.2.feed_forward.experts.3.w2.weight"].dtype == "affine-4bit-g32"
+    loaded = read_tensors(path, read_config(path))
+    assert loaded["model.layers.1.feed_forward.gate.weight"].dtype == "affine-8bit-g64"
+    assert loaded["model.layers.0.conv.in_proj.weight"].dtype == "mxfp4-g32"
+    assert loaded["model.layers.2.conv.out_proj.weight"].dtype == "BF16"
+    assert loaded["model.layers.2.feed_forward.experts.3.w2.weight"].dtype == "affine-4bit-g32"
     assert np.isfinite(lfm2np.load(path).logits(PROMPT)).all()
 
 
@@ -165,11 +165,11 @@ def test_a_tied_head_that_is_there_must_be_the_embedding(tmp_path: Path):
 
 def test_tensors_are_read_from_the_file_when_they_are_needed(tmp_path: Path):
     path = written(tmp_path / "x", ("affine", 4, 32), mixture=True)
-    for one in read_tensors(path, read_config(path)).values():
-        arrays = [one.values]
-        if isinstance(one.values, PackedRows):
-            assert one.values.biases is not None
-            arrays = [one.values.codes, one.values.scales, one.values.biases]
+    for tensor in read_tensors(path, read_config(path)).values():
+        arrays = [tensor.values]
+        if isinstance(tensor.values, PackedRows):
+            assert tensor.values.biases is not None
+            arrays = [tensor.values.codes, tensor.values.scales, tensor.values.biases]
         for array in arrays:
             assert not array.flags.owndata and not array.flags.writeable
 

@@ -29,7 +29,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 def fractions(values: np.ndarray) -> list[list[Fraction]]:
     assert values.dtype == np.float64
-    return [[Fraction(one) for one in row] for row in values.tolist()]
+    return [[Fraction(value) for value in row] for row in values.tolist()]
 
 
 def drawn(
@@ -53,10 +53,10 @@ def drawn(
     said = {"float8": float8, "float4": float4, "int8": lambda code: code - 256 if code > 127 else code}
     read = said.get(coding, int)
     expected = []
-    for own, scale, bias in zip(codes.tolist(), scales.tolist(), biases.tolist(), strict=True):
-        factors = grouped([number(one, dtype) for one in scale], 3 * size)
-        added = grouped([number(one, dtype) for one in bias] if with_bias else [Fraction(0)] * 3, 3 * size)
-        expected.append([f * read(c) + a for f, c, a in zip(factors, own, added, strict=True)])
+    for row_codes, scale, bias in zip(codes.tolist(), scales.tolist(), biases.tolist(), strict=True):
+        factors = grouped([number(value, dtype) for value in scale], 3 * size)
+        added = grouped([number(bia, dtype) for bia in bias] if with_bias else [Fraction(0)] * 3, 3 * size)
+        expected.append([f * read(c) + a for f, c, a in zip(factors, row_codes, added, strict=True)])
     return rows, expected
 
 
@@ -103,11 +103,11 @@ def test_rows_that_end_within_a_word(width: int, seed: int, columns: int):
 
 
 def test_float8_and_float4_are_what_their_definitions_say():
-    assert [Fraction(one) for one in np.delete(FLOAT8, [127, 255]).tolist()] == [
+    assert [Fraction(value) for value in np.delete(FLOAT8, [127, 255]).tolist()] == [
         float8(byte) for byte in range(256) if byte & 127 != 127
     ]
     assert np.isnan(FLOAT8[[127, 255]]).all() and np.nanmax(FLOAT8) == 448.0
-    assert [Fraction(one) for one in FLOAT4.tolist()] == [float4(code) for code in range(16)]
+    assert [Fraction(value) for value in FLOAT4.tolist()] == [float4(code) for code in range(16)]
     assert np.signbit(FLOAT8[[0, 128]]).tolist() == np.signbit(FLOAT4[[0, 8]]).tolist() == [False, True]
 
 
@@ -133,12 +133,12 @@ def test_edges_of_scales_are_exact_or_refused(dtype: str, coding: str):
     words = np.array([codes], "u1").view("i1") if coding == "int8" else packed([codes], width)
     for scale in EDGES[dtype]:
         for bias in (None, *EDGES[dtype]):
-            parts = [np.array([[one]], FORMATS[dtype]) for one in (scale, bias or 0)]
-            first, second = (as_stored(one, dtype) for one in parts)
+            parts = [np.array([[value]], FORMATS[dtype]) for value in (scale, bias or 0)]
+            first, second = (as_stored(part, dtype) for part in parts)
             rows = PackedRows(coding, 32, words, first, dtype, biases=None if bias is None else second)
             added = Fraction(0) if bias is None else number(bias, dtype)
             expected = [said.get(coding, int)(code) * number(scale, dtype) + added for code in codes]
-            fits = all(abs(one) <= Fraction(FLOAT32_MAX) and is_float64(one) for one in expected)
+            fits = all(abs(value) <= Fraction(FLOAT32_MAX) and is_float64(value) for value in expected)
             assert (bad_group(rows) is None) == fits, (scale, bias)
             if fits:
                 assert fractions(rows.widened()) == [expected]
@@ -158,7 +158,7 @@ def test_what_is_accepted_is_exact_and_what_is_refused_is_not(dtype: str, seed: 
     """Scales and biases of very different sizes: float64 holds the sum of some, and float16 all."""
     ends = (max(low, -14), min(low + span, 15)) if dtype == "F16" else (low, low + span)
     rows, expected = drawn(seed, "8 bits", dtype, True, (ends[0], max(ends[1], ends[0] + 1)))
-    fits = all(is_float64(one) for row in expected for one in row)
+    fits = all(is_float64(value) for row in expected for value in row)
     assert (bad_group(rows) is None) == fits
     assert fits or dtype != "F16"
     if fits:
@@ -203,8 +203,8 @@ def test_a_weight_beyond_float32_is_refused_and_one_that_its_code_keeps_below_is
     rows = PackedRows("4 bits", 32, packed(codes, 4), scales, "F32")
     require_finite(StoredTensor("w", "four", rows))
     codes[1][7] = 2
-    told = refusal(PackedRows("4 bits", 32, packed(codes, 4), scales, "F32"))
-    assert "four with the weight 3.402823669209385e+38 in column 7 of row 1, expected" in told
+    message = refusal(PackedRows("4 bits", 32, packed(codes, 4), scales, "F32"))
+    assert "four with the weight 3.402823669209385e+38 in column 7 of row 1, expected" in message
 
 
 def test_a_sum_that_float64_does_not_hold_is_refused_by_what_it_is_of():
@@ -213,8 +213,8 @@ def test_a_sum_that_float64_does_not_hold_is_refused_by_what_it_is_of():
     codes = [[0] * 32, [0] * 32]
     require_finite(StoredTensor("w", "four", PackedRows("4 bits", 32, packed(codes, 4), scales, "F32", biases=biases)))
     codes[1][9] = 1
-    told = refusal(PackedRows("4 bits", 32, packed(codes, 4), scales, "F32", biases=biases))
-    assert "the scale times code 8.673617379884035e-19 and the bias 1.0, too far apart, in column 9 of row 1" in told
+    message = refusal(PackedRows("4 bits", 32, packed(codes, 4), scales, "F32", biases=biases))
+    assert "the scale times code 8.673617379884035e-19 and the bias 1.0, too far apart, in column 9 of row 1" in message
 
 
 def test_a_bad_group_is_found_wherever_it_stands():
@@ -231,7 +231,7 @@ def test_rows_are_taken_as_those_of_an_array():
     assert np.array_equal(rows[1:3].widened(), whole[1:3]) and len(rows[1:3]) == 2
     assert np.array_equal(rows[np.array([4, 0, 4])].widened(), whole[[4, 0, 4]])
     stacked = PackedRows(
-        rows.coding, rows.columns, *(np.stack([one, one[::-1]]) for one in (rows.codes, rows.scales)), rows.dtype
+        rows.coding, rows.columns, *(np.stack([array, array[::-1]]) for array in (rows.codes, rows.scales)), rows.dtype
     )
     assert stacked.shape == (2, 5, 96)
     flat = PackedRows(rows.coding, rows.columns, rows.codes, rows.scales, rows.dtype).widened()

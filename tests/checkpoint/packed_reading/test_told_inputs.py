@@ -24,7 +24,7 @@ from lfm2np.oracle.judging.formats import FORMATS, inputs_of, rounding_of
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 
-IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 40, 30))
+IDS = tuple(int(integer) for integer in np.random.default_rng(3).integers(8, 40, 30))
 DYNAMIC = InputRounding("int8", "token", 0, None, 0, True)
 X = np.random.default_rng(0).normal(size=(3, 64)).astype(np.float32)
 
@@ -37,9 +37,9 @@ class Rounded(Ieee):
     of: dict[int, InputRounding | None] = field(default_factory=dict)
 
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
-        made = super().prepare_matrix(weight, what)
-        self.of[id(made)] = self.told.get(what.split(" + ")[0])
-        return made
+        matrix = super().prepare_matrix(weight, what)
+        self.of[id(matrix)] = self.told.get(what.split(" + ")[0])
+        return matrix
 
     def linear(self, x: Any, matrix: Matrix, bias: Any = None) -> Any:
         return super().linear(rounding_of(self.of[id(matrix)], 1)(x), matrix, bias)
@@ -67,14 +67,14 @@ def test_every_second_engine_takes_the_largest_scale_of_those_that_share_a_produ
     path = written(tmp_path / "x", "float8-tensor")
     config = read_config(path)
     tensors, scales = read_tensors(path, config), input_roundings(path, config)
-    names = [f"model.layers.1.self_attn.{one}_proj.weight" for one in "qkv"]
-    own, largest = (
+    names = [f"model.layers.1.self_attn.{letter}_proj.weight" for letter in "qkv"]
+    separate, largest = (
         [inputs_of(FORMATS["w8a8"], path, config, tensors, draw)[name] for name in names] for draw in (0, 1)
     )
     expected = [float(scales[name].scale or 0) for name in names]
-    assert [one.rounded.keywords["scale"] for one in own] == expected
-    assert [one.rounded.keywords["scale"] for one in largest] == [max(expected)] * 3
-    assert [one.rows for one in own] == [tensors[name].shape[0] for name in names]
+    assert [inputs.rounded.keywords["scale"] for inputs in separate] == expected
+    assert [inputs.rounded.keywords["scale"] for inputs in largest] == [max(expected)] * 3
+    assert [inputs.rows for inputs in separate] == [tensors[name].shape[0] for name in names]
 
 
 @pytest.mark.rounding

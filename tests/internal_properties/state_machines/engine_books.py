@@ -12,7 +12,7 @@ from lfm2np.engine_protocol import Request as Asked
 from scheduler import Request
 
 NOTHING: dict[str, Any] = {
-    one.name: [] if one.name in ("drafted_at", "accepted_at") else 0 for one in fields(RunMetrics)
+    item.name: [] if item.name in ("drafted_at", "accepted_at") else 0 for item in fields(RunMetrics)
 }
 TICK = 1.4e-6  # seconds from one look at the clock to the next: one that a trace rounds to 1e-6
 
@@ -63,7 +63,7 @@ class Books:
 
 
 def recount(books: Books, name: str) -> None:
-    books.metrics.recomputed_tokens += sum(one.num_recomputed_tokens for one in books.books[name].requests)
+    books.metrics.recomputed_tokens += sum(request.num_recomputed_tokens for request in books.books[name].requests)
 
 
 def count_drafts(metrics: RunMetrics, book: Book, drafts: list[int], rest: tuple[int, ...], said: int) -> None:
@@ -91,7 +91,7 @@ def require_request_metrics(output: RequestOutput, book: Book) -> None:
     def seconds(start: int, stop: int | None) -> float | None:
         return None if stop is None else (stop - start) * TICK
 
-    longest = max(len(one.token_ids) for one in output.outputs)
+    longest = max(len(sample.token_ids) for sample in output.outputs)
     per_token = None if book.first_token is None or longest == 1 else seconds(book.first_token, book.last_token)
     times = {
         "queue_time": seconds(book.arrived, book.first_scheduled),
@@ -103,11 +103,11 @@ def require_request_metrics(output: RequestOutput, book: Book) -> None:
         near = None not in (mine, expected) and abs(mine - expected) < TICK / 100
         require(mine, mine if near else expected, f"metrics: {what}", name)
     counts = {
-        "steps": sum(one.num_steps for one in requests),
-        "blocks": max(one.most_blocks for one in requests),
-        "cached_tokens": sum(one.num_cached_tokens for one in requests),
-        "preemptions": sum(one.num_preemptions for one in requests),
-        "recomputed_tokens": sum(one.num_recomputed_tokens for one in requests),
+        "steps": sum(request.num_steps for request in requests),
+        "blocks": max(request.most_blocks for request in requests),
+        "cached_tokens": sum(request.num_cached_tokens for request in requests),
+        "preemptions": sum(request.num_preemptions for request in requests),
+        "recomputed_tokens": sum(request.num_recomputed_tokens for request in requests),
         "draft_tokens": book.drafts,
         "accepted_tokens": book.accepted,
         "draft_error": None,

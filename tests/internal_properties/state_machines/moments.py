@@ -112,13 +112,13 @@ class Moments(OwnScheduler):
 
     def _count(self, account: Account) -> None:
         """One more admission in the statistics of the prefix cache."""
-        found, most = account.computed // self.config.block_size, account.first_logits // self.config.block_size
+        hits, most = account.computed // self.config.block_size, account.first_logits // self.config.block_size
         reason = "complete" if most else "too short"
         if not self.config.prefix_caching:
             reason = "disabled"
-        elif found < most:
-            reason = "evicted" if self.keys(account, most)[found] in self._evicted else "unknown"
-        if self.config.prefix_caching and found < len(self._published_prefix(account)):
+        elif hits < most:
+            reason = "evicted" if self.keys(account, most)[hits] in self._evicted else "unknown"
+        if self.config.prefix_caching and hits < len(self._published_prefix(account)):
             reason = "window"
         self.statistics["queries"] += 1
         self.statistics["query_tokens"] += len(account.tokens)
@@ -128,9 +128,9 @@ class Moments(OwnScheduler):
     def _on_split(self, parent: scheduler.Request, child: scheduler.Request, reserves: bool, moves: list[Move]) -> bool:
         """It shares whenever there is a slot, and, where blocks are reserved, room for all that it will need."""
         computed, memory = self.accounts[parent.request_id].computed, self.scheduler.memory
-        own = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
-        room = bool(memory.free_slots) and own <= memory.pool.num_free
-        room = room and (self.windows.pool is None or own <= self.windows.pool.num_free)
+        needed = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
+        room = bool(memory.free_slots) and needed <= memory.pool.num_free
+        room = room and (self.windows.pool is None or needed <= self.windows.pool.num_free)
         done = self._split(parent, child, reserves, moves)
         require(done, room and parent in self.scheduler.running, "shares:", child.request_id)
         if done:

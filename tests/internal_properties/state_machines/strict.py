@@ -362,17 +362,17 @@ class StrictScheduler(Moments):
         if self.windows.pool is not None:
             freed = request.window_table.count(FREED) * self.config.block_size
             held = [block for block in request.window_table if block != FREED]
-            found = self.cells("window block", held)[: max(0, stop - freed)]
-            require_cells(found, names[freed:], "its blocks of windowed layers", account.name)
+            actual = self.cells("window block", held)[: max(0, stop - freed)]
+            require_cells(actual, names[freed:], "its blocks of windowed layers", account.name)
 
     def _require_swapped(self, account: Account) -> None:
         host, stop = account.subject.host_blocks, account.computed
         names = account.prefixes_with((), stop)
         require_cells(self.cells("host block", host)[:stop], names, "its host blocks", account.name)
         if self.windows.pool is not None:
-            found = self.cells("host window block", host)
+            actual = self.cells("host window block", host)
             for position in self.seen_before(stop):
-                require(found[position], names[position], f"position {position} in windowed layers", account.name)
+                require(actual[position], names[position], f"position {position} in windowed layers", account.name)
         require(self.state("host state", host[-1]), account.state(stop), "state on the host", account.name)
 
     # --- the end

@@ -29,7 +29,7 @@ LINES: list[dict[str, Any]] = [
 
 
 def written(path: Path, lines: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return str(path)
 
 
@@ -60,8 +60,8 @@ def theirs(name: str) -> str:
 def figures(capsys: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
     """What `lfm2np compare --json` prints."""
     assert main(["compare", *map(str, arguments), "--json"]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def refused(capsys: Any, *arguments: object, code: int = 2) -> str:

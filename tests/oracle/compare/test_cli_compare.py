@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 from sides import LINES, MOE, SCHEMA, TRAINED, VALIDATOR, figures, quantised, refused, written
 
 import lfm2np
-from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.cli import main
 from lfm2np.oracle.compare.compare import weight_errors
 from lfm2np.oracle.compare.compare_page import layer_figure
@@ -48,8 +48,8 @@ def changed(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
         here = here[step]
     for key in here if isinstance(here, dict) else range(len(here[:1])) if isinstance(here, list) else ():
         for wrong in ("gone", "other"):
-            made = copy.deepcopy(value)
-            holder = made
+            variant = copy.deepcopy(value)
+            holder = variant
             for step in place:
                 holder = holder[step]
             if wrong == "other":
@@ -58,7 +58,7 @@ def changed(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
                 del holder[key]
             else:
                 continue
-            yield (*place, key), made
+            yield (*place, key), variant
         yield from changed(value, (*place, key))
 
 
@@ -68,8 +68,8 @@ def test_the_schema_is_that_of_what_is_printed(files: Path, capsys: pytest.Captu
     short = written(files / "odd.jsonl", [{"prompt_token_ids": [1, 20, 21, 22, 23]}, LINES[0]])
     dense = figures(capsys, TRAINED, files / "trained-Q4_0.gguf", TRAINED, "--requests", short)
     sparse = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", short, "--max-tokens", 3)
-    for found in (dense, sparse):
-        assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
+    for report in (dense, sparse):
+        assert [f"{list(error.path)}: {error.message}" for error in VALIDATOR.iter_errors(report)] == []
     assert sparse["quantised"][0]["listed_flips"] and dense["quantised"][0]["greedy"] is None
     tried = 0
     for place, wrong in changed(sparse):
@@ -80,12 +80,14 @@ def test_the_schema_is_that_of_what_is_printed(files: Path, capsys: pytest.Captu
 
 
 def test_a_checkpoint_against_itself_costs_exactly_nothing(files: Path, capsys: pytest.CaptureFixture[str]):
-    (own,) = figures(capsys, MOE, MOE, "--requests", files / "r.jsonl", "--max-tokens", 3)["quantised"]
-    assert set(own["kl"].values()) == {0.0} and own["flips"] == {"count": 0, "clear": 0, "agreement": 1.0}
-    assert own["perplexities"][0]["ratio"] == 1.0 and own["logprobs"]["rms"] == 0.0
-    assert all(one["error"] == 0.0 for one in (*own["layers"], *own["tensors"]))
-    assert not any(one["moved"] for one in own["routes"]) and not any(one["changed"] for one in own["parts"])
-    assert own["greedy"]["same"] == own["greedy"]["tokens"] and own["greedy"]["diverged"] == 0
+    (comparison,) = figures(capsys, MOE, MOE, "--requests", files / "r.jsonl", "--max-tokens", 3)["quantised"]
+    assert set(comparison["kl"].values()) == {0.0} and comparison["flips"] == {"count": 0, "clear": 0, "agreement": 1.0}
+    assert comparison["perplexities"][0]["ratio"] == 1.0 and comparison["logprobs"]["rms"] == 0.0
+    assert all(layer["error"] == 0.0 for layer in (*comparison["layers"], *comparison["tensors"]))
+    assert not any(route["moved"] for route in comparison["routes"]) and not any(
+        part["changed"] for part in comparison["parts"]
+    )
+    assert comparison["greedy"]["same"] == comparison["greedy"]["tokens"] and comparison["greedy"]["diverged"] == 0
 
 
 def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path, capsys: pytest.CaptureFixture[str]):
@@ -101,7 +103,7 @@ def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path,
     rows = [line for line in said.splitlines() if line.startswith("trained-Q")]
     assert [row.split()[0] for row in rows] == ["trained-Q8_0.gguf", "trained-Q4_0.gguf"]
     read = page.read_text(encoding="utf-8")
-    assert all(one in read for one in (both["digest"], "trained-Q4_0.gguf", "Errors of the weights", "layer 5"))
+    assert all(text in read for text in (both["digest"], "trained-Q4_0.gguf", "Errors of the weights", "layer 5"))
     assert read.count("<svg") == 2 and read.count('class="mark ') == 4
     assert "default-src 'none'" in read and not re.search(r"<(script|link|img)|(src|href)=\"[^#]", read)
 
@@ -179,14 +181,14 @@ def test_what_is_another_network_is_named(files: Path, tmp_path: Path, capsys: p
     base = write_model(tmp_path / "base")
     other = write_model(tmp_path / "other")
     raw = json.loads((other / "config.json").read_text())
-    for name, value, told in (
+    for name, value, message in (
         ("layer_types", list(reversed(raw["layer_types"])), "layer_types[0]"),
         ("norm_eps", 0.5, "norm_eps: 0.5"),
         ("rope_theta", 7.0, "rope_theta: 7.0"),
     ):
         more = {"rope_parameters": {"rope_theta": value, "rope_type": "default"}} if name == "rope_theta" else {}
         (other / "config.json").write_text(json.dumps({**raw, name: value, **more}))
-        assert told in refused(capsys, base, other, code=2 if name != "layer_types" else 3) or name == "layer_types"
+        assert message in refused(capsys, base, other, code=2 if name != "layer_types" else 3) or name == "layer_types"
     (other / "config.json").write_text(json.dumps(raw))
     tokenizer = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(tokenizer.replace('"<|pad|>"', '"<|pod|>"'))
@@ -224,7 +226,7 @@ def test_a_file_name_that_is_not_utf_8_is_compared(files: Path, tmp_path: Path):
     page = tmp_path / "page.html"
     command = [sys.executable, "-m", "lfm2np", "compare", str(TRAINED), str(path), "--by", "none"]
     command += ["--requests", str(files / "r.jsonl"), "--html", str(page)]
-    again = [str(path) if one == str(TRAINED) else one for one in command]  # as the base, too
+    again = [str(path) if word == str(TRAINED) else word for word in command]  # as the base, too
     assert subprocess.run(again, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"}).returncode == 0
     for more in ([], ["--json"]):
         done = subprocess.run([*command, *more], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
@@ -241,8 +243,8 @@ def test_the_error_of_a_tensor_that_is_zero_in_the_base_is_the_root_of_the_squar
         weights["model.embedding_norm.weight"] = stored(np.full(16, number, np.float32), "BF16")
         (directory / "model.safetensors").write_bytes(safetensors_bytes(weights))
         sides.append(files_of(directory))
-    (one,) = weight_errors(*sides, [Part("norm", ("model.embedding_norm.weight",), None)])
-    assert one.error == 2.0  # of 16 times 0.25
+    (error,) = weight_errors(*sides, [Part("norm", ("model.embedding_norm.weight",), None)])
+    assert error.error == 2.0  # of 16 times 0.25
 
 
 def test_a_token_of_any_length_is_reported_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

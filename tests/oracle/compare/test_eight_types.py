@@ -39,18 +39,18 @@ OPTIONS = ("--max-tokens", "4", "--by", "none")
 def arguments(folder: Path, names: Sequence[str]) -> list[str]:
     """Of `lfm2np compare`, with the files that it takes."""
     paths = write_types(TRAINED, list(names), folder)
-    return [str(one) for one in (TRAINED, *paths, "--requests", written(folder / "r.jsonl", LINES), *OPTIONS)]
+    return [str(word) for word in (TRAINED, *paths, "--requests", written(folder / "r.jsonl", LINES), *OPTIONS)]
 
 
 @pytest.mark.parametrize("names", [ALL, FEW], ids=["all", "few"])
 def test_files_and_figures_have_the_bits_of_every_machine(names: tuple[str, ...], tmp_path: Path, capsys: Any):
     """What tests/machines.py runs elsewhere."""
-    found = figures(capsys, *arguments(tmp_path, names))
+    report = figures(capsys, *arguments(tmp_path, names))
     sha = hashlib.sha256()
     for name in names:
         sha.update((tmp_path / f"trained-{name}.gguf").read_bytes())
-    assert (sha.hexdigest(), found["digest"]) == PINNED[names]
-    errors = [one["kl"]["mean"] for one in found["quantised"]]
+    assert (sha.hexdigest(), report["digest"]) == PINNED[names]
+    errors = [entry["kl"]["mean"] for entry in report["quantised"]]
     assert names == FEW or errors[0] < errors[1] < min(errors[2:])  # F16, Q8_0, all others
 
 

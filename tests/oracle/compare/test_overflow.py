@@ -37,12 +37,12 @@ def test_a_sequence_that_overflows_is_named_and_the_others_are_shown(tmp_path: P
     for by in ("none", "layer"):
         assert main(["compare", str(base), str(other), "--requests", requests, "--by", by, "--json"]) == 4
         said = capsys.readouterr()
-        found = json.loads(said.out)
-        (failure,) = found["failed"]
+        report = json.loads(said.out)
+        (failure,) = report["failed"]
         assert (
             failure.startswith(f"requests 1: {other}: a logit in compared row 1 is not finite") and failure in said.err
         )
-        assert (found["quantised"][0]["failed"], found["quantised"][0]["positions"]) == (1, 2)
+        assert (report["quantised"][0]["failed"], report["quantised"][0]["positions"]) == (1, 2)
     seven = written(tmp_path / "seven.jsonl", [{"prompt_token_ids": [7]}])
     line = refused(capsys, base, other, "--requests", seven, "--by", "none", code=4)
     assert f"no sequence can be computed, requests 0: {other}: a logit in compared row 0 is not finite" in line
@@ -97,14 +97,14 @@ def test_a_checkpoint_that_overflows_everywhere_costs_the_others_nothing(
     options = ["--requests", seven, "--max-tokens", "3", "--html", str(page)]
     (alone,) = figures(capsys, sides[0], sides[2], *options)["quantised"]
     paths = [sides[number] for number in order]
-    found = figures(capsys, sides[0], *paths, *options, code=4)
-    assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
-    good, bad = (found["quantised"][order.index(number)] for number in (2, 1))
+    report = figures(capsys, sides[0], *paths, *options, code=4)
+    assert [f"{list(error.path)}: {error.message}" for error in VALIDATOR.iter_errors(report)] == []
+    good, bad = (report["quantised"][order.index(number)] for number in (2, 1))
     assert good == alone and good["greedy"]["requests"] == 1
     assert (bad["positions"], bad["failed"], bad["greedy"], bad["layers"]) == (0, 2, None, [])
     assert set(bad["kl"].values()) == {None} and bad["flips"]["agreement"] is None
-    assert all(one["kl"] is None for one in bad["parts"] if one["changed"])
-    assert [one.split(": a logit")[0] for one in found["failed"]] == [
+    assert all(part["kl"] is None for part in bad["parts"] if part["changed"])
+    assert [message.split(": a logit")[0] for message in report["failed"]] == [
         f"{n} 0: {sides[1]}" for n in ("requests", "greedy")
     ]
     assert main(["compare", *map(str, (sides[0], *paths)), *options]) == 4
@@ -139,11 +139,11 @@ def test_a_part_that_overflows_alone_is_null_and_all_else_is_reported(by: str, t
     requests = written(tmp_path / "r.jsonl", [{"prompt_token_ids": [1, 2, 5]}])
     page = tmp_path / "page.html"
     options = ["--requests", requests, "--by", by, "--html", str(page)]
-    found = figures(capsys, base, other, *options)
-    assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
-    (own,) = found["quantised"]
-    assert (own["failed"], own["positions"], set(own["kl"].values())) == (0, 3, {0.0})
-    norm, head = (one for one in own["parts"] if one["changed"])
+    report = figures(capsys, base, other, *options)
+    assert [f"{list(error.path)}: {error.message}" for error in VALIDATOR.iter_errors(report)] == []
+    (comparison,) = report["quantised"]
+    assert (comparison["failed"], comparison["positions"], set(comparison["kl"].values())) == (0, 3, {0.0})
+    norm, head = (part for part in comparison["parts"] if part["changed"])
     assert (norm["kl"], norm["largest"], norm["flips"]) == (None, None, None) and head["kl"] >= 0.0
     assert main(["compare", str(base), str(other), *options]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(norm["name"])]
@@ -156,10 +156,10 @@ def test_a_perplexity_beyond_float64_is_null(tmp_path: Path, capsys: Any):
     scaled(other, 2.0**30, 1.0)
     requests = written(tmp_path / "r.jsonl", [{"prompt_token_ids": [1, 2], "completion_token_ids": [5, 7, 9]}])
     options = ["--requests", requests, "--by", "none"]
-    found = figures(capsys, base, other, *options)
-    assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
-    (told,) = found["quantised"][0]["perplexities"]
-    assert told["base"] > 1.0 and (told["quantised"], told["ratio"]) == (None, None)
+    report = figures(capsys, base, other, *options)
+    assert [f"{list(error.path)}: {error.message}" for error in VALIDATOR.iter_errors(report)] == []
+    (perplexity,) = report["quantised"][0]["perplexities"]
+    assert perplexity["base"] > 1.0 and (perplexity["quantised"], perplexity["ratio"]) == (None, None)
     assert main(["compare", str(base), str(other), *options]) == 0
     said = capsys.readouterr().out
     (row,) = (line.split() for line in said.splitlines() if line.startswith("other "))
@@ -169,7 +169,7 @@ def test_a_perplexity_beyond_float64_is_null(tmp_path: Path, capsys: Any):
 
 
 def test_a_ratio_has_six_digits_where_it_is_large():
-    assert [ratio_cell(one) for one in (1.00002, 999.0, 12345678.0, None)] == [
+    assert [ratio_cell(value) for value in (1.00002, 999.0, 12345678.0, None)] == [
         "1.00002",
         "999.00000",
         "1.23457e+07",

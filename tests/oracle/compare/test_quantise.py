@@ -18,7 +18,7 @@ from vocabularies import ODD, PATTERNS, config_of, raw_tokenizer, write_director
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.files import read_tokenizer
-from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import NumericsError
 from lfm2np.model.weights import EMBEDDING
 
@@ -31,9 +31,9 @@ def test_tables_split_as_the_directory_does_where_its_pattern_has_a_name(pattern
     keys = tokenizer_keys(directory, config_of())
     assert keys[PRE] == (STRING, pattern)
     path = write_file(tmp_path / "x.gguf", model_keys(config_of()) | keys)
-    expected, found = load_tokenizer(directory, config_of()), read_tokenizer(path, config_of())
+    expected, actual = load_tokenizer(directory, config_of()), read_tokenizer(path, config_of())
     for text in ODD:
-        assert found.encode(text) == expected.encode(text), text
+        assert actual.encode(text) == expected.encode(text), text
 
 
 def test_a_pattern_in_other_words_has_its_name_and_one_without_is_gpt_2(tmp_path: Path) -> None:
@@ -75,11 +75,11 @@ def test_what_cannot_be_written_is_one_line(
 ) -> None:
     directory, file = write_model(tmp_path / "model"), tmp_path / "file"
     file.write_text("")
-    found = said(quantise, capsys, directory, "--types", "Q8_0", "-o", file)
-    assert found == f"quantise.py: {file}: expected a folder for the files: File exists\n"
+    printed = said(quantise, capsys, directory, "--types", "Q8_0", "-o", file)
+    assert printed == f"quantise.py: {file}: expected a folder for the files: File exists\n"
     (tmp_path / "taken" / "model-Q8_0.gguf").mkdir(parents=True)
-    found = said(quantise, capsys, directory, "--types", "Q8_0", "-o", tmp_path / "taken")
-    assert found == f"quantise.py: {tmp_path / 'taken' / 'model-Q8_0.gguf'}: can't be written: Is a directory\n"
+    printed = said(quantise, capsys, directory, "--types", "Q8_0", "-o", tmp_path / "taken")
+    assert printed == f"quantise.py: {tmp_path / 'taken' / 'model-Q8_0.gguf'}: can't be written: Is a directory\n"
     monkeypatch.setattr(compared, "REQUESTS", tmp_path / "nowhere" / "compared.jsonl")
     assert "can't be written" in said(compared, capsys, "--write")
 
@@ -107,6 +107,6 @@ def test_a_weight_beyond_float16_is_reported_with_its_tensor(
     tensors = stored_weights(tiny_config())
     tensors[EMBEDDING] = stored(np.full(tensors[EMBEDDING][1], 1e30, np.float32), "F32")
     (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
-    found = said(quantise, capsys, directory, "--types", "F16", "-o", tmp_path / "out")
-    assert found.startswith(f"quantise.py: {directory}: {EMBEDDING} as F16: 1e+30 as float16, expected")
+    printed = said(quantise, capsys, directory, "--types", "F16", "-o", tmp_path / "out")
+    assert printed.startswith(f"quantise.py: {directory}: {EMBEDDING} as F16: 1e+30 as float16, expected")
     assert not list((tmp_path / "out").iterdir())

@@ -24,12 +24,12 @@ Sequence = tuple[list[int], int, int]  # ids, first compared row, the row behind
 
 def sequences(model: lfm2np.Model) -> list[Sequence]:
     """LINES, by hand: with a completion the rows that predict it, else all."""
-    found = []
+    windows = []
     for line in LINES:
         prompt = model.prompt_ids(line.get("prompt", line.get("prompt_token_ids")))
         more = line.get("completion_token_ids", model.tokenizer.encode_more(line.get("completion", "")))
-        found.append((prompt + more, len(prompt) - 1 if more else 0, len(prompt) + len(more) - bool(more)))
-    return found
+        windows.append((prompt + more, len(prompt) - 1 if more else 0, len(prompt) + len(more) - bool(more)))
+    return windows
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -54,8 +54,8 @@ class Plain:
         self.logprobs = [side[rows, following[rows]] for side in (one, two)]
 
 
-def close(found: float, expected: Any, within: float = 1e-9) -> bool:
-    return bool(abs(found - expected) <= within * abs(expected) + 1e-13)
+def close(actual: float, expected: Any, within: float = 1e-9) -> bool:
+    return bool(abs(actual - expected) <= within * abs(expected) + 1e-13)
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +71,26 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("directory", [TRAINED, MOE], ids=["dense", "mixture"])
 def test_figures_of_positions_tokens_layers_and_routes(directory: Path, files: Path, capsys: Any):
     path = files / f"{directory.name}-Q4_0.gguf"
-    (own,) = figures(capsys, directory, path, "--requests", files / "r.jsonl", "--by", "none")["quantised"]
+    (comparison,) = figures(capsys, directory, path, "--requests", files / "r.jsonl", "--by", "none")["quantised"]
     plain = Plain(lfm2np.load(directory), lfm2np.load(path))
     kl = np.sort(plain.kl)
-    assert own["positions"] == len(kl) > 10
+    assert comparison["positions"] == len(kl) > 10
     expected = {"mean": kl.mean(), "median": kl[(len(kl) + 1) // 2 - 1], "p99": kl[-1], "largest": kl[-1]}
-    assert all(close(own["kl"][name], value) for name, value in expected.items()) and own["kl"]["mean"] > 1e-5
+    assert (
+        all(close(comparison["kl"][name], value) for name, value in expected.items())
+        and comparison["kl"]["mean"] > 1e-5
+    )
     flipped = plain.best[0] != plain.best[1]
-    assert own["flips"]["count"] == flipped.sum() == len(own["listed_flips"])
-    assert own["flips"]["agreement"] == (len(kl) - flipped.sum()) / len(kl)
+    assert comparison["flips"]["count"] == flipped.sum() == len(comparison["listed_flips"])
+    assert comparison["flips"]["agreement"] == (len(kl) - flipped.sum()) / len(kl)
     base, other = plain.logprobs
-    assert close(own["logprobs"]["mean"], (other - base).mean())
-    assert close(own["logprobs"]["rms"], np.sqrt(((other - base) ** 2).mean()))
-    assert (own["logprobs"]["tokens"], own["logprobs"]["lowest"]) == (
+    assert close(comparison["logprobs"]["mean"], (other - base).mean())
+    assert close(comparison["logprobs"]["rms"], np.sqrt(((other - base) ** 2).mean()))
+    assert (comparison["logprobs"]["tokens"], comparison["logprobs"]["lowest"]) == (
         len(base),
         pytest.approx(float((other - base).min())),
     )
-    (perplexity,) = own["perplexities"]
+    (perplexity,) = comparison["perplexities"]
     assert close(perplexity["base"], np.exp(-base.mean())) and close(perplexity["quantised"], np.exp(-other.mean()))
     assert close(perplexity["ratio"], np.exp((base - other).mean()))
     one, two = ([record(side, ids[:stop]) for ids, _, stop in plain.sequences] for side in (plain.base, plain.other))
@@ -99,14 +102,14 @@ def test_figures_of_positions_tokens_layers_and_routes(directory: Path, files: P
         )
 
     layers = [f"model.layers.{index}" for index in range(plain.base.config.num_hidden_layers)]
-    for found, name in zip(own["layers"], ["model.embed_tokens", *layers, "model.embedding_norm"], strict=True):
+    for entry, name in zip(comparison["layers"], ["model.embed_tokens", *layers, "model.embedding_norm"], strict=True):
         before, after = rows(one, name), rows(two, name)
-        assert close(found["error"], np.sqrt(((after - before) ** 2).sum() / (before**2).sum())), name
-    for found in own["routes"] or []:
-        name = f"model.layers.{found['layer']}.feed_forward.experts_chosen"
+        assert close(entry["error"], np.sqrt(((after - before) ** 2).sum() / (before**2).sum())), name
+    for entry in comparison["routes"] or []:
+        name = f"model.layers.{entry['layer']}.feed_forward.experts_chosen"
         chosen = [np.sort(rows(side, name), axis=1) for side in (one, two)]
-        assert found["moved"] == (chosen[0] != chosen[1]).any(axis=1).sum() and found["rows"] == len(kl)
-    assert (own["routes"] is None) == (directory == TRAINED)
+        assert entry["moved"] == (chosen[0] != chosen[1]).any(axis=1).sum() and entry["rows"] == len(kl)
+    assert (comparison["routes"] is None) == (directory == TRAINED)
 
 
 def test_a_part_alone_costs_what_a_file_with_that_part_alone_costs(files: Path, tmp_path: Path, capsys: Any):
@@ -127,18 +130,20 @@ def test_a_part_alone_costs_what_a_file_with_that_part_alone_costs(files: Path, 
     ]
     for kind, name, is_taken in asked:
         alone = partly(TRAINED, "Q4_0", tmp_path / "alone.gguf", is_taken)
-        (own,) = figures(capsys, TRAINED, alone, *requests, "--by", "none")["quantised"]
-        found = by[kind][name]
-        assert (found["kl"], found["largest"]) == (own["kl"]["mean"], own["kl"]["largest"]) and found["kl"] > 0
-        assert found["flips"] == own["flips"]["count"]
+        (comparison,) = figures(capsys, TRAINED, alone, *requests, "--by", "none")["quantised"]
+        entry = by[kind][name]
+        assert (entry["kl"], entry["largest"]) == (comparison["kl"]["mean"], comparison["kl"]["largest"]) and entry[
+            "kl"
+        ] > 0
+        assert entry["flips"] == comparison["flips"]["count"]
     norms = by["tensor"]["model.layers.2.ffn_norm.weight"]
     assert (norms["changed"], norms["kl"], norms["flips"]) == (False, 0.0, 0)
 
 
 def test_experts_alone_take_their_scale_with_them(files: Path, tmp_path: Path, capsys: Any):
     """routed_scaling_factor stands in the file's weights: within the float32 roundings that this moves."""
-    own = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", files / "r.jsonl", "--by", "tensor")
-    parts = {one["name"]: one for one in own["quantised"][0]["parts"]}
+    report = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", files / "r.jsonl", "--by", "tensor")
+    parts = {part["name"]: part for part in report["quantised"][0]["parts"]}
     name = "model.layers.3.feed_forward.experts.w2.weight"
     alone = partly(MOE, "Q4_0", tmp_path / "alone.gguf", lambda one: one == theirs(name))
     (expected,) = figures(capsys, MOE, alone, "--requests", files / "r.jsonl", "--by", "none")["quantised"]
@@ -147,10 +152,12 @@ def test_experts_alone_take_their_scale_with_them(files: Path, tmp_path: Path, c
 
 
 def test_errors_of_the_weights(files: Path, capsys: Any):
-    (own,) = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", files / "r.jsonl", "--by", "none")["quantised"]
+    (comparison,) = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", files / "r.jsonl", "--by", "none")[
+        "quantised"
+    ]
     path = files / "moe-Q4_0.gguf"
     base, other = open_checkpoint(MOE, load_config(MOE)), read_tensors(path, read_config(path))
-    found = {one["name"]: one for one in own["tensors"]}
+    tensors = {tensor["name"]: tensor for tensor in comparison["tensors"]}
 
     def error(names: list[str], factor: float) -> float:
         one, two = (
@@ -161,10 +168,10 @@ def test_errors_of_the_weights(files: Path, capsys: Any):
 
     for name, factor in {"w1": 1.0, "w2": 1.5}.items():
         experts = [f"model.layers.2.feed_forward.experts.{number}.{name}.weight" for number in range(8)]
-        assert close(found[f"model.layers.2.feed_forward.experts.{name}.weight"]["error"], error(experts, factor))
-    assert close(found["model.embed_tokens.weight"]["error"], error(["model.embed_tokens.weight"], 1.0))
-    assert found["model.layers.2.feed_forward.gate.weight"]["error"] == 0.0
-    kinds = found["model.embed_tokens.weight"]
+        assert close(tensors[f"model.layers.2.feed_forward.experts.{name}.weight"]["error"], error(experts, factor))
+    assert close(tensors["model.embed_tokens.weight"]["error"], error(["model.embed_tokens.weight"], 1.0))
+    assert tensors["model.layers.2.feed_forward.gate.weight"]["error"] == 0.0
+    kinds = tensors["model.embed_tokens.weight"]
     assert (kinds["base_type"], kinds["type"], kinds["weights"]) == ("BF16", "Q4_0", 512 * 128)
 
 
@@ -173,17 +180,17 @@ def test_greedy_answers_part_where_both_networks_answers_do(files: Path, capsys:
     lines = [{"request_id": str(n), "prompt_token_ids": [1, *range(20 + n, 24 + n)]} for n in range(0, 60, 12)]
     requests = written(files / "odd.jsonl", lines)
     path = files / "moe-Q4_0.gguf"
-    (own,) = figures(capsys, MOE, path, "--requests", requests, "--max-tokens", "9", "--by", "none")["quantised"]
+    (comparison,) = figures(capsys, MOE, path, "--requests", requests, "--max-tokens", "9", "--by", "none")["quantised"]
     one, two = lfm2np.load(MOE), lfm2np.load(path)
-    for line, answer in zip(lines, own["greedy"]["answers"], strict=True):
+    for line, answer in zip(lines, comparison["greedy"]["answers"], strict=True):
         before, after = (side.generate(line["prompt_token_ids"], 9).token_ids for side in (one, two))
         same = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before))
         assert (answer["tokens"], answer["same"]) == (len(before), same)
         if same < len(before):
             assert (answer["base_token_id"], answer["token_id"]) == (before[same], after[same])
-    totals = own["greedy"]
-    assert totals["diverged"] == sum(one["token_id"] is not None for one in totals["answers"]) > 0
-    assert totals["same"] == sum(one["same"] for one in totals["answers"]) < totals["tokens"]
+    totals = comparison["greedy"]
+    assert totals["diverged"] == sum(entry["token_id"] is not None for entry in totals["answers"]) > 0
+    assert totals["same"] == sum(entry["same"] for entry in totals["answers"]) < totals["tokens"]
 
 
 def test_windows_of_a_text_are_sequences_that_begin_with_the_bos(files: Path, capsys: Any):
@@ -194,11 +201,11 @@ def test_windows_of_a_text_are_sequences_that_begin_with_the_bos(files: Path, ca
     ids = model.tokenizer.encode_more(text)
     windows = [[1, *ids[start : start + 39]] for start in range(0, len(ids), 39)]
     path = files / "trained-Q4_0.gguf"
-    found = figures(capsys, TRAINED, path, "--text", files / "text.txt", "--window", "40", "--by", "none")
-    assert found["scored"] == [{"source": "text", "sequences": len(windows), "positions": len(ids)}]
-    lines = [{"prompt_token_ids": one[:1], "completion_token_ids": one[1:]} for one in windows]
+    report = figures(capsys, TRAINED, path, "--text", files / "text.txt", "--window", "40", "--by", "none")
+    assert report["scored"] == [{"source": "text", "sequences": len(windows), "positions": len(ids)}]
+    lines = [{"prompt_token_ids": window[:1], "completion_token_ids": window[1:]} for window in windows]
     as_requests = figures(capsys, TRAINED, path, "--requests", written(files / "w.jsonl", lines), "--by", "none")
-    one, two = found["quantised"][0], as_requests["quantised"][0]
+    one, two = report["quantised"][0], as_requests["quantised"][0]
     assert one["kl"] == two["kl"] and one["perplexities"][0]["ratio"] == two["perplexities"][0]["ratio"]
     assert one["perplexities"][0]["tokens"] == len(ids)
 
@@ -210,8 +217,8 @@ def test_an_untied_head_is_a_separate_part(files: Path, tmp_path: Path, capsys: 
     head = tensors_of(TRAINED, config, "Q4_0")["token_embd.weight"]
     path = tmp_path / "untied.gguf"
     path.write_bytes(gguf_bytes(model_keys(config), {**tensors, "output.weight": head}))
-    (own,) = figures(capsys, TRAINED, path, "--requests", files / "r.jsonl")["quantised"]
-    parts = {one["name"]: one for one in own["parts"]}
-    assert [name for name, one in parts.items() if one["changed"]] == ["head"]
-    assert (parts["head"]["kl"], parts["head"]["flips"]) == (own["kl"]["mean"], own["flips"]["count"])
-    assert own["kl"]["mean"] > 0 and all(one["error"] == 0 for one in own["layers"])
+    (comparison,) = figures(capsys, TRAINED, path, "--requests", files / "r.jsonl")["quantised"]
+    parts = {part["name"]: part for part in comparison["parts"]}
+    assert [name for name, part in parts.items() if part["changed"]] == ["head"]
+    assert (parts["head"]["kl"], parts["head"]["flips"]) == (comparison["kl"]["mean"], comparison["flips"]["count"])
+    assert comparison["kl"]["mean"] > 0 and all(layer["error"] == 0 for layer in comparison["layers"])

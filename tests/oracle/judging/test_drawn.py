@@ -37,8 +37,8 @@ def drawn_at(temperature: float, first_seed: int) -> list[Pair]:
     [(0.0, "drawn as if greedily"), (0.25, "drawn as if at temperature"), (4.0, "drawn as if ")],
 )
 def test_another_temperature_is_named(model: Model, temperature: float, words: str) -> None:
-    found = drawn_wrongly(model, drawn_at(temperature, 0), [], Known())
-    assert found is not None and words in found[1]
+    cause = drawn_wrongly(model, drawn_at(temperature, 0), [], Known())
+    assert cause is not None and words in cause[1]
 
 
 def test_right_draws_are_right(model: Model) -> None:

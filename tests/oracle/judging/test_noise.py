@@ -27,14 +27,14 @@ from lfm2np.oracle.judging.emulate import ROTARY_UNITS, emulated, quantised
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import LEAST, Noise, noise_of, said_by, spread_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS, margins
-from lfm2np.oracle.judging.truth import Spoken, Truth, chosen_columns, truths_of
+from lfm2np.oracle.judging.truth import Spoken, Truth, chosen_columns, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.work.place import Place
 
 pytestmark = pytest.mark.rounding
 
 TORTURE = sorted((Path(__file__).parents[3] / "fixtures" / "torture").iterdir())
-IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 60, 40))
+IDS = tuple(int(integer) for integer in np.random.default_rng(3).integers(8, 60, 40))
 
 
 def ratios(model: Model, name: str, engine: Model) -> list[float]:
@@ -49,9 +49,9 @@ def ratios(model: Model, name: str, engine: Model) -> list[float]:
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("directory", [None, *TORTURE[:3]], ids=str)
 def test_a_right_engine_is_about_as_far_off_as_its_format_says(directory: Path | None, name: str) -> None:
-    found = ratios(lfm2np.load(directory), name, lfm2np.load(directory, name))
-    assert 0.1 < root_mean_square(found) < 2.5  # by the kernels, 0.34 to 1.3
-    assert max(map(abs, found)) < LIMIT
+    errors = ratios(lfm2np.load(directory), name, lfm2np.load(directory, name))
+    assert 0.1 < root_mean_square(errors) < 2.5  # by the kernels, 0.34 to 1.3
+    assert max(map(abs, errors)) < LIMIT
 
 
 def test_a_coarser_format_is_far_beyond_the_noise_of_a_finer_one(model: Model) -> None:
@@ -65,22 +65,22 @@ def test_engines_that_were_not_drawn_for_it_stay_within_the_noise(model: Model, 
     for draw in (8, 13):
         (other,) = noise_of(model, [truth], name, draws=(draw,))
         (errors,) = other.errors
-        found = np.ravel((errors / noise.scales(truth))[:, ::8]).tolist()
-        assert 0.3 < root_mean_square(found) < 2.0
-        assert max(map(abs, found)) < LIMIT
+        scaled = np.ravel((errors / noise.scales(truth))[:, ::8]).tolist()
+        assert 0.3 < root_mean_square(scaled) < 2.0
+        assert max(map(abs, scaled)) < LIMIT
 
 
 def test_the_same_draw_gives_the_same_noise_and_another_seed_another(model: Model) -> None:
     truth = truth_of(model, IDS[:9], {})
-    one, same, other = (noise_of(model, [truth], "float32", draws=(0, 1), seed=seed)[0].errors for seed in (1, 1, 2))
-    assert np.array_equal(one, same)
-    assert not np.array_equal(one, other)
-    assert not np.array_equal(one[0], one[1])
+    first, same, other = (noise_of(model, [truth], "float32", draws=(0, 1), seed=seed)[0].errors for seed in (1, 1, 2))
+    assert np.array_equal(first, same)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first[0], first[1])
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_the_noise_of_a_sequence_is_about_the_same_beside_others(model: Model, name: str) -> None:
-    truths = truths_of(model, {IDS[:9]: {}, IDS: {}, IDS[5:30]: {}})
+    truths = spoken_truths(model, {Spoken(ids): {} for ids in (IDS[:9], IDS, IDS[5:30])})
     for truth, beside in zip(truths, noise_of(model, truths, name), strict=True):
         (alone,) = noise_of(model, [truth], name)
         assert beside.errors.shape == alone.errors.shape == (8, len(truth.token_ids) - 1, truth.columns.shape[1])
@@ -92,18 +92,18 @@ def test_the_noise_of_a_sequence_is_about_the_same_beside_others(model: Model, n
 
 def test_passes_of_many_sequences_are_bounded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of 24 predictions each, at most 50 a pass: two passes, of which no result is lost or exchanged."""
-    truths = truths_of(model, {IDS[start : start + 25]: {} for start in (0, 5, 10)})
+    truths = spoken_truths(model, {Spoken(IDS[start : start + 25]): {} for start in (0, 5, 10)})
     sizes = []
 
     def passed(*arguments: Any) -> Any:
-        sizes.append([len(one) for one in arguments[3]])
+        sizes.append([len(ids) for ids in arguments[3]])
         return hidden_states(*arguments)
 
     hidden_states = ragged.hidden_states
     monkeypatch.setattr(ragged, "hidden_states", passed)
     found = noise_of(model, truths, "float32", draws=(0,), place=Place(max_num_batched_tokens=50))
     assert sizes == [[24, 24], [24]]
-    assert all(np.abs(one.errors).max() < 1e-3 for one in found), "held against its own truth"
+    assert all(np.abs(drawn.errors).max() < 1e-3 for drawn in found), "held against its own truth"
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=9), st.sampled_from([1e4, 1e6]), st.integers(0, 7))
@@ -138,11 +138,11 @@ def test_quantised_weights_are_off_by_less_than_a_step_of_their_group(inputs: in
     random = np.random.default_rng(seed)
     weight = random.normal(size=(3, inputs)).astype(np.float32)
     form = FORMATS["int4"]
-    found = quantised(weight, form, lambda block: np.random.default_rng([seed, block]))
+    rounded = quantised(weight, form, lambda block: np.random.default_rng([seed, block]))
     for start in range(0, inputs, form.group):
         group = weight[:, start : start + form.group]
         step = np.abs(group).max(axis=1, keepdims=True) / form.levels
-        assert (np.abs(found[:, start : start + form.group] - group) <= step * 1.001).all()
+        assert (np.abs(rounded[:, start : start + form.group] - group) <= step * 1.001).all()
 
 
 @pytest.mark.parametrize(("count", "least"), [(2, 1), (3, 900)])
@@ -153,10 +153,10 @@ def test_no_bit_of_the_truth_depends_on_the_number_of_threads(
     alone = truth_of(model, ids, wanted)
     monkeypatch.setattr("lfm2np.oracle.judging.truth.LOGITS_AT_ONCE", 5 * model.config.vocab_size)
     with threads(count, least):
-        found = truth_of(model, ids, wanted)
+        truth = truth_of(model, ids, wanted)
     assert alone.known_rows.tolist() == sorted(wanted)
     for name in ("columns", "logprobs", "best", "squares", "largest"):
-        assert getattr(found, name).tobytes() == getattr(alone, name).tobytes(), name
+        assert getattr(truth, name).tobytes() == getattr(alone, name).tobytes(), name
 
 
 def test_the_columns_are_those_wanted_and_the_likeliest_in_order() -> None:
@@ -178,9 +178,9 @@ def test_of_equal_tokens_those_of_the_lowest_ids_are_looked_at(seed: int, kinds:
     spread = np.linspace(0, 399, 131, dtype=np.int64).tolist()
     columns = chosen_columns(logits, wanted, 131)
     for row in range(2):
-        likely = sorted(range(400), key=lambda one: (-logits[row, one], one))[:48]
+        likely = sorted(range(400), key=lambda token_id: (-logits[row, token_id], token_id))[:48]
         first = list(dict.fromkeys([*wanted.get(row, ()), *likely]))
-        first += [one for one in spread if one not in first][: 131 - len(first)]
+        first += [token_id for token_id in spread if token_id not in first][: 131 - len(first)]
         assert columns[row].tolist() == sorted(first)
 
 
@@ -203,15 +203,15 @@ def test_what_is_allowed_is_what_the_formulas_say(seed: int, draws: int, bits: i
         ratios = []
         for column in range(6):
             others = sum(p[row, other] ** 2 for other in range(6) if other != column)
-            own = sum(float(one) ** 2 for one in errors[:, row, column]) / draws
-            scale = math.sqrt((own + tau * ((1 - p[row, column]) ** 2 + others)) / 2)
+            variance = sum(float(value) ** 2 for value in errors[:, row, column]) / draws
+            scale = math.sqrt((variance + tau * ((1 - p[row, column]) ** 2 + others)) / 2)
             assert allowed.scales[row, column] == pytest.approx(max(LEAST, scale), rel=1e-6)
             apart = (errors[:, row, column].astype(float) - errors[:, row, first].astype(float)).tolist()
-            gap_scale = max(LEAST, math.sqrt((sum(one * one for one in apart) / draws + 2 * tau) / 2))
+            gap_scale = max(LEAST, math.sqrt((sum(value * value for value in apart) / draws + 2 * tau) / 2))
             gap = float(logprobs[row, first] - logprobs[row, column])
             ratios.append(max(0.0, gap - unit) / gap_scale)
             assert allowed.gap_ratios[row, column] == pytest.approx(ratios[-1], rel=1e-6)
-        second = max((one for one in range(6) if one != first), key=lambda one: p[row, one])
+        second = max((token_id for token_id in range(6) if token_id != first), key=lambda token_id: p[row, token_id])
         assert allowed.runner_up[row] == pytest.approx(ratios[second], rel=1e-6)
 
 
@@ -226,7 +226,7 @@ def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:
 
 def test_a_token_that_was_not_looked_at_is_no_number(model: Model) -> None:
     truth = truth_of(model, IDS[:4], {})
-    missing = next(one for one in range(model.config.vocab_size) if one not in truth.columns[0])
+    missing = next(token_id for token_id in range(model.config.vocab_size) if token_id not in truth.columns[0])
     with pytest.raises(KeyError):
         truth.at(0, missing)
     assert not truth.covers({0: [missing]})
@@ -249,7 +249,7 @@ def test_an_overflow_in_one_sequence_of_a_pass_is_no_noise(model: Model) -> None
     values = widen(weights.embedding.values, weights.embedding.dtype)
     values[IDS[0]] = np.inf
     weights = replace(weights, embedding=replace(weights.embedding, values=values, dtype="F32"))
-    items = [item_of([one for one in IDS if one != IDS[0]]), item_of(IDS)]
+    items = [item_of([token_id for token_id in IDS if token_id != IDS[0]]), item_of(IDS)]
     said_by(model, weights, FLOAT32, items[:1])
     with pytest.raises(NumericsError, match="finite"):
         said_by(model, weights, FLOAT32, items)

@@ -29,8 +29,8 @@ def blocks(row: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [row[start : start + size] for start in range(0, len(row), size)]
 
 
-def by_hand(row: Sequence[Any], size: int, one: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-    return [value for block in blocks(row, size) for value in one(block)]
+def by_hand(row: Sequence[Any], size: int, rounding: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    return [value for block in blocks(row, size) for value in rounding(block)]
 
 
 def q8_0(block: Sequence[Any]) -> list[Any]:
@@ -53,11 +53,11 @@ def q4_0(block: Sequence[Any]) -> list[Any]:
 
 def float8(block: Sequence[Any]) -> list[Any]:
     """The nearest of all its numbers; of two the one with the even code."""
-    made = []
+    rounded = []
     for value in block:
         near = min(range(len(FLOAT8)), key=lambda code: (abs(FLOAT8[code] - abs(float(value))), code % 2))
-        made.append(F32(math.copysign(FLOAT8[near], value)))
-    return made
+        rounded.append(F32(math.copysign(FLOAT8[near], value)))
+    return rounded
 
 
 def int8_row(row: Sequence[Any]) -> list[Any]:
@@ -81,7 +81,7 @@ def float8_row(row: Sequence[Any]) -> list[Any]:
         (formats.int8_rows, 1000, int8_row),
         (formats.float8_rows, 1000, float8_row),
     ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ids=lambda case: getattr(case, "__name__", ""),
 )
 @given(row=ROWS)
 @example(row=[0.0] * 40)
@@ -102,9 +102,9 @@ def test_an_asymmetric_row_has_255_steps_from_its_least_to_its_largest(row: list
     values = np.array(row, F32)
     least, largest = min(0.0, *row, 0.0), max(0.0, *row, 0.0)
     step = (F32(largest) - F32(least)) / F32(255)
-    found = formats.int8_rows_asymmetric(values)
-    assert np.all(np.abs(found - values) <= F32(1.01) * step + F32(1e-40))
-    assert not step or len(np.unique(np.rint(found / step))) <= 256
+    rounded = formats.int8_rows_asymmetric(values)
+    assert np.all(np.abs(rounded - values) <= F32(1.01) * step + F32(1e-40))
+    assert not step or len(np.unique(np.rint(rounded / step))) <= 256
 
 
 def test_scales_of_the_checkpoint_saturate() -> None:
@@ -150,11 +150,13 @@ def test_rows_of_a_product_have_the_inputs_of_their_own_tensor() -> None:
         rows = dict(zip(names, (2, 1, 2), strict=True))
         inputs = {name: Input(rows[name], in_blocks_for(kinds[name], draw)) for name in names}
         engine = emulated("q8", 0, draw, inputs)
-        found = engine.linear(x, engine.prepare_matrix(weight, " + ".join(names)), np.arange(5, dtype=F32))
+        output = engine.linear(x, engine.prepare_matrix(weight, " + ".join(names)), np.arange(5, dtype=F32))
         rounded = [formats.q8_0(x)] * 3 + [formats.round_to_float16(x)] * 2
-        expected = np.stack([one.astype(np.float64) @ row for one, row in zip(rounded, weight, strict=True)], axis=1)
-        assert np.allclose(found, expected + np.arange(5), rtol=0, atol=1e-4)
-        assert not np.allclose(found, x @ weight.T + np.arange(5), rtol=0, atol=1e-3)
+        expected = np.stack(
+            [column.astype(np.float64) @ row for column, row in zip(rounded, weight, strict=True)], axis=1
+        )
+        assert np.allclose(output, expected + np.arange(5), rtol=0, atol=1e-4)
+        assert not np.allclose(output, x @ weight.T + np.arange(5), rtol=0, atol=1e-3)
 
 
 def test_k_quants_have_large_blocks_on_a_cpu_and_small_ones_elsewhere() -> None:
@@ -190,12 +192,12 @@ def test_keys_and_values_are_what_the_cache_holds(name: str) -> None:
     queries, keys, values = (random.normal(size=(1, 2, 64)).astype(F32) for _ in range(3))
     for draw in range(8):
         engine = emulated(f"float32 kv:{name}", 0, draw)
-        found = engine.attend_one(queries, [(keys, values)], None)
+        output = engine.attend_one(queries, [(keys, values)], None)
         if KEPT[name].may_turn and engine.fused:
             expected = formats.turned(KEPT[name].keep(formats.turned(values).reshape(1, 128)).reshape(1, 2, 64))
         else:
             expected = KEPT[name].keep(values.reshape(1, 128)).reshape(1, 2, 64)
-        assert np.array_equal(found, expected)
+        assert np.array_equal(output, expected)
         assert np.array_equal(engine.in_cache(values[..., :32], KEPT[name].keep), KEPT[name].keep(values[..., :32]))
 
 

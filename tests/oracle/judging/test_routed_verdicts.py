@@ -21,7 +21,7 @@ from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import change, judge, near_ties
 from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
-from lfm2np.oracle.judging.routes import OWN, from_key, swapped
+from lfm2np.oracle.judging.routes import OWN, swapped
 from lfm2np.oracle.judging.scored import Known, Scored, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
 from lfm2np.oracle.targets.records import Answer, Ask
@@ -40,20 +40,20 @@ def test_the_exact_engine_is_exact_whether_it_reports_its_routes_or_not(publishe
     for name, tells in itertools.product(("float32", "bfloat16"), (True, False)):
         positions, verdict = judged(published, said(published, tells=tells), name)
         assert verdict is Verdict.EXACT
-        assert {one.verdict for one in positions} == {Verdict.EXACT}
+        assert {position.verdict for position in positions} == {Verdict.EXACT}
         assert len(positions) == len(PROMPT) - 1 + NEW
 
 
 def test_a_prompt_without_reported_logprobs_is_judged_by_its_routes(published: Model) -> None:
     ask, answer = said(published)
     positions, _ = judged(published, (ask, replace(answer, prompt_logprobs=None)))
-    assert [one.verdict for one in positions] == [Verdict.EXACT] * (len(PROMPT) - 1 + NEW)
+    assert [position.verdict for position in positions] == [Verdict.EXACT] * (len(PROMPT) - 1 + NEW)
     far, scores = ties(published)
     row, layer = np.unravel_index(np.argmax(far[:8]), far[:8].shape)
     pair = said(published, with_swap(published, int(row), int(layer), scores[row, layer]))
     positions, verdict = judged(published, (pair[0], replace(pair[1], prompt_logprobs=None)))
     assert verdict is Verdict.BUG
-    assert [one.row for one in positions if one.verdict is Verdict.BUG] == [row]
+    assert [position.row for position in positions if position.verdict is Verdict.BUG] == [row]
 
 
 def test_a_near_tie_is_a_route_and_nothing_else_reported_or_not(near: Model) -> None:
@@ -64,8 +64,8 @@ def test_a_near_tie_is_a_route_and_nothing_else_reported_or_not(near: Model) -> 
     given = with_swap(near, row, layer, scores[row, layer])
     positions, verdict = judged(near, said(near, given))
     assert verdict is Verdict.ROUTE
-    changed = [one for one in positions if one.verdict is Verdict.ROUTE]
-    assert [one.row for one in changed] == [row]
+    changed = [position for position in positions if position.verdict is Verdict.ROUTE]
+    assert [position.row for position in changed] == [row]
     assert changed[0].route is not None and changed[0].route.layer == near.config.sparse_layers[layer]
 
 
@@ -76,10 +76,10 @@ def test_a_format_that_would_flip_most_tokens_explains_nothing(near: Model) -> N
     positions, verdict = judged(near, pair)
     assert verdict is Verdict.BUG
     ask, answer = pair
-    worst = max(positions, key=lambda one: abs(one.error_ratio or 0.0))
+    worst = max(positions, key=lambda position: abs(position.error_ratio or 0.0))
     assert worst.error is not None and abs(worst.error) > 1.0
     under = judge(near, "int4", [(ask, fitting(ask, answer, near.config))])
-    chances = [one.flip_chance for one in under if one.flip_chance is not None]
+    chances = [position.flip_chance for position in under if position.flip_chance is not None]
     assert np.mean(chances) > MOST_FLIPS
 
 
@@ -94,11 +94,11 @@ def test_an_error_that_one_near_tie_explains_is_a_route_in_float32(published: Mo
     assert pair[1] != said(model, tells=False)[1], "the control: the other side of the tie says something else"
     positions, verdict = judged(model, pair)
     assert verdict is Verdict.ROUTE
-    routes = [one.route for one in positions if one.verdict is Verdict.ROUTE]
+    routes = [position.route for position in positions if position.verdict is Verdict.ROUTE]
     assert len(routes) == 1 and routes[0] is not None
     taken = set(given[row, layer]) - set(own_routes(model)[row, layer])
     assert (routes[0].layer, {routes[0].expert}) == (model.config.sparse_layers[layer], taken)
-    assert all(one.verdict is Verdict.EXACT for one in positions if one.row < row)
+    assert all(position.verdict is Verdict.EXACT for position in positions if position.row < row)
 
 
 def with_a_tie(model: Model, folder: Path) -> Model:
@@ -120,7 +120,7 @@ def with_a_tie(model: Model, folder: Path) -> Model:
 
 def load_all(model: Model) -> dict[str, np.ndarray]:
     """All tensors, as float32."""
-    return {name: widen(one.values, one.dtype) for name, one in open_checkpoint(model.path, model.config).items()}
+    return {name: widen(value.values, value.dtype) for name, value in open_checkpoint(model.path, model.config).items()}
 
 
 def test_a_route_far_from_a_tie_is_a_bug_reported_or_not(published: Model) -> None:
@@ -132,11 +132,11 @@ def test_a_route_far_from_a_tie_is_a_bug_reported_or_not(published: Model) -> No
         known = Known()
         checked = (pair[0], fitting(pair[0], answer, published.config))
         positions = judge(published, "float32", [checked], known=known)
-        found = total(published, "float32", [checked], positions, known=known)
-        assert found.verdict in WRONG, "of one request alone float16 may err so, if it tells no routes"
+        judgement = total(published, "float32", [checked], positions, known=known)
+        assert judgement.verdict in WRONG, "of one request alone float16 may err so, if it tells no routes"
         if answer.routes is not None:
-            assert found.verdict is Verdict.BUG
-            assert f"in layer {published.config.sparse_layers[layer]} one to expert" in found.reasons[1]
+            assert judgement.verdict is Verdict.BUG
+            assert f"in layer {published.config.sparse_layers[layer]} one to expert" in judgement.reasons[1]
 
 
 @pytest.mark.parametrize("tells", [True, False], ids=["told", "untold"])
@@ -144,7 +144,9 @@ def test_a_route_far_from_a_tie_is_a_bug_reported_or_not(published: Model) -> No
 def test_emulated_engines_are_not_called_wrong(published: Model, near: Model, name: str, tells: bool) -> None:
     for model, draw in itertools.product((published, near), (20, 21, 22)):
         positions, verdict = judged(model, said(model, tells=tells, numerics=emulated(name, 1, draw)), name)
-        assert verdict not in (Verdict.BUG, Verdict.DRIFT), [one for one in positions if one.verdict is Verdict.BUG]
+        assert verdict not in (Verdict.BUG, Verdict.DRIFT), [
+            position for position in positions if position.verdict is Verdict.BUG
+        ]
 
 
 def test_truths_of_the_same_tokens_by_other_routes_are_others(published: Model) -> None:
@@ -153,7 +155,9 @@ def test_truths_of_the_same_tokens_by_other_routes_are_others(published: Model) 
     swapped_routes = own_routes(published)
     swapped_routes[2, 0] = swapped(np.arange(8.0), swapped_routes[2, 0])
     third = replace(answer, routes=as_tuples(swapped_routes))
-    pairs = [(ask, fitting(ask, one, published.config)) for one in (answer, other, third, replace(answer, routes=None))]
+    pairs = [
+        (ask, fitting(ask, reply, published.config)) for reply in (answer, other, third, replace(answer, routes=None))
+    ]
     truths = truths_of(published, pairs, Known())
     assert len(truths) == 4
     untold, first, same, changed = truths.values()  # those without routes share truths, so they come first
@@ -177,23 +181,23 @@ def test_a_mixture_without_a_sparse_layer_is_judged_as_a_dense_model(tmp_path: P
     ask = Ask("a", "short-prompts", prompt, NEW, factors={"length": len(prompt)})
     for name in ("float32", "bfloat16"):
         right = judge(model, name, [(ask, Answer("a", tokens, scores))])
-        assert {one.verdict for one in right} == {Verdict.EXACT}
+        assert {position.verdict for position in right} == {Verdict.EXACT}
         wrong = judge(model, name, [(ask, Answer("a", tokens, tuple(score - 1.0 for score in scores)))])
-        assert {one.verdict for one in wrong} == {Verdict.DRIFT}
+        assert {position.verdict for position in wrong} == {Verdict.DRIFT}
 
 
 def test_the_loose_noise_is_that_of_all_rows_whether_prompts_are_reported_or_not(published: Model) -> None:
     """Else prompts whose tokens went elsewhere would count as errors of 0, and right engines be wrong."""
     ask, answer = said(published, tells=False)
-    found = []
-    for one in (answer, replace(answer, prompt_logprobs=None)):
+    spreads = []
+    for reply in (answer, replace(answer, prompt_logprobs=None)):
         known = Known()
-        judge(published, "float16", [(ask, one)], known=known)
+        judge(published, "float16", [(ask, reply)], known=known)
         (noise,) = known.loose.values()
-        found.append(noise.spread)
+        spreads.append(noise.spread)
         (truth,) = known.truths.values()
         assert truth.known_rows.tolist() == list(range(len(truth.best)))
-    assert np.array_equal(*found)
+    assert np.array_equal(*spreads)
 
 
 def test_only_near_ties_are_tried_the_nearest_first_and_behind_the_last_change(published: Model) -> None:
@@ -215,14 +219,13 @@ def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(pub
     (truth,) = truths_of(published, [pair], Known()).values()
     gaps = np.zeros((len(truth.best), 3))
     noise = Noise((0,), np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
-    route, key = change(Scored(truth, noise, margins=gaps), 5, 1, 3)
-    told = from_key(key, published.config)
-    assert told is not None and truth.routes is not None
-    assert told[:5].tolist() == truth.routes[:5].tolist() == routes[:5].tolist()
-    assert told[5, 0].tolist() == truth.routes[5, 0].tolist()
-    assert set(told[5, 1]) - set(truth.routes[5, 1]) == {route.expert}
-    assert set(truth.routes[5, 1]) - set(told[5, 1]) == {route.instead_of}
-    assert (told[5, 2:] == OWN).all() and (told[6:] == OWN).all()
+    route, changed = change(Scored(truth, noise, margins=gaps), 5, 1, 3)
+    assert truth.routes is not None
+    assert changed[:5].tolist() == truth.routes[:5].tolist() == routes[:5].tolist()
+    assert changed[5, 0].tolist() == truth.routes[5, 0].tolist()
+    assert set(changed[5, 1]) - set(truth.routes[5, 1]) == {route.expert}
+    assert set(truth.routes[5, 1]) - set(changed[5, 1]) == {route.instead_of}
+    assert (changed[5, 2:] == OWN).all() and (changed[6:] == OWN).all()
 
 
 def test_a_loose_spread_is_at_least_that_of_all_rerouted_tokens() -> None:
@@ -239,7 +242,7 @@ def test_a_loose_spread_is_at_least_that_of_all_rerouted_tokens() -> None:
 
 def test_too_many_tokens_elsewhere_are_a_bug_though_each_may_be(published: Model) -> None:
     positions, _ = judged(published, said(published))
-    rare = [replace(one, is_rerouted=True, route_chance=0.01) for one in positions]
+    rare = [replace(position, is_rerouted=True, route_chance=0.01) for position in positions]
     count, chance = route_probability(rare)
     assert count == len(positions) and chance < 1e-9
     pair = said(published)

@@ -28,19 +28,19 @@ def test_routes_given_are_taken_and_others_are_its_own(published: Model) -> None
     plain, kept = routed(published.numerics)
     expected = reference.hidden_states(published.weights, published.config, plain, ids)
     assert kept.chosen().shape == (len(ids), 3, 2) and kept.preferred().shape == (len(ids), 3, 8)
-    for told in (kept.chosen(), kept.chosen()[:, :, ::-1], np.full_like(kept.chosen(), OWN)):
-        numerics, again = routed(published.numerics, told)
-        found = reference.hidden_states(published.weights, published.config, numerics, ids)
-        if told[0, 0, 0] in (OWN, kept.chosen()[0, 0, 0]):
-            assert found.tobytes() == expected.tobytes()
-        assert again.preferred().tobytes() == kept.preferred().tobytes() or told[0, 0, 0] != OWN
+    for routes in (kept.chosen(), kept.chosen()[:, :, ::-1], np.full_like(kept.chosen(), OWN)):
+        numerics, again = routed(published.numerics, routes)
+        states = reference.hidden_states(published.weights, published.config, numerics, ids)
+        if routes[0, 0, 0] in (OWN, kept.chosen()[0, 0, 0]):
+            assert states.tobytes() == expected.tobytes()
+        assert again.preferred().tobytes() == kept.preferred().tobytes() or routes[0, 0, 0] != OWN
     other = kept.chosen().copy()
     other[5, 1] = swapped(kept.preferred()[5, 1], other[5, 1])
     numerics, again = routed(published.numerics, other)
-    found = reference.hidden_states(published.weights, published.config, numerics, ids)
+    states = reference.hidden_states(published.weights, published.config, numerics, ids)
     assert again.chosen().tolist() == other.tolist()
-    assert found[:5].tobytes() == expected[:5].tobytes(), "what is before the change can't know of it"
-    assert found[5].tobytes() != expected[5].tobytes()
+    assert states[:5].tobytes() == expected[:5].tobytes(), "what is before the change can't know of it"
+    assert states[5].tobytes() != expected[5].tobytes()
 
 
 scores = st.lists(st.integers(0, 6), min_size=3, max_size=6)
@@ -51,29 +51,29 @@ scores = st.lists(st.integers(0, 6), min_size=3, max_size=6)
 def test_a_difference_is_seen_exactly_where_another_choice_was_better(values: list[int], data: st.DataObject) -> None:
     """By all subsets: a choice is right if it is the K with the largest (score, lowest id)."""
     count = data.draw(st.integers(1, len(values)))
-    told = data.draw(st.permutations(range(len(values))))[:count]
+    experts = data.draw(st.permutations(range(len(values))))[:count]
     preferred = np.array([values], np.float32)
     squares = np.full_like(preferred, 0.25)
     right = max(
         itertools.combinations(range(len(values)), count), key=lambda s: sorted((values[i], -i) for i in s)[::-1]
     )
-    found = difference(preferred, np.array([told]), squares, [7])
-    if set(told) == set(right):
-        assert found is None
+    mismatch = difference(preferred, np.array([experts]), squares, [7])
+    if set(experts) == set(right):
+        assert mismatch is None
     else:
-        assert found is not None and found.layer == 7
-        assert found.expert in told and found.instead_of not in told
-        behind = max(values[i] for i in range(len(values)) if i not in told) - min(values[i] for i in told)
-        assert found.ratio == pytest.approx(behind / np.sqrt(0.5))
+        assert mismatch is not None and mismatch.layer == 7
+        assert mismatch.expert in experts and mismatch.instead_of not in experts
+        behind = max(values[i] for i in range(len(values)) if i not in experts) - min(values[i] for i in experts)
+        assert mismatch.ratio == pytest.approx(behind / np.sqrt(0.5))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=4, max_size=4), st.integers(1, 4))
 def test_a_margin_is_the_gap_between_the_last_chosen_and_the_first_left(values: list[int], count: int) -> None:
     preferred, squares = np.array([[values]], np.float32), np.full((1, 1, 4), 2.0, np.float32)
-    ((found,),) = margins(preferred, squares, count)
+    ((margin,),) = margins(preferred, squares, count)
     order = sorted(values, reverse=True)
-    assert found == (np.inf if count == 4 else pytest.approx((order[count - 1] - order[count]) / 2.0))
+    assert margin == (np.inf if count == 4 else pytest.approx((order[count - 1] - order[count]) / 2.0))
 
 
 def test_reported_routes_come_in_several_forms(published: Model) -> None:

@@ -36,13 +36,13 @@ def blocks_of(dtype: str, shape: tuple[int, int], random: np.random.Generator) -
     Weights deviate by about 1 / sqrt(inputs), so that activations stay near 1.
     """
     kind, codes = QUANTISED[dtype], {"Q8_0": 127, "Q4_0": 8, "Q4_1": 15, "Q5_1": 31, "Q4_K": 15 * 48}[dtype]
-    made = random.integers(0, 256, (shape[0], shape[1] // kind.weights, kind.size), np.uint8)
-    scale = random.uniform(1, 2, made.shape[:2]) / codes / np.sqrt(shape[1])
+    blocks = random.integers(0, 256, (shape[0], shape[1] // kind.weights, kind.size), np.uint8)
+    scale = random.uniform(1, 2, blocks.shape[:2]) / codes / np.sqrt(shape[1])
     minimum = {"Q4_1": -scale * 7.5, "Q5_1": -scale * 15.5, "Q4_K": scale * 7.5}.get(dtype)
     for at, values in zip(kind.halves, (scale, minimum), strict=False):
         assert values is not None
-        made[..., at : at + 2] = values.astype("<f2")[..., None].view(np.uint8)
-    return made
+        blocks[..., at : at + 2] = values.astype("<f2")[..., None].view(np.uint8)
+    return blocks
 
 
 def write_model(path: Path, dtype: str) -> Path:
@@ -64,12 +64,12 @@ def said(model: Model) -> list[Pair]:
     """What the engine says of each prompt and of one token behind it."""
     random, pairs = np.random.default_rng(3), []
     for length in LENGTHS:
-        ids = tuple(int(one) for one in random.integers(8, model.config.vocab_size, length))
-        found = model.numerics.log_softmax(model.logits(ids))
-        best = int(np.argmax(found[-1]))
-        told = tuple(float(found[row, token]) for row, token in enumerate(ids[1:]))
+        ids = tuple(int(integer) for integer in random.integers(8, model.config.vocab_size, length))
+        logprobs = model.numerics.log_softmax(model.logits(ids))
+        best = int(np.argmax(logprobs[-1]))
+        prompt_logprobs = tuple(float(logprobs[row, token]) for row, token in enumerate(ids[1:]))
         ask = Ask(f"of {length}", "short-prompts", ids, 1, prompt_logprobs=True, factors={"length": length})
-        pairs.append((ask, Answer(ask.id, (best,), (float(found[-1, best]),), prompt_logprobs=told)))
+        pairs.append((ask, Answer(ask.id, (best,), (float(logprobs[-1, best]),), prompt_logprobs=prompt_logprobs)))
     return pairs
 
 
@@ -84,10 +84,10 @@ def test_another_scale_or_no_minimum_is_a_bug(dtype: str, tmp_path: Path) -> Non
     right, reader = write_model(tmp_path / "right.gguf", dtype), FORMATS[dtype]
     changed = patched(right, tmp_path / "wrong.gguf", reader)
     assert changed
-    own = judged(right, AS_LLAMA_CPP, said(q8_engine(right)))
-    assert own.verdict in ("EXACT", "TIE") and own.worst < LIMIT
-    found = judged(right, AS_LLAMA_CPP, said(q8_engine(tmp_path / "wrong.gguf")))
-    assert found.verdict == "BUG" and found.worst > 2 * LIMIT
+    baseline = judged(right, AS_LLAMA_CPP, said(q8_engine(right)))
+    assert baseline.verdict in ("EXACT", "TIE") and baseline.worst < LIMIT
+    result = judged(right, AS_LLAMA_CPP, said(q8_engine(tmp_path / "wrong.gguf")))
+    assert result.verdict == "BUG" and result.worst > 2 * LIMIT
 
 
 @pytest.mark.rounding
@@ -98,7 +98,7 @@ def test_groups_of_32_taken_for_64_are_a_bug(tmp_path: Path) -> None:
     right = mlx_files.write(tmp_path / "right", {**raw, **mlx_files.told("affine", 4, 64)}, tensors)
     changed = regrouped(right, tmp_path / "wrong")
     assert set(changed) == {name for name in tensors if name.endswith((".scales", ".biases"))}
-    own = judged(right, "float32", said(lfm2np.load(right, "float32")))
-    assert own.verdict == "EXACT" and own.worst < LIMIT
-    found = judged(right, "float32", said(lfm2np.load(tmp_path / "wrong", "float32")))
-    assert found.verdict == "BUG" and found.worst > 2 * LIMIT
+    baseline = judged(right, "float32", said(lfm2np.load(right, "float32")))
+    assert baseline.verdict == "EXACT" and baseline.worst < LIMIT
+    result = judged(right, "float32", said(lfm2np.load(tmp_path / "wrong", "float32")))
+    assert result.verdict == "BUG" and result.worst > 2 * LIMIT

@@ -86,9 +86,9 @@ def report_of(directory: Path, recorded: Recorded, name: str, stored_as: str | N
 
 
 def stored_dump(recorded: Recorded, dtype: str = "F32") -> dict[str, Stored]:
-    made = {name: stored(values, dtype) for name, values in recorded.items() if name != "token_ids"}
+    tensors = {name: stored(values, dtype) for name, values in recorded.items() if name != "token_ids"}
     ids = recorded["token_ids"]
-    return made | {"token_ids": ("I64", ids.shape, ids.astype("<i8").tobytes())}
+    return tensors | {"token_ids": ("I64", ids.shape, ids.astype("<i8").tobytes())}
 
 
 def written(path: Path, tensors: dict[str, Stored]) -> Path:

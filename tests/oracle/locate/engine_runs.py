@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from dumps import dump_of
@@ -33,8 +35,19 @@ def located(
     return locate(open_checkpoint(model.path, model.config), model.config, dump_of(chosen, stored))
 
 
+def up_to(tensor: str) -> Callable[[str], bool]:
+    """What to keep if this is to be the first finding: the tensors of its layer and of those before it."""
+    last = layer_of(tensor)
+    return lambda name: last is None or name == "model.embed_tokens" or layer_of(name, last + 1) <= last
+
+
+def layer_of(name: str, default: Any = None) -> Any:
+    match = re.match(r"model\.layers\.(\d+)", name)
+    return int(match[1]) if match else default
+
+
 def prompt(seed: int, length: int, vocabulary: int = 60) -> list[int]:
-    return [int(one) for one in np.random.default_rng(seed).integers(10, vocabulary, length)]
+    return [int(integer) for integer in np.random.default_rng(seed).integers(10, vocabulary, length)]
 
 
 def engine(model: Model, **options: object) -> RecordedEngine:

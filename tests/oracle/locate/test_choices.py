@@ -24,21 +24,21 @@ def scores(*rows: list[float]) -> Measured:
 def test_what_is_farther_apart_than_four_times_the_noise_is_no_tie(
     apart: float, is_wrong: bool, order: list[int]
 ) -> None:
-    made = mixture.judged(np.array([[0, 3]])[:, order], scores([0.9, 0.5, 0.1, 0.5 - apart]))
+    judgement = mixture.judged(np.array([[0, 3]])[:, order], scores([0.9, 0.5, 0.1, 0.5 - apart]))
     place = order.index(1)
-    assert made.errors[0, place] == pytest.approx(apart / BOUND)
-    assert (made.errors[0] > 1.0).tolist() == [is_wrong and one == place for one in range(2)]
-    assert (made.instead[0, place], made.instead[0, 1 - place]) == (1, NOBODY)
+    assert judgement.errors[0, place] == pytest.approx(apart / BOUND)
+    assert (judgement.errors[0] > 1.0).tolist() == [is_wrong and row == place for row in range(2)]
+    assert (judgement.instead[0, place], judgement.instead[0, 1 - place]) == (1, NOBODY)
 
 
 def test_a_wrong_expert_is_compared_with_the_missing_one_that_gives_the_largest_error() -> None:
-    made = mixture.judged(np.array([[2, 3]]), scores([0.9, 0.6, 0.3, 0.2]))
-    assert made.instead.tolist() == [[0, 0]]
+    judgement = mixture.judged(np.array([[2, 3]]), scores([0.9, 0.6, 0.3, 0.2]))
+    assert judgement.instead.tolist() == [[0, 0]]
     times = 0.7 / (NOISE * 2**0.5)
-    assert mixture.in_words(np.array([[2, 3]]), made, 0, 1, 4) == (
+    assert mixture.in_words(np.array([[2, 3]]), judgement, 0, 1, 4) == (
         f"routed to expert 3 instead of 0, although their scores are {times:.3g} times the noise apart"
     )
-    assert mixture.describe_choices(np.array([[2, 3]]), made, 4) == (
+    assert mixture.describe_choices(np.array([[2, 3]]), judgement, 4) == (
         "chosen wrongly: experts 2 to 3 of 4; left out: expert 0 of 4"
     )
 
@@ -47,12 +47,12 @@ def test_a_wrong_expert_is_compared_with_the_missing_one_that_gives_the_largest_
 def test_whatever_noise_chooses_is_right_and_was_in_doubt(seed: int, count: int, by_place: bool) -> None:
     """Scores that are moved by up to their noise: no choice by them is wrong, nor one that it was thought sure of."""
     random = np.random.default_rng(seed)
-    own = Measured(random.integers(0, 12, (6, 8)) / 100.0, 0.02 * random.random((6, 8)))
-    moved = own.values + own.spread * random.uniform(-1.0, 1.0, (6, 8))
+    measured = Measured(random.integers(0, 12, (6, 8)) / 100.0, 0.02 * random.random((6, 8)))
+    moved = measured.values + measured.spread * random.uniform(-1.0, 1.0, (6, 8))
     ids = np.argsort(-moved, axis=-1, kind="stable")[:, :count]
-    assert mixture.judged(random.permuted(ids, axis=1).astype(float), own).errors.max() <= 1.0
-    expected, found = mixture.places(own, count, by_place), mixture.as_places(ids, 8)
-    differs = expected.values != found if by_place else (expected.values > 0) != (found > 0)
+    assert mixture.judged(random.permuted(ids, axis=1).astype(float), measured).errors.max() <= 1.0
+    expected, actual = mixture.places(measured, count, by_place), mixture.as_places(ids, 8)
+    differs = expected.values != actual if by_place else (expected.values > 0) != (actual > 0)
     assert not (differs & (expected.spread == 0.0)).any()
 
 
@@ -67,8 +67,8 @@ def test_the_last_rows_alone_may_be_dumped_and_those_that_cannot_be_are_what_the
     expected = mixture.places(scores([0.9, 0.5, 0.1], [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]), 2, False)
     read = mixture.as_read(np.array([[0.0, 1.0], [7.0, 1.0]]), expected)
     assert mixture.chosen_ids(read, 2).tolist() == [[0, 1], [0, 1], [0, 2]]
-    made = mixture.judged(np.array([[2, 1], [0, 2]]), scores([0.0] * 3, [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]))
-    assert made.errors.tolist() == [[0, 0], [0, 0]]
+    judgement = mixture.judged(np.array([[2, 1], [0, 2]]), scores([0.0] * 3, [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]))
+    assert judgement.errors.tolist() == [[0, 0], [0, 0]]
 
 
 def test_a_choice_that_most_scores_leave_open_says_nothing() -> None:

@@ -65,7 +65,7 @@ def test_scores_of_positions_that_a_row_does_not_see_are_the_engines_own(tmp_pat
         recorded[name] = np.where(later, hidden, recorded[name])
     dump = read(written(tmp_path, stored_dump(recorded)))
     report = locate(tensors, config, dump, "float32")
-    assert report.findings == () and max(one.error for one in report.checks) < 0.7
+    assert report.findings == () and max(check.error for check in report.checks) < 0.7
 
 
 @pytest.mark.parametrize("dtype", ["I32", "U32", "U16", "I64"])
@@ -81,8 +81,8 @@ def test_logits_of_the_last_token_alone_are_judged(tmp_path: Path) -> None:
     recorded = six_heads() | {"lm_head": six_heads()["lm_head"][-1:].copy()}
     assert locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings == ()
     recorded["lm_head"][0, 5] += 1.0
-    (found,) = locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings
-    assert (found.row, found.channel, found.rows) == (11, 5, "the last row, 11")
+    (finding,) = locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings
+    assert (finding.row, finding.channel, finding.rows) == (11, 5, "the last row, 11")
 
 
 def test_names_of_another_engine_are_mapped(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_names_of_another_engine_are_mapped(tmp_path: Path) -> None:
     mapping.write_text(json.dumps({"blk.{layer}.out": "model.layers.{layer}", "result_output": "lm_head"}))
     file = written(tmp_path, renamed)
     report = locate(tensors, config, read(file, read_names(mapping, config)))
-    assert {"model.layers.3", "lm_head"} <= {one.name for one in report.checks}
+    assert {"model.layers.3", "lm_head"} <= {check.name for check in report.checks}
     assert len(read(file).unknown) == 5
 
 
@@ -109,12 +109,12 @@ def test_a_mixtures_tensors_are_read_by_engines_shapes_and_names(tmp_path: Path,
     outputs = recorded[f"{SPARSE}.expert_outputs"].reshape(24, 3, 32)
     ids = recorded[f"{SPARSE}.experts_chosen"]
     kind = f"<{dtype[0].lower()}{int(dtype[1:]) // 8}"
-    own = stored_dump({name: one for name, one in recorded.items() if not name.endswith("_chosen")})
-    own[f"{SPARSE}.expert_outputs"] = stored(outputs, "F32")
-    own["blk.1.topk"] = (dtype, shape, ids.astype(kind).tobytes())
+    renamed = stored_dump({name: value for name, value in recorded.items() if not name.endswith("_chosen")})
+    renamed[f"{SPARSE}.expert_outputs"] = stored(outputs, "F32")
+    renamed["blk.1.topk"] = (dtype, shape, ids.astype(kind).tobytes())
     mapping = tmp_path / "names.json"
     mapping.write_text(json.dumps({"blk.{layer}.topk": "model.layers.{layer}.feed_forward.experts_chosen"}))
-    dump = read_dump(written(tmp_path, own), config, read_names(mapping, config))
+    dump = read_dump(written(tmp_path, renamed), config, read_names(mapping, config))
     assert np.array_equal(dump.tensors[f"{SPARSE}.experts_chosen"], ids)
     assert np.array_equal(dump.tensors[f"{SPARSE}.scores"], recorded[f"{SPARSE}.scores"])
     report = locate(tensors, config, dump)
@@ -237,7 +237,7 @@ def test_the_command_says_that_nothing_exceeds(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_command_names_the_first_wrong_tensor_and_the_others(tmp_path: Path, capsys: Any) -> None:
-    recorded = {name: one.copy() for name, one in six_heads().items()}
+    recorded = {name: head.copy() for name, head in six_heads().items()}
     recorded["model.layers.1.self_attn.attended"][5:, 10:20] *= 1.5
     recorded["model.layers.3.ffn_norm"][0, 0] = np.nan
     for part in ("k_layernorm", "k_rotated"):
@@ -258,7 +258,7 @@ def test_the_command_names_the_first_wrong_tensor_and_the_others(tmp_path: Path,
         assert line in text.splitlines()
     code, text, _ = command(capsys, str(file), as_object=True)
     assert code == 1
-    assert [one["error"] for one in json.loads(text)["findings"]][-1] == "inf"
+    assert [finding["error"] for finding in json.loads(text)["findings"]][-1] == "inf"
 
 
 def test_the_command_calls_too_little_inconclusive(tmp_path: Path, capsys: Any) -> None:

@@ -39,7 +39,7 @@ IDS = np.random.default_rng(0).integers(0, 64, 24).tolist()
 
 
 def without(recorded: Recorded, *ends: str) -> Recorded:
-    return {name: one for name, one in recorded.items() if not name.endswith(ends)}
+    return {name: value for name, value in recorded.items() if not name.endswith(ends)}
 
 
 PARTS: dict[str, Callable[[Recorded], Recorded]] = {
@@ -47,7 +47,7 @@ PARTS: dict[str, Callable[[Recorded], Recorded]] = {
     "as transformers shows": lambda recorded: without(recorded, ".feed_forward.scores", "outputs"),
     "no choice": lambda recorded: without(recorded, "chosen"),
     "router hidden": lambda recorded: without(recorded, "chosen", "_weights", "_outputs", ".scores", ".gate"),
-    "blocks": lambda recorded: {name: one for name, one in recorded.items() if name.count(".") in (0, 2)},
+    "blocks": lambda recorded: {name: value for name, value in recorded.items() if name.count(".") in (0, 2)},
 }
 
 
@@ -73,7 +73,7 @@ def test_lfm2nps_own_arithmetics_stay_within_the_bounds(name: str) -> None:
     ):
         report = report_of(mixture(name), recorded_under(mixture(name), numerics), format_name)
         assert (report.findings, report.unreached) == ((), ())
-        assert max(one.error for one in report.checks) < 0.6
+        assert max(check.error for check in report.checks) < 0.6
 
 
 @pytest.mark.parametrize("run", [in_chunks, with_neighbours, after_a_prefix_hit], ids=lambda run: run.__name__)
@@ -91,7 +91,7 @@ def test_every_tensor_is_recorded_and_none_of_an_experts_products() -> None:
     config, _ = checkpoint(mixture(PLAIN))
     recorded = recorded_under(mixture(PLAIN), FLOAT32)
     reads = ("state", "_read", "self_attn.scores", "self_attn.weights")
-    names = {one.name for one in operations(config) if not one.name.endswith(reads)}
+    names = {operation.name for operation in operations(config) if not operation.name.endswith(reads)}
     assert recorded.keys() - {"token_ids"} == names
     assert recorded["lm_head"].shape == (24, 80)
     assert recorded[CHOSEN].dtype == np.int64 and recorded[OUTPUTS].shape == (24, 2 * 32)
@@ -120,8 +120,10 @@ def route_by_bias(weights: MixtureWeights, config: Any, numerics: Any, x: Any) -
     assert weights.bias is not None
     scores = numerics.add_expert_bias(numerics.sigmoid(numerics.linear(x, weights.router)), weights.bias)
     chosen = numerics.top_k(scores, config.mixture.num_experts_per_tok)
-    own = np.take_along_axis(scores, chosen, axis=-1)
-    return chosen, numerics.routing_weights(own, config.mixture.norm_topk_prob, config.mixture.routed_scaling_factor)
+    chosen_scores = np.take_along_axis(scores, chosen, axis=-1)
+    return chosen, numerics.routing_weights(
+        chosen_scores, config.mixture.norm_topk_prob, config.mixture.routed_scaling_factor
+    )
 
 
 def route_of_the_next_token(weights: MixtureWeights, config: Any, numerics: Any, x: Any) -> Any:
@@ -185,8 +187,8 @@ def shifted(numerics: Any, preferred: Any, count: int) -> Any:
 
 
 def rolled(weights: Any, numerics: Any, x: Any) -> Any:
-    made = RIGHT_GATED(weights, numerics, x)
-    return np.roll(made, 1, axis=0) if len(made) < 24 else made  # a dense layer has all rows
+    output = RIGHT_GATED(weights, numerics, x)
+    return np.roll(output, 1, axis=0) if len(output) < 24 else output  # a dense layer has all rows
 
 
 FAULTS = {
@@ -224,8 +226,8 @@ def wrong(name: str, monkeypatch: pytest.MonkeyPatch, base: Any = FLOAT32) -> Re
     config, tensors = checkpoint(directory)
     weights = prepare_weights(tensors, config, base)
     layers = tuple(
-        replace(layer, feed_forward=replace(own, expert=partial(fault.expert, own.expert)))
-        if isinstance(own := layer.feed_forward, MixtureWeights)
+        replace(layer, feed_forward=replace(feed_forward, expert=partial(fault.expert, feed_forward.expert)))
+        if isinstance(feed_forward := layer.feed_forward, MixtureWeights)
         else layer
         for layer in weights.layers
     )
@@ -247,7 +249,7 @@ def test_a_fault_is_found_at_its_operation(name: str, format_name: str, monkeypa
     assert first.experts.startswith(FAULTS[name].experts)
     assert first.error > (1000 if format_name == "float32" else 3)
     same = FAULTS[name].tensor.replace("layers.1", "layers.2")
-    assert {one.name for one in others} <= {same}  # what comes of it is not wrong by its own inputs
+    assert {other.name for other in others} <= {same}  # what comes of it is not wrong by its own inputs
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -278,19 +280,19 @@ def test_an_engine_that_adds_nothing_to_the_sum_of_its_weights_is_right() -> Non
     )
     report = report_of(mixture(SCALED), record(model, IDS), "float32")
     assert report.findings == ()
-    assert 0.2 < next(one.error for one in report.checks if one.name == WEIGHTS) < 0.7
+    assert 0.2 < next(check.error for check in report.checks if check.name == WEIGHTS) < 0.7
 
 
 # --- the choice
 
 
 def test_a_wrong_choice_is_described_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = {name: one.copy() for name, one in recorded_under(mixture(PLAIN), FLOAT32).items()}
+    recorded = {name: value.copy() for name, value in recorded_under(mixture(PLAIN), FLOAT32).items()}
     biased = recorded[SCORES][7] + np.frombuffer(checkpoint(mixture(PLAIN))[1][f"{SPARSE}.expert_bias"].values, "<f4")
     order = np.argsort(-biased)
     recorded[CHOSEN][7] = order[[0, 4]]
     first, *others = report_of(mixture(PLAIN), recorded, "float32").findings
-    noise = np.hypot(*(2.0**-24 * np.hypot(recorded[SCORES][7, one], biased[one]) for one in order[[1, 4]]))
+    noise = np.hypot(*(2.0**-24 * np.hypot(recorded[SCORES][7, expert], biased[expert]) for expert in order[[1, 4]]))
     times = (biased[order[1]] - biased[order[4]]) / noise
     words = f"routed to expert {order[4]} instead of {order[1]}, although their scores are {times:.3g} times the noise"
     assert first.choice == f"{words} apart"
@@ -298,13 +300,13 @@ def test_a_wrong_choice_is_described_in_words(monkeypatch: pytest.MonkeyPatch) -
     lines = as_text(report_of(mixture(PLAIN), recorded, "float32")).splitlines()
     assert f"largest error       row 7: {first.choice}" in lines
     assert f"experts             chosen wrongly: expert {order[4]} of 8; left out: expert {order[1]} of 8" in lines
-    assert {one.name for one in others} == {WEIGHTS, OUTPUTS}  # which are those of the right one
+    assert {other.name for other in others} == {WEIGHTS, OUTPUTS}  # which are those of the right one
     assert first.rows == "only row 7"
 
 
 @pytest.mark.parametrize("part", ["all", "as transformers shows"])
 def test_the_order_of_the_chosen_does_not_matter(part: str) -> None:
-    recorded = {name: one.copy() for name, one in recorded_under(mixture(SCALED), FLOAT32).items()}
+    recorded = {name: value.copy() for name, value in recorded_under(mixture(SCALED), FLOAT32).items()}
     turned = np.argsort(np.random.default_rng(3).random(recorded[CHOSEN].shape), axis=-1)
     recorded[CHOSEN] = np.take_along_axis(recorded[CHOSEN], turned, axis=-1)
     recorded[WEIGHTS] = np.take_along_axis(recorded[WEIGHTS], turned, axis=-1)
@@ -323,10 +325,10 @@ def test_the_order_of_the_chosen_does_not_matter(part: str) -> None:
 )
 def test_ids_of_no_expert_and_of_one_twice_are_found(ids: list[int], words: str) -> None:
     """And hide nothing behind them."""
-    recorded = {name: one.copy() for name, one in recorded_under(mixture(PLAIN), FLOAT32).items()}
+    recorded = {name: value.copy() for name, value in recorded_under(mixture(PLAIN), FLOAT32).items()}
     recorded[CHOSEN][3] = ids
     recorded["lm_head"][5, 5] += 1.0
-    names = [one.name for one in report_of(mixture(PLAIN), recorded, "float32").findings]
+    names = [finding.name for finding in report_of(mixture(PLAIN), recorded, "float32").findings]
     first = report_of(mixture(PLAIN), recorded, "float32").findings[0]
     assert names == [CHOSEN, "lm_head"]
     assert (first.choice, first.error) == (words, np.inf)

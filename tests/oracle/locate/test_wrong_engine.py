@@ -49,7 +49,9 @@ def test_locate_names_the_state_that_the_second_step_of_one_token_found(tmp_path
     assert (first.name, first.layer, first.recomputed) == ("model.layers.0.conv.state", 0, ())
     assert first.channels == "2 tokens before: all 128 channels"
     assert first.steps == f"from step 2 on (1 row from position {prompt + 1} on), right in steps 0 to 1"
-    assert {one.name for one in report.findings} == {f"model.layers.{layer}.conv.state" for layer in (0, 1, 3, 5)}
+    assert {finding.name for finding in report.findings} == {
+        f"model.layers.{layer}.conv.state" for layer in (0, 1, 3, 5)
+    }
 
 
 def test_the_mended_engine_is_exact(model: Model) -> None:
@@ -74,4 +76,4 @@ def test_the_mended_engine_is_lfm2_on_every_dense_fixture(directory: Path) -> No
     target = PythonTarget("lfm2np.oracle.wrong_engine:mended", directory)
     result = judged(exact, target.probe(), "float32", [(ask, target.answer([ask])[0])])
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE)
-    assert len(result.positions) == 7 + 4 and all(one.error is not None for one in result.positions)
+    assert len(result.positions) == 7 + 4 and all(position.error is not None for position in result.positions)

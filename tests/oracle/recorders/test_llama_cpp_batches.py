@@ -29,25 +29,25 @@ def shape(batch: list[Row]) -> list[tuple[int, int]]:
 
 
 def test_micro_batches_have_as_many_rows_of_each_sequence() -> None:
-    batches = [shape(one) for one in split_equal(prompts(3, 1, 2), 512, sequential=False)]
+    batches = [shape(batch) for batch in split_equal(prompts(3, 1, 2), 512, sequential=False)]
     assert batches == [[(0, 0), (1, 0), (2, 0)], [(0, 1), (2, 1)], [(0, 2)]]
 
 
 def test_sequences_whose_numbers_do_not_follow_each_other_are_apart_in_separate_caches() -> None:
-    batches = [shape(one) for one in split_equal(prompts(3, 1, 2), 512, sequential=True)]
+    batches = [shape(batch) for batch in split_equal(prompts(3, 1, 2), 512, sequential=True)]
     assert batches == [[(0, 0), (1, 0), (2, 0)], [(0, 1), (0, 2)], [(2, 1)]]
 
 
 def test_a_micro_batch_has_no_more_rows_than_it_may_unless_there_are_more_sequences() -> None:
-    assert [len(one) for one in split_equal(prompts(5, 5), 4, sequential=False)] == [4, 4, 2]
-    assert [len(one) for one in split_equal(prompts(1, 1, 1, 1), 2, sequential=False)] == [3, 1]
+    assert [len(batch) for batch in split_equal(prompts(5, 5), 4, sequential=False)] == [4, 4, 2]
+    assert [len(batch) for batch in split_equal(prompts(1, 1, 1, 1), 2, sequential=False)] == [3, 1]
 
 
 def test_every_row_is_in_one_micro_batch() -> None:
     rows = prompts(7, 2, 11)
     for most in (1, 3, 4, 64):
         for sequential in (False, True):
-            split = [row for one in split_equal(rows, most, sequential) for row in one]
+            split = [row for batch in split_equal(rows, most, sequential) for row in batch]
             assert sorted(shape(split)) == sorted(shape(rows))
 
 
@@ -69,16 +69,16 @@ def test_cells_are_counted_within_their_stream() -> None:
 
 def test_keys_of_a_stream_have_their_heads_side_by_side() -> None:
     cached = np.arange(2 * 2 * 3 * 4).reshape(2, 2, 3, 4)  # [streams, G, C, E]
-    found = cached_rows(cached, 1, np.array([2, 0]))
-    np.testing.assert_array_equal(found[0], [*cached[1, 0, 2], *cached[1, 1, 2]])
-    np.testing.assert_array_equal(found[1], [*cached[1, 0, 0], *cached[1, 1, 0]])
+    picked = cached_rows(cached, 1, np.array([2, 0]))
+    np.testing.assert_array_equal(picked[0], [*cached[1, 0, 2], *cached[1, 1, 2]])
+    np.testing.assert_array_equal(picked[1], [*cached[1, 0, 0], *cached[1, 1, 0]])
 
 
 def test_scores_are_ordered_by_position_with_zeros_behind() -> None:
     scores = np.arange(2 * 2 * 3 * 4).reshape(2, 2, 3, 4)  # [streams, H, T / streams, C]
-    found = scores_by_row(scores, Place(1, 3, 6), 1, np.array([3, 1]), 5)
-    assert found.shape == (3, 2, 5)
-    np.testing.assert_array_equal(found[2, 1], [*scores[1, 1, 2, [3, 1]], 0, 0, 0])
+    picked = scores_by_row(scores, Place(1, 3, 6), 1, np.array([3, 1]), 5)
+    assert picked.shape == (3, 2, 5)
+    np.testing.assert_array_equal(picked[2, 1], [*scores[1, 1, 2, [3, 1]], 0, 0, 0])
     in_one = scores_by_row(scores[:1], Place(2, 2, 3), 0, np.array([0]), 1)  # all sequences in one stream
     np.testing.assert_array_equal(in_one[0, :, 0], scores[0, :, 2, 0])
 
@@ -97,13 +97,13 @@ def test_a_request_gets_its_part_of_each_tensor() -> None:
         f"{prefix}.keys": rng.normal(size=(2, 1, 8, 4)),
         f"{prefix}.weights": rng.normal(size=(2, 2, 3, 8)),
     }
-    own = dict(sequence_tensors(graph, Place(1, 3, 6), [8, 9, 10], 4))
-    assert {name: values.shape for name, values in own.items()} == {
+    tensors = dict(sequence_tensors(graph, Place(1, 3, 6), [8, 9, 10], 4))
+    assert {name: values.shape for name, values in tensors.items()} == {
         "lm_head": (3, 5),
         "model.layers.1.conv.state": (1, 2, 4),
         f"{prefix}.keys_read": (3, 4),
         f"{prefix}.weights": (3, 2, 4),
     }
-    np.testing.assert_array_equal(own["lm_head"], graph["lm_head"][3:])
-    np.testing.assert_array_equal(own["model.layers.1.conv.state"][0], graph["model.layers.1.conv.state"][1])
-    np.testing.assert_array_equal(own[f"{prefix}.keys_read"], graph[f"{prefix}.keys"][1, 0, :3])
+    np.testing.assert_array_equal(tensors["lm_head"], graph["lm_head"][3:])
+    np.testing.assert_array_equal(tensors["model.layers.1.conv.state"][0], graph["model.layers.1.conv.state"][1])
+    np.testing.assert_array_equal(tensors[f"{prefix}.keys_read"], graph[f"{prefix}.keys"][1, 0, :3])

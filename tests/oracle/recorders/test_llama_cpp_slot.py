@@ -32,7 +32,7 @@ def test_a_checkpoint_is_chosen_by_its_positions_alone() -> None:
 
 
 def test_the_latest_checkpoint_that_fits_is_chosen() -> None:
-    one, three, nine = checkpoint(1), checkpoint(3), checkpoint(9)
-    assert chosen_checkpoint([one, three, nine], 5, 5) is three
-    assert chosen_checkpoint([nine], 5, 5) is None
+    after_1, after_3, after_9 = checkpoint(1), checkpoint(3), checkpoint(9)
+    assert chosen_checkpoint([after_1, after_3, after_9], 5, 5) is after_3
+    assert chosen_checkpoint([after_9], 5, 5) is None
     assert chosen_checkpoint([], 5, 5) is None

@@ -18,17 +18,17 @@ CONFIG = replace(TRAINED, num_hidden_layers=2, layer_types=("conv", "full_attent
 
 def graph() -> dict[str, Node]:
     """Short names are those of nodes outside of all modules."""
-    made: dict[str, Node] = {"ids": Node("Parameter", ()), "w": Node("Constant", ()), "cache": Node("ReadValue", ())}
+    nodes: dict[str, Node] = {"ids": Node("Parameter", ()), "w": Node("Constant", ()), "cache": Node("ReadValue", ())}
 
     def add(name: str, op: str, *reads: str) -> str:
-        made[TOP + name] = Node(op, reads)
+        nodes[TOP + name] = Node(op, reads)
         return TOP + name
 
     def norm(module: str, read: str) -> str:
         power = add(f"{module}/Power", "Power", "w", read)
-        made = add(f"{module}/Multiply_1", "Multiply", add(f"{module}/Multiply", "Multiply", read, power), "w")
+        output = add(f"{module}/Multiply_1", "Multiply", add(f"{module}/Multiply", "Multiply", read, power), "w")
         add(f"{module}/shared", "Constant")  # by other modules
-        return made
+        return output
 
     def linear(module: str, read: str) -> str:
         return add(f"{module}/MatMul", "MatMul", read, "w")
@@ -41,7 +41,7 @@ def graph() -> dict[str, Node]:
         return add(f"{layer}/Add_1", "Add", residual, linear(f"{layer}.feed_forward.w2", gated))
 
     embedded = add("model.embed_tokens/Gather", "Gather", "w", "ids")
-    conv, own = "model.layers.0.conv", "model.layers.1.self_attn"
+    conv, attn = "model.layers.0.conv", "model.layers.1.self_attn"
     masked = add(f"{conv}/Multiply_1", "Multiply", norm("model.layers.0.operator_norm", embedded), "ids")
     parts = add(f"{conv}/VariadicSplit", "VariadicSplit", linear(f"{conv}.in_proj", masked), "w")
     u = add(f"{conv}/Multiply_2", "Multiply", parts, parts)
@@ -51,27 +51,27 @@ def graph() -> dict[str, Node]:
     gated = add(f"{conv}/Multiply_3", "Multiply", parts, mixed)
     first = end("model.layers.0", linear(f"{conv}.out_proj", gated), embedded)
     normed = norm("model.layers.1.operator_norm", first)
-    values = linear(f"{own}.v_proj", normed)
-    shape = add(f"{own}/Concat_shape", "Concat", add(f"{own}/ShapeOf", "ShapeOf", values))
-    seen = add(f"{own}/Concat_v", "Concat", "cache", add(f"{own}/View", "Reshape", values, shape))
+    values = linear(f"{attn}.v_proj", normed)
+    shape = add(f"{attn}/Concat_shape", "Concat", add(f"{attn}/ShapeOf", "ShapeOf", values))
+    seen = add(f"{attn}/Concat_v", "Concat", "cache", add(f"{attn}/View", "Reshape", values, shape))
     turned = {}
     for part in "kq":
-        heads = norm(f"{own}.{part}_layernorm", linear(f"{own}.{part}_proj", normed))
-        half = add(f"{own}/Concat_{part}half", "Concat", heads, heads)
-        turned[part] = add(f"{own}/Add_{part}", "Add", heads, half)
-    keys = add(f"{own}/Concat_k", "Concat", "cache", turned["k"])
-    attended = add(f"{own}/Attention", "ScaledDotProductAttention", turned["q"], keys, seen)
-    last = end("model.layers.1", linear(f"{own}.out_proj", attended), first)
+        heads = norm(f"{attn}.{part}_layernorm", linear(f"{attn}.{part}_proj", normed))
+        half = add(f"{attn}/Concat_{part}half", "Concat", heads, heads)
+        turned[part] = add(f"{attn}/Add_{part}", "Add", heads, half)
+    keys = add(f"{attn}/Concat_k", "Concat", "cache", turned["k"])
+    attended = add(f"{attn}/Attention", "ScaledDotProductAttention", turned["q"], keys, seen)
+    last = end("model.layers.1", linear(f"{attn}.out_proj", attended), first)
     linear("lm_head", norm("model.embedding_norm", last))
-    return made
+    return nodes
 
 
 def test_each_tensor_has_its_node() -> None:
-    found = {name: node.removeprefix(TOP) for name, node in tensors_of(graph(), CONFIG).items()}
-    conv, own = "model.layers.0.conv", "model.layers.1.self_attn"
-    assert found["model.embed_tokens"] == "model.embed_tokens/Gather"
-    assert found["model.layers.0.operator_norm"] == "model.layers.0.operator_norm/Multiply_1"
-    assert {name.removeprefix(conv): node for name, node in found.items() if name.startswith(conv)} == {
+    nodes = {name: node.removeprefix(TOP) for name, node in tensors_of(graph(), CONFIG).items()}
+    conv, attn = "model.layers.0.conv", "model.layers.1.self_attn"
+    assert nodes["model.embed_tokens"] == "model.embed_tokens/Gather"
+    assert nodes["model.layers.0.operator_norm"] == "model.layers.0.operator_norm/Multiply_1"
+    assert {name.removeprefix(conv): node for name, node in nodes.items() if name.startswith(conv)} == {
         ".in_proj": f"{conv}.in_proj/MatMul",
         ".u": f"{conv}/Multiply_2",
         ".state": f"{conv}/Concat",
@@ -79,12 +79,12 @@ def test_each_tensor_has_its_node() -> None:
         ".gated": f"{conv}/Multiply_3",
         ".out_proj": f"{conv}.out_proj/MatMul",
     }
-    assert (found[f"{own}.q_rotated"], found[f"{own}.k_rotated"]) == (f"{own}/Add_q", f"{own}/Add_k")
-    assert (found[f"{own}.keys_read"], found[f"{own}.values_read"]) == (f"{own}/Concat_k", f"{own}/Concat_v")
-    assert found[f"{own}.attended"] == f"{own}/Attention"
-    assert (found["model.layers.1.residual"], found["model.layers.1"]) == ("model.layers.1/Add", "model.layers.1/Add_1")
-    assert found["model.layers.1.feed_forward.gated"] == "model.layers.1.feed_forward/Multiply"
-    assert list(found)[-2:] == ["model.embedding_norm", "lm_head"]
+    assert (nodes[f"{attn}.q_rotated"], nodes[f"{attn}.k_rotated"]) == (f"{attn}/Add_q", f"{attn}/Add_k")
+    assert (nodes[f"{attn}.keys_read"], nodes[f"{attn}.values_read"]) == (f"{attn}/Concat_k", f"{attn}/Concat_v")
+    assert nodes[f"{attn}.attended"] == f"{attn}/Attention"
+    assert (nodes["model.layers.1.residual"], nodes["model.layers.1"]) == ("model.layers.1/Add", "model.layers.1/Add_1")
+    assert nodes["model.layers.1.feed_forward.gated"] == "model.layers.1.feed_forward/Multiply"
+    assert list(nodes)[-2:] == ["model.embedding_norm", "lm_head"]
 
 
 def test_a_module_that_is_not_there_is_named() -> None:

@@ -12,6 +12,7 @@ from builders import PLAIN, mixture
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.cli import check as cli_check
 from lfm2np.cli.program import main
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
@@ -19,7 +20,7 @@ from lfm2np.loading import Model
 from lfm2np.oracle.check import Cause, Checked, ask_all, check, judged
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
-from lfm2np.oracle.recorders.locating import cause_of
+from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.target import TargetError
@@ -49,8 +50,8 @@ def test_a_request_of_a_ragged_batch_is_written_with_its_steps(tmp_path: Path, c
 def test_what_is_written_is_described_as_json(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "dump.safetensors"
     assert main(["record", WRONG, "--prompt-ids", "5,6", "--max-tokens", "1", "--json", "-o", str(file)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["token_ids"], told["steps"], told["tensors"]["lm_head"]) == ([5, 6], [2], [2, 512])
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["token_ids"], shown["steps"], shown["tensors"]["lm_head"]) == ([5, 6], [2], [2, 512])
 
 
 @pytest.mark.parametrize(
@@ -104,9 +105,9 @@ def test_a_mixture_is_recorded_and_located_by_the_commands(tmp_path: Path, capsy
     model, file = str(mixture(PLAIN)), str(tmp_path / "dump.safetensors")
     command = ["record", f"lfm2np:{numerics}", "--model", model, "--prompt-ids", "1,17,42", "--prompt-ids", "5 6"]
     assert main([*command, "--request", "1", "-o", file, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["tensors"]["model.layers.1.feed_forward.experts_chosen"] == [5, 2]
-    assert (told["steps"], told["unknown"]) == ([2, 1, 1, 1], [])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["tensors"]["model.layers.1.feed_forward.experts_chosen"] == [5, 2]
+    assert (shown["steps"], shown["unknown"]) == ([2, 1, 1, 1], [])
     assert main(["locate", file, "--model", model]) == 0
     assert "nothing exceeds its bound" in capsys.readouterr().out
 
@@ -137,9 +138,9 @@ def test_what_an_engine_prints_does_not_stand_in_the_answer(tmp_path: Path, caps
     """Pinned: vLLM's log in front of the JSON of `check --locate`."""
     output = str(tmp_path / "dump.safetensors")
     assert main(["record", "test_record:Printing", "--prompt-ids", "5,6", "--json", "-o", output]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["output"] == output
-    assert told.err == "loading\nrunning\n"
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["output"] == output
+    assert shown.err == "loading\nrunning\n"
 
 
 def test_whatever_an_engine_raises_is_one_line() -> None:
@@ -160,8 +161,8 @@ def test_targets_of_other_forms_are_refused(target: str) -> None:
 def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2np:float32") -> tuple[Checked, Cause]:
     """Of our own engine, asked and recorded while a fault is in it, and judged while none is."""
     with inject(name):
-        found = ask_all(model, PythonTarget("lfm2np.conformance.adapters:own", model.path), cases=cases)
-    checked = judged(model, found.abilities, "float32", found.pairs)
+        asked = ask_all(model, PythonTarget("lfm2np.conformance.adapters:own", model.path), cases=cases)
+    checked = judged(model, asked.abilities, "float32", asked.pairs)
     record = record_of(target, model.path, "float32")
 
     def faulty(prompts: Any, request: int, new: int) -> bytes:
@@ -178,7 +179,7 @@ def test_a_wrong_operator_is_named_from_the_shortest_wrong_request_alone(model: 
     assert cause.finding is not None
     assert cause.finding["name"] == "model.layers.2.self_attn.k_rotated"
     assert (cause.beside, len(cause.prompts)) == (False, 1)
-    rows = [one.row for one in checked.positions if one.verdict in ("BUG", "DRIFT")]
+    rows = [position.row for position in checked.positions if position.verdict in ("BUG", "DRIFT")]
     assert len(cause.prompts[0]) + cause.max_tokens - 2 == min(rows)
 
 
@@ -207,20 +208,21 @@ def test_a_right_engine_has_no_cause(model: Model) -> None:
     )
     record = record_of("lfm2np:float32", model.path, "float32")
     assert cause_of(checked, "", record, open_checkpoint(model.path, model.config), model.config) is None
+    assert cause_to_dump(checked, "a server", "") is None
 
 
-def test_every_report_has_the_cause(tmp_path: Path, capsys: Any) -> None:
+def test_every_report_has_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[tuple[dict[str, Any], str]] = []  # of --json, and without it
+    monkeypatch.setattr(cli_check, "print_result", lambda arguments, fields, text: printed.append((fields, text)))
     files = [part for name in ("html", "junit") for part in (f"--{name}", str(tmp_path / name))]
-    assert main(["check", WRONG, "--cases", "short-prompts", "--locate", "--json", *files]) == 1
-    cause = json.loads(capsys.readouterr().out)["cause"]
-    assert cause["finding"]["name"] == "model.layers.0.conv.state"
+    assert main(["check", WRONG, "--cases", "short-prompts", "--locate", *files]) == 1
+    ((fields, text),) = printed
+    assert fields["cause"]["finding"]["name"] == "model.layers.0.conv.state"
     where = "first wrong operation: layer 0, what the step found of the convolution"
     for name in ("html", "junit"):
-        text = (tmp_path / name).read_text()
-        assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in text
-        assert where in text or name == "junit"
-    assert main(["check", WRONG, "--cases", "short-prompts", "--locate"]) == 1
-    text = capsys.readouterr().out
+        content = (tmp_path / name).read_text()
+        assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in content
+        assert where in content or name == "junit"
     assert "\nwhere it goes wrong\nrecorded            " in text
     assert where in text.split("engine  ")[0]
 

@@ -84,7 +84,7 @@ def test_the_end_of_a_block_writes_the_file_and_an_error_in_it_does_not(tmp_path
     assert read_dump(tmp_path / "a.safetensors", CONFIG).token_ids.tolist() == [5]
     with pytest.raises(ZeroDivisionError), Recorder(tmp_path / "b.safetensors") as recorder:
         recorder.step([1 // 0])
-    assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.safetensors"]
 
 
 def test_what_cannot_be_kept_is_an_error_that_says_why() -> None:

@@ -36,8 +36,8 @@ def test_states_of_decodes_come_first_and_a_prompt_begins_with_none() -> None:
 
 def test_a_merged_projection_is_parted_at_its_widths() -> None:
     joined = np.arange(14).reshape(2, 7)
-    found = parted(("q", "k", "v"), (4, 2, 1), None, (joined, None))
-    assert {name: rows.tolist() for name, rows in found.items()} == {
+    tensors = parted(("q", "k", "v"), (4, 2, 1), None, (joined, None))
+    assert {name: rows.tolist() for name, rows in tensors.items()} == {
         "q": [[0, 1, 2, 3], [7, 8, 9, 10]],
         "k": [[4, 5], [11, 12]],
         "v": [[6], [13]],
@@ -62,19 +62,19 @@ def test_blocks_in_any_order_are_read_as_rows_with_heads_side_by_side() -> None:
 
 def test_steps_are_put_together_behind_the_prefix_that_they_found() -> None:
     steps = [Step(2, 2, {"x": np.ones((2, 3))}), Step(4, 1, {"x": np.zeros((1, 3))})]
-    found = filled("float32", [10, 11, 12, 13, 14, 15], steps).tensors()
-    assert found["token_ids"].tolist() == [10, 11, 12, 13, 14]
-    assert found["steps"].tolist() == [2, 1]
-    assert found["x"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
+    tensors = filled("float32", [10, 11, 12, 13, 14, 15], steps).tensors()
+    assert tensors["token_ids"].tolist() == [10, 11, 12, 13, 14]
+    assert tensors["steps"].tolist() == [2, 1]
+    assert tensors["x"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
 
 
 def test_of_a_request_that_was_computed_again_the_last_time_counts() -> None:
     first = [Step(0, 3, {"x": np.zeros((3, 1))}), Step(3, 1, {"x": np.zeros((1, 1))})]
     again = [Step(2, 2, {"x": np.ones((2, 1))}), Step(4, 1, {"x": np.ones((1, 1))})]
-    found = filled("float32", [10, 11, 12, 13, 14, 15], first + again).tensors()
-    assert found["token_ids"].tolist() == [10, 11, 12, 13, 14]
-    assert found["steps"].tolist() == [2, 1]
-    assert found["x"].tolist() == [[1], [1], [1]]
+    tensors = filled("float32", [10, 11, 12, 13, 14, 15], first + again).tensors()
+    assert tensors["token_ids"].tolist() == [10, 11, 12, 13, 14]
+    assert tensors["steps"].tolist() == [2, 1]
+    assert tensors["x"].tolist() == [[1], [1], [1]]
 
 
 def test_logits_of_chunks_before_the_last_are_left_out() -> None:

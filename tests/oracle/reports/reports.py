@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from engines import checked_target
+
 import lfm2np
 from lfm2np.faults import inject
-from lfm2np.oracle.check import Checked, check
+from lfm2np.oracle.check import Checked
 from lfm2np.oracle.judging.verdict import Position, Verdict, root_mean_square
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, failed
@@ -37,7 +39,7 @@ def run_check() -> Checked:
     """Of lfm2np's own engine, whose cache and state the oracle does not use: a fault there is the engine's alone."""
     model = lfm2np.load()
     target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
-    return check(model, target, "float32", cases=("short-prompts",))
+    return checked_target(model, target, cases=("short-prompts",))
 
 
 def position(ask: Ask, row: int, verdict: Verdict, error: float | None, flip: bool = False) -> Position:
@@ -59,16 +61,16 @@ def position(ask: Ask, row: int, verdict: Verdict, error: float | None, flip: bo
 
 def made(verdict: Verdict, positions: list[Position], reason: str, engine: str = "hand made") -> Checked:
     """A Checked that no engine said; each position's request has one answer."""
-    pairs = {one.ask.id: (one.ask, Answer(one.ask.id, (5,))) for one in positions}
-    ratios = [abs(one.error_ratio) for one in positions if one.error_ratio is not None]
-    wrong = [one for one in positions if one.verdict in (Verdict.DRIFT, Verdict.BUG)]
+    pairs = {judged.ask.id: (judged.ask, Answer(judged.ask.id, (5,))) for judged in positions}
+    ratios = [abs(judged.error_ratio) for judged in positions if judged.error_ratio is not None]
+    wrong = [judged for judged in positions if judged.verdict in (Verdict.DRIFT, Verdict.BUG)]
     total = Total(
         verdict=verdict,
         reasons=(reason,),
         counts={str(one): sum(p.verdict is one for p in positions) for one in {p.verdict for p in positions}},
         rms=root_mean_square(ratios),
         worst=max(ratios, default=0.0),
-        flips=sum(one.is_flip for one in positions),
+        flips=sum(judged.is_flip for judged in positions),
         flip_chance=0.125,
         first_wrong=wrong[0] if wrong else None,
         unanswered=(),

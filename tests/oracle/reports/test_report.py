@@ -43,7 +43,7 @@ def wrong() -> Checked:
 
 
 def test_exit_codes_say_right_wrong_or_unknown() -> None:
-    assert {str(one): exit_code(one) for one in Verdict} == {
+    assert {str(verdict): exit_code(verdict) for verdict in Verdict} == {
         "EXACT": 0,
         "TIE": 0,
         "ROUTE": 0,
@@ -99,12 +99,12 @@ def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checke
 def test_ten_flips_are_listed_the_worst_first_and_the_others_counted(wrong: Checked) -> None:
     lines = lines_of(wrong)
     start = next(index for index, line in enumerate(lines) if line.startswith("flip in"))
-    flips = sorted((one for one in wrong.positions if one.is_flip), key=lambda one: -one.gap_ratio)
+    flips = sorted((judged for judged in wrong.positions if judged.is_flip), key=lambda judged: -judged.gap_ratio)
     assert len(flips) == wrong.total.flips > 10
-    for line, one in zip(lines[start + 1 : start + 11], flips, strict=False):
-        numbers = [f"{value:.3g}" for value in (one.gap, one.gap_ratio, one.margin_ratio)]
-        ids = [len(one.ask.prompt_token_ids), one.row, one.token_id, one.best]
-        assert line.split() == [one.ask.id, *map(str, ids), *numbers, one.verdict]
+    for line, flip in zip(lines[start + 1 : start + 11], flips, strict=False):
+        numbers = [f"{value:.3g}" for value in (flip.gap, flip.gap_ratio, flip.margin_ratio)]
+        ids = [len(flip.ask.prompt_token_ids), flip.row, flip.token_id, flip.best]
+        assert line.split() == [flip.ask.id, *map(str, ids), *numbers, flip.verdict]
     assert lines[start + 11] == f"... {len(flips) - 10} more"
 
 
@@ -133,30 +133,30 @@ def test_what_was_not_reported_is_a_dash_and_not_a_zero() -> None:
 def test_the_json_has_all_numbers_of_the_check(name: str, request: pytest.FixtureRequest) -> None:
     checked: Checked = request.getfixturevalue(name)
     total = checked.total
-    found = json.loads(json.dumps(as_json(checked, COMMAND, FACTS), allow_nan=False))
-    assert found["verdict"] == total.verdict and found["exit_code"] == exit_code(total.verdict)
-    assert found["reasons"] == list(total.reasons) and found["counts"] == total.counts
+    report = json.loads(json.dumps(as_json(checked, COMMAND, FACTS), allow_nan=False))
+    assert report["verdict"] == total.verdict and report["exit_code"] == exit_code(total.verdict)
+    assert report["reasons"] == list(total.reasons) and report["counts"] == total.counts
     for field in ("rms", "worst", "flips", "flip_chance"):
-        assert found[field] == getattr(total, field)
-    odd = [one for one in checked.positions if one.verdict is not Verdict.EXACT]
-    assert [(one["id"], one["row"], one["error_ratio"]) for one in found["positions"]] == [
-        (one.ask.id, one.row, one.error_ratio) for one in odd
+        assert report[field] == getattr(total, field)
+    odd = [judged for judged in checked.positions if judged.verdict is not Verdict.EXACT]
+    assert [(entry["id"], entry["row"], entry["error_ratio"]) for entry in report["positions"]] == [
+        (judged.ask.id, judged.row, judged.error_ratio) for judged in odd
     ]
-    assert found["prompts"] == {one.ask.id: list(one.ask.prompt_token_ids) for one in odd}
-    assert (found["first_wrong"] is None) == (total.first_wrong is None)
+    assert report["prompts"] == {judged.ask.id: list(judged.ask.prompt_token_ids) for judged in odd}
+    assert (report["first_wrong"] is None) == (total.first_wrong is None)
     for factor in factors.FACTORS:
         groups = factors.grouped(checked.positions, factor)
-        assert {level: one["rms"] for level, one in found["groups"][factor].items()} == {
+        assert {level: value["rms"] for level, value in report["groups"][factor].items()} == {
             level: group.rms for level, group in groups.items()
         }
-    assert found["environment"] == FACTS and found["command"] == COMMAND
-    assert found["abilities"]["engine"] == checked.abilities.engine
+    assert report["environment"] == FACTS and report["command"] == COMMAND
+    assert report["abilities"]["engine"] == checked.abilities.engine
 
 
 def test_json_numbers_that_are_not_finite_are_text() -> None:
     base = made(Verdict.BUG, [position(short(), 0, Verdict.BUG, float("inf"), True)], "x")
-    found = json.loads(json.dumps(as_json(base), allow_nan=False))
-    assert found["worst"] == "inf" and found["positions"][0]["error_ratio"] == "inf"
+    report = json.loads(json.dumps(as_json(base), allow_nan=False))
+    assert report["worst"] == "inf" and report["positions"][0]["error_ratio"] == "inf"
 
 
 # --- JUnit
@@ -178,16 +178,22 @@ def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checke
         "skipped": "0",
         "errors": "0",
     }
-    failed_ids = {one.ask.id for one in wrong.positions if one.verdict in (Verdict.DRIFT, Verdict.BUG)}
+    failed_ids = {judged.ask.id for judged in wrong.positions if judged.verdict in (Verdict.DRIFT, Verdict.BUG)}
     suite = suite_of(wrong)
     failing = [case for case in suite.findall("testcase") if case.find("failure") is not None]
     assert {case.get("name") for case in failing} == failed_ids | {"verdict"}
     assert suite.get("failures") == str(len(failing))
     for case in failing[:-1]:
-        own = [one for one in wrong.positions if one.ask.id == case.get("name") and one.verdict is not Verdict.EXACT]
+        case_positions = [
+            judged
+            for judged in wrong.positions
+            if judged.ask.id == case.get("name") and judged.verdict is not Verdict.EXACT
+        ]
         message = case.find("failure")
         assert message is not None and message.text is not None
-        assert f"{number(own[0].error)} nats" in message.text and f"row {own[0].row}" in message.text
+        assert (
+            f"{number(case_positions[0].error)} nats" in message.text and f"row {case_positions[0].row}" in message.text
+        )
 
 
 def test_junit_skips_what_can_not_be_judged() -> None:
@@ -210,8 +216,8 @@ def test_junit_fails_for_drift_and_passes_for_a_tie() -> None:
 def test_junit_parses_whatever_the_engine_says(text: str) -> None:
     base = tie()
     suite = suite_of(replace(base, abilities=Abilities(text), total=replace(base.total, reasons=(text,))))
-    found = suite.find("properties/property[@name='engine']")
-    assert found is not None and found.get("value") == visible(text)
+    element = suite.find("properties/property[@name='engine']")
+    assert element is not None and element.get("value") == visible(text)
 
 
 # --- text from outside
@@ -250,7 +256,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_whole(path, "x" * 100_000 + "\ud800")
     assert path.read_bytes() == "é\n".encode()
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

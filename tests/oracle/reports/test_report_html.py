@@ -137,10 +137,10 @@ def test_the_page_of_a_wrong_engine_has_the_numbers_of_the_check(wrong: Checked)
         for level, group in factors.grouped(wrong.positions, factor).items():
             numbers = [str(group.count), str(group.told), number(group.rms), number(group.worst), str(group.bugs)]
             assert any(row[:-1] == [level, *numbers] for row in page.rows), (factor, level)
-    for one in wrong.positions:
-        if one.is_flip:
-            numbers = [number(value) for value in (one.gap, one.gap_ratio, one.margin_ratio)]
-            assert any(row[0] == one.ask.id and row[5:8] == numbers for row in page.rows)
+    for judged in wrong.positions:
+        if judged.is_flip:
+            numbers = [number(value) for value in (judged.gap, judged.gap_ratio, judged.margin_ratio)]
+            assert any(row[0] == judged.ask.id and row[5:8] == numbers for row in page.rows)
     for value in (*FACTS.values(), COMMAND, wrong.abilities.engine):
         assert value in page.text
 
@@ -163,7 +163,7 @@ def test_a_mark_stands_above_the_limit_exactly_if_its_error_does() -> None:
             float(re.search(rf'class="line {name}" d="M52 ([\d.]+)H', text)[1])  # type: ignore[index]
             for name in ("limit", "noise")
         )
-        y = [float(found) for found in re.findall(r'class="mark bug" d="M[\d.]+ ([\d.]+)m', text)][1]
+        y = [float(value) for value in re.findall(r'class="mark bug" d="M[\d.]+ ([\d.]+)m', text)][1]
         assert TOP <= y <= BOTTOM
         assert (y < limit) == (size > LIMIT) and (y < noise) == (size > 1.0)
 
@@ -184,7 +184,7 @@ def test_one_mark_for_many_stands_where_one_of_them_does() -> None:
 @pytest.mark.slow
 def test_a_hundred_thousand_positions_fit_into_two_megabytes() -> None:
     asks = [short("borders", index) for index in range(100)]
-    kinds = [one for one in Verdict if one is not Verdict.ROUTE]  # which is no flip
+    kinds = [verdict for verdict in Verdict if verdict is not Verdict.ROUTE]  # which is no flip
     positions = [
         position(asks[index % 100], index * 7 % 5000, kinds[index * 13 % 5], 10.0 ** (index * 31 % 997 / 100 - 3), True)
         for index in range(100_000)

@@ -18,7 +18,7 @@ from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.rollouts import kinds
 from lfm2np.oracle.rollouts.converters import SAMPLING
-from lfm2np.oracle.rollouts.rollout import FIELDS, Left, Rollout, read_rollouts, rollout_as_json
+from lfm2np.oracle.rollouts.rollout import FIELDS, Left, Rollout, read_rollouts
 from lfm2np.sampling.params import SamplingParams, from_json
 
 SCHEMA = json.loads(
@@ -322,9 +322,24 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     )
 
 
+def line_of(rollout: Rollout) -> dict[str, Any]:
+    """The fields of its line; what has its default is left out. json.dumps writes -inf as -Infinity, as it is read."""
+    values: dict[str, Any] = {
+        f.name: getattr(rollout, f.name) for f in dataclasses.fields(Rollout) if f.name != "sampling"
+    }
+    if all(rollout.is_sampled):
+        del values["is_sampled"]
+    values |= {name: getattr(rollout.sampling, name) for name in SAMPLING}
+    default = {f.name: f.default for f in (*dataclasses.fields(SamplingParams), *dataclasses.fields(Rollout))}
+    return {
+        name: value for name, value in values.items() if default[name] is dataclasses.MISSING or value != default[name]
+    }
+
+
+@settings(max_examples=40)
 @given(st.lists(rollouts(), min_size=1, max_size=4, unique_by=lambda rollout: rollout.id))
 def test_what_is_written_is_read_again_and_of_the_schema(model: Model, given_rollouts: list[Rollout]) -> None:
-    records = [rollout_as_json(rollout) for rollout in given_rollouts]
+    records = [line_of(rollout) for rollout in given_rollouts]
     assert read_rollouts(lines(*records), "f", model.config) == (given_rollouts, [])
     assert [complaints(json.loads(json.dumps(record))) for record in records] == [[]] * len(records)
 
@@ -341,7 +356,7 @@ JUNK = st.recursive(
 def test_damage_is_read_or_counted_and_harms_no_other_line(
     model: Model, rollout: Rollout, name: str, junk: Any, cut: int | None
 ) -> None:
-    record = rollout_as_json(dataclasses.replace(rollout, id="damaged"))
+    record = line_of(dataclasses.replace(rollout, id="damaged"))
     damaged = json.dumps({**record, name: junk})[:cut]
     text = f"{lines({**GOOD, 'id': 'before'})}{damaged}\n{lines({**GOOD, 'id': 'behind'})}"
     readable, left = read_rollouts(text, "f", model.config)

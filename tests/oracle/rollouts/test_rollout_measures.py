@@ -57,19 +57,9 @@ def test_the_simple_case() -> None:
     assert math.isnan(figures["training/rollout_actor_probs_pearson_corr"])  # the sampler has one value only
 
 
-def test_trl_s_modes_of_clipping() -> None:
+def test_trl_s_ratio_is_of_whole_answers_and_0_above_3() -> None:
     sampler, trainer = np.zeros(4), np.log([2.0, 2.0, 0.25, 1.0])
-    lengths = [2, 2]
-    assert importance_ratios(sampler, trainer, lengths).tolist() == pytest.approx([0.0, 0.25])
-    assert importance_ratios(sampler, trainer, lengths, "sequence_truncate", 3.0, 0.5).tolist() == pytest.approx(
-        [3, 0.5]
-    )
-    assert importance_ratios(sampler, trainer, lengths, "token_mask", 1.5, 0.5).tolist() == pytest.approx([0, 0, 0, 1])
-    assert importance_ratios(sampler, trainer, lengths, "token_truncate", 1.5).tolist() == pytest.approx(
-        [1.5, 1.5, 0.25, 1.0]
-    )
-    with pytest.raises(ValueError, match="mode 'x': expected one of sequence_mask"):
-        importance_ratios(sampler, trainer, lengths, "x")
+    assert importance_ratios(sampler, trainer, [2, 2]).tolist() == pytest.approx([0.0, 0.25])
 
 
 @pytest.mark.parametrize("lengths", [[], [1], [3], [2, 0], [1, 2]])

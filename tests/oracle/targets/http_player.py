@@ -49,21 +49,21 @@ def play_vllm(path: str, body: dict[str, Any]) -> Reply:
     if path != "/v1/completions":
         return None
     output = computed(tuple(body["prompt"]), body["max_tokens"], body["ignore_eos"])
-    (one,) = output.outputs
+    (completion,) = output.outputs
     choice: dict[str, Any] = {
-        "text": one.text,
-        "token_ids": list(one.token_ids),
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
         "prompt_token_ids": body["prompt"],
-        "finish_reason": one.finish_reason,
+        "finish_reason": completion.finish_reason,
         "logprobs": {
-            "tokens": [f"token_id:{i}" for i in one.token_ids],
-            "token_logprobs": [each.logprob for each in one.logprobs],
-            "top_logprobs": [{f"token_id:{i}": value for i, value in each.top} for each in one.logprobs],
+            "tokens": [f"token_id:{i}" for i in completion.token_ids],
+            "token_logprobs": [each.logprob for each in completion.logprobs],
+            "top_logprobs": [{f"token_id:{i}": value for i, value in each.top} for each in completion.logprobs],
         },
     }
     if "prompt_logprobs" in body:
-        told = [{str(each.token_id): {"logprob": each.logprob}} for each in output.prompt_logprobs[1:]]
-        choice["prompt_logprobs"] = [None, *told]
+        entries = [{str(each.token_id): {"logprob": each.logprob}} for each in output.prompt_logprobs[1:]]
+        choice["prompt_logprobs"] = [None, *entries]
     return {"choices": [choice], "usage": usage(output)}
 
 
@@ -74,19 +74,19 @@ def play_sglang(path: str, body: dict[str, Any]) -> Reply:
         return None
     sampling = body["sampling_params"]
     output = computed(tuple(body["input_ids"]), sampling["max_new_tokens"], sampling["ignore_eos"])
-    (one,) = output.outputs
+    (completion,) = output.outputs
     meta: dict[str, Any] = {
-        "finish_reason": {"type": one.finish_reason, "length": len(one.token_ids)},
+        "finish_reason": {"type": completion.finish_reason, "length": len(completion.token_ids)},
         "prompt_tokens": len(body["input_ids"]),
-        "completion_tokens": len(one.token_ids),
-        "output_token_logprobs": [[each.logprob, each.token_id, None] for each in one.logprobs],
-        "output_top_logprobs": [[[value, i, None] for i, value in each.top] for each in one.logprobs],
+        "completion_tokens": len(completion.token_ids),
+        "output_token_logprobs": [[each.logprob, each.token_id, None] for each in completion.logprobs],
+        "output_top_logprobs": [[[value, i, None] for i, value in each.top] for each in completion.logprobs],
         "input_token_logprobs": [],
     }
     if body["logprob_start_len"] == 0:
-        told = [[each.logprob, each.token_id, None] for each in output.prompt_logprobs[1:]]
-        meta["input_token_logprobs"] = [[None, body["input_ids"][0], None], *told]
-    return {"text": one.text, "output_ids": list(one.token_ids), "meta_info": meta}
+        entries = [[each.logprob, each.token_id, None] for each in output.prompt_logprobs[1:]]
+        meta["input_token_logprobs"] = [[None, body["input_ids"][0], None], *entries]
+    return {"text": completion.text, "output_ids": list(completion.token_ids), "meta_info": meta}
 
 
 def play_llama(path: str, body: dict[str, Any]) -> Reply:
@@ -95,21 +95,21 @@ def play_llama(path: str, body: dict[str, Any]) -> Reply:
     if path != "/completion":
         return None
     output = computed(tuple(body["prompt"]), body["n_predict"], body["ignore_eos"])
-    (one,) = output.outputs
+    (completion,) = output.outputs
     entries = [
         {
             "id": each.token_id,
             "logprob": each.logprob,
             "top_logprobs": [{"id": i, "logprob": value} for i, value in each.top],
         }
-        for each in one.logprobs
+        for each in completion.logprobs
     ]
     return {
-        "content": one.text,
-        "tokens": list(one.token_ids),
-        "stop_type": "eos" if one.finish_reason == "stop" else "limit",
+        "content": completion.text,
+        "tokens": list(completion.token_ids),
+        "stop_type": "eos" if completion.finish_reason == "stop" else "limit",
         "tokens_evaluated": len(body["prompt"]),
-        "tokens_predicted": len(one.token_ids),
+        "tokens_predicted": len(completion.token_ids),
         "completion_probabilities": entries,
     }
 
@@ -118,9 +118,9 @@ def play_mlx(path: str, body: dict[str, Any]) -> Reply:
     if path != "/v1/completions" or not isinstance(body["prompt"], str) or type(body.get("logprobs")) is not bool:
         return None
     output = computed(tuple(model().tokenizer.encode(body["prompt"])), body["max_tokens"], False)
-    (one,) = output.outputs
-    content = [{"id": each.token_id, "logprob": each.logprob} for each in one.logprobs]
-    choice = {"text": one.text, "finish_reason": one.finish_reason, "logprobs": {"content": content}}
+    (completion,) = output.outputs
+    content = [{"id": each.token_id, "logprob": each.logprob} for each in completion.logprobs]
+    choice = {"text": completion.text, "finish_reason": completion.finish_reason, "logprobs": {"content": content}}
     return {"choices": [choice], "usage": usage(output), "system_fingerprint": "0.32.2-0.32.4"}
 
 

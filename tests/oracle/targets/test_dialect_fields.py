@@ -53,8 +53,8 @@ def without(reply: dict[str, Any], path: str) -> dict[str, Any]:
 
 def said(dialect: Dialect, reply: dict[str, Any]) -> dict[str, Any]:
     """What is read, what is missing left out."""
-    found = dialect.read(reply, ASK)
-    fields = {**found.fields, "prompt_tokens": found.prompt_tokens, "new_tokens": found.new_tokens}
+    response = dialect.read(reply, ASK)
+    fields = {**response.fields, "prompt_tokens": response.prompt_tokens, "new_tokens": response.new_tokens}
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -55,7 +55,7 @@ def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
         Ask("bad", "case", (999,), 1),
     ]
     answers = target.answer(asks, aborted=["b"])
-    assert [one.error is None for one in answers] == [True, True, True, False]
+    assert [answer.error is None for answer in answers] == [True, True, True, False]
     target.close()
     lines = [(line[0], json.loads(line[1:])) for line in log.read_text().splitlines()]
     for direction, line in lines:
@@ -69,8 +69,8 @@ def test_the_schema_is_one() -> None:
 
 
 def test_every_example_of_the_schema_and_of_the_docstring_is_a_line() -> None:
-    for name, one in SCHEMA["$defs"].items():
-        for example in one.get("examples", []):
+    for name, definition in SCHEMA["$defs"].items():
+        for example in definition.get("examples", []):
             assert fits(example, name), example
     documented = re.sub(r",\n {7}", ",", exec_target.__doc__ or "")
     lines = re.findall(r"^ {4}([<>]) (\{.*\})$", documented, re.MULTILINE)

@@ -46,15 +46,15 @@ Make = Callable[..., ExecTarget]
 @pytest.fixture
 def make() -> Iterator[Make]:
     """An engine of a few lines of Python, ended after the test."""
-    made: list[ExecTarget] = []
+    targets: list[ExecTarget] = []
 
     def build(script: str, patience: float = 20.0, prelude: str = PRELUDE) -> ExecTarget:
         command = shlex.join([sys.executable, "-I", "-S", "-c", prelude + script])
-        made.append(ExecTarget(command, "model", 512, patience))
-        return made[-1]
+        targets.append(ExecTarget(command, "model", 512, patience))
+        return targets[-1]
 
     yield build
-    for target in made:
+    for target in targets:
         target.close()
 
 
@@ -78,11 +78,11 @@ def test_the_example_engine_says_what_the_reference_computes(example: ExecTarget
         assert answer.error is None and answer.token_ids is not None and len(answer.token_ids) == ask.max_tokens
         scores = model.score((*ask.prompt_token_ids, *answer.token_ids))
         prompt, new = scores[: len(ask.prompt_token_ids) - 1], scores[len(ask.prompt_token_ids) - 1 :]
-        assert [one.rank for one in new] == [1] * ask.max_tokens
-        assert answer.logprobs == tuple(one.logprob for one in new)
+        assert [entry.rank for entry in new] == [1] * ask.max_tokens
+        assert answer.logprobs == tuple(entry.logprob for entry in new)
         assert answer.top_logprobs is not None
         assert [max(top, key=top.__getitem__) for top in answer.top_logprobs] == list(answer.token_ids)
-        expected = tuple(one.logprob for one in prompt) if ask.prompt_logprobs else None
+        expected = tuple(entry.logprob for entry in prompt) if ask.prompt_logprobs else None
         assert answer.prompt_logprobs == expected
     assert example.complaints == []
 
@@ -110,7 +110,7 @@ def test_the_same_ask_may_be_put_twice(make: Make) -> None:
 
 def test_answers_come_in_any_order_and_are_returned_in_that_of_the_asks(make: Make) -> None:
     target = make("hello()\nfor n, name in enumerate(reversed(asks())): answer(name, logprobs=[n, -0.5])")
-    assert [one.logprobs for one in target.answer(ASKS)] == [(1.0, -0.5), (0.0, -0.5)]
+    assert [answer.logprobs for answer in target.answer(ASKS)] == [(1.0, -0.5), (0.0, -0.5)]
 
 
 def test_no_run_has_more_asks_than_the_engine_takes_at_once(make: Make) -> None:
@@ -118,7 +118,7 @@ def test_no_run_has_more_asks_than_the_engine_takes_at_once(make: Make) -> None:
         "hello(at_once=2)\nwhile True:\n names = asks()\n for one in names: answer(one, text=str(len(names)))"
     )
     asks = [Ask(str(n), "case", (1,), 2) for n in range(5)]
-    assert [one.text for one in target.answer(asks)] == ["2", "2", "2", "2", "1"]
+    assert [answer.text for answer in target.answer(asks)] == ["2", "2", "2", "2", "1"]
 
 
 def test_without_abort_an_aborted_ask_is_not_put(make: Make) -> None:
@@ -170,20 +170,20 @@ for script in json.loads(sys.argv[1]):
 def in_runs(scripts: list[str]) -> list[tuple[list[Answer], list[str]]]:
     """Of each script, as one run of one engine: the two answers, and the complaints that it added."""
     command = shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + RUNS, json.dumps(scripts)])
-    target, found = ExecTarget(command, "model", 512, 20.0), []
+    target, results = ExecTarget(command, "model", 512, 20.0), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exec_target, "MAX_LINE", 2**20)
         for _ in scripts:
             before = len(target.complaints)
             answers = target.answer(ASKS)
-            found.append((answers, target.complaints[before:]))
+            results.append((answers, target.complaints[before:]))
     target.close()
-    return found
+    return results
 
 
 def test_a_bad_answer_is_an_error_of_its_ask_alone() -> None:
-    found = in_runs([f"{script}; answer(b)" for script, _ in BAD_ANSWERS.values()])
-    for (name, (_, error)), ((bad, good), complaints) in zip(BAD_ANSWERS.items(), found, strict=True):
+    results = in_runs([f"{script}; answer(b)" for script, _ in BAD_ANSWERS.values()])
+    for (name, (_, error)), ((bad, good), complaints) in zip(BAD_ANSWERS.items(), results, strict=True):
         refuted = True if "entries, expected" in error else None  # an answer, but none that a right engine gives
         assert bad.error is not None and error in bad.error, name
         assert bad == Answer("a", error=bad.error, refuted=refuted), name
@@ -192,8 +192,8 @@ def test_a_bad_answer_is_an_error_of_its_ask_alone() -> None:
 
 
 def test_noise_is_told_and_harms_no_answer() -> None:
-    found = in_runs([f"{script}; answer(a); answer(b)" for script, _ in NOISE.values()])
-    for (name, (_, expected)), (answers, complaints) in zip(NOISE.items(), found, strict=True):
+    results = in_runs([f"{script}; answer(a); answer(b)" for script, _ in NOISE.values()])
+    for (name, (_, expected)), (answers, complaints) in zip(NOISE.items(), results, strict=True):
         assert answers == [Answer("a", (1, 2)), Answer("b", (1, 2))], name
         assert len(complaints) == 1 and expected in complaints[0], name
 
@@ -361,7 +361,7 @@ def test_a_command_is_checked() -> None:
 
 
 @pytest.mark.rounding
-def test_a_check_ends_the_engine_before_it_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_ends_the_engine_before_it_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """A large model would hold its memory beside the oracle's."""
     script = f"""
 open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
@@ -369,15 +369,13 @@ hello()
 while True:
     for name in asks(): answer(name)
 """
-    judged, ended = check.judged, []
 
-    def judged_later(*arguments: Any, **options: Any) -> Checked:
+    def judged(*arguments: Any, **options: Any) -> Checked:
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), 0)
-        ended.append(True)
-        return judged(*arguments, **options)
+        raise TargetError("as far as here")
 
-    monkeypatch.setattr(check, "judged", judged_later)
+    monkeypatch.setattr(check, "judged", judged)
     target = "exec:" + shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + script])
-    assert main(["check", target, "--cases", "short-prompts"]) == 1
-    assert ended
+    assert main(["check", target, "--cases", "short-prompts"]) == 3
+    assert "as far as here" in capsys.readouterr().err

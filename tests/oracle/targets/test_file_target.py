@@ -12,7 +12,7 @@ import pytest
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets import file_target
-from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded
+from lfm2np.oracle.targets.file_target import FileTarget, Transcript
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, ask_as_json
 from lfm2np.oracle.targets.target import Target, TargetError
 
@@ -30,7 +30,7 @@ ONE = {"ask": ask_as_json(PAIRS[0][0]), "answer": answer_as_json(PAIRS[0][1])}
 
 
 def asks_in(path: Path) -> list[Ask]:
-    return [ask for ask, _ in recorded(path).pairs()]
+    return [ask for ask, _ in FileTarget(path).pairs()]
 
 
 @pytest.fixture(autouse=True)
@@ -235,7 +235,7 @@ def test_a_damaged_file_is_no_target(ended: Path, damaged: Callable[[list[str]],
 
 def test_lines_of_ones_own_need_neither_checksum_nor_end(path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({"ask": one["ask"], "answer": one["answer"]}) + "\n" for one in lines))
+    path.write_text("".join(json.dumps({"ask": line["ask"], "answer": line["answer"]}) + "\n" for line in lines))
     assert [ask.id for ask in asks_in(path)] == ["a", "b", "c"]
     with Transcript(path) as transcript:  # what a check adds to them has both
         transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
@@ -259,12 +259,12 @@ def test_a_target_whose_later_line_contradicts_an_earlier_answer_is_refused(tmp_
     ask, answer = PAIRS[2]
     other = dataclasses.replace(answer, text="another")
     path = tmp_path / "answers.jsonl"
-    path.write_text("".join(line_of(ask, one) + "\n" for one in (other, answer)))
+    path.write_text("".join(line_of(ask, reply) + "\n" for reply in (other, answer)))
     with pytest.raises(RequestError, match=r"line 2: .* another ask or answer than an earlier line's"):
         FileTarget(path).probe()
     assert Transcript(path).known(ask) == answer, "a resumed check takes the last"
     failed = Answer(ask.id, error="no connection")
-    path.write_text("".join(line_of(ask, one) + "\n" for one in (failed, answer, answer)))
+    path.write_text("".join(line_of(ask, reply) + "\n" for reply in (failed, answer, answer)))
     assert FileTarget(path).answer([ask]) == [answer]
 
 

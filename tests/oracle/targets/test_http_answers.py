@@ -59,11 +59,11 @@ def test_the_probe_finds_what_a_server_reveals(
     name: str, takes: bool, tells: bool, logprobs: bool, top: int, prompt: bool, slots: int | None, engine: str
 ) -> None:
     with playing(name) as player:
-        found = target_of(player).probe()
-    assert found.engine == engine
-    assert (found.takes_token_ids, found.tells_token_ids, found.tells_logprobs) == (takes, tells, logprobs)
-    assert (found.num_top_logprobs, found.tells_prompt_logprobs, found.slots) == (top, prompt, slots)
-    assert found.at_once == (AT_ONCE if slots is None else min(slots, MOST_AT_ONCE))
+        abilities = target_of(player).probe()
+    assert abilities.engine == engine
+    assert (abilities.takes_token_ids, abilities.tells_token_ids, abilities.tells_logprobs) == (takes, tells, logprobs)
+    assert (abilities.num_top_logprobs, abilities.tells_prompt_logprobs, abilities.slots) == (top, prompt, slots)
+    assert abilities.at_once == (AT_ONCE if slots is None else min(slots, MOST_AT_ONCE))
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp", "mlx"])
@@ -75,13 +75,13 @@ def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
         answers = target.answer(asks)
     for ask, answer in zip(asks, answers, strict=True):
         output = computed(ask.prompt_token_ids, 9, name in ("vllm", "sglang"))
-        (one,) = output.outputs
+        (completion,) = output.outputs
         assert answer.error is None
-        assert (answer.id, answer.token_ids, answer.text) == (ask.id, one.token_ids, one.text)
-        assert answer.finish_reason == one.finish_reason
-        assert answer.logprobs == tuple(each.logprob for each in one.logprobs)
+        assert (answer.id, answer.token_ids, answer.text) == (ask.id, completion.token_ids, completion.text)
+        assert answer.finish_reason == completion.finish_reason
+        assert answer.logprobs == tuple(each.logprob for each in completion.logprobs)
         if abilities.num_top_logprobs:
-            assert answer.top_logprobs == tuple(dict(each.top) for each in one.logprobs)
+            assert answer.top_logprobs == tuple(dict(each.top) for each in completion.logprobs)
         if abilities.tells_prompt_logprobs:
             assert answer.prompt_logprobs == tuple(each.logprob for each in output.prompt_logprobs[1:])
 
@@ -97,27 +97,27 @@ def test_a_server_that_returns_text_only_has_no_token_ids() -> None:
 
 def test_a_dialect_of_token_ids_must_return_them(vllm: Player) -> None:
     vllm.play = lambda path, body: {"choices": [{"text": "x", "finish_reason": "length"}]}
-    found = target_of(vllm).probe()
-    assert (found.engine, found.tells_token_ids) == ("text dialect, version not told", False)
+    abilities = target_of(vllm).probe()
+    assert (abilities.engine, abilities.tells_token_ids) == ("text dialect, version not told", False)
 
 
 def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) -> None:
     """Pinned: "no answer told the ids of its tokens", and nothing of why."""
     text_only = {"choices": [{"text": "x", "finish_reason": "length"}]}
     vllm.play = lambda path, body: text_only if path == "/v1/completions" else None
-    found = target_of(vllm).probe()
+    abilities = target_of(vllm).probe()
     where = "choices[0].token_ids or choices[0].logprobs.tokens"
     with_prompts = "with log-probabilities of the prompt"
-    assert found.refused == (
+    assert abilities.refused == (
         f"vllm (/v1/completions, {with_prompts}): no token ids in the reply, expected {where}",
         f"sglang (/generate, {with_prompts}): HTTP 404: no such thing",
         "llama.cpp (/completion, with log-probabilities): HTTP 404: no such thing",
     )
     pair = ask_of("a"), Answer("a", text="x", finish_reason="length")
-    result = judged_check(model(), found, "float32", [pair])
+    result = judged_check(model(), abilities, "float32", [pair])
     assert result.total.verdict is Verdict.INCONCLUSIVE
-    assert result.total.reasons[-1] == f"probed as {'; '.join(found.refused)}"
-    assert f"was probed as {found.refused[1]}" in limits(found)
+    assert result.total.reasons[-1] == f"probed as {'; '.join(abilities.refused)}"
+    assert f"was probed as {abilities.refused[1]}" in limits(abilities)
 
 
 def test_a_server_that_refuses_log_probabilities_of_prompts_is_said_to(vllm: Player) -> None:
@@ -150,8 +150,8 @@ def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
         body = dialect.request(ask, Extras())
         assert (body["stop"], body["seed"], body["temperature"]) == (["end"], 7, 1.0)
     assert SGLANG.request(ask, Extras())["sampling_params"]["stop"] == ["end"]
-    assert [one.takes_stops for one in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, True, True, False]
-    assert [one.takes_seeds for one in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, False, True, False]
+    assert [dialect.takes_stops for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, True, True, False]
+    assert [dialect.takes_seeds for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, False, True, False]
     plain = VLLM.request(ask_of("s"), Extras())
     assert "stop" not in plain and "seed" not in plain and plain["temperature"] == 0.0
 
@@ -267,14 +267,14 @@ def test_other_dialects_say_when_their_parts_contradict() -> None:
     sglang = play_sglang("/generate", SGLANG.request(ask, Extras()))
     llama = play_llama("/completion", LLAMA_CPP.request(ask, Extras()))
     assert sglang is not None and llama is not None
-    told = sglang["meta_info"]["output_token_logprobs"]
+    entries = sglang["meta_info"]["output_token_logprobs"]
     twice = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
     for part, error in (
-        ({"output_token_logprobs": told[::-1]}, "output_token_logprobs: other tokens than output_ids"),
+        ({"output_token_logprobs": entries[::-1]}, "output_token_logprobs: other tokens than output_ids"),
         ({"output_token_logprobs": [[1]] * 4}, "output_token_logprobs[0]: expected [logprob, id, text]"),
-        ({"input_token_logprobs": told}, "input_token_logprobs: other tokens than the prompt"),
+        ({"input_token_logprobs": entries}, "input_token_logprobs: other tokens than the prompt"),
         ({"output_top_logprobs": twice}, "a token stands twice among the most probable"),
-        ({"finish_reason": {"type": "abort"}, "output_token_logprobs": told[:2]}, "other tokens than output_ids"),
+        ({"finish_reason": {"type": "abort"}, "output_token_logprobs": entries[:2]}, "other tokens than output_ids"),
     ):
         assert error in why_not(SGLANG, {**sglang, "meta_info": sglang["meta_info"] | part}, ask)
     for part, error in (

@@ -18,17 +18,15 @@ def test_of_a_server_the_verdict_comes_and_then_how_to_dump_its_shortest_wrong_r
 
     def half_a_nat_off_late(reply: dict[str, Any]) -> None:
         for choice in reply.get("choices", ()):
-            choice["logprobs"]["token_logprobs"][2:] = [one - 0.5 for one in choice["logprobs"]["token_logprobs"][2:]]
+            logprobs = choice["logprobs"]["token_logprobs"]
+            logprobs[2:] = [logprob - 0.5 for logprob in logprobs[2:]]
 
     with playing("vllm") as server:
-        command = ["check", server.url, "--cases", "short-prompts", "--locate"]
-        assert main(command) == 0
-        assert "where it goes wrong" not in capsys.readouterr().out
         server.spoil = half_a_nat_off_late
-        assert main([*command, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    cause = told["cause"]
-    assert (told["exit_code"], cause["finding"], cause["max_tokens"]) == (1, None, 3)
+        assert main(["check", server.url, "--cases", "short-prompts", "--locate", "--json"]) == 1
+    output = json.loads(capsys.readouterr().out)
+    cause = output["cause"]
+    assert (output["exit_code"], cause["finding"], cause["max_tokens"]) == (1, None, 3)
     (prompt,) = cause["prompts"]
     assert cause["lines"][0].startswith(f"not recorded        {server.url} shows answers only")
     assert f"short-prompts-1: prompt ids {prompt[0]}; 3 new, greedy, alone" in cause["lines"][1]

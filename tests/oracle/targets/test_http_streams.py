@@ -50,10 +50,10 @@ def test_vllms_choices_come_together_whatever_the_order_of_their_events(
     for index, tokens in enumerate(samples):
         pieces = cut(tokens, sizes)
         last = len(pieces) - 1
-        queues.append([vllm_choice(index, one, "length" if n == last else None) for n, one in enumerate(pieces)])
+        queues.append([vllm_choice(index, piece, "length" if n == last else None) for n, piece in enumerate(pieces)])
     events: Events = []
     while any(queues):
-        queue = order.choice([one for one in queues if one])
+        queue = order.choice([queue for queue in queues if queue])
         events.append({"id": "q", "choices": [queue.pop(0)], "usage": None})
     usage = {"prompt_tokens": 3, "completion_tokens": sum(map(len, samples))}
     events.append({"id": "q", "choices": [], "usage": usage})
@@ -63,14 +63,14 @@ def test_vllms_choices_come_together_whatever_the_order_of_their_events(
 
 @given(rows, sizes)
 def test_llamas_events_hold_what_is_new_and_the_last_the_counts(tokens: list[int], sizes: list[int]) -> None:
-    def told(of: list[int]) -> dict[str, Any]:
+    def event_of(of: list[int]) -> dict[str, Any]:
         entries = [{"id": token, "logprob": -token / 8, "top_logprobs": []} for token in of]
         return {"content": "x" * len(of), "tokens": of, "completion_probabilities": entries}
 
     last = {"stop": True, "stop_type": "limit", "tokens_predicted": len(tokens), "tokens_evaluated": 3}
-    events: Events = [{**told(piece), "stop": False} for piece in cut(tokens, sizes)]
+    events: Events = [{**event_of(piece), "stop": False} for piece in cut(tokens, sizes)]
     events.append({**last, "content": "", "tokens": []})
-    assert LLAMA_CPP.joined(events) == {**told(tokens), **last}
+    assert LLAMA_CPP.joined(events) == {**event_of(tokens), **last}
 
 
 def test_sglangs_last_event_is_the_reply() -> None:
@@ -91,7 +91,7 @@ def test_the_entries_of_mlx_come_together(tokens: list[int]) -> None:
         content = [{"id": token, "logprob": -token / 8} for token in of]
         return {"index": 0, "text": "x" * len(of), "logprobs": {"content": content}, "finish_reason": reason}
 
-    events: Events = [{"choices": [choice([one], None)]} for one in tokens[:-1]]
+    events: Events = [{"choices": [choice([token], None)]} for token in tokens[:-1]]
     events.append({"choices": [choice(tokens[-1:], "stop")]})
     assert TEXT.joined(events) == {"choices": [choice(tokens, "stop")]}
 
@@ -110,7 +110,7 @@ def test_fields_that_each_event_repeats_are_not_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "events", "told"),
+    ("dialect", "events", "words"),
     [
         *((dialect, [], "a stream without an event") for dialect in DIALECTS),
         (VLLM, [{}], "choices: NoneType, expected a list"),
@@ -126,10 +126,10 @@ def test_fields_that_each_event_repeats_are_not_joined() -> None:
         (LLAMA_CPP, [{"content": "a"}, {"content": [1]}], "content: expected texts, or lists"),
     ],
 )
-def test_hostile_events_are_refused_by_name(dialect: Dialect, events: Events, told: str) -> None:
+def test_hostile_events_are_refused_by_name(dialect: Dialect, events: Events, words: str) -> None:
     with pytest.raises(RequestError) as caught:
         dialect.joined(events)
-    assert told in str(caught.value)
+    assert words in str(caught.value)
 
 
 JSON = st.recursive(
@@ -144,23 +144,23 @@ EVENTS = st.lists(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3), max
 CHOICES = st.lists(st.dictionaries(st.sampled_from(("index", "text", "token_ids", "logprobs")), JSON), max_size=2)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.name)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 @settings(max_examples=40)
 @given(st.data())
 def test_any_events_make_a_reply_or_a_request_error(dialect: Dialect, data: st.DataObject) -> None:
-    some = st.builds(lambda one, choices: {**one, "choices": choices}, st.just({}), CHOICES)
+    some = st.builds(lambda fields, choices: {**fields, "choices": choices}, st.just({}), CHOICES)
     events = data.draw(EVENTS | st.lists(some, max_size=4))
     try:
         reply = dialect.joined(events)
     except RequestError as problem:
         assert "\n" not in str(problem)
         return
-    assert isinstance(reply, dict) and all(isinstance(one, dict) for one in split_choices(reply))
+    assert isinstance(reply, dict) and all(isinstance(part, dict) for part in split_choices(reply))
 
 
 def test_split_choices_are_a_reply_each_without_usage() -> None:
     reply = {"id": "q", "choices": [{"index": 0}, {"index": 1}], "usage": {"completion_tokens": 4}}
     assert split_choices(reply) == [{"id": "q", "choices": [{"index": 0}]}, {"id": "q", "choices": [{"index": 1}]}]
-    one = {"choices": [{"index": 0}], "usage": {"completion_tokens": 2}}
-    assert split_choices(one) == [one]
+    reply = {"choices": [{"index": 0}], "usage": {"completion_tokens": 2}}
+    assert split_choices(reply) == [reply]
     assert split_choices({"content": "a"}) == [{"content": "a"}]

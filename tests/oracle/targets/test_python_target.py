@@ -31,15 +31,15 @@ def target_of(name: str, **options: Any) -> PythonTarget:
 class Counting:
     """Level a: the tokens are 0, 1, 2, ...; what was asked of the class is kept for the tests."""
 
-    made = 0
+    num_engines = 0
     batches: list[list[Request]] = []  # noqa: RUF012
 
     def __init__(self, model: str, sizes: dict[str, Any]) -> None:
-        type(self).made += 1
+        type(self).num_engines += 1
 
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
         self.batches.append(list(requests))
-        return [[Completion(tuple(range(one.params.max_tokens or 0)), "length")] for one in requests]
+        return [[Completion(tuple(range(request.params.max_tokens or 0)), "length")] for request in requests]
 
 
 class Scoring(Counting):
@@ -53,7 +53,9 @@ class Terse(Counting):
     """Takes no wish for log-probabilities."""
 
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        if any(one.params.logprobs is not None or one.params.prompt_logprobs is not None for one in requests):
+        if any(
+            request.params.logprobs is not None or request.params.prompt_logprobs is not None for request in requests
+        ):
             raise ValueError("no log-probabilities")
         return super().generate(requests)
 
@@ -62,14 +64,14 @@ class Raising(Counting):
     """Can't take 66; the user's 67 and sys.exit's 68; and 70 only alone."""
 
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        for one in requests:
-            if 66 in one.prompt_token_ids:
+        for request in requests:
+            if 66 in request.prompt_token_ids:
                 raise ValueError("66 is\ntoo much")
-            if 67 in one.prompt_token_ids:
+            if 67 in request.prompt_token_ids:
                 raise KeyboardInterrupt
-            if 68 in one.prompt_token_ids:
+            if 68 in request.prompt_token_ids:
                 sys.exit("68")
-            if 70 in one.prompt_token_ids and len(requests) > 1:
+            if 70 in request.prompt_token_ids and len(requests) > 1:
                 raise IndexError("70 wants to be alone")
         return super().generate(requests)
 
@@ -87,7 +89,7 @@ class Odd(Counting):
             6: None,
             7: [Completion((-1,))],
         }
-        return [kinds.get(one.prompt_token_ids[0], [Completion((1,), "length")]) for one in requests]
+        return [kinds.get(request.prompt_token_ids[0], [Completion((1,), "length")]) for request in requests]
 
 
 class Short(Counting):
@@ -98,10 +100,10 @@ class Short(Counting):
 class Stepping:
     """Level c, one token a step for each request. 66 can't be added, 69 breaks the third step, 71 never ends."""
 
-    made = 0
+    num_engines = 0
 
     def __init__(self, model: str, sizes: dict[str, Any]) -> None:
-        type(self).made += 1
+        type(self).num_engines += 1
         self.steps = 0
         self.running: dict[str, tuple[Request, list[int]]] = {}
 
@@ -116,18 +118,18 @@ class Stepping:
 
     def step(self) -> dict[str, list[Completion]]:
         self.steps += 1
-        found = {}
+        results = {}
         for name, (request, tokens) in list(self.running.items()):
             if 69 in request.prompt_token_ids and len(tokens) == 2:
                 raise RuntimeError("a bug at the third token")
             tokens.append(np.int64(len(tokens)))  # type: ignore[arg-type]
             is_done = len(tokens) == request.params.max_tokens and 71 not in request.prompt_token_ids
-            found[name] = [
+            results[name] = [
                 Completion(tuple(tokens), "length" if is_done else None, tuple(np.float32(-1) for _ in tokens))
             ]
             if is_done:
                 del self.running[name]
-        return found
+        return results
 
     def abort(self, request_id: str) -> Any:
         del self.running[request_id]
@@ -154,9 +156,9 @@ def test_own_engine_says_what_the_reference_computes() -> None:
         assert answer.error is None and answer.token_ids is not None and len(answer.token_ids) == ask.max_tokens
         scores = model.score((*ask.prompt_token_ids, *answer.token_ids))
         prompt, new = scores[: len(ask.prompt_token_ids) - 1], scores[len(ask.prompt_token_ids) - 1 :]
-        assert [one.rank for one in new] == [1] * ask.max_tokens
-        assert answer.logprobs == tuple(one.logprob for one in new)
-        assert answer.prompt_logprobs == (tuple(one.logprob for one in prompt) if ask.prompt_logprobs else None)
+        assert [entry.rank for entry in new] == [1] * ask.max_tokens
+        assert answer.logprobs == tuple(entry.logprob for entry in new)
+        assert answer.prompt_logprobs == (tuple(entry.logprob for entry in prompt) if ask.prompt_logprobs else None)
     target.close()
     target.close()
 
@@ -210,10 +212,10 @@ def test_asks_are_greedy_and_have_ids_of_their_own() -> None:
     Counting.batches.clear()
     target.answer([*ASKS, ASKS[0]])
     assert [len(batch) for batch in Counting.batches] == [2, 2]
-    requests = [one for batch in Counting.batches for one in batch]
-    assert len({one.request_id for one in requests}) == 4
-    assert all(one.params.temperature == 0.0 and one.params.ignore_eos for one in requests)
-    assert [one.params.max_tokens for one in requests] == [4] * 4
+    requests = [request for batch in Counting.batches for request in batch]
+    assert len({request.request_id for request in requests}) == 4
+    assert all(request.params.temperature == 0.0 and request.params.ignore_eos for request in requests)
+    assert [request.params.max_tokens for request in requests] == [4] * 4
 
 
 def test_without_steps_an_aborted_ask_is_not_put() -> None:
@@ -248,20 +250,20 @@ def test_a_size_is_checked() -> None:
 
 def test_generate_that_raises_for_one_ask_is_put_the_others_again() -> None:
     target = target_of("Raising")
-    made = Raising.made
+    before = Raising.num_engines
     asks = [ASKS[0], Ask("bad", "case", (66,), 2), ASKS[1], Ask("exits", "case", (68,), 2)]
     answers = target.answer(asks)
     assert answers[0].token_ids == answers[2].token_ids == (0, 1, 2, 3)
     assert answers[1] == Answer("bad", error="ValueError: 66 is too much")
     assert answers[3] == Answer("exits", error="SystemExit: 68")
-    assert Raising.made > made + 1  # one that raised may hold what it was given
+    assert Raising.num_engines > before + 1  # one that raised may hold what it was given
 
 
 def test_generate_that_raises_only_for_several_is_an_error_of_all() -> None:
     lonely = [Ask("x", "case", (70,), 2), ASKS[0]]
     target = target_of("Raising")
     expected = "put together with 1 others: IndexError: 70 wants to be alone"
-    assert target.answer(lonely) == [Answer(one.id, error=expected) for one in lonely]
+    assert target.answer(lonely) == [Answer(ask.id, error=expected) for ask in lonely]
     assert target.answer(lonely[:1]) == [Answer("x", (0, 1), finish_reason="length")]
 
 
@@ -273,15 +275,15 @@ def test_an_interrupt_is_the_users() -> None:
 def test_an_invalid_completion_is_an_error() -> None:
     asks = [Ask(str(first), "case", (first,), 1) for first in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
     answers = target_of("Odd").answer(asks)
-    assert [one.error is None for one in answers] == [True, *[False] * 7, True]
-    assert all(one == Answer(one.id, error=one.error) for one in answers[1:-1])
+    assert [answer.error is None for answer in answers] == [True, *[False] * 7, True]
+    assert all(answer == Answer(answer.id, error=answer.error) for answer in answers[1:-1])
     expected = ["finite", "no completion", "2 entries for 1", "no completion", "finish_reason error", "no completion"]
-    for one, error in zip(answers[1:], [*expected, "token_ids[0] -1"], strict=False):
-        assert one.error is not None and error in one.error
+    for answer, error in zip(answers[1:], [*expected, "token_ids[0] -1"], strict=False):
+        assert answer.error is not None and error in answer.error
 
 
 def test_another_number_of_answers_is_an_error_of_all() -> None:
-    assert target_of("Short").answer(ASKS) == [Answer(one.id, error="1 answers to 3 requests") for one in ASKS]
+    assert target_of("Short").answer(ASKS) == [Answer(ask.id, error="1 answers to 3 requests") for ask in ASKS]
 
 
 def test_an_ask_that_cannot_be_added_harms_no_other() -> None:
@@ -299,12 +301,12 @@ def test_if_abort_returns_nothing_the_last_completion_counts() -> None:
 def test_a_step_that_raises_is_an_error_of_the_unfinished_and_the_next_ask_gets_a_new_engine() -> None:
     target = target_of("Stepping")
     target.probe()
-    made = Stepping.made
+    before = Stepping.num_engines
     done, *lost = target.answer([Ask("done", "case", (5,), 2), Ask("bad", "case", (69,), 5), ASKS[0]])
     assert done.token_ids == (0, 1)
-    assert [one.error for one in lost] == ["step(): RuntimeError: a bug at the third token"] * 2
+    assert [answer.error for answer in lost] == ["step(): RuntimeError: a bug at the third token"] * 2
     assert target.answer(ASKS[:1])[0].token_ids == (0, 1, 2, 3)
-    assert Stepping.made == made + 1
+    assert Stepping.num_engines == before + 1
 
 
 def test_an_engine_that_never_ends_is_given_up() -> None:

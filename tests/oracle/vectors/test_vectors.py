@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
+EXACT_ROWS, MODEL_FACTS = cache(golden.exact_rows), cache(golden.model_facts)
+
+
+@pytest.fixture
+def computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model says of the few vectors is the same in each test: the set's values are what changes."""
+    monkeypatch.setattr(golden, "exact_rows", EXACT_ROWS)
+    monkeypatch.setattr(golden, "model_facts", MODEL_FACTS)
+
+
 def change(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     document = json.loads((folder / DOCUMENT).read_text())
     edit(document)
@@ -62,8 +73,8 @@ def test_the_same_bytes_twice(tmp_path: Path, folder: Path) -> None:
 
 def test_another_seed_draws_other_prompts() -> None:
     first, second = (choose(six().config, None, seed) for seed in (0, 1))
-    assert [one.id for one in first] == [one.id for one in second]
-    assert all(one.prompt_token_ids != other.prompt_token_ids for one, other in zip(first, second, strict=True))
+    assert [choice.id for choice in first] == [choice.id for choice in second]
+    assert all(choice.prompt_token_ids != other.prompt_token_ids for choice, other in zip(first, second, strict=True))
 
 
 def test_what_a_schedule_names_is_made_too() -> None:
@@ -76,9 +87,9 @@ def test_what_a_schedule_names_is_made_too() -> None:
 
 def test_a_short_context_leaves_out_what_does_not_fit_and_what_names_it() -> None:
     config = replace(six().config, max_position_embeddings=60)
-    chosen = {one.id: one for one in choose(config, None)}
+    chosen = {choice.id: choice for choice in choose(config, None)}
     assert "slot-long" not in chosen and "slot-short" not in chosen and "slot-again" not in chosen
-    assert all(mentioned(one) <= chosen.keys() for one in chosen.values())
+    assert all(mentioned(choice) <= chosen.keys() for choice in chosen.values())
 
 
 @pytest.mark.parametrize("at", ["mkdir", "fsync", "rename"])
@@ -134,10 +145,10 @@ def test_the_packaged_set_is_what_the_packaged_model_says(capsys: pytest.Capture
 def test_the_packaged_set_is_what_choose_and_the_notes_say() -> None:
     """What can change without the numbers: run `lfm2np vectors make -o fixtures/vectors/trained` after a change."""
     document = packaged()
-    for one, vector in zip(choose(trained().config, trained().tokenizer), document["vectors"], strict=True):
-        assert len(vector["token_ids"]) == one.new
-        assert one.keep == "all" or golden.kept_names(trained(), one.keep) == vector["tensors"]
-        said = golden.vector_json(one, tuple(vector["token_ids"]), vector["positions"], vector["tensors"])
+    for choice, vector in zip(choose(trained().config, trained().tokenizer), document["vectors"], strict=True):
+        assert len(vector["token_ids"]) == choice.new
+        assert choice.keep == "all" or golden.kept_names(trained(), choice.keep) == vector["tensors"]
+        said = golden.vector_json(choice, tuple(vector["token_ids"]), vector["positions"], vector["tensors"])
         assert said == vector
     assert document["notes"] == NOTES
     assert sum(path.stat().st_size for path in packaged_set().iterdir()) < 1.5e6
@@ -168,10 +179,12 @@ def test_a_changed_document_is_refused_also_without_the_package(folder: Path) ->
         vectors_plain.read_document(str(path))
 
 
+@pytest.mark.usefixtures("computed_once")
 def test_a_sound_set_verifies(folder: Path) -> None:
     assert verify(six(), read_set(folder)) == []
 
 
+@pytest.mark.usefixtures("computed_once")
 def test_one_bit_of_a_logit_in_the_tensors_is_named(folder: Path) -> None:
     content = bytearray((folder / TENSORS).read_bytes())
     content[-1] ^= 1  # the last number of the last tensor
@@ -182,6 +195,7 @@ def test_one_bit_of_a_logit_in_the_tensors_is_named(folder: Path) -> None:
     assert second.what == "tensors.sha256"
 
 
+@pytest.mark.usefixtures("computed_once")
 def test_one_bit_of_a_row_of_logits_names_vector_position_and_token(folder: Path) -> None:
     known = read_set(folder)
     rows = known.tensors["prefix-cold/logits"].copy()
@@ -194,12 +208,13 @@ def test_one_bit_of_a_row_of_logits_names_vector_position_and_token(folder: Path
     assert re.fullmatch(r"-?[\d.]+ \(-?0x[\d.a-fp+-]+\)", found.found), found.found
 
 
+@pytest.mark.usefixtures("computed_once")
 def test_a_nan_in_the_tensors_is_a_difference(folder: Path) -> None:
     known = read_set(folder)
     rows = known.tensors["border-15/logits"].copy()
     rows[0, 0] = np.nan
     changed = VectorSet(known.document, {**known.tensors, "border-15/logits": rows}, few().tensors_sha256)
-    assert [one.vector for one in verify(six(), changed)] == ["border-15"]
+    assert [mismatch.vector for mismatch in verify(six(), changed)] == ["border-15"]
 
 
 def next_float(value: float) -> float:
@@ -245,11 +260,18 @@ VALUES: dict[str, tuple[Edit, str]] = {
 }
 
 
+@pytest.mark.usefixtures("computed_once")
 @pytest.mark.parametrize("name", VALUES)
-def test_a_changed_value_is_a_difference_that_names_its_place(
-    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_value_is_a_difference_that_names_its_place(folder: Path, name: str) -> None:
     edit, message = VALUES[name]
+    change(folder, edit)
+    assert re.search(message, str(verify(six(), read_set(folder))[0]))
+
+
+def test_the_command_prints_the_differences_and_ends_with_an_error(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit, message = VALUES["token"]
     change(folder, edit)
     with pytest.raises(ProofError) as error:
         run("verify", str(folder), "--model", str(SIX))

@@ -37,8 +37,12 @@ from lfm2np.sampling.params import SamplingParams
 
 def right_answers(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"id": one["id"], "token_ids": list(one["token_ids"]), "logprobs": [p["logprob"] for p in one["positions"]]}
-        for one in document["vectors"]
+        {
+            "id": vector["id"],
+            "token_ids": list(vector["token_ids"]),
+            "logprobs": [p["logprob"] for p in vector["positions"]],
+        }
+        for vector in document["vectors"]
     ]
 
 
@@ -154,7 +158,7 @@ def test_the_plain_checker_needs_neither_numpy_nor_this_package() -> None:
         name
         for node in ast.walk(ast.parse(PLAIN.read_text()))
         for name in (
-            [one.name for one in node.names]
+            [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
             else [str(node.module)]
             if isinstance(node, ast.ImportFrom)
@@ -171,7 +175,7 @@ def test_the_file_alone_says_the_same_as_the_command(tmp_path: Path, damage: str
     if damage == "token":
         answers = flipped(packaged(), *place(packaged(), lambda position: position["result"] == "must_match"))
     file, copied = tmp_path / "answers.jsonl", tmp_path / "vectors_plain.py"
-    file.write_text("".join(json.dumps(one) + "\n" for one in answers[damage == "missing" :]))
+    file.write_text("".join(json.dumps(answer) + "\n" for answer in answers[damage == "missing" :]))
     copied.write_text(PLAIN.read_text())
     format_name = "bfloat17" if damage == "format" else "float16"
     words = [str(copied), str(packaged_set() / DOCUMENT), str(file), "--format", format_name]
@@ -212,19 +216,28 @@ def test_the_plain_checker_agrees_with_the_one_with_the_model(format_name: str, 
     answers = emulated_answers(six(), document, engine_format, 3)
     pairs = [
         (
-            Ask(one["id"], "", tuple(vector["prompt_token_ids"]), len(vector["token_ids"])),
-            Answer(one["id"], tuple(one["token_ids"]), tuple(one["logprobs"])),
+            Ask(answer["id"], "", tuple(vector["prompt_token_ids"]), len(vector["token_ids"])),
+            Answer(answer["id"], tuple(answer["token_ids"]), tuple(answer["logprobs"])),
         )
-        for one, vector in zip(answers, document["vectors"], strict=True)
+        for answer, vector in zip(answers, document["vectors"], strict=True)
     ]
-    known = {(one.ask.id, one.row - len(one.ask.prompt_token_ids) + 1): one for one in judge(six(), format_name, pairs)}
-    plain = [one for one in vectors_plain.judge(document, answers, format_name) if one.verdict != "INCONCLUSIVE"]
+    known = {
+        (position.ask.id, position.row - len(position.ask.prompt_token_ids) + 1): position
+        for position in judge(six(), format_name, pairs)
+    }
+    plain = [
+        judgement
+        for judgement in vectors_plain.judge(document, answers, format_name)
+        if judgement.verdict != "INCONCLUSIVE"
+    ]
     assert plain
-    for one in plain:
-        assert one.position is not None
-        ratio = max(abs(known[one.id, one.position].error_ratio or 0.0), known[one.id, one.position].gap_ratio)
+    for judged in plain:
+        assert judged.position is not None
+        ratio = max(
+            abs(known[judged.id, judged.position].error_ratio or 0.0), known[judged.id, judged.position].gap_ratio
+        )
         if not 0.8 * LIMIT < ratio < 1.6 * LIMIT:  # else the rounding, or a bound made of two, may decide
-            assert one.verdict == known[one.id, one.position].verdict.value, one
+            assert judged.verdict == known[judged.id, judged.position].verdict.value, judged
     expected = 0 if (format_name, engine_format) != ("float32", "bfloat16") else 1
     if format_name != "float16":
         assert vectors_plain.result(plain) == expected
@@ -233,7 +246,7 @@ def test_the_plain_checker_agrees_with_the_one_with_the_model(format_name: str, 
 @pytest.mark.rounding
 def test_stored_bounds_are_those_of_the_noise() -> None:
     """Two digits are off by 5 % at most; the rest is for products of other shapes, which kernels round otherwise."""
-    keys = {(*one["prompt_token_ids"], *one["token_ids"]): one for one in few().document["vectors"]}
+    keys = {(*entry["prompt_token_ids"], *entry["token_ids"]): entry for entry in few().document["vectors"]}
     truths = [truth_of(six(), ids, {}) for ids in keys]
     for vector, truth, noise in zip(keys.values(), truths, noise_of(six(), truths, "float16"), strict=True):
         for index, position in enumerate(vector["positions"]):
@@ -261,14 +274,14 @@ def played(model: Model, document: dict[str, Any]) -> list[dict[str, Any]]:
         chunk = {"max_num_batched_tokens": hint["size"], "max_num_seqs": 1} if hint["kind"] == "chunks" else {}
         engine = engines[hint["id"]] if hint["kind"] == "after" else Engine(model, **{"max_num_seqs": 8, **chunk})
         engines |= dict.fromkeys(names, engine)
-        for one in names:
-            count = len(vectors_by_id[one]["token_ids"])
+        for vector_id in names:
+            count = len(vectors_by_id[vector_id]["token_ids"])
             params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=0)
-            engine.add_request(one, vectors_by_id[one]["prompt_token_ids"], params)
+            engine.add_request(vector_id, vectors_by_id[vector_id]["prompt_token_ids"], params)
         for output in engine.stream():
             if output.finished:
                 (only,) = output.outputs
-                logprobs = [one.logprob for one in only.logprobs or ()]
+                logprobs = [logprob.logprob for logprob in only.logprobs or ()]
                 answers.append({"id": output.request_id, "token_ids": list(only.token_ids), "logprobs": logprobs})
     return answers
 
@@ -276,7 +289,7 @@ def played(model: Model, document: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
     judged = vectors_plain.judge(packaged(), played(trained(), packaged()), "float32")
-    assert {one.verdict for one in judged} == {"EXACT"}
+    assert {judgement.verdict for judgement in judged} == {"EXACT"}
 
 
 @pytest.mark.parametrize(
@@ -296,9 +309,9 @@ def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
 )
 def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str, caught_by: str) -> None:
     """In an engine that says it computes in float32."""
-    wanted = [one.id for one in golden.picked(choose(trained().config, trained().tokenizer), [caught_by])]
+    wanted = [choice.id for choice in golden.picked(choose(trained().config, trained().tokenizer), [caught_by])]
     document = copy.copy(packaged())
     document["vectors"] = [vector for vector in document["vectors"] if vector["id"] in wanted]
     with faults.inject(fault):
         judged = vectors_plain.judge(document, played(trained(), document), "float32")
-    assert any(one.id == caught_by and one.verdict in ("BUG", "DRIFT") for one in judged)
+    assert any(judgement.id == caught_by and judgement.verdict in ("BUG", "DRIFT") for judgement in judged)

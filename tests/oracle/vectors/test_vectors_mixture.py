@@ -54,7 +54,7 @@ def test_a_set_is_written_and_verifies(tmp_path: Path) -> None:
 
 def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
     judged = vectors_plain.judge(some().document, played(published(), some().document), "float32")
-    assert {one.verdict for one in judged} == {"EXACT"}
+    assert {judgement.verdict for judgement in judged} == {"EXACT"}
 
 
 @pytest.mark.parametrize("format_name", ["float32", "bfloat16", "float16"])
@@ -66,7 +66,7 @@ def test_right_engines_that_choose_their_own_experts_are_not_wrong(format_name: 
 
 def test_the_bounds_are_of_engines_that_choose_their_own_experts() -> None:
     """In bfloat16 that is another size than the arithmetic's alone; in float32 nearly all choices are as they were."""
-    vector = next(one for one in some().document["vectors"] if one["id"] == "decode-32")
+    vector = next(entry for entry in some().document["vectors"] if entry["id"] == "decode-32")
     truth = truth_of(published(), (*vector["prompt_token_ids"], *vector["token_ids"]), {})
     first = len(vector["prompt_token_ids"]) - 1
     ratios = {}

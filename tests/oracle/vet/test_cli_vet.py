@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from pathlib import Path
@@ -20,6 +21,8 @@ TRAINED, ANSWERS = FIXTURES / "trained", FIXTURES / "answers"
 MODEL = lfm2np.load()
 pytestmark = pytest.mark.rounding  # emulated engines have rounding errors of the machine
 FEW = ("--planned", "8", "--max-tokens", "12")
+# for what does not hang on the verdict, which never comes here
+ALONE = ("--candidate", f"bf16={TRAINED}", "--planned", "2", "--max-tokens", "6")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def candidates(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def run(*words: str) -> int:
-    return main(["vet", *words, *FEW])
+    return main(["vet", *FEW, *words])
 
 
 def honest(body: dict[str, Any], number: int) -> tuple[int, Any]:
@@ -40,19 +43,20 @@ def honest(body: dict[str, Any], number: int) -> tuple[int, Any]:
     ids = MODEL.tokenizer.encode_chat(body["messages"])
     params = lfm2np.SamplingParams(temperature=body["temperature"], max_tokens=body["max_tokens"], seed=number)
     with lock:
-        (output,) = lfm2np.LLM().generate([ids], params)
+        (output,) = engine().generate([ids], params)
     completion = output.outputs[0]
     return 200, chat(completion.text or "", list(completion.token_ids), finish_reason=completion.finish_reason)
 
 
 lock = threading.Lock()
+engine = functools.cache(lfm2np.LLM)
 
 
 # --- recorded answers of real engines
 
 
 def test_the_checkpoint_behind_recorded_answers_is_found(candidates, capsys):
-    assert run("--from", str(ANSWERS / "transformers-bfloat16.jsonl"), *candidates, "--json") == 0
+    assert run("--from", str(ANSWERS / "transformers-bfloat16.jsonl"), *candidates[:4], "--json") == 0
     output = json.loads(capsys.readouterr().out)
     assert (output["verdict"], output["accepted"], output["exit_code"]) == ("accepted", "bf16", 0)
     assert output["plan"]["needed_with_logprobs"]["bf16"] < 100
@@ -60,7 +64,6 @@ def test_the_checkpoint_behind_recorded_answers_is_found(candidates, capsys):
     shown = capsys.readouterr()
     assert shown.out.startswith("NOT bf16 BUT: q4, sampled temperature=1 top_k=40 min_p=0.05")
     assert "ProofError" in shown.err and "if it is" in shown.err  # the plan
-    assert run("--from", str(ANSWERS / "llama.cpp-Q4_0.jsonl"), *candidates, "--claim", "q4") == 0
 
 
 def test_a_list_without_the_truth_ends_in_none_of_these(candidates, capsys):
@@ -83,7 +86,7 @@ def test_too_few_answers_are_undecided(candidates, tmp_path, capsys):
 
 def test_an_honest_provider_is_accepted_and_saved_answers_are_used_again(candidates, tmp_path, capsys):
     saved, results = tmp_path / "a.jsonl", tmp_path / "results"
-    words = [*candidates, "--save", str(saved), "--results", str(results), "--json"]
+    words = [*candidates[:4], "--save", str(saved), "--results", str(results), "--json"]
     with serving(honest) as (url, requests):
         assert run(url, *words) == 0
         count, first = len(requests), json.loads(capsys.readouterr().out)
@@ -93,22 +96,18 @@ def test_an_honest_provider_is_accepted_and_saved_answers_are_used_again(candida
     assert first == again and first["accepted"].startswith("bf16") and not first["left_out"]
     assert sorted(results.iterdir())
     assert requests[0]["body"]["temperature"] == 1.0 and requests[0]["path"] == "/v1/chat/completions"
-    assert lfm2np.vet({"bf16": MODEL, "other": FIXTURES / "draft"}, answers=saved)["accepted"] == "bf16"
 
 
 @pytest.mark.slow
 def test_an_interrupt_keeps_what_came(candidates, tmp_path, capsys):
     saved = tmp_path / "a.jsonl"
 
-    def interrupted(body: dict[str, Any], number: int) -> tuple[int, Any]:
-        return honest(body, number)
-
     class Interrupt(ReplyFile):
         def append(self, replies: Any) -> None:
             super().append(replies)
             raise KeyboardInterrupt
 
-    with serving(interrupted) as (url, requests), pytest.MonkeyPatch.context() as patch:
+    with serving(honest) as (url, requests), pytest.MonkeyPatch.context() as patch:
         patch.setattr("lfm2np.oracle.vet.api.ReplyFile", Interrupt)
         assert run(url, *candidates, "--save", str(saved)) == 130
         patch.undo()
@@ -119,7 +118,7 @@ def test_an_interrupt_keeps_what_came(candidates, tmp_path, capsys):
     assert len(set(texts)) == len(texts)  # nothing is asked twice
 
 
-def test_no_key_is_in_any_output_or_file(candidates, tmp_path, capsys, monkeypatch):
+def test_no_key_is_in_any_output_or_file(tmp_path, capsys, monkeypatch):
     key, saved = "sk-very-secret-4711", tmp_path / "a.jsonl"
     monkeypatch.setenv("LFM2NP_API_KEY", key)
 
@@ -127,7 +126,7 @@ def test_no_key_is_in_any_output_or_file(candidates, tmp_path, capsys, monkeypat
         return honest(body, number) if number < 4 else (400, {"error": {"message": f"bad key {key}"}})
 
     with serving(leaky, {"X-Echo": f"Bearer {key}"}) as (url, requests):
-        run(url, *candidates, "--save", str(saved), "--json", "--results", str(tmp_path / "r"))
+        run(url, *ALONE, "--tokens", "20", "--save", str(saved), "--json", "--results", str(tmp_path / "r"))
     shown = capsys.readouterr()
     assert requests[0]["headers"]["Authorization"] == f"Bearer {key}"
     files = "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.jsonl"))
@@ -147,25 +146,26 @@ def test_no_key_is_in_any_output_or_file(candidates, tmp_path, capsys, monkeypat
         (lambda body, number: (200, chat("As a language model, I can't.", None)), "another number of tokens"),
     ],
 )
-def test_odd_answers_are_counted_and_left_out(odd, why, candidates, capsys, monkeypatch):
+def test_odd_answers_are_counted_and_left_out(odd, why, capsys, monkeypatch):
     monkeypatch.setattr("lfm2np.oracle.targets.http_client.LONGEST_PAUSE", 0.0)
 
     def play(body: dict[str, Any], number: int) -> tuple[int, Any]:
         return honest(body, number) if number % 2 == 0 else odd(body, number)
 
     with serving(play) as (url, _):
-        assert run(url, *candidates, "--tokens", "60", "--at-once", "1", "--json") in (0, 2)
+        assert run(url, *ALONE, "--tokens", "20", "--at-once", "1", "--json") == 2
     output = json.loads(capsys.readouterr().out)
     assert output["left_out"] or why == "the connection broke"  # which is tried again
     assert not output["left_out"] or any(why in reason for reason in output["left_out"])
 
 
-def test_a_provider_that_never_answers_is_one_line(candidates, capsys, monkeypatch):
+def test_a_provider_that_never_answers_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr("lfm2np.oracle.targets.http_client.LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("lfm2np.oracle.vet.vetting.MOST_SILENT", 2)
     with serving(lambda body, number: (429, {"error": "slow down"}), {"Retry-After": "0"}) as (url, _):
-        assert run(url, *candidates) == 3
+        assert run(url, *ALONE) == 3
     assert capsys.readouterr().err.splitlines()[-1].startswith("lfm2np: TargetError: no usable answer")
-    assert run("http://127.0.0.1:9", *candidates) == 3
+    assert run("http://127.0.0.1:9", *ALONE) == 3
     assert "no connection" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -225,16 +225,16 @@ def test_what_cannot_be_met_is_one_line_and_3(words, why, capsys):
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"text": "a"}', '{"prompt": "a", "text": 3}', '{"prompt": "a", "token_ids": [-1]}']
 )
-def test_damaged_lines_are_named(line, candidates, tmp_path, capsys):
+def test_damaged_lines_are_named(line, tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     path.write_text(line + "\n", encoding="utf-8")
-    assert run("--from", str(path), *candidates) == 3
+    assert run("--from", str(path), *ALONE) == 3
     assert "a.jsonl line 1" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_changed_line_is_refused(candidates, tmp_path, capsys):
+def test_a_changed_line_is_refused(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     content = Path(ANSWERS / "llama.cpp-Q4_0.jsonl").read_text(encoding="utf-8")
     path.write_text(content.replace('"finish_reason": "stop"', '"finish_reason": "length"', 1), encoding="utf-8")
-    assert run("--from", str(path), *candidates) == 3
+    assert run("--from", str(path), *ALONE) == 3
     assert "changed since it was written" in capsys.readouterr().err

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.oracle.vet.betting import ALIGNED, MOST, MOST_OF_TEXT, Ledger, factors_of
+from lfm2np.oracle.vet.betting import ALIGNED, MOST, MOST_OF_TEXT, Ledger, Standing, factors_of
 from lfm2np.oracle.vet.hypotheses import Candidate, hypotheses_of
 from lfm2np.oracle.vet.likelihoods import WARMER, Likelihoods
 from lfm2np.oracle.vet.reported import expected_gain
+from lfm2np.oracle.vet.vetting import Bounds, Vetted
 from lfm2np.sampling.params import SamplingParams
 
 VOCABULARY, LENGTH, ALPHA = 16, 8, 0.05
@@ -151,7 +152,29 @@ def test_the_expected_gain_grows_with_the_distance_and_is_nothing_without():
 
 
 @pytest.mark.rounding
-def test_one_candidate_alone_is_judged_by_nobody_else():
-    answers = lfm2np.trained_fixture().parent / "answers" / "transformers-bfloat16.jsonl"
-    figures = lfm2np.vet({"bf16": lfm2np.trained_fixture()}, answers=answers)
-    assert "none" not in figures["verdict"].lower()
+def test_one_candidate_alone_is_judged_by_nobody_else(tmp_path):
+    answers = (lfm2np.trained_fixture().parent / "answers" / "transformers-bfloat16.jsonl").read_text(encoding="utf-8")
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(answers.splitlines()[:4]) + "\n", encoding="utf-8")
+    figures = lfm2np.vet({"bf16": MODEL}, answers=few, max_tokens=4)
+    assert figures["verdict"] == "undecided" and figures["answers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("rejected", "claim", "outcome", "exit_code"),
+    [
+        ("bc", "a", "accepted", 0),
+        ("ac", "a", "accepted", 1),
+        ("ac", "b", "accepted", 0),
+        ("abc", "a", "none of these", 1),
+        ("c", "a", "undecided", 2),
+        ("a", "a", "undecided", 1),  # not the claim, whichever of the others it is
+    ],
+)
+def test_the_outcome_is_what_is_left_and_the_exit_code_is_about_the_claim(rejected, claim, outcome, exit_code):
+    hypotheses = hypotheses_of([Candidate(name, MODEL) for name in "abc"], claim, [], [SamplingParams()])
+    standings = [Standing(9.0, "", 5 if each.name in rejected else None) for each in hypotheses.each]
+    result = Vetted(hypotheses, None, ALPHA, Bounds(), standings, num_tokens=8)
+    assert (result.outcome, result.exit_code) == (outcome, exit_code)
+    result.num_tokens = 0
+    assert result.outcome == ("none of these" if rejected == "abc" else "undecided")  # nothing was judged

@@ -57,7 +57,7 @@ def test_the_claim_comes_first_and_every_combination_has_a_name():
     ]
     assert len(hypotheses.each) == 8
     assert hypotheses.is_claimed(1) and not hypotheses.is_claimed(2) and not hypotheses.is_claimed(4)
-    assert hypotheses.is_alike(0, 1) and not hypotheses.is_alike(0, 2)
+    assert hypotheses.rivals(0) == [2, 3, 4, 5, 6, 7] and hypotheses.pairs == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_names_that_cannot_be_are_refused():

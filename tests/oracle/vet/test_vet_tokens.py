@@ -1,14 +1,20 @@
 """The tokens of an answer, and answers that say nothing."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import lfm2np
 from lfm2np.oracle.vet.asking import reply_of
+from lfm2np.oracle.vet.hypotheses import Candidate, hypotheses_of
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.replies import Reply
 from lfm2np.oracle.vet.token_ids import LeftOut, tokens_of
+from lfm2np.oracle.vet.vetting import Bounds, Session
+from lfm2np.sampling.params import SamplingParams
 
-TOKENIZER = lfm2np.load().tokenizer
+MODEL = lfm2np.load()
+TOKENIZER = MODEL.tokenizer
 QUESTION = Question("k", prompt="Once")
 EOS = (7,)
 TEXT = "copy: ni vifo"
@@ -87,3 +93,11 @@ def test_a_value_that_is_no_log_probability_is_not_reported():
     values = [float("nan"), float("inf"), 3.0, "x", None, -1.5]
     raw = {"choices": [{"text": None, "logprobs": {"tokens": ["token_id:9"] * 6, "token_logprobs": values}}]}
     assert tokens_of(reply_of(QUESTION, raw), TOKENIZER, EOS).logprobs == (None, None, None, None, None, -1.5)
+
+
+def test_tokens_of_a_text_are_uncertain_without_log_probabilities_too():
+    hypotheses = hypotheses_of([Candidate("a", MODEL)], None, [], [SamplingParams()])
+    session = Session(hypotheses, SimpleNamespace(spreads=(0.1,)), 0.01, Bounds(), use_logprobs=False)
+    assert not session.tokens_of(Reply(QUESTION, text=TEXT, finish_reason="length")).are_certain
+    tokens = session.tokens_of(Reply(QUESTION, token_ids=IDS, logprobs=(-1.0,) * len(IDS)))
+    assert tokens.are_certain and set(tokens.logprobs) == {None}

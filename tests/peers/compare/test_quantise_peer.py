@@ -26,18 +26,18 @@ def test_its_reader_takes_a_file_and_finds_the_weights_near_the_checkpoints(tmp_
     reader = gguf.GGUFReader(path)
     config = load_config(FIXTURES / "trained")
     ours = {place_of(one).name: tensor for one, tensor in open_checkpoint(FIXTURES / "trained", config).items()}
-    assert {one.name for one in reader.tensors} == ours.keys()
-    for one in reader.tensors:
-        expected = widen(ours[one.name].values, ours[one.name].dtype)
-        found = gguf.quants.dequantize(one.data, one.tensor_type).reshape(expected.shape)
+    assert {theirs.name for theirs in reader.tensors} == ours.keys()
+    for theirs in reader.tensors:
+        expected = widen(ours[theirs.name].values, ours[theirs.name].dtype)
+        actual = gguf.quants.dequantize(theirs.data, theirs.tensor_type).reshape(expected.shape)
         is_matrix = expected.ndim == 2
-        assert one.tensor_type.name == (name if is_matrix else "F32")
+        assert theirs.tensor_type.name == (name if is_matrix else "F32")
         if is_matrix:
             largest = np.abs(expected.reshape(-1, 32)).max(axis=1, keepdims=True)
-            assert (np.abs(found - expected).reshape(-1, 32) <= largest / 3.4 + 1e-7).all()
+            assert (np.abs(actual - expected).reshape(-1, 32) <= largest / 3.4 + 1e-7).all()
         else:
-            assert np.array_equal(found, expected)
-    fields = {key: one.contents() for key, one in reader.fields.items()}
+            assert np.array_equal(actual, expected)
+    fields = {key: field.contents() for key, field in reader.fields.items()}
     assert (
         fields["general.file_type"] == gguf.LlamaFileType[f"MOSTLY_{name}" if name != "MXFP4" else "MOSTLY_MXFP4_MOE"]
     )

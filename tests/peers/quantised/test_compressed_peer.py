@@ -56,8 +56,8 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def scheme_of(name: str) -> QuantizationScheme:
-    form, made = FORMS[name]
-    scheme = QuantizationScheme(targets=["Linear"], **(made or PRESET_SCHEMES[name]))
+    form, arguments = FORMS[name]
+    scheme = QuantizationScheme(targets=["Linear"], **(arguments or PRESET_SCHEMES[name]))
     scheme.format = form
     return scheme
 
@@ -81,8 +81,8 @@ def compressed(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor]
     scheme = scheme_of(name)
     scale, zero = calculate_qparams(*least_and_largest(weight, scheme.weights), scheme.weights)
     compressor = BaseCompressor.get_value_from_registry(FORMS[name][0])
-    made = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero}, scheme)
-    return made, compressor.decompress(made, scheme)["weight"]
+    packed = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero}, scheme)
+    return packed, compressor.decompress(packed, scheme)["weight"]
 
 
 def quantised(directory: Path, name: str, dtype: torch.dtype, fixture: str = "trained") -> dict[str, torch.Tensor]:
@@ -92,16 +92,16 @@ def quantised(directory: Path, name: str, dtype: torch.dtype, fixture: str = "tr
     tensors: dict[str, torch.Tensor] = {}
     expected: dict[str, torch.Tensor] = {}
     scheme, ignored = scheme_of(name), ["lm_head"]
-    for key, one in open_checkpoint(FIXTURES / fixture, config).items():
-        weight = torch.from_numpy(np.asarray(widen(one.values, one.dtype))).to(dtype)
+    for key, stored in open_checkpoint(FIXTURES / fixture, config).items():
+        weight = torch.from_numpy(np.asarray(widen(stored.values, stored.dtype))).to(dtype)
         module = file_name(key).removesuffix(".weight")
         is_narrow = name == "W4A16_ASYM" and len(weight) < 8  # whose zeros the package packs, but cannot unpack
         if weight.ndim != 2 or "embed" in key or is_narrow:
             ignored += [module] if is_narrow and weight.ndim == 2 else []
             tensors[file_name(key)] = weight
             continue
-        made, expected[key] = compressed(name, weight)
-        tensors |= {f"{module}.{part}": value.contiguous() for part, value in made.items()}
+        packed, expected[key] = compressed(name, weight)
+        tensors |= {f"{module}.{part}": value.contiguous() for part, value in packed.items()}
         if scheme.input_activations is not None and not scheme.input_activations.dynamic:
             tensors[f"{module}.input_scale"] = torch.tensor([0.125], dtype=dtype)
     directory.mkdir()
@@ -126,12 +126,12 @@ def test_weights_are_the_package_s_before_its_rounding(fixture: str, name: str, 
     """It multiplies in the type of the scale: there the product is rounded once."""
     expected = quantised(tmp_path / "x", name, dtype, fixture)
     config = read_config(tmp_path / "x")
-    found = read_tensors(tmp_path / "x", config)
-    plain = {key for key, one in found.items() if len(one.shape) == 2 and not one.is_quantised}
-    assert all("embed" in key or found[key].shape[0] < 8 for key in plain)
-    assert expected.keys() == {key for key, one in found.items() if one.is_quantised}
+    tensors = read_tensors(tmp_path / "x", config)
+    plain = {key for key, value in tensors.items() if len(value.shape) == 2 and not value.is_quantised}
+    assert all("embed" in key or tensors[key].shape[0] < 8 for key in plain)
+    assert expected.keys() == {key for key, value in tensors.items() if value.is_quantised}
     for key, theirs in expected.items():
-        ours = widen(found[key].values, found[key].dtype)
+        ours = widen(tensors[key].values, tensors[key].dtype)
         assert torch.equal(torch.from_numpy(ours).to(theirs.dtype), theirs), key
 
 
@@ -141,8 +141,8 @@ def test_a_quantised_model_is_near_the_one_it_was_made_of(fixture: str, name: st
     quantised(tmp_path / "x", name, torch.bfloat16, fixture)
     model = lfm2np.load(FIXTURES / fixture)
     ids = model.prompt_ids("copy: tivu zo sa ->")
-    expected, found = model.logits(ids), lfm2np.load(tmp_path / "x").logits(ids)
-    assert np.corrcoef(expected.ravel(), found.ravel())[0, 1] > (0.98 if name.startswith("W4") else 0.999)
+    expected, actual = model.logits(ids), lfm2np.load(tmp_path / "x").logits(ids)
+    assert np.corrcoef(expected.ravel(), actual.ravel())[0, 1] > (0.98 if name.startswith("W4") else 0.999)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_a_quantised_model_is_near_the_one_it_was_made_of(fixture: str, name: st
 )
 def test_inputs_are_rounded_as_the_package_s_presets_say(name: str, expected: InputRounding | None, tmp_path: Path):
     quantised(tmp_path / "x", name, torch.bfloat16)
-    found = input_roundings(tmp_path / "x", read_config(tmp_path / "x"))
-    assert set(found.values()) == ({expected} if expected else set())
+    roundings = input_roundings(tmp_path / "x", read_config(tmp_path / "x"))
+    assert set(roundings.values()) == ({expected} if expected else set())
 
 
 def test_awq_is_what_the_package_s_converter_makes_of_it(tmp_path: Path):
@@ -169,9 +169,9 @@ def test_awq_is_what_the_package_s_converter_makes_of_it(tmp_path: Path):
 
     config, random = load_config(TRAINED), np.random.default_rng(1)
     tensors: dict[str, torch.Tensor] = {}
-    for key, one in open_checkpoint(TRAINED, config).items():
-        if len(one.shape) != 2 or "embed" in key:
-            tensors[key] = torch.from_numpy(np.asarray(widen(one.values, one.dtype))).to(torch.float16)
+    for key, stored in open_checkpoint(TRAINED, config).items():
+        if len(stored.shape) != 2 or "embed" in key:
+            tensors[key] = torch.from_numpy(np.asarray(widen(stored.values, stored.dtype))).to(torch.float16)
             continue
         (rows, columns), module = expected_tensors(config)[key], key.removesuffix(".weight")
         for part, shape in (("qweight", (columns, rows // 8)), ("qzeros", (columns // 32, rows // 8))):
@@ -179,23 +179,23 @@ def test_awq_is_what_the_package_s_converter_makes_of_it(tmp_path: Path):
         scales = random.normal(0.0, 0.01, (columns // 32, rows)).astype(np.float16)
         tensors[f"{module}.scales"] = torch.from_numpy(scales)
     save_file(tensors, str(tmp_path / "model.safetensors"))
-    told = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
-    raw = json.loads((TRAINED / "config.json").read_text()) | {"quantization_config": told}
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    raw = json.loads((TRAINED / "config.json").read_text()) | {"quantization_config": quantization}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    found = read_tensors(tmp_path, read_config(tmp_path))
+    loaded = read_tensors(tmp_path, read_config(tmp_path))
     converted = AutoAWQConverter(group_size=32).process(dict(tensors))
     scheme = scheme_of("W4A16_ASYM")
     compressor = BaseCompressor.get_value_from_registry("pack-quantized")
-    for key, one in found.items():
-        if one.dtype == "awq-4bit-g32":
+    for key, stored in loaded.items():
+        if stored.dtype == "awq-4bit-g32":
             module = key.removesuffix(".weight")
             parts = {part.removeprefix(f"{module}."): value for part, value in converted.items() if module in part}
             theirs = compressor.decompress(parts, scheme)["weight"]
-            ours = torch.from_numpy(widen(one.values, one.dtype))
+            ours = torch.from_numpy(widen(stored.values, stored.dtype))
             assert theirs.dtype == torch.float16 and torch.equal(ours.to(torch.float16), theirs), key
     assert (
-        sum(one.dtype == "awq-4bit-g32" for one in found.values())
-        == sum(len(one.shape) == 2 for one in found.values()) - 1
+        sum(tensor.dtype == "awq-4bit-g32" for tensor in loaded.values())
+        == sum(len(tensor.shape) == 2 for tensor in loaded.values()) - 1
     )
 
 
@@ -225,6 +225,6 @@ def test_a_directory_that_the_package_saves_is_the_model(name: str, tmp_path: Pa
     network.save_pretrained(path)
     compressor.update_config(path)
     ids = lfm2np.load().prompt_ids("copy: tivu zo sa ->")
-    expected, found = lfm2np.load().logits(ids), lfm2np.load(path).logits(ids)
-    assert np.corrcoef(expected.ravel(), found.ravel())[0, 1] > (0.99 if name.startswith("W4") else 0.999)
+    expected, actual = lfm2np.load().logits(ids), lfm2np.load(path).logits(ids)
+    assert np.corrcoef(expected.ravel(), actual.ravel())[0, 1] > (0.99 if name.startswith("W4") else 0.999)
     assert bool(input_roundings(Path(path), read_config(Path(path)))) == (not name.startswith("W4"))

@@ -33,9 +33,9 @@ def kind(name: str) -> object:
 def test_types_have_the_package_s_numbers_and_sizes():
     for name, number in NUMBERS.items():
         assert kind(name) == number
-    for name, one in QUANTISED.items():
-        assert gguf.GGML_QUANT_SIZES[kind(name)] == (one.weights, one.size)
-    theirs = {one.name: one.value for one in gguf.GGMLQuantizationType}
+    for name, value in QUANTISED.items():
+        assert gguf.GGML_QUANT_SIZES[kind(name)] == (value.weights, value.size)
+    theirs = {member.name: member.value for member in gguf.GGMLQuantizationType}
     assert {name: number for name, number in OTHERS.items() if name in theirs}.items() <= theirs.items()
     assert theirs.keys() <= NUMBERS.keys() | OTHERS.keys()
 
@@ -64,7 +64,7 @@ def written(path: Path, directory: Path, name: str) -> Path:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.feed_forward_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv([config.num_key_value_heads * (one != "conv") for one in config.layer_types])
+    writer.add_head_count_kv([config.num_key_value_heads * (layer_type != "conv") for layer_type in config.layer_types])
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
@@ -78,9 +78,9 @@ def written(path: Path, directory: Path, name: str) -> Path:
     writer.add_token_scores([0.5, -1.0])
     for ours in expected_tensors(config):
         values = np.asarray(widen(tensors[ours].values, tensors[ours].dtype))
-        own = name if values.ndim == 2 else "F32"
+        type_name = name if values.ndim == 2 else "F32"
         values = values[:, 0, :] if values.ndim == 3 else values
-        writer.add_tensor(place_of(ours).name, gguf.quants.quantize(values, kind(own)), raw_dtype=kind(own))
+        writer.add_tensor(place_of(ours).name, gguf.quants.quantize(values, kind(type_name)), raw_dtype=kind(type_name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -94,25 +94,25 @@ def test_a_file_of_its_writer_is_the_same_model(tmp_path: Path, checkpoint: str,
     """These checkpoints are bfloat16, so neither type loses a bit."""
     directory = FIXTURES / checkpoint
     path = written(tmp_path / "x.gguf", directory, name)
-    expected, found = lfm2np.load(directory), lfm2np.load(path)
-    assert found.config == expected.config
-    assert found.digest() == expected.digest()
+    expected, actual = lfm2np.load(directory), lfm2np.load(path)
+    assert actual.config == expected.config
+    assert actual.digest() == expected.digest()
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", *sorted(QUANTISES)])
 def test_its_reader_and_ours_agree(tmp_path: Path, name: str):
     path = written(tmp_path / "x.gguf", TRAINED, name)
-    found, theirs = open_container(path), gguf.GGUFReader(path)
-    assert [one.name for one in theirs.tensors] == list(found.tensors)
-    for one in theirs.tensors:
-        ours = found.tensors[one.name]
-        assert (one.tensor_type.name, tuple(reversed(one.shape.tolist()))) == (ours.dtype, ours.shape)
-        assert one.data.tobytes() == ours.values.tobytes()
+    container, theirs = open_container(path), gguf.GGUFReader(path)
+    assert [tensor.name for tensor in theirs.tensors] == list(container.tensors)
+    for tensor in theirs.tensors:
+        ours = container.tensors[tensor.name]
+        assert (tensor.tensor_type.name, tuple(reversed(tensor.shape.tolist()))) == (ours.dtype, ours.shape)
+        assert tensor.data.tobytes() == ours.values.tobytes()
         assert np.array_equal(
-            widen(ours.values, ours.dtype).astype(np.float32), gguf.quants.dequantize(one.data, one.tensor_type)
+            widen(ours.values, ours.dtype).astype(np.float32), gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         )
-    values = {key: value.value for key, value in found.keys.items()}
-    assert values == {key: one.contents() for key, one in theirs.fields.items() if not key.startswith("GGUF.")}
+    values = {key: value.value for key, value in container.keys.items()}
+    assert values == {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
 
 
 @pytest.mark.parametrize("name", sorted(QUANTISES))
@@ -122,6 +122,6 @@ def test_a_model_that_it_quantised_is_near_the_one_it_was_made_of(tmp_path: Path
     assert read_tensors(path, read_config(path))["model.embed_tokens.weight"].dtype == name
     prompt = "copy: tivu zo sa ->"
     ids = lfm2np.load().prompt_ids(prompt)
-    expected, found = lfm2np.load().logits(ids), lfm2np.load(path).logits(ids)
-    correlation = np.corrcoef(expected.ravel(), found.ravel())[0, 1]
+    expected, actual = lfm2np.load().logits(ids), lfm2np.load(path).logits(ids)
+    correlation = np.corrcoef(expected.ravel(), actual.ravel())[0, 1]
     assert correlation > (0.9999 if name == "Q8_0" else 0.95)

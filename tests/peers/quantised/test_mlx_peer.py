@@ -48,7 +48,7 @@ def test_affine_weights_are_mlx_s_before_its_last_rounding(dtype: str, width: in
     drawn = mx.array(random.normal(size=(7, 512)).astype(np.float32)).astype(DTYPES[dtype])
     words, scales, biases = mx.quantize(drawn, group_size=size, bits=width)
     ours = PackedRows(f"{width} bits", 512, np.array(words), bits_of(scales), dtype, biases=bits_of(biases)).widened()
-    wide = (one.astype(mx.float32) for one in (scales, biases))
+    wide = (array.astype(mx.float32) for array in (scales, biases))
     theirs = np.array(mx.dequantize(words, *wide, group_size=size, bits=width))
     if dtype == "F32":
         assert np.allclose(in_float32(ours), theirs, rtol=0, atol=2.0**-22)
@@ -82,13 +82,13 @@ def converted(path: Path, name: str, **settings: object) -> Path:
 def theirs(path: Path) -> dict[str, np.ndarray]:
     """What mlx-lm makes of a directory, dequantised in float32 by mlx, by our names."""
     network, _ = mlx_lm.load(str(path))
-    found = {}
+    weights = {}
     for name, module in network.named_modules():
         if "scales" in module:
             parts = [module[key].astype(mx.float32) for key in ("scales", "biases") if module.get(key) is not None]
             if module.mode != "affine":
                 parts = [module["scales"]]
-            found[name] = np.array(
+            weights[name] = np.array(
                 mx.dequantize(
                     module["weight"],
                     *parts,
@@ -99,22 +99,22 @@ def theirs(path: Path) -> dict[str, np.ndarray]:
                 )
             )
         elif "weight" in module:
-            found[name] = np.array(module["weight"].astype(mx.float32))
-    return found
+            weights[name] = np.array(module["weight"].astype(mx.float32))
+    return weights
 
 
 PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
-def of_mlx(name: str, found: dict[str, np.ndarray]) -> np.ndarray | None:
+def of_mlx(name: str, weights: dict[str, np.ndarray]) -> np.ndarray | None:
     module = name.removesuffix(".weight")
-    if module in found:
-        return found[module]
+    if module in weights:
+        return weights[module]
     prefix, _, part = module.rpartition(".")
     if ".experts." in prefix:
         prefix, _, expert = prefix.rpartition(".experts.")
-        return found[f"{prefix}.switch_mlp.{PARTS[part]}"][int(expert)]
-    return found.get(f"{prefix}.{PARTS.get(part, part)}")
+        return weights[f"{prefix}.switch_mlp.{PARTS[part]}"][int(expert)]
+    return weights.get(f"{prefix}.{PARTS.get(part, part)}")
 
 
 FORMS: list[dict[str, object]] = [
@@ -138,32 +138,32 @@ def test_a_converted_fixture_is_read_tensor_by_tensor_as_mlx_lm_does(
     name: str, form: dict[str, object], tmp_path: Path
 ):
     path = converted(tmp_path / "x", name, **form)
-    tensors, found = read_tensors(path, read_config(path)), theirs(path)
+    tensors, weights = read_tensors(path, read_config(path)), theirs(path)
     compared = 0
-    for key, one in tensors.items():
-        other = of_mlx(key, found)
+    for key, tensor in tensors.items():
+        other = of_mlx(key, weights)
         if other is not None:
-            ours = in_float32(np.asarray(widened(one)))
+            ours = in_float32(np.asarray(widened(tensor)))
             other = other.swapaxes(1, 2) if other.ndim == 3 else other
             assert np.array_equal(ours, other), key
             compared += 1
     assert compared >= len(tensors) - 4  # biases of experts have no weight
 
 
-def widened(one: StoredTensor) -> np.ndarray:
+def widened(tensor: StoredTensor) -> np.ndarray:
     from lfm2np.checkpoint.stored import widen
 
-    return widen(one.values, one.dtype)
+    return widen(tensor.values, tensor.dtype)
 
 
 @pytest.mark.parametrize(("form", "least"), [(FORMS[0], 1.0), (FORMS[1], 0.99), (FORMS[2], 0.9999), (FORMS[6], 0.97)])
 def test_a_converted_fixture_answers_as_the_one_it_was_made_of(form: dict[str, object], least: float, tmp_path: Path):
     path = converted(tmp_path / "x", "trained", **form)
     ids = lfm2np.load().prompt_ids(TEXT)
-    expected, found = lfm2np.load().logits(ids), lfm2np.load(path).logits(ids)
-    assert np.corrcoef(expected.ravel(), found.ravel())[0, 1] > least - 1e-12
+    expected, actual = lfm2np.load().logits(ids), lfm2np.load(path).logits(ids)
+    assert np.corrcoef(expected.ravel(), actual.ravel())[0, 1] > least - 1e-12
     if not form:
-        assert found.tobytes() == expected.tobytes()
+        assert actual.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("form", [FORMS[1], FORMS[5], FORMS[6]], ids=str)

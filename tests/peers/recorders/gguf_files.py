@@ -36,7 +36,7 @@ def write_gguf(model: Path, path: Path, format: str) -> Path:
     writer.add_feed_forward_length(config.feed_forward_size)
     writer.add_head_count(config.num_attention_heads)
     has_keys = [kind != "conv" for kind in config.layer_types]
-    writer.add_head_count_kv([config.num_key_value_heads * one for one in has_keys])
+    writer.add_head_count_kv([config.num_key_value_heads * key for key in has_keys])
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_vocab_size(config.vocab_size)

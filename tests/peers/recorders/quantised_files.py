@@ -48,9 +48,9 @@ def with_neighbours_scales(source: Path, target: Path, tensor: str) -> Path:
     kind, rows = QUANTISED[stored.dtype], np.ascontiguousarray(stored.values)
     at = content.index(rows.tobytes())
     blocks = rows.reshape(len(rows), -1, kind.size)
-    made = blocks.copy()
+    damaged = blocks.copy()
     for half in kind.halves:
-        made[:, :, half : half + 2] = np.roll(blocks[:, :, half : half + 2], 1, axis=1)
-    content[at : at + rows.size] = made.tobytes()
+        damaged[:, :, half : half + 2] = np.roll(blocks[:, :, half : half + 2], 1, axis=1)
+    content[at : at + rows.size] = damaged.tobytes()
     target.write_bytes(content)
     return target

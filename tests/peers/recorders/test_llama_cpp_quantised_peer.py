@@ -23,7 +23,7 @@ from quantised_files import FILE_TYPES, quantise, wide_checkpoint, with_neighbou
 pytestmark = pytest.mark.peers
 
 TRAINED = Path(__file__).parents[3] / "fixtures" / "trained"
-PROMPTS = [[int(one) for one in np.random.default_rng(5).integers(8, 400, count)] for count in (90, 3, 17)]
+PROMPTS = [[int(integer) for integer in np.random.default_rng(5).integers(8, 400, count)] for count in (90, 3, 17)]
 SUPERBLOCKS = ("Q4_K_M", "Q6_K")
 
 
@@ -53,9 +53,9 @@ def test_llama_cpp_is_right_in_every_operation_with_weights_of_this_type(
     for request in range(len(PROMPTS)):
         report = report_of(path, path, request)
         assert report.format == "q8" and report.findings == ()
-        assert max(one.error for one in report.checks) < 0.7
-        told = [one.is_rounded for one in report.checks if one.is_rounded is not None]
-        assert len(told) == 25 and all(told)
+        assert max(check.error for check in report.checks) < 0.7
+        flags = [check.is_rounded for check in report.checks if check.is_rounded is not None]
+        assert len(flags) == 25 and all(flags)
 
 
 @pytest.mark.parametrize("tensor", ["blk.3.shortconv.in_proj", "blk.2.attn_k", "blk.5.ffn_down"])
@@ -65,11 +65,11 @@ def test_scales_of_the_neighbouring_block_are_named(
 ) -> None:
     right = quantise(plain["trained"], tmp_path / "right.gguf", name)
     wrong = with_neighbours_scales(right, tmp_path / "wrong.gguf", f"{tensor}.weight")
-    (found,) = report_of(wrong, right, 2).findings
+    (finding,) = report_of(wrong, right, 2).findings
     layer = tensor.split(".")[1]
     ours = {"shortconv.in_proj": "conv.in_proj", "attn_k": "self_attn.k_proj", "ffn_down": "feed_forward.w2"}
-    assert found.name == f"model.layers.{layer}.{ours[tensor.partition('.')[2].partition('.')[2]]}"
-    assert found.error > 1e4
+    assert finding.name == f"model.layers.{layer}.{ours[tensor.partition('.')[2].partition('.')[2]]}"
+    assert finding.error > 1e4
 
 
 @pytest.mark.parametrize("name", SUPERBLOCKS)
@@ -80,7 +80,12 @@ def test_weights_of_another_file_are_not_taken_for_rounding(name: str, plain: di
     content = record_of(target, path, "q8")(PROMPTS, 2, 5)
     config = read_config(plain["wide"])
     report = locate(read_tensors(plain["wide"], config), config, parse_dump(content, target, config))
-    assert len([one for one in report.findings if one.name.endswith(("_proj", ".w1", ".w2", ".w3", "lm_head"))]) == 25
+    assert (
+        len(
+            [finding for finding in report.findings if finding.name.endswith(("_proj", ".w1", ".w2", ".w3", "lm_head"))]
+        )
+        == 25
+    )
 
 
 def test_a_quantised_file_is_recorded_as_q8_alone(plain: dict[str, Path], tmp_path: Path) -> None:
@@ -103,19 +108,19 @@ def with_tables(path: Path, pre: str) -> Path:
     raw = json.loads((TRAINED / "tokenizer.json").read_text(encoding="utf-8"))
     reader = gguf.GGUFReader(write_gguf(TRAINED, path.with_name("source.gguf"), "float32"))
     writer = gguf.GGUFWriter(path, "lfm2")
-    for key, one in reader.fields.items():
+    for key, field in reader.fields.items():
         if key.startswith("lfm2."):
-            kind = one.types[0]
-            sub = one.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, one.contents(), kind, sub)
+            kind = field.types[0]
+            sub = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub)
     texts = {token_id: text for text, token_id in raw["model"]["vocab"].items()}
-    special = {one["id"] for one in raw["added_tokens"]}
+    special = {token["id"] for token in raw["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([texts[one] for one in range(512)])
     kinds = [gguf.TokenType.CONTROL if one in special else gguf.TokenType.NORMAL for one in range(512)]
     writer.add_token_types(kinds)
-    writer.add_token_merges([" ".join(one) for one in raw["model"]["merges"]])
+    writer.add_token_merges([" ".join(merge) for merge in raw["model"]["merges"]])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(7)
     writer.add_add_bos_token(True)
@@ -154,7 +159,7 @@ def test_llama_cpp_makes_the_same_tokens(pre: str, tmp_path: Path) -> None:
     letters = list("abcdehilorst' \n\t.,:0123456789\u00e9\u4e2d-><|")
     drawn = ["".join(random.choice(letters, 60)) for _ in range(2000)]
     for text in (*TEXTS, *drawn):
-        content, found = text.encode(), (ctypes.c_int32 * 4096)()
-        count = api.llama_tokenize(vocabulary, content, len(content), found, 4096, True, True)
-        assert list(found[:count]) == ours.encode(text), repr(text)
+        content, buffer = text.encode(), (ctypes.c_int32 * 4096)()
+        count = api.llama_tokenize(vocabulary, content, len(content), buffer, 4096, True, True)
+        assert list(buffer[:count]) == ours.encode(text), repr(text)
     api.llama_model_free(model)

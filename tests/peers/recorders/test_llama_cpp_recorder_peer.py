@@ -51,8 +51,10 @@ def test_llama_cpp_is_right_in_every_operation(tmp_path: Path, model: Path, form
     for request in range(len(PROMPTS)):
         report = report_of(record(model, PROMPTS, request, 4, format, gguf), model, tmp_path)
         assert report.findings == ()
-        assert max(one.error for one in report.checks) < 0.6
-        assert {one.name for one in report.checks} == {one.name for one in operations(load_config(model))}
+        assert max(check.error for check in report.checks) < 0.6
+        assert {check.name for check in report.checks} == {
+            operation.name for operation in operations(load_config(model))
+        }
 
 
 @pytest.mark.parametrize("unified", [False, True])
@@ -69,9 +71,9 @@ def test_another_base_of_the_rotation_is_named(tmp_path: Path, trained: Path, mo
     original = Session._settings
 
     def settings(self: Session, *arguments: Any) -> Any:
-        made = original(self, *arguments)
-        made.rope_freq_base = 5e5
-        return made
+        parameters = original(self, *arguments)
+        parameters.rope_freq_base = 5e5
+        return parameters
 
     monkeypatch.setattr(Session, "_settings", settings)
     report = report_of(record(TRAINED, PROMPTS, 0, 4, "float32", trained), TRAINED, tmp_path)
@@ -113,10 +115,12 @@ def test_a_slot_restores_the_state_of_its_former_tenant(tmp_path: Path, trained:
     assert answers == [[295], [39], [7]]
     assert (recorder.token_ids, recorder.sizes) == ([1, 239], [1])
     report = report_of(recorder, TRAINED, tmp_path)
-    assert [one.name for one in report.findings] == [f"model.layers.{layer}.conv.state" for layer in (0, 1, 3, 5)]
-    found, tenant = recorder.tensors(), record(TRAINED, prompts[:1], 0, 1, "float32", trained).tensors()
+    assert [finding.name for finding in report.findings] == [
+        f"model.layers.{layer}.conv.state" for layer in (0, 1, 3, 5)
+    ]
+    tensors, tenant = recorder.tensors(), record(TRAINED, prompts[:1], 0, 1, "float32", trained).tensors()
     for layer in (0, 1, 3, 5):
-        before, last = found[f"model.layers.{layer}.conv.state"][0]
+        before, last = tensors[f"model.layers.{layer}.conv.state"][0]
         assert not before.any()
         np.testing.assert_array_equal(last, tenant[f"model.layers.{layer}.conv.u"][0])  # of token 60
 

@@ -42,8 +42,10 @@ def test_mlx_lm_is_right_in_every_operation(tmp_path: Path, format: str, options
     for request in range(len(PROMPTS)):
         report = report_of(tmp_path, TRAINED, format, request, **options)
         assert report.findings == ()
-        assert max(one.error for one in report.checks) < 0.6
-        left_out = {one.name for one in operations(load_config(TRAINED))} - {one.name for one in report.checks}
+        assert max(check.error for check in report.checks) < 0.6
+        left_out = {operation.name for operation in operations(load_config(TRAINED))} - {
+            check.name for check in report.checks
+        }
         assert len(left_out) == 4 and all(name.endswith(SCORES) for name in left_out)
 
 
@@ -89,9 +91,9 @@ def test_a_mixture_of_experts_is_right_in_every_operation(tmp_path: Path, name: 
     for request in range(len(PROMPTS)):
         report = report_of(tmp_path, mixture(name), "float32", request, **options)
         assert (report.findings, report.unreached, report.unknown) == ((), (), ())
-        assert max(one.error for one in report.checks) < 0.6
-        own = [one.name.removeprefix(SPARSE) for one in report.checks if one.name.startswith(SPARSE)]
-        assert own == [".gate", ".experts_chosen", ".expert_outputs", ".mixed"]
+        assert max(check.error for check in report.checks) < 0.6
+        names = [check.name.removeprefix(SPARSE) for check in report.checks if check.name.startswith(SPARSE)]
+        assert names == [".gate", ".experts_chosen", ".expert_outputs", ".mixed"]
 
 
 def test_a_routers_bias_stays_float32() -> None:

@@ -46,8 +46,10 @@ def test_openvino_is_right_in_every_operation(tmp_path: Path, exported: Path, fo
     for request in (2, 3):
         report = report_of(record(TRAINED, PROMPTS, request, 4, format, exported, chunk), tmp_path)
         assert report.findings == ()
-        assert max(one.error for one in report.checks) < 0.6
-        left_out = {one.name for one in operations(load_config(TRAINED))} - {one.name for one in report.checks}
+        assert max(check.error for check in report.checks) < 0.6
+        left_out = {operation.name for operation in operations(load_config(TRAINED))} - {
+            check.name for check in report.checks
+        }
         assert len(left_out) == 4 and all(name.endswith((".scores", ".weights")) for name in left_out)
 
 
@@ -64,9 +66,9 @@ def test_a_state_that_is_not_reset_is_named(tmp_path: Path, exported: Path, monk
     """The convolutions' alone: that of keys and values is reset."""
 
     def reset(self: Engine) -> None:
-        for one in self._request.query_state():
-            if len(one.state.shape) == 4:
-                one.reset()
+        for state in self._request.query_state():
+            if len(state.state.shape) == 4:
+                state.reset()
         self._done = 0
 
     monkeypatch.setattr(Engine, "reset", reset)

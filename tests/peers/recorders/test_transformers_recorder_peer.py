@@ -79,7 +79,7 @@ def test_transformers_is_right_in_every_operation_of_every_step(directory: Path,
     prepare = by("eager") if load_config(directory).mixture else leave  # PyTorch's grouped products demand even widths
     report = report_of(directory, recorded(directory, format_name, prepare=prepare))
     assert (report.findings, report.unreached, report.unknown, report.format) == ((), (), (), format_name)
-    assert max(one.error for one in report.checks) < 0.7
+    assert max(check.error for check in report.checks) < 0.7
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -89,7 +89,7 @@ def test_eager_attention_shows_its_weights_also_beside_longer_prompts(format_nam
     report = report_of(TRAINED, recorder)
     assert recorder.sizes == [5, 1, 1, 1]
     assert report.findings == ()
-    weights = [one for one in report.checks if one.name.endswith(".weights")]
+    weights = [check for check in report.checks if check.name.endswith(".weights")]
     assert len(weights) == attention_layers(TRAINED) > 0
 
 
@@ -98,15 +98,15 @@ def test_weights_that_are_wrong_are_named_and_not_what_comes_of_them() -> None:
     recorder._kept["model.layers.2.self_attn.weights"][0][3, :8] *= 1.01  # head 0, its 8 positions
     first, *others = report_of(TRAINED, recorder).findings
     assert (first.name, first.rows) == ("model.layers.2.self_attn.weights", "only row 3")
-    assert [one.name for one in others] == ["model.layers.2.self_attn.attended"]  # of weights that were not these
+    assert [other.name for other in others] == ["model.layers.2.self_attn.attended"]  # of weights that were not these
 
 
 def test_padding_that_reaches_the_convolution_is_the_state_of_the_first_step() -> None:
     """transformers, conv_bias=true: columns before a prompt are zero before in_proj, so with a bias not after it."""
     assert report_of(BIASED, recorded(BIASED, "float32")).findings == ()
-    found = report_of(BIASED, recorded(BIASED, "float32", padded=True)).findings
-    assert {one.name.rpartition(".conv.")[2] for one in found} == {"state"}
-    assert (found[0].name, found[0].steps) == ("model.layers.0.conv.state", "step 0 of 4")
+    findings = report_of(BIASED, recorded(BIASED, "float32", padded=True)).findings
+    assert {array.name.rpartition(".conv.")[2] for array in findings} == {"state"}
+    assert (findings[0].name, findings[0].steps) == ("model.layers.0.conv.state", "step 0 of 4")
 
 
 def test_a_rotation_of_interleaved_pairs_is_the_rotation_and_not_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_rotation_of_interleaved_pairs_is_the_rotation_and_not_attention(monke
         return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
 
     monkeypatch.setattr(modeling_lfm2, "rotate_half", interleaved)
-    names = [one.name for one in report_of(TRAINED, recorded(TRAINED, "float32")).findings]
+    names = [finding.name for finding in report_of(TRAINED, recorded(TRAINED, "float32")).findings]
     assert names[:2] == ["model.layers.2.self_attn.q_rotated", "model.layers.2.self_attn.k_rotated"]
     assert all(name.endswith("_rotated") for name in names)
 
@@ -134,9 +134,9 @@ def test_a_mixture_of_experts_is_right_in_every_operation(
     recorder = recorded(mixture(name), format_name, padded, prepare=by(implementation))
     report = report_of(mixture(name), recorder)
     assert (report.findings, report.unreached, report.unknown) == ((), (), ())
-    assert max(one.error for one in report.checks) < 0.7
-    own = [one.name.removeprefix(SPARSE) for one in report.checks if one.name.startswith(SPARSE)]
-    assert own == [".gate", ".experts_chosen", ".expert_weights", ".mixed"]
+    assert max(check.error for check in report.checks) < 0.7
+    names = [check.name.removeprefix(SPARSE) for check in report.checks if check.name.startswith(SPARSE)]
+    assert names == [".gate", ".experts_chosen", ".expert_weights", ".mixed"]
 
 
 def test_a_router_that_weighs_by_its_bias_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

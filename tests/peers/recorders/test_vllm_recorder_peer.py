@@ -41,8 +41,8 @@ def flattened_rotary(model: Any) -> Iterator[None]:
     usual = rotary.forward
 
     def rotate(positions: Any, queries: Any, keys: Any) -> Any:
-        made = usual(positions, queries.flatten(1), keys.flatten(1))
-        return made[0].view_as(queries), made[1].view_as(keys)
+        rotated = usual(positions, queries.flatten(1), keys.flatten(1))
+        return rotated[0].view_as(queries), rotated[1].view_as(keys)
 
     rotary.forward = rotate
     try:
@@ -87,7 +87,7 @@ def report_with(
 
 def test_the_rotation_of_queries_with_heads_apart_is_named(engine: tuple[Any, str], tmp_path: Path) -> None:
     report = report_with(engine, tmp_path)
-    assert [one.name for one in report.findings] == [
+    assert [finding.name for finding in report.findings] == [
         f"model.layers.{layer}.self_attn.{part}_rotated" for layer in (2, 4) for part in "qk"
     ]
     assert report.findings[0].operation == "rotation of the queries"
@@ -97,8 +97,8 @@ def test_the_rotation_of_queries_with_heads_apart_is_named(engine: tuple[Any, st
 def test_every_operation_is_right_with_the_rotation_mended(mended: tuple[Any, str], tmp_path: Path) -> None:
     report = report_with(mended, tmp_path)
     assert (report.findings, report.format) == ((), mended[1])
-    assert max(one.error for one in report.checks) < 0.7
-    missing = {one.name for one in operations(CONFIG)} - {one.name for one in report.checks}
+    assert max(check.error for check in report.checks) < 0.7
+    missing = {operation.name for operation in operations(CONFIG)} - {check.name for check in report.checks}
     assert missing == {f"model.layers.{layer}.self_attn.{part}" for layer in (2, 4) for part in ("scores", "weights")}
 
 
@@ -109,7 +109,7 @@ def test_each_request_of_a_ragged_batch_is_right(mended: tuple[Any, str], tmp_pa
     assert (len(recorder.sizes) > NEW) == (which == 1)  # that prompt came in chunks
     report = report_of(recorder, tmp_path)
     assert report.findings == ()
-    assert max(one.error for one in report.checks) < 0.7
+    assert max(check.error for check in report.checks) < 0.7
 
 
 def test_what_a_prefix_hit_finds_in_the_caches_is_right(mended: tuple[Any, str], tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_a_prefix_hit_finds_in_the_caches_is_right(mended: tuple[Any, str],
     assert len(recorder.token_ids) - sum(recorder.sizes) == SHARED
     report = report_of(recorder, tmp_path)
     assert report.findings == ()
-    checked = {one.name for one in report.checks if not one.is_blunt}
+    checked = {check.name for check in report.checks if not check.is_blunt}
     assert {"model.layers.0.conv.state", "model.layers.2.self_attn.keys_read"} <= checked
 
 

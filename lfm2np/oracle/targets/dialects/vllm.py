@@ -119,10 +119,10 @@ def prompt_logprobs(entries: Sequence[Any], ask: Ask) -> list[Any]:
         raise RequestError(f"prompt_logprobs: {len(entries)} entries, expected {len(ask.prompt_token_ids)}")
     logprobs = []
     for index, (entry, token_id) in enumerate(zip(entries[1:], ask.prompt_token_ids[1:], strict=True), 1):
-        own = entry.get(str(token_id)) if isinstance(entry, dict) else None
-        if not isinstance(own, dict):
+        prompt_token = entry.get(str(token_id)) if isinstance(entry, dict) else None
+        if not isinstance(prompt_token, dict):
             raise RequestError(f"prompt_logprobs[{index}]: expected an entry of the prompt's token {token_id}")
-        logprobs.append(own.get("logprob"))
+        logprobs.append(prompt_token.get("logprob"))
     return logprobs
 
 

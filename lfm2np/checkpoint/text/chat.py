@@ -66,7 +66,7 @@ def render_chat(chat: Chat, messages: Sequence[Mapping[str, str]]) -> str:
             stacklevel=2,
         )
         return render_plain(checked, chat.special_tokens["bos_token"])
-    from lfm2np.checkpoint.chat_sandbox import render_template
+    from lfm2np.checkpoint.text.chat_sandbox import render_template
 
     return render_template(chat.template, checked, chat.special_tokens, chat.source)
 
@@ -105,15 +105,15 @@ def require_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, st
 
 def _special_tokens(settings: Mapping[str, object], source: str) -> dict[str, str]:
     """bos_token, eos_token and so on: a string, or an object with the string under content; null is absent."""
-    found = {}
+    texts = {}
     for key, value in settings.items():
         if not key.endswith("_token") or value is None or isinstance(value, bool):  # add_bos_token is a bool
             continue
         text = value.get("content") if isinstance(value, dict) else value
         if not isinstance(text, str):
             raise TokenizerError(f"{source}: {show(key)}: {show(value)}, expected a string or an object with content")
-        found[key] = text
-    return found
+        texts[key] = text
+    return texts
 
 
 def _default_template(value: object, source: str) -> str | None:

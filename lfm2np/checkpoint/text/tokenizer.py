@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from lfm2np.checkpoint.chat import Chat, load_chat, render_chat
-from lfm2np.checkpoint.plain_tokenizer import PlainTokenizer, entry_bytes
 from lfm2np.checkpoint.strict_json import parse_object, read_bytes
-from lfm2np.checkpoint.tokenizer_file import require_accepted
+from lfm2np.checkpoint.text.chat import Chat, load_chat, render_chat
+from lfm2np.checkpoint.text.plain_tokenizer import PlainTokenizer, entry_bytes
+from lfm2np.checkpoint.text.tokenizer_file import require_accepted
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.model.config import ModelConfig
 from lfm2np.values import show
@@ -187,8 +187,8 @@ class PackageTokenizer:
         self._run(self._rust.no_padding)
 
     def vocabulary(self) -> dict[str, int]:
-        found: dict[str, int] = self._run(lambda: self._rust.get_vocab(with_added_tokens=True))
-        return found
+        entries: dict[str, int] = self._run(lambda: self._rust.get_vocab(with_added_tokens=True))
+        return entries
 
     def special_texts(self) -> set[str]:
         return {token.content for token in self._run(self._rust.get_added_tokens_decoder).values() if token.special}
@@ -242,9 +242,9 @@ def load_tokenizer(
     backend = backend_of(content, config, str(path), plain)
     bos = None if config.bos_token_id is None else backend.entry(config.bos_token_id)
     chat = load_chat(directory, bos or "")
-    found = other() if chat.template is None and other is not None else None
-    if found is not None:
-        chat = replace(chat, template=found[0], source=found[1])
+    other_template = other() if chat.template is None and other is not None else None
+    if other_template is not None:
+        chat = replace(chat, template=other_template[0], source=other_template[1])
     return Tokenizer(backend, config, chat)
 
 

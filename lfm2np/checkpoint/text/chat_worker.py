@@ -90,8 +90,8 @@ def render(source: str, variables: dict[str, Any]) -> str:
 
 def require_no_address(text: str, given: str) -> None:
     """`only_data` sees no function within a list, nor one that `~`, a filter or a format made text of."""
-    for found in set(ADDRESS.findall(text)):
-        if found not in given:
+    for address in set(ADDRESS.findall(text)):
+        if address not in given:
             raise jinja2.TemplateError("output of an object's address, another one in every run: expected data only")
 
 

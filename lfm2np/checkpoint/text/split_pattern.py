@@ -34,11 +34,11 @@ _ESCAPED = r"\\[rnt]|\\[!-/:-@\[-`{-~]"
 _SET = r"\\[pP]\{\w+\}|\\[sSdD]"
 _INSIDE = rf"(?:{_ESCAPED}|[^\\\[\]^&-])"  # a character of a class: without classes in it, && and a bare -
 _CLASS = rf"\[\^?(?:{_SET}|{_INSIDE}(?:-{_INSIDE})?)+\]"
-_ONE = rf"{_CLASS}|{_SET}|{_ESCAPED}|[^\\\[\](){{}}.^$|?*+]"
+_ITEM = rf"{_CLASS}|{_SET}|{_ESCAPED}|[^\\\[\](){{}}.^$|?*+]"
 _FOLDED = r"\(\?i:(?:'?[A-Za-z]+|\[[A-Za-z]+\])(?:\|(?:'?[A-Za-z]+|\[[A-Za-z]+\]))*\)"
 _PART = re.compile(
-    rf"(?P<bar>\|)|\(\?(?P<ahead>[=!])(?P<follows>{_ONE})\)"
-    rf"|(?:(?P<folded>{_FOLDED})|(?P<one>{_ONE}))(?P<often>[?*+][?+]?|\{{\d{{1,3}}(?:,\d{{0,3}})?\}})?"
+    rf"(?P<bar>\|)|\(\?(?P<ahead>[=!])(?P<follows>{_ITEM})\)"
+    rf"|(?:(?P<folded>{_FOLDED})|(?P<item>{_ITEM}))(?P<often>[?*+][?+]?|\{{\d{{1,3}}(?:,\d{{0,3}})?\}})?"
 )
 _MEMBER = re.compile(rf"({_SET})|({_INSIDE}|[&-])(?:-({_INSIDE}))?")  # also what is a class by itself
 
@@ -73,7 +73,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
         if part["ahead"]:
             words.append(f"(?{part['ahead']}{_class(part['follows'])})")
         else:
-            item = _either_case(part["folded"]) if part["folded"] else _class(part["one"])
+            item = _either_case(part["folded"]) if part["folded"] else _class(part["item"])
             words.append(item + (part["often"] or ""))
     _require_letters(least)
     return re.compile("".join(words))
@@ -110,21 +110,21 @@ def _either_case(group: str) -> str:
     return f"(?:{''.join(words)})"
 
 
-def _class(one: str) -> str:
+def _class(item: str) -> str:
     """A character or a class, as ranges of code points."""
-    is_class = one[0] == "["
-    found: Ranges = []
-    for member in _MEMBER.finditer(one[1:-1].removeprefix("^") if is_class else one):
+    is_class = item[0] == "["
+    members: Ranges = []
+    for member in _MEMBER.finditer(item[1:-1].removeprefix("^") if is_class else item):
         if member[1]:
-            found += _set(member[1])
+            members += _set(member[1])
             continue
         first = _code_point(member[2])
         last = _code_point(member[3]) if member[3] else first
         if last < first:
             raise PatternError(f"at {member[0]!r}: expected the smaller character first")
-        found.append((first, last))
-    words = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in found)
-    return f"[{'^' if is_class and one[1] == '^' else ''}{words}]"
+        members.append((first, last))
+    words = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in members)
+    return f"[{'^' if is_class and item[1] == '^' else ''}{words}]"
 
 
 def _code_point(spelling: str) -> int:
@@ -135,12 +135,12 @@ def _set(spelling: str) -> Ranges:
     """Of \\s, \\d or a property, or of what is none."""
     kind = spelling[1].lower()
     if kind == "p":
-        found = of_category(spelling[3:-1])
-        if not found:
+        members = of_category(spelling[3:-1])
+        if not members:
             raise PatternError(f"at {spelling!r}: expected a general category, such as L or Lu")
     else:
-        found = of_category("Nd") if kind == "d" else sorted([*of_category("Z"), *SPACES])
-    return found if spelling[1].islower() else _others(found)
+        members = of_category("Nd") if kind == "d" else sorted([*of_category("Z"), *SPACES])
+    return members if spelling[1].islower() else _others(members)
 
 
 def _others(ranges: Ranges) -> Ranges:
@@ -157,24 +157,24 @@ def of_category(name: str) -> Ranges:
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Neighbours in one."""
-    found: Ranges = []
+    runs: Ranges = []
     for first, last in ranges:
-        if found and found[-1][1] == first - 1:
-            found[-1] = (found[-1][0], last)
+        if runs and runs[-1][1] == first - 1:
+            runs[-1] = (runs[-1][0], last)
         else:
-            found.append((first, last))
-    return found
+            runs.append((first, last))
+    return runs
 
 
 @functools.cache
 def _categories() -> list[tuple[int, int, str]]:
     """Runs of one category: some 3,300, for which all code points are looked up once, in a third of a second."""
-    found, first = [], 0
+    runs, first = [], 0
     for category, run in itertools.groupby(map(unicodedata.category, map(chr, range(sys.maxunicode + 1)))):
         length = sum(1 for _ in run)
-        found.append((first, first + length - 1, category))
+        runs.append((first, first + length - 1, category))
         first += length
-    return found
+    return runs
 
 
 def is_space(letter: str) -> bool:

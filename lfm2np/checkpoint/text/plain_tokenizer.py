@@ -27,8 +27,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from lfm2np.checkpoint.split_pattern import PatternError, compiled, is_space, is_word
-from lfm2np.checkpoint.tokenizer_file import merges, refused, require_plain, steps
+from lfm2np.checkpoint.text.split_pattern import PatternError, compiled, is_space, is_word
+from lfm2np.checkpoint.text.tokenizer_file import merges, refused, require_plain, steps
 
 CACHED_PIECES, CACHED_LENGTH = 2**16, 256  # a longer piece, in characters, is merged each time
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # what "use_regex" means

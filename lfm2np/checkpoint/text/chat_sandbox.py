@@ -78,11 +78,11 @@ class Worker:
                 rest = rest[self.process.stdin.write(rest) :]
         while part := self.process.stdout.read(2**16):
             said += part
-            for one in said.splitlines() if part.endswith(b"\n") else ():
+            for output_line in said.splitlines() if part.endswith(b"\n") else ():
                 with suppress(ValueError, TypeError, KeyError):
-                    found = json.loads(one)
-                    if found["id"] == name:
-                        return {**found["answer"]}
+                    reply = json.loads(output_line)
+                    if reply["id"] == name:
+                        return {**reply["answer"]}
         return None
 
     def end(self) -> str:
@@ -121,11 +121,11 @@ def _ask_worker(request: Mapping[str, object]) -> dict[str, Any]:
         try:
             answer = worker.ask(line, name)
         finally:
-            told = _put_back(worker, answer is not None)
+            last_words = _put_back(worker, answer is not None)
         if answer is not None:
             return answer
         if is_new:
-            return {"error": f"its process ended with exit code {worker.process.returncode}: {told}"}
+            return {"error": f"its process ended with exit code {worker.process.returncode}: {last_words}"}
 
 
 def _taken() -> tuple[Worker, bool]:
@@ -166,7 +166,7 @@ def _ask_once(request: Mapping[str, object]) -> dict[str, Any]:
 
 def _ask_here(request: Mapping[str, object]) -> dict[str, Any]:
     """The same in this process, without limits of time and memory."""
-    from lfm2np.checkpoint import chat_worker  # needs jinja2
+    from lfm2np.checkpoint.text import chat_worker  # needs jinja2
 
     return chat_worker.answered(dict(request))
 

@@ -1,0 +1,1 @@
+"""What is about text: tokenizers, the patterns that split it, chat templates."""
