@@ -1,7 +1,9 @@
-"""The pages are built once for all tests of them."""
+"""The pages are built once for all tests of them, in whatever process these run."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -9,19 +11,27 @@ from run_pages import DOCS
 from sphinx_build import sphinx
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups: else each process builds the pages
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n auto --dist loadgroup` one process builds the pages, and others run what they show meanwhile."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if "built" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("built"))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n auto --dist loadgroup` one process builds the pages, and others run what they show meanwhile: what else
+    needs the built pages comes last."""
+    of_built = [item for item in items if "built" in getattr(item, "fixturenames", ())]
+    others = [item for item in items if item not in set(of_built)]
+    items[:] = [*of_built[:1], *others, *of_built[1:]]
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the built pages. A warning is an error."""
-    to = tmp_path_factory.mktemp("docs")
-    done = sphinx(DOCS, to)
-    assert done.returncode == 0, done.stderr
+    """The folder with the built pages. A warning is an error.
+
+    Processes of pytest-xdist share it. The groups of its loadgroup would not do: pytest 9 does not see them.
+    """
+    top = tmp_path_factory.getbasetemp()
+    to = (top.parent if "PYTEST_XDIST_WORKER" in os.environ else top) / "docs"
+    with to.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not to.exists():
+            part = to.with_suffix(".part")
+            done = sphinx(DOCS, part)
+            assert done.returncode == 0, done.stderr
+            part.rename(to)
     return to

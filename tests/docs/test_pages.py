@@ -12,7 +12,14 @@ import run_pages
 pytestmark = pytest.mark.docs
 
 
-@pytest.mark.parametrize("page", run_pages.pages(), ids=lambda page: str(page.relative_to(run_pages.CHECKOUT)))
+LONG = (  # take 20 seconds and more, and begin first
+    *("learn/8-cost.md", "engine/5-property-suite.md", "engine/14-schedulers.md", "engine/6-faults.md"),
+    *("engine/15-rollouts.md", "engine/18-simulate.md", "engine/11-compare.md"),
+)
+PAGES = sorted(run_pages.pages(), key=lambda page: page not in [run_pages.DOCS / name for name in LONG])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(run_pages.CHECKOUT)))
 def test_the_page_shows_what_happens(page: Path) -> None:
     done = subprocess.run([sys.executable, run_pages.__file__, str(page)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
