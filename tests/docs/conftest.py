@@ -12,8 +12,7 @@ from sphinx_build import sphinx
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n auto --dist loadgroup` one process builds the pages, and others run what they show meanwhile: what else
-    needs the built pages comes last."""
+    """One process builds the pages while others run what these show: what else needs the built pages comes last."""
     of_built = [item for item in items if "built" in getattr(item, "fixturenames", ())]
     others = [item for item in items if item not in set(of_built)]
     items[:] = [*of_built[:1], *others, *of_built[1:]]
@@ -23,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the built pages. A warning is an error.
 
-    Processes of pytest-xdist share it. The groups of its loadgroup would not do: pytest 9 does not see them.
+    Processes of pytest-xdist share it.
     """
     top = tmp_path_factory.getbasetemp()
     to = (top.parent if "PYTEST_XDIST_WORKER" in os.environ else top) / "docs"

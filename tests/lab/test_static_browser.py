@@ -28,7 +28,7 @@ from lfm2np.lab.settings import GUESSES, TEACHING_FAULTS, query_of
 from lfm2np.lab.static.browser import HOST
 from lfm2np.lab.static.build import write_static
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("static")]  # one process builds and opens the folder
+pytestmark = pytest.mark.browser
 README = Path(__file__).parent.parent.parent / "README.md"
 PATIENCE = 120_000  # milliseconds: other tests may run beside this
 PROVED = "every one equals sequential generation, bit for bit."
