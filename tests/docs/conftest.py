@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
@@ -24,6 +23,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Processes of pytest-xdist share it.
     """
+    import fcntl  # not on Windows, where the other tests of this folder run
+
     top = tmp_path_factory.getbasetemp()
     to = (top.parent if "PYTEST_XDIST_WORKER" in os.environ else top) / "docs"
     with to.with_suffix(".lock").open("w") as lock:
