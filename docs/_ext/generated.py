@@ -250,7 +250,7 @@ def formats() -> str:
         for title, description, rows in schemas.objects(schema):
             parts += [heading(f"{name}: {title}", "~")] if title else []
             parts += [escaped(description)]
-            cells = [(code(one), escaped(kind), escaped(meaning)) for one, kind, meaning in rows]
+            cells = [(code(field), escaped(kind), escaped(meaning)) for field, kind, meaning in rows]
             parts += [table(("Name", "Value", "Meaning"), cells, "22 33 45")]
         for example in schema.get("examples", ()):
             parts += ["An example:", literal(json.dumps(example).split("\n"), "json")]

@@ -111,8 +111,8 @@ def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
         compared += len(cells)
     for step in run.steps:
         tables = page.query_selector_all(f'#memory .at[data-step="{step.number}"] tbody tr')
-        told = [table.evaluate("row => [...row.children].map(one => one.textContent)") for table in tables]
-        for entry, cells in zip(step.entries, told, strict=True):
+        in_tables = [table.evaluate("row => [...row.children].map(one => one.textContent)") for table in tables]
+        for entry, cells in zip(step.entries, in_tables, strict=True):
             blocks = ", ".join(map(str, entry.block_table))
             written = f"{entry.start} to {entry.start + num_kept(step, entry) - 1}"
             assert cells == [visible(entry.request_id), blocks, written, str(entry.slot)]
@@ -122,9 +122,11 @@ def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
         f'#ledger .at[data-step="{step.number}"] .ledger li:first-child .matrices > table:last-child td',
         "cells => cells.map(one => one.textContent)",
     )
-    told = {number(value, 3) for operation in step.operations for row in operation["output"]["values"] for value in row}
+    printed = {
+        number(value, 3) for operation in step.operations for row in operation["output"]["values"] for value in row
+    }
     assert shown
-    assert set(shown) <= told
+    assert set(shown) <= printed
     assert compared + len(shown) >= 200
 
 

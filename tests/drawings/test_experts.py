@@ -356,14 +356,14 @@ def test_exercises_have_the_answers_of_the_run(name: str) -> None:
     assert mixture is not None
     questions = {title: str(question) for title, question, _ in of_experts(run)}
     answers = solved(run)
-    found = max(routed(run), key=lambda token: token.margin)
-    best = sorted(range(mixture.num_experts), key=lambda expert: -found.preferred[expert])
+    closest = max(routed(run), key=lambda token: token.margin)
+    best = sorted(range(mixture.num_experts), key=lambda expert: -closest.preferred[expert])
     assert answers["A router."] == " and ".join(map(str, best[: mixture.num_experts_per_tok]))
-    own = [found.scores[expert] for expert in found.chosen]
-    scale = mixture.routed_scaling_factor / (sum(own) + 1e-6 if mixture.norm_topk_prob else 1)
-    assert f" are {', '.join(number(value, 3) for value in own)}. " in questions["Their weights."]
-    told = [float(value) for value in answers["Their weights."].split(", ")]
-    assert told == pytest.approx([value * scale for value in own], rel=6e-3)
+    scores = [closest.scores[expert] for expert in closest.chosen]
+    scale = mixture.routed_scaling_factor / (sum(scores) + 1e-6 if mixture.norm_topk_prob else 1)
+    assert f" are {', '.join(number(value, 3) for value in scores)}. " in questions["Their weights."]
+    weights = [float(value) for value in answers["Their weights."].split(", ")]
+    assert weights == pytest.approx([value * scale for value in scores], rel=6e-3)
     assert ("plus the bias" in questions["A router."]) == mixture.use_expert_bias
     listed = re.findall(r"\u201d ([\d, ]+)", questions["Products of experts."])
     rows = Counter(int(expert) for line in listed for expert in line.rstrip(", ").split(", "))

@@ -161,7 +161,7 @@ def test_an_early_end_without_a_reason_is_found_and_one_at_an_end_of_sequence_is
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "sentence"),
     [
         ([A[0], A[1], A[2], A[3]], "stop {stop!r} stands in the text of its first 3 tokens, yet it goes on"),
         ([A[2], A[2]], "stop {stop!r} stands in the text of its first 1 tokens, yet it goes on"),
@@ -170,13 +170,13 @@ def test_an_early_end_without_a_reason_is_found_and_one_at_an_end_of_sequence_is
         ([A[0], A[1], EOS], None),
     ],
 )
-def test_where_a_stop_text_ends_an_answer(tokens: list[int], told: str | None) -> None:
+def test_where_a_stop_text_ends_an_answer(tokens: list[int], sentence: str | None) -> None:
     stop = model().tokenizer.decode([A[2]])
     finding = found(answer(tokens, reason="stop"), stop=stop, temperature=1.0)
-    if told is None:
+    if sentence is None:
         assert finding is None
     else:
-        assert (finding.kind, finding.what) == (STOP, "request 0: " + told.format(stop=stop))
+        assert (finding.kind, finding.what) == (STOP, "request 0: " + sentence.format(stop=stop))
     assert found(answer(tokens, reason="stop"), stop=stop, temperature=1.0, left=True) is None
 
 
@@ -206,7 +206,7 @@ def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("finding", "told"),
+    ("finding", "sentence"),
     [
         (lambda: drawn(""), "text '', expected "),
         (lambda: drawn(f" {TEXTS_OF_THREE[3]}"), "that of its tokens"),
@@ -216,9 +216,9 @@ def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
         (lambda: drawn(TEXTS_OF_THREE[2], "stop", 2, stop=TEXTS_OF_THREE[2][-1]), "its tokens before stop"),
     ],
 )
-def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, told: str) -> None:
+def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, sentence: str) -> None:
     shown = finding()
-    assert (shown.kind, told in shown.what) == (TEXT, True), shown
+    assert (shown.kind, sentence in shown.what) == (TEXT, True), shown
 
 
 def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
@@ -233,7 +233,7 @@ def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "sentence"),
     [
         (answer([300] * 6), "token id 300: expected 0 to 299"),
         (answer([A[0]] * 7), "7 tokens, 6 were asked for"),
@@ -241,9 +241,9 @@ def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
         (Answer("0", error="it said no"), "it said no"),
     ],
 )
-def test_answers_of_impossible_form_are_found(said: Answer, told: str) -> None:
+def test_answers_of_impossible_form_are_found(said: Answer, sentence: str) -> None:
     finding = found(said)
-    assert (finding.kind, told in finding.what) == (IMPOSSIBLE, True)
+    assert (finding.kind, sentence in finding.what) == (IMPOSSIBLE, True)
 
 
 def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
@@ -272,14 +272,14 @@ def test_each_kind_of_finding_says_what_it_means() -> None:
 
 
 def test_right_is_the_greedy_answer_up_to_its_stop_text() -> None:
-    tokens = [token for token, _, _ in right(PROMPT)]
+    token_ids = [token for token, _, _ in right(PROMPT)]
     answer_tokens = right_answer(model(), "float32", Sent(PROMPT, 6), None)
-    assert [one.token_id for one in answer_tokens] == tokens
-    assert [one.logprob for one in answer_tokens] == [logprob for _, logprob, _ in right(PROMPT)]
-    stop = next(text for text in (model().tokenizer.decode([token_id]) for token_id in tokens[:4]) if text)
-    at = next(i for i in range(6) if stop in model().tokenizer.decode(tokens[: i + 1]))
+    assert [token.token_id for token in answer_tokens] == token_ids
+    assert [token.logprob for token in answer_tokens] == [logprob for _, logprob, _ in right(PROMPT)]
+    stop = next(text for text in (model().tokenizer.decode([token_id]) for token_id in token_ids[:4]) if text)
+    at = next(i for i in range(6) if stop in model().tokenizer.decode(token_ids[: i + 1]))
     cut = right_answer(model(), "float32", Sent(PROMPT, 6, stop=stop), None)
-    assert [one.token_id for one in cut] == tokens[: at + 1]
+    assert [token.token_id for token in cut] == token_ids[: at + 1]
 
 
 def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:

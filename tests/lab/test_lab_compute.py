@@ -125,16 +125,16 @@ def test_each_fault_ends_and_shows_something(name: str, models: Models):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "sentence"),
     [
         ("full-cache-raises-instead-of-evicting", "With this fault the engine ended with PoolError"),
         ("single-token-step-has-no-state", "Request a: its tokens are "),
         ("convolution-crosses-requests", "Request b: the tokens are right, and the logits are not those"),
     ],
 )
-def test_a_broken_run_is_not_proved(name: str, told: str, models: Models):
+def test_a_broken_run_is_not_proved(name: str, sentence: str, models: Models):
     proof = prove(query_of(replace(DEFAULT, fault=name)), models)
-    assert not proof.right and proof.sentence.startswith(told), proof
+    assert not proof.right and proof.sentence.startswith(sentence), proof
 
 
 def test_a_sound_run_is_proved(models: Models):

@@ -30,7 +30,7 @@ def prompts_of(number: int, count: int, **change: Any) -> tuple[Asked, ...]:
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "sentence"),
     [
         (1, "The run took 6 steps, 1 for the prompt and 5 for decodes; expected 7 steps."),
         (2, "static takes 25 steps and wastes 57 cells: expected at most 19 cells"),
@@ -40,13 +40,13 @@ def prompts_of(number: int, count: int, **change: Any) -> tuple[Asked, ...]:
         (6, "There are no drafts"),
     ],
 )
-def test_what_a_lesson_starts_from_is_not_its_answer(number: int, told: str, again: Again):
+def test_what_a_lesson_starts_from_is_not_its_answer(number: int, sentence: str, again: Again):
     verdict = judged(number, {}, again)
-    assert not verdict.right and told in verdict.sentence
+    assert not verdict.right and sentence in verdict.sentence
 
 
 @pytest.mark.parametrize(
-    ("number", "change", "told"),
+    ("number", "change", "sentence"),
     [
         (1, {"budget": 2}, "chunks of 2 and 2 rows"),
         (1, {"budget": 3}, "chunks of 3 and 1 rows"),
@@ -62,13 +62,13 @@ def test_what_a_lesson_starts_from_is_not_its_answer(number: int, told: str, aga
         (6, {"drafts": 4, "requests": COPIES}, "take 3 steps with drafts and 9 without"),
     ],
 )
-def test_a_solution_is_right(number: int, change: Change, told: str, again: Again):
+def test_a_solution_is_right(number: int, change: Change, sentence: str, again: Again):
     verdict = judged(number, change, again)
-    assert verdict.right and told in verdict.sentence, verdict
+    assert verdict.right and sentence in verdict.sentence, verdict
 
 
 @pytest.mark.parametrize(
-    ("number", "change", "told"),
+    ("number", "change", "sentence"),
     [
         (1, {"budget": 1}, "The run took 9 steps, 4 for the prompt"),
         (1, {"requests": prompts_of(1, 1, max_tokens=7)}, "number of tokens of request a is 7, and has to stay 6"),
@@ -90,9 +90,9 @@ def test_a_solution_is_right(number: int, change: Change, told: str, again: Agai
         (6, {"drafts": 4, "requests": (Asked("copy: red ->", 0, 2),) * 2}, "expected at least 6 without"),
     ],
 )
-def test_a_wrong_answer_is_told_what_was_seen(number: int, change: Change, told: str, again: Again):
+def test_a_wrong_answer_is_told_what_was_seen(number: int, change: Change, sentence: str, again: Again):
     verdict = judged(number, change, again)
-    assert not verdict.right and told in verdict.sentence, verdict
+    assert not verdict.right and sentence in verdict.sentence, verdict
 
 
 SOLUTIONS: dict[int, Change] = {

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.rounding
 
 def test_a_constant_is_no_format(model: Model) -> None:
     """Before, "errs like float16 everywhere", and under float16 it passed."""
-    found = checked(model, "small_eps", cases=("neighbours",), at_once=2).total
-    assert found.verdict is Verdict.BUG
-    assert found.causes[0].sure == "certain"
-    assert found.reasons[0].startswith("certain: wrong everywhere by a little, as if norm_eps is smaller by about 9")
+    total = checked(model, "small_eps", cases=("neighbours",), at_once=2).total
+    assert total.verdict is Verdict.BUG
+    assert total.causes[0].sure == "certain"
+    assert total.reasons[0].startswith("certain: wrong everywhere by a little, as if norm_eps is smaller by about 9")
 
 
 @pytest.mark.slow

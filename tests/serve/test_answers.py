@@ -158,7 +158,7 @@ def test_an_echoed_prompt_has_the_log_probabilities_that_scoring_it_gives(
     scores = model().score([*ids, *new]) if len(ids) + len(new) > 1 else []
     assert logprobs["token_logprobs"][1:] == [score.logprob for score in scores]
     best = [max(top, key=lambda token: top[token]) for top in logprobs["top_logprobs"][1:]]
-    assert [one == name for one, name in zip(best, logprobs["tokens"][1:], strict=True)] == [
+    assert [likeliest == name for likeliest, name in zip(best, logprobs["tokens"][1:], strict=True)] == [
         score.rank == 1 for score in scores
     ]
     text = model().tokenizer.decode(ids) + (sample.text or "" if goes_on else "")

@@ -83,7 +83,11 @@ def test_random_guesses_are_a_function_of_the_prefix_and_the_seed(trained: Model
         for index, (prompt, param) in enumerate(zip(ids, params, strict=True)):
             engine.add_request(str(index), prompt, param)
         outputs = {output.request_id: output for output in engine.stream() if output.finished}
-        actual = {(int(name), one.index): list(one.token_ids) for name, o in outputs.items() for one in o.outputs}
+        actual = {
+            (int(name), sample.index): list(sample.token_ids)
+            for name, output in outputs.items()
+            for sample in output.outputs
+        }
         assert actual == expected
         assert engine.metrics.accepted_tokens > 0 or budget == 1
 
