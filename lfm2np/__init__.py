@@ -30,7 +30,7 @@ from lfm2np.errors import (
 )
 from lfm2np.llm import LLM
 from lfm2np.loading import Model, load
-from lfm2np.memory import keep_freed_memory
+from lfm2np.malloc import keep_freed_memory
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.scoring.teacher_forcing import TokenScore, score_many

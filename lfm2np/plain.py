@@ -46,7 +46,7 @@ def logits_and_margins(
 ) -> tuple[list[Row], list[float]]:
     """The logits, and at each row how far its nearest expert is from being chosen or not, in the nearest layer.
 
-    config   the keys that lfm2np.conformance.strategies.models.raw_config writes
+    config   the keys that lfm2np.conformance.strategies.tiny_models.raw_config writes
     tensors  as `read_checkpoint` gives them, under the checkpoint's names
     """
     eps, margins = config["norm_eps"], [math.inf] * len(token_ids)

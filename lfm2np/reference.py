@@ -28,7 +28,7 @@ from lfm2np.model.weights import (
     ModelWeights,
     ShortConvWeights,
 )
-from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.processor import require_ieee
 from lfm2np.numerics.rope import RotaryTable, rotary_table
 from lfm2np.progress import Progress
 

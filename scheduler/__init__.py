@@ -9,8 +9,8 @@ while scheduler.has_unfinished:
 """
 
 from scheduler.block_pool import BlockPool
-from scheduler.check import check
 from scheduler.config import SchedulerConfig
+from scheduler.conservation import check
 from scheduler.drafts import most_drafts
 from scheduler.errors import PlanError, PoolError, RequestRefused, SchedulerError, TraceError
 from scheduler.plan import BatchPlan, Move, ScheduledTokens

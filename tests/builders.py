@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import expected_tensors
 

@@ -16,9 +16,9 @@ from lfm3_models import MODELS
 import lfm2np
 from lfm2np import Engine, NgramDrafter, SamplingParams
 from lfm2np.cli import main
-from lfm2np.conformance.strategies.models import loaded
+from lfm2np.conformance.strategies.tiny_models import loaded
 from lfm2np.numerics import NAMES
-from lfm2np.oracle.vectors.files import DOCUMENT, TENSORS, VectorsError, packaged_set, require_form
+from lfm2np.oracle.vectors.set_files import DOCUMENT, TENSORS, VectorsError, packaged_set, require_form
 from scheduler import POLICIES, FinishReason
 from scheduler.checksum import sealed
 from scheduler.plan import MoveKind

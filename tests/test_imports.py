@@ -31,7 +31,7 @@ ALL_USE = {
 READ = {"lfm2np.checkpoint", "lfm2np.model", "lfm2np.numerics"}
 COMPUTE = {*READ, "lfm2np.reference", "lfm2np.network"}
 RUN = {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "lfm2np.engine", "lfm2np.work", "lfm2np.scoring"}
-CALL = {*RUN, "lfm2np.loading", "lfm2np.memory", "lfm2np", "scheduler"}
+CALL = {*RUN, "lfm2np.loading", "lfm2np.malloc", "lfm2np", "scheduler"}
 ORACLE = {"lfm2np.oracle", "lfm2np.oracle.targets", "lfm2np.oracle.judging"}
 PROTOCOL = "lfm2np.engine_protocol"
 SUITE = [f"lfm2np.conformance.{name}" for name in ("draining", "strategies", "properties")]
@@ -45,7 +45,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.system": set(),
     "lfm2np.values": set(),
     "lfm2np.whole_file": set(),
-    "lfm2np.memory": set(),
+    "lfm2np.malloc": set(),
     "lfm2np.numerics": set(),
     "lfm2np.model": {"lfm2np.numerics"},
     "lfm2np.checkpoint": {"lfm2np.model", "lfm2np.numerics"},
@@ -60,7 +60,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.scoring": {*COMPUTE, "lfm2np.work"},
     "lfm2np.loading": RUN,
     "lfm2np.llm": {*RUN, "lfm2np.loading"},
-    "lfm2np": {*RUN, "lfm2np.loading", "lfm2np.llm", "lfm2np.before_numpy", "lfm2np.memory"},
+    "lfm2np": {*RUN, "lfm2np.loading", "lfm2np.llm", "lfm2np.before_numpy", "lfm2np.malloc"},
     PROTOCOL: {"lfm2np.sampling"},
     "lfm2np.faults": set(),
     "lfm2np.oracle.targets": {*READ, "lfm2np.sampling", "lfm2np.work", PROTOCOL, "scheduler"},

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from lfm2np.bench.measure import Turns
-from lfm2np.bench.sides.engines import (
+from lfm2np.bench.sides.filled_engines import (
     CONTINUOUS,
     ONE_BY_ONE,
     PADDED,

@@ -20,7 +20,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.lfm3 import in_file
 from lfm2np.checkpoint.tensors import SINGLE
 from lfm2np.errors import CheckpointError

@@ -6,10 +6,10 @@ import hashlib
 from functools import partial
 from pathlib import Path
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.gguf.container import open_container
+from lfm2np.checkpoint.gguf.gguf_config import config_of
 from lfm2np.checkpoint.gguf.names import named_tensors
-from lfm2np.checkpoint.gguf.settings import config_of
 from lfm2np.checkpoint.gguf.vocabulary import chat_of, has_tables, template_of, tokenizer_json
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.strict_json import is_present

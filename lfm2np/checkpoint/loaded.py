@@ -29,7 +29,7 @@ from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import parameter_count
 from lfm2np.model.weights import ModelWeights
 from lfm2np.numerics import TRUTH, Numerics, numerics_named
-from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.processor import require_ieee
 from lfm2np.numerics.products.exactness import require_exact_products
 from lfm2np.progress import Progress
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lfm2np.checkpoint.gguf.formats import QUANTISED, bad_scale, values_of
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, bad_scale, values_of
 from lfm2np.checkpoint.packed.rows import PackedRows, bad_group
 from lfm2np.errors import CheckpointError
 from lfm2np.values import show

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from lfm2np.checkpoint.config import reading_of
+from lfm2np.checkpoint.config_json import reading_of
 from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.checkpoint.weights import joined
 from lfm2np.model.config import ATTENTION, CONV, SLIDING, ModelConfig

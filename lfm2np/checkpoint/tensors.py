@@ -24,10 +24,10 @@ from lfm2np.checkpoint.lfm3 import in_file, in_ours
 from lfm2np.checkpoint.packed import auto, compressed, mlx
 from lfm2np.checkpoint.packed.auto import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
-from lfm2np.checkpoint.packed.parts import with_matrices
+from lfm2np.checkpoint.packed.matrix_parts import with_matrices
+from lfm2np.checkpoint.packed.quantization_config import Settings, settings_in
 from lfm2np.checkpoint.packed.rows import DTYPES as PACKED_DTYPES
 from lfm2np.checkpoint.packed.rows import PackedRows
-from lfm2np.checkpoint.packed.settings import Settings, settings_in
 from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.checkpoint.vision_language import language_tensors

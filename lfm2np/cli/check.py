@@ -15,13 +15,13 @@ from pathlib import Path
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared import against, check_against, formats, work
+from lfm2np.cli.shared import against, check_against, format_options, work
 from lfm2np.cli.shared.parser import Commands, add, add_command, require_at_least, require_folder
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars, write_pages
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
-from lfm2np.invariance.engines import BLOCK, CHUNK, SLOTS
 from lfm2np.invariance.relations import NAMES
+from lfm2np.invariance.target_engine import BLOCK, CHUNK, SLOTS
 from lfm2np.loading import Model
 from lfm2np.oracle.check import (
     SCORING,
@@ -36,7 +36,7 @@ from lfm2np.oracle.check import (
     scored_ahead,
     until_wrong,
 )
-from lfm2np.oracle.cost import cost_lines, cost_of
+from lfm2np.oracle.check_cost import cost_lines, cost_of
 from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
@@ -108,7 +108,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
         if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
             return judged_file(model, arguments, place, shown), place
         with contextlib.closing(target_of(arguments, model)) as target, transcript_of(arguments) as transcript:
-            taken = formats.format_of(arguments, target.probe().engine)  # before anything is asked
+            taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
             known = Known(place=place)
             with meanwhile(arguments, model, target, taken.name, known) as on:
                 longest, announce = arguments.max_model_len, functools.partial(announce_cost, model, arguments)
@@ -157,7 +157,7 @@ def recorder_of(arguments: argparse.Namespace) -> Record | None:
 
 def recorded_format(arguments: argparse.Namespace) -> str:
     """The format, or that of its activations where recorders do not know it."""
-    computed_in = formats.format_of(arguments, "").name.partition(KV)[0]
+    computed_in = format_options.format_of(arguments, "").name.partition(KV)[0]
     return computed_in if computed_in in PRECISIONS else ACTIVATIONS[FORMATS[computed_in].bits]
 
 
@@ -179,7 +179,7 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
     target = FileTarget(arguments.target)
     abilities, pairs = target.probe(), target.pairs()
-    taken, known = formats.format_of(arguments, abilities.engine), Known(place=place)
+    taken, known = format_options.format_of(arguments, abilities.engine), Known(place=place)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
     result = judged(
         model, abilities, taken.name, needed, progress=shown, known=known, every_constant=arguments.constants
@@ -207,7 +207,7 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
         padded = rest.startswith(PADDED)
         directory = rest.removeprefix(PADDED)
         path = checkpoint_path(directory) if directory else model.path
-        computed_in = formats.format_of(arguments, "transformers").name.partition(KV)[0]
+        computed_in = format_options.format_of(arguments, "transformers").name.partition(KV)[0]
         return TransformersTarget(path, computed_in, padded)
     if re.fullmatch(r"[\w.]+:[\w.]+", text):
         return PythonTarget(text, model.path, None, arguments.at_once)
@@ -231,7 +231,7 @@ def add_check(commands: Commands) -> None:
     parser = add_command(commands, "check", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES, is_verdict=True)
     forms = "http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl"
     add(parser, "TARGET", forms)
-    formats.add_options(parser)
+    format_options.add_options(parser)
     most = f"(as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})"
     add(parser, "--at-once N", f"most requests in flight together {most}")
     few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, whose cost is printed first)"

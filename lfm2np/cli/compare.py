@@ -16,10 +16,10 @@ from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.compare.compare import COMPARING, GENERATING, Quantised, compare, quantised_of
 from lfm2np.oracle.compare.compare_page import as_html
+from lfm2np.oracle.compare.comparison_report import as_json, as_text
 from lfm2np.oracle.compare.pair import BY, files_of, longest, require_same_tokens
 from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, check_texts, of_request, of_text
-from lfm2np.oracle.compare.shown import as_json, as_text
-from lfm2np.oracle.reports.parts import plural
+from lfm2np.oracle.reports.report_parts import plural
 from lfm2np.values import require_count
 from lfm2np.work.place import Place, Source
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lfm2np.cli.check import target_of
 from lfm2np.cli.faults import require_hypothesis
-from lfm2np.cli.shared import against, formats, work
+from lfm2np.cli.shared import against, format_options, work
 from lfm2np.cli.shared.parser import Commands, add, add_command, one_line, option, require_at_least, require_times
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result
@@ -24,7 +24,7 @@ from lfm2np.loading import Model
 
 if TYPE_CHECKING:
     from lfm2np.fuzz.campaign import Campaign, Failure
-    from lfm2np.fuzz.draw import Around
+    from lfm2np.fuzz.draw_traces import Around
     from lfm2np.fuzz.hand_over import Context
     from lfm2np.fuzz.judge import Judge
     from lfm2np.fuzz.played import Player, Takes
@@ -98,7 +98,7 @@ def started_server(arguments: argparse.Namespace) -> Iterator[StartedServer | No
 
 
 def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subject:
-    from lfm2np.fuzz.draw import TEXTS
+    from lfm2np.fuzz.draw_traces import TEXTS
     from lfm2np.fuzz.hand_over import Context
     from lfm2np.fuzz.judge import ByTruth
     from lfm2np.fuzz.play_http import HttpPlayer
@@ -116,7 +116,7 @@ def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subj
     takes = player.probe()
     if not takes.abilities.tells_token_ids:
         raise InconclusiveError("the engine does not report token ids: nothing can be judged")
-    taken = formats.format_of(arguments, takes.abilities.engine)
+    taken = format_options.format_of(arguments, takes.abilities.engine)
     context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command_line())
     judge = ByTruth(model, taken.name, place, TEXTS not in without(arguments.without))
     return Subject(player, judge, around_of(arguments, model, takes), context)
@@ -124,11 +124,11 @@ def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subj
 
 def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subject:
     """Its spread is measured first; with another engine the larger of both."""
-    from lfm2np.fuzz.draw import Around, alphabet_of
+    from lfm2np.fuzz.draw_traces import Around, alphabet_of
     from lfm2np.fuzz.hand_over import Context
     from lfm2np.invariance.asked import Asking
     from lfm2np.invariance.by_itself import ByItself
-    from lfm2np.invariance.engines import engine_of, smaller
+    from lfm2np.invariance.target_engine import engine_of, smaller
 
     against.require(arguments)
     name = against.format_name(arguments)
@@ -252,7 +252,7 @@ def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Fail
 
 
 def around_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Any:
-    from lfm2np.fuzz.draw import Around, alphabet_of
+    from lfm2np.fuzz.draw_traces import Around, alphabet_of
 
     tokenizer = model.tokenizer_or_none
     alphabet = alphabet_of(tokenizer, model.config.vocab_size)
@@ -277,7 +277,7 @@ def around_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Any:
 
 
 def without(names: str) -> tuple[str, ...]:
-    from lfm2np.fuzz.draw import SPECIAL, TEXTS
+    from lfm2np.fuzz.draw_traces import SPECIAL, TEXTS
 
     chosen = tuple(name for name in names.split(",") if name)
     for name in chosen:
@@ -342,7 +342,7 @@ def add_fuzz(commands: Commands) -> None:
     text = "test a running engine with timed traces of many requests, and shrink what fails"
     parser = add_command(commands, "fuzz", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES, is_verdict=True)
     add(parser, "TARGET", "http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND")
-    formats.add_options(parser)
+    format_options.add_options(parser)
     add(parser, "--minutes N", "generate traces for N minutes", type=float)
     add(parser, "--examples N", f"generate N traces ({EXAMPLES}, without --minutes)")
     add(parser, "--seed N", "seed of the generated traces (0)", default=0)

@@ -18,7 +18,7 @@ from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names
 from lfm2np.oracle.locate.locate import as_text, locate, shortened, why_inconclusive
 from lfm2np.oracle.locate.spread import PRECISIONS
-from lfm2np.oracle.recorders.demands import require_request
+from lfm2np.oracle.recorders.engine_versions import require_request
 from lfm2np.oracle.recorders.registry import FORMS, format_of, record_of
 from lfm2np.oracle.reports.report import finite
 from lfm2np.whole_file import write_whole

@@ -17,16 +17,16 @@ from lfm2np.loading import Model, load
 from lfm2np.oracle.compare.pair import files_of, require_same_network
 from lfm2np.oracle.judging.formats import FORMATS, format_named
 from lfm2np.oracle.judging.verdict import WRONG, Verdict
-from lfm2np.oracle.reports.parts import environment
+from lfm2np.oracle.reports.report_parts import environment
 from lfm2np.oracle.rollouts.api import judge_some
 from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE
 from lfm2np.oracle.rollouts.figures import MISMATCH, figures_of, verdict_of
+from lfm2np.oracle.rollouts.reported_side import SIDES
 from lfm2np.oracle.rollouts.rollout import read_rollouts
 from lfm2np.oracle.rollouts.rollouts import AUTO, EXPLAINING, JUDGING, SCORING, Judged, Options
 from lfm2np.oracle.rollouts.rollouts_page import as_html
+from lfm2np.oracle.rollouts.rollouts_report import as_text
 from lfm2np.oracle.rollouts.scores import READINGS
-from lfm2np.oracle.rollouts.shown import as_text
-from lfm2np.oracle.rollouts.side import SIDES
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.values import require_count
 from lfm2np.whole_file import write_whole

@@ -17,9 +17,9 @@ from lfm2np.cli.shared.parser import Commands, add, add_command, option
 from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.loading import load
-from lfm2np.simulate import formats, sweep
-from lfm2np.simulate.acceptance import Acceptance, acceptance_of, read_acceptance
+from lfm2np.simulate import sweep, trace_files
 from lfm2np.simulate.cost import CostModel, read_cost_model
+from lfm2np.simulate.drawn_acceptance import Acceptance, acceptance_of, read_acceptance
 from lfm2np.simulate.fit import fit
 from lfm2np.simulate.generators import GENERATORS
 from lfm2np.simulate.presets import BYTES, MODELS, preset
@@ -156,7 +156,7 @@ def run_single(arguments: argparse.Namespace, scenario: Scenario) -> None:
             raise RequestError(f"--{name} goes with --sweep")
     if arguments.save is not None:
         with text_file(arguments.save) as file:
-            formats.write(scenario.traffic.arrivals(), file)
+            trace_files.write(scenario.traffic.arrivals(), file)
     with progress_bar("simulating", " requests") as bar, writing(arguments.trace, scenario) as trace:
         result = simulate(scenario, lambda number: bar(number, scenario.traffic.requests or number), trace)
     if arguments.html is not None:
@@ -210,11 +210,11 @@ def run_sweep(arguments: argparse.Namespace, base: Scenario) -> None:
     simulated = [(chosen, list(itertools.islice(results, seeds))) for chosen, _ in runs[0]]
     result = sweep.summary(str(base.traffic), settings, simulated, target)
     if arguments.html is not None:
-        from lfm2np.simulate.page.sweep import sweep_page  # slow to import
+        from lfm2np.simulate.page.sweep_page import sweep_page  # slow to import
 
         write_whole(arguments.html, sweep_page(result))
     for words in arguments.svg or ():
-        from lfm2np.simulate.page.sweep import curve  # slow to import
+        from lfm2np.simulate.page.sweep_page import curve  # slow to import
 
         metric, _, path = words.partition("=")
         write_whole(path, curve(result, metric))
@@ -318,13 +318,13 @@ def form_line(feature: str, seconds: float) -> str:
 def add_simulate(commands: Commands) -> None:
     text = "run the scheduler on a trace with a clock: latencies, throughput, utilisation; or sweep over settings"
     parser = add_command(commands, "simulate", run, text, EXAMPLE, model=False)
-    named = f"a trace ({', '.join(formats.FORMATS)}) or a generator ({', '.join(GENERATORS)})"
+    named = f"a trace ({', '.join(trace_files.FORMATS)}) or a generator ({', '.join(GENERATORS)})"
     traffic_help = f"{named}, such as poisson:rate=4,prompt=512,output=128"
     parser.add_argument("traffic", nargs="?", metavar="TRACE", help=traffic_help)
     cost_help = f"how long a step takes: a file that --fit wrote, or published figures, GPU:MODEL ({DEFAULT_COST})"
     add(parser, "--cost COST", cost_help, default=DEFAULT_COST)
     group = parser.add_argument_group("the trace")
-    add(group, "--format", "of the trace (by its first line)", choices=list(formats.FORMATS))
+    add(group, "--format", "of the trace (by its first line)", choices=list(trace_files.FORMATS))
     add(group, "--rate R", "requests a second, for a trace without times")
     add(group, "--seed N", "of a generator, and of --rate (0)", default=0)
     add(group, "--sort", "read the whole trace and sort it by time")

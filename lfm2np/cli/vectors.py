@@ -12,7 +12,8 @@ from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import print_result, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError, WorkerError
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.vectors.files import (
+from lfm2np.oracle.vectors.golden import BOUNDED, Difference, make, verify
+from lfm2np.oracle.vectors.set_files import (
     DOCUMENT,
     VectorsError,
     VectorSet,
@@ -21,7 +22,6 @@ from lfm2np.oracle.vectors.files import (
     require_replaceable,
     write_set,
 )
-from lfm2np.oracle.vectors.golden import BOUNDED, Difference, make, verify
 
 EXIT_CODES = """exit codes:
   0    the set is written, or matches

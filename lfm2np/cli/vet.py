@@ -25,9 +25,9 @@ from lfm2np.oracle.vet.api import (
 )
 from lfm2np.oracle.vet.asking import Provider
 from lfm2np.oracle.vet.hypotheses import Hypotheses
-from lfm2np.oracle.vet.plan import Plan
 from lfm2np.oracle.vet.questions import Question, question_from_json
-from lfm2np.oracle.vet.shown import as_json, as_text, plan_text, verdict_of
+from lfm2np.oracle.vet.token_plan import Plan
+from lfm2np.oracle.vet.vet_report import as_json, as_text, plan_text, verdict_of
 from lfm2np.oracle.vet.vetting import SCORING, Bounds, Vetted
 from lfm2np.values import require_count
 from lfm2np.work.place import Place

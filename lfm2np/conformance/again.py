@@ -7,8 +7,8 @@ from typing import Any
 from lfm2np.conformance.catalogue import by_id
 from lfm2np.conformance.properties.property import Machine
 from lfm2np.conformance.properties.rounding import Rounding
-from lfm2np.conformance.strategies.models import Checkpoint, TinyModel
 from lfm2np.conformance.strategies.scenarios import Scenario
+from lfm2np.conformance.strategies.tiny_models import Checkpoint, TinyModel
 from lfm2np.engine_protocol import Request, load_factory
 from lfm2np.errors import RequestError
 from lfm2np.sampling.params import SamplingParams

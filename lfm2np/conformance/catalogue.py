@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.properties import answers, checks
+from lfm2np.conformance.properties import answer_checks, checks
 from lfm2np.conformance.properties.engine_machine import engine_machine
 from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.strategies.lengths import ALPHABET, Lengths
@@ -362,7 +362,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("score", "drawn"),
         ("ollama37 437", "llama.cpp 17548", "mlx-lm 908"),
         sequences,
-        answers.scores_lfm2,
+        answer_checks.scores_lfm2,
         0.5,
     ),
     at_lengths(
@@ -372,7 +372,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("generate", "drawn"),
         ("ollama37 437", "llama.cpp 17548", "mlx-lm 908"),
         sequences,
-        answers.generates_lfm2,
+        answer_checks.generates_lfm2,
         0.5,
     ),
     Property(
@@ -382,7 +382,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("generate", "stops"),
         ("vLLM 48853",),
         ending_requests,
-        answers.ends_where_it_must,
+        answer_checks.ends_where_it_must,
         2.0,
     ),
     Property(
@@ -392,7 +392,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("generate", "processors", "drawn"),
         ("vllm-mlx 109", "vLLM 48853"),
         split_characters,
-        answers.ends_where_it_must,
+        answer_checks.ends_where_it_must,
         1.0,
     ),
     Property(
@@ -402,7 +402,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("encode", "drawn"),
         ("vLLM 16081", "vLLM 55288", "SGLang 888"),
         lambda: st.sampled_from(["Hi", "sort: 3 1 2", " ", "é", "a\nb"]),
-        answers.has_one_bos,
+        answer_checks.has_one_bos,
         0.1,
     ),
     Property(
@@ -412,7 +412,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("generate", "processors"),
         ("vLLM 5639",),
         lambda: scenarios(sampling_params(1).map(greedily), most=3),
-        answers.follows_its_processors,
+        answer_checks.follows_its_processors,
         4.0,
     ),
     Property(
@@ -422,7 +422,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("generate", "sampling"),
         ("vLLM 5639",),
         single_requests,
-        answers.draws_the_distribution,
+        answer_checks.draws_the_distribution,
         0.75,
     ),
     Property(
@@ -432,7 +432,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("generate", "sampling", "logprobs", "drawn"),
         (),
         single_requests,
-        answers.has_raw_logprobs,
+        answer_checks.has_raw_logprobs,
         1.0,
     ),
     Property(

@@ -23,7 +23,7 @@ from lfm2np.conformance.properties.driver import of_drawn, of_given
 from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.properties.rounding import known_of
 from lfm2np.conformance.runner import Result, run_property
-from lfm2np.conformance.strategies.models import loaded
+from lfm2np.conformance.strategies.tiny_models import loaded
 from lfm2np.faults import Fault, by_name, inject
 
 COMPUTED = (load_once, loaded, of_drawn, of_given, known_of)  # what the process keeps may be of a faulty reference

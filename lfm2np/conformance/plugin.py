@@ -101,7 +101,7 @@ def terms_of(config: pytest.Config) -> Any:
 def given_terms(config: pytest.Config) -> Any:
     """UsageError for a size or a checkpoint that is none."""
     from lfm2np.conformance.runner import Terms
-    from lfm2np.conformance.strategies.models import Checkpoint, loaded
+    from lfm2np.conformance.strategies.tiny_models import Checkpoint, loaded
     from lfm2np.errors import Lfm2npError
 
     path = option(config, "model")

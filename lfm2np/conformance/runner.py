@@ -22,8 +22,8 @@ from lfm2np.conformance.shrinking import bounded_shrinking, seconds_left
 from lfm2np.conformance.strategies.families import FAMILIES, Family, has_model, of_family_by_itself, varied
 from lfm2np.conformance.strategies.features import WORDS, advice, fit, place, promised, sparing_words
 from lfm2np.conformance.strategies.lengths import Lengths, lengths_of
-from lfm2np.conformance.strategies.models import Checkpoint, TinyModel
 from lfm2np.conformance.strategies.scenarios import size_of
+from lfm2np.conformance.strategies.tiny_models import Checkpoint, TinyModel
 from lfm2np.engine_protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1

@@ -12,10 +12,10 @@ from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.conformance.plugin import ASKING, given_sizes, option
 from lfm2np.errors import Lfm2npError
 from lfm2np.invariance.asked import Asking
-from lfm2np.invariance.engines import Options, engine_of
+from lfm2np.invariance.invariance_report import lines_of, score_words
 from lfm2np.invariance.relations import Relation
-from lfm2np.invariance.shown import lines_of, score_words
-from lfm2np.invariance.spread import Outcome, Spread
+from lfm2np.invariance.rounding_spread import Outcome, Spread
+from lfm2np.invariance.target_engine import Options, engine_of
 
 
 @pytest.fixture(scope="session")

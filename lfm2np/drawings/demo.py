@@ -13,7 +13,7 @@ from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import hand_fixture
 from lfm2np.drawings.runs.leaks import Leak, leak
 from lfm2np.drawings.runs.recorded import Coming, recorded, texts
-from lfm2np.drawings.runs.run import Run, read_run
+from lfm2np.drawings.runs.recorded_run import Run, read_run
 from lfm2np.drawings.views.order import Orders, both_orders
 from lfm2np.loading import Model, load
 from lfm2np.sampling.params import SamplingParams

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.drawings.page.markup import Markup, element, harmless, visible
-from lfm2np.drawings.page.page import page
+from lfm2np.drawings.page.run_page import page
 from lfm2np.drawings.page.svg import rectangle, words
 from lfm2np.drawings.page.view import cell, view_without_steps
 from lfm2np.errors import RequestError
@@ -22,7 +22,7 @@ SIDE, LEFT, GAP, RIGHT = 22, 190, 6, 420  # of a cell, of the labels on the left
 
 @dataclass(frozen=True)
 class Schedule:
-    """A file's fields; steps as schedulers/run.py records them."""
+    """A file's fields; steps as schedulers/program_run.py records them."""
 
     scheduler: str
     block_size: int

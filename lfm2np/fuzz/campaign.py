@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
-from lfm2np.fuzz.draw import Around, traces, unfit
+from lfm2np.fuzz.draw_traces import Around, traces, unfit
 from lfm2np.fuzz.finding import Finding
 from lfm2np.fuzz.judge import Judge
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, LEAK, REFUSED, Played, Player

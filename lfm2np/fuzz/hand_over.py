@@ -24,7 +24,7 @@ from lfm2np.fuzz.right import Right
 from lfm2np.fuzz.trace import Sent, Trace, as_json, from_json, joined
 from lfm2np.oracle.reports.figure import label
 from lfm2np.oracle.reports.page import bullets, foreign, page, table
-from lfm2np.oracle.reports.parts import environment, visible
+from lfm2np.oracle.reports.report_parts import environment, visible
 from lfm2np.oracle.targets.records import answer_as_json, parse_line
 from lfm2np.whole_file import write_whole
 from scheduler.checksum import FIELD, damage, sealed

@@ -15,7 +15,7 @@ from lfm2np.invariance import relations
 from lfm2np.invariance.pairs import Compared, Pair, compared, likeliest, scored, stopped
 from lfm2np.invariance.questions import Sizes, questions
 from lfm2np.invariance.relations import NEEDS, OTHER, RELATIONS, Alone, Place, Relation
-from lfm2np.invariance.spread import (
+from lfm2np.invariance.rounding_spread import (
     Outcome,
     Score,
     Spread,

@@ -13,7 +13,7 @@ from lfm2np.fuzz.right import Right
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.invariance.pairs import Pair, compared, reported, scored, unit, without
 from lfm2np.invariance.relations import in_turn
-from lfm2np.invariance.spread import Spread, beyond
+from lfm2np.invariance.rounding_spread import Spread, beyond
 from lfm2np.oracle.targets.records import Answer
 
 KEPT = 256  # answers alone that are kept from trace to trace

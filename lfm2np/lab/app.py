@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from lfm2np.lab.page import lab_page
+from lfm2np.lab.lab_page import lab_page
 from lfm2np.lab.settings import typed_of
 from lfm2np.lab.worker import KEPT, SECONDS, Reply, Worker
 from lfm2np.serve.app import LEFT

@@ -26,9 +26,9 @@ def main() -> None:
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=read_queries, args=(sys.stdin.buffer, asked), daemon=True).start()
     limit_memory()
+    from lfm2np.lab.lab_page import reply
     from lfm2np.lab.models import load_models
-    from lfm2np.lab.page import reply
-    from lfm2np.memory import keep_freed_memory
+    from lfm2np.malloc import keep_freed_memory
 
     keep_freed_memory()
     models = load_models()

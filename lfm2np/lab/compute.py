@@ -19,7 +19,7 @@ import numpy as np
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.drawings.runs.leaks import Leak, leak
 from lfm2np.drawings.runs.recorded import Coming, DetailedTrace
-from lfm2np.drawings.runs.run import Run, read_run
+from lfm2np.drawings.runs.recorded_run import Run, read_run
 from lfm2np.engine.engine import Engine, OnLogits
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.faults import inject

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from lfm2np.drawings.page.markup import counted
-from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.runs.recorded_run import Run
 from lfm2np.lab import exercises
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.exercises import behind

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lfm2np.drawings.all_views import Still, still
 from lfm2np.drawings.demo import hand_model
-from lfm2np.drawings.draw import Still, still
 from lfm2np.drawings.runs.recorded import texts
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.lab.settings import NAMES, Problems, Settings, examine

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from lfm2np.child_processes import session
-from lfm2np.lab.page import FAILED, NO_MEMORY
+from lfm2np.lab.lab_page import FAILED, NO_MEMORY
 
 COMMAND = (sys.executable, "-m", "lfm2np.lab.child")
 SECONDS = 30.0  # of a run

@@ -1,7 +1,7 @@
 """What an LFM2 or LFM3 is: its sizes, its kinds of layers, its rotations, its experts.
 
-checkpoint/config.py reads it from config.json, checkpoint/gguf/settings.py from a GGUF file. Source: transformers
-models/lfm2, Lfm2Config, models/lfm2_moe, Lfm2MoeConfig, and models/lfm3, Lfm3Config.
+checkpoint/config_json.py reads it from config.json, checkpoint/gguf/gguf_config.py from a GGUF file. Source:
+transformers, models/lfm2, Lfm2Config, models/lfm2_moe, Lfm2MoeConfig, and models/lfm3, Lfm3Config.
 """
 
 from __future__ import annotations

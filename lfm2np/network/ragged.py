@@ -20,7 +20,7 @@ from lfm2np.errors import NumericsError
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.numerics import Numerics
-from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.processor import require_ieee
 from lfm2np.numerics.rope import RotaryTable, rotary_table
 from lfm2np.reference import Mixing, final_states
 

@@ -28,7 +28,7 @@ from lfm2np.model.config import ModelConfig
 from lfm2np.model.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.network.cache import Cache, Kept, block_runs, commit, move, read_tokens
 from lfm2np.numerics import Numerics
-from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.processor import require_ieee
 from lfm2np.numerics.shapes import require_context, require_finite_rows
 from lfm2np.progress import Progress
 from lfm2np.reference import Mixing, final_states

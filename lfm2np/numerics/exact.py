@@ -31,6 +31,7 @@ from lfm2np.numerics.attention import (
     stacked_scores,
     weighted_values,
 )
+from lfm2np.numerics.convolution_windows import below_each_other, seen_by_tap
 from lfm2np.numerics.grids import (
     SUM_BITS,
     TERMS,
@@ -50,7 +51,6 @@ from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, pieces, r
 from lfm2np.numerics.products.fastest import about, fastest
 from lfm2np.numerics.products.product import tiles_pay, without_tiles
 from lfm2np.numerics.products.tiles import by_tiles
-from lfm2np.numerics.ragged import below_each_other, seen_by_tap
 from lfm2np.numerics.routing import add_expert_bias as add_expert_bias
 from lfm2np.numerics.routing import combine_experts as combine_experts
 from lfm2np.numerics.routing import routing_weights as routing_weights

@@ -26,10 +26,10 @@ from lfm2np.numerics.attention import (
     stacked_scores,
     weighted_values,
 )
+from lfm2np.numerics.convolution_windows import below_each_other, seen_by_tap
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import SMALL_PIECE, elementwise, over_pieces, pieces, row_size
 from lfm2np.numerics.products.product import product
-from lfm2np.numerics.ragged import below_each_other, seen_by_tap
 from lfm2np.numerics.routing import LEAST_SUM, top_k
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 

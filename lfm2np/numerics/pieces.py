@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lfm2np import system
 from lfm2np.errors import NumericsError
-from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.processor import require_ieee
 
 PIECE = 2**18  # elements: a float64 temporary of that size stays in the cache
 SCORES = 2**22  # bytes of attention scores that are computed together: most such batches occupy two threads

@@ -1,7 +1,7 @@
 """The requests of a check, chosen so that each class of bug shows: lengths around borders, alone and beside others,
 cold and warm, long after short, beside aborted requests. CASES says which case is there for what.
 
-All cases are sent by default but `long`, which costs too much: see cost.py.
+All cases are sent by default but `long`, which costs too much: see check_cost.py.
 Everything is drawn from one seed, so two checks of one model send the same requests.
 """
 

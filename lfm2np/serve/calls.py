@@ -20,11 +20,11 @@ from lfm2np.engine.outputs import RequestOutput
 from lfm2np.errors import Lfm2npError
 from lfm2np.serve.bodies import Sampled
 from lfm2np.serve.desk import Call
+from lfm2np.serve.engine_thread import Failed, Job, Refused
 from lfm2np.serve.http_bodies import Left, read_body, require_access
 from lfm2np.serve.jobs import num_places, takes_long
 from lfm2np.serve.limits import Refusal, refusal_for
 from lfm2np.serve.replies.shared import Answers, error_reply, usage_of
-from lfm2np.serve.runner import Failed, Job, Refused
 from lfm2np.serve.server import cut
 from lfm2np.serve.service import Service
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.errors import RequestError
+from lfm2np.serve.engine_thread import Job, Runner, Told
 from lfm2np.serve.limits import Limits, Refusal
-from lfm2np.serve.runner import Job, Runner, Told
 
 RETRY_SECONDS = "1"
 

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import RequestError
-from lfm2np.memory import trim_memory
+from lfm2np.malloc import trim_memory
 from lfm2np.serve.desk import RETRY_SECONDS
 from lfm2np.serve.limits import Limits, Refusal, refusal_of
 from lfm2np.serve.service import Settings

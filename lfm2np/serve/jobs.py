@@ -10,8 +10,8 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import RequestError
 from lfm2np.sampling.params import SamplingParams, from_json
 from lfm2np.serve.bodies import ChatBody, CompletionBody, Message, Sampled
+from lfm2np.serve.engine_thread import Job
 from lfm2np.serve.limits import Limits
-from lfm2np.serve.runner import Job
 from lfm2np.serve.service import Service
 
 SAMPLING = Sampled.model_fields.keys() & {field.name for field in fields(SamplingParams)}

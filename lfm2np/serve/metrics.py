@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from lfm2np.engine.outputs import RequestMetrics
-from lfm2np.serve.runner import State
+from lfm2np.serve.engine_thread import State
 
 PREFIX = "lfm2np:"
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

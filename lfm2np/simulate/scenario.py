@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.simulate import formats, generators
-from lfm2np.simulate.acceptance import Acceptance
+from lfm2np.simulate import generators, trace_files
 from lfm2np.simulate.cost import CostModel
+from lfm2np.simulate.drawn_acceptance import Acceptance
 from lfm2np.simulate.report import as_json, group_as_json
 from lfm2np.simulate.run import Simulation
 from lfm2np.simulate.traffic import NANOSECONDS, Arrival, faster, first, within
@@ -62,7 +62,7 @@ class Traffic:
         if self.is_drawn:
             arrivals = generators.parse(self.source, self.seed)
         else:
-            arrivals = formats.read(
+            arrivals = trace_files.read(
                 self.source, self.format, rate=self.rate, seed=self.seed, sort=self.sort, skipped=skipped
             )
         if self.start or self.stop is not None:

@@ -10,9 +10,9 @@ import lfm2np
 from lfm2np.bench.random_checkpoint import SMALL, published_config
 from lfm2np.bench.sides.cells import DECODE, PREFILL, Cell, cell_named
 from lfm2np.bench.sides.engine_side import EngineSide
-from lfm2np.bench.sides.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
+from lfm2np.bench.sides.filled_engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
 from lfm2np.bench.sides.floor_side import Attention, FloorSide, linear_products
-from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.model.layers import matrix_parts
 from lfm2np.network.cache import block_runs, read_tokens
 

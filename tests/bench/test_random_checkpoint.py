@@ -9,7 +9,7 @@ from builders import raw_config
 
 import lfm2np
 from lfm2np.bench import random_checkpoint as made
-from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.errors import CheckpointError
 from lfm2np.model.layers import parameter_count

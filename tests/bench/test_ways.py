@@ -7,7 +7,7 @@ import pytest
 
 import lfm2np
 from lfm2np.bench import five, growth
-from lfm2np.bench.sides.engines import (
+from lfm2np.bench.sides.filled_engines import (
     PROMPT_LENGTHS,
     WAYS,
     answer_lengths,

@@ -13,7 +13,7 @@ from builders import OLD_350M, raw_config, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.errors import ConfigError, Lfm2npError
 from lfm2np.model.layers import parameter_count
 

@@ -1,4 +1,4 @@
-"""Keys of config.json that nothing reads: the known ones say nothing of the network, others are reported once."""
+"""Keys of config_json.json that nothing reads: the known ones say nothing of the network, others are reported once."""
 
 import ast
 import inspect
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import lfm2np
-from lfm2np.checkpoint import config, lfm3
-from lfm2np.checkpoint.config import READ, load_config
+from lfm2np.checkpoint import config_json, lfm3
+from lfm2np.checkpoint.config_json import READ, load_config
 from lfm2np.checkpoint.config_keys import IGNORED
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("fixtures").rglob("config.json"))
@@ -37,7 +37,7 @@ def test_no_key_is_both_read_and_ignored():
     assert not set(ignored) & (READ - {"quantization_config", "compression_config"})  # refused where packed/ left them
 
 
-@pytest.mark.parametrize("module", [config, lfm3], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [config_json, lfm3], ids=lambda module: module.__name__)
 def test_every_key_that_the_code_names_counts_as_read(module: object):
     """raw.get("key"), raw["key"] and _size(raw, "key", ...)."""
     named = set()

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.checkpoint.config import ECHOES, load_config, parse_config
+from lfm2np.checkpoint.config_json import ECHOES, load_config, parse_config
 from lfm2np.errors import ConfigError
 from lfm2np.model.weights import MixtureWeights
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torture_table import MIXTURES
 
-from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import MixtureConfig
 from lfm2np.model.layers import expected_tensors, parameter_count

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from builders import Stored, raw_mixture, safetensors_bytes, stored, stored_weights, tiny_config, write_shards
 
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.layout import FUSED
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.checkpoint.tensors import open_checkpoint

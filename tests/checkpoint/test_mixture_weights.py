@@ -13,7 +13,7 @@ from torture_table import MIXTURES
 
 import lfm2np
 from lfm2np import Engine, SamplingParams, reference
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.model.layers import matrix_parts

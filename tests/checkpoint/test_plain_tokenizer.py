@@ -29,7 +29,7 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from vocabularies import ODD, PATTERNS, config_of, generated_texts, keys_of, write_directory, write_file
 from vocabulary_keys import FIXTURES, LFM2_SPLIT, TRAINED, trained_keys, write_gguf
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_tokenizer
 from lfm2np.checkpoint.text.plain_tokenizer import CACHED_LENGTH, GPT2, LETTER_OF_BYTE, PlainTokenizer
 from lfm2np.checkpoint.text.split_pattern import MAX_TRIES, PatternError, compiled, is_space, is_word, of_category

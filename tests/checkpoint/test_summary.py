@@ -11,7 +11,7 @@ from builders import raw_mixture
 from torture_table import CHECKPOINTS, MIXTURES
 
 from lfm2np.checkpoint import summary
-from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.cli import main

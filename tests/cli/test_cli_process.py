@@ -118,7 +118,7 @@ def test_an_interrupt_ends_in_exit_code_130_without_a_traceback(model):
 INTERRUPTED = """
 import sys, time
 from lfm2np.cli import program as cli
-from lfm2np.cli.shared import shown as cli_shown
+from lfm2np.cli.shared import generate_output as cli_shown
 line = cli_shown.logprobs_line
 cli_shown.logprobs_line = lambda *a: (time.sleep(0.2), line(*a))[1]
 sys.stdout.reconfigure(line_buffering=True)

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 import lfm2np
 from lfm2np.cli import main
-from lfm2np.cli.shared.shown import FORMAT_VERSION
+from lfm2np.cli.shared.generate_output import FORMAT_VERSION
 
 SCHEMA = json.loads(Path(lfm2np.__file__).with_name("schemas").joinpath("generate.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)

@@ -12,7 +12,7 @@ from lfm2np.conformance.catalogue import by_id
 from lfm2np.conformance.properties.driver import Violation, require_grown
 from lfm2np.conformance.properties.endings import Ending, ending_of, text_of
 from lfm2np.conformance.runner import run_property
-from lfm2np.conformance.strategies.models import loaded
+from lfm2np.conformance.strategies.tiny_models import loaded
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 SCENARIO = Scenario(TinyModel(), (Request("a", (3, 4), GREEDY),))

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from lfm2np.conformance import adapters, runner
 from lfm2np.conformance.catalogue import ALL, by_id
-from lfm2np.conformance.properties import answers
+from lfm2np.conformance.properties import answer_checks
 from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.runner import Terms, run_property
 from lfm2np.conformance.strategies.families import (
@@ -21,8 +21,8 @@ from lfm2np.conformance.strategies.families import (
     of_family,
     of_family_by_itself,
 )
-from lfm2np.conformance.strategies.models import Checkpoint, TinyModel, checkpoint, config_of, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, models
+from lfm2np.conformance.strategies.tiny_models import Checkpoint, TinyModel, checkpoint, config_of, loaded
 from lfm2np.errors import NumericsError
 from lfm2np.reference import route
 
@@ -187,10 +187,10 @@ def test_the_last_token_overflows_in_a_mixture_too(first: int):
 def test_rows_from_a_near_choice_on_are_not_compared_with_float64(monkeypatch: pytest.MonkeyPatch):
     """Where rounding may send a token to another expert, float64 is no judge of it, nor of what comes after it."""
     tiny = TinyModel(layers="cA", experts=4, seed=3)
-    rows, _ = answers.plain_logits(tiny, tuple(IDS))
+    rows, _ = answer_checks.plain_logits(tiny, tuple(IDS))
     assert len(rows) == len(IDS)
-    monkeypatch.setattr(answers, "LEAST_MARGIN", 0.05)
-    fewer, _ = answers.plain_logits(tiny, tuple(IDS))
+    monkeypatch.setattr(answer_checks, "LEAST_MARGIN", 0.05)
+    fewer, _ = answer_checks.plain_logits(tiny, tuple(IDS))
     assert 0 < len(fewer) < len(rows)
     assert fewer == rows[: len(fewer)]
 

@@ -12,7 +12,7 @@ from lfm2np.conformance.again import Checkpoint, Request, SamplingParams, Scenar
 from lfm2np.conformance.catalogue import ALL
 from lfm2np.conformance.runner import Terms, run_property, short
 from lfm2np.conformance.strategies.features import place
-from lfm2np.conformance.strategies.models import checkpoint
+from lfm2np.conformance.strategies.tiny_models import checkpoint
 from lfm2np.faults import inject
 
 TRAINED = Checkpoint(str(lfm2np.load().path))

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
-from lfm2np.conformance.schedulers.calls import Factory, Violation
+from lfm2np.conformance.schedulers.adapter_calls import Factory, Violation
 from lfm2np.conformance.schedulers.own import OwnScheduler
-from lfm2np.conformance.schedulers.run import Run
+from lfm2np.conformance.schedulers.program_run import Run
 
 
 class Late(OwnScheduler):

@@ -13,8 +13,8 @@ from lfm2np.conformance.properties import checks, driver
 from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.runner import Terms, run_property
 from lfm2np.conformance.strategies.lengths import Lengths, common_text, lengths_of
-from lfm2np.conformance.strategies.models import TinyModel
 from lfm2np.conformance.strategies.scenarios import counts, greedy_params, scenarios
+from lfm2np.conformance.strategies.tiny_models import TinyModel
 from lfm2np.engine_protocol import TOLD, told
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject

@@ -15,8 +15,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from lfm2np import load, plain
-from lfm2np.checkpoint.config import effective_width
-from lfm2np.conformance.strategies.models import TinyModel, checkpoint, loaded
+from lfm2np.checkpoint.config_json import effective_width
+from lfm2np.conformance.strategies.tiny_models import TinyModel, checkpoint, loaded
 from lfm2np.sampling.choice import distribution
 from lfm2np.sampling.params import SamplingParams
 

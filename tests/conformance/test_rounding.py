@@ -15,7 +15,7 @@ from lfm2np.conformance.plugin import NUMBER_FORMATS
 from lfm2np.conformance.properties.driver import Violation, generate
 from lfm2np.conformance.properties.rounding import Rounding, require_explained, require_scores
 from lfm2np.conformance.runner import run_property
-from lfm2np.conformance.strategies.models import loaded
+from lfm2np.conformance.strategies.tiny_models import loaded
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
 from lfm2np.oracle.judging.formats import FORMATS

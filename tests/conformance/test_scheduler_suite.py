@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from lfm2np.cli import main
-from lfm2np.conformance.schedulers import calls, own, suite
+from lfm2np.conformance.schedulers import adapter_calls, own, suite
 from lfm2np.conformance.schedulers.demands import ALWAYS, DEMANDS
 from lfm2np.conformance.schedulers.fault_trials import FAULTS, chosen, try_fault
 from lfm2np.conformance.schedulers.faulty import with_fault
 from lfm2np.conformance.schedulers.managed import ManagedScheduler
+from lfm2np.conformance.schedulers.program_run import Run, Violation
 from lfm2np.conformance.schedulers.programs import carry_out
-from lfm2np.conformance.schedulers.run import Run, Violation
 from lfm2np.drawings.schedule import read_schedule, schedule_page, schedule_text
 from lfm2np.errors import RequestError
 from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, Window, entry
@@ -118,7 +118,7 @@ def test_every_fault_is_caught_on_our_scheduler(name, few):
 
 
 def test_every_fault_is_caught_on_another_scheduler(few):
-    lacks = calls.Calls(Tiny, SIZES).lacks
+    lacks = adapter_calls.Calls(Tiny, SIZES).lacks
     rows = [try_fault(Tiny, fault, lacks, EVERYTHING, "quick") for fault in chosen([], lacks)]
     assert len(rows) > 25 and [row["name"] for row in rows if not row["caught"]] == []
 
@@ -196,7 +196,7 @@ def first_broken(factory) -> str | None:
             raise
 
     with contextlib.suppress(Violation):
-        suite.drawn(judge, calls.Calls(factory, suite.FIRST_SIZES).lacks, "quick", shrinks=False)
+        suite.drawn(judge, adapter_calls.Calls(factory, suite.FIRST_SIZES).lacks, "quick", shrinks=False)
     return broken[0] if broken else None
 
 
@@ -354,7 +354,7 @@ class Exiting(Tiny):
     ids=lambda case: case if isinstance(case, str) else case.__name__,
 )
 def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calls, "SECONDS", 0.2)
+    monkeypatch.setattr(adapter_calls, "SECONDS", 0.2)
     run = Run(adapter, SIZES)
     run.add("r0", [0, 1], 1 if adapter is Twice else 2)
     with pytest.raises(Violation, match=f"^{line}") as raised:
@@ -424,7 +424,7 @@ def test_a_scheduler_that_runs_nothing_has_passed_nothing(fewer):
 
 
 def test_a_call_that_does_not_return_is_waited_for_once(fewer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calls, "SECONDS", 0.2)
+    monkeypatch.setattr(adapter_calls, "SECONDS", 0.2)
     outcome = suite.try_scheduler(Endless)
     assert list(outcome.broken) == ["calls"] and outcome.stopped["calls"] == 1
     assert outcome.broken["calls"].script.count("\nrun.")

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.conformance import adapters, shrinking
 from lfm2np.conformance.catalogue import by_id
 from lfm2np.conformance.draining import Violation
 from lfm2np.conformance.runner import Terms, run_property
 from lfm2np.conformance.strategies.features import fit, line_of, sparing_words
-from lfm2np.conformance.strategies.models import TinyModel, raw_config
 from lfm2np.conformance.strategies.scenarios import Scenario
+from lfm2np.conformance.strategies.tiny_models import TinyModel, raw_config
 from lfm2np.engine_protocol import FEATURES, PUBLISHED_ONLY, SIZES, Completion, Request
 from lfm2np.sampling.params import SamplingParams
 

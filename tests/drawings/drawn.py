@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import lfm2np
 from lfm2np.drawings import demo
-from lfm2np.drawings.draw import draw, slides
-from lfm2np.drawings.runs.run import Run, read_run
+from lfm2np.drawings.all_views import draw, slides
+from lfm2np.drawings.runs.recorded_run import Run, read_run
 from lfm2np.loading import Model
 
 

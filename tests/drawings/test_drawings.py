@@ -21,10 +21,10 @@ from lfm2np.cli import main
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import make
 from lfm2np.conformance.properties.driver import run as run_scenario
-from lfm2np.conformance.strategies.models import TinyModel
 from lfm2np.conformance.strategies.scenarios import Scenario, scenarios
+from lfm2np.conformance.strategies.tiny_models import TinyModel
 from lfm2np.drawings import demo
-from lfm2np.drawings.draw import draw
+from lfm2np.drawings.all_views import draw
 from lfm2np.drawings.page.markup import Markup, element, escaped, harmless, number, visible
 from lfm2np.drawings.runs.derive import (
     ABSENT,
@@ -39,10 +39,10 @@ from lfm2np.drawings.runs.derive import (
     pools,
 )
 from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND
-from lfm2np.drawings.runs.policies import answers, one_after_another, under
+from lfm2np.drawings.runs.other_policies import answers, one_after_another, under
 from lfm2np.drawings.runs.recorded import Coming, recorded
-from lfm2np.drawings.runs.run import Run, read_run
-from lfm2np.drawings.text import as_text
+from lfm2np.drawings.runs.recorded_run import Run, read_run
+from lfm2np.drawings.terminal_drawing import as_text
 from lfm2np.drawings.views.isolation import leaked
 from lfm2np.drawings.views.order import both_orders
 from lfm2np.engine_protocol import Request

@@ -9,16 +9,16 @@ from drawn import demo_run
 
 import lfm2np
 from lfm2np.drawings import demo
-from lfm2np.drawings.draw import draw
+from lfm2np.drawings.all_views import draw
 from lfm2np.drawings.runs.derive import behind_windows, num_kept, pools
 from lfm2np.drawings.runs.paged import contents
 from lfm2np.drawings.runs.recorded import Coming, recorded
-from lfm2np.drawings.runs.run import Run, in_windows, read_run
-from lfm2np.drawings.text import as_text
+from lfm2np.drawings.runs.recorded_run import Run, in_windows, read_run
+from lfm2np.drawings.terminal_drawing import as_text
+from lfm2np.drawings.views.batched_operations import blocks
 from lfm2np.drawings.views.batching import batching
-from lfm2np.drawings.views.ledger import blocks
-from lfm2np.drawings.views.memory import sizes_of
-from lfm2np.drawings.views.policies import policies
+from lfm2np.drawings.views.policies_view import policies
+from lfm2np.drawings.views.pool_view import sizes_of
 from lfm2np.faults import inject
 from lfm2np.loading import Model
 from scheduler import FREED

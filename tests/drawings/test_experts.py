@@ -22,15 +22,15 @@ import lfm2np
 from lfm2np import reference
 from lfm2np.cli import main
 from lfm2np.drawings import demo
-from lfm2np.drawings.draw import draw
+from lfm2np.drawings.all_views import draw
 from lfm2np.drawings.page.markup import counted, number
 from lfm2np.drawings.runs.derive import DECODE, moments
 from lfm2np.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, Kept
+from lfm2np.drawings.runs.expert_choices import Routes, by_decodes, read_evenly, readings, routes
 from lfm2np.drawings.runs.recorded import Coming, recorded
-from lfm2np.drawings.runs.routes import Routes, by_decodes, read_evenly, readings, routes
-from lfm2np.drawings.runs.run import Run, Step, read_run
-from lfm2np.drawings.text import as_text
-from lfm2np.drawings.views.ledger import grouped, labels_of
+from lfm2np.drawings.runs.recorded_run import Run, Step, read_run
+from lfm2np.drawings.terminal_drawing import as_text
+from lfm2np.drawings.views.batched_operations import grouped, labels_of
 from lfm2np.drawings.views.worksheet import of_experts, routed
 from lfm2np.loading import Model
 from lfm2np.model.weights import FeedForwardWeights

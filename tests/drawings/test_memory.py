@@ -16,7 +16,7 @@ from lfm2np.drawings import demo
 from lfm2np.drawings.runs.derive import by_plans, num_kept, pools
 from lfm2np.drawings.runs.paged import Cells, before_steps, contents, context
 from lfm2np.drawings.runs.recorded import Coming, recorded
-from lfm2np.drawings.runs.run import Run, Step, read_run
+from lfm2np.drawings.runs.recorded_run import Run, Step, read_run
 from lfm2np.drawings.views.picture import scores_of, softmax
 from lfm2np.faults import inject
 

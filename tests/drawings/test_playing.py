@@ -8,8 +8,8 @@ from collections import Counter
 import drawn
 import pytest
 
-from lfm2np.drawings.runs.policies import Outcome, answers, under
-from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.runs.other_policies import Outcome, answers, under
+from lfm2np.drawings.runs.recorded_run import Run
 from lfm2np.drawings.views import batching as view
 from lfm2np.drawings.views.batching import batching
 

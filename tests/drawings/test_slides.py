@@ -11,7 +11,7 @@ import pytest
 
 from lfm2np.cli import main
 from lfm2np.drawings import demo
-from lfm2np.drawings.draw import views_beside
+from lfm2np.drawings.all_views import views_beside
 
 
 def test_slides_are_whole() -> None:

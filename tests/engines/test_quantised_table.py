@@ -23,7 +23,7 @@ from through_noise import LARGEST, SCALABLE, TWELVE
 from wrong_readers import MINIMUM, SCALE, patched
 
 import lfm2np
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.stored import widen
 from lfm2np.faults import inject

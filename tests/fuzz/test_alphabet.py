@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
-from lfm2np.fuzz.draw import CONTROL, LARGEST, alphabet_of, is_plain, row_text
+from lfm2np.fuzz.draw_traces import CONTROL, LARGEST, alphabet_of, is_plain, row_text
 
 MODEL = lfm2np.load()
 TOKENIZER = MODEL.tokenizer

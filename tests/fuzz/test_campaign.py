@@ -20,7 +20,7 @@ from lfm2np.fuzz.campaign import (
     last_that,
     replays_for,
 )
-from lfm2np.fuzz.draw import Around, alphabet_of
+from lfm2np.fuzz.draw_traces import Around, alphabet_of
 from lfm2np.fuzz.judge import ByTruth
 from lfm2np.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace

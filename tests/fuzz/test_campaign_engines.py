@@ -15,7 +15,7 @@ from lfm2np.engine_protocol import Completion, Request
 from lfm2np.faults import inject
 from lfm2np.faults.edits import Edit, Fault
 from lfm2np.fuzz.campaign import Campaign, Failure
-from lfm2np.fuzz.draw import Around, alphabet_of
+from lfm2np.fuzz.draw_traces import Around, alphabet_of
 from lfm2np.fuzz.finding import STOP, TEXT
 from lfm2np.fuzz.judge import ByTruth
 from lfm2np.fuzz.play_engine import StepsPlayer

@@ -8,7 +8,7 @@ from any_traces import any_traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lfm2np.fuzz.draw import DRAWN, FAR, MOST_TOKENS_OF_A_TRACE, SPECIAL, Around, content, lengths, traces, unfit
+from lfm2np.fuzz.draw_traces import DRAWN, FAR, MOST_TOKENS_OF_A_TRACE, SPECIAL, Around, content, lengths, traces, unfit
 from lfm2np.fuzz.trace import Sent, Trace, from_json
 from lfm2np.fuzz.trace import as_json as plain
 

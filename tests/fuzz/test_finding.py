@@ -10,7 +10,7 @@ import pytest
 from served_here import model
 
 import lfm2np
-from lfm2np.fuzz.draw import Around, alphabet_of, draws
+from lfm2np.fuzz.draw_traces import Around, alphabet_of, draws
 from lfm2np.fuzz.finding import DIFFERS, MEANS, STOP, TEXT, WRONG, finding_of
 from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble

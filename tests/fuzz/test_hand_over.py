@@ -17,7 +17,7 @@ from served_here import Here, model, player_of, serving
 from lfm2np.errors import RequestError
 from lfm2np.fuzz import hand_over as handing
 from lfm2np.fuzz.campaign import Failure
-from lfm2np.fuzz.draw import alphabet_of
+from lfm2np.fuzz.draw_traces import alphabet_of
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.hand_over import Context, hand_over, read_trace, require_place, row_of
 from lfm2np.fuzz.judge import ByTruth

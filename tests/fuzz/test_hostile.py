@@ -14,7 +14,7 @@ import pytest
 from served_here import Here, model, player_of, serving
 
 from lfm2np.fuzz import play_http
-from lfm2np.fuzz.draw import alphabet_of
+from lfm2np.fuzz.draw_traces import alphabet_of
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played
 from lfm2np.fuzz.started import Watcher, metrics_of, more_than

@@ -19,9 +19,9 @@ from served_here import model
 
 import lfm2np
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.cli.shared.formats import taken_format
+from lfm2np.cli.shared.format_options import taken_format
 from lfm2np.fuzz.campaign import Failure
-from lfm2np.fuzz.draw import alphabet_of
+from lfm2np.fuzz.draw_traces import alphabet_of
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.hand_over import Context, hand_over
 from lfm2np.fuzz.judge import ByTruth

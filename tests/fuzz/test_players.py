@@ -10,7 +10,7 @@ from served_here import folder, model, player_of, serving
 
 from lfm2np.conformance.adapters import Own
 from lfm2np.engine_protocol import Completion
-from lfm2np.fuzz.draw import alphabet_of
+from lfm2np.fuzz.draw_traces import alphabet_of
 from lfm2np.fuzz.finding import finding_of
 from lfm2np.fuzz.play_engine import RoundsPlayer, StepsPlayer, rounds_of
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from internal_properties.internal import internal
 from lfm2np import plain
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, models, prompts, sampling_params, scenarios
+from lfm2np.conformance.strategies.tiny_models import TinyModel, loaded
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.sequential import alone

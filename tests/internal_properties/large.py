@@ -16,8 +16,8 @@ from internal_properties.state_machines.compare import require
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import Violation, generate, require_truth
 from lfm2np.conformance.schedulers.programs import PROMPT
-from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, greedy_params, models, prompts, scenarios
+from lfm2np.conformance.strategies.tiny_models import TinyModel, loaded
 from lfm2np.network.cache import Cache, bytes_per_block, default_blocks, default_window_blocks, make_cache
 from lfm2np.network.ragged import hidden_states
 from lfm2np.numerics import numerics_named

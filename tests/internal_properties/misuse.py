@@ -18,8 +18,8 @@ from internal_properties.state_machines.compare import require, require_at_most
 from internal_properties.state_machines.engine_books import sample_names
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import Violation, generate, make, require_truth, run
-from lfm2np.conformance.strategies.models import loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, greedy_params, scenarios
+from lfm2np.conformance.strategies.tiny_models import loaded
 from lfm2np.engine.engine import Engine
 from lfm2np.network.step import forward
 from lfm2np.sampling.params import SamplingParams

@@ -24,9 +24,9 @@ from internal_properties.state_machines.engine_books import (
     sample_name,
     sample_names,
 )
-from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, models, request, sampling_params, scenarios
 from lfm2np.conformance.strategies.talks import talks
+from lfm2np.conformance.strategies.tiny_models import TinyModel, loaded
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding

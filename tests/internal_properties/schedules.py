@@ -18,7 +18,7 @@ from internal_properties.state_machines.compare import require_at_most
 from internal_properties.state_machines.strict import StrictScheduler
 from lfm2np.conformance.schedulers import programs
 from lfm2np.conformance.schedulers.ledger import Account
-from lfm2np.conformance.schedulers.run import Run
+from lfm2np.conformance.schedulers.program_run import Run
 from scheduler import POLICIES
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.conformance.strategies.models import TinyModel, loaded
+from lfm2np.conformance.strategies.tiny_models import TinyModel, loaded
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import CheckpointError, NumericsError, RequestError

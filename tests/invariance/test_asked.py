@@ -9,10 +9,10 @@ from lfm2np.errors import InconclusiveError
 from lfm2np.fuzz.played import DEAD, Played, Reply, Trouble
 from lfm2np.fuzz.trace import Trace
 from lfm2np.invariance.asked import Asking, Checked, between
+from lfm2np.invariance.invariance_report import Report, as_html, as_json, as_text
 from lfm2np.invariance.questions import Sizes
 from lfm2np.invariance.relations import NAMES, RELATIONS
-from lfm2np.invariance.shown import Report, as_html, as_json, as_text
-from lfm2np.invariance.spread import Outcome
+from lfm2np.invariance.rounding_spread import Outcome
 from lfm2np.oracle.targets.target import TargetError
 
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)

@@ -9,12 +9,12 @@ import pytest
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
 from lfm2np.fuzz.campaign import Campaign
-from lfm2np.fuzz.draw import Around
+from lfm2np.fuzz.draw_traces import Around
 from lfm2np.fuzz.played import DEAD, HANG, LEAK, Played, Reply, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.invariance.by_itself import ByItself, alone
 from lfm2np.invariance.pairs import unit, without
-from lfm2np.invariance.spread import Spread
+from lfm2np.invariance.rounding_spread import Spread
 
 SPREAD = Spread(1e-6, True, 2e-4, 300.0)
 SENT = Sent((8, 9, 10), 6)

@@ -9,7 +9,7 @@ from lfm2np.invariance.asked import Asking
 from lfm2np.invariance.pairs import stopped
 from lfm2np.invariance.questions import Sizes, questions
 from lfm2np.invariance.relations import RELATIONS, piece_of
-from lfm2np.invariance.spread import spread_of
+from lfm2np.invariance.rounding_spread import spread_of
 from lfm2np.oracle.targets.records import Answer
 
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)

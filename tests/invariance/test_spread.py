@@ -8,7 +8,7 @@ import random
 import pytest
 
 from lfm2np.invariance.pairs import Compared
-from lfm2np.invariance.spread import (
+from lfm2np.invariance.rounding_spread import (
     LEAST_ROUNDINGS,
     LIMIT,
     RATIO,

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
+from lfm2np.lab.lab_page import again_with
 from lfm2np.lab.models import Models, load_models
-from lfm2np.lab.page import again_with
 from lfm2np.lab.predictions import Again
 
 

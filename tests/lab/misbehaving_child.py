@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 
-from lfm2np.lab import child, page
+from lfm2np.lab import child, lab_page
 from lfm2np.lab.models import Models
 
-true_answer = page.answer
+true_answer = lab_page.answer
 
 
-def answer(query: str, models: Models, host: page.Host) -> tuple[int, str]:
+def answer(query: str, models: Models, host: lab_page.Host) -> tuple[int, str]:
     if query == "hang":
         while True:
             pass
@@ -35,5 +35,5 @@ def answer(query: str, models: Models, host: page.Host) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    page.answer = answer
+    lab_page.answer = answer
     child.main()

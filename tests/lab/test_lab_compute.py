@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from lfm2np.drawings.runs.recorded import Coming, recorded
-from lfm2np.drawings.runs.run import read_run
+from lfm2np.drawings.runs.recorded_run import read_run
 from lfm2np.faults import inject
 from lfm2np.lab import compute as computing
 from lfm2np.lab.compute import Outcome, compute, leaking_step, sizes_of
+from lfm2np.lab.lab_page import answer
 from lfm2np.lab.models import Models, token_ids
-from lfm2np.lab.page import answer
 from lfm2np.lab.proof import prove
 from lfm2np.lab.settings import NAMES, PAPER_REQUESTS, TEACHING_FAULTS, Asked, Settings, query_of
 from lfm2np.sampling.params import SamplingParams

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from lfm2np.lab.lab_page import answer
 from lfm2np.lab.lessons import LESSONS, Verdict
 from lfm2np.lab.models import Models, fitting_problems
-from lfm2np.lab.page import answer
 from lfm2np.lab.predictions import Again
 from lfm2np.lab.settings import Asked, query_of
 

@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl, urlencode
 import pytest
 from links import read_settings
 
+from lfm2np.lab.lab_page import lab_page
 from lfm2np.lab.lessons import LESSONS
-from lfm2np.lab.page import lab_page
 from lfm2np.lab.settings import (
     NAMES,
     PAPER_REQUESTS,

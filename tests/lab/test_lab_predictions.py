@@ -13,9 +13,9 @@ import lessons as solutions  # fixtures/lessons.py
 import pytest
 
 from lfm2np.lab.compute import Outcome
+from lfm2np.lab.lab_page import answer, judge_guesses, lab_page, read_link
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.models import Models, understand
-from lfm2np.lab.page import answer, judge_guesses, lab_page, read_link
 from lfm2np.lab.predictions import Again, Unreadable, Verdict, read_number, read_requests
 from lfm2np.lab.settings import GUESSES, Asked, Settings, examine, query_of, typed_of
 

@@ -15,8 +15,8 @@ import pytest
 from living import lives, wait_until_gone
 
 from lfm2np.lab.child import MEMORY
+from lfm2np.lab.lab_page import answer
 from lfm2np.lab.models import Models
-from lfm2np.lab.page import answer
 from lfm2np.lab.worker import MOST_KEPT, Reply, Worker
 
 MISBEHAVING = (sys.executable, str(Path(__file__).with_name("misbehaving_child.py")))

@@ -21,9 +21,9 @@ from page_checks import CONTRAST
 from static_site import served
 from test_lab_browser import ANSWERS, Fill, fill, open_form
 
+from lfm2np.lab.lab_page import again_with, reply, slides_of
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.models import Models
-from lfm2np.lab.page import again_with, reply, slides_of
 from lfm2np.lab.settings import GUESSES, TEACHING_FAULTS, query_of
 from lfm2np.lab.static.browser import HOST
 from lfm2np.lab.static.build import write_static

@@ -23,7 +23,7 @@ from lfm3_models import MODELS
 
 import lfm2np
 from lfm2np import plain
-from lfm2np.conformance.strategies.models import TinyModel, checkpoint, loaded
+from lfm2np.conformance.strategies.tiny_models import TinyModel, checkpoint, loaded
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import RequestError
 from lfm2np.numerics import exact, integers

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.lfm3 import DEFAULT_ROPES
 from lfm2np.cli.program import main
-from lfm2np.conformance.strategies.models import TinyModel, checkpoint, raw_config
+from lfm2np.conformance.strategies.tiny_models import TinyModel, checkpoint, raw_config
 from lfm2np.errors import CheckpointError, ConfigError, RequestError
 from lfm2np.numerics.rope import Rope, inverse_frequencies
 from lfm2np.oracle.recorders import mlx_recorder

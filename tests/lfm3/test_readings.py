@@ -11,9 +11,9 @@ from lfm3_models import MODELS
 
 import lfm2np
 from lfm2np.cli import main
-from lfm2np.conformance.strategies.models import checkpoint
+from lfm2np.conformance.strategies.tiny_models import checkpoint
 from lfm2np.faults import inject
-from lfm2np.oracle.recorders.own import record
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.oracle.recorders.recorder import content_of
 
 IDS = [5, 17, 3, 3, 9, 22, 11, 8, 20, 4, 17, 3, 6, 13, 2, 19, 7]

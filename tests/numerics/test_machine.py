@@ -29,7 +29,7 @@ x86_linux = pytest.mark.skipif(
 
 def after_setting(mxcsr: int, then: str) -> str:
     """What a process prints that sets its control register, then runs a line."""
-    lines = ["import lfm2np", "import numpy as np", "from lfm2np.numerics.machine import *", SET_MXCSR]
+    lines = ["import lfm2np", "import numpy as np", "from lfm2np.numerics.processor import *", SET_MXCSR]
     script = "\n".join([*lines, f"set_mxcsr({mxcsr})", then, "print('fine')"])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr

@@ -16,7 +16,7 @@ from lfm2np.faults.edits import Edit, Fault
 from lfm2np.loading import Model
 from lfm2np.network import ragged
 from lfm2np.oracle.check import Asked, Checked, ask_all, judged
-from lfm2np.oracle.cost import cost_lines, cost_of
+from lfm2np.oracle.check_cost import cost_lines, cost_of
 from lfm2np.oracle.judging import truth
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict

@@ -26,8 +26,8 @@ from lfm2np.oracle.judging import truth as truth_module
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.vectors.files import document_text
 from lfm2np.oracle.vectors.golden import make, verify
+from lfm2np.oracle.vectors.set_files import document_text
 from lfm2np.work.place import Place
 from lfm2np.work.results_file import ResultsFile, merged, spot_check
 

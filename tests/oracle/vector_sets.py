@@ -10,8 +10,8 @@ from lfm2np.cli import vectors
 from lfm2np.cli.program import build_parser
 from lfm2np.loading import Model, load
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.vectors.files import VectorSet, packaged_set, read_set
 from lfm2np.oracle.vectors.golden import make
+from lfm2np.oracle.vectors.set_files import VectorSet, packaged_set, read_set
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 SIX = FIXTURES / "torture" / "six_heads_two_kv"

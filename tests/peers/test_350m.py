@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.model.layers import expected_tensors, parameter_count
 from lfm2np.numerics import numerics_named
 

@@ -12,7 +12,7 @@ from builders import OLD_350M, PLAIN_TEMPLATE, VOCAB_SIZE, raw_config, tiny_conf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import TokenizerError
 from lfm2np.model.layers import expected_tensors, parameter_count
@@ -110,7 +110,7 @@ def test_any_width_is_adjusted_as_in_transformers(width: int, adjust: bool, mult
 
 
 def test_a_config_saved_by_transformers_loads(tmp_path: Path) -> None:
-    from lfm2np.checkpoint.config import load_config
+    from lfm2np.checkpoint.config_json import load_config
 
     for raw in (OLD_350M, raw_config()):
         transformers.Lfm2Config(**raw).save_pretrained(tmp_path)

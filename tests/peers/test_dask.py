@@ -28,8 +28,8 @@ from lfm2np.errors import WorkerError
 from lfm2np.loading import Model
 from lfm2np.oracle.check import check
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.vectors.files import packaged_set, read_set
 from lfm2np.oracle.vectors.golden import verify
+from lfm2np.oracle.vectors.set_files import packaged_set, read_set
 from lfm2np.scoring.teacher_forcing import score_many
 from lfm2np.work.place import Place, source_of
 from lfm2np.work.results_file import ResultsFile, merged, spot_check

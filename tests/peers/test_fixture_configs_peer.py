@@ -15,7 +15,7 @@ from fixture_configs import CONFIGS
 from tokenizers import Tokenizer
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 
 pytestmark = pytest.mark.peers
 

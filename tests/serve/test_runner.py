@@ -12,7 +12,7 @@ from served_app import model, serving
 
 from lfm2np.engine.engine import Engine
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.serve.runner import Failed, Job, Refused, Runner, Told
+from lfm2np.serve.engine_thread import Failed, Job, Refused, Runner, Told
 
 
 def failing(engine: Engine, monkeypatch: pytest.MonkeyPatch, times: int) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError, TraceError
-from lfm2np.simulate import formats
-from lfm2np.simulate.formats import FORMATS, read, write
+from lfm2np.simulate import trace_files
+from lfm2np.simulate.trace_files import FORMATS, read, write
 from lfm2np.simulate.traffic import (
     MOST_TOKENS,
     NANOSECONDS,
@@ -346,7 +346,7 @@ def test_a_format_that_is_given_is_held_to(tmp_path: Path) -> None:
 
 def test_each_format_is_described() -> None:
     for name in FORMATS:
-        assert re.search(rf"^{name}\s", formats.__doc__ or "", re.MULTILINE), name
+        assert re.search(rf"^{name}\s", trace_files.__doc__ or "", re.MULTILINE), name
 
 
 def test_faster_first_and_within() -> None:

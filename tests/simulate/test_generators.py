@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
-from lfm2np.simulate import formats, generators
+from lfm2np.simulate import generators, trace_files
 from lfm2np.simulate.draws import Draws
 from lfm2np.simulate.generators import GENERATORS, Lengths, conversations, parse, read_lengths
 from lfm2np.simulate.traffic import MOST_TOKENS, NANOSECONDS, Arrival, merge_runs, output_token_id, prompt_token_id
@@ -51,7 +51,7 @@ def test_the_same_seed_gives_the_same_and_a_longer_trace_begins_with_it(spec: st
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_trace_has_the_same_bits_on_every_machine(name: str) -> None:
     text = io.StringIO()
-    formats.write(parse(f"{SPECS[name]},requests=2000", 0), text)
+    trace_files.write(parse(f"{SPECS[name]},requests=2000", 0), text)
     assert hashlib.sha256(text.getvalue().encode()).hexdigest()[:16] == DIGESTS[name]
 
 
@@ -227,6 +227,6 @@ def test_what_is_drawn_is_written_and_read_again(spec: str, tmp_path_factory: py
     trace = list(parse(f"{spec},requests=300", 4))
     path = tmp_path_factory.mktemp("drawn") / "trace.jsonl"
     with path.open("w", encoding="utf-8") as file:
-        formats.write(trace, file)
-    assert list(formats.read(path)) == trace
+        trace_files.write(trace, file)
+    assert list(trace_files.read(path)) == trace
     assert all(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())

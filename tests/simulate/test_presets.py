@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lfm2np.bench.random_checkpoint import published_config
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.errors import RequestError
 from lfm2np.model.layers import key_value_numbers, parameter_count
 from lfm2np.simulate.cost import StepShape

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
 from lfm2np.simulate import generators
-from lfm2np.simulate.acceptance import Acceptance, acceptance_of, read_acceptance
 from lfm2np.simulate.cost import CostModel
+from lfm2np.simulate.drawn_acceptance import Acceptance, acceptance_of, read_acceptance
 from lfm2np.simulate.histogram import MOST_BINS, Course, Histogram
 from lfm2np.simulate.report import as_json, as_text, queue, saturation
 from lfm2np.simulate.run import Simulation

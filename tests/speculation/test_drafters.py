@@ -13,7 +13,7 @@ from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import Engine, RequestError, SamplingParams
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.sequential import alone
 from lfm2np.errors import CheckpointError

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.loaded import trained_fixture
 from lfm2np.errors import ConfigError
 from lfm2np.model.layers import matrix_parts

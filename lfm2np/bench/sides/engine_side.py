@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from lfm2np.bench.sides.cells import PREFILL, Cell
-from lfm2np.bench.sides.engines import (
+from lfm2np.bench.sides.filled_engines import (
     answer_prompts,
     decoding_engine,
     greedy,

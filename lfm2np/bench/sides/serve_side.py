@@ -6,7 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from lfm2np.bench.sides.engines import greedy
+from lfm2np.bench.sides.filled_engines import greedy
 from lfm2np.engine.engine import Engine
 from lfm2np.loading import load
 

@@ -33,7 +33,7 @@ from lfm2np.bench.sides.profile_side import ProfileSide
 from lfm2np.bench.sides.serve_side import ServeSide
 from lfm2np.bench.sides.transformers_side import TransformersSide
 from lfm2np.errors import Lfm2npError
-from lfm2np.memory import keep_freed_memory
+from lfm2np.malloc import keep_freed_memory
 
 # By the first word of a name, as in "floor-float64". All but the last two have steps to time.
 SIDES: dict[str, Callable[[str], Any]] = {

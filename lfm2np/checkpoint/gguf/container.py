@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from lfm2np.checkpoint.gguf.blocks import Bytes
-from lfm2np.checkpoint.gguf.formats import NUMBERS, OTHERS, QUANTISED
+from lfm2np.checkpoint.gguf.ggml_types import NUMBERS, OTHERS, QUANTISED
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.values import plain, show

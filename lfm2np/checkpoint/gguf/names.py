@@ -11,8 +11,8 @@ import re
 from dataclasses import replace
 
 from lfm2np.checkpoint.gguf.container import Container
-from lfm2np.checkpoint.gguf.formats import QUANTISED
-from lfm2np.checkpoint.gguf.settings import KEYS
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
+from lfm2np.checkpoint.gguf.gguf_config import KEYS
 from lfm2np.checkpoint.layout import Place, listed, require_shape
 from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
 from lfm2np.errors import CheckpointError

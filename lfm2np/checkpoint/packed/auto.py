@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.packed.parts import INTEGERS, Dims, Parts, groups_of_columns, packed_dim
+from lfm2np.checkpoint.packed.matrix_parts import INTEGERS, Dims, Parts, groups_of_columns, packed_dim
 from lfm2np.checkpoint.packed.rows import PackedRows, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import require_done

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.layout import origins_of
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings, Inputs, Scheme, Weights
-from lfm2np.checkpoint.packed.parts import INTEGERS, Dims, Parts, groups_of_columns, packed_dim
+from lfm2np.checkpoint.packed.matrix_parts import INTEGERS, Dims, Parts, groups_of_columns, packed_dim
 from lfm2np.checkpoint.packed.rows import Array, PackedRows, numbers, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.model.layers import Dim

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lfm2np.checkpoint.layout import Place, modules_of, require_shape
-from lfm2np.checkpoint.packed.parts import Parts, packed_dim
+from lfm2np.checkpoint.packed.matrix_parts import Parts, packed_dim
+from lfm2np.checkpoint.packed.quantization_config import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.packed.rows import PackedRows
-from lfm2np.checkpoint.packed.settings import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.model.config import ModelConfig

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.cli.engine.options import add_engine_options, engine_options, make_drafter, seed_of
+from lfm2np.cli.shared.generate_output import Display, OneSample, Screen, Watch, as_json, print_outputs, print_summary
 from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import add_arithmetic_options, add_prompt_options, load_model
 from lfm2np.cli.shared.requests import Job, read_jobs
-from lfm2np.cli.shared.shown import Display, OneSample, Screen, Watch, as_json, print_outputs, print_summary
 from lfm2np.drawings.runs.recorded import DetailedTrace
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding

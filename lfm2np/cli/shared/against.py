@@ -7,11 +7,11 @@ import math
 import time
 
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.formats import AUTO
+from lfm2np.cli.shared.format_options import AUTO
 from lfm2np.cli.shared.parser import add, option, require_at_least, require_times
 from lfm2np.errors import RequestError
-from lfm2np.invariance.engines import Options
 from lfm2np.invariance.questions import DEFAULT_VOCAB
+from lfm2np.invariance.target_engine import Options
 from lfm2np.oracle.judging.formats import KV, with_kv
 from lfm2np.oracle.targets.records import parse_line
 

@@ -15,9 +15,9 @@ from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.fuzz.played import Takes
 from lfm2np.invariance.asked import Asking, Checked, Held, between
 from lfm2np.invariance.by_itself import ByItself
-from lfm2np.invariance.engines import engine_of, smaller
+from lfm2np.invariance.invariance_report import Report, as_html, as_json, as_junit, as_text, verdict_words
 from lfm2np.invariance.relations import NAMES, RELATIONS, Relation
-from lfm2np.invariance.shown import Report, as_html, as_json, as_junit, as_text, verdict_words
+from lfm2np.invariance.target_engine import engine_of, smaller
 
 WITH_AGAINST = {  # options that need --against, and their values when not given
     **dict.fromkeys(("relations", "vary", "out", "vocab_size", "minutes", "block_size", "chunk", "max_num_seqs")),
@@ -116,7 +116,7 @@ def written(arguments: argparse.Namespace, asking: Asking, checked: Checked, hel
     """A server that can't be started from here keeps what earlier requests left behind, and shrinking may end in a
     trace that needs that. The whole trace brings its own past."""
     from lfm2np.fuzz.campaign import Campaign
-    from lfm2np.fuzz.draw import Around
+    from lfm2np.fuzz.draw_traces import Around
     from lfm2np.fuzz.hand_over import Context, hand_over
 
     trace = held.broken.trace if held.broken is not None else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from lfm2np.cli.shared.parser import add
 from lfm2np.loading import Model
-from lfm2np.memory import keep_freed_memory
+from lfm2np.malloc import keep_freed_memory
 from lfm2np.numerics.pieces import THREAD_VARIABLES, threads_of
 from lfm2np.oracle.judging.truth import TRUTH
 from lfm2np.oracle.judging.views import VIEWS

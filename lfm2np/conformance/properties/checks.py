@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from lfm2np.conformance.properties.accounting import require_ledger
 from lfm2np.conformance.properties.driver import (
     TOTALS,
     Outcome,
@@ -18,10 +19,9 @@ from lfm2np.conformance.properties.driver import (
     require_truth,
     run,
 )
-from lfm2np.conformance.properties.ledger import require_ledger
 from lfm2np.conformance.strategies.lengths import Lengths
-from lfm2np.conformance.strategies.models import AnyModel
 from lfm2np.conformance.strategies.scenarios import Scenario
+from lfm2np.conformance.strategies.tiny_models import AnyModel
 from lfm2np.engine_protocol import Completion, Factory, Request, missing, told
 from lfm2np.errors import RequestError
 from lfm2np.sampling.params import SamplingParams

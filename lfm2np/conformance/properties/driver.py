@@ -15,8 +15,8 @@ from lfm2np.conformance.draining import Violation as Violation
 from lfm2np.conformance.draining import drain as drain
 from lfm2np.conformance.properties.endings import require_ending, stop_ids
 from lfm2np.conformance.properties.rounding import format_of, require_explained
-from lfm2np.conformance.strategies.models import AnyModel, TinyModel, checkpoint, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario
+from lfm2np.conformance.strategies.tiny_models import AnyModel, TinyModel, checkpoint, loaded
 from lfm2np.engine_protocol import Completion, Factory, Request
 from lfm2np.errors import RequestError
 from lfm2np.sampling.choice import choose, request_seed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.conformance.draining import Violation
-from lfm2np.conformance.strategies.models import AnyModel, loaded
+from lfm2np.conformance.strategies.tiny_models import AnyModel, loaded
 from lfm2np.engine_protocol import UNTOLD, Completion, Request
 from lfm2np.plain import stop_text
 

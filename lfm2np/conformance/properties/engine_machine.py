@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from lfm2np.conformance.properties.driver import Outcome, Violation, count, disturb, is_finished, make, require_truth
-from lfm2np.conformance.strategies.models import AnyModel, TinyModel
 from lfm2np.conformance.strategies.scenarios import Scenario, models, prompts, sampling_params, sizes
+from lfm2np.conformance.strategies.tiny_models import AnyModel, TinyModel
 from lfm2np.engine_protocol import Factory, Request
 from lfm2np.sampling.params import SamplingParams
 

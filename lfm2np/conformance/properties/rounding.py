@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from lfm2np.conformance.draining import Violation
-from lfm2np.conformance.strategies.models import AnyModel, loaded
+from lfm2np.conformance.strategies.tiny_models import AnyModel, loaded
 from lfm2np.engine_protocol import Completion, Factory
 from lfm2np.oracle.check import fitting_tokens
 from lfm2np.oracle.judging.formats import format_named

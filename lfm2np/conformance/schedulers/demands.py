@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
-from lfm2np.conformance.schedulers.calls import Calls, Unjudged, Violation
+from lfm2np.conformance.schedulers.adapter_calls import Calls, Unjudged, Violation
 from lfm2np.conformance.schedulers.ledger import Account
-from lfm2np.conformance.schedulers.memory import ZEROS, Memory, Names, Written
+from lfm2np.conformance.schedulers.named_memory import ZEROS, Memory, Names, Written
 from lfm2np.conformance.schedulers.reports import checked_free
 from scheduler.protocol import Entry, Request, Step
 

@@ -1,4 +1,4 @@
-"""Does the suite catch bugs in your scheduler? Each fault of faults.py is put in; programs run until one shows it."""
+"""Does the suite catch bugs in your scheduler? Each of scheduler_faults.py is put in; programs run until it shows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lfm2np.conformance.schedulers import faults as _catalogue  # noqa: F401  (fills FAULTS)
-from lfm2np.conformance.schedulers.calls import Factory, Violation
+from lfm2np.conformance.schedulers import scheduler_faults as _catalogue  # noqa: F401  (fills FAULTS)
+from lfm2np.conformance.schedulers.adapter_calls import Factory, Violation
 from lfm2np.conformance.schedulers.faulty import FAULTS, SchedulerFault, faults_for, with_fault
 from lfm2np.conformance.schedulers.programs import Call
 from lfm2np.conformance.schedulers.suite import Outcome, attempt, drawn, script, sentences, try_scheduler

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from lfm2np.conformance.schedulers.calls import Factory
+from lfm2np.conformance.schedulers.adapter_calls import Factory
 from lfm2np.conformance.schedulers.managed import as_scheduler
 from lfm2np.engine_protocol import load_factory
 from scheduler.protocol import Entry, Step

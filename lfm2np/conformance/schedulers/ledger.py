@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from lfm2np.conformance.schedulers.memory import ZEROS, Names
+from lfm2np.conformance.schedulers.named_memory import ZEROS, Names
 from scheduler.protocol import Entry, Request
 
 VOCAB_SIZE = 4

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lfm2np.conformance.schedulers.ledger import Account
-from lfm2np.conformance.schedulers.run import Run
+from lfm2np.conformance.schedulers.program_run import Run
 
 Call = tuple[Any, ...]  # the name of a function of CALLS, and its numbers
 PROMPT = (0, 1, 0, 0, 2, 1, 1, 0, 2, 2, 0, 1, 2, 0, 0, 1, 2, 1)

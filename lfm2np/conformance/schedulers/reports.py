@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from lfm2np.conformance.schedulers.memory import BLOCKS, STATES
+from lfm2np.conformance.schedulers.named_memory import BLOCKS, STATES
 from scheduler.protocol import Copy, Entry, Step
 
 Fail = Callable[[str, str], NoReturn]

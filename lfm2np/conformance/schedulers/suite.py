@@ -15,10 +15,10 @@ from typing import Any
 
 import hypothesis
 
-from lfm2np.conformance.schedulers.calls import Calls, Factory, Unjudged, Violation
+from lfm2np.conformance.schedulers.adapter_calls import Calls, Factory, Unjudged, Violation
 from lfm2np.conformance.schedulers.demands import ALWAYS, DEMANDS
+from lfm2np.conformance.schedulers.program_run import Run
 from lfm2np.conformance.schedulers.programs import Call, carry_out, programs
-from lfm2np.conformance.schedulers.run import Run
 from lfm2np.conformance.shrinking import bounded_shrinking, seconds_left
 from scheduler.protocol import FEATURES, POLICIES
 
@@ -224,7 +224,7 @@ def as_file(name: str, run: Run, violation: Violation) -> dict[str, Any]:
 def script(name: str, sizes: dict[str, Any], run: Run | None) -> str:
     """The program as Python that runs without Hypothesis."""
     calls = "".join(f"run.{call}\n" for call in (run.log if run is not None else ()))
-    imports = "from lfm2np.conformance.schedulers.run import Run\n"
+    imports = "from lfm2np.conformance.schedulers.program_run import Run\n"
     if name.startswith("with_fault("):
         imports += "from lfm2np.conformance.schedulers.fault_trials import with_fault\n"
     factory = name if name.startswith("with_fault(") else repr(name)

@@ -15,8 +15,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.strategies.models import TinyModel
 from lfm2np.conformance.strategies.scenarios import Scenario
+from lfm2np.conformance.strategies.tiny_models import TinyModel
 
 Values = tuple[Any, ...]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from lfm2np.conformance.draining import Violation
 from lfm2np.conformance.strategies.families import OF_EXPERTS, OF_LFM3
-from lfm2np.conformance.strategies.models import Checkpoint, TinyModel
 from lfm2np.conformance.strategies.scenarios import LONGEST_PROMPT, MOST_TOKENS, Scenario
+from lfm2np.conformance.strategies.tiny_models import Checkpoint, TinyModel
 from lfm2np.engine_protocol import FEATURES, PUBLISHED_ONLY, SIZES, Request
 from lfm2np.sampling.params import SamplingParams
 

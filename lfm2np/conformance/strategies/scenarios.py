@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lfm2np.conformance.strategies.lengths import ALPHABET, Lengths, common_text
-from lfm2np.conformance.strategies.models import AnyModel, Checkpoint, TinyModel
+from lfm2np.conformance.strategies.tiny_models import AnyModel, Checkpoint, TinyModel
 from lfm2np.engine_protocol import Request
 from lfm2np.sampling.params import SamplingParams
 from scheduler import POLICIES

@@ -7,8 +7,8 @@ from functools import cache
 from hypothesis import strategies as st
 
 from lfm2np.checkpoint.loaded import trained_fixture
-from lfm2np.conformance.strategies.models import Checkpoint, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, schedules
+from lfm2np.conformance.strategies.tiny_models import Checkpoint, loaded
 from lfm2np.engine_protocol import Request
 from lfm2np.loading import Model
 from lfm2np.sampling.params import SamplingParams

@@ -1,4 +1,4 @@
-"""Slides: the pictures of views, one on a screen or a sheet of paper, in one HTML file as page.py makes it."""
+"""Slides: the pictures of views, one on a screen or a sheet of paper, in one HTML file as run_page.py makes it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lfm2np.drawings.page.markup import Markup, element
-from lfm2np.drawings.page.page import PLAYERS, document, drawn, player
+from lfm2np.drawings.page.run_page import PLAYERS, document, drawn, player
 from lfm2np.drawings.page.view import View
 
 KEYS = (

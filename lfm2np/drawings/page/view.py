@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from lfm2np.drawings.page.markup import Markup, element, joined, number, visible
 from lfm2np.drawings.page.svg import rectangle, words
-from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.runs.recorded_run import Run, Step
 
 NUM_COLOURS = 8
 
 
 @dataclass(frozen=True)
 class View:
-    """A section of the page. `player` names what its steps are of: see PLAYERS in page.py; none: it has no steps."""
+    """A section of the page. `player` names what its steps are of: see PLAYERS in run_page.py; none: no steps."""
 
     id: str
     title: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lfm2np.drawings.runs.run import Entry, Run, Step
+from lfm2np.drawings.runs.recorded_run import Entry, Run, Step
 from scheduler import FREED, BlockPool, Scheduler, TraceError, replay
 
 ABSENT, QUEUED, PREFILL, RECOMPUTED = "absent", "queued", "prefill", "recomputed"

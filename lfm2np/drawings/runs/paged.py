@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lfm2np.drawings.runs.derive import num_kept
-from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.runs.recorded_run import Run, Step
 
 Row = Sequence[float]
 Place = tuple[int, int]  # block, place in it; blocks on the host have negative numbers

@@ -23,8 +23,8 @@ from lfm2np.drawings.runs.derive import (
     colours,
     moments,
 )
-from lfm2np.drawings.runs.policies import Outcome, under
-from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.runs.other_policies import Outcome, under
+from lfm2np.drawings.runs.recorded_run import Run
 
 LEFT, RIGHT, HEADING, GAP, AXIS = 44.0, 150.0, 26.0, 12.0, 24.0
 TALL = 28.0  # of a lane

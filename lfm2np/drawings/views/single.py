@@ -8,7 +8,7 @@ from lfm2np.drawings.page.markup import Markup, counted, element, joined, visibl
 from lfm2np.drawings.page.view import View, by_step, step_text
 from lfm2np.drawings.runs.derive import Moment, moments
 from lfm2np.drawings.runs.paged import before_steps
-from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.runs.recorded_run import Run, Step
 from lfm2np.drawings.views.picture import MOST_ROWS, Stage, Weights, block, tokens_in, tokens_out
 
 __all__ = ["Weights", "single"]

@@ -18,7 +18,7 @@ from lfm2np.drawings.page.view import (
     view_without_steps,
 )
 from lfm2np.drawings.runs.derive import colours
-from lfm2np.drawings.runs.run import Entry, Run, Step
+from lfm2np.drawings.runs.recorded_run import Entry, Run, Step
 
 SIDE, LEFT, TOP = 22.0, 120.0, 16.0
 ROUTE_TOP, ROUTE_TALL, WIDE, BOX = 20.0, 62.0, 110.0, 84.0

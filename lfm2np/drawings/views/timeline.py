@@ -30,7 +30,7 @@ from lfm2np.drawings.runs.derive import (
     colours,
     moments,
 )
-from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.runs.recorded_run import Run, Step
 
 SIDE, LEFT, TOP = 22.0, 120.0, 24.0
 BARS = 80.0  # height of the budget's bars

@@ -11,8 +11,8 @@ import numpy as np
 
 import lfm2np
 from lfm2np.drawings.page.markup import element
+from lfm2np.lab.lab_page import SOURCES, Host, reply, slides_of
 from lfm2np.lab.models import Models, load_models
-from lfm2np.lab.page import SOURCES, Host, reply, slides_of
 from lfm2np.lab.proof import prove
 from lfm2np.loading import load
 

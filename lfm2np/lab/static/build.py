@@ -13,11 +13,11 @@ from importlib import resources
 from pathlib import Path
 
 from lfm2np.drawings import demo
-from lfm2np.drawings.draw import draw, slides
-from lfm2np.drawings.runs.run import read_run
+from lfm2np.drawings.all_views import draw, slides
+from lfm2np.drawings.runs.recorded_run import read_run
 from lfm2np.errors import RequestError
+from lfm2np.lab.lab_page import answer
 from lfm2np.lab.models import load_models
-from lfm2np.lab.page import answer
 from lfm2np.lab.static import archive, release
 from lfm2np.lab.static.browser import FIXTURES, HOST, PAGES
 from lfm2np.loading import load

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.checkpoint.config import reading_of
+from lfm2np.checkpoint.config_json import reading_of
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of

@@ -3,5 +3,5 @@
 pair.py checks that two checkpoints are one network, and splits it into parts; network.py runs one, or a mixture of
 both; positions.py compares the two predictions at each position, as work for any executor, by divergence.py;
 sequences.py selects what is scored; figures.py summarises it, with a digest; compare.py puts it together, with the
-errors of the weights themselves; shown.py and compare_page.py show it.
+errors of the weights themselves; comparison_report.py and compare_page.py show it.
 """

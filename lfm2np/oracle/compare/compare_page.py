@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 
 from lfm2np.oracle.compare.compare import Compared
-from lfm2np.oracle.compare.shown import HEADER, NOTES, main_rows, names, scored_words, tables
+from lfm2np.oracle.compare.comparison_report import HEADER, NOTES, main_rows, names, scored_words, tables
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.reports.figure import HEIGHT, SHAPES, WIDTH, label
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table, versions
-from lfm2np.oracle.reports.parts import environment, number, plural, visible
+from lfm2np.oracle.reports.report_parts import environment, number, plural, visible
 
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 448.0, 58.0, 286.0  # of the plot
 MOST_LABELS = 12  # under the axis

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.model.config import ModelConfig
-from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.processor import require_ieee
 from lfm2np.oracle.locate import mixture
 from lfm2np.oracle.locate.dump import Dump, default_format
 from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS

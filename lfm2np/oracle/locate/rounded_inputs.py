@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.gguf.formats import QUANTISED
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.numerics.ieee import round_to_bfloat16
 from lfm2np.numerics.matrix import Weights

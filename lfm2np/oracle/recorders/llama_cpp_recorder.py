@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.files import read_config
 from lfm2np.model.config import ModelConfig
-from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
+from lfm2np.oracle.recorders.engine_versions import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.llama_cpp_batches import (
     LOOKS_AT,
     OUTPUTS,

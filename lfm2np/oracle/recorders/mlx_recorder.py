@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import load_config
-from lfm2np.oracle.recorders.demands import (
+from lfm2np.checkpoint.config_json import load_config
+from lfm2np.oracle.recorders.engine_versions import (
     around,
     require_format,
     require_model_type,

@@ -29,13 +29,13 @@ from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.loading import load
 from lfm2np.numerics import NAMES
-from lfm2np.oracle.recorders.demands import require_directory
+from lfm2np.oracle.recorders.engine_versions import require_directory
+from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
 from lfm2np.oracle.recorders.llama_cpp_recorder import format_of as llama_cpp_format
 from lfm2np.oracle.recorders.llama_cpp_recorder import record as record_llama_cpp
 from lfm2np.oracle.recorders.llama_cpp_slot import record_restored
 from lfm2np.oracle.recorders.mlx_recorder import record as record_mlx
 from lfm2np.oracle.recorders.openvino_recorder import record as record_openvino
-from lfm2np.oracle.recorders.own import RecordedEngine
 from lfm2np.oracle.recorders.recorder import Recorder, content_of
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
 from lfm2np.oracle.recorders.vllm_recorder import record as record_vllm

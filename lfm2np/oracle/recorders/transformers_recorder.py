@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.model.config import CONV, ModelConfig
 from lfm2np.oracle.locate.operations import window_of
-from lfm2np.oracle.recorders.demands import around, require_model_type, require_request, require_version
+from lfm2np.oracle.recorders.engine_versions import around, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.transformers_target import generate, load_model

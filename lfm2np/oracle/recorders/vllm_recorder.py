@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.locate.spread import FLOATS
-from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
+from lfm2np.oracle.recorders.engine_versions import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
 from lfm2np.oracle.targets.records import fault

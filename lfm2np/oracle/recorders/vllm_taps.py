@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.oracle.recorders.demands import around
+from lfm2np.oracle.recorders.engine_versions import around
 
 Array = NDArray[Any]
 Tensors = dict[str, Any]  # by the names of `locate`, a tensor of PyTorch's each, [T, ...]

@@ -9,11 +9,11 @@ from lfm2np.oracle import factors
 from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.check import Cause, Checked
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
-from lfm2np.oracle.reports import parts
+from lfm2np.oracle.reports import report_parts
 from lfm2np.oracle.reports.figure import MOST_MARKS, error_figure
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table, versions
-from lfm2np.oracle.reports.parts import number, plural
 from lfm2np.oracle.reports.report import format_in_words, reasons_of
+from lfm2np.oracle.reports.report_parts import number, plural
 
 MOST_ROWS = 100  # of one table
 MOST_PROMPT = 400  # characters
@@ -45,7 +45,7 @@ NUMBERS = ("positions", "reported", "RMS", "worst")
 
 
 def as_html(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> str:
-    """The page. `facts` are by default those of `parts.environment`."""
+    """The page. `facts` are by default those of `report_parts.environment`."""
     sections = [
         ("errors", "Errors by position", errors(checked)),
         ("first", "First wrong position", first_wrong(checked.total.first_wrong)),
@@ -55,10 +55,10 @@ def as_html(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         ("flips", "Flips", flips(checked)),
         ("cases", "Cases", cases(checked)),
         ("missing", "Not tested", missing(checked)),
-        ("again", "Versions and command", again(checked, command, facts or parts.environment())),
+        ("again", "Versions and command", again(checked, command, facts or report_parts.environment())),
     ]
     title = f"{checked.total.verdict}: {checked.abilities.engine} - lfm2np check"
-    return page(title, head(checked), sections, f'<p class="note">{parts.NOISE}</p>\n')
+    return page(title, head(checked), sections, f'<p class="note">{report_parts.NOISE}</p>\n')
 
 
 def verdict_cell(verdict: Verdict) -> str:
@@ -81,7 +81,7 @@ def errors(checked: Checked) -> str:
     reported = sum(position.error_ratio is not None for position in checked.positions)
     rms, worst = (number(value) if reported else "-" for value in (total.rms, total.worst))
     summary = (
-        f"{plural(len(checked.positions), 'position')}: {parts.counts_in_words(total.counts)}. "
+        f"{plural(len(checked.positions), 'position')}: {report_parts.counts_in_words(total.counts)}. "
         f"{plural(reported, 'position')} with a reported log-probability. Errors in units of the noise of "
         f"{foreign(checked.format)}: RMS {rms}, worst {worst}; the limit is {LIMIT:g}."
     )
@@ -105,11 +105,11 @@ def by_row(checked: Checked) -> str:
     for position in checked.positions:
         counts.setdefault(factors.row_bin(position), Counter())[position.verdict] += 1
     rows = [
-        [level, *parts.group_cells(group), *(counts[level][verdict] for verdict in parts.SEVERITY)]
+        [level, *report_parts.group_cells(group), *(counts[level][verdict] for verdict in report_parts.SEVERITY)]
         for level, group in factors.grouped(checked.positions, "row").items()
     ]
     return table(
-        "Errors by row, in units of the noise", ["row", *NUMBERS, *map(verdict_cell, parts.SEVERITY)], {"": rows}
+        "Errors by row, in units of the noise", ["row", *NUMBERS, *map(verdict_cell, report_parts.SEVERITY)], {"": rows}
     )
 
 
@@ -121,7 +121,7 @@ def wrong_table(checked: Checked) -> str:
     header = ("request", "row", "kind", "token", "oracle's", "gap, nats", "gap, noise", "error, nats", "error, noise")
     rows = [
         [
-            *(foreign(position.ask.id), position.row, parts.phase(position), position.token_id, position.best),
+            *(foreign(position.ask.id), position.row, report_parts.phase(position), position.token_id, position.best),
             *map(number, (position.gap, position.gap_ratio, position.error, position.error_ratio)),
             verdict_cell(position.verdict),
         ]
@@ -142,12 +142,12 @@ def first_wrong(position: Position | None) -> str:
     rows: list[list[object]] = [
         ["verdict", verdict_cell(position.verdict)],
         ["request", f"{foreign(ask.id)} of case {foreign(ask.case)}"],
-        ["prompt", f"{plural(len(ids), 'token')}: <code>{parts.some_ids(ids, 64)}</code>"],
-        ["position", parts.place_words(position)],
+        ["prompt", f"{plural(len(ids), 'token')}: <code>{report_parts.some_ids(ids, 64)}</code>"],
+        ["position", report_parts.place_words(position)],
         ["token", position.token_id],
         ["the oracle's token", position.best],
-        ["behind it by", parts.gap_words(position)],
-        ["error", parts.error_words(position)],
+        ["behind it by", report_parts.gap_words(position)],
+        ["error", report_parts.error_words(position)],
     ]
     if ask.prompt_text is not None:
         rows.insert(3, ["prompt as text", foreign(ask.prompt_text, MOST_PROMPT)])
@@ -157,7 +157,7 @@ def first_wrong(position: Position | None) -> str:
 def cause(cause: Cause) -> str:
     """The lines of `locate`."""
     located = "\n".join(foreign(line) for line in cause.lines)
-    prompts = [[index, f"<code>{parts.some_ids(ids, 64)}</code>"] for index, ids in enumerate(cause.prompts)]
+    prompts = [[index, f"<code>{report_parts.some_ids(ids, 64)}</code>"] for index, ids in enumerate(cause.prompts)]
     together = f"Requests that ran together; recorded was {cause.request}"
     return f"<pre>{located}</pre>\n" + table(together, ("request", "prompt"), {"": prompts}, (1,))
 
@@ -174,7 +174,7 @@ def by_factor(checked: Checked) -> str:
     """Errors by each level of each factor."""
     bodies = {
         FACTOR_WORDS.get(factor, factor): [
-            [foreign(level), *parts.group_cells(group), group.bugs, state(group)]
+            [foreign(level), *report_parts.group_cells(group), group.bugs, state(group)]
             for level, group in factors.grouped(checked.positions, factor).items()
         ]
         for factor in factors.FACTORS
@@ -194,13 +194,13 @@ def state(group: factors.Group) -> str:
 
 
 def flips(checked: Checked) -> str:
-    sorted_flips = parts.flips_of(checked)
+    sorted_flips = report_parts.flips_of(checked)
     if not sorted_flips:
         judged = any(position.is_new for position in checked.positions)
         return f"<p>{'None' if judged else 'No new token could be judged'}.</p>\n"
     header = ("request", "prompt", "row", "token", "oracle's", "gap, nats", "gap, noise", "margin, noise", "verdict")
     shown = sorted_flips[:MOST_ROWS]
-    rows = [[foreign(flip.ask.id), *parts.flip_cells(flip)[1:-1], verdict_cell(flip.verdict)] for flip in shown]
+    rows = [[foreign(flip.ask.id), *report_parts.flip_cells(flip)[1:-1], verdict_cell(flip.verdict)] for flip in shown]
     likely = probability_words(checked.total.flip_chance)
     return (
         f"<p>{checked.total.flips} new tokens are not the oracle's. A right engine of this format has so many or more "
@@ -216,11 +216,11 @@ def cases(checked: Checked) -> str:
             foreign(row.case),
             row.asks,
             row.unanswered,
-            *parts.group_cells(row.group),
+            *report_parts.group_cells(row.group),
             row.flips,
             verdict_cell(row.verdict),
         ]
-        for row in parts.case_rows(checked)
+        for row in report_parts.case_rows(checked)
     ]
     header = ("case", "requests", "unanswered", *NUMBERS, "flips", "verdict")
     return table("Each case, all its requests together", header, {"": rows}, (0, 8))
@@ -228,17 +228,17 @@ def cases(checked: Checked) -> str:
 
 def missing(checked: Checked) -> str:
     sentences = [
-        *(f"Ended early: {words}." for words in parts.early_words(checked)),
+        *(f"Ended early: {words}." for words in report_parts.early_words(checked)),
         *(f"Not tested: {foreign(words)}." for words in checked.not_tested),
-        *(f"The engine {words}." for words in parts.limits(checked.abilities)),
+        *(f"The engine {words}." for words in report_parts.limits(checked.abilities)),
         *(
             f"Not sent: {plural(n, 'request')} of {foreign(case)}."
-            for case, n in parts.not_put_by_case(checked).items()
+            for case, n in report_parts.not_put_by_case(checked).items()
         ),
-        *(f"{words}." for words in parts.left_words(checked)),
+        *(f"{words}." for words in report_parts.left_words(checked)),
     ]
     content = bullets(sentences) if sentences else "<p>Everything was tested.</p>\n"
-    counted = parts.messages(checked)
+    counted = report_parts.messages(checked)
     if counted:
         rows = [[foreign(message), count] for message, count in counted[:MOST_ROWS]]
         content += table("Requests without a usable answer", ("why", "requests"), {"": rows}) + more(counted)

@@ -7,7 +7,15 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
-from lfm2np.oracle.reports.parts import case_of, common_verdict, environment, error_words, gap_words, phase, visible
+from lfm2np.oracle.reports.report_parts import (
+    case_of,
+    common_verdict,
+    environment,
+    error_words,
+    gap_words,
+    phase,
+    visible,
+)
 from lfm2np.oracle.targets.records import Answer, Ask
 
 SUITE = "lfm2np check"

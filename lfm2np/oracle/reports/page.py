@@ -12,7 +12,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
-from lfm2np.oracle.reports.parts import MOST_COMMAND, visible
+from lfm2np.oracle.reports.report_parts import MOST_COMMAND, visible
 
 STYLE = "\n" + (resources.files("lfm2np.oracle.reports") / "page.css").read_text(encoding="utf-8")
 Row = Sequence[object]

@@ -1,7 +1,7 @@
 """The report of a check for a terminal and for programs; junit.py and html_page.py write the other forms.
 
 All are pure functions of the check, the command, and facts of the environment: the same input, the same text. `facts`
-are by default those of `parts.environment`; a caller may add to them.
+are by default those of `report_parts.environment`; a caller may add to them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lfm2np.oracle.causes.wrong_constants import would_show
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
-from lfm2np.oracle.reports import parts
-from lfm2np.oracle.reports.parts import number, plural, visible
+from lfm2np.oracle.reports import report_parts
+from lfm2np.oracle.reports.report_parts import number, plural, visible
 
 MOST_LINES = 10  # of flips and of messages
 MOST_NOT_TESTED = 600  # characters
@@ -46,11 +46,11 @@ def as_text(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         case_lines(checked),
         first_wrong_lines(checked.total.first_wrong, checked.total.verdict),
         ["where it goes wrong", *map(visible, checked.cause.lines)] if checked.cause else [],
-        flip_lines(parts.flips_of(checked)),
+        flip_lines(report_parts.flips_of(checked)),
         message_lines(checked),
         missing_lines(checked),
-        [f"{name:<11}{visible(value)}" for name, value in (facts or parts.environment()).items()],
-        [f"{'again':<11}{visible(command, parts.MOST_COMMAND)}"] if command else [],
+        [f"{name:<11}{visible(value)}" for name, value in (facts or report_parts.environment()).items()],
+        [f"{'again':<11}{visible(command, report_parts.MOST_COMMAND)}"] if command else [],
     ]
     return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in blocks if lines)
 
@@ -73,8 +73,8 @@ def head_lines(checked: Checked) -> list[str]:
         *(f"{'' if index else 'because':<11}{visible(reason)}" for index, reason in enumerate(reasons_of(checked))),
         f"engine     {visible(checked.abilities.engine)}",
         f"format     {visible(format_in_words(checked))}",
-        f"positions  {len(checked.positions)}: {parts.counts_in_words(total.counts)}",
-        *(f"early ends {words}" for words in parts.early_words(checked)),
+        f"positions  {len(checked.positions)}: {report_parts.counts_in_words(total.counts)}",
+        *(f"early ends {words}" for words in report_parts.early_words(checked)),
         f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
         f"flips      {total.flips}{chance}",
         *([f"routes     {rerouted} {probability_words(total.route_chance)}"] if total.rerouted else []),
@@ -91,26 +91,26 @@ def reasons_of(checked: Checked) -> list[str]:
 def case_lines(checked: Checked) -> list[str]:
     header = ("case", "requests", "positions", "reported", "RMS", "worst", "flips", "verdict")
     rows: list[tuple[object, ...]] = []
-    for row in parts.case_rows(checked):
-        rows.append((visible(row.case), row.asks, *parts.group_cells(row.group), row.flips, row.verdict))
-    return parts.aligned([header, *rows], left=(0, 7)) if rows else []
+    for row in report_parts.case_rows(checked):
+        rows.append((visible(row.case), row.asks, *report_parts.group_cells(row.group), row.flips, row.verdict))
+    return report_parts.aligned([header, *rows], left=(0, 7)) if rows else []
 
 
 def first_wrong_lines(position: Position | None, verdict: Verdict) -> list[str]:
     if position is None:
         return []
     ids = position.ask.prompt_token_ids
-    prompt = f"prompt of {plural(len(ids), 'token')}: {parts.some_ids(ids)}"
-    behind = f"the oracle's is {position.best}, the engine's is behind it by {parts.gap_words(position)}"
+    prompt = f"prompt of {plural(len(ids), 'token')}: {report_parts.some_ids(ids)}"
+    behind = f"the oracle's is {position.best}, the engine's is behind it by {report_parts.gap_words(position)}"
     if position.token_id == position.best:
         behind = "the oracle's too"
     by_itself = "" if position.verdict is verdict else f" by itself, {verdict} with all others"
     return [
         f"first wrong position: {position.verdict}{by_itself}",
         f"request    {visible(position.ask.id)} of {visible(position.ask.case)}, {prompt}",
-        f"position   {parts.place_words(position)}",
+        f"position   {report_parts.place_words(position)}",
         f"token      {position.token_id}; {behind}",
-        f"error      {parts.error_words(position)}",
+        f"error      {report_parts.error_words(position)}",
     ]
 
 
@@ -119,13 +119,13 @@ def flip_lines(flips: Sequence[Position]) -> list[str]:
     if not flips:
         return []
     header = ("flip in", "prompt", "row", "token", "oracle", "gap, nats", "gap, noise", "margin, noise", "verdict")
-    rows = [(visible(flip.ask.id), *parts.flip_cells(flip)[1:]) for flip in flips[:MOST_LINES]]
-    return [*parts.aligned([header, *rows], left=(0, 8)), *more(flips)]
+    rows = [(visible(flip.ask.id), *report_parts.flip_cells(flip)[1:]) for flip in flips[:MOST_LINES]]
+    return [*report_parts.aligned([header, *rows], left=(0, 8)), *more(flips)]
 
 
 def message_lines(checked: Checked) -> list[str]:
     """The engine's messages, counted."""
-    counted = parts.messages(checked)
+    counted = report_parts.messages(checked)
     if not counted:
         return []
     unanswered = plural(len(checked.total.unanswered), "request")
@@ -135,10 +135,10 @@ def message_lines(checked: Checked) -> list[str]:
 
 
 def missing_lines(checked: Checked) -> list[str]:
-    lines = [f"the engine {words}" for words in parts.limits(checked.abilities)]
-    lines += parts.left_words(checked)
+    lines = [f"the engine {words}" for words in report_parts.limits(checked.abilities)]
+    lines += report_parts.left_words(checked)
     if checked.not_put:
-        by_case = ", ".join(f"{visible(case)} {count}" for case, count in parts.not_put_by_case(checked).items())
+        by_case = ", ".join(f"{visible(case)} {count}" for case, count in report_parts.not_put_by_case(checked).items())
         lines.append(f"not sent: {plural(len(checked.not_put), 'request')} ({by_case})")
     return ["not tested", *("  " + line for line in lines)] if lines else []
 
@@ -168,19 +168,19 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "abilities": dataclasses.asdict(checked.abilities),
         "counts": dict(total.counts),
         **{name: getattr(total, name) for name in TOTAL_FIELDS},
-        "cases": [{**dataclasses.asdict(row), "verdict": str(row.verdict)} for row in parts.case_rows(checked)],
+        "cases": [{**dataclasses.asdict(row), "verdict": str(row.verdict)} for row in report_parts.case_rows(checked)],
         "groups": {factor: groups_json(checked.positions, factor) for factor in factors.FACTORS},
         "first_wrong": None if total.first_wrong is None else position_json(total.first_wrong),
         "cause": None if checked.cause is None else dataclasses.asdict(checked.cause),
         "positions": [position_json(position) for position in odd],
         "prompts": {position.ask.id: list(position.ask.prompt_token_ids) for position in odd},
         "asked": len(checked.pairs),
-        "unanswered": [{"message": message, "count": count} for message, count in parts.messages(checked)],
+        "unanswered": [{"message": message, "count": count} for message, count in report_parts.messages(checked)],
         "unanswered_ids": list(total.unanswered),
         "not_put": list(checked.not_put),
         "left": checked.left,
-        "limits": parts.limits(checked.abilities),
-        "environment": dict(facts or parts.environment()),
+        "limits": report_parts.limits(checked.abilities),
+        "environment": dict(facts or report_parts.environment()),
         "command": command,
     }
     plain: dict[str, Any] = finite(fields)

@@ -11,9 +11,9 @@ import numpy as np
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.loading import load
 from lfm2np.oracle.rollouts.figures import figures_of
+from lfm2np.oracle.rollouts.reported_side import SIDES
 from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
 from lfm2np.oracle.rollouts.rollouts import AUTO, Judged, Options, Shown, judge_rollouts, no_progress
-from lfm2np.oracle.rollouts.side import SIDES
 from lfm2np.work.place import AnyPlace, place_of
 
 

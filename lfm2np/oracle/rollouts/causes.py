@@ -1,8 +1,8 @@
 """What explains one side's errors: hypotheses with the log-probabilities that each predicts, compared by likelihood.
 
 A hypothesis is a network with one error (variants.py), or none, together with a reading (scores.py) and a format
-(side.py). All are scored on the same sample of rollouts; the likeliest is named if what it leaves unexplained is within
-the format's rounding error, and "unexplained" stands where none does so.
+(reported_side.py). All are scored on the same sample of rollouts; the likeliest is named if what it leaves unexplained
+is within the format's rounding error, and "unexplained" stands where none does so.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle import factors
+from lfm2np.oracle.rollouts.reported_side import BEFORE, Fit, Predicted, Spread, fit, predicted
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import OTHERS, PENALTIES, Scores, ids_of, item_of
-from lfm2np.oracle.rollouts.side import BEFORE, Fit, Predicted, Spread, fit, predicted
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
 from lfm2np.progress import Progress
 from lfm2np.sampling.params import SamplingParams

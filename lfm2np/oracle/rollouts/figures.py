@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.rollouts.causes import Explanation
 from lfm2np.oracle.rollouts.measures import measures
+from lfm2np.oracle.rollouts.reported_side import SIDES
 from lfm2np.oracle.rollouts.rollout import Left
 from lfm2np.oracle.rollouts.rollouts import Judged, Side, cause_words, cut
-from lfm2np.oracle.rollouts.side import SIDES
 
 Float64 = NDArray[np.float64]
 MISMATCH = "MISMATCH"

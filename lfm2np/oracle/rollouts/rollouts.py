@@ -37,9 +37,9 @@ from lfm2np.oracle.rollouts.causes import (
     predictions_of,
     reading_words,
 )
+from lfm2np.oracle.rollouts.reported_side import SIDES, Fit, fit, predicted, spread_of, values_of
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import ALL_READINGS, OTHERS, Scores, ids_of, scores_of
-from lfm2np.oracle.rollouts.side import SIDES, Fit, fit, predicted, spread_of, values_of
 from lfm2np.oracle.total import MOST_SIZE
 from lfm2np.progress import Progress
 from lfm2np.work.place import Place

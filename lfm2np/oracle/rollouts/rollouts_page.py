@@ -13,10 +13,10 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.reports.figure import BOTTOM, CELL, HEIGHT, LEFT, RIGHT, SHAPES, TOP, WIDTH, label
 from lfm2np.oracle.reports.page import bullets, foreign, page, table, versions
-from lfm2np.oracle.reports.parts import environment, number
+from lfm2np.oracle.reports.report_parts import environment, number
+from lfm2np.oracle.rollouts.reported_side import SIDES
 from lfm2np.oracle.rollouts.rollouts import Judged
-from lfm2np.oracle.rollouts.shown import PARTS, head
-from lfm2np.oracle.rollouts.side import SIDES
+from lfm2np.oracle.rollouts.rollouts_report import PARTS, head
 
 Float64 = NDArray[np.float64]
 LEAST_SHOWN = 1e-8  # nats: smaller errors are drawn there

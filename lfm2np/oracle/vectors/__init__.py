@@ -1,4 +1,4 @@
-"""Golden vectors: chosen (chosen.py), computed and verified (golden.py), in files (files.py).
+"""Golden vectors: chosen (chosen.py), computed and verified (golden.py), in files (set_files.py).
 
 A set is vectors.json and vectors.safetensors in one folder.
 """

@@ -32,9 +32,9 @@ from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS
 from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.recorders.own import record
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.oracle.vectors.chosen import NOTES, Chosen, choose, mentioned
-from lfm2np.oracle.vectors.files import TENSORS, VectorSet, tensors_bytes
+from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, tensors_bytes
 from lfm2np.oracle.vectors_plain import allowances
 from lfm2np.progress import Progress, ProgressOf
 from lfm2np.sampling.params import SamplingParams

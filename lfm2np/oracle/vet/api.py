@@ -20,10 +20,10 @@ from lfm2np.oracle.vet.hypotheses import (
     parse_sampling,
     read_template,
 )
-from lfm2np.oracle.vet.plan import Plan, planned
+from lfm2np.oracle.vet.provider_answers import ReplyFile
 from lfm2np.oracle.vet.questions import Question, open_questions
-from lfm2np.oracle.vet.replies import ReplyFile
-from lfm2np.oracle.vet.shown import as_json
+from lfm2np.oracle.vet.token_plan import Plan, planned
+from lfm2np.oracle.vet.vet_report import as_json
 from lfm2np.oracle.vet.vetting import PLANNING, Bounds, Session, Vetted, require_same_vocabulary, vetted
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import Place

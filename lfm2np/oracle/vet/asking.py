@@ -14,8 +14,8 @@ from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError
 from lfm2np.oracle.targets.records import shortened
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.vet.hypotheses import sent
+from lfm2np.oracle.vet.provider_answers import Reply, is_id, numbers
 from lfm2np.oracle.vet.questions import Question
-from lfm2np.oracle.vet.replies import Reply, is_id, numbers
 from lfm2np.sampling.params import SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -2,7 +2,7 @@
 
 A question on which a model is sure says nothing about its weights: of answers to "add: 34 + 58" a quantised checkpoint
 gives the same tokens with nearly the same probability. So questions are of several kinds, and the plan finds out on
-which of them the candidates differ most (plan.py).
+which of them the candidates differ most (token_plan.py).
 """
 
 from __future__ import annotations

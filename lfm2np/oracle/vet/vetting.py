@@ -16,10 +16,10 @@ from lfm2np.oracle.vet.asking import Provider
 from lfm2np.oracle.vet.betting import Ledger, Standing
 from lfm2np.oracle.vet.hypotheses import Hypotheses
 from lfm2np.oracle.vet.likelihoods import Likelihoods, Scorer
-from lfm2np.oracle.vet.plan import Plan
+from lfm2np.oracle.vet.provider_answers import Reply, ReplyFile
 from lfm2np.oracle.vet.questions import Question
-from lfm2np.oracle.vet.replies import Reply, ReplyFile
 from lfm2np.oracle.vet.token_ids import LeftOut, Tokens, tokens_of
+from lfm2np.oracle.vet.token_plan import Plan
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import Place
 

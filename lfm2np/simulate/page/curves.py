@@ -14,7 +14,7 @@ from importlib import resources
 
 from lfm2np.oracle.reports.figure import SHAPES, label
 from lfm2np.oracle.reports.page import STYLE as PAGE_STYLE
-from lfm2np.oracle.reports.parts import visible
+from lfm2np.oracle.reports.report_parts import visible
 
 STYLE = (resources.files("lfm2np.simulate.page") / "curves.css").read_text(encoding="utf-8")
 COLOURS = PAGE_STYLE[: PAGE_STYLE.index("*")]  # of a page, light and dark: its style begins with them

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
-from lfm2np.oracle.reports.parts import plural
+from lfm2np.oracle.reports.report_parts import plural
 from lfm2np.simulate.page.curves import STYLE, Axis, Drawing, Line, Point, line_chart, percent_words, seconds_words, svg
 from lfm2np.simulate.report import (
     HEADS,

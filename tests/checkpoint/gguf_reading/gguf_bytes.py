@@ -27,7 +27,7 @@ from gguf_file import (
     value,
 )
 
-from lfm2np.checkpoint.gguf.formats import QUANTISED
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.model.config import ModelConfig
 
 __all__ = [

@@ -20,9 +20,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as drawn
 
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.files import read_tensors
-from lfm2np.checkpoint.gguf.formats import QUANTISED, values_of
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, values_of
 from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import prepare_weights
@@ -33,7 +33,7 @@ from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.rounded_inputs import as_float16, in_blocks, sums_of
 from lfm2np.oracle.locate.spread import LIMIT, Measured
-from lfm2np.oracle.recorders.own import record
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=64), "config.json")
 IDS = [int(integer) for integer in np.random.default_rng(4).integers(8, 64, 20)]

@@ -17,9 +17,9 @@ from builders import raw_config, raw_mixture, safetensors_bytes, stored
 from gguf_bytes import Tensor, gguf_bytes, model_keys, model_tensors, quantised_tensors, split_bytes, write_splits
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.files import checkpoint_sha256, read_config, read_tensors
-from lfm2np.checkpoint.gguf.formats import QUANTISED, values_of
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, values_of
 from lfm2np.checkpoint.stored import StoredTensor, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import joined, stored_rows

@@ -24,10 +24,10 @@ from gguf_bytes import (
 )
 
 import lfm2np
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.gguf.gguf_config import KEYS
 from lfm2np.checkpoint.gguf.names import place_of
-from lfm2np.checkpoint.gguf.settings import KEYS
 from lfm2np.cli import main
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.model.config import ModelConfig

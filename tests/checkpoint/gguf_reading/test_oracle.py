@@ -14,7 +14,7 @@ from vocabularies import keys_of, write_directory, write_file
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.noise import noise_of

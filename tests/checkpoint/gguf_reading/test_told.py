@@ -12,7 +12,7 @@ from builders import raw_config, raw_mixture
 from gguf_bytes import Tensor, gguf_bytes, model_keys, quantised_tensors
 
 from lfm2np.bench import measure
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.cli import main
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 40}

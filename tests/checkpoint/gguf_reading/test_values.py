@@ -12,7 +12,7 @@ from blocks_drawn import EDGES, blocks, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.gguf.formats import QUANTISED, bad_scale, values_of
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, bad_scale, values_of
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
 from lfm2np.errors import CheckpointError
 

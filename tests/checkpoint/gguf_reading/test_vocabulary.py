@@ -27,7 +27,7 @@ from vocabularies import (
 from vocabulary_keys import LFM2_SPLIT, TRAINED, UNUSED, trained_keys, write_gguf
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_tokenizer
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.gguf.vocabulary import SPLITS, tokenizer_json

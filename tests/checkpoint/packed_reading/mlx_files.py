@@ -11,7 +11,7 @@ import numpy as np
 from builders import Stored, raw_config, raw_mixture, safetensors_bytes, stored
 from packed_values import drawn_bits, packed
 
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import expected_tensors
 

@@ -13,7 +13,7 @@ from mlx_files import FORMS, config_of, quantised_tensors, raw_of, theirs, told,
 from packed_values import as_stored
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import StoredTensor, widen

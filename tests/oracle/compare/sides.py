@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from quantise import tensors_of, write_types
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.cli import main
 

@@ -24,9 +24,9 @@ from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.cli import main
 from lfm2np.oracle.compare.compare import weight_errors
 from lfm2np.oracle.compare.compare_page import layer_figure
+from lfm2np.oracle.compare.comparison_report import FORMAT_VERSION
 from lfm2np.oracle.compare.pair import Part, files_of
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
-from lfm2np.oracle.compare.shown import FORMAT_VERSION
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from quantise import FILE_TYPES, PLAIN, quantised, write_types
 from sides import LINES, MOE, TRAINED, figures, written
 
 import lfm2np
-from lfm2np.checkpoint.gguf.formats import QUANTISED, values_of
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, values_of
 
 ALL, FEW = tuple(FILE_TYPES), ("Q8_0", "MXFP4")
 # Of the files' bytes, and of the figures of the lines of sides.py: any machine must make the same.

@@ -12,7 +12,7 @@ from builders import raw_config, safetensors_bytes, stored, stored_weights, tiny
 from sides import VALIDATOR, figures, refused, written
 
 from lfm2np.cli import main
-from lfm2np.oracle.compare.shown import ratio_cell
+from lfm2np.oracle.compare.comparison_report import ratio_cell
 
 
 def overflowing_at_token_seven(directory: Path) -> None:

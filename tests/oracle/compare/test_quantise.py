@@ -16,7 +16,7 @@ from quantise import FILE_TYPES, LFM2_IN_OTHER_WORDS, quantised, tokenizer_keys
 from sides import TRAINED
 from vocabularies import ODD, PATTERNS, config_of, raw_tokenizer, write_directory, write_file
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_tokenizer
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import NumericsError

@@ -13,11 +13,11 @@ from quantise import tensors_of
 from sides import FIXTURES, LINES, MOE, TRAINED, figures, partly, quantised, theirs, written
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.oracle.recorders.own import record
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 Sequence = tuple[list[int], int, int]  # ids, first compared row, the row behind the last
 

@@ -14,9 +14,9 @@ from gguf_bytes import Tensor, gguf_bytes, model_keys, model_tensors
 from wrong_readers import MINIMUM, SCALE, patched, regrouped
 
 import lfm2np
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.gguf.blocks import Bytes
-from lfm2np.checkpoint.gguf.formats import QUANTISED
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.formats import with_kv
 from lfm2np.oracle.judging.judge import judge

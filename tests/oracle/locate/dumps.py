@@ -12,7 +12,7 @@ import pytest
 from builders import Stored, safetensors_bytes, stored
 
 from lfm2np import reference
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
@@ -22,7 +22,7 @@ from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.oracle.judging.emulate import Emulated
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.recorders.own import record
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 DIRECTORIES = [FIXTURES / "trained", *sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_dir())]

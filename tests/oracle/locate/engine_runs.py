@@ -15,7 +15,7 @@ import lfm2np
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.loading import Model
 from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.recorders.own import RecordedEngine
+from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
 from lfm2np.speculation.drafters import ScriptedDrafter
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"

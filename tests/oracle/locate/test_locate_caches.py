@@ -40,7 +40,7 @@ from lfm2np.faults.catalogue import read_faults
 from lfm2np.loading import Model
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Finding
-from lfm2np.oracle.recorders.own import RecordedEngine, record
+from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine, record
 from lfm2np.oracle.recorders.recorder import content_of
 from lfm2np.speculation.drafters import ScriptedDrafter
 

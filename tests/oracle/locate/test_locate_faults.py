@@ -28,7 +28,7 @@ from lfm2np.faults import FAULTS, inject
 from lfm2np.loading import Model
 from lfm2np.numerics import attention
 from lfm2np.oracle.locate.locate import Finding
-from lfm2np.oracle.recorders.own import record
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 pytestmark = pytest.mark.rounding
 

@@ -26,7 +26,7 @@ from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate.locate import Report, as_text, locate
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.spread import FLOATS
-from lfm2np.oracle.recorders.own import record
+from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 pytestmark = pytest.mark.rounding
 

@@ -10,7 +10,7 @@ import pytest
 from dumps import DIRECTORIES, checkpoint
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.loaded import trained_fixture
 from lfm2np.loading import Model
 from lfm2np.oracle import wrong_engine

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from builders import PLAIN, mixture
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import RequestError
-from lfm2np.oracle.recorders.demands import (
+from lfm2np.oracle.recorders.engine_versions import (
     release,
     require_format,
     require_model_type,

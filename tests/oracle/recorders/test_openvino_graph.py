@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.oracle.recorders.openvino_recorder import TOP, Node, as_rows, tensors_of
 from lfm2np.oracle.targets.target import TargetError
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from builders import PLAIN, mixture
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.cli import check as cli_check
 from lfm2np.cli.program import main

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
 from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Per, Steps, describe_reads, describe_steps

@@ -21,8 +21,8 @@ from lfm2np.oracle.check import Checked
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
-from lfm2np.oracle.reports.parts import environment, number, visible
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
+from lfm2np.oracle.reports.report_parts import environment, number, visible
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.whole_file import write_whole
 
@@ -275,6 +275,6 @@ def test_a_file_that_can_not_be_written_is_an_error_that_names_it(tmp_path: Path
 
 @pytest.mark.parametrize(("kernel", "shown"), [("Haswell", "x 1, kernels Haswell"), (None, "x 1")])
 def test_versions_name_the_kernels_of_the_noise(monkeypatch: pytest.MonkeyPatch, kernel: str | None, shown: str):
-    monkeypatch.setattr("lfm2np.oracle.reports.parts.blas_library", lambda: "x 1")
-    monkeypatch.setattr("lfm2np.oracle.reports.parts.blas_kernel", lambda: kernel)
+    monkeypatch.setattr("lfm2np.oracle.reports.report_parts.blas_library", lambda: "x 1")
+    monkeypatch.setattr("lfm2np.oracle.reports.report_parts.blas_kernel", lambda: kernel)
     assert environment()["blas"] == shown

@@ -20,8 +20,8 @@ from lfm2np.oracle.check import Checked
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.reports.figure import BOTTOM, CELL, MOST_MARKS, TOP
 from lfm2np.oracle.reports.html_page import MOST_ROWS, as_html
-from lfm2np.oracle.reports.parts import number, visible
 from lfm2np.oracle.reports.report import as_text
+from lfm2np.oracle.reports.report_parts import number, visible
 from lfm2np.oracle.targets.target import Abilities
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others

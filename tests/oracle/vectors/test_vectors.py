@@ -17,9 +17,10 @@ from vector_sets import FEW, SIX, few, packaged, run, six, trained
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.loading import load
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.vectors import files, golden
+from lfm2np.oracle.vectors import golden, set_files
 from lfm2np.oracle.vectors.chosen import NOTES, choose, mentioned
-from lfm2np.oracle.vectors.files import (
+from lfm2np.oracle.vectors.golden import make, verify
+from lfm2np.oracle.vectors.set_files import (
     DOCUMENT,
     TENSORS,
     WORDS,
@@ -30,7 +31,6 @@ from lfm2np.oracle.vectors.files import (
     schema,
     write_set,
 )
-from lfm2np.oracle.vectors.golden import make, verify
 from scheduler.checksum import sealed
 
 pytestmark = pytest.mark.rounding
@@ -109,7 +109,7 @@ def test_an_interrupt_leaves_nothing_or_what_was_there(
 
     place, name = {
         "mkdir": (Path, "mkdir"),
-        "fsync": (files.os, "fsync"),
+        "fsync": (set_files.os, "fsync"),
         "rename": (Path, "rename"),
     }[at]
     with monkeypatch.context() as patched:

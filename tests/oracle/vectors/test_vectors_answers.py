@@ -31,7 +31,7 @@ from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose
-from lfm2np.oracle.vectors.files import DOCUMENT, VectorsError, packaged_set
+from lfm2np.oracle.vectors.set_files import DOCUMENT, VectorsError, packaged_set
 from lfm2np.sampling.params import SamplingParams
 
 

@@ -16,8 +16,8 @@ from lfm2np.loading import Model, load
 from lfm2np.model.weights import MixtureWeights
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.judging.noise import noise_of
-from lfm2np.oracle.vectors.files import VectorSet, read_set, write_set
 from lfm2np.oracle.vectors.golden import make, verify
+from lfm2np.oracle.vectors.set_files import VectorSet, read_set, write_set
 
 pytestmark = pytest.mark.rounding
 

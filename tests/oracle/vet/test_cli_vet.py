@@ -14,7 +14,7 @@ from quantise import write_types
 
 import lfm2np
 from lfm2np.cli import main
-from lfm2np.oracle.vet.replies import ReplyFile
+from lfm2np.oracle.vet.provider_answers import ReplyFile
 
 FIXTURES = lfm2np.trained_fixture().parent
 TRAINED, ANSWERS = FIXTURES / "trained", FIXTURES / "answers"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from quantise import FILE_TYPES, quantised, write_types
 
-from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.gguf.formats import QUANTISED
+from lfm2np.checkpoint.config_json import load_config
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint

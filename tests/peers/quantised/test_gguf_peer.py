@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.gguf.container import open_container
-from lfm2np.checkpoint.gguf.formats import NUMBERS, OTHERS, QUANTISED, values_of
+from lfm2np.checkpoint.gguf.ggml_types import NUMBERS, OTHERS, QUANTISED, values_of
 from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import widened

@@ -12,7 +12,7 @@ import pytest
 import torch
 from builders import MIXTURES, PLAIN, SPARSE, mixture
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, locate

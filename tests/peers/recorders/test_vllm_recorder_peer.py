@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import read_dump

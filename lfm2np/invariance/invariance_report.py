@@ -9,9 +9,9 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from lfm2np.fuzz.trace import as_json as trace_as_json
 from lfm2np.invariance.asked import OUT_OF_TIME, Checked, Held
-from lfm2np.invariance.spread import Outcome, Score, Spread, least_limit
+from lfm2np.invariance.rounding_spread import Outcome, Score, Spread, least_limit
 from lfm2np.oracle.reports.page import bullets, foreign, page, table
-from lfm2np.oracle.reports.parts import environment, visible
+from lfm2np.oracle.reports.report_parts import environment, visible
 
 HEADS = ("relation", "verdict", "positions", "equal bits", "largest", "mean", "KL", "other tokens")
 SUITE = "lfm2np check --against"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from lfm2np.conformance.schedulers.faulty import Faulty, of_calls, of_entry, of_step
-from lfm2np.conformance.schedulers.memory import STATES
+from lfm2np.conformance.schedulers.named_memory import STATES
 from scheduler.protocol import Entry, Refused, Request, Step
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lfm2np.oracle.reports.parts import aligned, number, plural
-from lfm2np.oracle.rollouts.side import SIDES
+from lfm2np.oracle.reports.report_parts import aligned, number, plural
+from lfm2np.oracle.rollouts.reported_side import SIDES
 
 MOST_HYPOTHESES = 4
 SHOWN_MEASURES = (  # of the table, in the text; all are in --json and on the page

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lfm2np.drawings.runs.derive import DECODE, Moment
-from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.runs.recorded_run import Run, Step
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.lfm3 import in_file
 from lfm2np.loading import Model, load
 from lfm2np.model.config import ATTENTION, CONV, SLIDING, ModelConfig

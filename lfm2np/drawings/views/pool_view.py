@@ -23,8 +23,8 @@ from lfm2np.drawings.page.view import (
 )
 from lfm2np.drawings.runs.derive import Pool, behind_windows, colours, loads, num_kept, pools
 from lfm2np.drawings.runs.paged import Contents, contents
-from lfm2np.drawings.runs.run import Entry, Run, Step, in_windows
-from lfm2np.drawings.views.positions import chart as reach
+from lfm2np.drawings.runs.recorded_run import Entry, Run, Step, in_windows
+from lfm2np.drawings.views.positions_view import chart as reach
 from scheduler import FREED
 
 SIDE, LEFT, TOP = 22.0, 70.0, 16.0

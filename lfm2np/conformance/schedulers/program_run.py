@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lfm2np.conformance.schedulers.calls import Calls, Factory, Violation
+from lfm2np.conformance.schedulers.adapter_calls import Calls, Factory, Violation
 from lfm2np.conformance.schedulers.demands import Demands
 from lfm2np.conformance.schedulers.ledger import Account, next_token
 from lfm2np.conformance.schedulers.reports import checked_copies, checked_ids, checked_step

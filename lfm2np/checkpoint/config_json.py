@@ -16,7 +16,7 @@ from typing import Any
 
 from lfm2np.checkpoint.config_keys import unread_keys
 from lfm2np.checkpoint.lfm3 import default_layer_types, lfm3_fields
-from lfm2np.checkpoint.packed.settings import without_settings
+from lfm2np.checkpoint.packed.quantization_config import without_settings
 from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require, require_done
 from lfm2np.checkpoint.vision_language import language_config
 from lfm2np.errors import ConfigError

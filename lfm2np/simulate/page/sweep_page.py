@@ -8,7 +8,7 @@ from typing import Any
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
-from lfm2np.oracle.reports.parts import plural
+from lfm2np.oracle.reports.report_parts import plural
 from lfm2np.simulate.page.curves import (
     MOST_LINES,
     STYLE,

@@ -10,7 +10,7 @@ from typing import Any
 from lfm2np.oracle.compare.compare import Compared
 from lfm2np.oracle.compare.figures import Figures
 from lfm2np.oracle.compare.sequences import GREEDY, OWN_TEXTS, REQUESTS, TEXT
-from lfm2np.oracle.reports.parts import aligned, environment, number, plural, visible
+from lfm2np.oracle.reports.report_parts import aligned, environment, number, plural, visible
 
 FORMAT_VERSION = 1
 LARGE_RATIO = 1000.0

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from lfm2np.drawings import demo
 from lfm2np.drawings.page.deck import deck
 from lfm2np.drawings.page.markup import Markup, element, joined
-from lfm2np.drawings.page.page import page
+from lfm2np.drawings.page.run_page import page
 from lfm2np.drawings.page.view import View
-from lfm2np.drawings.runs.routes import is_sparse
-from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.runs.expert_choices import is_sparse
+from lfm2np.drawings.runs.recorded_run import Run
+from lfm2np.drawings.views.batched_operations import ledger
 from lfm2np.drawings.views.batching import batching
 from lfm2np.drawings.views.experts import experts
 from lfm2np.drawings.views.isolation import isolation
-from lfm2np.drawings.views.ledger import ledger
-from lfm2np.drawings.views.memory import memory
 from lfm2np.drawings.views.order import order
-from lfm2np.drawings.views.policies import policies
-from lfm2np.drawings.views.positions import positions
+from lfm2np.drawings.views.policies_view import policies
+from lfm2np.drawings.views.pool_view import memory
+from lfm2np.drawings.views.positions_view import positions
 from lfm2np.drawings.views.single import Weights, single
 from lfm2np.drawings.views.speculation import speculation
 from lfm2np.drawings.views.timeline import timeline

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from importlib import resources
 from urllib.parse import parse_qsl, urlencode
 
-from lfm2np.drawings.draw import START, Still, views_of
+from lfm2np.drawings.all_views import START, Still, views_of
 from lfm2np.drawings.page.deck import deck
 from lfm2np.drawings.page.markup import Markup, counted, element, joined
-from lfm2np.drawings.page.page import Panel, page
+from lfm2np.drawings.page.run_page import Panel, page
 from lfm2np.drawings.page.view import View
-from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.runs.recorded_run import Run
 from lfm2np.drawings.views.batching import batching
 from lfm2np.drawings.views.isolation import isolation
-from lfm2np.drawings.views.positions import positions
+from lfm2np.drawings.views.positions_view import positions
 from lfm2np.drawings.views.single import single
 from lfm2np.lab.compute import Outcome, compute
 from lfm2np.lab.form import Problem, form, hidden, kept_guesses, text_input, told_problem

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lfm2np.drawings.runs.run import ENTRY_FIELDS, Entry, Run, Step
+from lfm2np.drawings.runs.recorded_run import ENTRY_FIELDS, Entry, Run, Step
 from scheduler import POLICIES, Request, Scheduler, SchedulerConfig
 
 MOST_STEPS = 100_000

@@ -12,9 +12,9 @@ from lfm2np.conformance.draining import Violation
 from lfm2np.conformance.properties.driver import generate, make, reference_logits, require_truth, samples
 from lfm2np.conformance.properties.endings import require_ending
 from lfm2np.conformance.properties.rounding import format_of, require_scores
-from lfm2np.conformance.strategies.models import AnyModel, TinyModel, checkpoint, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario
 from lfm2np.conformance.strategies.talks import trained, trained_model
+from lfm2np.conformance.strategies.tiny_models import AnyModel, TinyModel, checkpoint, loaded
 from lfm2np.engine_protocol import Factory, Request
 from lfm2np.sampling.params import SamplingParams
 

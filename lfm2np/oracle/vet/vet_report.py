@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lfm2np.oracle.reports.parts import aligned, visible
+from lfm2np.oracle.reports.report_parts import aligned, visible
 from lfm2np.oracle.vet.hypotheses import Hypotheses, shown
-from lfm2np.oracle.vet.plan import Plan
+from lfm2np.oracle.vet.token_plan import Plan
 from lfm2np.oracle.vet.vetting import Bounds, Outcome, Vetted
 
 FORMAT_VERSION = 1
