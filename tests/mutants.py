@@ -70,7 +70,7 @@ FILES = [
             "network/step",
             "network/ragged",
             "numerics/attention",
-            "numerics/ragged",
+            "numerics/convolution_windows",
         )
     ),
 ]
