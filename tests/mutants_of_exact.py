@@ -33,7 +33,7 @@ EXACT = [
         "grids",
         "attention",
         "pieces",
-        "ragged",
+        "convolution_windows",
         "weight_grids",
         "matrix",
         "routing",
@@ -45,7 +45,7 @@ EXACT = [
 COMPARISON = TOP / "tests" / "numerics" / "test_integers.py"
 COMPARED = {  # by where the mutant is, words in the names of the tests that run it; else all
     "attention": ("attention",),
-    "ragged": ("convolution",),
+    "convolution_windows": ("convolution",),
     "routing": ("routes", "rows"),
     **dict.fromkeys(("matrix", "weight_grids", "product", "tiles", "fastest"), ("products", "weights", "refused")),
 }
