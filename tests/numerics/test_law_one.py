@@ -20,9 +20,9 @@ import lfm2np
 TOP = Path(lfm2np.__file__).parent
 FILES = (
     *(f"numerics/{name}.py" for name in ("exact", "integers", "grids", "weight_grids", "matrix", "elementary", "rope")),
-    *(f"numerics/{name}.py" for name in ("attention", "ragged", "pieces", "routing", "shapes", "machine")),
+    *(f"numerics/{name}.py" for name in ("attention", "convolution_windows", "pieces", "routing", "shapes")),
     *(f"numerics/products/{name}.py" for name in ("product", "tiles", "fastest", "exactness", "blas")),
-    *("reference.py", "network/step.py", "network/ragged.py", "network/cache.py"),
+    *("numerics/processor.py", "reference.py", "network/step.py", "network/ragged.py", "network/cache.py"),
     *("sampling/choice.py", "sampling/logprobs.py"),
 )
 ARRAY = {*dir(np.ndarray), *dir(np.ufunc), *dir(float), "getattr"}  # attributes with these names are operations

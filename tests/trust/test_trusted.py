@@ -14,7 +14,7 @@ from lfm2np.checkpoint.loaded import lfm3_fixture, moe_fixture
 from lfm2np.errors import RequestError
 from lfm2np.numerics import integers
 
-BASE = {"reference.py", "numerics/integers.py", "numerics/elementary.py", "numerics/rope.py", "numerics/machine.py"}
+BASE = {"reference.py", "numerics/integers.py", "numerics/elementary.py", "numerics/rope.py", "numerics/processor.py"}
 READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py", "system.py")
 
 
