@@ -32,7 +32,8 @@ def page(browser: Any) -> Iterator[Any]:
 def test_no_page_is_wider_than_the_window_or_asks_a_network(page: Any, built: Path) -> None:
     for file in sorted(built.rglob("*.html")):
         page.goto(file.as_uri())
-        for width in (360, 1024, 1920):
+        is_alike = file.parent == built / "reference" / "generated"  # a hundred pages of one kind
+        for width in (360,) if is_alike else (360, 1024, 1920):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (file.name, width)
     assert page.complaints == []

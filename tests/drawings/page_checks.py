@@ -40,9 +40,9 @@ CONTRAST = """() => {
 
 
 def each_view(page: Any) -> Iterator[str]:
-    """Every view after the other on the screen."""
-    for view in page.eval_on_selector_all(".view", "all => all.map(one => one.id)"):
-        page.click(f'.side a[href="#{view}"]')
+    """Every view after the other on the screen; a click by the mouse waits until a large page stands still."""
+    for view in page.eval_on_selector_all(".view", "views => views.map(view => view.id)"):
+        page.eval_on_selector(f'.side a[href="#{view}"]', "link => link.click()")
         page.wait_for_selector(f"#{view}.current")
         assert page.locator(".view:visible").count() == 1
         yield view
