@@ -219,7 +219,8 @@ def main() -> int:
     )
     parser.add_argument("rest", nargs="*", metavar="PYTEST", help="arguments of pytest, behind --")
     arguments = parser.parse_args()
-    marked = ["tests"] if arguments.versions is not None else ["-m", "(rounding or kernels) and not peers"]
+    quick = " and not slow" if arguments.quick else ""
+    marked = ["tests"] if arguments.versions is not None else ["-m", f"(rounding or kernels) and not peers{quick}"]
     workers = ["-n", arguments.workers] if arguments.workers else []
     given = [*marked, *workers, *(QUICK if arguments.quick else ()), *arguments.rest]
     more = ["pytest-xdist"] if arguments.workers else []
