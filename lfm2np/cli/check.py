@@ -112,18 +112,18 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
             known = Known(place=place)
             with meanwhile(arguments, model, target, taken.name, known) as on:
                 longest, announce = arguments.max_model_len, functools.partial(announce_cost, model, arguments)
-                found = ask_all(
+                asked = ask_all(
                     model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on, longest, announce
                 )
         del target  # its process has ended, or its weights are let go, before the rest is scored
         result = judged(
-            model, found.abilities, taken.name, found.pairs, found.not_put, shown, known, arguments.constants
+            model, asked.abilities, taken.name, asked.pairs, asked.not_put, shown, known, arguments.constants
         )
         if needs_repeats(result):
             with contextlib.suppress(TargetError), contextlib.closing(target_of(arguments, model)) as target:
                 target.probe()
                 result = repeated(model, target, result, known)
-        return replace(result, why_format=taken.why, left=found.left), place
+        return replace(result, why_format=taken.why, left=asked.left), place
 
 
 def announce_cost(model: Model, arguments: argparse.Namespace, asks: Sequence[Ask]) -> None:

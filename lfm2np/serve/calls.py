@@ -77,7 +77,7 @@ class Calls:
                 await unless_left(request.receive, self._tell(service, call, body, reply))
         finally:
             service.desk.leave(call)
-            for output in call.told.values():
+            for output in call.outputs.values():
                 if isinstance(output, RequestOutput) and output.metrics is not None:
                     service.metrics.observe(output.metrics)
 
@@ -92,9 +92,9 @@ class Calls:
 
     async def _whole(self, call: Call, answers: Answers, head: Mapping[str, Any], body: Sampled, reply: Reply) -> None:
         while not call.is_finished:
-            require_no_trouble(call.told.values())
+            require_no_trouble(call.outputs.values())
             await call.news()
-        require_no_trouble(call.told.values())
+        require_no_trouble(call.outputs.values())
         outputs = outputs_of(call)
         choices = [answers.whole(choice) for index, output in outputs for choice in answers.more(index, output)]
         fields = answers.prompt_fields(outputs[0][1])
@@ -117,7 +117,7 @@ async def pieces(call: Call, answers: Answers) -> AsyncIterator[tuple[Mapping[st
     is_first = True
     while True:
         is_last = call.is_finished  # told before it is looked at: what comes meanwhile is looked at again
-        require_no_trouble(call.told.values())
+        require_no_trouble(call.outputs.values())
         for index, output in outputs_of(call):
             for choice in answers.more(index, output):
                 yield choice, answers.prompt_fields(output) if is_first else {}
@@ -129,7 +129,7 @@ async def pieces(call: Call, answers: Answers) -> AsyncIterator[tuple[Mapping[st
 
 def outputs_of(call: Call) -> list[tuple[int, RequestOutput]]:
     """Of the jobs that have any, by their place in the call."""
-    events = ((index, call.told.get(job.name)) for index, job in enumerate(call.jobs))
+    events = ((index, call.outputs.get(job.name)) for index, job in enumerate(call.jobs))
     return [(index, output) for index, output in events if isinstance(output, RequestOutput)]
 
 

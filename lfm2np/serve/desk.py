@@ -21,12 +21,12 @@ class Call:
     """A client's request: its jobs, the latest output of each, and whether there is a new one."""
 
     jobs: tuple[Job, ...] = ()
-    told: dict[str, Told] = field(default_factory=dict)
+    outputs: dict[str, Told] = field(default_factory=dict)
     is_new: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_finished(self) -> bool:
-        return all(has_ended(self.told.get(job.name)) for job in self.jobs)
+        return all(has_ended(self.outputs.get(job.name)) for job in self.jobs)
 
     async def news(self) -> None:
         """Waits for output that has not been looked at; returns at once if there is some."""
@@ -84,7 +84,7 @@ class Desk:
         for name, event in news:
             call = self._calls.get(name)
             if call is not None:
-                call.told[name] = event
+                call.outputs[name] = event
                 call.is_new.set()
                 if has_ended(event):
                     del self._calls[name]
