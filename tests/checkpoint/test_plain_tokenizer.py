@@ -86,14 +86,14 @@ def require_same_entries(backends: tuple[Backend, Backend], vocab_size: int) -> 
 
 @functools.cache
 def shipped_texts() -> tuple[str, ...]:
-    """Each corpus, the prompts of the goldens, odd texts, and every third page."""
-    examples = [example for seed in (0, 2) for example in itertools.islice(corpus.examples(seed, seed == 2), 200)]
+    """Each corpus, the prompts of the goldens, odd texts, and every fifth page."""
+    examples = [example for seed in (0, 2) for example in itertools.islice(corpus.examples(seed, seed == 2), 80)]
     texts = [*ODD, *("".join(form(example)) for example in examples for form in (corpus.as_text, corpus.as_chat))]
     for name in ("trained", "moe", "lfm3"):
         with safe_open(FIXTURES / "goldens" / f"{name}.safetensors", "numpy") as golden:
             texts += json.loads(golden.metadata()["texts"])
     pages = [path for path in sorted((TOP / "docs").rglob("*.md")) if "_build" not in path.parts]
-    return (*texts, *(path.read_text(encoding="utf-8") for path in pages[::3]))
+    return (*texts, *(path.read_text(encoding="utf-8") for path in pages[::5]))
 
 
 @functools.cache
@@ -139,7 +139,10 @@ def fixture_raws() -> list[dict[str, Any]]:
 def test_shipped_texts_have_the_same_ids_with_each_fixture_s_tokenizer_and_each_pattern() -> None:
     for raw in fixture_raws():
         require_same_entries(both(raw), load_config(TRAINED).vocab_size)
-    compared = compare(shipped_texts(), fixture_raws(), (FIXTURE_SPLIT, LFM2_SPLIT, LFM2_IN_OTHER_WORDS))
+    patterns = (FIXTURE_SPLIT, LFM2_SPLIT, LFM2_IN_OTHER_WORDS)
+    compared = compare(shipped_texts(), fixture_raws()[:1], patterns)
+    for raw, pattern in zip(fixture_raws()[1:], itertools.cycle(patterns), strict=False):
+        compared += compare(shipped_texts(), [raw], [pattern])
     print(f"\nshipped texts: {dict(compared)}, none different")
 
 
@@ -401,7 +404,7 @@ def test_a_long_piece_merges_as_a_short_one(length: int) -> None:
 @pytest.mark.parametrize(
     ("letter", "length"),
     [
-        *((letter, 10**5 // len(letter.encode())) for letter in ("a", " ", "\n", "1", "\U0001f642")),
+        *((letter, 50_000 // len(letter.encode())) for letter in ("a", " ", "\n", "1", "\U0001f642")),
         *(pytest.param(letter, 10**6, marks=pytest.mark.slow) for letter in ("a", " ")),
     ],
 )

@@ -11,15 +11,20 @@ import sys
 import tarfile
 import textwrap
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
+import drawn
 import pytest
 import safetensors
 
 from lfm2np.cli import main
+from lfm2np.drawings import demo
+from lfm2np.drawings.runs.recorded_run import Run
 from lfm2np.errors import RequestError
 from lfm2np.lab.static import archive, build, plain_safetensors, release
-from lfm2np.lab.static.browser import FIXTURES
+from lfm2np.lab.static.browser import FIXTURES, PAGES
+from lfm2np.loading import Model
 
 TOP = Path(__file__).parents[2]
 FAKE = {name: f"of {name}".encode() for name in release.FILES}
@@ -93,10 +98,24 @@ def test_a_pip_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 # --- the folder
 
 
+def as_drawn(page: Callable[[], str]) -> Callable[[Run, Model, str, str], str]:
+    """Draws the demo's run, as the drawings' tests do, once for all."""
+
+    def draws(run: Run, model: Model, title: str, command: str) -> str:
+        assert run == drawn.demo_run() and command.startswith("lfm2np draw --demo ")
+        return page()
+
+    return draws
+
+
 def test_what_the_folder_holds_is_what_its_plan_says(
     pyodide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
+    lines = drawn.demo_lines()
+    monkeypatch.setattr(demo, "main_lines", lambda model: lines)
+    pages = dict(zip(PAGES, (drawn.demo_page, drawn.demo_slides), strict=True))
+    monkeypatch.setattr(build, "DRAWN", [(name, as_drawn(page), name) for name, page in pages.items()])
     words = ["lab", "--static", str(site), "--pyodide", str(pyodide)]
     assert main([*words, "--json"]) == 0
     sizes = json.loads(capsys.readouterr().out)["bytes"]
@@ -127,8 +146,8 @@ def test_what_the_folder_holds_is_what_its_plan_says(
         (site / name).write_text("theirs")
     (tmp_path / "link").symlink_to(site)
     monkeypatch.setattr(build, "digests", lambda progress: plan["digests"])  # compared above
-    drawn = {name: before[name] for name in ("index.html", "drawings.html", "slides.html")}
-    monkeypatch.setattr(build, "pages", lambda constants, progress: drawn)  # that they are the same again, others test
+    texts = {name: before[name] for name in ("index.html", "drawings.html", "slides.html")}
+    monkeypatch.setattr(build, "pages", lambda constants, progress: texts)  # that they are the same again, others test
     assert main(["lab", "--static", str(tmp_path / "link"), "--pyodide", str(pyodide)]) == 0
     assert "MB" in capsys.readouterr().out
     after = {path.relative_to(site).as_posix(): path.read_bytes() for path in site.rglob("*") if path.is_file()}
