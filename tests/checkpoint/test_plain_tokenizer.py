@@ -270,7 +270,7 @@ def test_any_ids_have_the_same_text_and_stream(ids: list[int]) -> None:
 @functools.cache
 def newer_than_their_nfc() -> frozenset[str]:
     """Characters that Python's NFC orders or joins, and that of the package does not know yet, or the other way."""
-    letters = [letter for letter in LETTERS if unicodedata.category(letter) != "Cn" and letter != "\n"]
+    letters = known_letters().replace("\n", "")
     newer = set("\U00011930\U00011935\U00011938")  # Dives Akuru, of Unicode 13: two letters that are one
     for around in ("{}", "a{}\u0301\u0323", "a\u0323{}"):
         text = "\n".join(map(around.format, letters))
@@ -428,6 +428,12 @@ CODES = np.array([code for code in range(sys.maxunicode + 1) if not 0xD800 <= co
 LETTERS = CODES.tobytes().decode(f"utf-32-{sys.byteorder[0]}e")
 
 
+@functools.cache
+def known_letters() -> str:
+    """Those that Python's version of Unicode has."""
+    return "".join(letter for letter in LETTERS if unicodedata.category(letter) != "Cn")
+
+
 def members(letters: str) -> NDArray[np.bool_]:
     """Of each code point whether it is among these characters."""
     is_member = np.zeros(sys.maxunicode + 1, np.bool_)
@@ -445,7 +451,7 @@ def package_class(words: str) -> NDArray[np.bool_]:
 
 def test_classes_are_the_package_s_for_all_characters_that_both_know() -> None:
     """Another version of Unicode has more letters; what both know has but one category, with one exception."""
-    known = members("".join(letter for letter in LETTERS if unicodedata.category(letter) != "Cn"))
+    known = members(known_letters())
     both_know = known & ~package_class(r"\p{Cn}")
     exception, different = members("\U0001171e"), np.zeros_like(known)
     for name in (*"LMNPSZC", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No", "Cc", "Cf"):
@@ -469,7 +475,7 @@ def test_what_is_beside_a_single_word_is_the_package_s_for_all_characters_that_p
     number = raw["added_tokens"][0]["id"]
     raw["added_tokens"][0].update(single_word=True, content="<T>")
     raw["model"]["vocab"]["<T>"] = raw["model"]["vocab"].pop("<|pad|>")
-    letters = [letter for letter in LETTERS if unicodedata.category(letter) != "Cn"]
+    letters = known_letters()
     encodings = Tokenizer.from_str(json.dumps(raw)).encode_batch_fast([f"{letter}<T>" for letter in letters])
     assert [encoding.ids[-1] != number for encoding in encodings] == list(map(is_word, letters))
 

@@ -204,7 +204,7 @@ def test_the_code_of_the_folder_computes_by_itself(tmp_path: Path) -> None:
     assert safetensors.__file__.startswith({str(tmp_path)!r}), safetensors.__file__
     assert "tokenizers" not in sys.modules and "jinja2" not in sys.modules
     print(browser.digest("trained"))
-    print(browser.proof(""))
+    print(browser.proof("prompt=sort%3A+3+1+2+->&tokens=4&prompt=copy%3A+zo+sa+->&tokens=3"))
     print(browser.page("model=paper&policy=static"))
     print(browser.proof("slots=0"))
     """
@@ -216,7 +216,7 @@ def test_the_code_of_the_folder_computes_by_itself(tmp_path: Path) -> None:
     assert digest["value"] == DIGESTS[0]
     assert proof == {
         "right": True,
-        "sentence": "6 requests, 36 tokens, 18,432 logits: every one equals sequential generation, bit for bit.",
+        "sentence": "2 requests, 7 tokens, 3,584 logits: every one equals sequential generation, bit for bit.",
     }
     assert page["status"] == 200
     assert not wrong["right"] and "slots: '0': expected a whole number" in wrong["sentence"]
