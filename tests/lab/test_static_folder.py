@@ -98,14 +98,14 @@ def test_a_pip_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 # --- the folder
 
 
-def as_drawn(page: Callable[[], str]) -> Callable[[Run, Model, str, str], str]:
-    """Draws the demo's run, as the drawings' tests do, once for all."""
+def by_name(draws: Callable[..., str]) -> Callable[[Run, Model, str, str], str]:
+    """Instead of the page, which tests of drawings look at, what draws it, and by which command a reader would."""
 
-    def draws(run: Run, model: Model, title: str, command: str) -> str:
-        assert run == drawn.demo_run() and command.startswith("lfm2np draw --demo ")
-        return page()
+    def named(run: Run, model: Model, title: str, command: str) -> str:
+        assert run == drawn.demo_run()
+        return f"{draws.__name__}: {command}"
 
-    return draws
+    return named
 
 
 def test_what_the_folder_holds_is_what_its_plan_says(
@@ -114,8 +114,8 @@ def test_what_the_folder_holds_is_what_its_plan_says(
     site = tmp_path / "site"
     lines = drawn.demo_lines()
     monkeypatch.setattr(demo, "main_lines", lambda model: lines)
-    pages = dict(zip(PAGES, (drawn.demo_page, drawn.demo_slides), strict=True))
-    monkeypatch.setattr(build, "DRAWN", [(name, as_drawn(page), name) for name, page in pages.items()])
+    named = [(name, by_name(draws), option) for name, draws, option in build.DRAWN]
+    monkeypatch.setattr(build, "DRAWN", named)
     words = ["lab", "--static", str(site), "--pyodide", str(pyodide)]
     assert main([*words, "--json"]) == 0
     sizes = json.loads(capsys.readouterr().out)["bytes"]
@@ -136,6 +136,8 @@ def test_what_the_folder_holds_is_what_its_plan_says(
     index, service = (site / "index.html").read_text("utf-8"), (site / "service.js").read_text("utf-8")
     assert f'const VERSION = "{version}";' in index
     assert service.startswith(f'const VERSION = "{version}";')
+    for page, text in zip(PAGES, ("draw: lfm2np draw --demo -o", "slides: lfm2np draw --demo --slides"), strict=True):
+        assert (site / page).read_text("utf-8") == f"{text} {page}"
     assert 'class="view"' in index, "the default run is drawn before anything computes"
     assert not re.search(r"https?://(?!www\.w3\.org)", index), "nothing from elsewhere"
 
