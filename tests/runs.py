@@ -47,7 +47,7 @@ class Run:
         vocabulary, choice = self.model.config.vocab_size, self.choice
         common = [choice.randrange(vocabulary) for _ in range(20)]
         requests = {}
-        for index in range(choice.choice([3, 8, 20])):
+        for index in range(choice.choice([3, 8, 12])):
             length = choice.randint(1, LONGEST_PROMPT)
             suffix = [choice.randrange(vocabulary) for _ in range(length)]
             requests[f"q{index}"] = (

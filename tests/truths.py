@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,12 @@ def greedy_steps(model: LoadedModel, prompt: str | Sequence[int], max_tokens: in
 
 
 def greedy_tokens(model: LoadedModel, prompt: str | Sequence[int], max_tokens: int) -> tuple[int, ...]:
-    return tuple(token_id for token_id, _ in greedy_steps(model, prompt, max_tokens))
+    return _tokens_of(model, tuple(model.prompt_ids(prompt)), max_tokens)
+
+
+@functools.cache
+def _tokens_of(model: LoadedModel, ids: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+    return tuple(token_id for token_id, _ in greedy_steps(model, ids, max_tokens))
 
 
 def truth_of(model: LoadedModel, token_ids: Sequence[int], wanted: Wanted) -> Truth:

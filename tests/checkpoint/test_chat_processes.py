@@ -138,7 +138,7 @@ except KeyboardInterrupt:
 
 
 def test_threads_get_their_own_answers() -> None:
-    texts = [str(number) * 1000 for number in range(60)]
+    texts = [str(number) * 1000 for number in range(24)]
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(rendered, texts)) == texts
     assert len(chat_sandbox._idle) <= chat_sandbox.MOST_IDLE

@@ -86,14 +86,14 @@ def require_same_entries(backends: tuple[Backend, Backend], vocab_size: int) -> 
 
 @functools.cache
 def shipped_texts() -> tuple[str, ...]:
-    """Each corpus, the prompts of the goldens, odd texts, and every third page."""
-    examples = [example for seed in (0, 2) for example in itertools.islice(corpus.examples(seed, seed == 2), 200)]
+    """Each corpus, the prompts of the goldens, odd texts, and every fifth page."""
+    examples = [example for seed in (0, 2) for example in itertools.islice(corpus.examples(seed, seed == 2), 80)]
     texts = [*ODD, *("".join(form(example)) for example in examples for form in (corpus.as_text, corpus.as_chat))]
     for name in ("trained", "moe", "lfm3"):
         with safe_open(FIXTURES / "goldens" / f"{name}.safetensors", "numpy") as golden:
             texts += json.loads(golden.metadata()["texts"])
     pages = [path for path in sorted((TOP / "docs").rglob("*.md")) if "_build" not in path.parts]
-    return (*texts, *(path.read_text(encoding="utf-8") for path in pages[::3]))
+    return (*texts, *(path.read_text(encoding="utf-8") for path in pages[::5]))
 
 
 @functools.cache
@@ -139,7 +139,10 @@ def fixture_raws() -> list[dict[str, Any]]:
 def test_shipped_texts_have_the_same_ids_with_each_fixture_s_tokenizer_and_each_pattern() -> None:
     for raw in fixture_raws():
         require_same_entries(both(raw), load_config(TRAINED).vocab_size)
-    compared = compare(shipped_texts(), fixture_raws(), (FIXTURE_SPLIT, LFM2_SPLIT, LFM2_IN_OTHER_WORDS))
+    patterns = (FIXTURE_SPLIT, LFM2_SPLIT, LFM2_IN_OTHER_WORDS)
+    compared = compare(shipped_texts(), fixture_raws()[:1], patterns)
+    for raw, pattern in zip(fixture_raws()[1:], itertools.cycle(patterns), strict=False):
+        compared += compare(shipped_texts(), [raw], [pattern])
     print(f"\nshipped texts: {dict(compared)}, none different")
 
 
@@ -267,7 +270,7 @@ def test_any_ids_have_the_same_text_and_stream(ids: list[int]) -> None:
 @functools.cache
 def newer_than_their_nfc() -> frozenset[str]:
     """Characters that Python's NFC orders or joins, and that of the package does not know yet, or the other way."""
-    letters = [letter for letter in LETTERS if unicodedata.category(letter) != "Cn" and letter != "\n"]
+    letters = known_letters().replace("\n", "")
     newer = set("\U00011930\U00011935\U00011938")  # Dives Akuru, of Unicode 13: two letters that are one
     for around in ("{}", "a{}\u0301\u0323", "a\u0323{}"):
         text = "\n".join(map(around.format, letters))
@@ -401,7 +404,7 @@ def test_a_long_piece_merges_as_a_short_one(length: int) -> None:
 @pytest.mark.parametrize(
     ("letter", "length"),
     [
-        *((letter, 10**5 // len(letter.encode())) for letter in ("a", " ", "\n", "1", "\U0001f642")),
+        *((letter, 50_000 // len(letter.encode())) for letter in ("a", " ", "\n", "1", "\U0001f642")),
         *(pytest.param(letter, 10**6, marks=pytest.mark.slow) for letter in ("a", " ")),
     ],
 )
@@ -425,6 +428,12 @@ CODES = np.array([code for code in range(sys.maxunicode + 1) if not 0xD800 <= co
 LETTERS = CODES.tobytes().decode(f"utf-32-{sys.byteorder[0]}e")
 
 
+@functools.cache
+def known_letters() -> str:
+    """Those that Python's version of Unicode has."""
+    return "".join(letter for letter in LETTERS if unicodedata.category(letter) != "Cn")
+
+
 def members(letters: str) -> NDArray[np.bool_]:
     """Of each code point whether it is among these characters."""
     is_member = np.zeros(sys.maxunicode + 1, np.bool_)
@@ -442,7 +451,7 @@ def package_class(words: str) -> NDArray[np.bool_]:
 
 def test_classes_are_the_package_s_for_all_characters_that_both_know() -> None:
     """Another version of Unicode has more letters; what both know has but one category, with one exception."""
-    known = members("".join(letter for letter in LETTERS if unicodedata.category(letter) != "Cn"))
+    known = members(known_letters())
     both_know = known & ~package_class(r"\p{Cn}")
     exception, different = members("\U0001171e"), np.zeros_like(known)
     for name in (*"LMNPSZC", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No", "Cc", "Cf"):
@@ -466,7 +475,7 @@ def test_what_is_beside_a_single_word_is_the_package_s_for_all_characters_that_p
     number = raw["added_tokens"][0]["id"]
     raw["added_tokens"][0].update(single_word=True, content="<T>")
     raw["model"]["vocab"]["<T>"] = raw["model"]["vocab"].pop("<|pad|>")
-    letters = [letter for letter in LETTERS if unicodedata.category(letter) != "Cn"]
+    letters = known_letters()
     encodings = Tokenizer.from_str(json.dumps(raw)).encode_batch_fast([f"{letter}<T>" for letter in letters])
     assert [encoding.ids[-1] != number for encoding in encodings] == list(map(is_word, letters))
 

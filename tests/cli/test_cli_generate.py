@@ -12,8 +12,8 @@ import lfm2np
 from lfm2np.cli import main
 from lfm2np.cli.engine import generate
 
-CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 31"]
-ANSWERS = ["1 2 4 7 9", "117", "23 24 25 26 27 28 29 30 31"]
+CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 26"]
+ANSWERS = ["1 2 4 7 9", "117", "23 24 25 26"]
 
 
 def chats() -> list[str]:
@@ -94,7 +94,8 @@ def test_log_probabilities_of_several_prompts_stand_under_their_lines(capsys, wa
 @pytest.mark.rounding
 def test_float32_is_not_batch_invariant_and_the_proof_says_so(capsys: pytest.CaptureFixture[str]):
     """The control: --prove can fail, with exit code 1 and the first difference, wherever this machine has it."""
-    code = main(["generate", *chats(), "--prove", "--numerics", "float32"])
+    longer = ["--chat", "count: 23 to 31"]
+    code = main(["generate", *chats(), *longer, "--prove", "--numerics", "float32"])
     captured = capsys.readouterr()
     assert code == 1
     assert re.search(
@@ -227,7 +228,7 @@ def test_speculation_changes_the_steps_and_nothing_else(capsys: pytest.CaptureFi
     assert all(
         accepted <= proposed for accepted, proposed in zip(drafts["accepted_at"], drafts["proposed_at"], strict=True)
     )
-    assert report["summary"]["steps"] < 19 or kind == "ngram"
+    assert report["summary"]["steps"] < 9 or kind == "ngram"
 
 
 def outputs(report: dict[str, list[dict]]) -> list[dict]:

@@ -49,9 +49,9 @@ def test_a_run_without_windows_has_none(windowed_run: Run) -> None:
 
 
 @pytest.mark.parametrize("swaps", [False, True])
-def test_windowed_blocks_hold_what_the_next_row_sees(model: Model, swaps: bool) -> None:
+def test_windowed_blocks_hold_what_the_next_row_sees(model: Model, windowed_run: Run, swaps: bool) -> None:
     """Also of requests that were swapped out and in, whose blocks are others then."""
-    run = run_of(model, **({"num_blocks": 13, "num_host_blocks": 16} if swaps else {"num_blocks": 32}))
+    run = run_of(model, num_blocks=13, num_host_blocks=16) if swaps else windowed_run
     kinds = {kind for step in run.steps for kind, _, _ in step.moves}
     assert swaps == ({"save_window_block", "load_window_block"} <= kinds)
     windows = in_windows(run)

@@ -65,8 +65,13 @@ def run() -> Run:
 
 
 @pytest.fixture(scope="module")
-def demo_run(model: Model) -> Run:
-    return read_run(demo.main_lines(model))
+def demo_lines(model: Model) -> list[str]:
+    return demo.main_lines(model)
+
+
+@pytest.fixture(scope="module")
+def demo_run(demo_lines: list[str]) -> Run:
+    return read_run(demo_lines)
 
 
 @pytest.fixture(scope="module")
@@ -386,7 +391,9 @@ def operations(path: Path) -> list[Step]:
     return list(read_run(path.read_text().splitlines()).steps)
 
 
-def test_the_commands_record_replay_and_draw_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_record_replay_and_draw_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], demo_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace, out = tmp_path / "run.jsonl", tmp_path / "page.html"
     directory = str(TORTURE / "moe_published")
     asked = ["generate", "--model", directory, "--prompt-ids", "1,17,42", "--max-tokens", "3"]
@@ -396,6 +403,12 @@ def test_the_commands_record_replay_and_draw_experts(tmp_path: Path, capsys: pyt
     assert main(["draw", str(trace), "-o", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 3
     assert 'id="experts"' in out.read_text(encoding="utf-8")
+
+    def lines_of(model: Model) -> list[str]:
+        assert str(model.path) == directory
+        return demo_lines
+
+    monkeypatch.setattr(demo, "main_lines", lines_of)
     assert main(["draw", "--demo", "--model", directory, "--terminal", "--step", "0"]) == 0
     assert "rows of each expert" in capsys.readouterr().out
     assert main(["draw", str(trace), "--model", directory, "--terminal"]) == 2

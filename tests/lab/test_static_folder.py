@@ -11,15 +11,20 @@ import sys
 import tarfile
 import textwrap
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
+import drawn
 import pytest
 import safetensors
 
 from lfm2np.cli import main
+from lfm2np.drawings import demo
+from lfm2np.drawings.runs.recorded_run import Run
 from lfm2np.errors import RequestError
 from lfm2np.lab.static import archive, build, plain_safetensors, release
-from lfm2np.lab.static.browser import FIXTURES
+from lfm2np.lab.static.browser import FIXTURES, PAGES
+from lfm2np.loading import Model
 
 TOP = Path(__file__).parents[2]
 FAKE = {name: f"of {name}".encode() for name in release.FILES}
@@ -93,10 +98,24 @@ def test_a_pip_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 # --- the folder
 
 
+def by_name(draws: Callable[..., str]) -> Callable[[Run, Model, str, str], str]:
+    """Instead of the page, which tests of drawings look at, what draws it, and by which command a reader would."""
+
+    def named(run: Run, model: Model, title: str, command: str) -> str:
+        assert run == drawn.demo_run()
+        return f"{draws.__name__}: {command}"
+
+    return named
+
+
 def test_what_the_folder_holds_is_what_its_plan_says(
     pyodide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"
+    lines = drawn.demo_lines()
+    monkeypatch.setattr(demo, "main_lines", lambda model: lines)
+    named = [(name, by_name(draws), option) for name, draws, option in build.DRAWN]
+    monkeypatch.setattr(build, "DRAWN", named)
     words = ["lab", "--static", str(site), "--pyodide", str(pyodide)]
     assert main([*words, "--json"]) == 0
     sizes = json.loads(capsys.readouterr().out)["bytes"]
@@ -117,6 +136,8 @@ def test_what_the_folder_holds_is_what_its_plan_says(
     index, service = (site / "index.html").read_text("utf-8"), (site / "service.js").read_text("utf-8")
     assert f'const VERSION = "{version}";' in index
     assert service.startswith(f'const VERSION = "{version}";')
+    for page, text in zip(PAGES, ("draw: lfm2np draw --demo -o", "slides: lfm2np draw --demo --slides"), strict=True):
+        assert (site / page).read_text("utf-8") == f"{text} {page}"
     assert 'class="view"' in index, "the default run is drawn before anything computes"
     assert not re.search(r"https?://(?!www\.w3\.org)", index), "nothing from elsewhere"
 
@@ -127,8 +148,8 @@ def test_what_the_folder_holds_is_what_its_plan_says(
         (site / name).write_text("theirs")
     (tmp_path / "link").symlink_to(site)
     monkeypatch.setattr(build, "digests", lambda progress: plan["digests"])  # compared above
-    drawn = {name: before[name] for name in ("index.html", "drawings.html", "slides.html")}
-    monkeypatch.setattr(build, "pages", lambda constants, progress: drawn)  # that they are the same again, others test
+    texts = {name: before[name] for name in ("index.html", "drawings.html", "slides.html")}
+    monkeypatch.setattr(build, "pages", lambda constants, progress: texts)  # that they are the same again, others test
     assert main(["lab", "--static", str(tmp_path / "link"), "--pyodide", str(pyodide)]) == 0
     assert "MB" in capsys.readouterr().out
     after = {path.relative_to(site).as_posix(): path.read_bytes() for path in site.rglob("*") if path.is_file()}
@@ -185,7 +206,7 @@ def test_the_code_of_the_folder_computes_by_itself(tmp_path: Path) -> None:
     assert safetensors.__file__.startswith({str(tmp_path)!r}), safetensors.__file__
     assert "tokenizers" not in sys.modules and "jinja2" not in sys.modules
     print(browser.digest("trained"))
-    print(browser.proof(""))
+    print(browser.proof("prompt=sort%3A+3+1+2+->&tokens=4&prompt=copy%3A+zo+sa+->&tokens=3"))
     print(browser.page("model=paper&policy=static"))
     print(browser.proof("slots=0"))
     """
@@ -197,7 +218,7 @@ def test_the_code_of_the_folder_computes_by_itself(tmp_path: Path) -> None:
     assert digest["value"] == DIGESTS[0]
     assert proof == {
         "right": True,
-        "sentence": "6 requests, 36 tokens, 18,432 logits: every one equals sequential generation, bit for bit.",
+        "sentence": "2 requests, 7 tokens, 3,584 logits: every one equals sequential generation, bit for bit.",
     }
     assert page["status"] == 200
     assert not wrong["right"] and "slots: '0': expected a whole number" in wrong["sentence"]

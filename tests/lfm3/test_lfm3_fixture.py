@@ -16,7 +16,7 @@ from lfm2np.checkpoint.loaded import lfm3_fixture
 from lfm2np.engine.engine import Engine
 from lfm2np.sampling.params import SamplingParams
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 
 
 @cache

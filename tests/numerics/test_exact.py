@@ -178,7 +178,7 @@ def test_the_longest_sums_are_exact_and_longer_ones_are_refused():
     rng = np.random.default_rng(5)
     x = rng.uniform(0.9, 1.0, (1, grids.TERMS))
     for terms, bound in ((grids.EXACT_TERMS, Fraction(1, 2**52)), (grids.TERMS, Fraction(1, 2**51))):
-        truth = sum((Fraction(float(v)) for v in x[0, :terms]), Fraction(0))
+        truth = Fraction(sum(map(int, x[0, :terms] * 2.0**53)), 2**53)  # each is a multiple of 2**-53
         assert abs(Fraction(float(grids.exact_sum(x[:, :terms])[0])) - truth) <= truth * bound
         assert grids.exact_sum(x[:, :terms]).tobytes() == integers.exact_sum(x[:, :terms]).tobytes()
     for part in (np.floor(x * 2.0**grids.TERM_BITS), np.rint(x * 2.0**grids.TERM_BITS)):
