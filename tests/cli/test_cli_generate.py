@@ -3,7 +3,9 @@
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,6 +199,26 @@ def test_a_difference_is_named_by_request_and_position():
         record.tokens["r"], record.rows["r"] = [token], [np.zeros(8, np.float32)]
     assert generate.compare(mine, truth) == "request r: output token 0: token: 6, alone it is 5"
     assert generate.compare(truth, truth) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("text", "x"), ("finish_reason", "x"), ("stop_reason", 7), ("logprobs", ())]
+)
+def test_a_proof_names_what_is_reported_otherwise_than_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], field: str, value: object
+):
+    """With the same tokens and logits."""
+    run_sequential = generate.run_sequential
+
+    def altered(*arguments: Any) -> generate.Ran:
+        ran = run_sequential(*arguments)
+        (name, output), *_ = ran.outputs.items()
+        samples = tuple(replace(sample, **{field: value}) for sample in output.outputs)
+        return replace(ran, outputs={**ran.outputs, name: replace(output, outputs=samples)})
+
+    monkeypatch.setattr(generate, "run_sequential", altered)
+    assert main(["generate", "--prompt-ids", "1,17,42", "--max-tokens", "2", "--prove"]) == 1
+    assert f": {field}: " in capsys.readouterr().err
 
 
 # --- speculative decoding
