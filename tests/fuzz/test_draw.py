@@ -15,7 +15,7 @@ from lfm2np.fuzz.trace import as_json as plain
 ALPHABET = tuple(range(20, 60))
 VOCABULARY = 64
 SMALL = Around(16, 40, 4, 400, ALPHABET, (1,), False, (" ", "e"), True, True)
-ROUND = settings(max_examples=40)
+ROUND = settings(max_examples=20)
 
 
 @st.composite

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import QUICK, Kept, checked, checked_right, checked_target
+from engines import QUICK, Kept, checked, checked_target
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,7 +61,8 @@ def test_our_own_engine_is_exact(model: Model) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_a_right_engine_of_a_format_is_right(model: Model, name: str) -> None:
-    result = checked_right(model, name)
+    cases = QUICK if name == "float32" else ("short-prompts",)
+    result = checked_target(model, Kept(f"engines:{name}", model.path), name, cases)
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE)
     assert 0.0 < result.total.rms < 2.0 and result.total.worst < LIMIT
 
@@ -141,7 +142,7 @@ def test_wrong_requests_that_are_right_when_repeated_are_reported_as_such(
 def test_a_certain_cause_needs_no_repeats(model: Model) -> None:
     with inject("state-dropped-after-the-prompt"):
         target = PythonTarget("engines:float32", model.path)
-        result = check(model, target, "float32", at_once=4, cases=("short-prompts", "families"))
+        result = check(model, target, "float32", at_once=4, cases=("families",))
     assert result.total.causes[0].sure == "certain" and not result.repeats
 
 
@@ -339,7 +340,7 @@ def test_what_is_asked_fits_the_model_and_is_the_same_again(model: Model, at_onc
 
 
 def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Path) -> None:
-    class Dying(PythonTarget):
+    class Dying(Kept):
         calls = 0
 
         def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]

@@ -51,7 +51,7 @@ def bits(truth: Truth) -> list[bytes | int | tuple[int, ...]]:
     return [value.tobytes() if isinstance(value, np.ndarray) else value for value in values]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.dictionaries(
         st.lists(st.integers(0, 511), min_size=2, max_size=12).map(tuple),

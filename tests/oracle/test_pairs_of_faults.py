@@ -39,7 +39,7 @@ pytestmark = pytest.mark.rounding  # the noise of the declared format
 
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture" / "minimal_config"
 CASES = ("short-prompts", "borders", "neighbours", "slot-reuse", "prefixes", "families")
-LONGEST, NEW = 60, 5  # tokens of a prompt, and new ones: what a fault needs to show, and little more
+LONGEST, NEW = 60, 3  # tokens of a prompt, and new ones: what a fault needs to show, and little more
 MOST_ROUNDS = {"neighbours": 3, "slot-reuse": 6}  # of a case: the others say the same again
 KNOWN = Known()
 OF_EXACT = "attention-scale-missing"  # its edit is of exact arithmetic

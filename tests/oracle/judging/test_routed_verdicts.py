@@ -142,7 +142,7 @@ def test_a_route_far_from_a_tie_is_a_bug_reported_or_not(published: Model) -> No
 @pytest.mark.parametrize("tells", [True, False], ids=["told", "untold"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_emulated_engines_are_not_called_wrong(published: Model, near: Model, name: str, tells: bool) -> None:
-    for model, draw in itertools.product((published, near), (20, 21, 22)):
+    for model, draw in itertools.product((published, near), (20, 21)):
         positions, verdict = judged(model, said(model, tells=tells, numerics=emulated(name, 1, draw)), name)
         assert verdict not in (Verdict.BUG, Verdict.DRIFT), [
             position for position in positions if position.verdict is Verdict.BUG

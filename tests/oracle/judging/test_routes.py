@@ -46,7 +46,7 @@ def test_routes_given_are_taken_and_others_are_its_own(published: Model) -> None
 scores = st.lists(st.integers(0, 6), min_size=3, max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(scores, st.data())
 def test_a_difference_is_seen_exactly_where_another_choice_was_better(values: list[int], data: st.DataObject) -> None:
     """By all subsets: a choice is right if it is the K with the largest (score, lowest id)."""

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from dumps import DIRECTORIES, checkpoint
+from engines import checked_target
 
 import lfm2np
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.loaded import trained_fixture
 from lfm2np.loading import Model
 from lfm2np.oracle import wrong_engine
-from lfm2np.oracle.check import Checked, check, judged
+from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.rounding
 
 def checked(model: Model, factory: str) -> Checked:
     target = PythonTarget(f"lfm2np.oracle.wrong_engine:{factory}", model.path)
-    return check(model, target, "float32", cases=("short-prompts",))
+    return checked_target(model, target, cases=("short-prompts",))
 
 
 def located(path: Path, factory: Any) -> tuple[Report, int]:

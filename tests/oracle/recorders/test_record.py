@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import PLAIN, mixture
+from engines import Kept, checked_target, known_of
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -17,7 +18,7 @@ from lfm2np.cli.program import main
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
 from lfm2np.loading import Model
-from lfm2np.oracle.check import Cause, Checked, ask_all, check, judged
+from lfm2np.oracle.check import Cause, Checked, ask_all, judged
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
@@ -162,7 +163,7 @@ def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2
     """Of our own engine, asked and recorded while a fault is in it, and judged while none is."""
     with inject(name):
         asked = ask_all(model, PythonTarget("lfm2np.conformance.adapters:own", model.path), cases=cases)
-    checked = judged(model, asked.abilities, "float32", asked.pairs)
+    checked = judged(model, asked.abilities, "float32", asked.pairs, known=known_of(model))
     record = record_of(target, model.path, "float32")
 
     def faulty(prompts: Any, request: int, new: int) -> bytes:
@@ -203,9 +204,7 @@ def test_what_a_recorder_does_not_show_is_reported_and_a_broken_recorder_costs_n
 
 
 def test_a_right_engine_has_no_cause(model: Model) -> None:
-    checked = check(
-        model, PythonTarget("lfm2np.conformance.adapters:own", model.path), "float32", cases=("short-prompts",)
-    )
+    checked = checked_target(model, Kept("lfm2np.conformance.adapters:own", model.path), cases=("short-prompts",))
     record = record_of("lfm2np:float32", model.path, "float32")
     assert cause_of(checked, "", record, open_checkpoint(model.path, model.config), model.config) is None
     assert cause_to_dump(checked, "a server", "") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from engines import checked_target
+from engines import Kept, checked_target
 
 import lfm2np
 from lfm2np.faults import inject
@@ -26,19 +26,19 @@ HOSTILE = (
 
 @lru_cache
 def right() -> Checked:
-    return run_check()
+    return run_check(Kept)
 
 
 @lru_cache
 def wrong() -> Checked:
     with inject("state-never-advanced"):
-        return run_check()
+        return run_check(PythonTarget)
 
 
-def run_check() -> Checked:
+def run_check(kind: type[PythonTarget]) -> Checked:
     """Of lfm2np's own engine, whose cache and state the oracle does not use: a fault there is the engine's alone."""
     model = lfm2np.load()
-    target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
+    target = kind("lfm2np.conformance.adapters:own", model.path)
     return checked_target(model, target, cases=("short-prompts",))
 
 

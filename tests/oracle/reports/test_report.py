@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reports import COMMAND, FACTS, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
 from reports import right as right_check
@@ -212,6 +212,7 @@ def test_junit_fails_for_drift_and_passes_for_a_tie() -> None:
     assert suite_of(tie()).get("failures") == "0"
 
 
+@settings(max_examples=20)
 @given(st.text())
 def test_junit_parses_whatever_the_engine_says(text: str) -> None:
     base = tie()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reports import COMMAND, FACTS, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
 from reports import right as right_check
@@ -212,6 +212,7 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
     assert all(c == "\n" or c.isprintable() for c in text)
 
 
+@settings(max_examples=20)
 @given(st.text())
 def test_the_elements_of_a_page_do_not_depend_on_what_the_engine_says(text: str) -> None:
     base = tie()

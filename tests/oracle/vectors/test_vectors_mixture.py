@@ -57,8 +57,7 @@ def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
     assert {judgement.verdict for judgement in judged} == {"EXACT"}
 
 
-@pytest.mark.parametrize("format_name", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("draw", [3, 4])
+@pytest.mark.parametrize(("format_name", "draw"), [("float32", 4), ("bfloat16", 3), ("float16", 4)])
 def test_right_engines_that_choose_their_own_experts_are_not_wrong(format_name: str, draw: int) -> None:
     answers = emulated_answers(published(), some().document, format_name, draw)
     assert verdict(some().document, answers, format_name) != 1

@@ -20,7 +20,7 @@ FIXTURES = lfm2np.trained_fixture().parent
 TRAINED, ANSWERS = FIXTURES / "trained", FIXTURES / "answers"
 MODEL = lfm2np.load()
 pytestmark = pytest.mark.rounding  # emulated engines have rounding errors of the machine
-FEW = ("--planned", "8", "--max-tokens", "12")
+FEW = ("--planned", "4", "--max-tokens", "12")
 # for what does not hang on the verdict, which never comes here
 ALONE = ("--candidate", f"bf16={TRAINED}", "--planned", "2", "--max-tokens", "6")
 
