@@ -178,3 +178,11 @@ def test_the_outcome_is_what_is_left_and_the_exit_code_is_about_the_claim(reject
     assert (result.outcome, result.exit_code) == (outcome, exit_code)
     result.num_tokens = 0
     assert result.outcome == ("none of these" if rejected == "abc" else "undecided")  # nothing was judged
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_of_those_that_differ_in_their_sampling_only_the_one_with_the_least_against_it_is_accepted(least):
+    samplings = [SamplingParams(), SamplingParams(temperature=0.5)]
+    hypotheses = hypotheses_of([Candidate(name, MODEL) for name in "ab"], "a", [], samplings)
+    standings = [Standing(9.0 - (number == least), "", None if number < 2 else 5) for number in range(4)]
+    assert Vetted(hypotheses, None, ALPHA, Bounds(), standings, num_tokens=8).accepted == least
