@@ -1,4 +1,4 @@
-"""Keys of config_json.json that nothing reads: the known ones say nothing of the network, others are reported once."""
+"""Keys of config.json that nothing reads: the known ones say nothing of the network, others are reported once."""
 
 import ast
 import inspect

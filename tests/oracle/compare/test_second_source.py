@@ -206,10 +206,8 @@ def test_windows_of_a_text_are_sequences_that_begin_with_the_bos(files: Path, ca
     lines = [{"prompt_token_ids": window[:1], "completion_token_ids": window[1:]} for window in windows]
     as_requests = figures(capsys, TRAINED, path, "--requests", written(files / "w.jsonl", lines), "--by", "none")
     of_text, of_requests = report["quantised"][0], as_requests["quantised"][0]
-    assert (
-        of_text["kl"] == of_requests["kl"]
-        and of_text["perplexities"][0]["ratio"] == of_requests["perplexities"][0]["ratio"]
-    )
+    assert of_text["kl"] == of_requests["kl"]
+    assert of_text["perplexities"][0]["ratio"] == of_requests["perplexities"][0]["ratio"]
     assert of_text["perplexities"][0]["tokens"] == len(ids)
 
 

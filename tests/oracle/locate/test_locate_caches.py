@@ -160,14 +160,9 @@ ONLY_KEEPS_BLOCKS = {
 
 
 @cache
-def right_run(fixture: str, build: Build) -> RecordedEngine:
-    """Without a fault, whose requests are dumped one by one."""
-    return build(loaded(fixture, "float32"))
-
-
-@cache
 def findings_of_a_right_engine(build: Build, request: str) -> tuple[Finding, ...]:
-    return located(loaded(LFM3, "float32"), rows_of(right_run(LFM3, build), request)).findings
+    model = loaded(LFM3, "float32")
+    return located(model, rows_of(build(model), request)).findings
 
 
 @pytest.mark.parametrize("name", WINDOWS)
@@ -185,7 +180,7 @@ def test_a_fault_of_a_windows_blocks_is_found_in_what_a_step_read(name: str) -> 
 def test_rows_that_a_window_hides_are_not_taken_for_those_it_shows() -> None:
     """An engine that dumps all positions is told what was expected, and why."""
     model = loaded(LFM3, "float32")
-    recorded = rows_of(right_run(LFM3, past_the_window_in_chunks), "a")
+    recorded = rows_of(past_the_window_in_chunks(model), "a")
     name = "model.layers.4.self_attn.keys_read"
     recorded[name] = np.concatenate([recorded[name], recorded[name][:1]])
     message = r"keys_read: shape .*, expected .* rows: what each step sees, from 15 positions before its first on"
@@ -206,8 +201,9 @@ def test_every_fault_of_the_state_and_of_windows_blocks_is_in_a_table() -> None:
 
 @pytest.mark.parametrize(("build", "request_name"), sorted({(b, r) for b, r, *_ in STATE.values()}, key=str))
 def test_without_a_fault_the_engines_rows_are_right(build: Build, request_name: str) -> None:
-    recorded = rows_of(right_run(TRAINED, build), request_name)
-    report = located(loaded(TRAINED, "float32"), recorded)
+    model = loaded(TRAINED, "float32")
+    recorded = rows_of(build(model), request_name)
+    report = located(model, recorded)
     assert report.findings == ()
     assert len(report.checks) == len(recorded) - 2 > 80
 
