@@ -11,15 +11,14 @@ from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import Commands, add, add_command, require_folder
 from lfm2np.cli.shared.prompts import add_weights_option
 from lfm2np.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_named_lines
-from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars, read_file, write_pages
+from lfm2np.cli.shared.terminal import progress_bar, progress_bars, read_file, show_report
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.compare.compare import COMPARING, GENERATING, Quantised, compare, quantised_of
-from lfm2np.oracle.compare.compare_page import as_html
-from lfm2np.oracle.compare.comparison_report import as_json, as_text
+from lfm2np.oracle.compare.comparison_report import report_of
 from lfm2np.oracle.compare.pair import BY, files_of, longest, require_same_tokens
 from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, check_texts, of_request, of_text
-from lfm2np.oracle.reports.report_parts import plural
+from lfm2np.oracle.report.report import plural
 from lfm2np.values import require_count
 from lfm2np.work.place import Place, Source
 
@@ -49,9 +48,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
     with work.place_of(arguments, model) as place, progress_bars(GENERATING, COMPARING) as shown:
         others = sides(model, quantised, arguments.weights, place)
         compared = compare(model, quantised, others, scored, arguments.by, max_tokens, place, shown)
-    command = command_line()
-    print_result(arguments, as_json(compared, command), as_text(compared))
-    write_pages(arguments, {"html": as_html}, compared)
+    show_report(arguments, report_of(compared))
     if compared.failed:
         count = plural(len(compared.failed), "sequence")
         raise NumericsError(f"{count} can't be computed, first {compared.failed[0]}")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from lfm2np.drawings import demo
 from lfm2np.drawings.page.deck import deck
-from lfm2np.drawings.page.markup import Markup, element, joined
 from lfm2np.drawings.page.run_page import page
 from lfm2np.drawings.page.view import View
 from lfm2np.drawings.runs.expert_choices import is_sparse
@@ -25,6 +24,7 @@ from lfm2np.drawings.views.speculation import speculation
 from lfm2np.drawings.views.timeline import timeline
 from lfm2np.drawings.views.worksheet import worksheet
 from lfm2np.loading import Model
+from lfm2np.oracle.report.markup import Markup, element, joined
 from lfm2np.progress import Progress
 
 TITLE = "Continuous batching of LFM2, on real numbers"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.drawings.page.markup import Markup, element, harmless, visible
 from lfm2np.drawings.page.run_page import page
 from lfm2np.drawings.page.svg import rectangle, words
 from lfm2np.drawings.page.view import cell, view_without_steps
 from lfm2np.errors import RequestError
+from lfm2np.oracle.report.markup import Markup, element, harmless, visible
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SIDE, LEFT, GAP, RIGHT = 22, 190, 6, 420  # of a cell, of the labels on the left, between blocks, of those on the right

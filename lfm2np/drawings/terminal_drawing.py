@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.drawings.page.markup import counted, visible
 from lfm2np.drawings.page.view import events_of
 from lfm2np.drawings.runs.derive import LETTERS, Pool, moments, pools
 from lfm2np.drawings.runs.expert_choices import routes
 from lfm2np.drawings.runs.recorded_run import Run, Step, in_windows
+from lfm2np.oracle.report.markup import counted, visible
 
 MOST_STEPS = 60  # columns of the timeline
 PER_LINE = 32  # blocks

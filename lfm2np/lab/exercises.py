@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lfm2np.drawings.page.markup import counted
 from lfm2np.drawings.runs.recorded_run import Run
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.predictions import Number, Prediction, Which, Wrong
 from lfm2np.lab.settings import Asked, Settings
+from lfm2np.oracle.report.markup import counted
 
 CROSSING, STATELESS = "convolution-crosses-requests", "single-token-step-has-no-state"
 

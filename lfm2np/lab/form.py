@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from lfm2np.drawings.page.markup import Markup, element
 from lfm2np.drawings.page.view import cell
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.settings import (
@@ -23,6 +22,7 @@ from lfm2np.lab.settings import (
     default_requests,
     setting_text,
 )
+from lfm2np.oracle.report.markup import Markup, element
 
 Problem = Mapping[str, str]
 LABELS = {

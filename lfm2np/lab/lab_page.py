@@ -9,7 +9,6 @@ from urllib.parse import parse_qsl, urlencode
 
 from lfm2np.drawings.all_views import START, Still, views_of
 from lfm2np.drawings.page.deck import deck
-from lfm2np.drawings.page.markup import Markup, counted, element, joined
 from lfm2np.drawings.page.run_page import Panel, page
 from lfm2np.drawings.page.view import View
 from lfm2np.drawings.runs.recorded_run import Run
@@ -33,6 +32,7 @@ from lfm2np.lab.settings import (
     query_of,
     typed_of,
 )
+from lfm2np.oracle.report.markup import Markup, counted, element, joined
 
 TITLE = "A laboratory of continuous batching"
 Judged = Mapping[str, Verdict | Unreadable]  # by the name of a guess

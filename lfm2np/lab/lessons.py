@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from lfm2np.drawings.page.markup import counted
 from lfm2np.drawings.runs.recorded_run import Run
 from lfm2np.lab import exercises
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.exercises import behind
 from lfm2np.lab.predictions import Again, Prediction, Verdict, Wrong
 from lfm2np.lab.settings import NAMES, Asked, Problems, Settings, query_name, setting_text
+from lfm2np.oracle.report.markup import counted
 from lfm2np.values import show
 
 STEPS_OF_ONE = 7

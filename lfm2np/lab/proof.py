@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
-from lfm2np.drawings.page.markup import counted
 from lfm2np.engine.sequential import answer_alone
 from lfm2np.lab.compute import Logits, coming_of, noted_in, run_engine
 from lfm2np.lab.models import Models, understand
 from lfm2np.lab.predictions import Verdict
 from lfm2np.lab.settings import Problems
+from lfm2np.oracle.report.markup import counted
 from lfm2np.values import show
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from lfm2np.drawings.page.markup import counted
 from lfm2np.errors import Lfm2npError
+from lfm2np.oracle.report.markup import counted
 from lfm2np.values import show
 from scheduler import POLICIES
 

@@ -17,12 +17,12 @@ from page_checks import CONTRAST, Opened, each_view, go
 import lfm2np
 from lfm2np.drawings import demo
 from lfm2np.drawings.all_views import draw
-from lfm2np.drawings.page.markup import number, visible
 from lfm2np.drawings.page.view import fullest
 from lfm2np.drawings.runs.derive import LETTERS, moments, num_kept
 from lfm2np.drawings.runs.expert_choices import routes
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.recorded_run import Run, read_run
+from lfm2np.oracle.report.markup import number, visible
 from lfm2np.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.browser

@@ -25,7 +25,6 @@ from lfm2np.conformance.strategies.scenarios import Scenario, scenarios
 from lfm2np.conformance.strategies.tiny_models import TinyModel
 from lfm2np.drawings import demo
 from lfm2np.drawings.all_views import draw
-from lfm2np.drawings.page.markup import Markup, element, escaped, harmless, number, visible
 from lfm2np.drawings.runs.derive import (
     ABSENT,
     DECODE,
@@ -48,6 +47,7 @@ from lfm2np.drawings.views.order import both_orders
 from lfm2np.engine_protocol import Request
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
+from lfm2np.oracle.report.markup import Markup, element, escaped, harmless, number, visible
 from lfm2np.sampling.params import SamplingParams
 from scheduler import Scheduler, SchedulerConfig, Status, replay
 

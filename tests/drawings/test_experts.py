@@ -23,7 +23,6 @@ from lfm2np import reference
 from lfm2np.cli import main
 from lfm2np.drawings import demo
 from lfm2np.drawings.all_views import draw
-from lfm2np.drawings.page.markup import counted, number
 from lfm2np.drawings.runs.derive import DECODE, moments
 from lfm2np.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, Kept
 from lfm2np.drawings.runs.expert_choices import Routes, by_decodes, read_evenly, readings, routes
@@ -35,6 +34,7 @@ from lfm2np.drawings.views.worksheet import of_experts, routed
 from lfm2np.loading import Model
 from lfm2np.model.weights import FeedForwardWeights
 from lfm2np.oracle.judging.routes import routed as keeping_routes
+from lfm2np.oracle.report.markup import counted, number
 from lfm2np.sampling.params import SamplingParams
 
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"

@@ -13,10 +13,10 @@ import pytest
 from page_checks import go
 
 from lfm2np.drawings import demo
-from lfm2np.drawings.page.markup import Markup
 from lfm2np.drawings.page.run_page import page as page_of
 from lfm2np.drawings.runs.recorded_run import Run
 from lfm2np.drawings.views.single import single
+from lfm2np.oracle.report.markup import Markup
 
 pytestmark = pytest.mark.browser
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lfm2np.oracle.report.charts import Axis, Line, document, line_chart, scale_of, seconds_words
 from lfm2np.oracle.reports.report_parts import visible
 from lfm2np.simulate.cost import CostModel
-from lfm2np.simulate.page.curves import Axis, Line, document, line_chart, scale_of, seconds_words
 from lfm2np.simulate.page.simulation import HEADS, SHORT, amount, simulation_page
 from lfm2np.simulate.page.sweep_page import sweep_page
 from lfm2np.simulate.report import as_json, percent, saturation_line, span

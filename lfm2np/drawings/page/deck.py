@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lfm2np.drawings.page.markup import Markup, element
 from lfm2np.drawings.page.run_page import PLAYERS, document, drawn, player
 from lfm2np.drawings.page.view import View
+from lfm2np.oracle.report.markup import Markup, element
 
 KEYS = (
     ("\u2192 \u2190, Space, Page Up and Down, Home, End", "slides"),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lfm2np.drawings.page.markup import Markup, element, number
+from lfm2np.oracle.report.markup import Markup, element, number
 
 Row = Sequence[float | None]  # None is a number that there is not: an empty cell
 MOST_SIGNS = 6  # of a number in its cell

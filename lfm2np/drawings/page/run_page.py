@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from lfm2np.drawings.page.markup import Markup, element
 from lfm2np.drawings.page.view import NUM_COLOURS, View
+from lfm2np.oracle.report import markup
+from lfm2np.oracle.report.markup import Markup, element
 
 BUTTONS = (
     ("first", "First", "First step of"),
@@ -60,23 +59,10 @@ def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None =
 
 def document(title: str, shown: Markup, panel: Panel | None = None, **attributes: object) -> str:
     """What is shown, with style, fills and script, in a file that loads nothing. The attributes are the body's."""
-    style, script = asset("page.css"), asset("page.js") + (panel.script if panel else BEGIN)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    sources = panel.sources if panel else "form-action 'none'"
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; {sources}"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,") if panel else None,
-        element("title", title),
-        element("style", Markup(style)),
-    )
+    script = asset("page.js") + (panel.script if panel else BEGIN)
     skip = element("a", "Skip to the views", href="#views", class_="skip")
-    body = element("body", skip, patterns(), shown, element("script", Markup(script)), **attributes)
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+    content, sources = [skip, patterns(), shown], panel.sources if panel else "form-action 'none'"
+    return markup.document(title, asset("page.css"), content, script=script, allowed=sources, **attributes)
 
 
 def asset(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.page.markup import Markup, element, number
+from lfm2np.oracle.report.markup import Markup, element, number
 
 
 def figure(title: str, description: str, width: float, height: float, *shapes: object) -> Markup:

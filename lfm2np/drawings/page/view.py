@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lfm2np.drawings.page.markup import Markup, element, joined, number, visible
 from lfm2np.drawings.page.svg import rectangle, words
 from lfm2np.drawings.runs.recorded_run import Run, Step
+from lfm2np.oracle.report.markup import Markup, element, joined, number, visible
 
 NUM_COLOURS = 8
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lfm2np.drawings.page.grid import operation_body, shape_text
-from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, table
 from lfm2np.drawings.page.view import View, by_step, row_labels, step_text, view_of_run, view_without_steps
 from lfm2np.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, ROW
 from lfm2np.drawings.runs.expert_choices import is_sparse, routes
 from lfm2np.drawings.runs.recorded_run import Operation, Run, Step
+from lfm2np.oracle.report.markup import Markup, counted, details, element, joined, table
 
 LabelsOf = Callable[[Operation], Sequence[str]]
 

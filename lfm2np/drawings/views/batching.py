@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from lfm2np.drawings.page.markup import Markup, counted, element, joined, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, line, rectangle, words
 from lfm2np.drawings.page.view import View, by_number, cell, legend, mark, short_names, step_numbers, steps_between
 from lfm2np.drawings.runs.derive import (
@@ -25,6 +24,7 @@ from lfm2np.drawings.runs.derive import (
 )
 from lfm2np.drawings.runs.other_policies import Outcome, under
 from lfm2np.drawings.runs.recorded_run import Run
+from lfm2np.oracle.report.markup import Markup, counted, element, joined, scrolled, table, visible
 
 LEFT, RIGHT, HEADING, GAP, AXIS = 44.0, 150.0, 26.0, 12.0, 24.0
 TALL = 28.0  # of a lane

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.page.markup import Markup, counted, element, joined, number, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, rectangle, words
 from lfm2np.drawings.page.view import View, by_step, cell, legend, short_names, step_text, view_of_run
 from lfm2np.drawings.runs.derive import DECODE, Moment, colours, moments
 from lfm2np.drawings.runs.expert_choices import Reading, Routes, by_decodes, read_evenly, readings, routes
 from lfm2np.drawings.runs.recorded_run import Run, Step
+from lfm2np.oracle.report.markup import Markup, counted, element, joined, number, scrolled, table, visible
 
 SIDE, LEFT, TOP = 22.0, 84.0, 16.0
 MOST_SHOWN = 64  # tokens of a step that are drawn

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lfm2np.drawings.page.markup import Markup, counted, element, number, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, line, rectangle, words
 from lfm2np.drawings.page.view import View, legend, view_without_steps
 from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND, Leak
+from lfm2np.oracle.report.markup import Markup, counted, element, number, scrolled, table, visible
 
 SIDE, LEFT, TOP = 14.0, 74.0, 20.0
 CHOICES = (SOUND, *BROKEN)

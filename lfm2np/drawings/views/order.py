@@ -8,8 +8,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.drawings.page.markup import Markup, details, element, number, table
 from lfm2np.drawings.page.view import View, view_without_steps
+from lfm2np.oracle.report.markup import Markup, details, element, number, table
 
 Float32 = NDArray[np.float32]
 GRID_BITS = 20

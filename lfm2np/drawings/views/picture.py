@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from lfm2np.drawings.page.grid import across, grid
-from lfm2np.drawings.page.markup import Markup, element, visible
 from lfm2np.drawings.page.view import row_labels
 from lfm2np.drawings.runs.paged import Cells, context
 from lfm2np.drawings.runs.recorded_run import Operation, Run, Step
+from lfm2np.oracle.report.markup import Markup, element, visible
 
 Weights = Mapping[str, Any]  # by name in the checkpoint, NumPy arrays
 PRODUCT, ROW, REQUEST = "c0", "c1", "c2"  # classes of operations, as in page.css

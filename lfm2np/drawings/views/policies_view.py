@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.drawings.page.markup import Markup, details, element, joined, scrolled, table
 from lfm2np.drawings.page.svg import figure, rectangle, words
 from lfm2np.drawings.page.view import View, view_without_steps
 from lfm2np.drawings.runs.other_policies import Outcome, one_after_another, under
 from lfm2np.drawings.runs.recorded_run import Run
+from lfm2np.oracle.report.markup import Markup, details, element, joined, scrolled, table
 
 SIDE, LEFT, TALL = 9.0, 150.0, 46.0
 CHOSEN = (

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, number, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, rectangle, words
 from lfm2np.drawings.page.view import (
     NUM_COLOURS,
@@ -25,6 +24,7 @@ from lfm2np.drawings.runs.derive import Pool, behind_windows, colours, loads, nu
 from lfm2np.drawings.runs.paged import Contents, contents
 from lfm2np.drawings.runs.recorded_run import Entry, Run, Step, in_windows
 from lfm2np.drawings.views.positions_view import chart as reach
+from lfm2np.oracle.report.markup import Markup, counted, details, element, joined, number, scrolled, table, visible
 from scheduler import FREED
 
 SIDE, LEFT, TOP = 22.0, 70.0, 16.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.page.markup import Markup, joined, number, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, words
 from lfm2np.drawings.page.view import View, by_step, cell, short_names, view_of_run
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.recorded_run import Run, Step
+from lfm2np.oracle.report.markup import Markup, joined, number, scrolled, table, visible
 from scheduler import FREED
 
 SIDE, LEFT, TOP = 24.0, 150.0, 18.0

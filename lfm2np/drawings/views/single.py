@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lfm2np.drawings.page.markup import Markup, counted, element, joined, visible
 from lfm2np.drawings.page.view import View, by_step, step_text
 from lfm2np.drawings.runs.derive import Moment, moments
 from lfm2np.drawings.runs.paged import before_steps
 from lfm2np.drawings.runs.recorded_run import Run, Step
 from lfm2np.drawings.views.picture import MOST_ROWS, Stage, Weights, block, tokens_in, tokens_out
+from lfm2np.oracle.report.markup import Markup, counted, element, joined, visible
 
 __all__ = ["Weights", "single"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from lfm2np.drawings.page.markup import Markup, details, element, joined, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, line, rectangle, words
 from lfm2np.drawings.page.view import (
     View,
@@ -19,6 +18,7 @@ from lfm2np.drawings.page.view import (
 )
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.recorded_run import Entry, Run, Step
+from lfm2np.oracle.report.markup import Markup, details, element, joined, scrolled, table, visible
 
 SIDE, LEFT, TOP = 22.0, 120.0, 16.0
 ROUTE_TOP, ROUTE_TALL, WIDE, BOX = 20.0, 62.0, 110.0, 84.0

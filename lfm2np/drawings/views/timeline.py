@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, line, rectangle, words
 from lfm2np.drawings.page.view import (
     View,
@@ -31,6 +30,7 @@ from lfm2np.drawings.runs.derive import (
     moments,
 )
 from lfm2np.drawings.runs.recorded_run import Run, Step
+from lfm2np.oracle.report.markup import Markup, counted, details, element, joined, scrolled, table, visible
 
 SIDE, LEFT, TOP = 22.0, 120.0, 24.0
 BARS = 80.0  # height of the budget's bars

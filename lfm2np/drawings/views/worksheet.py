@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.drawings.page.markup import Markup, counted, element, number, visible
 from lfm2np.drawings.page.view import View, row_labels, view_without_steps
 from lfm2np.drawings.runs.expert_choices import routes
 from lfm2np.drawings.runs.other_policies import answers
 from lfm2np.drawings.runs.recorded_run import Operation, Run, Step
+from lfm2np.oracle.report.markup import Markup, counted, element, number, visible
 
 Task = tuple[str, Markup | str, str]  # title, question, answer
 FEW_TOKENS = 12  # of a step whose choices are listed

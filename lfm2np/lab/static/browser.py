@@ -10,11 +10,11 @@ from functools import cache
 import numpy as np
 
 import lfm2np
-from lfm2np.drawings.page.markup import element
 from lfm2np.lab.lab_page import SOURCES, Host, reply, slides_of
 from lfm2np.lab.models import Models, load_models
 from lfm2np.lab.proof import prove
 from lfm2np.loading import load
+from lfm2np.oracle.report.markup import element
 
 FIXTURES = {"trained": lfm2np.trained_fixture, "moe": lfm2np.moe_fixture, "lfm3": lfm2np.lfm3_fixture}
 NEEDS = (

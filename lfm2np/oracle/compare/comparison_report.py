@@ -1,20 +1,20 @@
-"""A comparison as text and as an object for programs; the rows of its tables, which the page shares."""
+"""A comparison as a report: the main table; by layer and by part, a column a checkpoint; token mismatches."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from lfm2np.oracle.compare.compare import Compared
 from lfm2np.oracle.compare.figures import Figures
 from lfm2np.oracle.compare.sequences import GREEDY, OWN_TEXTS, REQUESTS, TEXT
-from lfm2np.oracle.reports.report_parts import aligned, environment, number, plural, visible
+from lfm2np.oracle.report.charts import MOST_LINES, Axis, Line, line_chart, svg
+from lfm2np.oracle.report.report import RIGHT, Block, Figure, Report, Section, Table, number, plural
 
-FORMAT_VERSION = 1
 LARGE_RATIO = 1000.0
-MOST_PARTS = 20  # of a table by tensor on a terminal
+MOST_NAME = 16  # characters of a name in a legend: the last, which say the type
 Row = list[str]
 HEADER = (
     *("checkpoint", "bits", "KL mean", "median", "99 %", "largest", "same top-1", "flips", "clear"),
@@ -27,34 +27,38 @@ NOTES = (
 )
 
 
-def as_json(compared: Compared, command: str) -> dict[str, Any]:
-    """Every name is always there; what was not requested is null or empty."""
-    return {
-        "format_version": FORMAT_VERSION,
-        "base": {"path": str(compared.base.path), "sha256": compared.base.sha256},
-        "by": compared.by,
-        "scored": [{"source": source, **counts} for source, counts in compared.sources.items()],
-        "quantised": [
-            {"path": str(checkpoint.files.path), "sha256": checkpoint.sha256, **figures}
-            for checkpoint, figures in zip(compared.quantised, compared.figures, strict=True)
+def report_of(compared: Compared) -> Report:
+    """`figures` are described by schemas/compare.schema.json: what was not requested is null or empty."""
+    failed = {f"not computed {index}": failure for index, failure in enumerate(compared.failed, 1)}
+    return Report(
+        command="compare",
+        verdict="compared",
+        exit_code=RIGHT,
+        means="Both sides are computed in exact arithmetic: whatever differs here comes from the weights.",
+        facts={
+            "base": str(compared.base.path),
+            "scored": scored_words(compared),
+            "digest": compared.digest,
+            **failed,
+        },
+        sections=[
+            Section("Figures", [Table("", HEADER, main_rows(compared)), *NOTES]),
+            Section("Where it comes from", [*drawn(compared), *tables(compared)]),
+            Section("Flips", list(flips(compared)), is_long=True),
+            Section("Errors of the weights", list(weights(compared)), is_long=True),
         ],
-        "failed": list(compared.failed),
-        "digest": compared.digest,
-        "command": command,
-        "environment": environment(),
-    }
-
-
-def as_text(compared: Compared) -> str:
-    """The main table; then tables by layer and by part, one column per checkpoint."""
-    lines = [f"base      {visible(str(compared.base.path))}", f"scored    {scored_words(compared)}", ""]
-    lines += [*aligned([HEADER, *main_rows(compared)], left=(0,)), "", *NOTES]
-    for title, header, rows in tables(compared):
-        shown = rows[:MOST_PARTS]
-        more = [f"... {len(rows) - len(shown)} more: --json and --html have them"] if len(rows) > len(shown) else []
-        lines += ["", title, *aligned([header, *shown], left=(0,)), *more]
-    lines += [f"failed    {visible(failure)}" for failure in compared.failed]
-    return "\n".join([*lines, "", f"digest    {compared.digest}"])
+        figures={
+            "base": {"path": str(compared.base.path), "sha256": compared.base.sha256},
+            "by": compared.by,
+            "scored": [{"source": source, **counts} for source, counts in compared.sources.items()],
+            "quantised": [
+                {"path": str(checkpoint.files.path), "sha256": checkpoint.sha256, **figures}
+                for checkpoint, figures in zip(compared.quantised, compared.figures, strict=True)
+            ],
+            "failed": list(compared.failed),
+            "digest": compared.digest,
+        },
+    )
 
 
 def scored_words(compared: Compared) -> str:
@@ -71,7 +75,7 @@ def names(compared: Compared) -> list[str]:
     """The name of each file, or its path if others have the same name."""
     paths = [checkpoint.files.path for checkpoint in compared.quantised]
     count = Counter(path.name for path in paths)
-    return [visible(path.name if count[path.name] == 1 else str(path)) for path in paths]
+    return [path.name if count[path.name] == 1 else str(path) for path in paths]
 
 
 def main_rows(compared: Compared) -> list[Row]:
@@ -107,8 +111,30 @@ def main_perplexity(figures: Figures) -> Figures | None:
     return next(iter(of_text or perplexities), None)
 
 
-def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
-    """Title, header, rows: what was requested beside the main table."""
+# --- where it comes from
+
+
+def drawn(compared: Compared) -> Iterator[Block]:
+    """How the residual stream drifts, and the cost of each layer alone, if that was requested."""
+    legends = [Path(name).stem[-MOST_NAME:] for name in names(compared)]
+    wanted = [("layers", "error", "Relative RMS difference of the residual stream, by layer")]
+    wanted += [("parts", "kl", "Mean KL of one layer alone quantised")] if compared.by == "layer" else []
+    for rows, value, title in wanted:
+        lines = []
+        for legend, figures in zip(legends, compared.figures, strict=True):
+            points = [(float(place), row[value]) for place, row in enumerate(figures[rows]) if row[value]]
+            lines.append(Line(legend, points))
+        if any(line.points for line in lines):
+            more = f" The first {MOST_LINES} of {len(lines)} checkpoints." if len(lines) > MOST_LINES else ""
+            about = (
+                "By place in the network, the embedding first, on a log scale; the numbers stand in the table below."
+            )
+            chart = line_chart(rows, title, about, lines, Axis("place in the network"), Axis("", is_log=True))
+            yield Figure(svg(chart), f"{title}, log scale.{more}")
+
+
+def tables(compared: Compared) -> list[Table]:
+    """What was requested beside the main table, a column a checkpoint."""
     figures, columns = compared.figures, names(compared)
     parts = [(name, rows) for name, rows in across(figures, "parts") if any(row and row["changed"] for row in rows)]
     if compared.by == "tensor":
@@ -138,7 +164,7 @@ def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
         ("Perplexity", "of", perplexities),
         ("Greedy answers", "", greedy if any(answers) else []),
     ]
-    return [(title, [head, *columns], body) for title, head, body in bodies if body]
+    return [Table(title, [head, *columns], body) for title, head, body in bodies if body]
 
 
 def cells(rows: Sequence[Figures | None], as_cell: Callable[[Figures], str]) -> Row:
@@ -162,3 +188,31 @@ def across(figures: Sequence[Figures], name: str) -> list[tuple[str, list[Figure
     return [
         (key, [rows.get(key) for rows in by_name]) for key in dict.fromkeys(key for rows in by_name for key in rows)
     ]
+
+
+# --- by position and by tensor
+
+
+def flips(compared: Compared) -> Iterator[Table | str]:
+    header = ("sequence", "row", "base's token", "quantised", "margin, nats", "KL, nats", "near tie")
+    for name, figures in zip(names(compared), compared.figures, strict=True):
+        rows = [
+            [
+                f"{entry['source']} {entry['name']}",
+                *(entry["row"], entry["base_token_id"], entry["token_id"]),
+                *(number(entry["margin"]), number(entry["kl"]), "yes" if entry["near_tie"] else "no"),
+            ]
+            for entry in figures["listed_flips"]
+        ]
+        title = f"{name}: {plural(figures['flips']['count'], 'flip')}, the widest margins first"
+        yield Table(title, header, rows) if rows else title
+
+
+def weights(compared: Compared) -> Iterator[Table]:
+    header = ("tensor", "base", "quantised", "weights", "relative RMS error")
+    for name, figures in zip(names(compared), compared.figures, strict=True):
+        rows = [
+            [entry["name"], entry["base_type"], entry["type"], f"{entry['weights']:,}", number(entry["error"])]
+            for entry in figures["tensors"]
+        ]
+        yield Table(f"{name}: errors of the weights, by tensor", header, rows, (0, 1, 2))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lfm2np.oracle.report.charts import STYLE, Axis, Drawing, Line, Point, line_chart, percent_words, seconds_words, svg
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
 from lfm2np.oracle.reports.report_parts import plural
-from lfm2np.simulate.page.curves import STYLE, Axis, Drawing, Line, Point, line_chart, percent_words, seconds_words, svg
 from lfm2np.simulate.report import (
     HEADS,
     NAMES,

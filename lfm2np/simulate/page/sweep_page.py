@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
-from lfm2np.oracle.reports.report_parts import plural
-from lfm2np.simulate.page.curves import (
+from lfm2np.oracle.report.charts import (
     MOST_LINES,
     STYLE,
     Axis,
@@ -24,6 +22,8 @@ from lfm2np.simulate.page.curves import (
     seconds_words,
     tick_words,
 )
+from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
+from lfm2np.oracle.reports.report_parts import plural
 from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin, verdict
 from lfm2np.simulate.report import HEADS, NAMES, percent, saturation_line, span
 from lfm2np.values import show

@@ -18,8 +18,9 @@ from lfm2np.cli import main
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, MOE = FIXTURES / "trained", FIXTURES / "moe"
-SCHEMA = json.loads(Path(lfm2np.__file__).with_name("oracle").joinpath("schemas", "compare.schema.json").read_text())
-VALIDATOR = Draft202012Validator(SCHEMA)
+SCHEMAS = Path(lfm2np.__file__).with_name("oracle") / "schemas"
+SCHEMA, REPORT_SCHEMA = (json.loads((SCHEMAS / f"{name}.schema.json").read_text()) for name in ("compare", "report"))
+VALIDATOR, REPORT = Draft202012Validator(SCHEMA), Draft202012Validator(REPORT_SCHEMA)
 LINES: list[dict[str, Any]] = [
     {"request_id": "add", "prompt": "add: 34 + 58 ->", "completion": " 92<|im_end|>"},
     {"request_id": "sort", "prompt": "sort: 7 2 9 4 1 ->"},
@@ -58,10 +59,12 @@ def theirs(name: str) -> str:
 
 
 def figures(capsys: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
-    """What `lfm2np compare --json` prints."""
+    """The figures that `lfm2np compare --json` prints."""
     assert main(["compare", *map(str, arguments), "--json"]) == code
-    report: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return report
+    report = json.loads(capsys.readouterr().out)
+    assert REPORT.is_valid(report) and report["command"] == "compare"
+    found: dict[str, Any] = report["figures"]
+    return found
 
 
 def refused(capsys: Any, *arguments: object, code: int = 2) -> str:

@@ -37,7 +37,7 @@ def test_a_sequence_that_overflows_is_named_and_the_others_are_shown(tmp_path: P
     for by in ("none", "layer"):
         assert main(["compare", str(base), str(other), "--requests", requests, "--by", by, "--json"]) == 4
         said = capsys.readouterr()
-        report = json.loads(said.out)
+        report = json.loads(said.out)["figures"]
         (failure,) = report["failed"]
         assert (
             failure.startswith(f"requests 1: {other}: a logit in compared row 1 is not finite") and failure in said.err

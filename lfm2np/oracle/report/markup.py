@@ -1,10 +1,14 @@
-"""HTML and SVG as text: every value is escaped where it enters, so text from prompts can't become markup."""
+"""The one builder of pages. HTML and SVG as text: every value is escaped where it enters, so text from prompts or
+engines can't become markup. A page is one file that loads nothing: its content security policy forbids every request.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 VISIBLE = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d", "\0": "\u2400", " ": "\u2423"}
 
@@ -78,13 +82,23 @@ def visible(text: str) -> str:
 
 
 def table(
-    caption: object, head: Iterable[object], rows: Iterable[Iterable[object]], class_: str | None = None
+    caption: object,
+    head: Iterable[object],
+    rows: Iterable[Iterable[object]],
+    class_: str | None = None,
+    words: Container[int] = (),
 ) -> Markup:
+    """A row's first cell is its header. Cells of the columns in `words` have the class "word"."""
+
+    def word(column: int) -> str | None:
+        return "word" if column in words else None
+
     body = []
     for row in rows:
         first, *rest = list(row)
-        body.append(element("tr", element("th", first, scope="row"), [element("td", cell) for cell in rest]))
-    head_row = element("tr", [element("th", cell, scope="col") for cell in head])
+        cells = [element("td", cell, class_=word(column)) for column, cell in enumerate(rest, 1)]
+        body.append(element("tr", element("th", first, scope="row", class_=word(0)), cells))
+    head_row = element("tr", [element("th", cell, scope="col", class_=word(i)) for i, cell in enumerate(head)])
     whole = element("table", element("caption", caption), element("thead", head_row), element("tbody", body))
     return scrolled(whole, caption, f"scroll {class_}" if class_ else "scroll")
 
@@ -96,3 +110,34 @@ def scrolled(drawn: Markup, label: object, class_: str = "scroll") -> Markup:
 
 def details(summary: object, *children: object, **attributes: object) -> Markup:
     return element("details", element("summary", summary), children, **attributes)
+
+
+def document(
+    title: str,
+    style: str,
+    *content: object,
+    script: str = "",
+    allowed: str = "form-action 'none'",
+    **attributes: object,
+) -> str:
+    """A whole file: what is shown, its style and, where there is one, its script, which alone may run.
+
+    allowed     further directives of the content security policy
+    attributes  of the body
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    scripts = f" script-src 'sha256-{digest}';" if script else ""
+    policy = f"default-src 'none'; style-src 'unsafe-inline';{scripts} base-uri 'none'; {allowed}"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("link", rel="icon", href="data:,") if "connect-src" in allowed else None,
+        element("title", title),
+        element("style", Markup(style)),
+    )
+    body = element("body", content, element("script", Markup(script)) if script else None, **attributes)
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"

@@ -1,7 +1,7 @@
 """Figures as SVG: lines and steps over an axis, and scattered dots, on linear or logarithmic axes with round ticks.
 
-What lines are is said by colour, by dashes and by the shape of their dots. `svg` is a figure for a page whose style has
-STYLE; `document` is one for a file of its own, in light or dark as its reader prefers.
+What lines are is said by colour, by dashes and by the shape of their dots. `svg` is a figure for a report's page;
+`document` is one for a file of its own, in light or dark as its reader prefers.
 """
 
 from __future__ import annotations
@@ -12,19 +12,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from lfm2np.oracle.reports.figure import SHAPES, label
-from lfm2np.oracle.reports.page import STYLE as PAGE_STYLE
-from lfm2np.oracle.reports.report_parts import visible
+from lfm2np.oracle.report.as_text import visible
+from lfm2np.oracle.report.markup import Markup
 
-STYLE = (resources.files("lfm2np.simulate.page") / "curves.css").read_text(encoding="utf-8")
+FOLDER = resources.files("lfm2np.oracle.report")
+STYLE, PAGE_STYLE = ((FOLDER / f"{name}.css").read_text(encoding="utf-8") for name in ("charts", "report"))
 COLOURS = PAGE_STYLE[: PAGE_STYLE.index("*")]  # of a page, light and dark: its style begins with them
 WIDTH, LEFT, RIGHT = 400.0, 60.0, 384.0  # of the drawing, and where its plot is
 TITLE, ROW, PLOT, BELOW = 24.0, 17.0, 190.0, 42.0  # heights: title of an axis, row of the legend, plot, what is below
 TALL = 280.0  # a plot of dots, which have labels
 CHARACTER = 7.2  # width of one, about
 MOST_NAME = 42  # characters in a legend
-CIRCLE, HALF, DIAMOND, SQUARE, TRIANGLE, CROSS = SHAPES.values()  # around a centre
-MARKS = (CIRCLE, DIAMOND, SQUARE, TRIANGLE, CROSS, "m-3.5 0h7m-3.5-3.5v7", "m0 4.5l4.5-8h-9z", HALF)
+MARKS = (  # around a centre
+    "m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0z",  # circle
+    "m0-4.5l4.5 4.5l-4.5 4.5l-4.5-4.5z",  # diamond
+    "m-3-3h6v6h-6z",  # square
+    "m0-4.5l4.5 8h-9z",  # triangle
+    "m-3.5-3.5l7 7m0-7l-7 7",  # cross
+    "m-3.5 0h7m-3.5-3.5v7",  # plus
+    "m0 4.5l4.5-8h-9z",  # triangle on its head
+    "m-2.5 0a2.5 2.5 0 0 1 5 0z",  # half a circle
+)
 MOST_LINES = len(MARKS)
 MOST_DOTS = 24  # of a line: one with more has none
 WIDE = 8.0  # largest over smallest, from which on a logarithmic axis shows more than a linear one
@@ -63,8 +71,8 @@ class Drawing:
     shapes: str
 
 
-def svg(drawing: Drawing) -> str:
-    return element(drawing, "", drawing.shapes)
+def svg(drawing: Drawing) -> Markup:
+    return Markup(element(drawing, "", drawing.shapes))
 
 
 def document(drawing: Drawing) -> str:
@@ -276,6 +284,10 @@ def axes(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
     parts.append(label((LEFT + RIGHT) / 2, bottom + 35, words_of(x.title), "middle"))
     parts.append(label(4, 13, words_of(y.title), "start"))
     return "".join(parts)
+
+
+def label(x: float, y: float, words: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>\n'
 
 
 def words_of(text: str) -> str:

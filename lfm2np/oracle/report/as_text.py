@@ -1,0 +1,94 @@
+"""A report for a terminal: the verdict on the first line, why, what was judged, tables, and how to do it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from lfm2np.oracle.report.report import Block, Code, Figure, Report, Section, Table, environment
+
+MOST_LINE = 1000  # characters of foreign text
+MOST_NOT_TESTED = 600
+MOST_COMMAND = 4000
+LABEL = 11  # columns
+
+
+def as_text(report: Report, command_line: str = "") -> str:
+    """`command_line`: what makes the report again."""
+    blocks = [
+        list(head(report)),
+        *(lines for section in report.sections if not section.is_long for lines in paragraphs(section)),
+        [*labelled("next", report.next_steps)],
+        [
+            *(line for name, value in environment().items() for line in labelled(name, [value])),
+            *labelled("again", [command_line] if command_line else [], MOST_COMMAND),
+        ],
+    ]
+    return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if any(lines))
+
+
+def paragraphs(section: Section) -> Iterator[list[str]]:
+    """The lines of each block; strings that follow something go with it."""
+    lines: list[str] = []
+    for block in section.blocks:
+        if lines and not isinstance(block, str):
+            yield lines
+            lines = []
+        lines += block_lines(block)
+    yield lines
+
+
+def head(report: Report) -> Iterator[str]:
+    """The verdict, what it does not cover, why, and what was judged."""
+    yield from labelled("verdict", [report.verdict])
+    yield from labelled("not tested", ["; ".join(report.not_tested)] if report.not_tested else [], MOST_NOT_TESTED)
+    yield from labelled("because", [finding.words for finding in report.findings])
+    for name, value in report.facts.items():
+        yield from labelled(name, [value])
+
+
+def labelled(name: str, values: Sequence[str], most: int = MOST_LINE) -> Iterator[str]:
+    """One line a value, the first behind its name."""
+    for value in values:
+        yield f"{name:<{LABEL - 1}} {visible(value, most)}"
+        name = ""
+
+
+def block_lines(block: Block) -> list[str]:
+    match block:
+        case str():
+            return [visible(block)]
+        case Code():
+            return [visible(line) for line in block.lines]
+        case Table():
+            return table_lines(block)
+        case Figure():
+            return list(chain.from_iterable(["", *table_lines(table)] for table in block.numbers))[1:]
+
+
+def table_lines(table: Table) -> list[str]:
+    if not table.rows:
+        return []
+    rows = [[visible(str(cell)) for cell in row] for row in table.rows[: table.shown]]
+    left = len(table.rows) - len(rows)
+    more = [f"... {left} more: --json and --html have them"] if left else []
+    return [*([visible(table.title)] if table.title else []), *aligned([table.header, *rows], table.words), *more]
+
+
+def aligned(rows: Sequence[Sequence[object]], words: Sequence[int]) -> list[str]:
+    """A table as lines: the columns in `words` aligned to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column in words else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def visible(text: str, most: int = MOST_LINE) -> str:
+    """Foreign text on one line: what a terminal, a browser or XML would act on becomes its number, <U+202E>."""
+    kept = "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text[:most])
+    return kept if len(text) <= most else f"{kept}... ({len(text)} characters)"
