@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import beside_others
 import pytest
 from served_here import serving
 
@@ -89,6 +91,46 @@ def test_what_a_fault_breaks_is_shrunk_and_shown_again(capsys: pytest.CaptureFix
     assert cases["warm"].find("failure") is not None and cases["repeat"].find("failure") is None
     page = (tmp_path / "r.html").read_text()
     assert "BROKEN: warm, prefixes" in page and "<script" not in page
+
+
+@pytest.mark.parametrize("kind", ["python", "exec", "http"])
+def test_an_engine_that_gives_other_tokens_beside_others_is_broken(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It reports -0.001 for each token that it chose, and nothing of others: no difference of what both report."""
+    with contextlib.ExitStack() as stack:
+        target = {"python": "beside_others:likely", "exec": beside_others.command("likely")}.get(kind)
+        if target is None:
+            server = stack.enter_context(contextlib.closing(beside_others.Server(beside_others.Engine(-0.001))))
+            target = f"http://127.0.0.1:{server.server_address[1]}"
+        code, report, last = check(capsys, target, "--against", "itself", "--relations", "batch,twins")
+    assert code == 1 and last == "lfm2np: ProofError: BROKEN: batch, twins"
+    (row, _) = report["engines"][0]["relations"]
+    assert row["flips"] and row["noise"] > 9 and "at least 9.8 nat" in row["what"]
+
+
+def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left_open(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    few = ("--against", "itself", "--relations", "batch")
+    page = tmp_path / "r.html"
+    code, report, _ = check(capsys, "beside_others:undecided", *few, "--html", str(page))
+    assert code == 1 and "positions have other tokens" in report["engines"][0]["relations"][0]["what"]
+    assert "positions have other tokens" in page.read_text(encoding="utf-8")
+    code, report, _ = check(capsys, "beside_others:silent", *few)
+    assert code == 2 and report["verdict"] == "INCONCLUSIVE: not judged: batch"
+    code, report, _ = check(capsys, "beside_others:certain", *few)
+    assert code == 1 and 20 < report["engines"][0]["relations"][0]["noise"] < 30
+    assert check(capsys, "beside_others:right", *few)[0] == 0
+
+
+def test_fuzz_finds_other_tokens_beside_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--against", "itself", *SIZES, "--examples", "20", "--shrink-minutes", "0", "--json"]
+    words += ["--out", str(tmp_path)]
+    for name, code in (("likely", 1), ("undecided", 1), ("right", 0)):
+        assert main(["fuzz", f"beside_others:{name}", *words]) == code, name
+        found = json.loads(capsys.readouterr().out)["findings"]
+        assert [finding["kind"] for finding in found] == ["differs"] * code
 
 
 @pytest.mark.slow
