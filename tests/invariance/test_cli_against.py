@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -15,8 +16,12 @@ import beside_others
 import pytest
 from served_here import serving
 
+from lfm2np.cli import check as check_command
+from lfm2np.cli import fuzz as fuzz_command
 from lfm2np.cli import main
+from lfm2np.cli.program import build_parser
 from lfm2np.conformance.plugin import github_lines
+from lfm2np.errors import Lfm2npError
 from lfm2np.faults import inject
 from lfm2np.invariance.relations import NAMES
 
@@ -179,6 +184,9 @@ def test_an_exact_engine_in_this_process_has_equal_bits_under_every_relation(
         (["--cases", "long"], "--cases: not with --against"),
         (["--first"], "--first: not with --against"),
         (["--workers", "2"], "--workers: not with --against"),
+        (["--kv-format", "float8"], "--kv-format: not with --against"),
+        (["--rope", "transformers"], "--rope: not with --against"),
+        (["--name", "x"], "--name: only with a server as TARGET"),
         (["--relations", "batch,none"], "--relations 'none': expected some of batch"),
         (["--format", "auto"], "--format auto: it is read from a checkpoint"),
         (["--vocab-size", "3"], "--vocab-size 3: expected at least 16"),
@@ -200,6 +208,38 @@ def test_wrong_arguments_are_one_line_and_exit_code_3(
 def test_options_without_a_use_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", OWN, *words]) == 3
     assert f"{words[0]}: only with --against" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seed", "1"], ["--timeout", "9"], ["--save", "x"], ["--cases", "stops"]])
+def test_a_file_of_answers_asks_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "answers.jsonl", *words]) == 3
+    assert f"{words[0]}: not with a file of answers" in capsys.readouterr().err
+
+
+class Read(argparse.Namespace):
+    """Arguments that remember which of them were read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        vars_ = super().__getattribute__("__dict__")
+        if name in vars_:
+            READ.add(name)
+        return super().__getattribute__(name)
+
+
+READ: set[str] = set()
+
+
+@pytest.mark.parametrize(("command", "module"), [("check", check_command), ("fuzz", fuzz_command)])
+def test_each_option_is_used_or_refused_with_against(
+    command: str, module: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [command, "beside_others:likely", "--against", "itself", *SIZES, "--out", str(tmp_path / "out")]
+    words += ["--relations", "batch"] if command == "check" else ["--examples", "3", "--shrink-minutes", "0"]
+    arguments = build_parser(command).parse_args(words)
+    READ.clear()
+    with pytest.raises(Lfm2npError):
+        module.run(Read(**vars(arguments)))
+    assert not set(vars(arguments)) - {"command", "run"} - READ
 
 
 def test_no_server_and_no_token_ids(capsys: pytest.CaptureFixture[str]) -> None:

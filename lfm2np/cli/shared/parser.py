@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -52,6 +52,20 @@ class OneLineParser(argparse.ArgumentParser):
 def option(name: str) -> str:
     """As the command line spells it: --max-num-seqs of max_num_seqs."""
     return f"--{name.replace('_', '-')}"
+
+
+def add_modes(parser: argparse.ArgumentParser, modes: Mapping[str, Sequence[str]]) -> None:
+    """Options that a mode of the command does not use, by the words that say so: see `refuse_unused`."""
+    unused = {words: {name: parser.get_default(name) for name in names} for words, names in modes.items()}
+    parser.set_defaults(unused=unused)
+
+
+def refuse_unused(arguments: argparse.Namespace, *modes: str) -> None:
+    """RequestError that names the first option that is given though one of these modes does not use it."""
+    for words in modes:
+        for name, default in arguments.unused[words].items():
+            if getattr(arguments, name) != default:
+                raise RequestError(f"{option(name)}: {words}")
 
 
 def require_at_least(arguments: argparse.Namespace, **least: int) -> None:
