@@ -31,7 +31,7 @@ class Changed(Kept):
         super().__init__("engines:float32", model.path, at_once=at_once)
         self.change = change
 
-    def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
+    def answer(self, asks, aborted=(), *more):  # type: ignore[no-untyped-def]
         return [self.change(ask, answer) for ask, answer in zip(asks, super().answer(asks, aborted), strict=True)]
 
 
