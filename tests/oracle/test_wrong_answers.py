@@ -13,7 +13,7 @@ import wrong_answers
 from engines import known_of
 
 from lfm2np.loading import Model
-from lfm2np.oracle.check import Checked, ask_all, judged
+from lfm2np.oracle.check import Checked, ask_all, check, judged
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.targets.exec_target import ExecTarget
 from lfm2np.oracle.targets.file_target import FileTarget, Transcript
@@ -84,3 +84,22 @@ def test_an_answer_that_does_not_end_where_it_should_is_wrong_over_every_route(
     require(judged(model, asked.abilities, "float32", asked.pairs, known=known_of(model)), way)
     recorded = FileTarget(tmp_path / "answers.jsonl")
     require(judged(model, recorded.probe(), "float32", recorded.pairs(), known=known_of(model)), way)
+
+
+def test_a_wrong_stop_is_repeated_by_itself_and_said_to_come_and_go(model: Model) -> None:
+    """Requests with stop strings had the order, place and company of the requests that they come from."""
+    results = {}
+    for way in ("ignores-stops", "ignores-every-other-stop"):
+        with target_of("python", way, model) as target:
+            results[way] = check(model, target, "float32", cases=("stops",), at_once=4)
+    always, sometimes = results.values()
+    asks = [ask for ask, _ in always.pairs]
+    stopped = [ask for ask in asks if ask.stop]
+    assert len(stopped) == 3 == len(always.repeats) and len({ask.factors["order"] for ask in asks}) == len(asks)
+    for ask in stopped:
+        place = {"place": 0, "together": 1, "beside": False, "tenant": "later", "seen": len(ask.prompt_token_ids)}
+        assert place.items() <= ask.factors.items()
+    assert [(each.failed, each.times, each.failed_alone) for each in always.repeats] == [(5, 5, None)] * 3
+    assert always.total.verdict is sometimes.total.verdict is BUG
+    assert not any("not deterministic" in reason for reason in always.total.reasons)
+    assert "not deterministic" in sometimes.total.reasons[0] and "stop string" in sometimes.total.reasons[1]

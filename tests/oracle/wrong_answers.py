@@ -6,6 +6,7 @@ python wrong_answers.py WAY    # speaks the protocol of exec:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import threading
@@ -81,6 +82,13 @@ def without_text(asked: Asked) -> Completion:
     return replace(whole(asked), text=None)
 
 
+STOPPED = itertools.count()
+
+
+def ignores_every_other_stop(asked: Asked) -> Completion:
+    return right(asked) if asked.stop is not None and next(STOPPED) % 2 else whole(asked)
+
+
 def refuses(asked: Asked) -> Completion:
     if asked.stop is not None:
         raise ValueError("no stop strings")
@@ -99,6 +107,7 @@ WAYS: dict[str, Callable[[Asked], Completion]] = {
     "error": lambda asked: cut(asked, "error") if len(asked.prompt) > 3 else right(asked),
     "ignores-stops": whole,
     "ignores-stops-without-text": without_text,
+    "ignores-every-other-stop": ignores_every_other_stop,
     "left-in-the-text": left_in_the_text,
     "only-the-text-ends": only_the_text_ends,
     "one-token-more": one_token_more,
