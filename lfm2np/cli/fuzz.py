@@ -132,7 +132,11 @@ def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subj
         raise InconclusiveError("the engine does not report token ids: nothing can be judged")
     taken = format_options.format_of(arguments, takes.abilities.engine)
     context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command_line())
-    judge = ByTruth(model, taken.name, place, TEXTS not in without(arguments.without))
+    texts = TEXTS not in without(arguments.without)
+    if texts and not takes.texts:
+        words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
+        print(f"lfm2np: {words}", file=sys.stderr)
+    judge = ByTruth(model, taken.name, place, texts and takes.texts)
     return Subject(player, judge, around_of(arguments, model, takes), context)
 
 

@@ -79,8 +79,9 @@ def wrong_answer(
         sent = trace.requests[index]
         for answer in reply.answers:
             drawn = bool(sent.temperature)
-            ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, factors={SAMPLED: drawn}, seed=sent.seed)
-            fitted = fitting(ask, answer, model.config)
+            factors = {SAMPLED: drawn}
+            ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, factors=factors, stop=sent.stop, seed=sent.seed)
+            fitted = fitting(ask, answer, model.config, reply.left)
             why = fitted.error or length_fault(model, sent, fitted, reply.left)
             if why is not None:
                 return Finding(IMPOSSIBLE, f"request {index}: {why}", index, seen=answer)

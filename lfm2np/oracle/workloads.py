@@ -370,3 +370,14 @@ def noted(plan: Iterable[Round]) -> list[Round]:
         abort, most = "after" if batch.aborted else abort, max(most, len(batch.asks))
         batches.append(replace(batch, asks=tuple(asks)))
     return batches
+
+
+def noted_behind(asks: Sequence[Ask], orders: Iterator[int]) -> Round:
+    """A round that a plan can't know, made of requests of it: its own place, company and order, not those of the
+    requests that it comes from. `orders` gives numbers that no other request has."""
+    noted_asks = []
+    for place, ask in enumerate(asks):
+        abort = "none" if ask.factors.get("abort", "none") == "none" else "after"
+        notes = {"place": place, "abort": abort, "order": next(orders), "together": len(asks), "tenant": "later"}
+        noted_asks.append(replace(ask, factors={**ask.factors, **notes, "beside": len(asks) > 1}))
+    return Round(tuple(noted_asks))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import lfm2np
 from lfm2np.faults import inject
 from lfm2np.loading import Model
-from lfm2np.oracle.check import check, fitting_tokens, judged
+from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise
@@ -39,6 +39,7 @@ from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer
 from lfm2np.oracle.targets.target import Abilities
+from lfm2np.oracle.targets.validate import validate
 from lfm2np.oracle.total import total
 from lfm2np.oracle.workloads import DEFAULT_CASES, Writer, noted, rounds
 
@@ -217,8 +218,8 @@ def told(model: Model) -> list[tuple[Ask, Answer]]:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (Answer("a", (512,)), "token id 512: expected 0 to 511"),
-        (Answer("a", (3,), None, ({600: -1.0},)), "token id 600"),
+        (Answer("a", (512,)), "token_ids: token id 512: expected 0 to 511"),
+        (Answer("a", (3,), None, ({600: -1.0},)), "top_logprobs[0]: token id 600"),
         (Answer("a", (3, 4, 5)), "3 tokens, 2 were asked for"),
         (Answer("a", (3,), (0.5,)), "log-probability 0.5"),
         (Answer("a", (3,), (-0.5,), None, (1.0,)), "log-probability 1.0"),
@@ -226,9 +227,10 @@ def told(model: Model) -> list[tuple[Ask, Answer]]:
 )
 def test_an_answer_that_cannot_be_is_an_error(answer: Answer, problem: str) -> None:
     ask = Ask("a", "short-prompts", (1, 2), 2)
-    assert problem in (fitting_tokens(ask, answer, 512).error or "")
-    fine = Answer("a", (3,), (-0.5,), ({3: -0.5},), (-1.0,))
-    assert fitting_tokens(ask, fine, 512) is fine
+    refuted = validate(ask, answer, 512)
+    assert refuted.refuted and problem in (refuted.error or "")
+    fine = Answer("a", (3, 4), (-0.5, -0.5), ({3: -0.5}, {4: -0.5}), (-1.0,))
+    assert validate(ask, fine, 512) is fine
 
 
 # --- the parts
@@ -343,11 +345,11 @@ def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Pat
     class Dying(Kept):
         calls = 0
 
-        def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
+        def answer(self, asks, aborted=(), *more):  # type: ignore[no-untyped-def]
             Dying.calls += 1
             if Dying.calls == 4:
                 raise KeyboardInterrupt
-            return super().answer(asks, aborted)
+            return super().answer(asks, aborted, *more)
 
     path = tmp_path / "answers.jsonl"
     target = Dying("engines:float32", model.path)

@@ -66,9 +66,9 @@ class Repeats:
 
 
 def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[Suspicion]:
-    """The first cause, then others; none if the format explains the errors."""
+    """The first cause, then others; of errors that the format explains only what repeats of wrong stops show."""
     if not any(group.is_off for group in grouped(positions, "case").values()):
-        return []
+        return repeated(positions, repeats)
     regions = described(positions)
     causes = [] if regions is None else region_causes(positions, regions)
     if not causes or causes[0].sure == GUESS:
@@ -123,6 +123,7 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     if all(repeat.failed == repeat.times for repeat in repeats):
         return []
     wrong, asked = requests_of(positions)
+    wrong = list({*wrong, *(repeat.ask for repeat in repeats)})  # of a wrong stop no position is wrong
     rate = (
         f"wrong in {len(wrong)} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
     )

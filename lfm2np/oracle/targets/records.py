@@ -116,10 +116,16 @@ def checked_answer(ask: Ask, fields: Mapping[str, Any]) -> Answer:
         return failed(ask, answer.error, bool(answer.refuted))
     if answer.token_ids is None:
         return failed(ask, "token_ids: missing, expected the new tokens")
+    why = prompt_fault(ask, answer)
+    return answer if why is None else failed(ask, why, refuted=True)
+
+
+def prompt_fault(ask: Ask, answer: Answer) -> str | None:
+    """Another number of log-probabilities than the prompt has tokens behind its first."""
     expected = len(ask.prompt_token_ids) - 1
-    if answer.prompt_logprobs is not None and len(answer.prompt_logprobs) != expected:
-        return failed(ask, f"prompt_logprobs: {len(answer.prompt_logprobs)} entries, expected {expected}", refuted=True)
-    return answer
+    if answer.prompt_logprobs is None or len(answer.prompt_logprobs) == expected:
+        return None
+    return f"prompt_logprobs: {len(answer.prompt_logprobs)} entries, expected {expected}"
 
 
 def failed(ask: Ask, why: str, refuted: bool = False) -> Answer:
