@@ -17,13 +17,13 @@ from itertools import combinations
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.oracle.targets.records import SAMPLED, Ask
+from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.workloads import CASES, DEFAULT_CASES, text_of
 
 Kind = tuple[str, str, str]
 AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
-NEVER_ASKED = ("temperatures other than 0 and 1, top_p, penalties", "preempted requests (lfm2np fuzz)")
+NEVER_ASKED = "temperatures other than 0 and 1, top_p, penalties"
 
 MOST_TIMES = 4  # that one request is continued
 CONTINUES = "continues"  # the factor of such a request: the id of the one that ended early
@@ -98,7 +98,9 @@ def not_tested(
         lines.append("seeds")
     if any(answer.token_ids for _, answer in pairs) and not any(answer.text for _, answer in pairs):
         lines.append("texts")
-    return [*lines, *NEVER_ASKED]
+    # No engine's counters are read; one that takes several requests may run out of blocks or slots.
+    unless = ", unless the engine preempted some by itself" if batch > 1 else ""
+    return [*lines, NEVER_ASKED, f"preempted requests{unless} (lfm2np fuzz)"]
 
 
 # --- answers that ended early: fewer tokens than requested, without a stop string
@@ -128,7 +130,7 @@ def continuations(pairs: Sequence[Pair], tokenizer: Tokenizer | None, takes_toke
     for ask, answer in pairs:
         missing, ids = missing_tokens((ask, answer)), (*ask.prompt_token_ids, *(answer.token_ids or ()))
         text = text_of(tokenizer, ids) if tokenizer is not None and missing else None
-        if missing and SAMPLED not in ask.factors and (takes_token_ids or text is not None):
+        if missing and not ask.is_sampled and (takes_token_ids or text is not None):
             factors = {**ask.factors, "length": len(ids), "prefix": "warm", "seen": len(ids), CONTINUES: ask.id}
             name = f"{ask.id}+{len(ids) - len(ask.prompt_token_ids)}"
             asks.append(Ask(name, ask.case, ids, missing, text, prompt_logprobs=False, factors=factors))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.model.config import ModelConfig
 from lfm2np.network.ragged import common_prefix
-from lfm2np.oracle.targets.records import SAMPLED, Ask
+from lfm2np.oracle.targets.records import Ask
 from lfm2np.values import require_count
 
 BATCH = 8  # requests together in most cases: larger batches have a case of their own
@@ -105,7 +105,6 @@ class Writer:
 
     def ask(self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any) -> Ask:
         self.count += 1
-        drawn = {} if seed is None else {SAMPLED: True}
         return Ask(
             id=f"{case}-{self.count}",
             case=case,
@@ -113,7 +112,7 @@ class Writer:
             max_tokens=max(1, min(new, self.config.max_position_embeddings - len(ids))),
             prompt_text=None if self.tokenizer is None else text_of(self.tokenizer, ids),
             prompt_logprobs=case in SCORED and len(ids) > 1,
-            factors={"length": len(ids), **drawn, **factors},
+            factors={"length": len(ids), **factors},
             seed=seed,
         )
 

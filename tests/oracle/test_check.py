@@ -27,6 +27,7 @@ from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,
+    WRONG,
     Position,
     Verdict,
     flip_probability,
@@ -208,8 +209,28 @@ def test_one_error_beyond_a_format_that_fits_all_others_is_a_bug_and_no_other_fo
     assert "errs like" not in verdict.reasons[0]
 
 
-def told(model: Model) -> list[tuple[Ask, Answer]]:
-    target = Kept("engines:float32", model.path)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_normalisers_shift_is_forgiven_at_all_positions_together(model: Model, sign: float) -> None:
+    """A log-softmax that adds V float32 terms one after another is off by up to V * 2**-25 at each token."""
+
+    def shifted(by: float) -> Verdict:
+        pairs = []
+        for ask, answer in exact:
+            values = {
+                name: tuple(min(0.0, value + by) for value in getattr(answer, name) or ())
+                for name in ("logprobs", "prompt_logprobs")
+            }
+            pairs.append((ask, replace(answer, top_logprobs=None, **values)))
+        return judged(model, Abilities("shifted"), "float32", pairs, known=known).total.verdict
+
+    exact, known = told(model, "lfm2np.conformance.adapters:own"), Known()
+    most = math.ldexp(model.config.vocab_size, -25)
+    assert shifted(sign * most) is Verdict.EXACT
+    assert shifted(8.0 * sign * most) in WRONG
+
+
+def told(model: Model, engine: str = "engines:float32") -> list[tuple[Ask, Answer]]:
+    target = Kept(engine, model.path)
     target.probe()
     asks = [ask for round_ in rounds(Writer(model.config, None, 1), ["short-prompts"]) for ask in round_.asks]
     return list(zip(asks, target.answer(asks), strict=True))

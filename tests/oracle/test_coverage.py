@@ -14,12 +14,13 @@ from lfm2np.faults.edits import Edit, Fault
 from lfm2np.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
 from lfm2np.oracle.check import check, judged
-from lfm2np.oracle.coverage import EarlyEnds, early_ends
+from lfm2np.oracle.coverage import EarlyEnds, early_ends, not_tested
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.reports.report import as_text, exit_code
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, failed
+from lfm2np.oracle.targets.target import Abilities
 
 pytestmark = pytest.mark.rounding
 
@@ -197,6 +198,15 @@ def test_an_engine_that_refuses_stop_strings_and_seeds_is_right_and_they_are_not
     result = checked_target(model, Changed(model, poor), cases=("stops", "seeds"))
     assert result.total.verdict is Verdict.EXACT
     assert {"stop strings", "seeds"} <= set(result.not_tested)
+
+
+def test_preemption_is_not_denied_where_it_may_have_happened(model: Model) -> None:
+    """No engine's counters are read, so only one request at a time is never preempted for sure."""
+    alone, beside = checked_right(model, "float32"), Abilities("in batches", at_once=8)
+    words = not_tested(beside, alone.pairs, (), 0, alone.positions)[-1]
+    assert "preempted" in words and "unless" in words
+    words = not_tested(replace(beside, at_once=1), alone.pairs, (), 0, alone.positions)[-1]
+    assert "preempted" in words and "unless" not in words
 
 
 def of_scale(ask: Ask, row: int, scale: float) -> Position:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from lfm2np.errors import RequestError
 
 T = TypeVar("T")
-SAMPLED = "sampled"  # the factor of an ask whose tokens were drawn: they need not be the likeliest
 # Factors that say where an ask stands in the plan. They change nothing of the request.
 NOTED = ("place", "seen", "abort", "order", "together", "tenant")
 MOST_OF_A_MESSAGE = 1000  # characters of an engine's own words
@@ -37,6 +36,11 @@ class Ask:
     factors: Mapping[str, Any] = field(default_factory=dict)  # its special traits, among which patterns are sought
     stop: str | None = None  # the text ends before this string, and the answer with the token that completes it
     seed: int | None = None  # tokens are drawn at temperature 1 with this seed, not greedily
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its tokens are drawn: they need not be the likeliest."""
+        return self.seed is not None
 
 
 @dataclass(frozen=True)
