@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -53,13 +52,11 @@ from lfm2np.oracle.recorders.registry import FORMS, Record, record_of, shows_ans
 from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
-from lfm2np.oracle.targets.exec_target import ExecTarget
 from lfm2np.oracle.targets.file_target import FileTarget, Transcript
 from lfm2np.oracle.targets.http_target import HttpTarget
-from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.named import TRANSFORMERS, target_named
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
-from lfm2np.oracle.targets.transformers_target import TransformersTarget
 from lfm2np.oracle.workloads import CASES, LONG
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import Place
@@ -79,7 +76,6 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto
   lfm2np check http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
 PAGES = {"html": as_html, "junit": as_junit}  # the reports, by option
-PADDED = "padded:"
 OF_FILE = "not with a file of answers as TARGET"
 UNUSED = {  # options that a mode does not use
     against.WITH: (
@@ -223,23 +219,10 @@ def known_cases(names: str) -> list[str]:
 
 def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     """The adapter for a TARGET; RequestError for one of no known form."""
-    text = arguments.target
-    kind, _, rest = text.partition(":")
-    if kind in ("http", "https"):
-        return HttpTarget(text, model.tokenizer_or_none, arguments.name, arguments.at_once, arguments.timeout)
-    if kind == "exec":
-        return ExecTarget(rest, model.path, model.config.vocab_size, arguments.timeout)
-    if kind == "transformers":
-        padded = rest.startswith(PADDED)
-        directory = rest.removeprefix(PADDED)
-        path = checkpoint_path(directory) if directory else model.path
-        computed_in = format_options.format_of(arguments, "transformers").name.partition(KV)[0]
-        return TransformersTarget(path, computed_in, padded)
-    if re.fullmatch(r"[\w.]+:[\w.]+", text):
-        return PythonTarget(text, model.path, None, arguments.at_once)
-    raise RequestError(
-        f"target {text!r}: expected http://HOST:PORT, package.module:factory, transformers:, exec:COMMAND or FILE.jsonl"
-    )
+    text, computed_in = arguments.target, ""
+    if text.partition(":")[0] == TRANSFORMERS:
+        computed_in = format_options.format_of(arguments, TRANSFORMERS).name.partition(KV)[0]
+    return target_named(text, model, computed_in, arguments.name, arguments.at_once, arguments.timeout)
 
 
 def transcript_of(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Transcript | None]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.engine_protocol import Request, lacking, load_factory, missing, sizes_of, told
+from lfm2np.engine_protocol import Factory, Request, lacking, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer, failed, fault
 from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored, in_flight, in_turns
@@ -30,16 +30,21 @@ FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the use
 class PythonTarget:
     """An engine that a factory makes: on first use, and again after a fault that may have spoilt it.
 
-    name     "package.module:factory"
+    factory  the factory, or its name, "package.module:factory"
     model    the checkpoint directory
     sizes    size hints for the factory, by the names of protocol.SIZES
     at_once  most asks in flight together; None: as target.in_flight has it for the max_num_seqs that it reports
     """
 
     def __init__(
-        self, name: str, model: str | Path, sizes: Mapping[str, Any] | None = None, at_once: int | None = None
+        self,
+        factory: str | Factory,
+        model: str | Path,
+        sizes: Mapping[str, Any] | None = None,
+        at_once: int | None = None,
     ) -> None:
-        self._name, self._model, self._sizes = name, str(model), sizes_of(sizes or {})
+        self._factory, self._model, self._sizes = factory, str(model), sizes_of(sizes or {})
+        self._name = factory if isinstance(factory, str) else getattr(factory, "__qualname__", type(factory).__name__)
         self._at_once = at_once
         self._engine: Any = None
         self._abilities: Abilities | None = None
@@ -73,7 +78,8 @@ class PythonTarget:
         """The engine. TargetError if the factory fails."""
         if self._engine is None:
             try:
-                self._engine = load_factory(self._name)(self._model, dict(self._sizes))
+                make = load_factory(self._factory) if isinstance(self._factory, str) else self._factory
+                self._engine = make(self._model, dict(self._sizes))
             except RequestError as problem:
                 raise TargetError(str(problem)) from None
             except FAULTS as problem:
