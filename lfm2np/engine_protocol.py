@@ -35,13 +35,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lfm2np.errors import RequestError
 from lfm2np.sampling.params import SamplingParams
+from lfm2np.values import show
 
 SIZES = (
     "block_size",  # tokens of a cache block
@@ -155,10 +156,17 @@ def missing(engine: Any, needs: Sequence[str]) -> str | None:
 
 def lacking(engine: Any) -> frozenset[str]:
     """What it says that it lacks. RequestError for a name that is neither a feature nor a size."""
-    lacks = frozenset(getattr(engine, "lacks", ()))
-    for name in lacks - {*FEATURES, *SIZES}:
-        raise RequestError(f"lacks {name!r}: expected names of FEATURES or SIZES")
-    return lacks
+    return names_in("lacks", getattr(engine, "lacks", ()), {*FEATURES, *SIZES}, "names of FEATURES or SIZES")
+
+
+def names_in(attribute: str, given: Any, known: Collection[str], expected: str) -> frozenset[str]:
+    """What an adapter declares. RequestError for an unknown name, and for what need not end, such as a generator."""
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise RequestError(f"{attribute} {show(given)}: expected a set of names")
+    for name in given:
+        if not isinstance(name, str) or name not in known:
+            raise RequestError(f"{attribute} {show(name)}: expected {expected}")
+    return frozenset(given)
 
 
 def told(engine: Any) -> dict[str, int]:

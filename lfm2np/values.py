@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,11 @@ def require_count(name: str, value: object, least: int, most: int | None) -> int
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
         raise RequestError(f"{name} {show(value)}: expected a whole number, {bounds}")
     return count
+
+
+def plain_number(value: Any) -> Any:
+    """NumPy's scalar as Python's, for code that knows no NumPy; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 class _JsonRepr(reprlib.Repr):

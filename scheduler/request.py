@@ -62,6 +62,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = tuple(self.prompt_token_ids)
+        self.stop_token_ids = frozenset(self.stop_token_ids)
         self.token_ids = list(self.prompt_token_ids)
         if not isinstance(self.request_id, str) or not self.request_id:
             raise RequestRefused(f"request id {self.request_id!r}: expected a string that is not empty")

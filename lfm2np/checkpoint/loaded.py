@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from lfm2np.checkpoint.files import (
+    GGUF,
     checkpoint_sha256,
     has_tokenizer,
     is_gguf,
@@ -34,6 +37,7 @@ from lfm2np.numerics.products.exactness import require_exact_products
 from lfm2np.progress import Progress
 
 WEIGHTS = ("resident", "streamed")
+PUBLISHED = r"LFM\d(\.\d)?-[\d.]+[MB](-[A-Z]\w*)*"  # LFM2-350M, LFM2-8B-A1B, LFM2.5-1.2B-Instruct
 MOST_PARAMETERS = 5 * 10**8  # whose weights are kept a second time, as integers of 8 bytes
 MOST_PRODUCTS = 2 * 10**10  # of a request in integers: some 20 seconds
 
@@ -149,10 +153,20 @@ def checkpoint_path(path: str | Path | None) -> Path:
         raise CheckpointError(f"{path!r}: expected the path of a directory, or of a GGUF file")
     place = trained_fixture() if path is None else Path(path)
     if not is_directory(place, CheckpointError) and not (is_gguf(place) and is_present(place, CheckpointError)):
-        raise CheckpointError(
-            f"{place}: not a directory, expected one with config.json and model.safetensors, or a GGUF file"
-        )
+        expected = "expected one with config.json and model.safetensors, or a GGUF file"
+        raise CheckpointError(f"{place}: not a directory, {expected}{how_to_get(place)}")
     return place
+
+
+def how_to_get(place: Path) -> str:
+    """The command that fetches what is named as Liquid AI names its checkpoints; "" for another name."""
+    name, _, number_format = place.stem.rpartition("-") if place.suffix == GGUF else (place.name, "", "")
+    if not re.fullmatch(PUBLISHED, name):
+        return ""
+    words = [f"LiquidAI/{name}", "--local-dir", str(place)]
+    if number_format:
+        words = [f"LiquidAI/{name}-GGUF", place.name, "--local-dir", str(place.parent)]
+    return f"; to fetch it (hf: pip install huggingface_hub): hf download {shlex.join(words)}"
 
 
 def read_model(

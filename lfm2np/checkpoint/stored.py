@@ -29,7 +29,7 @@ Array = npt.NDArray[np.generic]
 class StoredTensor:
     """A tensor as the file holds it.
 
-    dtype   "BF16", "F16", "F32", a format of gguf.formats.QUANTISED, or the name of PackedRows, for people
+    dtype   "BF16", "F16", "F32", a format of ggml_types.QUANTISED, or the name of PackedRows, for people
     values  read-only view of the memory map: uint16 (the bits of BF16), float16 or float32, all in the file's byte
             order, little-endian, whatever the machine's own is; of a quantised tensor of GGUF uint8, the blocks of each
             row; of a quantised matrix of safetensors PackedRows, which are indexed as arrays are

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,15 @@ from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import against, check_against, format_options, work
-from lfm2np.cli.shared.parser import Commands, add, add_command, require_at_least, require_folder
+from lfm2np.cli.shared.parser import (
+    Commands,
+    add,
+    add_command,
+    add_modes,
+    refuse_unused,
+    require_at_least,
+    require_folder,
+)
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars, write_pages
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
@@ -45,13 +52,11 @@ from lfm2np.oracle.recorders.registry import FORMS, Record, record_of, shows_ans
 from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
-from lfm2np.oracle.targets.exec_target import ExecTarget
 from lfm2np.oracle.targets.file_target import FileTarget, Transcript
 from lfm2np.oracle.targets.http_target import HttpTarget
-from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.named import TRANSFORMERS, target_named
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
-from lfm2np.oracle.targets.transformers_target import TransformersTarget
 from lfm2np.oracle.workloads import CASES, LONG
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import Place
@@ -71,7 +76,19 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto
   lfm2np check http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
 PAGES = {"html": as_html, "junit": as_junit}  # the reports, by option
-PADDED = "padded:"
+OF_FILE = "not with a file of answers as TARGET"
+UNUSED = {  # options that a mode does not use
+    against.WITH: (
+        *against.NEED_TRUTH,
+        *("cases", "at_once", "save", "resume", "locate", "first", "constants"),
+    ),
+    against.WITHOUT: (
+        *against.NEED_AGAINST,
+        *("relations", "vary", "out", "minutes", "block_size", "chunk", "max_num_seqs"),
+    ),
+    OF_FILE: ("at_once", "cases", "max_model_len", "seed", "timeout", "save", "resume"),
+    against.LOCAL: against.NEED_SERVER,
+}
 ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
 
 
@@ -80,11 +97,12 @@ def run(arguments: argparse.Namespace) -> None:
 
     TargetError (3) for an engine that can't be run.
     """
+    is_file = is_a_file(arguments.target) and arguments.against is None
+    refuse_unused(arguments, *against.modes(arguments), *([OF_FILE] if is_file else []))
     require_folder(arguments, *PAGES)
     if arguments.against is not None:
         check_against.run(arguments)
         return
-    check_against.require_unused(arguments)
     recorder = recorder_of(arguments)
     result, place = checked(arguments)
     if arguments.locate is not None and exit_code(result.total.verdict) == 1:
@@ -105,7 +123,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
     cases = None if arguments.cases is None else known_cases(arguments.cases)
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
-        if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
+        if is_a_file(arguments.target):
             return judged_file(model, arguments, place, shown), place
         with contextlib.closing(target_of(arguments, model)) as target, transcript_of(arguments) as transcript:
             taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
@@ -124,6 +142,10 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
                 target.probe()
                 result = repeated(model, target, result, known)
         return replace(result, why_format=taken.why, left=asked.left), place
+
+
+def is_a_file(target: str) -> bool:
+    return target.endswith(".jsonl") and ":" not in target
 
 
 def announce_cost(model: Model, arguments: argparse.Namespace, asks: Sequence[Ask]) -> None:
@@ -197,23 +219,10 @@ def known_cases(names: str) -> list[str]:
 
 def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     """The adapter for a TARGET; RequestError for one of no known form."""
-    text = arguments.target
-    kind, _, rest = text.partition(":")
-    if kind in ("http", "https"):
-        return HttpTarget(text, model.tokenizer_or_none, arguments.name, arguments.at_once, arguments.timeout)
-    if kind == "exec":
-        return ExecTarget(rest, model.path, model.config.vocab_size, arguments.timeout)
-    if kind == "transformers":
-        padded = rest.startswith(PADDED)
-        directory = rest.removeprefix(PADDED)
-        path = checkpoint_path(directory) if directory else model.path
-        computed_in = format_options.format_of(arguments, "transformers").name.partition(KV)[0]
-        return TransformersTarget(path, computed_in, padded)
-    if re.fullmatch(r"[\w.]+:[\w.]+", text):
-        return PythonTarget(text, model.path, None, arguments.at_once)
-    raise RequestError(
-        f"target {text!r}: expected http://HOST:PORT, package.module:factory, transformers:, exec:COMMAND or FILE.jsonl"
-    )
+    text, computed_in = arguments.target, ""
+    if text.partition(":")[0] == TRANSFORMERS:
+        computed_in = format_options.format_of(arguments, TRANSFORMERS).name.partition(KV)[0]
+    return target_named(text, model, computed_in, arguments.name, arguments.at_once, arguments.timeout)
 
 
 def transcript_of(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Transcript | None]:
@@ -266,3 +275,4 @@ def add_check(commands: Commands) -> None:
     add(group, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")
+    add_modes(parser, UNUSED)

@@ -15,7 +15,16 @@ from tqdm import tqdm
 from lfm2np.cli.check import target_of
 from lfm2np.cli.faults import require_hypothesis
 from lfm2np.cli.shared import against, format_options, work
-from lfm2np.cli.shared.parser import Commands, add, add_command, one_line, option, require_at_least, require_times
+from lfm2np.cli.shared.parser import (
+    Commands,
+    add,
+    add_command,
+    add_modes,
+    one_line,
+    refuse_unused,
+    require_at_least,
+    require_times,
+)
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result
 from lfm2np.engine_protocol import load_factory
@@ -44,6 +53,13 @@ EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat
 BLOCK, CHUNK, SLOTS = 16, 512, 8
 EXAMPLES, REPLAYS, EARLIER_REPLAYS = 200, 10, 3
 LEAST_CONTEXT = 4  # tokens: a BOS, a token, and an answer to it, with one to spare
+NO_START = "only with --start"
+UNUSED = {  # options that a mode does not use
+    against.WITH: against.NEED_TRUTH,
+    against.WITHOUT: against.NEED_AGAINST,
+    against.LOCAL: against.NEED_SERVER,
+    NO_START: ("start_seconds",),
+}
 QUICK = 10.0  # seconds in which a server is started anew for each replay
 
 
@@ -52,6 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     require_hypothesis()
     from lfm2np.fuzz.hand_over import require_place
 
+    refuse_unused(arguments, *against.modes(arguments), *([NO_START] if arguments.start is None else []))
     require_numbers(arguments)
     require_place(Path(arguments.out))
     with contextlib.ExitStack() as stack:
@@ -103,9 +120,6 @@ def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subj
     from lfm2np.fuzz.judge import ByTruth
     from lfm2np.fuzz.play_http import HttpPlayer
 
-    for name in ("vocab_size", "bitwise"):
-        if getattr(arguments, name):
-            raise RequestError(f"{option(name)}: only with --against")
     model = load_model(arguments)
     place = stack.enter_context(work.place_of(arguments, model))
     if arguments.target.startswith(("http:", "https:")):
@@ -118,7 +132,11 @@ def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subj
         raise InconclusiveError("the engine does not report token ids: nothing can be judged")
     taken = format_options.format_of(arguments, takes.abilities.engine)
     context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command_line())
-    judge = ByTruth(model, taken.name, place, TEXTS not in without(arguments.without))
+    texts = TEXTS not in without(arguments.without)
+    if texts and not takes.texts:
+        words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
+        print(f"lfm2np: {words}", file=sys.stderr)
+    judge = ByTruth(model, taken.name, place, texts and takes.texts)
     return Subject(player, judge, around_of(arguments, model, takes), context)
 
 
@@ -369,3 +387,4 @@ def add_fuzz(commands: Commands) -> None:
     add(parser, "--start-seconds S", "seconds until the started server responds (300)", default=300.0)
     work.add_options(parser)
     against.add_options(parser)
+    add_modes(parser, UNUSED)

@@ -20,10 +20,10 @@ from lfm2np.oracle.judging.verdict import WRONG, Verdict
 from lfm2np.oracle.reports.report_parts import environment
 from lfm2np.oracle.rollouts.api import judge_some
 from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE
-from lfm2np.oracle.rollouts.figures import MISMATCH, figures_of, verdict_of
+from lfm2np.oracle.rollouts.figures import MISMATCH, figures_of
 from lfm2np.oracle.rollouts.reported_side import SIDES
 from lfm2np.oracle.rollouts.rollout import read_rollouts
-from lfm2np.oracle.rollouts.rollouts import AUTO, EXPLAINING, JUDGING, SCORING, Judged, Options
+from lfm2np.oracle.rollouts.rollouts import AUTO, EXPLAINING, JUDGING, SCORING, Options
 from lfm2np.oracle.rollouts.rollouts_page import as_html
 from lfm2np.oracle.rollouts.rollouts_report import as_text
 from lfm2np.oracle.rollouts.scores import READINGS
@@ -45,18 +45,17 @@ DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "pre
 
 def run_rollouts(arguments: argparse.Namespace) -> None:
     """ProofError (1) if a side is wrong, InconclusiveError (2) if neither reported anything."""
-    judged = judged_file(arguments)
-    verdict = verdict_of(judged)
-    reasons = [f"{name}: {side.reasons[0]}" for name, side in judged.sides.items() if side.verdict == verdict]
-    words = "; ".join(reasons) or f"the trainer's differ from the sampler's: {judged.meaning_words()}"
+    figures = judged_file(arguments)
+    verdict = figures["verdict"]
+    words = f"{verdict}: {figures['because']}"
     if verdict in (*WRONG, MISMATCH):
-        raise ProofError(f"{verdict}: {words}")
+        raise ProofError(words)
     if verdict == Verdict.INCONCLUSIVE:
-        raise InconclusiveError(f"{verdict}: {words}")
+        raise InconclusiveError(words)
 
 
-def judged_file(arguments: argparse.Namespace) -> Judged:
-    """Judged, printed and written."""
+def judged_file(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures, printed and written."""
     options = options_of(arguments)
     require_folder(arguments, "html")
     sample = None if arguments.sample is None else require_count("--sample", arguments.sample, 1, None)
@@ -73,7 +72,7 @@ def judged_file(arguments: argparse.Namespace) -> Judged:
     if arguments.html is not None:
         write_whole(Path(arguments.html), as_html(judged, figures, model, command))
     print_result(arguments, fields, as_text(figures))
-    return judged
+    return figures
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
@@ -29,10 +30,10 @@ from lfm2np.network.step import StepResult, commit_step, forward, forward_again_
 from lfm2np.numerics import NAMES
 from lfm2np.numerics.products.blas import blas_kernel
 from lfm2np.progress import Progress
-from lfm2np.sampling.params import SamplingParams
+from lfm2np.sampling.params import MAX_SEED, SamplingParams
 from lfm2np.speculation.drafters import Drafter
 from lfm2np.speculation.proposals import Proposals, propose, require_drafter
-from lfm2np.values import require_count
+from lfm2np.values import plain_number, require_count, show
 from scheduler import (
     BatchPlan,
     FinishReason,
@@ -45,6 +46,26 @@ from scheduler import (
 
 COMPUTING, BOOKKEEPING = "computing", "bookkeeping"
 OnLogits = Callable[[str, int, NDArray[Any], int], None]  # request id, position, row [V], token
+
+
+def require_params(name: str, params: object) -> SamplingParams:
+    """The parameters, the defaults for None; RequestError for anything else."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestError(f"{name} {show(params)}: expected SamplingParams, or None")
+    return SamplingParams() if params is None else params
+
+
+def require_kinds(prefix_caching: object, check: object, trace: object, clock: object, room_for: object) -> None:
+    """RequestError for an option of Engine that is not what it has to be; sizes are checked where they are used."""
+    for name, value, expected, fits in (
+        ("prefix_caching", prefix_caching, "true or false", isinstance(prefix_caching, bool | np.bool_)),
+        ("check", check, "true or false", isinstance(check, bool | np.bool_)),
+        ("trace", trace, "a text file that is open, or None", trace is None or hasattr(trace, "write")),
+        ("clock", clock, "a function that returns seconds", callable(clock)),
+        ("room_for", room_for, "a list of whole numbers, or None", room_for is None or isinstance(room_for, Iterable)),
+    ):
+        if not fits:
+            raise RequestError(f"{name} {show(value)}: expected {expected}")
 
 
 class Engine:
@@ -88,35 +109,41 @@ class Engine:
         progress: Progress | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if not isinstance(model, LoadedModel):
+            raise RequestError(f"model {show(model)}: expected a loaded model, as lfm2np.load returns it")
         if model.numerics.name not in NAMES:
             expected = f"expected one of {', '.join(NAMES)} for an engine"
             raise RequestError(
                 f"numerics {model.numerics.name!r} computes one sequence at a time, without a cache: {expected}"
             )
-        self.model, self.seed = model, seed
+        require_kinds(prefix_caching=prefix_caching, check=check, trace=trace, clock=clock, room_for=room_for)
+        self.model, self.seed = model, require_count("seed", seed, 0, MAX_SEED)
         self.metrics = RunMetrics()
         window = model.config.sliding_window if SLIDING in model.config.layer_types else None
         if num_window_blocks is not None and window is None:
             raise RequestError(f"num_window_blocks {num_window_blocks}: this model has no layer with a window")
         try:
             config = SchedulerConfig(
-                num_blocks=1 if num_blocks is None else num_blocks,
-                block_size=block_size,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
+                num_blocks=1 if num_blocks is None else plain_number(num_blocks),
+                block_size=plain_number(block_size),
+                max_num_seqs=plain_number(max_num_seqs),
+                max_num_batched_tokens=plain_number(max_num_batched_tokens),
                 policy=policy,
-                waiting_served_ratio=waiting_served_ratio,
-                max_waiting_tokens=max_waiting_tokens,
-                prefix_caching=prefix_caching,
-                watermark=watermark,
-                num_host_blocks=num_host_blocks,
+                waiting_served_ratio=plain_number(waiting_served_ratio),
+                max_waiting_tokens=plain_number(max_waiting_tokens),
+                prefix_caching=plain_number(prefix_caching),
+                watermark=plain_number(watermark),
+                num_host_blocks=plain_number(num_host_blocks),
                 sliding_window=window,
-                num_window_blocks=num_window_blocks if num_window_blocks is not None else int(window is not None),
+                num_window_blocks=int(window is not None)
+                if num_window_blocks is None
+                else plain_number(num_window_blocks),
             )
         except RequestRefused as error:
             raise RequestError(str(error)) from None
         if num_blocks is None:
-            config = replace(config, num_blocks=default_blocks(model.config, model.numerics, config, room_for))
+            room = None if room_for is None else [require_count("room_for", each, 1, None) for each in room_for]
+            config = replace(config, num_blocks=default_blocks(model.config, model.numerics, config, room))
         if window is not None and num_window_blocks is None:
             blocks = default_window_blocks(model.config, model.numerics, config, config.num_blocks)
             config = replace(config, num_window_blocks=blocks)
@@ -130,7 +157,7 @@ class Engine:
         self._audit = Audit(model, self.cache, self.scheduler) if check else None
         self._doing: str | None = None  # None between steps
         self._ready: list[RequestOutput] = []  # outputs that no step has returned yet
-        header: dict[str, Any] = {"model": model.path.name, "numerics": model.numerics.name, "seed": seed}
+        header: dict[str, Any] = {"model": model.path.name, "numerics": model.numerics.name, "seed": self.seed}
         if model.numerics.name != "exact":
             header["blas_kernel"] = blas_kernel()  # on which its bits depend, and which products are made of what
         self.trace = TraceWriter(trace, config, header) if trace is not None else None
@@ -145,7 +172,7 @@ class Engine:
     ) -> None:
         """Queues a request. RequestError, and no other request touched, for one that can't be met."""
         self._require_idle("add_request()")
-        params = SamplingParams() if params is None else params
+        params = require_params("params", params)
         self._require_new_id(request_id)
         group = make_group(self.model, request_id, prompt, params, priority, cache_salt, self.seed, self._clock())
         first, *forks = [sample.request for sample in group.samples]
@@ -226,6 +253,14 @@ class Engine:
             raise RequestError(f"request id {request_id!r}: expected a string that is not empty")
         if request_id in self._group_of:
             raise RequestError(f"request id {request_id!r} is already in use")
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request, or a sample of one, has this id and is not finished."""
+        return request_id in self._group_of
+
+    def give_back(self, outputs: Sequence[RequestOutput]) -> None:
+        """Outputs of step() that are for somebody else: the next step() returns them first."""
+        self._ready[:0] = outputs
 
     def discard(self, request_id: str) -> None:
         """Aborts a request if it is still known, unless an interrupt ended the run, which is reported already."""

@@ -16,6 +16,7 @@ from lfm2np.sampling.choice import request_seed
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.sampling.params import SamplingParams, require_vocabulary
 from lfm2np.sampling.stop_strings import StopChecker
+from lfm2np.values import plain_number, show
 from scheduler import FinishReason, Request
 
 
@@ -131,8 +132,9 @@ def make_group(
     now: float,
 ) -> Group:
     """A request and its samples. RequestError for one that the model can't meet."""
+    priority = plain_number(priority)
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestError(f"priority {priority!r}: expected a whole number")
+        raise RequestError(f"priority {show(priority)}: expected a whole number")
     require_text(cache_salt, "cache_salt")
     config = model.config
     tokenizer = model.tokenizer_or_none

@@ -198,8 +198,10 @@ class Campaign:
         return failures[0] if failures else None
 
     def play(self, trace: Trace, before: Sequence[Trace] = ()) -> tuple[Played, Finding | None]:
-        """Plays others, then the trace, which alone is judged; on a new server if it is to be fresh, or the old one is
-        gone. TargetError if none starts."""
+        """Plays others, then the trace, which alone is judged. TargetError if no server starts.
+
+        On a new server if it is to be fresh, or if the old one is gone.
+        """
         if self.restart is not None and (self.is_fresh or self.is_down):
             self.restart()
             self.is_down = False

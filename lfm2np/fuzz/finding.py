@@ -15,7 +15,7 @@ from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, Verdict
-from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask
 
 DRAWN_ERROR = 1e-9  # the probability, for each trace, that the samples of a right engine are called wrong
 WRONG, STOP, TEXT, DIFFERS = "wrong", "stop", "text", "differs"
@@ -78,9 +78,9 @@ def wrong_answer(
     for index, reply in enumerate(replies):
         sent = trace.requests[index]
         for answer in reply.answers:
-            drawn = bool(sent.temperature)
-            ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, factors={SAMPLED: drawn}, seed=sent.seed)
-            fitted = fitting(ask, answer, model.config)
+            seed = sent.seed if sent.temperature else None
+            ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, stop=sent.stop, seed=seed)
+            fitted = fitting(ask, answer, model.config, reply.left)
             why = fitted.error or length_fault(model, sent, fitted, reply.left)
             if why is not None:
                 return Finding(IMPOSSIBLE, f"request {index}: {why}", index, seen=answer)

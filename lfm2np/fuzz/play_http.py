@@ -62,6 +62,7 @@ class HttpPlayer:
             slots=self._target.number_at(each.slots for each in dialects.DIALECTS),
             streams=self._target.streams,
             cold=self.body(0, Sent(prompt, cold=True)) != self.body(0, Sent(prompt)),
+            texts=self._tokenizer is None or not self._hides_texts(prompt, self._tokenizer),
         )
 
     def number_at(self, locations: Iterable[Location]) -> int | None:
@@ -95,6 +96,10 @@ class HttpPlayer:
         """Whether the server takes such a request, and reports as many tokens and log-probabilities as it should."""
         (reply,) = Run(self, self._target, Trace((sent,))).replies()
         return reply.trouble is None and all(answer.error is None for answer in reply.answers)
+
+    def _hides_texts(self, prompt: tuple[int, ...], tokenizer: Tokenizer) -> bool:
+        (reply,) = Run(self, self._target, Trace((Sent(prompt, 8),))).replies()
+        return any(answer.text == "" and tokenizer.decode(answer.token_ids or ()) for answer in reply.answers)
 
     def _server_trouble(
         self, replies: tuple[Reply, ...], held: Mapping[str, float]

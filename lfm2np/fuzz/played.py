@@ -56,6 +56,7 @@ class Takes:
     slots: int | None = None  # requests that run at once; None: not reported
     streams: bool = False
     cold: bool = True  # a request can do without the cached prefixes of others
+    texts: bool = True  # False: it reports an empty text of tokens that have one
 
 
 class Player(Protocol):

@@ -57,7 +57,7 @@ def fitted_tokens(model: Model, sent: Sent, seen: Answer | None) -> tuple[int, .
     """Empty for an answer that can't be scored."""
     if seen is None:
         return ()
-    return fitting(Ask("right", "fuzz", sent.prompt, sent.max_tokens), seen, model.config).token_ids or ()
+    return fitting(Ask("right", "fuzz", sent.prompt, sent.max_tokens), seen, model.config, True).token_ids or ()
 
 
 def greedy(model: Model, sent: Sent) -> tuple[int, ...]:

@@ -23,7 +23,6 @@ from lfm2np.invariance.rounding_spread import (
     outcome,
     score_of,
     spread_of,
-    too_many_flips,
     words_of,
 )
 from lfm2np.oracle.targets.target import TargetError
@@ -186,10 +185,10 @@ class Asking:
                 return Held(relation, Outcome.NOT_ASKED, why=OUT_OF_TIME)
             self.rounds[relation.name] = self.round(relation, self.first, 0)
         first = self.rounds[relation.name]
-        wrong = self.wrong(first, spread, relation)
+        wrong = self.wrong(first, spread)
         if wrong is None:
             positions = [seen.compared for seen in first.positions]
-            shown = outcome(positions, relation.samples == 1)
+            shown = outcome(positions, spread, relation.samples == 1)
             why = f"a request beside the questions was refused: {first.unmet}" if first.unmet else ""
             why = why or (first_flip(first) if shown is Outcome.UNKNOWN else "")
             return Held(relation, shown, score_of_round(first), (0, 1), why=why)
@@ -198,7 +197,7 @@ class Asking:
             if number not in self.others and not relation.keeps:
                 self.others[number] = self.alone(number)
             alone = self.first if relation.keeps else self.others[number]
-            return self.wrong(self.round(relation, alone, number), spread, relation) is not None
+            return self.wrong(self.round(relation, alone, number), spread) is not None
 
         if self.gone is not None:
             return Held(relation, Outcome.ONCE, score_of_round(first), (1, 1), wrong)
@@ -218,15 +217,13 @@ class Asking:
         }
         return [need for need in relation.needs if not takes.get(need, need in self.players)]
 
-    def wrong(self, round_: Round, spread: Spread, relation: Relation) -> Broken | None:
+    def wrong(self, round_: Round, spread: Spread) -> Broken | None:
         if round_.fault is not None:
             return round_.fault
         positions = round_.positions
         worst = beyond(spread, [seen.compared for seen in positions], self.is_bitwise)
         if worst is None:
-            flips = sum(seen.compared.is_flip for seen in positions) if relation.samples == 1 else 0
-            what = too_many_flips(flips, len(positions), spread)
-            return None if what is None else Broken(what)
+            return None
         seen = positions[worst.index]
         return Broken(f"{where(seen.trace, seen.place)}: {worst.what}", seen.trace, seen.place)
 
@@ -319,14 +316,15 @@ def where(trace: Trace, place: Place) -> str:
 def first_flip(round_: Round) -> str:
     """Where tokens differ of which no log-probability says by how much."""
     for seen in round_.positions:
-        if seen.compared.is_flip:
+        if seen.compared.is_flip and (seen.compared.is_open or seen.compared.difference is None):
             return f"{where(seen.trace, seen.place)}: {words_of(seen.compared)}, by unknown nats"
     return "nothing was reported that could be compared"
 
 
 def noise_of(round_: Round) -> Iterator[list[float]]:
+    """Of equal tokens: another token is what the spread is to judge, and may be off by any amount."""
     for pair in round_.pairs:
-        yield [value for seen in pair for value in seen.compared.noise]
+        yield [value for seen in pair if not seen.compared.is_flip for value in seen.compared.noise]
 
 
 def judged(relation: Relation, first: Round, wrong: Broken, is_wrong: Callable[[int], bool]) -> Held:
@@ -362,7 +360,9 @@ def between(first: Asking, second: Asking, spreads: tuple[Spread, Spread]) -> He
         return round_
 
     opening = round_of(0)
-    wrong = first.wrong(opening, spread, OTHER)
+    wrong = first.wrong(opening, spread)
     if wrong is None:
-        return Held(OTHER, outcome([seen.compared for seen in opening.positions]), score_of_round(opening), (0, 1))
-    return judged(OTHER, opening, wrong, lambda number: first.wrong(round_of(number), spread, OTHER) is not None)
+        shown = outcome([seen.compared for seen in opening.positions], spread)
+        why = first_flip(opening) if shown is Outcome.UNKNOWN else ""
+        return Held(OTHER, shown, score_of_round(opening), (0, 1), why=why)
+    return judged(OTHER, opening, wrong, lambda number: first.wrong(round_of(number), spread) is not None)

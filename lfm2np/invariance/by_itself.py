@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from lfm2np.fuzz.finding import DIFFERS, Finding, trouble_finding
 from lfm2np.fuzz.played import Played, Player, Reply, Trouble
 from lfm2np.fuzz.right import Right
 from lfm2np.fuzz.trace import Sent, Trace
-from lfm2np.invariance.pairs import Pair, compared, reported, scored, unit, without
+from lfm2np.invariance.pairs import Pair, compared, lead, reported, scored, unit, without
 from lfm2np.invariance.relations import in_turn
 from lfm2np.invariance.rounding_spread import Spread, beyond
 from lfm2np.oracle.targets.records import Answer
@@ -55,28 +55,41 @@ class ByItself:
         self.known = {} if len(self.known) > KEPT else {k: v for k, v in self.known.items() if v.trouble is None}
         judged = [sent for sent, reply in zip(trace.requests, played.replies, strict=True) if reply.answers]
         self.ask([alone(sent) for sent in judged if sent.samples == 1])
+        pairs: dict[int, Pair] = {}
         for index, (sent, reply) in enumerate(zip(trace.requests, played.replies, strict=True)):
             if sent.samples > 1 or not reply.answers:
                 continue
-            pair = self.pair(sent, reply)
+            pair = pairs[index] = self.pair(sent, reply)
             if (again := self.trouble_alone(sent, reply)) is not None:
                 return Finding(again.kind, f"request {index}, asked again alone: {again.what}", index)
             if (what := self.wrong(pair)) is not None:
-                self.forget(sent, reply)  # the answer alone may have been the wrong one, and is kept
-                what = self.wrong(self.pair(sent, reply))
+                pair = pairs[index] = self.pair_again(sent, reply)
+                what = self.wrong(pair)
             if what is not None:
                 return Finding(DIFFERS, f"request {index}: {what}", index, seen=reply.answers[0])
-        return None
+        return self.together(trace, played, pairs)
+
+    def together(self, trace: Trace, played: Played, pairs: dict[int, Pair]) -> Finding | None:
+        """Of answers each of which may be right: other tokens may be near ties, but not so many of them."""
+        open_ones = [index for index, pair in pairs.items() if any(each.is_open for each in pair.positions)]
+        if not open_ones or self.wrong(joined(pairs)) is None:
+            return None
+        again = {index: self.pair_again(trace.requests[index], played.replies[index]) for index in open_ones}
+        if (what := self.wrong(joined(pairs | again))) is None:
+            return None
+        first = open_ones[0]
+        return Finding(DIFFERS, f"request {first}: {what}", first, seen=played.replies[first].answers[0])
 
     def wrong(self, pair: Pair) -> str | None:
         worst = beyond(self.spread, pair.positions, self.is_bitwise)
         return pair.fault or (worst.what if worst else None)
 
-    def forget(self, sent: Sent, reply: Reply) -> None:
-        """Asks again for what it is held against."""
+    def pair_again(self, sent: Sent, reply: Reply) -> Pair:
+        """With what it is held against asked for again: the answer alone may have been the wrong one, and is kept."""
         for kept in (alone(sent), self.whole(sent, reply)):
             self.known.pop(kept, None)
         self.ask([alone(sent)])
+        return self.pair(sent, reply)
 
     def trouble_alone(self, sent: Sent, reply: Reply) -> Trouble | None:
         """Of the requests that it is held against: an engine may hang there, too."""
@@ -120,9 +133,7 @@ class ByItself:
             return Right(token, 0.0, ANY, False)
         others = without(logprobs, token)
         bound = max(self.spread.limit * unit(logprobs[token], others), 1e-9)
-        rest = -math.expm1(min(0.0, logprobs[token]))
-        second = max(others, default=math.log(rest) if rest > 0.0 else -math.inf)
-        decided = logprobs[token] - second > math.sqrt(2.0) * self.spread.limit
+        decided = lead(logprobs, token) > math.sqrt(2.0) * self.spread.limit
         return Right(token, logprobs[token], bound, decided)
 
     def alone(self, sent: Sent) -> Sent | None:
@@ -139,3 +150,9 @@ class ByItself:
 
 def alone(sent: Sent) -> Sent:
     return replace(sent, after=None, after_tokens=None, pause=0, abort_after=None, cold=True, streamed=False)
+
+
+def joined(pairs: Mapping[int, Pair]) -> Pair:
+    """All of a trace."""
+    fault = next((pair.fault for pair in pairs.values() if pair.fault is not None), None)
+    return Pair(tuple(each for pair in pairs.values() for each in pair.positions), fault)

@@ -10,6 +10,7 @@ from lfm2np.oracle.targets.records import Answer
 
 UNFINISHED = "\ufffd"  # of a character some of whose bytes have not come
 LEAST_UNIT = 0.5  # of a likely token: the logarithm of the sum rounds too, by as much as a logit does
+LEAST_REST = 2.0**-24  # of all other tokens beside a certain one, as far as float32 tells: no lead is infinite
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Compared:
     is_equal    everything that both report has the same bits
     is_flip     the tokens differ
     tokens      of the first and of the second answer
+    is_open     the tokens differ by `difference` at least, perhaps by much more, or were drawn: only how often that
+                happens can be judged
     """
 
     position: int
@@ -31,6 +34,7 @@ class Compared:
     is_equal: bool
     is_flip: bool = False
     tokens: tuple[int, int] = (-1, -1)
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,25 +129,42 @@ def at(first: Answer, second: Answer, position: int, index: int, is_drawn: bool)
     is_flip = token != other
     both = [each for each in here if each in there]
     noise = [abs(there[each] - here[each]) / unit(here[each], without(here, each)) for each in both]
+    if is_flip and not is_drawn:
+        difference, is_open = flip(here, there, token, other)
+        noise += [] if difference is None else [difference / math.sqrt(2.0)]
+        return Compared(position, difference, tuple(noise), False, True, (token, other), is_open)
     is_equal = not is_flip and all(here[each] == there[each] for each in both)
     difference = there[token] - here[token] if token in here and token in there else None
-    if is_flip and not is_drawn:
-        difference = flip(here, there, token, other)
-        noise = [] if difference is None else [*noise, difference / math.sqrt(2.0)]
-    return Compared(position, difference, tuple(noise), is_equal, is_flip, (token, other))
+    return Compared(position, difference, tuple(noise), is_equal, is_flip, (token, other), is_open=is_flip)
 
 
-def flip(here: Mapping[int, float], there: Mapping[int, float], token: int, other: int) -> float | None:
-    """By how much the runs differ if each prefers its own token, nats: the sum of both leads.
+def flip(here: Mapping[int, float], there: Mapping[int, float], token: int, other: int) -> tuple[float | None, bool]:
+    """By how much the runs differ if each prefers its own token, nats, and whether it may be more than that, as one
+    does not report the other's token. None where neither reports its own.
 
-    Where the other's token is not among those reported, it is at most as likely as the least of them.
+    The sum of both leads; or, as each run's likeliest token is known, the difference of those, if that is more.
     """
-    if token not in here or other not in there:
-        return None
-    if len(here) == 1 or len(there) == 1:
-        return abs(here[token] - there[other])
-    lead = here[token] - here.get(other, min(here.values()))
-    return lead + there[other] - there.get(token, min(there.values()))
+    if token not in here and other not in there:
+        return None, False
+    leads = lead(here, token, other) + lead(there, other, token)
+    if other in here and token in there:
+        return leads, False
+    likeliest = abs(here[token] - there[other]) if token in here and other in there else 0.0
+    return max(leads, likeliest), True
+
+
+def lead(values: Mapping[int, float], token: int, other: int | None = None) -> float:
+    """By how many nats a token that was chosen as the likeliest leads another, or every other, at least.
+
+    values  log-probabilities that are reported; 0 if the token's is not among them. What is not reported has at most
+            the rest of the probability, and is at most as likely as the least that is
+    """
+    if token not in values:
+        return 0.0
+    rest = math.fsum([1.0, *(-math.exp(min(0.0, value)) for value in values.values())])
+    unreported = min(*values.values(), math.log(max(rest, LEAST_REST)))
+    rivals = [*without(values, token), unreported] if other is None else [values.get(other, unreported)]
+    return max(0.0, values[token] - max(rivals))
 
 
 def reported(answer: Answer, index: int) -> dict[int, float]:

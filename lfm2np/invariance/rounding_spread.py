@@ -26,7 +26,8 @@ LIMIT = 30.0  # times the spread: one position
 # (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by 1e-3 and more. In bfloat16 what is amplified
 # saturates, and near ties of experts move a position by up to 0.65 nat (fixtures/itself_engines.py).
 FINER = ((20, 300.0), (11, 60.0))
-SEED_ERROR = 1e-6  # probability that a right engine's seeds are called broken
+SEED_ERROR = 1e-6  # probability that a right engine is called broken for how often it gives other tokens
+DOUBT = 1e-2  # probability that it is not judged for that
 # The largest spread that a format explains, nats, by its significant bits: more than ten times that of any right engine
 # of fixtures/itself_engines.py.
 MOST = ((20, 2e-4), (11, 5e-2), (8, 4e-1), (0, 1.0))
@@ -153,7 +154,11 @@ def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = Fal
     worst = max(unequal, key=lambda index: max(positions[index].noise, default=0.0))
     size = max(positions[worst].noise, default=0.0)
     if size > spread.limit:
-        return Beyond(f"{words_of(positions[worst])}: {times(size, spread)}", worst)
+        least = "at least " if positions[worst].is_open else ""
+        return Beyond(f"{words_of(positions[worst])}: {least}{times(size, spread)}", worst)
+    flips = [index for index in unequal if positions[index].is_open]
+    if (what := too_many_flips(len(flips), len(positions), spread)) is not None:
+        return Beyond(f"{words_of(positions[flips[0]])}: {what}", flips[0])
     noise = [value for each in positions for value in each.noise]
     size = usual(noise)
     if spread.is_measured and len(noise) >= TOGETHER and size > RATIO * spread.nats:
@@ -168,13 +173,15 @@ def words_of(position: Compared) -> str:
     return f"a log-probability at output token {position.position} ({first})"
 
 
-def too_many_flips(flips: int, positions: int, spread: Spread) -> str | None:
+def too_many_flips(flips: int, positions: int, spread: Spread, error: float = SEED_ERROR) -> str | None:
     """Of tokens drawn with the same seed: noise moves a probability by at most as much as a logit, so it changes a
-    token at most so often (Poisson)."""
+    token at most so often (Poisson). Of the likeliest ones, too, where the two best are seldom closer than by that."""
     expected = positions * min(1.0, 2.0 * spread.nats)
     chance = 1.0 - math.fsum(math.exp(-expected) * expected**count / math.factorial(count) for count in range(flips))
     return (
-        f"{flips} other tokens with the same seed, expected {expected:.2g}" if flips and chance < SEED_ERROR else None
+        f"{flips} of {positions} positions have other tokens, expected {expected:.2g}"
+        if flips and chance < error
+        else None
     )
 
 
@@ -185,14 +192,16 @@ def times(size: float, spread: Spread) -> str:
     return f"{size:.2g} nat, where hardly any batch moves a bit and the format explains {spread.limit:.2g}"
 
 
-def outcome(positions: Sequence[Compared], is_drawn: bool = False) -> Outcome:
-    """Of positions that the spread explains. Another token that was drawn is explained if there are few."""
-    if not positions:
+def outcome(positions: Sequence[Compared], spread: Spread, is_drawn: bool = False) -> Outcome:
+    """Of positions that the spread explains, or of which it can't be said."""
+    flips = sum(each.is_open for each in positions)
+    is_doubtful = not is_drawn and too_many_flips(flips, len(positions), spread, DOUBT) is not None
+    is_unknown = any(each.is_flip and each.difference is None and not each.is_open for each in positions)
+    if not positions or is_doubtful or is_unknown:
         return Outcome.UNKNOWN
     if all(each.is_equal for each in positions):
         return Outcome.EQUAL if any(each.noise for each in positions) else Outcome.TOKENS
-    has_noise = all(each.noise or (is_drawn and each.is_flip) for each in positions if not each.is_equal)
-    return Outcome.WITHIN if has_noise else Outcome.UNKNOWN
+    return Outcome.WITHIN
 
 
 def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:

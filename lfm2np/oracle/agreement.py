@@ -58,8 +58,7 @@ def with_mismatches(
     """
     faults = seed_mismatches(pairs, positions) | dict(more)
     if tokenizer is not None:
-        faults |= {} if ignores_stops(pairs) else stop_mismatches(pairs, tokenizer)
-        faults |= text_mismatches(pairs, tokenizer, ends)
+        faults |= stop_mismatches(pairs, tokenizer) | text_mismatches(pairs, tokenizer, ends)
     return [(ask, failed(ask, faults[ask.id], refuted=True) if ask.id in faults else answer) for ask, answer in pairs]
 
 
@@ -78,20 +77,9 @@ def special(ask: Ask) -> str:
     return "stop" if ask.stop else "seed" if ask.seed is not None else ""
 
 
-def ignores_stops(pairs: Sequence[Pair]) -> bool:
-    """Whether each answer continues after its stop string to max_tokens: stop strings are missing or broken."""
-    stopped = [(ask, answer) for ask, answer in pairs if ask.stop and answer.token_ids]
-    return bool(stopped) and all(goes_on(ask, answer) for ask, answer in stopped)
-
-
-def goes_on(ask: Ask, answer: Answer) -> bool:
-    if len(answer.token_ids or ()) < ask.max_tokens:
-        return False
-    return answer.finish_reason != "stop" if answer.text is None else (ask.stop or "") in answer.text
-
-
 def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, str]:
     """By id, texts that do not end where their stop string begins, or whose tokens continue."""
+    pairs = without_empty_texts(pairs)
     whole = {(ask.prompt_token_ids, ask.max_tokens): answer.token_ids for ask, answer in pairs if not special(ask)}
     faults = {}
     for ask, answer in pairs:
@@ -102,34 +90,39 @@ def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, st
 
 
 def text_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer, ends: Collection[int]) -> dict[str, str]:
-    """By id, complete answers without a stop string whose text or finish_reason contradicts their tokens.
-
-    An engine all of whose texts are empty reports none.
-    """
-    if not any(answer.text for _, answer in pairs):
-        pairs = [(ask, replace(answer, text=None)) for ask, answer in pairs]
+    """By id, complete answers without a stop string whose text or finish_reason contradicts their tokens."""
     complete = [
-        (ask, answer) for ask, answer in pairs if not ask.stop and len(answer.token_ids or ()) == ask.max_tokens
+        (ask, answer)
+        for ask, answer in without_empty_texts(pairs)
+        if not ask.stop and len(answer.token_ids or ()) == ask.max_tokens
     ]
     faults = {ask.id: text_fault(tokenizer, ends, None, ask.max_tokens, answer) for ask, answer in complete}
     return {name: fault for name, fault in faults.items() if fault is not None}
 
 
+def without_empty_texts(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """An engine all of whose texts are empty reports none."""
+    if any(answer.text for _, answer in pairs):
+        return pairs
+    return [(ask, replace(answer, text=None)) for ask, answer in pairs]
+
+
 def stop_fault(stop: str, answer: Answer, whole: Sequence[int], tokenizer: Tokenizer) -> str | None:
     """`whole` are the tokens without the stop string; if the engine chose others before it, nothing can be said.
 
-    Tokens after the text are up to the engine: some return those of the stop string, some do not.
+    The tokens of the stop string are up to the engine: some return them, some do not. The last is the one that
+    completes it.
     """
     ends = [count for count in range(1, len(whole) + 1) if stop in tokenizer.decode(whole[:count])]
     ids = tuple(answer.token_ids or ())
     if not ends or ids[: ends[0]] != tuple(whole[: min(len(ids), ends[0])]):
         return None
     expected = tokenizer.decode(whole).partition(stop)[0]
-    if answer.text is not None:
-        return None if answer.text == expected else f"stop string {stop!r}: text {answer.text!r}, expected {expected!r}"
-    if len(ids) <= ends[0] and len(tokenizer.decode(ids)) >= len(expected):
-        return None
-    return f"stop string {stop!r}: {len(ids)} tokens, expected an end at token {ends[0]}"
+    if answer.text is not None and answer.text != expected:
+        return f"stop string {stop!r}: text {answer.text!r}, expected {expected!r}"
+    if len(ids) > ends[0] or (answer.text is None and len(tokenizer.decode(ids)) < len(expected)):
+        return f"stop string {stop!r}: {len(ids)} tokens, expected an end at token {ends[0]}"
+    return None
 
 
 def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dict[str, str]:
@@ -187,8 +180,6 @@ def text_fault(
     stopped = stop is not None and stop in whole
     if answer.finish_reason == "stop" and not (ended or stopped):
         return f"finish_reason 'stop' after {len(ids)} tokens, expected 'length': nothing in its text stops it"
-    if answer.finish_reason == "length" and len(ids) < max_tokens:
-        return f"finish_reason 'length' after {len(ids)} of {max_tokens} tokens, expected 'stop'"
     if answer.text is None:
         return None
     expected = whole[: whole.index(stop)] if stopped and stop is not None else whole

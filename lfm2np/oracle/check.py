@@ -8,6 +8,7 @@ Answers may be judged while others are still to come: see While.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,6 @@ from lfm2np.loading import Model
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
-from lfm2np.oracle.causes.replies import ROUNDING, why_positive
 from lfm2np.oracle.causes.wrong_constants import reading_cause
 from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations, not_tested, without_vain
 from lfm2np.oracle.factors import OFF
@@ -33,9 +33,10 @@ from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import WRONG, Position, is_in_doubt
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.records import Answer, Ask, failed
-from lfm2np.oracle.targets.target import Abilities, Target, in_flight
+from lfm2np.oracle.targets.target import Abilities, Arrived, Target, in_flight
+from lfm2np.oracle.targets.validate import validate
 from lfm2np.oracle.total import Total, total, with_causes
-from lfm2np.oracle.workloads import LONG, Round, Writer, noted, rounds
+from lfm2np.oracle.workloads import LONG, Round, Writer, noted, noted_behind, rounds
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import AnyPlace, place_of
 
@@ -162,14 +163,15 @@ def ask_all(
     not_put = [ask.id for _, impossible in split for ask in impossible]
     plan = noted(possible for possible, _ in split)
     announce([ask for batch in plan for ask in batch.asks])
+    orders = itertools.count(sum(len(batch.asks) for batch in plan))  # of requests that answers lead to
     pairs: list[Pair] = []
     for done, batch in enumerate(plan):
         progress("asking", done, len(plan))
-        pairs += whole_answers(model, target, batch, abilities, transcript)
+        pairs += whole_answers(model, target, batch, abilities, transcript, orders)
         if not on(pairs):
             break
     else:
-        for batch in stop_rounds(model, pairs, abilities):
+        for batch in stop_rounds(model, pairs, abilities, orders):
             pairs += answered(target, batch, transcript)
     progress("asking", len(plan), len(plan))
     if transcript:
@@ -285,7 +287,14 @@ def judged(
 def needs_repeats(result: Checked) -> bool:
     """Whether it is wrong, and repeats may show more of the cause."""
     causes = result.total.causes
-    return bool(causes) and causes[0].sure != CERTAIN and any(position.is_wrong for position in result.positions)
+    if causes and causes[0].sure == CERTAIN:
+        return False
+    return bool(wrong_stops(result)) or (bool(causes) and any(position.is_wrong for position in result.positions))
+
+
+def wrong_stops(result: Checked) -> set[str]:
+    """Ids of requests with a stop string whose answers no right engine gives."""
+    return {ask.id for ask, answer in result.pairs if ask.stop and answer.refuted}
 
 
 def repeated(model: Model, target: Target, result: Checked, known: Known) -> Checked:
@@ -293,7 +302,8 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
 
     Rounds with cancelled requests can't be repeated: it is not known when those ended.
     """
-    wrong = {position.ask.id for position in result.positions if position.is_wrong}
+    wrong = {position.ask.id for position in result.positions if position.is_wrong} | wrong_stops(result)
+    plain = [pair for pair in result.pairs if pair[0].stop is None]
     companies: dict[tuple[int, int], list[Ask]] = {}
     for ask, _ in result.pairs:
         order, place = int(ask.factors.get("order", 0)), int(ask.factors.get("place", 0))
@@ -302,24 +312,35 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
     whole = [asks for asks in whole if any(ask.id in wrong for ask in asks)]
     repeats: list[Repeats] = []
     for asks in sorted(whole, key=len)[:MOST_ROUNDS]:
-        failed = failures(model, target, result.format, asks, known)
+        failed = failures(model, target, result.format, asks, plain, known)
         for ask in asks:
             if ask.id in wrong:
-                alone = failures(model, target, result.format, [ask], known)[ask.id] if len(asks) > 1 else None
+                is_beside = len(asks) > 1
+                alone = failures(model, target, result.format, [ask], plain, known)[ask.id] if is_beside else None
                 repeats.append(Repeats(ask.id, failed[ask.id], TIMES, alone))
-    causes = findings(result.positions, repeats)
+    causes = findings(result.positions, repeats) or result.total.causes
     return replace(result, repeats=tuple(repeats), total=with_causes(result.total, causes))
 
 
-def failures(model: Model, target: Target, format_name: str, asks: Sequence[Ask], known: Known) -> dict[str, int]:
-    """How often each is wrong when these are sent together TIMES times, after one run to fill caches."""
+def failures(
+    model: Model, target: Target, format_name: str, asks: Sequence[Ask], plain: Sequence[Pair], known: Known
+) -> dict[str, int]:
+    """How often each is wrong when these are sent together TIMES times, after one run to fill caches.
+
+    plain  answers without a stop string, with which those that have one must agree
+    """
     counts = dict.fromkeys([ask.id for ask in asks], 0)
     for turn in range(1 + TIMES):
         for ask, answer in zip(asks, target.answer(asks), strict=True):
             if turn:
                 pair = ask, fitting(ask, answer, model.config)
-                counts[ask.id] += is_wrong(judge(model, format_name, [pair], known=known))
+                is_refuted = bool(pair[1].refuted) or misses_its_stop(model, pair, plain)
+                counts[ask.id] += is_refuted or is_wrong(judge(model, format_name, [pair], known=known))
     return counts
+
+
+def misses_its_stop(model: Model, pair: Pair, plain: Sequence[Pair]) -> bool:
+    return pair[0].stop is not None and bool(agreement.stop_mismatches([*plain, pair], model.tokenizer))
 
 
 def possible_asks(batch: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
@@ -337,7 +358,12 @@ def possible_asks(batch: Round, abilities: Abilities) -> tuple[Round, list[Ask]]
 
 
 def whole_answers(
-    model: Model, target: Target, batch: Round, abilities: Abilities, transcript: Transcript | None
+    model: Model,
+    target: Target,
+    batch: Round,
+    abilities: Abilities,
+    transcript: Transcript | None,
+    orders: Iterator[int],
 ) -> list[Pair]:
     """The answers of a round, and continuations of those that ended early."""
     tokenizer = model.tokenizer if model.has_tokenizer else None
@@ -347,37 +373,59 @@ def whole_answers(
         more = continuations(newest, tokenizer, abilities.takes_token_ids)
         if not more:
             break
-        newest = answered(target, Round(more), transcript)
+        newest = answered(target, noted_behind(more, orders), transcript)
         pairs += newest
     return pairs
 
 
-def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities) -> Iterator[Round]:
+def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities, orders: Iterator[int]) -> Iterator[Round]:
     """The requests of the case "stops" again, each with a stop string from its answer; the last one's is at its end."""
     plain = [(ask, answer) for ask, answer in pairs if ask.case == "stops" and CONTINUES not in ask.factors]
     for ask, answer in plain if abilities.takes_stops else ():
         stop = agreement.stop_string(model.tokenizer, answer.token_ids or (), ask is plain[-1][0])
         if stop is not None:
-            yield Round((replace(ask, id=f"{ask.id}:stop", stop=stop, factors={**ask.factors, "prefix": "warm"}),))
+            seen = {"prefix": "warm", "seen": len(ask.prompt_token_ids)}
+            stopped = replace(ask, id=f"{ask.id}:stop", stop=stop, factors={**ask.factors, **seen})
+            yield noted_behind([stopped], orders)
 
 
 def answered(target: Target, batch: Round, transcript: Transcript | None) -> list[Pair]:
-    """Asks and answers of a round, without the aborted. A round whose answers are all known is not sent again."""
+    """Asks and answers of a round, without the aborted; each is in the transcript as soon as it is there.
+
+    A round whose answers are all known is not sent again. Of one that broke off all requests are, as the others are
+    company; what was known stays.
+    """
     judged_asks = [ask for ask in batch.asks if ask.id not in batch.aborted]
     recorded = [transcript.known(ask) for ask in judged_asks] if transcript else []
     known = {answer.id: answer for answer in recorded if answer is not None and answer.error is None}
     if len(known) < len(judged_asks):
-        answers = {answer.id: answer for answer in target.answer(batch.asks, batch.aborted)} if batch.asks else {}
-        for ask in judged_asks:
-            if transcript and ask.id not in known:
-                transcript.append(ask, answers[ask.id])
-        known = answers | known
+        if transcript is None:
+            answers = target.answer(batch.asks, batch.aborted)
+        else:
+            keep = keeper(transcript, [ask for ask in judged_asks if ask.id not in known])
+            answers = target.answer(batch.asks, batch.aborted, keep)
+            for answer in answers:
+                keep(answer)
+        known = {answer.id: answer for answer in answers} | known
     return [(ask, known[ask.id]) for ask in judged_asks]
 
 
-def fitting(ask: Ask, answer: Answer, config: ModelConfig) -> Answer:
-    """The answer with its routes in the oracle's form, or what is wrong with it: see fitting_tokens, routes.fitted."""
-    answer = fitting_tokens(ask, answer, config.vocab_size)
+def keeper(transcript: Transcript, asks: Sequence[Ask]) -> Arrived:
+    """Appends answers to these, and each only once."""
+    by_id = {ask.id: ask for ask in asks}
+    kept: dict[str, Answer] = {}
+
+    def keep(answer: Answer) -> None:
+        if answer.id in by_id and kept.get(answer.id) != answer:
+            transcript.append(by_id[answer.id], answer)
+            kept[answer.id] = answer
+
+    return keep
+
+
+def fitting(ask: Ask, answer: Answer, config: ModelConfig, is_aborted: bool = False) -> Answer:
+    """The answer with its routes in the oracle's form, or what is wrong with it: see validate, routes.fitted."""
+    answer = validate(ask, answer, config.vocab_size, is_aborted)
     if answer.error is not None or answer.token_ids is None or answer.routes is None:
         return answer
     rows = len(ask.prompt_token_ids) + len(answer.token_ids) - 1
@@ -385,20 +433,3 @@ def fitting(ask: Ask, answer: Answer, config: ModelConfig) -> Answer:
         return replace(answer, routes=fitted(answer.routes, rows, config))
     except RequestError as problem:
         return failed(ask, str(problem))
-
-
-def fitting_tokens(ask: Ask, answer: Answer, vocab_size: int) -> Answer:
-    """The answer, or what is wrong with it: ids outside the vocabulary, too many tokens, positive log-probabilities."""
-    if answer.error is not None or answer.token_ids is None:
-        return answer
-    token_ids = [*answer.token_ids, *(token_id for top in answer.top_logprobs or () for token_id in top)]
-    for token_id in token_ids:
-        if token_id >= vocab_size:
-            return failed(ask, f"token id {token_id}: expected 0 to {vocab_size - 1}", refuted=True)
-    if len(answer.token_ids) > ask.max_tokens:
-        return failed(ask, f"{len(answer.token_ids)} tokens, {ask.max_tokens} were asked for", refuted=True)
-    for values in (answer.logprobs or (), answer.prompt_logprobs or ()):
-        if max(values, default=0.0) > ROUNDING:
-            why = why_positive(values)
-            return failed(ask, f"log-probability {max(values)}: expected at most 0{why}", refuted=True)
-    return answer

@@ -11,20 +11,19 @@ with the prompt and the answer so far as the prompt; what can't be requested aga
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.oracle.agreement import ignores_stops
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.oracle.targets.records import SAMPLED, Ask
+from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.workloads import CASES, DEFAULT_CASES, text_of
 
 Kind = tuple[str, str, str]
 AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
-NEVER_ASKED = ("temperatures other than 0 and 1, top_p, penalties", "preempted requests (lfm2np fuzz)")
+NEVER_ASKED = "temperatures other than 0 and 1, top_p, penalties"
 
 MOST_TIMES = 4  # that one request is continued
 CONTINUES = "continues"  # the factor of such a request: the id of the one that ended early
@@ -93,15 +92,15 @@ def not_tested(
     lines.append(f"batches of more than {batch}" if batch > 1 else "batches")
     if not abilities.can_abort:
         lines.append("cancelled requests")
-    if ignores_stops(pairs):
-        lines.append("stop strings (sent, and ignored by the engine)")
-    elif not any(ask.stop for ask, _ in pairs):
+    if not any(ask.stop for ask, _ in pairs):
         lines.append("stop strings")
     if "seeds" not in asked:
         lines.append("seeds")
     if any(answer.token_ids for _, answer in pairs) and not any(answer.text for _, answer in pairs):
         lines.append("texts")
-    return [*lines, *NEVER_ASKED]
+    # No engine's counters are read; one that takes several requests may run out of blocks or slots.
+    unless = ", unless the engine preempted some by itself" if batch > 1 else ""
+    return [*lines, NEVER_ASKED, f"preempted requests{unless} (lfm2np fuzz)"]
 
 
 # --- answers that ended early: fewer tokens than requested, without a stop string
@@ -119,24 +118,23 @@ class EarlyEnds:
 def missing_tokens(pair: Pair) -> int:
     """How many an answer with some tokens lacks."""
     ask, answer = pair
-    if answer.error is not None or not answer.token_ids or ask.stop or answer.finish_reason == "abort":
+    if answer.error is not None or not answer.token_ids or ask.stop or answer.finish_reason != "stop":
         return 0
     return max(0, ask.max_tokens - len(answer.token_ids))
 
 
 def continuations(pairs: Sequence[Pair], tokenizer: Tokenizer | None, takes_token_ids: bool) -> tuple[Ask, ...]:
-    """Requests for the missing tokens; none for sampled answers, as a seed would start again."""
+    """Requests for the missing tokens, whose place is not yet noted; none for sampled answers, as a seed would start
+    again."""
     asks = []
     for ask, answer in pairs:
         missing, ids = missing_tokens((ask, answer)), (*ask.prompt_token_ids, *(answer.token_ids or ()))
         text = text_of(tokenizer, ids) if tokenizer is not None and missing else None
-        if missing and SAMPLED not in ask.factors and (takes_token_ids or text is not None):
+        if missing and not ask.is_sampled and (takes_token_ids or text is not None):
             factors = {**ask.factors, "length": len(ids), "prefix": "warm", "seen": len(ids), CONTINUES: ask.id}
             name = f"{ask.id}+{len(ids) - len(ask.prompt_token_ids)}"
             asks.append(Ask(name, ask.case, ids, missing, text, prompt_logprobs=False, factors=factors))
-    return tuple(
-        replace(ask, factors={**ask.factors, "beside": len(asks) > 1, "place": place}) for place, ask in enumerate(asks)
-    )
+    return tuple(asks)
 
 
 def without_vain(pairs: Sequence[Pair]) -> list[Pair]:

@@ -31,7 +31,7 @@ def serve(numerics: str) -> None:
         sys.exit(f"{hello}: expected protocol 1 and vocab_size {model.config.vocab_size}")
     name = f"lfm2np {lfm2np.__version__} {numerics}"
     abilities = {"logprobs": True, "top_logprobs": TOP, "prompt_logprobs": True, "at_once": AT_ONCE, "abort": True}
-    write({"kind": "hello", "protocol": 1, "engine": name, **abilities})
+    write({"kind": "hello", "protocol": 1, "engine": name, **abilities, "stops": model.has_tokenizer})
     engine = lfm2np.Engine(model, max_num_seqs=AT_ONCE)
     limits: dict[str, int] = {}  # request id -> after how many tokens it ends, or is to be aborted
     while (line := read())["kind"] != "bye":
@@ -54,6 +54,7 @@ def add(engine: lfm2np.Engine, ask: dict[str, Any]) -> bool:
             ignore_eos=True,
             logprobs=TOP,
             prompt_logprobs=prompt_logprobs,
+            stop=ask.get("stop") or (),
         )
         engine.add_request(ask["id"], ask["prompt_token_ids"], params)
     except lfm2np.Lfm2npError as problem:
@@ -87,6 +88,7 @@ def answer(output: lfm2np.RequestOutput) -> None:
         "logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [dict(each.top) for each in logprobs],
         "finish_reason": completion.finish_reason,
+        "text": completion.text,
     }
     if output.prompt_logprobs is not None and completion.finish_reason != "abort":
         line["prompt_logprobs"] = [each.logprob for each in output.prompt_logprobs if each]  # the first has none

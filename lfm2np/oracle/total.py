@@ -143,7 +143,8 @@ def decided(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, lis
         return Verdict.TIE, [f"every flip is within what {format_name} explains, and so are all of them together"]
     if any(position.is_rerouted for position in positions):
         return Verdict.ROUTE, ["tokens went to other experts only where the format can't tell the scores apart"]
-    return Verdict.EXACT, ["every token is the oracle's"]
+    reported = sum(position.error_ratio is not None for position in positions)
+    return Verdict.EXACT, [f"all {reported:,} log-probabilities are within {format_name}"]
 
 
 def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list[str]:

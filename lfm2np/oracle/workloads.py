@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.model.config import ModelConfig
 from lfm2np.network.ragged import common_prefix
-from lfm2np.oracle.targets.records import SAMPLED, Ask
+from lfm2np.oracle.targets.records import Ask
 from lfm2np.values import require_count
 
 BATCH = 8  # requests together in most cases: larger batches have a case of their own
@@ -105,7 +105,6 @@ class Writer:
 
     def ask(self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any) -> Ask:
         self.count += 1
-        drawn = {} if seed is None else {SAMPLED: True}
         return Ask(
             id=f"{case}-{self.count}",
             case=case,
@@ -113,7 +112,7 @@ class Writer:
             max_tokens=max(1, min(new, self.config.max_position_embeddings - len(ids))),
             prompt_text=None if self.tokenizer is None else text_of(self.tokenizer, ids),
             prompt_logprobs=case in SCORED and len(ids) > 1,
-            factors={"length": len(ids), **drawn, **factors},
+            factors={"length": len(ids), **factors},
             seed=seed,
         )
 
@@ -370,3 +369,14 @@ def noted(plan: Iterable[Round]) -> list[Round]:
         abort, most = "after" if batch.aborted else abort, max(most, len(batch.asks))
         batches.append(replace(batch, asks=tuple(asks)))
     return batches
+
+
+def noted_behind(asks: Sequence[Ask], orders: Iterator[int]) -> Round:
+    """A round that a plan can't know, made of requests of it: its own place, company and order, not those of the
+    requests that it comes from. `orders` gives numbers that no other request has."""
+    noted_asks = []
+    for place, ask in enumerate(asks):
+        abort = "none" if ask.factors.get("abort", "none") == "none" else "after"
+        notes = {"place": place, "abort": abort, "order": next(orders), "together": len(asks), "tenant": "later"}
+        noted_asks.append(replace(ask, factors={**ask.factors, **notes, "beside": len(asks) > 1}))
+    return Round(tuple(noted_asks))

@@ -14,11 +14,17 @@ FILES = lfm2np.trained_fixture().parent / "rollouts"
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory):
-    """A file whose sampler reports the exact values; the last line lacks one."""
+def scored():
+    """The exact values of three answers, under each reading."""
     rng = np.random.default_rng(3)
     model = lfm2np.load(lfm2np.trained_fixture())
     rollouts = [Rollout(str(n), tuple(rng.integers(8, 512, 9).tolist()), (20, 30, 40)) for n in range(3)]
+    return scores_of(model, rollouts)[0]
+
+
+@pytest.fixture(scope="module")
+def right(scored, tmp_path_factory):
+    """A file whose sampler reports the exact values; the last line lacks one."""
     lines = [
         {
             "id": each.rollout.id,
@@ -26,7 +32,7 @@ def right(tmp_path_factory):
             "token_ids": each.rollout.token_ids,
             "sampler_logprobs": each.logprobs[0].tolist()[: 3 if each.rollout.id != "2" else 2],
         }
-        for each in scores_of(model, rollouts)[0]
+        for each in scored
     ]
     path = tmp_path_factory.mktemp("rollouts") / "right.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -47,6 +53,27 @@ def test_right_rollouts_exit_with_0_and_count_what_is_left_out(right, capsys, tm
     again = json.loads(capsys.readouterr().out)
     assert again["scoring"]["tokens"] < figures["scoring"]["tokens"]  # exact scores are known, rounding errors are not
     assert again["sides"] == figures["sides"]
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize(("trainer", "verdict"), [("at temperature 0.7", "EXACT"), ("raw", "MISMATCH")])
+def test_a_temperature_that_is_not_stated_has_one_verdict_everywhere(trainer, verdict, scored, capsys, tmp_path):
+    """Fitted and said; a mismatch is what sampler and trainer report differently, stated or not."""
+    readings = {"sampler_logprobs": "at temperature 0.7", "trainer_logprobs": trainer}
+    lines = [
+        {"prompt_token_ids": each.rollout.prompt_token_ids, "token_ids": each.rollout.token_ids}
+        | {side: each.logprobs[each.numbers[reading]].tolist() for side, reading in readings.items()}
+        for each in scored
+    ]
+    path = tmp_path / "unstated.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    code, shown = main(["rollouts", str(path)]), capsys.readouterr()
+    first = shown.out.splitlines()[0]
+    assert first.startswith(f"verdict  {verdict}: ")
+    assert "at temperature 0.7" in first and "which the file does not say" in first
+    assert code == (verdict != "EXACT")
+    assert shown.err.startswith(f"lfm2np: ProofError: {verdict}: ") if code else not shown.err
+    assert "BUG" not in shown.out + shown.err
 
 
 @pytest.mark.rounding

@@ -371,6 +371,9 @@ def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.Monke
         ({"sizes": {"block_size": "4"}}, "sizes 'block_size': '4', expected an integer of at least 1"),
         ({"sizes": None}, "sizes None: expected a mapping"),
         ({"lacks": "states"}, "lacks 'states': expected a set of names"),
+        ({"lacks": ("fork" for _ in range(10**12))}, "lacks <generator .*: expected a set of names"),
+        ({"lacks": [["fork"]]}, r"lacks \['fork'\]: expected names among abort, "),
+        ({"lacks": {"x" * 10**6}}, r"^lacks 'x+\.\.\.x+': expected names"),
     ],
 )
 def test_what_is_declared_wrong_is_named(fields, line):

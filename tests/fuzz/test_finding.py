@@ -212,7 +212,6 @@ def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
         (lambda: drawn(f" {TEXTS_OF_THREE[3]}"), "that of its tokens"),
         (lambda: drawn(TEXTS_OF_THREE[2]), "that of its tokens"),
         (lambda: drawn(TEXTS_OF_THREE[3], "stop"), "finish_reason 'stop' after 3 tokens, expected 'length'"),
-        (lambda: drawn(TEXTS_OF_THREE[1], "length", 2, stop=TEXTS_OF_THREE[2][-1]), "'length' after 2 of 3 tokens"),
         (lambda: drawn(TEXTS_OF_THREE[2], "stop", 2, stop=TEXTS_OF_THREE[2][-1]), "its tokens before stop"),
     ],
 )
@@ -237,6 +236,8 @@ def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
     [
         (answer([300] * 6), "token id 300: expected 0 to 299"),
         (answer([A[0]] * 7), "7 tokens, 6 were asked for"),
+        (answer([A[0]] * 2), "finish_reason 'length' after 2 of 6 tokens"),
+        (answer([A[0]] * 6, reason="abort"), "finish_reason 'abort' after 6 of 6 tokens"),
         (answer([A[0]] * 6, [0.0] * 5 + [0.1]), "log-probability 0.1: expected at most 0"),
         (Answer("0", error="it said no"), "it said no"),
     ],

@@ -182,7 +182,7 @@ def renamed(value: Any) -> Any:
             IMPOSSIBLE,
             "no completion",
         ),  # type: ignore[arg-type]
-        (doing("step", lambda value: each(value, [Completion((5,), "length")])), IMPOSSIBLE, "1 tokens"),
+        (doing("step", lambda value: each(value, [Completion((5,), "length")])), IMPOSSIBLE, "after 1 of 4 tokens"),
         (doing("step", lambda value: {}), IMPOSSIBLE, "the engine says that it is done"),
         (doing("step", renamed), IMPOSSIBLE, "the engine says that it is done"),
         (doing("state", raises), FAILED, "state(): ValueError"),

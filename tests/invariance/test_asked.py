@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
@@ -13,6 +15,7 @@ from lfm2np.invariance.invariance_report import Report, as_html, as_json, as_tex
 from lfm2np.invariance.questions import Sizes
 from lfm2np.invariance.relations import NAMES, RELATIONS
 from lfm2np.invariance.rounding_spread import Outcome
+from lfm2np.oracle.targets.records import Answer
 from lfm2np.oracle.targets.target import TargetError
 
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
@@ -144,6 +147,48 @@ def test_other_tokens_without_a_log_probability_leave_the_verdict_open() -> None
     lines = as_text(report).splitlines()
     assert lines[-1].startswith("INCONCLUSIVE: not judged: ") and "warm, prefixes" in lines[-1]
     assert any(line.startswith("warm: prompt of ") and " instead of " in line for line in lines)
+
+
+class Curt(Pretend):
+    """Reports the log-probabilities of the tokens that it chose alone."""
+
+    def answer(self, now: Circumstances, sample: int) -> Answer:
+        return replace(super().answer(now, sample), top_logprobs=None)
+
+
+@pytest.mark.parametrize(("format_name", "noise"), [("float32", 1e-6), ("float16", 5e-3), ("bfloat16", 0.05)])
+def test_near_ties_of_an_engine_that_reports_chosen_tokens_alone_are_explained(format_name: str, noise: float) -> None:
+    checked = asking(Curt(noise), format_name).run()
+    assert broken(checked) == set()
+    assert [name for name, shown in outcomes(checked).items() if shown is Outcome.UNKNOWN] == ["greedy"]
+    flips = sum(held.score.flips for held in checked.held if held.score is not None)
+    assert flips > 9 or format_name != "bfloat16"
+
+
+class Withholds(Curt):
+    """Beside others it gives other tokens, and no numbers."""
+
+    def answer(self, now: Circumstances, sample: int) -> Answer:
+        answer = super().answer(now, sample)
+        others = tuple((token + 1) % VOCAB for token in answer.token_ids or ())
+        return replace(answer, token_ids=others, logprobs=None, text=None) if now.beside else answer
+
+
+class SecondBest(Pretend):
+    """Beside others it takes the second best token, and reports the right numbers."""
+
+    def answer(self, now: Circumstances, sample: int) -> Answer:
+        self.second_at = 1 if now.beside else None
+        return super().answer(now, sample)
+
+
+@pytest.mark.parametrize("engine", [Withholds, SecondBest])
+@pytest.mark.parametrize(("format_name", "noise"), [("float32", 1e-6), ("bfloat16", 0.05)])
+def test_other_tokens_beside_others_break_whatever_is_reported(
+    engine: type[Pretend], format_name: str, noise: float
+) -> None:
+    chosen = [relation for relation in RELATIONS if relation.name in ("batch", "decode", "twins", "burst")]
+    assert broken(asking(engine(noise), format_name).run(chosen)) == {"batch", "twins", "burst"}
 
 
 def test_a_coarser_format_that_would_explain_it_is_named() -> None:

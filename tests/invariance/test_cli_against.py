@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -10,11 +12,16 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import beside_others
 import pytest
 from served_here import serving
 
+from lfm2np.cli import check as check_command
+from lfm2np.cli import fuzz as fuzz_command
 from lfm2np.cli import main
+from lfm2np.cli.program import build_parser
 from lfm2np.conformance.plugin import github_lines
+from lfm2np.errors import Lfm2npError
 from lfm2np.faults import inject
 from lfm2np.invariance.relations import NAMES
 
@@ -91,6 +98,46 @@ def test_what_a_fault_breaks_is_shrunk_and_shown_again(capsys: pytest.CaptureFix
     assert "BROKEN: warm, prefixes" in page and "<script" not in page
 
 
+@pytest.mark.parametrize("kind", ["python", "exec", "http"])
+def test_an_engine_that_gives_other_tokens_beside_others_is_broken(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It reports -0.001 for each token that it chose, and nothing of others: no difference of what both report."""
+    with contextlib.ExitStack() as stack:
+        target = {"python": "beside_others:likely", "exec": beside_others.command("likely")}.get(kind)
+        if target is None:
+            server = stack.enter_context(contextlib.closing(beside_others.Server(beside_others.Engine(-0.001))))
+            target = f"http://127.0.0.1:{server.server_address[1]}"
+        code, report, last = check(capsys, target, "--against", "itself", "--relations", "batch,twins")
+    assert code == 1 and last == "lfm2np: ProofError: BROKEN: batch, twins"
+    (row, _) = report["engines"][0]["relations"]
+    assert row["flips"] and row["noise"] > 9 and "at least 9.8 nat" in row["what"]
+
+
+def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left_open(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    few = ("--against", "itself", "--relations", "batch")
+    page = tmp_path / "r.html"
+    code, report, _ = check(capsys, "beside_others:undecided", *few, "--html", str(page))
+    assert code == 1 and "positions have other tokens" in report["engines"][0]["relations"][0]["what"]
+    assert "positions have other tokens" in page.read_text(encoding="utf-8")
+    code, report, _ = check(capsys, "beside_others:silent", *few)
+    assert code == 2 and report["verdict"] == "INCONCLUSIVE: not judged: batch"
+    code, report, _ = check(capsys, "beside_others:certain", *few)
+    assert code == 1 and 20 < report["engines"][0]["relations"][0]["noise"] < 30
+    assert check(capsys, "beside_others:right", *few)[0] == 0
+
+
+def test_fuzz_finds_other_tokens_beside_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--against", "itself", *SIZES, "--examples", "20", "--shrink-minutes", "0", "--json"]
+    words += ["--out", str(tmp_path)]
+    for name, code in (("likely", 1), ("undecided", 1), ("right", 0)):
+        assert main(["fuzz", f"beside_others:{name}", *words]) == code, name
+        found = json.loads(capsys.readouterr().out)["findings"]
+        assert [finding["kind"] for finding in found] == ["differs"] * code
+
+
 @pytest.mark.slow
 def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["fuzz", "--against", "itself", *SIZES, "--examples", "60", "--shrink-minutes", "0.05", "--json"]
@@ -137,6 +184,9 @@ def test_an_exact_engine_in_this_process_has_equal_bits_under_every_relation(
         (["--cases", "long"], "--cases: not with --against"),
         (["--first"], "--first: not with --against"),
         (["--workers", "2"], "--workers: not with --against"),
+        (["--kv-format", "float8"], "--kv-format: not with --against"),
+        (["--rope", "transformers"], "--rope: not with --against"),
+        (["--name", "x"], "--name: only with a server as TARGET"),
         (["--relations", "batch,none"], "--relations 'none': expected some of batch"),
         (["--format", "auto"], "--format auto: it is read from a checkpoint"),
         (["--vocab-size", "3"], "--vocab-size 3: expected at least 16"),
@@ -158,6 +208,38 @@ def test_wrong_arguments_are_one_line_and_exit_code_3(
 def test_options_without_a_use_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", OWN, *words]) == 3
     assert f"{words[0]}: only with --against" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seed", "1"], ["--timeout", "9"], ["--save", "x"], ["--cases", "stops"]])
+def test_a_file_of_answers_asks_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "answers.jsonl", *words]) == 3
+    assert f"{words[0]}: not with a file of answers" in capsys.readouterr().err
+
+
+class Read(argparse.Namespace):
+    """Arguments that remember which of them were read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        vars_ = super().__getattribute__("__dict__")
+        if name in vars_:
+            READ.add(name)
+        return super().__getattribute__(name)
+
+
+READ: set[str] = set()
+
+
+@pytest.mark.parametrize(("command", "module"), [("check", check_command), ("fuzz", fuzz_command)])
+def test_each_option_is_used_or_refused_with_against(
+    command: str, module: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [command, "beside_others:likely", "--against", "itself", *SIZES, "--out", str(tmp_path / "out")]
+    words += ["--relations", "batch"] if command == "check" else ["--examples", "3", "--shrink-minutes", "0"]
+    arguments = build_parser(command).parse_args(words)
+    READ.clear()
+    with pytest.raises(Lfm2npError):
+        module.run(Read(**vars(arguments)))
+    assert not set(vars(arguments)) - {"command", "run"} - READ
 
 
 def test_no_server_and_no_token_ids(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,8 +32,9 @@ def groups(size: float, count: int, seed: int = 0) -> list[list[float]]:
     return [[abs(choice.gauss(0, size)) for _ in range(12)] for _ in range(count)]
 
 
-def at(*noise: float, is_flip: bool = False) -> Compared:
-    return Compared(0, noise[0] if noise else None, noise, not any(noise) and not is_flip, is_flip)
+def at(*noise: float, is_flip: bool = False, is_open: bool = False) -> Compared:
+    is_equal = not any(noise) and not is_flip
+    return Compared(0, noise[0] if noise else None, noise, is_equal, is_flip, is_open=is_open)
 
 
 def test_a_broken_minority_does_not_raise_the_spread() -> None:
@@ -81,15 +82,26 @@ def test_a_position_that_amplifies_rounding_is_explained(format_name: str, size:
 
 
 def test_tokens_that_were_drawn_may_differ() -> None:
-    assert outcome([at(0.0), at(is_flip=True)], is_drawn=True) is Outcome.WITHIN
+    assert outcome([at(0.0), at(is_flip=True, is_open=True)], SPREAD, is_drawn=True) is Outcome.WITHIN
 
 
 def test_another_token_without_a_log_probability_is_not_judged() -> None:
     assert beyond(SPREAD, [at(is_flip=True)]) is None
-    assert outcome([at(is_flip=True)]) is Outcome.UNKNOWN
-    assert outcome([]) is Outcome.UNKNOWN
-    assert outcome([at()]) is Outcome.TOKENS and score_of([[at()]]).equal == 0
-    assert outcome([at(0.0)]) is Outcome.EQUAL and outcome([at(0.0), at(0.01)]) is Outcome.WITHIN
+    assert outcome([at(is_flip=True)], SPREAD) is Outcome.UNKNOWN
+    assert outcome([], SPREAD) is Outcome.UNKNOWN
+    assert outcome([at()], SPREAD) is Outcome.TOKENS and score_of([[at()]]).equal == 0
+    assert outcome([at(0.0)], SPREAD) is Outcome.EQUAL and outcome([at(0.0), at(0.01)], SPREAD) is Outcome.WITHIN
+
+
+def test_other_tokens_that_may_be_near_ties_are_judged_by_how_many_they_are() -> None:
+    tie = at(0.0, is_flip=True, is_open=True)
+    few, some, many = ([at(0.0)] * (100 - count) + [tie] * count for count in (3, 8, 20))
+    assert beyond(SPREAD, few) is None and outcome(few, SPREAD) is Outcome.WITHIN
+    assert beyond(SPREAD, some) is None and outcome(some, SPREAD) is Outcome.UNKNOWN
+    excess = beyond(SPREAD, many)
+    assert excess is not None and excess.index == 80 and "20 of 100 positions have other tokens" in excess.what
+    large = beyond(SPREAD, [at(9.8, is_flip=True, is_open=True)])
+    assert large is not None and "at least 9.8 nat" in large.what
 
 
 def test_with_bits_demanded_any_difference_is_beyond() -> None:

@@ -58,10 +58,10 @@ class Kept(PythonTarget):
 
     known: ClassVar[dict[str, list[Answer]]] = {}
 
-    def _together(self, asks: Sequence[Ask], aborted: Collection[str]) -> list[Answer]:
+    def _together(self, asks: Sequence[Ask], aborted: Collection[str], *more: Any) -> list[Answer]:
         key = repr((self._name, self._model, self._sizes, self._options, asks, sorted(aborted)))
         if key not in self.known:
-            self.known[key] = super()._together(asks, aborted)
+            self.known[key] = super()._together(asks, aborted, *more)
         return list(self.known[key])
 
 

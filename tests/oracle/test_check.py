@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import lfm2np
 from lfm2np.faults import inject
 from lfm2np.loading import Model
-from lfm2np.oracle.check import check, fitting_tokens, judged
+from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise
@@ -27,6 +27,7 @@ from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,
+    WRONG,
     Position,
     Verdict,
     flip_probability,
@@ -39,6 +40,7 @@ from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer
 from lfm2np.oracle.targets.target import Abilities
+from lfm2np.oracle.targets.validate import validate
 from lfm2np.oracle.total import total
 from lfm2np.oracle.workloads import DEFAULT_CASES, Writer, noted, rounds
 
@@ -207,8 +209,28 @@ def test_one_error_beyond_a_format_that_fits_all_others_is_a_bug_and_no_other_fo
     assert "errs like" not in verdict.reasons[0]
 
 
-def told(model: Model) -> list[tuple[Ask, Answer]]:
-    target = Kept("engines:float32", model.path)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_normalisers_shift_is_forgiven_at_all_positions_together(model: Model, sign: float) -> None:
+    """A log-softmax that adds V float32 terms one after another is off by up to V * 2**-25 at each token."""
+
+    def shifted(by: float) -> Verdict:
+        pairs = []
+        for ask, answer in exact:
+            values = {
+                name: tuple(min(0.0, value + by) for value in getattr(answer, name) or ())
+                for name in ("logprobs", "prompt_logprobs")
+            }
+            pairs.append((ask, replace(answer, top_logprobs=None, **values)))
+        return judged(model, Abilities("shifted"), "float32", pairs, known=known).total.verdict
+
+    exact, known = told(model, "lfm2np.conformance.adapters:own"), Known()
+    most = math.ldexp(model.config.vocab_size, -25)
+    assert shifted(sign * most) is Verdict.EXACT
+    assert shifted(8.0 * sign * most) in WRONG
+
+
+def told(model: Model, engine: str = "engines:float32") -> list[tuple[Ask, Answer]]:
+    target = Kept(engine, model.path)
     target.probe()
     asks = [ask for round_ in rounds(Writer(model.config, None, 1), ["short-prompts"]) for ask in round_.asks]
     return list(zip(asks, target.answer(asks), strict=True))
@@ -217,8 +239,8 @@ def told(model: Model) -> list[tuple[Ask, Answer]]:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (Answer("a", (512,)), "token id 512: expected 0 to 511"),
-        (Answer("a", (3,), None, ({600: -1.0},)), "token id 600"),
+        (Answer("a", (512,)), "token_ids: token id 512: expected 0 to 511"),
+        (Answer("a", (3,), None, ({600: -1.0},)), "top_logprobs[0]: token id 600"),
         (Answer("a", (3, 4, 5)), "3 tokens, 2 were asked for"),
         (Answer("a", (3,), (0.5,)), "log-probability 0.5"),
         (Answer("a", (3,), (-0.5,), None, (1.0,)), "log-probability 1.0"),
@@ -226,9 +248,10 @@ def told(model: Model) -> list[tuple[Ask, Answer]]:
 )
 def test_an_answer_that_cannot_be_is_an_error(answer: Answer, problem: str) -> None:
     ask = Ask("a", "short-prompts", (1, 2), 2)
-    assert problem in (fitting_tokens(ask, answer, 512).error or "")
-    fine = Answer("a", (3,), (-0.5,), ({3: -0.5},), (-1.0,))
-    assert fitting_tokens(ask, fine, 512) is fine
+    refuted = validate(ask, answer, 512)
+    assert refuted.refuted and problem in (refuted.error or "")
+    fine = Answer("a", (3, 4), (-0.5, -0.5), ({3: -0.5}, {4: -0.5}), (-1.0,))
+    assert validate(ask, fine, 512) is fine
 
 
 # --- the parts
@@ -343,11 +366,11 @@ def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Pat
     class Dying(Kept):
         calls = 0
 
-        def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
+        def answer(self, asks, aborted=(), *more):  # type: ignore[no-untyped-def]
             Dying.calls += 1
             if Dying.calls == 4:
                 raise KeyboardInterrupt
-            return super().answer(asks, aborted)
+            return super().answer(asks, aborted, *more)
 
     path = tmp_path / "answers.jsonl"
     target = Dying("engines:float32", model.path)

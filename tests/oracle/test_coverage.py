@@ -14,12 +14,13 @@ from lfm2np.faults.edits import Edit, Fault
 from lfm2np.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
 from lfm2np.oracle.check import check, judged
-from lfm2np.oracle.coverage import EarlyEnds, early_ends
+from lfm2np.oracle.coverage import EarlyEnds, early_ends, not_tested
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.reports.report import as_text, exit_code
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, failed
+from lfm2np.oracle.targets.target import Abilities
 
 pytestmark = pytest.mark.rounding
 
@@ -31,7 +32,7 @@ class Changed(Kept):
         super().__init__("engines:float32", model.path, at_once=at_once)
         self.change = change
 
-    def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
+    def answer(self, asks, aborted=(), *more):  # type: ignore[no-untyped-def]
         return [self.change(ask, answer) for ask, answer in zip(asks, super().answer(asks, aborted), strict=True)]
 
 
@@ -190,20 +191,22 @@ def test_right_stop_strings_and_seeds_are_right(model: Model, form: str) -> None
     assert not {"stop strings", "seeds"} & set(result.not_tested)
 
 
-def test_an_engine_without_stop_strings_or_seeds_is_right_and_they_are_not_tested(model: Model) -> None:
-    """It ignores the one, and refuses the other."""
-
+def test_an_engine_that_refuses_stop_strings_and_seeds_is_right_and_they_are_not_tested(model: Model) -> None:
     def poor(ask: Ask, answer: Answer) -> Answer:
-        if ask.seed is not None:
-            return failed(ask, "greedy only")
-        if ask.stop is not None:
-            return replace(whole[ask.prompt_token_ids], id=ask.id)
-        return whole.setdefault(ask.prompt_token_ids, answer)
+        return answer if ask.seed is None and ask.stop is None else failed(ask, "greedy only")
 
-    whole: dict[tuple[int, ...], Answer] = {}
     result = checked_target(model, Changed(model, poor), cases=("stops", "seeds"))
     assert result.total.verdict is Verdict.EXACT
-    assert {"stop strings (sent, and ignored by the engine)", "seeds"} <= set(result.not_tested)
+    assert {"stop strings", "seeds"} <= set(result.not_tested)
+
+
+def test_preemption_is_not_denied_where_it_may_have_happened(model: Model) -> None:
+    """No engine's counters are read, so only one request at a time is never preempted for sure."""
+    alone, beside = checked_right(model, "float32"), Abilities("in batches", at_once=8)
+    words = not_tested(beside, alone.pairs, (), 0, alone.positions)[-1]
+    assert "preempted" in words and "unless" in words
+    words = not_tested(replace(beside, at_once=1), alone.pairs, (), 0, alone.positions)[-1]
+    assert "preempted" in words and "unless" not in words
 
 
 def of_scale(ask: Ask, row: int, scale: float) -> Position:

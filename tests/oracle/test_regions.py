@@ -97,7 +97,7 @@ COLD = "prompts whose first 8 tokens are new"
     [
         (decode, ["prefill"], ["decode"]),
         (later, ["alone or first of a batch"], ["later in a batch"]),
-        (lambda position: place_of(position) != "alone", ["alone"], ["first of a batch or later in a batch"]),
+        (lambda position: place_of(position) != "alone", ["alone"], ["only beside other requests"]),
         (warm, [COLD], [WARM]),
         (lambda position: position.row >= 8, ["before position 8"], ["from position 8 on"]),
         (
@@ -221,6 +221,39 @@ def test_the_first_cause_says_where_it_is_wrong_and_others_stand_under_it() -> N
     assert second.where == "also wrong by itself: in decode" and len(more) <= 1
     first, *_ = findings(positions(lambda position: position.row >= 1))
     assert first.sure == CERTAIN and first.suspect.startswith("attention or rotation of positions")
+
+
+def test_a_beginning_that_all_requests_share_is_right_once() -> None:
+    """Everything is wrong, as with a wrong operator, but the first row of what begins with a BOS: one computation."""
+    begun = [
+        Round(tuple(replace(ask, prompt_token_ids=(1, *ask.prompt_token_ids[1:])) for ask in round_.asks))
+        for round_ in PLAN
+    ]
+    judged = positions(lambda position: position.row >= 1 or position.ask.prompt_token_ids[0] != 1, begun)
+    assert not any(cause.sure == CERTAIN and "right" in cause.where for cause in findings(judged)), lines(judged)
+    first, *_ = findings(
+        positions(lambda position: position.row >= 1)
+    )  # right once a request where those begin with other tokens
+    assert first.sure == CERTAIN and first.where.startswith("wrong from position 1 on")
+
+
+def test_certain_is_only_what_leaves_right_engines_errors() -> None:
+    """What is not wrong before position 8 errs four times as much as a format: the limit hides what is wrong there."""
+    judged = [
+        position if position.is_wrong else replace(position, error=1.0, error_ratio=4.0, error_size=4.0)
+        for position in positions(lambda position: position.row >= 8)
+    ]
+    assert findings(judged)[0].sure != CERTAIN
+
+
+def test_a_wrong_operator_that_is_right_by_luck_is_no_region() -> None:
+    """Three of four positions are wrong; in prompts of 4 tokens or more nearly all are. That explains little."""
+    random = np.random.Generator(np.random.Philox(key=[5, 5]))
+
+    def is_wrong(position: Position) -> bool:
+        return random.random() < (0.2 if len(position.ask.prompt_token_ids) < 4 else 0.85)
+
+    assert all(cause.sure == "a guess" for cause in findings(positions(is_wrong))[:1])
 
 
 def test_a_sliver_is_not_called_right() -> None:

@@ -232,3 +232,10 @@ def test_what_can_not_be_leapt_over_is_refused_and_changes_nothing() -> None:
     assert repr(everything(scheduler)) == before
     assert [request.request_id for request in leap(scheduler, 8, {"a": [7] * 8}).finished] == ["a"]
     assert not scheduler.has_unfinished
+
+
+def test_stop_tokens_may_come_as_a_list() -> None:
+    scheduler = Scheduler(SchedulerConfig(8))
+    scheduler.add(Request("a", (1, 2), max_tokens=9, stop_token_ids=[END]))  # type: ignore[arg-type]
+    scheduler.update(scheduler.schedule(), {"a": [7]})
+    assert [request.request_id for request in leap(scheduler, 3, {"a": [7, 7, END]}).finished] == ["a"]

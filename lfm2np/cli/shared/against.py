@@ -8,21 +8,26 @@ import time
 
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.format_options import AUTO
-from lfm2np.cli.shared.parser import add, option, require_at_least, require_times
+from lfm2np.cli.shared.parser import add, require_at_least, require_times
 from lfm2np.errors import RequestError
 from lfm2np.invariance.questions import DEFAULT_VOCAB
 from lfm2np.invariance.target_engine import Options
-from lfm2np.oracle.judging.formats import KV, with_kv
 from lfm2np.oracle.targets.records import parse_line
 
 ITSELF = "itself"
 LEAST_VOCAB = 16
-NEED_TRUTH = {  # options for a comparison with exact arithmetic, and their values when not given
-    **dict.fromkeys(("cases", "at_once", "save", "resume", "locate", "results", "dask", "tokenizer")),
-    "first": False,
-    "constants": False,
-    "workers": 0,
-}
+WITH, WITHOUT = "not with --against, which needs no truth", "only with --against"
+LOCAL = "only with a server as TARGET"
+NEED_TRUTH = ("rope", "tokenizer", "kv_format", "workers", "dask", "results")  # of `check` and `fuzz`
+NEED_AGAINST = ("vocab_size", "bitwise")
+NEED_SERVER = ("name",)
+
+
+def modes(arguments: argparse.Namespace) -> list[str]:
+    """Those above that the arguments call for, for `refuse_unused`."""
+    targets = (arguments.target, arguments.against or "")
+    is_local = not any(target.startswith(("http:", "https:")) for target in targets)
+    return [WITHOUT if arguments.against is None else WITH, *([LOCAL] if is_local else [])]
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -30,7 +35,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         model=checkpoint_path(arguments.model),
         name=arguments.name,
         timeout=arguments.timeout,
-        dtype=format_name(arguments).partition(KV)[0],
+        dtype=format_name(arguments),
         vocab=arguments.vocab_size,
         block=arguments.block_size,
         chunk=arguments.chunk,
@@ -50,14 +55,11 @@ def vary_of(text: str | None) -> dict[str, object] | None:
 def format_name(arguments: argparse.Namespace) -> str:
     if arguments.format == AUTO:
         raise RequestError(f"--format {AUTO}: it is read from a checkpoint, and --against needs none: expected a name")
-    return with_kv(arguments.format, arguments.kv_format)
+    return str(arguments.format)
 
 
 def require(arguments: argparse.Namespace) -> None:
-    """RequestError that names an option that is wrong, or has no use without a truth."""
-    for name, value in NEED_TRUTH.items():
-        if getattr(arguments, name, value) != value:
-            raise RequestError(f"{option(name)}: not with --against, which needs no truth")
+    """RequestError that names an option that is wrong."""
     require_at_least(arguments, vocab_size=LEAST_VOCAB, block_size=1, chunk=2, max_num_seqs=1, max_model_len=32, seed=0)
     require_times(arguments, "minutes", "timeout")
     if arguments.against != ITSELF and ":" not in arguments.against:

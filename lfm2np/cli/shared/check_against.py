@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from lfm2np.cli.shared import against
-from lfm2np.cli.shared.parser import option
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, write_pages
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.fuzz.played import Takes
@@ -19,10 +18,6 @@ from lfm2np.invariance.invariance_report import Report, as_html, as_json, as_jun
 from lfm2np.invariance.relations import NAMES, RELATIONS, Relation
 from lfm2np.invariance.target_engine import engine_of, smaller
 
-WITH_AGAINST = {  # options that need --against, and their values when not given
-    **dict.fromkeys(("relations", "vary", "out", "vocab_size", "minutes", "block_size", "chunk", "max_num_seqs")),
-    "bitwise": False,
-}
 PAGES = {"html": as_html, "junit": as_junit}
 SHRINK_SECONDS = 60.0
 
@@ -49,13 +44,6 @@ def require(arguments: argparse.Namespace) -> None:
         from lfm2np.fuzz.hand_over import require_place
 
         require_place(Path(arguments.out))
-
-
-def require_unused(arguments: argparse.Namespace) -> None:
-    """RequestError for an option that has no effect without --against."""
-    for name, value in WITH_AGAINST.items():
-        if getattr(arguments, name) != value:
-            raise RequestError(f"{option(name)}: only with --against")
 
 
 def chosen(names: str | None) -> Sequence[Relation]:

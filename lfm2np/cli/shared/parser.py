@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -22,6 +24,7 @@ EXIT_CODES = """exit codes:
   130  interrupted"""
 
 KINDS = {"N": int, "K": int, "P": int, "S": float, "T": float, "R": float}  # of values, by their letter in the help
+LIKE = 0.7  # of difflib: from here on a word may be meant
 Command = Callable[[argparse.Namespace], None]
 MODEL_HELP = "checkpoint directory, or a GGUF file (default: the trained fixture)"
 ROPE_HELP = (
@@ -42,16 +45,59 @@ def one_line(message: str) -> str:
     return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in " ".join(message.split()))
 
 
+def meant(word: str, known: Iterable[str]) -> str:
+    """; did you mean ...? with the known word that is most like it, if one is."""
+    by_letters = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(word.lstrip("-"), by_letters, 1, LIKE)
+    return f"; did you mean {by_letters[near[0]]}?" if near else ""
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Of it and of its commands; of an unknown one the program has all, else those of the command that is run."""
+    options: set[str] = set()
+    for action in parser._actions:
+        options.update(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            options.update(*map(options_of, action.choices.values()))
+    return options
+
+
 class OneLineParser(argparse.ArgumentParser):
     usage_exit_code = RequestError.exit_code
 
+    def parse_args(
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:  # as argparse's, with the option that was meant
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(
+                f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], options_of(self))}"
+            )
+        return parsed
+
     def error(self, message: str) -> NoReturn:
+        if choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message, re.DOTALL):
+            message += meant(choice[1], re.findall(r"[\w.-]+", choice[2]))
         raise SystemExit(fail(f"{message} (see {self.prog} --help)", self.usage_exit_code))
 
 
 def option(name: str) -> str:
     """As the command line spells it: --max-num-seqs of max_num_seqs."""
     return f"--{name.replace('_', '-')}"
+
+
+def add_modes(parser: argparse.ArgumentParser, modes: Mapping[str, Sequence[str]]) -> None:
+    """Options that a mode of the command does not use, by the words that say so: see `refuse_unused`."""
+    unused = {words: {name: parser.get_default(name) for name in names} for words, names in modes.items()}
+    parser.set_defaults(unused=unused)
+
+
+def refuse_unused(arguments: argparse.Namespace, *modes: str) -> None:
+    """RequestError that names the first option that is given though one of these modes does not use it."""
+    for words in modes:
+        for name, default in arguments.unused[words].items():
+            if getattr(arguments, name) != default:
+                raise RequestError(f"{option(name)}: {words}")
 
 
 def require_at_least(arguments: argparse.Namespace, **least: int) -> None:

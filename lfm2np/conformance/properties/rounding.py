@@ -17,12 +17,12 @@ from typing import Any
 from lfm2np.conformance.draining import Violation
 from lfm2np.conformance.strategies.tiny_models import AnyModel, loaded
 from lfm2np.engine_protocol import Completion, Factory
-from lfm2np.oracle.check import fitting_tokens
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, probability_words
 from lfm2np.oracle.targets.records import Answer, Ask, checked_answer
+from lfm2np.oracle.targets.validate import validate
 
 UNJUDGED = frozenset({"reference-noise", "processors"})  # features that no model of rounding errors speaks of
 SMALL_RANGE = ("float16", "q8", "int8", "int4")  # formats that can't hold the weights of models that overflow
@@ -73,7 +73,7 @@ def require_explained(
             fields = {"token_ids": answer.token_ids, "logprobs": answer.logprobs}
             if answer.finish_reason in ("stop", "length"):  # else only a part of the prompt may be computed
                 fields["prompt_logprobs"] = answer.prompt_logprobs
-            checked = fitting_tokens(ask, checked_answer(ask, fields), model.vocab_size)
+            checked = validate(ask, checked_answer(ask, fields), model.vocab_size)
             if checked.error is not None:
                 raise Violation(f"{where}: {checked.error}")
             pairs.append((ask, checked))

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lfm2np.conformance.schedulers.managed import as_scheduler
-from lfm2np.engine_protocol import load_factory
+from lfm2np.engine_protocol import load_factory, names_in
 from lfm2np.errors import RequestError
+from lfm2np.values import show
 from scheduler.protocol import FEATURES, POLICIES, SIZES
 
 Factory = Callable[[Mapping[str, Any]], Any]
@@ -51,10 +52,17 @@ class Calls:
         self.failed: Callable[[str, str], NoReturn] = raise_violation
         adapted = self._run("factory", make, dict(sizes))
         self.adapted = as_scheduler(adapted, sizes)
-        self.lacks = names_in(self.adapted, "lacks", FEATURES)
+        self.lacks = self._names("lacks", FEATURES)
         self.lacks |= {feature for feature, method in NEEDED.items() if not hasattr(self.adapted, method)}
-        self.policies = names_in(self.adapted, "policies", POLICIES)
-        self.sizes: dict[str, Any] = {**sizes, **sizes_in(self.adapted)}
+        self.policies = self._names("policies", POLICIES)
+        self.sizes: dict[str, Any] = {**sizes, **sizes_in(self._declared("sizes", {}))}
+
+    def _declared(self, attribute: str, default: Any) -> Any:
+        return self._run(attribute, lambda: getattr(self.adapted, attribute, default))
+
+    def _names(self, attribute: str, known: Mapping[str, str]) -> frozenset[str]:
+        expected = f"names among {', '.join(known)}"
+        return names_in(attribute, self._declared(attribute, ()), known, expected)
 
     def has(self, method: str) -> bool:
         return hasattr(self.adapted, method)
@@ -97,25 +105,14 @@ def raised(name: str, arguments: tuple[Any, ...], problem: BaseException) -> str
     return f"{name}({given}) raised {type(problem).__name__}: {' '.join(str(problem).split())}{where}"
 
 
-def names_in(adapted: Any, attribute: str, known: Mapping[str, str]) -> frozenset[str]:
-    given = getattr(adapted, attribute, ())
-    if isinstance(given, str) or not hasattr(given, "__iter__"):
-        raise RequestError(f"{attribute} {given!r}: expected a set of names")
-    names = frozenset(given)
-    for name in names - known.keys():
-        raise RequestError(f"{attribute} {name!r}: expected names among {', '.join(known)}")
-    return names
-
-
-def sizes_in(adapted: Any) -> dict[str, Any]:
-    given = getattr(adapted, "sizes", {})
+def sizes_in(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise RequestError(f"sizes {given!r}: expected a mapping")
+        raise RequestError(f"sizes {show(given)}: expected a mapping")
     for name, value in given.items():
         if name not in SIZES:
-            raise RequestError(f"sizes {name!r}: expected names among {', '.join(SIZES)}")
+            raise RequestError(f"sizes {show(name)}: expected names among {', '.join(SIZES)}")
         if name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens") and not is_size(value):
-            raise RequestError(f"sizes {name!r}: {value!r}, expected an integer of at least 1")
+            raise RequestError(f"sizes {name!r}: {show(value)}, expected an integer of at least 1")
     return dict(given)
 
 

@@ -1,11 +1,12 @@
 """What the errors of a check depend on: one first cause, how certain it is, and at most two more.
 
-certain   all that is wrong lies where the cause says, at least PURE of the requests there are wrong, and the chance of
-          that by accident is below SURE_CHANCE (Fisher's exact test); or every request is wrong, and no factor
-          separates them
-likely    the first two, with a larger chance, or one of both with a chance below MOST_CHANCE; or no factor separates
-          wrong from right, and wrong requests were right in some or all of their repeats, or right alone and wrong
-          beside others
+certain   all that is wrong lies where the cause says, at least PURE of the requests there are wrong, the chance of that
+          by accident is below SURE_CHANCE (Fisher's exact test), the rest errs like a right engine, and nothing else
+          explains as much: at least SURE_SHARE of what is right and what is wrong; or every request is wrong, and no
+          factor separates them
+likely    the first two, with a larger chance, or one of both with a chance below MOST_CHANCE, and LIKELY_SHARE is
+          explained; or no factor separates wrong from right, and wrong requests were right in some or all of their
+          repeats, or right alone and wrong beside others
 a guess   anything else
 """
 
@@ -17,13 +18,14 @@ from itertools import pairwise
 
 from lfm2np.oracle.causes.regions import MOST_CHANCE, Description, described, so_unlike
 from lfm2np.oracle.causes.scales import LEAK
-from lfm2np.oracle.factors import LEAST, Groups, grouped
+from lfm2np.oracle.factors import LEAST, Groups, group_of, grouped
 from lfm2np.oracle.judging.verdict import Position
 
 MOST_NAMES = 3  # of requests, in one line
 MOST_MORE = 2  # causes under the first
 PURE = 0.9
 SURE_CHANCE = 1e-9
+SURE_SHARE, LIKELY_SHARE = 0.5, 0.2  # of what is explained: a wrong operator is right by luck here and there
 ALONE_CHANCE = 1e-3  # of such a difference between repeats alone and beside others: one hypothesis, not ten thousand
 CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
 
@@ -66,9 +68,9 @@ class Repeats:
 
 
 def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[Suspicion]:
-    """The first cause, then others; none if the format explains the errors."""
+    """The first cause, then others; of errors that the format explains only what repeats of wrong stops show."""
     if not any(group.is_off for group in grouped(positions, "case").values()):
-        return []
+        return repeated(positions, repeats)
     regions = described(positions)
     causes = [] if regions is None else region_causes(positions, regions)
     if not causes or causes[0].sure == GUESS:
@@ -95,9 +97,10 @@ def region_causes(positions: Sequence[Position], regions: Description) -> list[S
     """What is wrong by itself, the largest first."""
     wrong, asked = requests_of(positions)
     pure, alone = regions.purity >= PURE, not regions.wrong_outside
-    is_unlike = regions.chance < (MOST_CHANCE if pure != alone else 1.0)
+    is_unlike = regions.chance < (MOST_CHANCE if pure != alone else 1.0) and regions.explained >= LIKELY_SHARE
     sure = GUESS if not (pure or alone) or not is_unlike else LIKELY
-    if pure and alone and regions.chance < SURE_CHANCE:
+    looks_right = group_of([position for position in positions if position.place in regions.inside]).is_fine
+    if pure and alone and regions.chance < SURE_CHANCE and regions.explained >= SURE_SHARE and looks_right:
         sure = CERTAIN
     causes: list[Suspicion] = []
     for part in regions.parts:
@@ -123,6 +126,7 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     if all(repeat.failed == repeat.times for repeat in repeats):
         return []
     wrong, asked = requests_of(positions)
+    wrong = list({*wrong, *(repeat.ask for repeat in repeats)})  # of a wrong stop no position is wrong
     rate = (
         f"wrong in {len(wrong)} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
     )

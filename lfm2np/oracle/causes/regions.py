@@ -12,14 +12,14 @@ differ so much by accident (Fisher's exact test), and if the right side has at l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.oracle.causes.scales import MIXED, POSITIONS, SCALES, Choice, Mask, joined, levels_cut, numbers_cut
+from lfm2np.oracle.causes.scales import MIXED, POSITIONS, SCALES, Choice, Mask, either, joined, levels_cut, numbers_cut
 from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.verdict import Position
 
@@ -95,6 +95,9 @@ class Positions:
         self.request = np.array([numbers[position.ask.id] for position in positions], np.int64)
         self.weights = weights_of(positions, self.request)
         tokens = tokens_of(positions)
+        self.prefix = prefixes(positions, tokens)
+        last = {position.ask.id: index for index, position in enumerate(positions)}
+        self.prefix[list(last.values())] = -1 - np.arange(len(last))  # a whole request is like no other
         self.choices: list[Choice] = []
         masks: set[bytes] = set()
         for name, scale in SCALES.items():
@@ -109,8 +112,16 @@ class Positions:
         return [self.positions[index] for index in np.flatnonzero(mask).tolist()]
 
     def wrong_requests(self, mask: Mask) -> tuple[int, int]:
-        """Of the requests with positions there, how many are wrong there, and how many there are."""
-        return len(np.unique(self.request[mask & self.wrong])), len(np.unique(self.request[mask]))
+        """Of the requests with positions there, how many are wrong there, and how many there are.
+
+        Requests of which only a beginning is there count once if it is the same: a BOS that is right before everything
+        goes wrong is one computation, however many begin with it.
+        """
+        last = np.full(int(self.request.max(initial=-1)) + 1, -1)
+        last[self.request[mask]] = np.flatnonzero(mask)  # positions of a request are in the order of their rows
+        is_wrong = np.zeros(len(last), bool)
+        is_wrong[self.request[mask & self.wrong]] = True
+        return len(np.unique(self.prefix[last[is_wrong]])), len(np.unique(self.prefix[last[last >= 0]]))
 
 
 def weights_of(positions: Sequence[Position], request: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -136,6 +147,18 @@ def tokens_of(positions: Sequence[Position]) -> dict[str, list[int]]:
         if position.row + 1 == len(tokens):
             tokens.append(position.token_id)
     return tokens_by_ask
+
+
+def prefixes(positions: Sequence[Position], tokens: Mapping[str, Sequence[int]]) -> NDArray[np.int64]:
+    """[positions] a number for the tokens up to each: the same where those are the same."""
+    numbers: dict[tuple[int, int], int] = {}  # of a shorter prefix, and its next token
+    by_ask: dict[str, list[int]] = {}
+    for name, ids in tokens.items():
+        number, by_ask[name] = 0, []
+        for token in ids:
+            number = numbers.setdefault((number, token), len(numbers) + 1)
+            by_ask[name].append(number)
+    return np.array([by_ask[position.ask.id][position.row] for position in positions], np.int64)
 
 
 # --- the search
@@ -334,7 +357,7 @@ def wrong_parts(judged: Positions, region: Sequence[Choice]) -> list[Part]:
                 alike.setdefault((suspect, narrowing(judged, mask)), []).append(level)
         for (suspect, more), levels in alike.items():
             mask = others & np.logical_or.reduce([level.mask for level in levels])
-            words = " or ".join(level.words for level in levels) + (more and f", {more}")
+            words = either(levels) + (more and f", {more}")
             where = SCALES[choice.factor].preposition + words
             parts.append(Part(words, where, suspect, float(judged.weights[mask & judged.wrong].sum())))
     return parts
@@ -351,4 +374,4 @@ def narrowing(judged: Positions, part: Mask) -> str:
     size, best = max(fine, key=lambda pair: pair[0], default=(0, None))
     if best is None or 2 * size < int(part.sum()):
         return ""
-    return " or ".join(choice.words for choice in best.rest if (choice.mask & part).any())
+    return either([choice for choice in best.rest if (choice.mask & part).any()])

@@ -25,7 +25,6 @@ Row = Mapping[int, float]  # log-probabilities reported at one position, by toke
 LEAST_REPORTED = 16  # log-probabilities of a part, for any judgement
 FIRST = 4  # answers on which a way is tried first
 LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds; used in words only
-ROUNDING = 0.01  # nats: may lift the log-probability of a certain token above 0
 CHOSEN, ALTERNATIVES, PROMPT = "the new tokens", "the alternatives", "the prompts' tokens"
 PARTS = (CHOSEN, ALTERNATIVES, PROMPT)
 
@@ -227,10 +226,3 @@ def contradictions(pairs: Sequence[Pair]) -> list[str]:
                 sums.append(f"{where}: {among:.4g}")
     words = [f"{len(twice)} tokens have two log-probabilities, first {twice[0]}"] if twice else []
     return words + ([f"{len(sums)} positions have probabilities that sum above 1, first {sums[0]}"] if sums else [])
-
-
-def why_positive(values: Sequence[float]) -> str:
-    """What log-probabilities above 0 may be."""
-    if all(0.0 <= value <= math.exp(ROUNDING) for value in values):
-        return "; all are between 0 and 1, so they may be probabilities and not their logarithms"
-    return "; none is below 0, so they may lack their sign" if min(values) >= 0.0 else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ class Scale:
     words, suspects  by level; for a number, of what is below an edge and from it on
     edges            where a number may be cut, beside where wrong positions begin and end; empty: no number
     preposition      stands before the words in "wrong ..., right ..."
+    unions           of several levels' words, joined by "or": how they are said together
     """
 
     level: Level
@@ -37,9 +38,10 @@ class Scale:
     suspects: Mapping[str, str]
     edges: Sequence[int] = ()
     preposition: str = ""
+    unions: Mapping[str, str] = field(default_factory=dict)
 
 
-LEAK = "requests of a batch read or write each other's rows, blocks or slots"
+LEAK = "requests of a batch read or write each other's rows, blocks or slots, or are preempted and resumed wrongly"
 FREED = "memory of a cancelled request that is freed too early"
 START = "the start of a sequence: zeros before the first token, prompts below L"
 POSITIONS = "attention or rotation of positions (or a convolution that forgets the tokens before)"
@@ -57,6 +59,7 @@ SCALES: dict[str, Scale] = {
         lambda position, _: place_of(position),
         {"alone": "alone", "first": "first of a batch", "later": "later in a batch"},
         {"alone": "what only a batch has", "first": LEAK, "later": LEAK},
+        unions={"first of a batch or later in a batch": "only beside other requests"},
     ),
     "beginning": Scale(
         lambda position, _: (
@@ -208,7 +211,13 @@ def levels_cut(name: str, levels: Sequence[str | int]) -> list[Choice]:
     return choices
 
 
+def either(choices: Sequence[Choice]) -> str:
+    """Levels of one factor together, in words."""
+    words = " or ".join(choice.words for choice in choices)
+    return SCALES[choices[0].factor].unions.get(words, words)
+
+
 def joined(some: Sequence[Choice], rest: Sequence[Choice]) -> Choice:
-    words = " or ".join(choice.words for choice in some)
+    words = either(some)
     mask = np.logical_or.reduce([choice.mask for choice in some])
     return Choice(some[0].factor, words, some[-1].suspect, mask, rest=tuple(rest))

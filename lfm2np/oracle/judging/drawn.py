@@ -18,7 +18,6 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
 from lfm2np.oracle.judging.truth import LIKELY, Truth
 from lfm2np.oracle.judging.verdict import LIMIT, Position
-from lfm2np.oracle.targets.records import SAMPLED
 
 ERROR = 1e-6  # the probability that a right engine is called wrong
 LEAST = 8  # answers with different seeds, for any judgement
@@ -69,7 +68,7 @@ def drawn_wrongly(
     """
     by_seed: dict[int | None, Pair] = {}
     for ask, answer in pairs:
-        if ask.factors.get(SAMPLED) and answer.error is None and answer.token_ids:
+        if ask.is_sampled and answer.error is None and answer.token_ids:
             by_seed.setdefault(ask.seed, (ask, answer))
     drawn = list(by_seed.values())
     if len(drawn) < LEAST:

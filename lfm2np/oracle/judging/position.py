@@ -20,7 +20,7 @@ from lfm2np.oracle.judging.routes import OWN, difference
 from lfm2np.oracle.judging.scored import Scored
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
-from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask
 
 FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
 FARTHEST = 80.0  # of a rival, in units of the noise: tie_chance is 0 beyond
@@ -100,7 +100,7 @@ def position(token: Token, allowed: Margins) -> Position:
     ratio = max(
         (beyond(error, unit) / scale for error, scale in zip(errors, scales, strict=True)), key=abs, default=None
     )
-    sizes = [abs(error) / math.hypot(scale, unit / 2.0) for error, scale in zip(raw, scales, strict=True)]
+    whole_scales = [math.hypot(scale, unit / 2.0) for scale in scales]
     return Position(
         ask=ask,
         row=row,
@@ -112,7 +112,7 @@ def position(token: Token, allowed: Margins) -> Position:
         margin_ratio=float(allowed.runner_up[index]),
         error=None if logprob is None else logprob - float(logprobs[token_column]),
         error_ratio=ratio,
-        error_size=max(sizes, default=None),
+        error_size=max(map(size_without, raw, errors, whole_scales), default=None),
         verdict=position_verdict(is_new, token_id, best, gap_ratio, ratio),
         scale=math.hypot(float(scale[token_column]), unit / 2.0),
         flip_chance=allowed.flip_chance(index) if is_new else None,
@@ -147,6 +147,14 @@ def without_normaliser(
     return [error - shift for error in errors]
 
 
+def size_without(error: float, left: float, scale: float) -> float:
+    """An error in units of its scale, for averages: whole up to 1, beyond that what is left without a normaliser's
+    shift. So a shift that is forgiven at each position is forgiven at all of them together, and right engines' errors
+    keep the size of their format.
+    """
+    return min(abs(error), max(scale, abs(left))) / scale
+
+
 def most_shift(vocab_size: int) -> float:
     return math.ldexp(vocab_size, -25)
 
@@ -168,11 +176,10 @@ def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence
     strict = margins(scored.truth, scored.noise, bits, rows)
     loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits, rows)
     tokens = [Token(ask, row, ask.prompt_token_ids[row + 1], False, logprob) for row, logprob in enumerate(prompt)]
-    is_greedy = not ask.factors.get(SAMPLED)
     for index, token_id in enumerate(answer.token_ids or ()):
         row, logprob = start - 1 + index, None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        tokens.append(Token(ask, row, token_id, is_greedy, logprob, tops))
+        tokens.append(Token(ask, row, token_id, not ask.is_sampled, logprob, tops))
     return [with_route(judged_token(token, scored, strict, loose), scored, routes, layers) for token in tokens]
 
 

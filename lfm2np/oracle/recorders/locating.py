@@ -19,7 +19,7 @@ from lfm2np.progress import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first
 MOST_BESIDE = 7  # others that one is tried with
-MOST_IDS = 16  # of a prompt that a line shows
+IDS_OF_A_LINE, MOST_IDS = 64, 512  # of a prompt
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,13 @@ def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
     if not asks:
         return None
     *_, trial = trials(checked, asks[:1])  # alone, or as it was asked: beside others
-    prompt, count = trial.prompts[trial.request], len(trial.prompts) - 1
-    ids = ",".join(map(str, prompt[:MOST_IDS])) + (",... (all: cause.prompts of --json)" if prompt[MOST_IDS:] else "")
-    others = f"beside {count} others (cause.prompts of --json)" if count else "alone"
+    others = [prompt for index, prompt in enumerate(trial.prompts) if index != trial.request]
+    how = f"beside {len(others)} others" if others else "alone"
     lines = (
         f"not recorded        {target} shows answers only; if the same engine runs in Python: --locate RECORDER",
-        f"request to dump     {trial.ask}: prompt ids {ids}; {trial.max_tokens} new, greedy, {others}",
+        f"request to dump     {trial.ask}: {trial.max_tokens} new, greedy, {how}",
+        *prompt_lines("its prompt ids", trial.prompts[trial.request]),
+        *(line for prompt in others for line in prompt_lines("one beside it", prompt)),
         "tensors to write    token_ids [T] and steps [S], whole numbers; model.layers.N [T, hidden] of each layer N",
         "                    and lm_head find the layer, in it conv.in_proj, conv.conv, conv.state,",
         "                    self_attn.q_rotated, self_attn.attended, feed_forward.w2, ... the operation; all names:",
@@ -97,6 +98,14 @@ def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
         f"then                {then}",
     )
     return cause_with(target, trial, lines)
+
+
+def prompt_lines(name: str, ids: Sequence[int]) -> list[str]:
+    """All ids of a prompt, or the first MOST_IDS and where the others are."""
+    starts = range(0, min(len(ids), MOST_IDS), IDS_OF_A_LINE)
+    lines = [",".join(map(str, ids[start : start + IDS_OF_A_LINE])) for start in starts]
+    rest = [f"... {len(ids)} in all: cause.prompts of --json"] if ids[MOST_IDS:] else []
+    return [f"{'' if index else name:<20}{line}" for index, line in enumerate([*lines, *rest])]
 
 
 def wrong_asks(positions: Sequence[Position]) -> list[tuple[Ask, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,18 +18,20 @@ from lfm2np.checkpoint.strict_json import KINDS as JSON_KINDS
 from lfm2np.checkpoint.strict_json import parse_value
 from lfm2np.errors import RequestError
 from lfm2np.model.config import ModelConfig
-from lfm2np.oracle.causes.replies import ROUNDING, why_positive
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.rollouts import kinds
 from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE, SAMPLING, form_of, listed, require_length
 from lfm2np.oracle.rollouts.kinds import Unfit
 from lfm2np.oracle.targets.records import Routes, read_routes, shortened
+from lfm2np.oracle.targets.validate import ROUNDING, why_positive
 from lfm2np.sampling.params import SamplingParams, from_json
 from lfm2np.values import plain, require_count, show_json
 
 MODES = {"raw": "raw", "processed": "processed", "auto": "auto"}
 MODES |= {"raw_logprobs": "raw", "processed_logprobs": "processed"}  # vLLM's names
 EACH = ", one for each of token_ids"
+MOST_STEP = 2**63 - 1
+LEAST_LOGPROB = -3.4028234663852886e38  # of float32, in which masks are written; what is finite and less is no logprob
 SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # in strings, as pydantic can write them
 
 
@@ -169,7 +171,7 @@ def rollout_from_json(raw: Mapping[str, Any], config: ModelConfig) -> Rollout:
         raise Unfit(
             kinds.NO_LOGPROBS, "sampler_logprobs and trainer_logprobs: both missing, expected those of a side at least"
         )
-    padding = require_count("left_padding", raw.get("left_padding", 0), 0, None)
+    padding = require_count("left_padding", raw.get("left_padding", 0), 0, most)
     pad_token_id = raw.get("pad_token_id", config.pad_token_id if padding else None)
     if padding and pad_token_id is None:
         raise Unfit(kinds.MISSING, f"pad_token_id: missing, expected the token of left_padding={padding}")
@@ -185,7 +187,7 @@ def rollout_from_json(raw: Mapping[str, Any], config: ModelConfig) -> Rollout:
         is_sampled=is_sampled,
         routes=_routes(raw, "routes", count - 1, config),
         trainer_routes=_routes(raw, "trainer_routes", count - 1, config),
-        step=None if raw.get("step") is None else require_count("step", raw["step"], 0, None),
+        step=None if raw.get("step") is None else require_count("step", raw["step"], 0, MOST_STEP),
         group=_name(raw, "group"),
         pack=_name(raw, "pack"),
         left_padding=padding,
@@ -302,7 +304,7 @@ def _logprobs(raw: Mapping[str, Any], name: str, is_sampled: tuple[bool, ...]) -
         return None
     values = listed(raw, name, "a list of numbers")
     require_length(name, values, len(is_sampled), EACH)
-    if all(is_sampled) and set(map(type, values)) == {float} and math.isfinite(sum(values)) and max(values) <= ROUNDING:
+    if all(is_sampled) and set(map(type, values)) == {float} and _are_plain(values):
         return tuple(values)
     judged = [_logprob(f"{name}[{index}]", value) if is_sampled[index] else 0.0 for index, value in enumerate(values)]
     if max(judged) > ROUNDING:
@@ -310,6 +312,10 @@ def _logprobs(raw: Mapping[str, Any], name: str, is_sampled: tuple[bool, ...]) -
         why = why_positive([value for value, drawn in zip(judged, is_sampled, strict=True) if drawn])
         raise Unfit(kinds.POSITIVE, f"{name}[{index}] {judged[index]}: expected at most 0{why}")
     return tuple(judged)
+
+
+def _are_plain(values: Sequence[float]) -> bool:
+    return not any(map(math.isnan, values)) and min(values) >= LEAST_LOGPROB and max(values) <= ROUNDING
 
 
 def _logprob(name: str, value: Any) -> float:
@@ -327,6 +333,9 @@ def _logprob(name: str, value: Any) -> float:
         raise Unfit(kinds.NAN, f"{name} NaN: expected a number")
     if number == math.inf:
         raise Unfit(kinds.INFINITE, f"{name} Infinity: expected a number, at most 0")
+    if -math.inf < number < LEAST_LOGPROB:
+        words = f"expected a number of at least {LEAST_LOGPROB:.3g}, float32's least, or -Infinity"
+        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: {words}")
     return number
 
 

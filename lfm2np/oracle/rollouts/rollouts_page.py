@@ -32,7 +32,7 @@ def as_html(judged: Judged, figures: Mapping[str, Any], model: LoadedModel, comm
         ("where", "Where the errors are", groups(figures)),
         ("again", "Versions and command", again(model, command)),
     ]
-    lines = [foreign(head(figures))]
+    lines = [foreign(line) for line in (figures["because"], head(figures)) if line]
     lines += [
         f"Left out: {each['count']} ({each['kind']}), first {foreign(each['first'])}" for each in figures["left_out"]
     ]

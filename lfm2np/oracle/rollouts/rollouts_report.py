@@ -28,7 +28,8 @@ PARTS = {
 
 
 def as_text(figures: Mapping[str, Any]) -> str:
-    lines = [head(figures)]
+    because = f": {figures['because']}" if figures["because"] else ""
+    lines = [f"verdict  {figures['verdict']}{because}", head(figures)]
     for name in SIDES:
         lines += side_lines(name, figures["sides"][name])
     if figures["difference"]:

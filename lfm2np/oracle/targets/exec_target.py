@@ -13,6 +13,8 @@ The protocol, version 1. One JSON object a line, UTF-8; `>` is what the engine r
     < {"kind":"answer","id":"0:long","token_ids":[5,9],"logprobs":[-0.1,-0.3],"finish_reason":"abort"}
     > {"kind":"bye"}
 
+- An engine with `"stops":true` in its hello also gets asks with `"stop":"..."`: the text ends before that string, and
+  the answer with the token that completes it, with finish_reason "stop".
 - Decoding is greedy, by exactly max_tokens tokens: an end-of-sequence token is one like any other.
 - All asks since the last `run`, at most `at_once`, are to be in flight together; one answer line each, in any order.
 - `abort` stands between its ask and the `run`, so that no engine must read while it computes: cancel that request once
@@ -46,7 +48,7 @@ from lfm2np.checkpoint.strict_json import decode_text
 from lfm2np.child_processes import kill_session, session, split_command
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask, checked_answer, failed, parse_line, shortened
-from lfm2np.oracle.targets.target import Abilities, TargetError
+from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored
 
 PROTOCOL = 1
 PATIENCE = 120.0  # seconds to wait for a line
@@ -66,6 +68,7 @@ HELLO_FIELDS: dict[str, type] = {
     "at_once": int,
     "abort": bool,
 }
+OPTIONAL_FIELDS = {"stops": bool}  # false where it is missing
 EXPECTED = {int: "a whole number", str: "text", bool: "true or false"}
 ID_OF_A_BAD_LINE = re.compile(rb'"id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
@@ -103,7 +106,7 @@ class ExecTarget:
                 raise self._lose(str(problem)) from None
         return self._abilities
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
         """In runs of at most `at_once`. If the engine dies, asks without an answer get an error.
 
         TargetError if it dies before the first answer.
@@ -114,7 +117,8 @@ class ExecTarget:
         todo = [i for i in range(len(asks)) if i not in refused]
         try:
             for start in range(0, len(todo), abilities.at_once):
-                self._run({i: asks[i] for i in todo[start : start + abilities.at_once]}, aborted, answers)
+                some = {i: asks[i] for i in todo[start : start + abilities.at_once]}
+                self._run(some, aborted, answers, arrived)
         except TargetError as problem:
             gone = self._lose(str(problem))
             if not answers:
@@ -132,7 +136,9 @@ class ExecTarget:
         if self._gone is None:
             self._gone = "the engine was closed"
 
-    def _run(self, asks: dict[int, Ask], aborted: Collection[str], answers: dict[int, Answer]) -> None:
+    def _run(
+        self, asks: dict[int, Ask], aborted: Collection[str], answers: dict[int, Answer], arrived: Arrived
+    ) -> None:
         """One run, whose answers are added as they come: none is lost when the engine dies. TargetError then."""
         indices: dict[str, int] = {}  # by the id that the engine gets
         for index, ask in asks.items():
@@ -157,6 +163,7 @@ class ExecTarget:
                 continue
             answers[index] = failed(ask, fields) if isinstance(fields, str) else checked_answer(ask, fields)
             waiting.discard(answered)
+            arrived(answers[index])
             since = time.monotonic()
 
     def _complain(self, what: str) -> None:
@@ -183,6 +190,7 @@ def lines_of(ask: Ask, name: str, is_aborted: bool) -> Iterator[dict[str, Any]]:
         "prompt_token_ids": list(ask.prompt_token_ids),
         "max_tokens": ask.max_tokens,
         "prompt_logprobs": ask.prompt_logprobs,
+        **({} if ask.stop is None else {"stop": ask.stop}),
     }
     if is_aborted:
         yield {"kind": "abort", "id": name, "after_tokens": ask.max_tokens // 2}
@@ -193,13 +201,15 @@ def read_hello(line: Line) -> Abilities:
     fields = read_fields(line, "its first line")
     if fields.pop("kind", None) != "hello":
         raise RequestError(f"its first line {shown(line)}: expected kind hello")
-    for name, kind in HELLO_FIELDS.items():
+    fields = dict.fromkeys(OPTIONAL_FIELDS, False) | fields
+    known = HELLO_FIELDS | OPTIONAL_FIELDS
+    for name, kind in known.items():
         if type(fields.get(name)) is not kind:
             value = repr(fields[name])[:80] if name in fields else "missing"
             raise RequestError(f"hello: {name} {value}, expected {EXPECTED[kind]}")
     for name in fields:
-        if name not in HELLO_FIELDS:
-            raise RequestError(f"hello: {name[:80]!r}, expected no more than {', '.join(HELLO_FIELDS)}")
+        if name not in known:
+            raise RequestError(f"hello: {name[:80]!r}, expected no more than {', '.join(known)}")
     for name, least in (("top_logprobs", 0), ("at_once", 1)):
         if fields[name] < least:
             raise RequestError(f"hello: {name} {fields[name]}, expected at least {least}")
@@ -212,6 +222,7 @@ def read_hello(line: Line) -> Abilities:
         tells_prompt_logprobs=fields["prompt_logprobs"],
         at_once=fields["at_once"],
         can_abort=fields["abort"],
+        takes_stops=fields["stops"],
         slots=fields["at_once"],
     )
 

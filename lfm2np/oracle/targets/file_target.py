@@ -26,7 +26,7 @@ from lfm2np.oracle.targets.records import (
     failed,
     parse_line,
 )
-from lfm2np.oracle.targets.target import Abilities, TargetError
+from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored
 from lfm2np.values import show
 from lfm2np.work.results_file import LineFile
 from scheduler.checksum import FIELD, damage, sealed
@@ -130,7 +130,7 @@ class FileTarget:
     def pairs(self) -> list[tuple[Ask, Answer]]:
         return self._read().pairs()
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
         transcript = self._read()
         return [transcript.known(ask) or failed(ask, "not recorded") for ask in asks]
 

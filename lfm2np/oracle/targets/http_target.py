@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,8 @@ from lfm2np.oracle.targets import dialects
 from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras, Location, Response, value_at
 from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
 from lfm2np.oracle.targets.records import Answer, Ask, checked_answer, failed, shortened
-from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight
+from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored, in_flight
+from lfm2np.oracle.targets.validate import validate
 
 PROBE_TEXT, PROBE_IDS, PROBE_TOKENS = "The", (1, 2, 3), 2
 UNSTREAMED_SECONDS = 0.2  # after which an ask is cancelled if the server doesn't stream
@@ -67,7 +68,7 @@ class HttpTarget:
     def probe(self) -> Abilities:
         return self.spoken().abilities
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
         """All asks together, at most `at_once`; those that a server left unanswered when it went get an error.
 
         An ask in `aborted` has its connection closed when half of its tokens have come; its answer holds those that
@@ -77,13 +78,19 @@ class HttpTarget:
         if not asks:
             return []
         pool = ThreadPoolExecutor(min(at_once, len(asks)))
+        futures = [pool.submit(self._answer, ask, ask.id in aborted) for ask in asks]
         try:
-            answers = list(pool.map(lambda ask: self._answer(ask, ask.id in aborted), asks))
+            for future in as_completed(futures):
+                report(future, arrived)
         except BaseException:
             self.close()
+            with contextlib.suppress(RequestError):  # which it may be that came
+                for future in futures:
+                    report(future, arrived)
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+        answers = [future.result() for future in futures]
         if all(isinstance(each, TargetError) for each in answers):
             raise TargetError(str(answers[0]))
         return [
@@ -156,7 +163,7 @@ class HttpTarget:
         ask = Ask("probe", "probe", ids, PROBE_TOKENS, PROBE_TEXT, prompt_logprobs=extras.prompt_logprobs)
         body = dialect.request(ask, extras)
         reply = self.client.post(dialect.path, body)
-        answer = judged(ask, dialect.read(reply, ask), self._vocab_size)
+        answer = judged(ask, dialect.read(reply, ask), self._vocab_size, is_whole=False)  # how it ends is for the check
         if answer.error is not None:
             raise RequestError(answer.error)
         if dialect.takes_token_ids and answer.token_ids is None:
@@ -205,6 +212,14 @@ class HttpTarget:
         return f"version {shortened(version, 120)}" if isinstance(version, str) and version else "version not told"
 
 
+def report(future: Future[Answer | TargetError], arrived: Arrived) -> None:
+    """An answer that is there."""
+    if future.done() and not future.cancelled() and future.exception() is None:
+        answer = future.result()
+        if isinstance(answer, Answer):
+            arrived(answer)
+
+
 def with_refused(spoken: Spoken, refused: Mapping[tuple[str, str], str]) -> Spoken:
     """With the probes that failed before: all where no ids are taken or reported, else those of the same dialect."""
     is_least = not (spoken.abilities.takes_token_ids and spoken.abilities.tells_token_ids)
@@ -225,20 +240,7 @@ def judged(ask: Ask, response: Response, vocab_size: int | None, is_whole: bool 
         return answer
     if response.new_tokens is not None and response.new_tokens != len(ids):
         return failed(ask, f"token_ids: {len(ids)}, but the server counted {response.new_tokens!r} new tokens")
-    is_short = is_whole and len(ids) < ask.max_tokens and answer.finish_reason != "stop"
-    if len(ids) > ask.max_tokens or is_short:
-        why = f"{len(ids)} with finish_reason {answer.finish_reason!r}"
-        why = f"token_ids: {why}, expected {ask.max_tokens}, or fewer with 'stop'"
-        return failed(ask, why, refuted=len(ids) > ask.max_tokens)
-    for where, some in (
-        ("token_ids", ids),
-        *((f"top_logprobs[{i}]", top) for i, top in enumerate(answer.top_logprobs or ())),
-    ):
-        for token_id in some:
-            if vocab_size is not None and token_id >= vocab_size:
-                why = f"{where}: id {token_id}, expected ids below vocab_size={vocab_size}"
-                return failed(ask, why, refuted=True)
-    return answer
+    return validate(ask, answer, vocab_size, is_aborted=not is_whole)
 
 
 def judged_text(ask: Ask, fields: Mapping[str, Any]) -> Answer:

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.engine_protocol import Request, lacking, load_factory, missing, sizes_of, told
+from lfm2np.engine_protocol import Factory, Request, lacking, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer, failed, fault
-from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight, in_turns
+from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored, in_flight, in_turns
 from lfm2np.sampling.params import SamplingParams
 
 ABORT_AFTER_STEPS = 3
@@ -30,16 +30,21 @@ FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the use
 class PythonTarget:
     """An engine that a factory makes: on first use, and again after a fault that may have spoilt it.
 
-    name     "package.module:factory"
+    factory  the factory, or its name, "package.module:factory"
     model    the checkpoint directory
     sizes    size hints for the factory, by the names of protocol.SIZES
     at_once  most asks in flight together; None: as target.in_flight has it for the max_num_seqs that it reports
     """
 
     def __init__(
-        self, name: str, model: str | Path, sizes: Mapping[str, Any] | None = None, at_once: int | None = None
+        self,
+        factory: str | Factory,
+        model: str | Path,
+        sizes: Mapping[str, Any] | None = None,
+        at_once: int | None = None,
     ) -> None:
-        self._name, self._model, self._sizes = name, str(model), sizes_of(sizes or {})
+        self._factory, self._model, self._sizes = factory, str(model), sizes_of(sizes or {})
+        self._name = factory if isinstance(factory, str) else getattr(factory, "__qualname__", type(factory).__name__)
         self._at_once = at_once
         self._engine: Any = None
         self._abilities: Abilities | None = None
@@ -58,9 +63,9 @@ class PythonTarget:
             self._abilities = self._probed()
         return self._abilities
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
         """At most `at_once` together."""
-        return in_turns(self.probe(), asks, aborted, lambda some: self._together(some, aborted))
+        return in_turns(self.probe(), asks, aborted, lambda some: self._together(some, aborted, arrived), arrived)
 
     def close(self) -> None:
         """The engine's own close(), if it has one."""
@@ -73,7 +78,8 @@ class PythonTarget:
         """The engine. TargetError if the factory fails."""
         if self._engine is None:
             try:
-                self._engine = load_factory(self._name)(self._model, dict(self._sizes))
+                make = load_factory(self._factory) if isinstance(self._factory, str) else self._factory
+                self._engine = make(self._model, dict(self._sizes))
             except RequestError as problem:
                 raise TargetError(str(problem)) from None
             except FAULTS as problem:
@@ -101,11 +107,16 @@ class PythonTarget:
             slots=slots,
         )
 
-    def _together(self, asks: Sequence[Ask], aborted: Collection[str]) -> list[Answer]:
+    def _together(self, asks: Sequence[Ask], aborted: Collection[str], arrived: Arrived = ignored) -> list[Answer]:
         """Errors of the engine become Answers; those of its factory are raised."""
         engine = self._live()
         if self._has_steps:
-            run = Steps(engine, asks, [self._request(ask) for ask in asks], aborted)
+
+            def finished(ask: Ask, answer: Answer) -> None:
+                if not self._needs_score(ask, answer):  # score() waits until nothing runs
+                    arrived(answer)
+
+            run = Steps(engine, asks, [self._request(ask) for ask in asks], aborted, finished)
             answers = run.answers()
             if run.spoilt:
                 self._engine = None
@@ -157,8 +168,7 @@ class PythonTarget:
 
     def _with_score(self, ask: Ask, answer: Answer) -> Answer:
         """With the prompt's log-probabilities from score(), where the completion has none."""
-        is_missing = ask.prompt_logprobs and answer.error is None and answer.prompt_logprobs is None
-        if not is_missing or self._engine is None or missing(self._engine, ["score"]) or len(ask.prompt_token_ids) < 2:
+        if not self._needs_score(ask, answer):
             return answer
         try:
             scores = numbers(self._engine.score(ask.prompt_token_ids))
@@ -166,12 +176,28 @@ class PythonTarget:
             return failed(ask, f"score(): {fault(problem)}")
         return checked_answer(ask, {**answer_as_json(answer), "prompt_logprobs": scores})
 
+    def _needs_score(self, ask: Ask, answer: Answer) -> bool:
+        is_missing = ask.prompt_logprobs and answer.error is None and answer.prompt_logprobs is None
+        has_score = self._engine is not None and missing(self._engine, ["score"]) is None
+        return is_missing and has_score and len(ask.prompt_token_ids) > 1
+
 
 class Steps:
-    """Adds asks to an engine of level c, all at once, and steps it to the end."""
+    """Adds asks to an engine of level c, all at once, and steps it to the end.
 
-    def __init__(self, engine: Any, asks: Sequence[Ask], requests: Sequence[Request], aborted: Collection[str]) -> None:
+    finished  gets each ask with its answer when that has a finish_reason
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        asks: Sequence[Ask],
+        requests: Sequence[Request],
+        aborted: Collection[str],
+        finished: Callable[[Ask, Answer], None],
+    ) -> None:
         self.spoilt = False  # the engine may be left in a state that would harm other requests
+        self._finished = finished
         self._engine = engine
         self._asks = {request.request_id: ask for request, ask in zip(requests, asks, strict=True)}
         self._requests = requests
@@ -200,10 +226,15 @@ class Steps:
             if not self._engine.has_unfinished:
                 return False
             outputs = self._engine.step().items()
-            self._last.update({name: list(completions) for name, completions in outputs if self._is_open(name)})
+            newest = {name: list(completions) for name, completions in outputs if self._is_open(name)}
         except FAULTS as problem:
             self._fail_the_unfinished(f"step(): {fault(problem)}")
-        return not self.spoilt
+            return False
+        self._last.update(newest)
+        for name, completions in newest.items():
+            if is_finished(completions):
+                self._finished(self._asks[name], self._answer(name, self._asks[name]))
+        return True
 
     def _abort_those_due(self, step: int) -> None:
         for name, after in self._abort_after.items():

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from lfm2np.errors import RequestError
 
 T = TypeVar("T")
-SAMPLED = "sampled"  # the factor of an ask whose tokens were drawn: they need not be the likeliest
 # Factors that say where an ask stands in the plan. They change nothing of the request.
 NOTED = ("place", "seen", "abort", "order", "together", "tenant")
 MOST_OF_A_MESSAGE = 1000  # characters of an engine's own words
@@ -37,6 +36,11 @@ class Ask:
     factors: Mapping[str, Any] = field(default_factory=dict)  # its special traits, among which patterns are sought
     stop: str | None = None  # the text ends before this string, and the answer with the token that completes it
     seed: int | None = None  # tokens are drawn at temperature 1 with this seed, not greedily
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its tokens are drawn: they need not be the likeliest."""
+        return self.seed is not None
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,16 @@ def checked_answer(ask: Ask, fields: Mapping[str, Any]) -> Answer:
         return failed(ask, answer.error, bool(answer.refuted))
     if answer.token_ids is None:
         return failed(ask, "token_ids: missing, expected the new tokens")
+    why = prompt_fault(ask, answer)
+    return answer if why is None else failed(ask, why, refuted=True)
+
+
+def prompt_fault(ask: Ask, answer: Answer) -> str | None:
+    """Another number of log-probabilities than the prompt has tokens behind its first."""
     expected = len(ask.prompt_token_ids) - 1
-    if answer.prompt_logprobs is not None and len(answer.prompt_logprobs) != expected:
-        return failed(ask, f"prompt_logprobs: {len(answer.prompt_logprobs)} entries, expected {expected}", refuted=True)
-    return answer
+    if answer.prompt_logprobs is None or len(answer.prompt_logprobs) == expected:
+        return None
+    return f"prompt_logprobs: {len(answer.prompt_logprobs)} entries, expected {expected}"
 
 
 def failed(ask: Ask, why: str, refuted: bool = False) -> Answer:

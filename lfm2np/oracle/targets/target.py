@@ -12,12 +12,17 @@ from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask, failed
 AT_ONCE = 16  # requests in flight together, unless the engine takes fewer
 MOST_AT_ONCE = 64  # of an engine that reports how many it computes together
 LEAST_AT_ONCE = 8  # likewise: where it has fewer slots, some requests wait
+Arrived = Callable[[Answer], None]
 
 
 class TargetError(Lfm2npError):
     """The engine can't be run or reached at all. A single request that fails is an Answer with `error`."""
 
     exit_code = 3
+
+
+def ignored(answer: Answer) -> None:
+    """Nobody waits for it."""
 
 
 def in_flight(at_once: int | None, slots: int | None) -> int:
@@ -48,11 +53,17 @@ def in_turns(
     asks: Sequence[Ask],
     aborted: Collection[str],
     together: Callable[[Sequence[Ask]], list[Answer]],
+    arrived: Arrived,
 ) -> list[Answer]:
     """`together(asks)` of at most at_once; an ask that is to be aborted is not sent where that is impossible."""
     possible = [ask for ask in asks if abilities.can_abort or ask.id not in aborted]
-    starts = range(0, len(possible), abilities.at_once)
-    answers = (answer for start in starts for answer in together(possible[start : start + abilities.at_once]))
+    of_possible: list[Answer] = []
+    for start in range(0, len(possible), abilities.at_once):
+        newest = together(possible[start : start + abilities.at_once])
+        for answer in newest:
+            arrived(answer)
+        of_possible += newest
+    answers = iter(of_possible)
     return [next(answers) if abilities.can_abort or ask.id not in aborted else failed(ask, NO_ABORT) for ask in asks]
 
 
@@ -62,8 +73,10 @@ class Target(Protocol):
     def probe(self) -> Abilities:
         """TargetError if there is no such engine, or it can't be reached."""
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
         """Sends all asks at once, and cancels those named in `aborted` midway. An Answer for each ask, in order.
+
+        arrived  gets each answer as soon as it is there, in this thread; some perhaps twice, errors perhaps never
 
         Whatever the engine answers, it raises nothing: errors are Answers with `error`. TargetError if it is gone.
         """

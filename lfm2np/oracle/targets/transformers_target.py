@@ -13,7 +13,7 @@ from typing import Any
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.records import Answer, Ask, checked_answer, failed, fault
-from lfm2np.oracle.targets.target import Abilities, TargetError, in_turns
+from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored, in_turns
 
 DTYPES = ("float32", "bfloat16", "float16")
 PADDED_AT_ONCE = 16
@@ -48,8 +48,8 @@ class TransformersTarget:
             at_once=PADDED_AT_ONCE if self._padded else 1,
         )
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
-        return in_turns(self.probe(), asks, aborted, self._together)
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
+        return in_turns(self.probe(), asks, aborted, self._together, arrived)
 
     def close(self) -> None:
         self._model = None

@@ -77,9 +77,8 @@ def make(
     """The set of a model; with `only` some vectors, by their ids, and those that their schedules name.
 
     executor  as for check.check: all but the engine's run is computed there
-    errors    RequestError for an arithmetic other than `exact`, an unknown id or a vocabulary of one token; ProofError
-    if
-              the engine's tokens are not the reference's
+    errors    RequestError for an arithmetic other than `exact`, an unknown id or a vocabulary of one token;
+              ProofError if the engine's tokens are not the reference's
     """
     require_exact(model)
     if seed < 0:

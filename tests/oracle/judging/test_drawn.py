@@ -11,10 +11,13 @@ from truths import truth_of
 
 from lfm2np.llm import LLM
 from lfm2np.loading import Model
+from lfm2np.oracle.check import judged
 from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.truth import Truth
-from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
+from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.target import Abilities
 from lfm2np.sampling.params import SamplingParams
 
 SEEDS, TOKENS = 32, 4
@@ -27,7 +30,7 @@ def drawn_at(temperature: float, first_seed: int) -> list[Pair]:
     params = [SamplingParams(temperature=temperature, seed=seed, max_tokens=TOKENS, ignore_eos=True) for seed in seeds]
     pairs = []
     for seed, prompt, result in zip(seeds, prompts, LLM().generate(prompts, params), strict=True):
-        ask = Ask(str(seed), "seeds", prompt, TOKENS, factors={SAMPLED: True}, seed=seed)
+        ask = Ask(str(seed), "seeds", prompt, TOKENS, seed=seed)
         pairs.append((ask, Answer(str(seed), result.outputs[0].token_ids)))
     return pairs
 
@@ -45,6 +48,14 @@ def test_right_draws_are_right(model: Model) -> None:
     known = Known()
     for first in range(0, 3 * SEEDS, SEEDS):
         assert drawn_wrongly(model, drawn_at(1.0, first), [], known) is None
+
+
+@pytest.mark.rounding
+def test_a_seeded_request_need_not_choose_the_likeliest_token(model: Model) -> None:
+    """Whatever its factors say: a user's file of requests need not have any."""
+    result = judged(model, Abilities("seeded"), "float32", drawn_at(1.0, 0))
+    assert any(position.token_id != position.best for position in result.positions)
+    assert result.total.verdict is Verdict.INCONCLUSIVE and result.total.flips == 0  # no log-probabilities
 
 
 def test_of_a_seed_the_first_answer_counts(model: Model) -> None:

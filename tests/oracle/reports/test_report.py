@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -24,7 +26,7 @@ from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
 from lfm2np.oracle.reports.report_parts import environment, number, visible
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.whole_file import write_whole
+from lfm2np.whole_file import replaced, write_whole
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
 
@@ -64,7 +66,7 @@ def test_the_text_of_a_right_engine_has_the_numbers_of_the_check(right: Checked)
     lines = lines_of(right)
     count = len(right.positions)
     assert lines[0] == "verdict    EXACT"
-    assert "because    every token is the oracle's" in lines
+    assert f"because    all {count:,} log-probabilities are within float32" in lines
     assert f"engine     {right.abilities.engine}" in lines
     assert f"positions  {count}: {count} EXACT" in lines
     row = next(line.split() for line in lines if line.startswith("short-prompts"))
@@ -265,6 +267,28 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     write_whole(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o755])
+def test_a_file_that_is_overwritten_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "real").chmod(mode)
+    (tmp_path / "link").symlink_to("real")
+    for name in ("real", "link"):
+        write_whole(tmp_path / name, name)
+        assert (tmp_path / "real").read_text() == name
+        assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == mode
+    with replaced(tmp_path / "link") as file:  # as the commands that write piece by piece
+        assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob(".*.part")} == {mode}
+        file.write(b"pieces")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "pieces"
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "new", "new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize("name", ["missing/report.html", ".", "x" * 300])

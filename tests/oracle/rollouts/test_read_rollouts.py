@@ -18,7 +18,7 @@ from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.rollouts import kinds
 from lfm2np.oracle.rollouts.converters import SAMPLING
-from lfm2np.oracle.rollouts.rollout import FIELDS, Left, Rollout, read_rollouts
+from lfm2np.oracle.rollouts.rollout import FIELDS, LEAST_LOGPROB, Left, Rollout, read_rollouts
 from lfm2np.sampling.params import SamplingParams, from_json
 
 SCHEMA = json.loads(
@@ -134,7 +134,24 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "temperature": ({"temperature": -1}, kinds.WRONG_VALUE, "temperature -1: expected a finite number, at least 0"),
     "top_p": ({"top_p": 0}, kinds.WRONG_VALUE, "top_p 0: expected a number above 0, at most 1"),
     "mode": ({"logprobs_mode": "raw_logits"}, kinds.WRONG_VALUE, "logprobs_mode 'raw_logits': expected one of raw,"),
-    "step": ({"step": 1.5}, kinds.WRONG_VALUE, "step 1.5: expected a whole number, at least 0"),
+    "step": ({"step": 1.5}, kinds.WRONG_VALUE, "step 1.5: expected a whole number, 0 to 9"),
+    "a step of 400 digits": (
+        {"step": int("1" * 400)},
+        kinds.WRONG_VALUE,
+        "expected a whole number, 0 to 9223372036854",
+    ),
+    "huge padding": ({"left_padding": 10**30}, kinds.WRONG_VALUE, "expected a whole number, 0 to 1024"),
+    "a float of padding": ({"left_padding": 1e30}, kinds.WRONG_VALUE, "left_padding 1e+30: expected a whole number"),
+    "beyond float32": (
+        {"sampler_logprobs": [-1e308] * 3},
+        kinds.WRONG_VALUE,
+        "sampler_logprobs[0] -1e+308: expected a number of at least -3.4e+38",
+    ),
+    "one beyond float32": (
+        {"trainer_logprobs": [-1.0, -1e39, -math.inf]},
+        kinds.WRONG_VALUE,
+        "trainer_logprobs[1] -1e+39",
+    ),
     "id": ({"id": [1]}, kinds.WRONG_VALUE, "id [1]: expected text or a whole number"),
     "mask": ({"is_sampled": [1, 2, 1]}, kinds.WRONG_VALUE, "is_sampled[1] 2: expected true or false"),
     "short mask": ({"is_sampled": [1]}, kinds.LENGTHS, "is_sampled: 1 entries, expected 3"),
@@ -146,7 +163,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         kinds.UNKNOWN_FIELD,
         "trainer_logprob: unknown (did you mean trainer_logprobs?)",
     ),
-    "padding": ({"left_padding": -1}, kinds.WRONG_VALUE, "left_padding -1: expected a whole number, at least 0"),
+    "padding": ({"left_padding": -1}, kinds.WRONG_VALUE, "left_padding -1: expected a whole number, 0 to 1024"),
 }
 
 
@@ -270,7 +287,11 @@ UNSEEN |= {
     "NaN",
     "NaN among floats",
     "no id",
-}  # null may stand where nothing was sampled; 2.0 is an integer
+    "huge padding",
+    "a float of padding",
+    "beyond float32",
+    "one beyond float32",
+}  # null may stand where nothing was sampled; 2.0 is an integer; -Infinity is below any minimum
 
 
 @pytest.mark.parametrize("name", sorted(set(WRONG) - UNSEEN))
@@ -280,7 +301,7 @@ def test_the_schema_refuses_what_the_reader_refuses(name: str) -> None:
 
 # --- any rollout, and any damage
 
-LOGPROB = st.one_of(st.floats(max_value=0.0, allow_nan=False), st.just(-math.inf))
+LOGPROB = st.one_of(st.floats(LEAST_LOGPROB, 0.0), st.just(-math.inf))
 NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=5)
 
 

@@ -71,6 +71,8 @@ def read(reply: Reply, ask: Ask) -> Response:
     ids = optional(reply, "tokens", list) or None
     stop = reply.get("stop_type")
     reason = REASONS.get(stop) if isinstance(stop, str) else None
+    if reason == "length" and reply.get("truncated") is True:
+        raise RequestError("truncated: true, so its slot is full; start the server with a larger context (-c)")
     fields: dict[str, Any] = {"text": reply.get("content"), "finish_reason": reason, "token_ids": ids}
     entries = optional(reply, ENTRIES, list) or []
     are_logprobs = all(isinstance(entry, dict) and {"id", "logprob"} <= entry.keys() for entry in entries)

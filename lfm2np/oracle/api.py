@@ -1,0 +1,58 @@
+"""`lfm2np.check(...)`: the command as a function that returns plain data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lfm2np.engine_protocol import Factory
+from lfm2np.errors import RequestError
+from lfm2np.loading import Model, load
+from lfm2np.oracle.check import check as checked
+from lfm2np.oracle.judging.formats import KV, format_named
+from lfm2np.oracle.reports.report import as_json
+from lfm2np.oracle.targets.named import target_named
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.workloads import CASES
+from lfm2np.values import require_count, show
+from lfm2np.work.place import AnyPlace
+
+
+def check(
+    engine: str | Factory,
+    model: Model | str | Path | None = None,
+    *,
+    format: str = "float32",
+    at_once: int | None = None,
+    seed: int = 0,
+    cases: Sequence[str] | None = None,
+    name: str | None = None,
+    timeout: float = 60.0,
+    place: AnyPlace = None,
+) -> dict[str, Any]:
+    """Whether an engine is right: the fields of `lfm2np check --json`, of which "verdict" and "reasons" come first.
+
+    engine   a factory of engine_protocol.py, or a TARGET of the command: a URL, "package.module:factory", "exec:..."
+    model    loaded under `exact`, or a checkpoint's path; None: the trained fixture
+    format   the engine's number format, also with that of its cache, as in "bfloat16 kv:float8"
+    name     of the model, for a server that serves several
+    place    as lfm2np.score_many's executor; all else as the command's options
+    errors   RequestError for what can't be, TargetError if the engine can't be run, those of `load`
+    """
+    format_named(format)
+    if cases is not None and (isinstance(cases, str) or not set(cases) <= set(CASES)):
+        raise RequestError(f"cases {show(cases)}: expected a list of some of {', '.join(CASES)}")
+    most = None if at_once is None else require_count("at_once", at_once, 1, None)
+    first = require_count("seed", seed, 0, None)
+    oracle = model if isinstance(model, Model) else load(model, "exact")
+    if oracle.numerics.name != "exact":
+        raise RequestError(f"model {oracle!r}: expected one that is loaded under 'exact'")
+    target = (
+        PythonTarget(engine, oracle.path, None, most)
+        if callable(engine)
+        else target_named(engine, oracle, format.partition(KV)[0], name, most, timeout)
+    )
+    with contextlib.closing(target):
+        return as_json(checked(oracle, target, format, most, first, cases, executor=place))

@@ -1,0 +1,218 @@
+"""Engines that end their answers wrongly, each in one function: behind Python, a process and a server.
+
+python wrong_answers.py WAY    # speaks the protocol of exec:
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import lfm2np
+from lfm2np.engine_protocol import Completion, Request
+
+LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Asked:
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop: str | None
+
+
+@cache
+def model() -> lfm2np.Model:
+    return lfm2np.load(numerics="float32")
+
+
+@cache
+def right(asked: Asked) -> Completion:
+    engine = lfm2np.Engine(model())
+    stop = () if asked.stop is None else (asked.stop,)
+    params = lfm2np.SamplingParams(temperature=0.0, max_tokens=asked.max_tokens, ignore_eos=True, logprobs=0, stop=stop)
+    engine.add_request("q", list(asked.prompt), params)
+    while engine.has_unfinished:
+        outputs = engine.step()
+    (said,) = outputs[0].outputs
+    logprobs = tuple(each.logprob for each in said.logprobs or ())
+    return Completion(tuple(said.token_ids), said.finish_reason, logprobs, text=said.text)
+
+
+def whole(asked: Asked) -> Completion:
+    return right(replace(asked, stop=None))
+
+
+def ended(asked: Asked, reason: str | None) -> Completion:
+    return replace(right(asked), finish_reason=reason)
+
+
+def cut(asked: Asked, reason: str | None) -> Completion:
+    """The first half of it."""
+    said = right(asked)
+    half = len(said.token_ids) // 2 or 1
+    ids, logprobs = said.token_ids[:half], (said.logprobs or ())[:half]
+    return Completion(ids, reason, logprobs, text=model().tokenizer.decode(ids))
+
+
+def left_in_the_text(asked: Asked) -> Completion:
+    said = right(asked)
+    return replace(said, text=model().tokenizer.decode(said.token_ids))
+
+
+def only_the_text_ends(asked: Asked) -> Completion:
+    return replace(whole(asked), text=right(asked).text, finish_reason=right(asked).finish_reason)
+
+
+def one_token_more(asked: Asked) -> Completion:
+    said, more = right(asked), whole(asked)
+    count = min(len(said.token_ids) + 1, asked.max_tokens)
+    return replace(said, token_ids=more.token_ids[:count], logprobs=(more.logprobs or ())[:count])
+
+
+def without_text(asked: Asked) -> Completion:
+    return replace(whole(asked), text=None)
+
+
+STOPPED = itertools.count()
+
+
+def ignores_every_other_stop(asked: Asked) -> Completion:
+    return right(asked) if asked.stop is not None and next(STOPPED) % 2 else whole(asked)
+
+
+def refuses(asked: Asked) -> Completion:
+    if asked.stop is not None:
+        raise ValueError("no stop strings")
+    return right(asked)
+
+
+WAYS: dict[str, Callable[[Asked], Completion]] = {
+    "right": right,
+    "no-reason": partial(ended, reason=None),
+    "early-stop": lambda asked: cut(asked, "stop") if asked.max_tokens > 1 else right(asked),
+    "aborted": partial(ended, reason="abort"),
+    "cut-abort": partial(cut, reason="abort"),
+    "cut-length": partial(cut, reason="length"),
+    "cut-filter": partial(cut, reason="content_filter"),
+    "cut-none": partial(cut, reason=None),
+    "error": lambda asked: cut(asked, "error") if len(asked.prompt) > 3 else right(asked),
+    "ignores-stops": whole,
+    "ignores-stops-without-text": without_text,
+    "ignores-every-other-stop": ignores_every_other_stop,
+    "left-in-the-text": left_in_the_text,
+    "only-the-text-ends": only_the_text_ends,
+    "one-token-more": one_token_more,
+    "refuses-stops": refuses,
+    "lacks-stops": whole,
+}
+
+
+class Wrong:
+    """Level a of lfm2np/engine_protocol.py."""
+
+    def __init__(self, way: str) -> None:
+        self.way = WAYS[way]
+        self.lacks = {"sampling", "samples", *(["stop-strings"] if way == "lacks-stops" else [])}
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        return [[self.completion(request)] for request in requests]
+
+    def completion(self, request: Request) -> Completion:
+        if request.params.temperature:
+            raise ValueError("greedy only")
+        stop = request.params.stop
+        return self.way(Asked(request.prompt_token_ids, request.params.max_tokens or 1, stop[0] if stop else None))
+
+
+def __getattr__(name: str) -> Any:
+    """wrong_answers:make_cut_length is a factory."""
+    make, _, way = name.replace("_", "-").partition("-")
+    if make != "make" or way not in WAYS:
+        raise AttributeError(name)
+    return lambda model, sizes: Wrong(way)
+
+
+def serve_lines(way: str) -> None:
+    """The protocol of exec: on standard input and output."""
+    asks: list[dict[str, Any]] = []
+    for line in sys.stdin:
+        fields = json.loads(line)
+        if fields["kind"] == "hello":
+            hello: dict[str, Any] = {"kind": "hello", "protocol": 1, "engine": way, "logprobs": True, "top_logprobs": 0}
+            stops = {} if way == "lacks-stops" else {"stops": True}
+            say({**hello, "prompt_logprobs": False, "at_once": 4, "abort": False, **stops})
+        elif fields["kind"] == "ask":
+            asks.append(fields)
+        elif fields["kind"] == "run":
+            for ask in asks:
+                say({"kind": "answer", "id": ask["id"], **line_of(way, ask)})
+            asks = []
+
+
+def line_of(way: str, ask: dict[str, Any]) -> dict[str, Any]:
+    try:
+        said = WAYS[way](Asked(tuple(ask["prompt_token_ids"]), ask["max_tokens"], ask.get("stop")))
+    except ValueError as problem:
+        return {"error": str(problem)}
+    fields = {"token_ids": said.token_ids, "logprobs": said.logprobs, "text": said.text}
+    return fields if said.finish_reason is None else {**fields, "finish_reason": said.finish_reason}
+
+
+def say(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+@contextlib.contextmanager
+def serving(way: str) -> Iterator[str]:
+    """The URL of a server in vLLM's dialect."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            stop = body.get("stop")
+            if body["temperature"] or body.get("stream") or (stop and way == "lacks-stops"):
+                self.reply(400, {"error": "greedy, whole, without stop strings"})
+                return
+            try:
+                with LOCK:
+                    said = WAYS[way](Asked(tuple(body["prompt"]), body["max_tokens"], stop[0] if stop else None))
+            except ValueError as problem:
+                self.reply(400, {"error": str(problem)})
+                return
+            tokens = [f"token_id:{token}" for token in said.token_ids]
+            logprobs = {"tokens": tokens, "token_logprobs": said.logprobs}
+            choice = {"token_ids": said.token_ids, "logprobs": logprobs, "text": said.text}
+            self.reply(200, {"choices": [{**choice, "finish_reason": said.finish_reason}]})
+
+        def reply(self, status: int, value: Any) -> None:
+            content = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+if __name__ == "__main__":
+    serve_lines(sys.argv[1])
