@@ -91,7 +91,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},
     "lfm2np.drawings.page": {"lfm2np.drawings.runs"},
     "lfm2np.drawings.views": {"scheduler", "lfm2np.drawings.runs", "lfm2np.drawings.page"},
-    "lfm2np.drawings": {*CALL, *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views"))},
+    "lfm2np.drawings": {*CALL, SCHEDULERS, *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views"))},
     "lfm2np.serve": CALL,
     "lfm2np.lab": {
         *CALL,

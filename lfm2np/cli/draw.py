@@ -11,10 +11,11 @@ from pathlib import Path
 
 from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
 from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
+from lfm2np.conformance.schedulers.schedule_text import Schedule, read_schedule, schedule_text
 from lfm2np.drawings import demo
 from lfm2np.drawings.all_views import draw, slides
 from lfm2np.drawings.runs.recorded_run import Run, read_run
-from lfm2np.drawings.schedule import Schedule, read_schedule, schedule_page, schedule_text
+from lfm2np.drawings.schedule import schedule_page
 from lfm2np.drawings.terminal_drawing import as_text
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.loading import Model, load

@@ -1,134 +1,25 @@
-"""A schedule that broke a demand of the property suite: each step, what every place held, and the place that was wrong.
-
-The file is what `pytest --pyargs lfm2np.conformance --scheduler ... --schedules DIR` writes.
-"""
+"""A schedule that broke a demand of the property suite, on a page: schedule_text.py has it in a terminal."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from lfm2np.conformance.schedulers.schedule_text import (
+    Schedule,
+    calls_before,
+    entry_text,
+    held,
+    is_wrong,
+    letter,
+    moved,
+)
 from lfm2np.drawings.page.run_page import page
 from lfm2np.drawings.page.svg import rectangle, words
-from lfm2np.drawings.page.view import cell, view_without_steps
-from lfm2np.errors import RequestError
-from lfm2np.oracle.report.markup import Markup, element, harmless, visible
+from lfm2np.drawings.page.view import cell, legend, view_without_steps
+from lfm2np.oracle.report.markup import Markup, element, joined, visible
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-SIDE, LEFT, GAP, RIGHT = 22, 190, 6, 420  # of a cell, of the labels on the left, between blocks, of those on the right
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A file's fields; steps as schedulers/program_run.py records them."""
-
-    scheduler: str
-    block_size: int
-    calls: list[str]
-    message: str
-    place: tuple[str, int] | None
-    steps: list[dict[str, Any]]
-    requests: dict[str, int]  # name -> its number, in the order of appearance
-    num_blocks: int  # as many as were used
-
-
-def read_schedule(text: str) -> Schedule | None:
-    """None for a file that is something else; RequestError for a schedule with fields missing."""
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(fields, dict) or fields.get("kind") != "schedule":
-        return None
-    try:
-        steps = list(fields["steps"])
-        names = dict.fromkeys(entry["request_id"] for step in steps for entry in step["entries"])
-        blocks = [int(block) for step in steps for block in step["cells"]]
-        size = int(fields["block_size"])
-        blocks += [place // size for step in steps for entry in step["entries"] for place in entry["reads"]]
-        place = fields["place"]
-        return Schedule(
-            fields["scheduler"],
-            size,
-            list(fields["calls"]),
-            fields["message"],
-            None if place is None else (place[0], int(place[1])),
-            steps,
-            {name: number for number, name in enumerate(names)},
-            1 + max(blocks, default=0),
-        )
-    except (KeyError, TypeError, ValueError) as problem:
-        raise RequestError(f"a schedule without what it must have: {problem!r}") from None
-
-
-def is_wrong(schedule: Schedule, number: int, place: int) -> bool:
-    return number == len(schedule.steps) - 1 and schedule.place == ("block", place)
-
-
-def held(step: dict[str, Any], schedule: Schedule, block: int) -> list[Any]:
-    return list(step["cells"].get(str(block), [None] * schedule.block_size))
-
-
-def letter(schedule: Schedule, name: str) -> str:
-    return LETTERS[schedule.requests.get(name, 25) % 26]
-
-
-def entry_text(entry: dict[str, Any]) -> str:
-    first, last = entry["start"], entry["start"] + len(entry["token_ids"]) - 1
-    places = f"{first}" if first == last else f"{first}-{last}"
-    return f"{visible(entry['request_id'])} {places}"
-
-
-# --- in a terminal
-
-
-def schedule_text(schedule: Schedule) -> str:
-    """A line a step: each place by the letter of whose token it holds, a capital where this step wrote it."""
-    key = ", ".join(f"{letter(schedule, name)} {visible(name)}" for name in schedule.requests)
-    labels = [", ".join(map(entry_text, step["entries"])) or "nothing" for step in schedule.steps]
-    width = max(map(len, labels), default=0)
-    lines = [f"blocks of {schedule.block_size}: {key}; capitals were written in that step, . nothing, ! wrong"]
-    for number, (step, label) in enumerate(zip(schedule.steps, labels, strict=True)):
-        lines += [f"  {harmless(call)}" for call in calls_before(step)]
-        blocks = "|".join(signs(schedule, number, block) for block in range(schedule.num_blocks))
-        extra = "".join(f"  {text}" for text in moved(step))
-        lines.append(f"  step {number:>2}  {label:<{width}}  {blocks}{extra}")
-    return "\n".join([*lines, schedule.message])
-
-
-def calls_before(step: dict[str, Any]) -> list[str]:
-    """What changed between the step before and this one: not the calls that only take steps."""
-    return [call for call in step["calls"] if not call.startswith(("step(", "drain("))]
-
-
-def moved(step: dict[str, Any]) -> list[str]:
-    """Who was preempted, and what was copied before the step."""
-    copies = [f"{'zeros' if source is None else text_of(source)} to {text_of(end)}" for source, end in step["copies"]]
-    texts = [f"preempted: {', '.join(map(visible, step['preempted']))}"] if step["preempted"] else []
-    return [*texts, f"copied: {', '.join(copies)}"] if copies else texts
-
-
-def text_of(end: Sequence[Any]) -> str:
-    return f"{end[0]} {end[1]}"
-
-
-def signs(schedule: Schedule, number: int, block: int) -> str:
-    cells = enumerate(held(schedule.steps[number], schedule, block), start=block * schedule.block_size)
-    return "".join(sign(schedule, number, place, what) for place, what in cells)
-
-
-def sign(schedule: Schedule, number: int, place: int, what: Sequence[Any] | None) -> str:
-    if is_wrong(schedule, number, place):
-        return "!"
-    if what is None:
-        return "."
-    name, _, step = what
-    return letter(schedule, name).upper() if step == schedule.steps[number]["step"] else letter(schedule, name)
-
-
-# --- on a page
+SIDE, LEFT, GAP, RIGHT = 36, 200, 14, 560  # of a cell, of the labels on the left, between blocks, of those on the right
 
 
 def schedule_page(schedule: Schedule, source: str, command: str) -> str:
@@ -138,13 +29,32 @@ def schedule_page(schedule: Schedule, source: str, command: str) -> str:
             "schedule",
             "What every place held, step by step",
             schedule.message,
-            figure(schedule),
-            element("p", "A cell holds whose token it is, and its position; round cells were written in that step."),
+            joined(key(schedule), figure(schedule)),
+            element(
+                "p",
+                "A line is a step: the positions that go in on the left, the calls before it on the right. A cell is a "
+                "place of the cache, with the letter of the request whose token it holds and the token's position; an "
+                "empty one holds nothing.",
+            ),
         ),
         view_without_steps("calls", "The calls", "The smallest program that was found.", "", element("pre", calls)),
     ]
     about = element("p", f"{source}: a schedule of {schedule.scheduler}. Made by ", element("code", command), ".")
     return page(f"A schedule of {schedule.scheduler} that breaks a demand", about, views)
+
+
+def key(schedule: Schedule) -> Markup:
+    """Whose letters they are, and what the shapes mean."""
+    requests = [
+        (f"a token of {visible(name)}", cell(2, 2, 14, 14, number, letter(schedule, name)))
+        for name, number in schedule.requests.items()
+    ]
+    return legend(
+        *requests,
+        ("written in that step", cell(2, 2, 14, 14, None, "", "decode")),
+        ("kept from an earlier step", cell(2, 2, 14, 14, None, "")),
+        ("the place that is wrong", rectangle(2, 2, 14, 14, class_="wrong")),
+    )
 
 
 def figure(schedule: Schedule) -> Markup:
@@ -153,15 +63,16 @@ def figure(schedule: Schedule) -> Markup:
     height = SIDE * (len(schedule.steps) + 1) + 4
     parts: list[Markup] = []
     for block in range(schedule.num_blocks):
-        parts.append(
-            words(left(schedule, block * size) + size * SIDE / 2, 12, f"block {block}", "middle", class_="tick")
-        )
+        name = f"block {block}" if size > 1 else block
+        parts.append(words(left(schedule, block * size) + size * SIDE / 2, 12, name, "middle", class_="label"))
+    if size == 1:
+        parts.append(words(LEFT - 8, 12, "block", "end", class_="label"))
     for number, step in enumerate(schedule.steps):
         top = SIDE * (number + 1)
         label = f"step {number}: " + (", ".join(map(entry_text, step["entries"])) or "nothing")
-        parts.append(words(0, top + SIDE / 2, label, "start", class_="tick"))
+        parts.append(words(0, top + SIDE / 2, label, "start", class_="label"))
         beside = "; ".join([*calls_before(step), *moved(step)])
-        parts.append(words(left(schedule, schedule.num_blocks * size), top + SIDE / 2, beside, "start", class_="tick"))
+        parts.append(words(left(schedule, schedule.num_blocks * size), top + SIDE / 2, beside, "start", class_="label"))
         for block in range(schedule.num_blocks):
             for offset, what in enumerate(held(step, schedule, block)):
                 parts.append(drawn_cell(schedule, number, block * size + offset, what, top))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.drawings.runs.derive import prefix_hit_tokens
 from lfm2np.drawings.runs.leaks import Leak, leak
 from lfm2np.drawings.runs.recorded import Coming, DetailedTrace
 from lfm2np.drawings.runs.recorded_run import Run, read_run
@@ -211,12 +212,11 @@ def leaking_step(settings: Settings, models: Models) -> Leak | None:
 
 
 def counts_of(settings: Settings, run: Run) -> Counts:
-    admitted = [entry for step in run.steps for entry in step.entries if entry.request_id in step.admitted]
     return Counts(
         steps=len(run.steps),
         rows=sum(step.num_tokens for step in run.steps),
         preemptions=sum(len(step.preempted) for step in run.steps),
-        prefix_hit_tokens=sum(entry.start for entry in admitted),
+        prefix_hit_tokens=prefix_hit_tokens(run),
         wasted=wasted(settings, run),
         idle=sum(not step.entries for step in run.steps),
     )

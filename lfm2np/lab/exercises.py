@@ -128,15 +128,19 @@ def steps_of_batch(now: Outcome, then: Outcome) -> Number:
     tokens, most = len(then.tokens[longest]), run.requests[longest].max_tokens
     assert then.counts is not None and now.counts is not None
     until = f"A batch runs until its longest member has ended, and request {longest} alone says {tokens} tokens."
+    hint = (
+        "The batch runs until its longest member has ended. Which one is it, and how many tokens does it say, the end "
+        "included?"
+    )
     mistakes = []
     if steps == tokens:  # one batch, whose prompts take one step
         mistakes += [
-            (steps + 1, f"{steps + 1} would be right if the prefill gave no token: it gives the first of {tokens}."),
+            (steps + 1, f"{steps + 1} would be right if the prefill gave no token: it gives the first one."),
             (steps - 1, f"{steps - 1} would be the decodes. The prefill is a step, too."),
         ]
     if (now.settings.policy, 2 * now.settings.slots) == ("static", then.settings.slots):
         halves = {before // 2, -(-before // 2)}
-        mistakes += [(half, f"{half} would be right if twice the slots halved the steps. {until}") for half in halves]
+        mistakes += [(half, f"{half} would be right if twice the slots halved the steps. {hint}") for half in halves]
     return Number(
         steps,
         f"{counted(steps, 'step')}. {until} Fewer steps, but {counted(then.counts.wasted, 'cell')} of padding; it is "
@@ -144,14 +148,13 @@ def steps_of_batch(now: Outcome, then: Outcome) -> Number:
         (
             *mistakes,
             (before, f"It takes {before} steps now, with {counted(now.settings.slots, 'slot')}."),
-            (most, f"Request {longest} may say {most} tokens, but it ends after {tokens}."),
+            (most, f"Request {longest} may say {most} tokens, but it ends before: count its answer, the end included."),
             (
                 sum(map(len, then.tokens.values())),
                 "That is the number of all tokens. A step gives a token to each member of the batch.",
             ),
         ),
-        "The batch runs until its longest member has ended. Which one is it, and how many tokens does it say, the end "
-        "included?",
+        hint,
     )
 
 
@@ -229,27 +232,20 @@ def harmed(outcome: Outcome) -> frozenset[str]:
 
 def harmed_behind(now: Outcome, then: Outcome) -> Which:
     right, run = harmed(then), run_of(then)
-    elsewise = {
-        True: "the prefix cache gave it what was computed wrong",
-        False: "in no step does it begin behind another",
-    }
-    reasons = {name: behind(run, name) or elsewise[name in right] for name in then.changed}
+    elsewise = "in no step does it begin behind another"
+    reasons = {name: behind(run, name) or elsewise for name in then.changed}
     because = "A request that begins behind another one is harmed, in its first rows. The first of the step is not."
-    return Which(right, because, reasons)
+    hint = (
+        "The first rows of a prompt take in the rows before them in the step. Whose rows are these, for each request?"
+    )
+    return Which(right, because, reasons, hint)
 
 
 def harmed_in_decodes(now: Outcome, then: Outcome) -> Which:
-    right, run = harmed(then), run_of(then)
-    reasons = {}
-    for name in then.changed:
-        alone = [step for step, rows, _ in shares(run, name) if rows == 1]
-        reasons[name] = (
-            f"in step {alone[0]} it has one row, which is convolved with zeros, whoever is beside it"
-            if alone
-            else "it never has a share of one row"
-        )
+    reasons = dict.fromkeys(then.changed, "it never has a share of one row")
     because = "The bug is in each decode, and needs nobody else. A request alone would have other logits, too."
-    return Which(right, because, reasons)
+    hint = "Which requests have a step with a single row? It does not matter who is beside them."
+    return Which(harmed(then), because, reasons, hint)
 
 
 THREE = (
@@ -311,19 +307,16 @@ def step_of_first_token(now: Outcome, then: Outcome) -> Number:
 def who_waits(now: Outcome, then: Outcome) -> Which:
     run = run_of(then)
     starts = {name: step.number for step in reversed(run.steps) for name in step.admitted}
-    ends = {name: step.number for step in run.steps for name in step.finished}
     reasons, right = {}, set()
     for name, start in sorted(starts.items()):
         came = run.requests[name].arrival
         if start == came:
             reasons[name] = f"it comes in step {came}, and starts there"
-            continue
-        right.add(name)
-        left = [other for other, end in ends.items() if end == start - 1]
-        after = f", after request {joined(left)} has ended" if left else ""
-        reasons[name] = f"it comes in step {came}, when no slot is free, and starts in step {start}{after}"
+        else:
+            right.add(name)
     until = joined([f"request {name} until step {starts[name]}" for name in sorted(right)])
-    return Which(right, f"They wait for a slot: {until}." if right else "A slot is free whenever one comes.", reasons)
+    because = f"They wait for a slot: {until}." if right else "A slot is free whenever one comes."
+    return Which(right, because, reasons, "Two run at a time. When does each come, and who holds the slots then?")
 
 
 FOUR = (
@@ -352,14 +345,12 @@ def preempted_first(now: Outcome, then: Outcome) -> Which:
     step = next((step for step in run.steps if step.preempted), None)
     if step is None:
         enough = "it is never preempted: the blocks are enough"
-        return Which((), "No request is preempted: the blocks are enough.", dict.fromkeys(run.requests, enough))
+        return Which((), "No request is preempted: the blocks are enough.", dict.fromkeys(run.requests, enough), "")
     first = step.preempted[0]
     running = [name for number in range(step.number) for name in run.steps[number].admitted]
     reasons = {}
     for name, asked in run.requests.items():
-        if name == first:
-            reasons[name] = f"in step {step.number} a block is missing, and it is the youngest that runs"
-        elif name in running and name not in step.preempted:
+        if name in running and name not in step.preempted:
             later = f". It is preempted later, in step {preempted[name]}" if name in preempted else ""
             reasons[name] = (
                 f"when a block is missing, in step {step.number}, the youngest that runs gives way, and this one came "
@@ -368,7 +359,8 @@ def preempted_first(now: Outcome, then: Outcome) -> Which:
         else:
             reasons[name] = f"in step {step.number}, when a block is missing, another one goes first"
     because = f"In step {step.number} a block is missing. Request {first} is the youngest that runs, and gives way."
-    return Which({first}, because, reasons)
+    hint = "The blocks run out. Who gives way then: the youngest that runs, or the largest?"
+    return Which({first}, because, reasons, hint)
 
 
 def blocks_at_the_end(now: Outcome, then: Outcome) -> Number:
@@ -431,7 +423,9 @@ def accepted_of(now: Outcome, then: Outcome) -> Which:
             if guessed
             else "nothing of it comes twice, so nothing is guessed"
         )
-    return Which(right, " ".join(f"Request {name}: {reason}." for name, reason in reasons.items()), reasons)
+    because = " ".join(f"Request {name}: {reason}." for name, reason in reasons.items())
+    hint = "A draft copies what followed earlier. Whose prompt and answer have the same tokens in a row twice?"
+    return Which(right, because, reasons, hint)
 
 
 def steps_with_drafts(now: Outcome, then: Outcome) -> Number:

@@ -35,6 +35,10 @@ from lfm2np.lab.settings import (
 from lfm2np.oracle.report.markup import Markup, counted, element, joined
 
 TITLE = "A laboratory of continuous batching"
+INTRODUCTION = (
+    "Change prompts, scheduler, memory, or break the engine; press Run. A real LFM2 engine computes the run in exact "
+    "arithmetic, and the views below draw what it did. New here? Begin with lesson 1."
+)
 Judged = Mapping[str, Verdict | Unreadable]  # by the name of a guess
 SOURCES = "connect-src 'self'; form-action 'self'; img-src data:"
 FAILED, NO_MEMORY = 500, 507  # statuses of a reply
@@ -76,6 +80,7 @@ def lab_page(
     above = element(
         "section",
         host.above,
+        element("p", INTRODUCTION) if lesson is None else None,
         lesson_links(lesson),
         lesson_text(lesson, typed, outcome, judged or {}) if lesson else None,
         verdict_text(verdict) if verdict and not untouched else None,
@@ -107,7 +112,8 @@ def views(outcome: Outcome, run: Run, beside: Still) -> list[View]:
         batching(run),
         positions(run, "main") if on_paper else beside.positions,
     ]
-    leaking = isolation(outcome.leaking, "A step of these requests, without prefix cache, drafts and fault")
+    whose = "A step of these requests, without prefix cache and drafts"
+    leaking = isolation(outcome.leaking, whose, outcome.settings.fault)
     return views_of(run, beside, opening, leaking)
 
 
@@ -138,7 +144,7 @@ def lesson_of(typed: Typed) -> int:
 def lesson_links(chosen: Lesson | None) -> Markup:
     links = [("Free play", "./", chosen is None)]
     links += [
-        (f"{lesson.number} {lesson.title}", f"?{query_of(lesson.start)}", lesson is chosen)
+        (f"Lesson {lesson.number}: {lesson.title}", f"?{query_of(lesson.start)}", lesson is chosen)
         for lesson in LESSONS.values()
     ]
     items = [
@@ -200,7 +206,7 @@ def exercise(
         ),
         told_problem(name, wrong),
         verdict_text(verdict, f"verdict-{name}") if verdict else None,
-        seen_run(number, prediction, typed, outcome.settings) if verdict and outcome else None,
+        seen_run(number, verdict, prediction, typed, outcome.settings) if verdict and outcome else None,
         method="get",
         action="./",
         class_="exercise",
@@ -208,14 +214,20 @@ def exercise(
     )
 
 
-def seen_run(number: int, prediction: Prediction, typed: Typed, settings: Settings) -> Markup | None:
-    """The way to the run that was asked about, unless it is the one on this page."""
+def seen_run(number: int, verdict: Verdict, prediction: Prediction, typed: Typed, settings: Settings) -> Markup | None:
+    """The way to the run that was asked about, unless it is the one on this page: it shows the answer."""
     changed = prediction.change(settings)
     if changed == settings:
         return None
     guesses = {name: text for name, text in typed.guesses.items() if text.strip()}
     link = f"?{urlencode(guesses)}&{query_of(changed)}"  # none of them last: nothing is checked by going there
-    return element("p", element("a", f"See the run that exercise {number} is about", href=link))
+    words = f"See the run that exercise {number} is about"
+    return element(
+        "p",
+        "Guess again. " if not verdict.right else None,
+        element("a", words, href=link),
+        None if verdict.right else " (it shows the answer)",
+    )
 
 
 def verdict_text(verdict: Verdict, identity: str = "verdict") -> Markup:

@@ -52,20 +52,20 @@ class Number:
 
 @dataclass(frozen=True)
 class Which:
-    """The answer to "which requests": `reasons` say of every request why it belongs to the answer, or does not."""
+    """The answer to "which requests": `reasons` say of a request why it does not belong to the answer."""
 
     right: Collection[str]
     because: str
     reasons: Mapping[str, str]
+    hint: str
 
     def judge(self, guess: Collection[str]) -> str:
-        """Of a wrong guess one request is explained, not the whole answer."""
+        """A wrong guess is explained by one request that it should not have, or by the hint: never by the answer."""
         for name in sorted(guess):
             if name not in self.right:
                 raise Wrong(f"Request {name} does not belong to the answer: {self.reasons[name]}.")
-        for name in sorted(self.right):
-            if name not in guess:
-                raise Wrong(f"Request {name} belongs to the answer{', too' if guess else ''}: {self.reasons[name]}.")
+        if len(guess) < len(self.right):
+            raise Wrong(f"At least one request is missing. {self.hint}")
         return self.because
 
 

@@ -283,12 +283,22 @@ def utilisation_line(shares: Mapping[str, float | None]) -> str:
     )
 
 
+MISSES = {
+    "too short": "prompt shorter than a block",
+    "unknown": "never cached, or evicted long ago",
+    "window": "blocks of windowed layers evicted",
+    "disabled": "prefix caching is off",
+}
+
+
 def prefix_lines(cache: Mapping[str, Any]) -> list[str]:
     if not cache["queries"]:
         return []
-    ended = ", ".join(f"{reason} {number:,}" for reason, number in cache["ended"].items() if number)
     share = percent(cache["hit_tokens"] / cache["query_tokens"])
-    return [f"prefix cache: {share} of {cache['query_tokens']:,} prompt tokens; hits ended: {ended}"]
+    missed = {reason: number for reason, number in cache["ended"].items() if number and reason != "complete"}
+    ordered = sorted(missed.items(), key=lambda pair: -pair[1])
+    misses = ", ".join(f"{number:,} ({MISSES.get(reason, reason)})" for reason, number in ordered)
+    return [f"prefix cache: {share} of {cache['query_tokens']:,} prompt tokens; prefix misses: {misses or 'none'}"]
 
 
 def saturation_line(result: Mapping[str, Any]) -> str:

@@ -124,6 +124,10 @@ class Scenario:
         drafts = [self.num_drafts, None if self.acceptance is None else asdict(self.acceptance)]
         return json_sha256([traffic, asdict(self.sized()), cost, drafts, self.most_waiting])
 
+    def unread(self) -> tuple[str, ...]:
+        """Settings that its policy does not read."""
+        return () if self.config.policy == "waiting-served" else OF_WAITING_SERVED
+
     def with_setting(self, name: str, value: Any) -> Scenario:
         """RequestError for an unknown name, or a value that it can't have."""
         if name == "num_blocks" and self.memory is not None:
@@ -156,6 +160,7 @@ def positive(name: str, value: object) -> float:
 
 
 CONFIG = tuple(field.name for field in dataclasses.fields(SchedulerConfig))
+OF_WAITING_SERVED = ("waiting_served_ratio", "max_waiting_tokens")  # what no other policy reads
 CHOSEN = (*CONFIG, "drafts")
 SETTINGS = (*CHOSEN, "speed")  # and the parameters of a generator
 

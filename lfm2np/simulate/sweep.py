@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lfm2np.errors import RequestError
 from lfm2np.simulate.histogram import upper_end_of
 from lfm2np.simulate.report import SHARES, beyond_lines, span
-from lfm2np.simulate.scenario import CHOSEN, Scenario
+from lfm2np.simulate.scenario import CHOSEN, OF_WAITING_SERVED, Scenario
 from lfm2np.simulate.steps import number_or_text
 from lfm2np.simulate.traffic import NANOSECONDS
 from lfm2np.values import show
@@ -32,6 +32,7 @@ RESAMPLINGS = 1000
 STEPS = 6  # of a range of fractions
 FEW = 10  # requests beyond a quantile
 MOST_RUNS = 10_000
+UNREAD = "-"  # stands for a setting that a run's policy does not read
 RANGE = re.compile(r"([0-9.eE+-]+):([0-9.eE+-]+)")
 
 
@@ -96,17 +97,25 @@ def value_of(text: str) -> Any:
 
 
 def scenarios(base: Scenario, settings: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Scenario]]:
-    """Every combination. RequestError, before anything is simulated, for one that can't be."""
-    count = int(np.prod([len(values) for values in settings.values()], dtype=object))
+    """Every combination, without settings that its policy does not read, so that no run stands there twice.
+
+    RequestError, before anything is simulated, for one that can't be.
+    """
+    count = combinations(settings)
     if count > MOST_RUNS:
         raise RequestError(f"a sweep of {count} runs: expected at most {MOST_RUNS}")
-    runs = []
+    runs: dict[tuple[tuple[str, Any], ...], Scenario] = {}
     for values in itertools.product(*settings.values()):
         chosen, scenario = dict(zip(settings, values, strict=True)), base
         for name, value in chosen.items():
             scenario = scenario.with_setting(name, value)
-        runs.append((chosen, scenario))
-    return runs
+        read = tuple((name, value) for name, value in chosen.items() if name not in scenario.unread())
+        runs.setdefault(read, scenario)
+    return [(dict(read), scenario) for read, scenario in runs.items()]
+
+
+def combinations(settings: Mapping[str, Sequence[Any]]) -> int:
+    return int(np.prod([len(values) for values in settings.values()], dtype=object))
 
 
 # --- which is best
@@ -125,18 +134,40 @@ def summary(
     for chosen, seeds in results:
         groups = list(itertools.chain(*(seed["groups"] for seed in seeds)))
         by_load.setdefault(load_words(chosen), []).append((run_of(chosen, seeds), groups))
-    parts = [of_one_load(runs, target) for runs in by_load.values()]
-    at = [f"With {load}: " if load else "" for load in by_load]
+    parts = {load: of_one_load(runs, target) for load, runs in by_load.items()}
     return {
         "kind": "sweep",
         "traffic": traffic,
         "cost": results[0][1][0]["cost"],
         "settings": {name: list(values) for name, values in settings.items()},
         "target": None if target is None else vars(target),
-        "runs": list(itertools.chain(*(part["runs"] for part in parts))),
-        "answer": " ".join(where + part["answer"] for where, part in zip(at, parts, strict=True)),
-        "share": min(part["share"] for part in parts),
+        "runs": list(itertools.chain(*(part["runs"] for part in parts.values()))),
+        "answer": [answer_words(load, part["answer"]) for load, part in parts.items()],
+        "notes": notes(parts, target, combinations(settings) - len(results)),
+        "share": min(part["share"] for part in parts.values()),
     }
+
+
+def answer_words(load: str, answer: str) -> str:
+    return f"With {load}: {answer}" if load else answer[0].upper() + answer[1:]
+
+
+def notes(parts: Mapping[str, Mapping[str, Any]], target: Target | None, left_out: int) -> list[str]:
+    """What has to be known of the answers, each said once, with the loads that it holds for."""
+    aim = f" of the runs that meet the target, {target}" if target else ""
+    lines = [f"Chosen: the shortest mean {WORDS[chosen_by(target)]}{aim}."]
+    if any(part["compared"] > 1 for part in parts.values()):
+        lines.append(f"% sure: the share of {RESAMPLINGS:,} resamplings of the requests with the same choice.")
+    loads: dict[str, list[str]] = {}
+    for load, part in parts.items():
+        for note in part["notes"]:
+            loads.setdefault(note, []).append(load)
+    for note, where in loads.items():
+        lines.append(f"{note}." if len(where) == len(parts) else f"{note} ({'; '.join(where)}).")
+    if left_out > 0:
+        unread = " and ".join(OF_WAITING_SERVED)
+        lines.append(f"Left out: {left_out} that would be another run again ({unread}: of policy waiting-served only).")
+    return lines
 
 
 def of_one_load(runs: Sequence[Grouped], target: Target | None) -> dict[str, Any]:
@@ -148,6 +179,8 @@ def of_one_load(runs: Sequence[Grouped], target: Target | None) -> dict[str, Any
     return {
         "runs": [{**run, "on_front": index in front} for index, run in enumerate(chosen)],
         "answer": answer(chosen, target, share, rival),
+        "notes": notes_of(chosen, target),
+        "compared": len(competitors(chosen)),
         "share": share,
     }
 
@@ -282,37 +315,37 @@ def resampled(
 
 
 def answer(runs: Sequence[Mapping[str, Any]], target: Target | None, share: float, rival: int | None) -> str:
-    """One sentence on runs that stand in the order of their rank."""
-    best = runs[0]
+    """One line on runs that stand in the order of their rank."""
+    best, compared = runs[0], len(competitors(runs))
     if best["saturation"] is not None:
-        return f"Every run is saturated: none of these {len(runs)} configurations serves this traffic."
+        return f"every run is saturated: none of these {len(runs)} configurations serves this traffic."
     if best["lost"] == 100:
-        return f"No run finished a request: none of these {len(runs)} configurations serves this traffic."
+        return f"no run finished a request: none of these {len(runs)} configurations serves this traffic."
     aimed, least = measures(best, target)
     metric, quantile = (target.metric, target.quantile) if target else ("ttft", "p99")
     meets = target is None or aimed <= target.seconds
-    chosen = setting_words(best["settings"])
-    begin = f"Choose {chosen}" if meets else f"None meets the target, {target}; the nearest is {chosen}"
+    begin = "choose" if meets else "none meets the target; the nearest is"
     numbers = f"{quantile.upper()} {WORDS[metric]} {span(aimed)}, {span(least)} per output token"
     numbers += "" if target else f", {span(best['seconds']['e2e']['mean'])} end to end"
-    numbers += f" (target: {target})" if target is not None and meets else ""
-    parts = [f"{begin}: {numbers}"]
-    if best["lost"]:
-        parts.append(f"{best['lost']} % of the requests are not served")
+    other = f", else mostly {setting_words(runs[rival]['settings'])}" if rival is not None else ""
+    sure = f" (the best of {compared}, {100 * share:.0f} % sure{other})" if compared > 1 and meets else ""
+    return f"{begin} {setting_words(best['settings'])}: {numbers}{sure}."
+
+
+def notes_of(runs: Sequence[Mapping[str, Any]], target: Target | None) -> list[str]:
+    """Of the best: what its numbers leave open."""
+    best = runs[0]
+    if best["saturation"] is not None or best["lost"] == 100:
+        return []
+    lines = [f"{best['lost']} % of the requests are not served"] if best["lost"] else []
     if best["queue"]["unclear"]:
-        parts.append(f"whether it is saturated is unclear: {best['queue']['unclear']}")
-    parts += beyond_lines(best["beyond"])
-    compared = len(competitors(runs))
-    if compared > 1:
-        what = f"shortest {'time per output token' if target and meets else 'end-to-end time'}"
-        what = what if meets else "nearest"
-        other = f", else mostly {setting_words(runs[rival]['settings'])}" if rival is not None else ""
-        parts.append(f"{what} of {compared} in {100 * share:.0f} % of {RESAMPLINGS:,} resamplings{other}")
-    parts += tie_words(runs)
-    beyond = best["requests"]["finished"] * (1 - SHARES[quantile])
-    if target is not None and beyond < FEW:
-        parts.append(f"{quantile.upper()} rests on {beyond:.3g} requests: simulate more")
-    return "; ".join(parts) + "."
+        lines.append(f"Whether it is saturated is unclear: {best['queue']['unclear']}")
+    lines += [*beyond_lines(best["beyond"]), *tie_words(runs)]
+    if target is not None:
+        beyond = best["requests"]["finished"] * (1 - SHARES[target.quantile])
+        few = f"{target.quantile.upper()} rests on {beyond:.3g} requests: simulate more"
+        lines += [few] if beyond < FEW else []
+    return lines
 
 
 def is_tie(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -323,7 +356,7 @@ def is_tie(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 def tie_words(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     same = [setting_words(run["settings"]) for run in runs[1:] if is_tie(runs[0], run)]
     more = f" and {len(same) - 2} more" if len(same) > 2 else ""
-    return [f"the same with {' or '.join(same[:2])}{more}"] if same else []
+    return [f"The same times with {' or '.join(same[:2])}{more}"] if same else []
 
 
 def setting_words(settings: Mapping[str, Any]) -> str:
@@ -336,7 +369,7 @@ def load_words(settings: Mapping[str, Any]) -> str:
 
 
 def as_text(result: Mapping[str, Any]) -> str:
-    """The table of all runs, best first, and the answer."""
+    """The table of all runs, the best of each load first, a line of answer for each load, and notes."""
     names = list(result["settings"])
     lost = ["lost"] if any(run["lost"] for run in result["runs"]) else []
     heads = [*names, "TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "E2E mean", "req/s", *lost, ""]
@@ -345,14 +378,13 @@ def as_text(result: Mapping[str, Any]) -> str:
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]
     ]
-    return "\n".join(
-        [f"{result['traffic']}; cost of a step: {result['cost']['name']}", "", *lines, "", result["answer"]]
-    )
+    begin = f"{result['traffic']}; cost of a step: {result['cost']['name']}"
+    return "\n".join([begin, "", *lines, "", *result["answer"], "", *result["notes"]])
 
 
 def row_of(run: Mapping[str, Any], names: Sequence[str], with_lost: bool) -> list[str]:
     seconds = run["seconds"]
-    cells = [str(run["settings"][name]) for name in names]
+    cells = [str(run["settings"].get(name, UNREAD)) for name in names]
     cells += [span(seconds[metric][which]) for metric, which in COLUMNS]
     rate = run["throughput"]["requests_per_second"]
     note = "SATURATED" if run["saturation"] else "unclear" if run["queue"]["unclear"] else ""

@@ -64,7 +64,7 @@ def test_a_sweep_goes_on_where_it_broke_off(
 ) -> None:
     file = tmp_path / "results.jsonl"
     first = ran(capsys, SMALL, *MANY, "--results", str(file))
-    assert "Choose policy fcfs" in first.splitlines()[-1]
+    assert "\nChoose policy fcfs" in first
     lines = file.read_text().splitlines(keepends=True)
     assert len(lines) == 4
     file.write_text("".join(lines[:3]) + lines[3][:50])  # as a crash leaves it

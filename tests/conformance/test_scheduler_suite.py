@@ -20,7 +20,8 @@ from lfm2np.conformance.schedulers.faulty import with_fault
 from lfm2np.conformance.schedulers.managed import ManagedScheduler
 from lfm2np.conformance.schedulers.program_run import Run, Violation
 from lfm2np.conformance.schedulers.programs import carry_out
-from lfm2np.drawings.schedule import read_schedule, schedule_page, schedule_text
+from lfm2np.conformance.schedulers.schedule_text import read_schedule, schedule_text
+from lfm2np.drawings.schedule import schedule_page
 from lfm2np.errors import RequestError
 from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, Window, entry
 
@@ -253,15 +254,18 @@ def test_a_run_is_the_same_by_hand():
 
 def test_a_wrong_schedule_is_drawn(fewer, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     fault = with_fault(Tiny, "writes-over-the-token-before")
-    schedule = suite.try_scheduler(fault, name="tiny").broken["reads"].schedule
+    outcome = suite.try_scheduler(fault, name="tiny")
+    schedule = outcome.broken["reads"].schedule
     file = tmp_path / "reads.json"
     file.write_text(json.dumps(schedule))
     main(["draw", str(file), "--terminal"])
     text = capsys.readouterr().out
     assert text.count("!") == 2 and text.rstrip().endswith(schedule["message"])  # the place, and the legend
+    assert text in outcome.status("reads")[1]  # a failing test shows it at once
     main(["draw", str(file), "-o", str(tmp_path / "page.html")])
     page = (tmp_path / "page.html").read_text()
-    assert page.count('class="wrong"') == 1 and "run" in page and schedule["calls"][0].split("(")[0] in page
+    assert page.count('class="wrong"') == 2 and "run" in page and schedule["calls"][0].split("(")[0] in page
+    assert "a token of r0" in page[page.index('class="legend"') :]
     assert read_schedule("{}") is None and read_schedule("no JSON") is None
     with pytest.raises(RequestError, match="a schedule without what it must have"):
         read_schedule('{"kind": "schedule"}')

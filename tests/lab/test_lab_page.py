@@ -10,8 +10,9 @@ from urllib.parse import parse_qsl, urlencode
 import pytest
 from links import read_settings
 
-from lfm2np.lab.lab_page import lab_page
+from lfm2np.lab.lab_page import answer, lab_page
 from lfm2np.lab.lessons import LESSONS
+from lfm2np.lab.models import Models
 from lfm2np.lab.settings import (
     NAMES,
     PAPER_REQUESTS,
@@ -125,3 +126,23 @@ def test_lessons_are_links():
     page = lab_page(typed_of([]), None, {}, None, None)
     for lesson in LESSONS.values():
         assert query_of(lesson.start).replace("&", "&amp;") in page
+
+
+def test_a_broken_engine_is_not_shown_as_sound(models: Models):
+    page = answer("lesson=3", models)[1]
+    checked = re.search(r'name="leak"[^>]* checked[^>]*>([^<]*)', page)
+    assert "Broken: </strong>" in page and checked and checked[1].strip() == "the convolution crosses requests"
+
+
+def test_a_run_that_wastes_nothing_shows_no_hatched_cells(models: Models):
+    page = answer("lesson=1", models)[1]
+    assert "hatched" not in page[page.index('id="batching"') : page.index('id="positions"')]
+
+
+def test_the_prefix_cache_has_the_same_tokens_above_and_below_and_one_menu_has_numbers(models: Models):
+    """One request is preempted, and finds again what it has computed."""
+    page = answer("", models)[1]
+    above = re.search(r"<strong>(\d+) tokens</strong> from the prefix cache", page)
+    below = re.search(r"without the (\d+) tokens that the prefix cache has", page)
+    assert above and below and above[1] == below[1] and "Look at the hatched cells" in page
+    assert "Lesson 1: " in page and 'class="num"' not in page and "press Run" in page

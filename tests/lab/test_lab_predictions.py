@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -35,18 +36,18 @@ def judged(number: int, place: int, guess: str, again: Again, settings: Settings
         (1, 1, "9", "7", "It is more. Count a step for the prompt"),
         (1, 2, "9", "6", "It takes 6 steps now."),
         (2, 1, "19", "13", "13 would be right if twice the slots halved the steps."),
-        (2, 1, "19", "24", "Request d may say 24 tokens, but it ends after 19."),
+        (2, 1, "19", "24", "Request d may say 24 tokens, but it ends before"),
         (2, 2, "32", "34", "34 counts the rows beside the prompt whole."),
         (2, 2, "32", "68", "68 cells are empty in all steps together."),
         (3, 1, "b c", "a b c", "Request a does not belong to the answer: in no step does it begin behind another."),
-        (3, 1, "C and B", "c", "Request b belongs to the answer, too: in step 0 it begins behind request a."),
-        (3, 2, "abc", "b c", "Request a belongs to the answer, too: in step 1 it has one row"),
+        (3, 1, "C and B", "c", "At least one request is missing. The first rows of a prompt"),
+        (3, 2, "abc", "b c", "At least one request is missing. Which requests have a step with a single row?"),
         (4, 1, "3", "2", "In step 2 its prompt is not whole: 8 of 9 rows are computed"),
         (4, 1, "3", "4", "4 would be right if steps were counted from 1."),
-        (4, 2, "c,d,e,f", "d e f", "Request c belongs to the answer, too: it comes in step 1, when no slot is free"),
+        (4, 2, "c,d,e,f", "d e f", "At least one request is missing. Two run at a time."),
         (5, 1, "4", "5", "5 would be right if the last token went in as well"),
         (5, 2, "d", "c", "this one came earlier, in step 2. It is preempted later, in step 6."),
-        (5, 2, "D", "none", "Request d belongs to the answer: in step 5 a block is missing"),
+        (5, 2, "D", "none", "At least one request is missing. The blocks run out."),
         (6, 1, "b", "a b", "nothing of it comes twice, so nothing is guessed."),
         (6, 2, "5", "6", "6 would be right if a step gave 2 tokens."),
     ],
@@ -55,6 +56,21 @@ def test_a_guess_is_judged(number: int, place: int, right: str, wrong: str, why:
     assert judged(number, place, right, again).right
     verdict = judged(number, place, wrong, again)
     assert not verdict.right and why in verdict.sentence, verdict
+
+
+@pytest.mark.parametrize(("number", "place"), EXERCISES)
+def test_a_wrong_guess_gets_a_hint_and_not_the_answer(number: int, place: int, again: Again):
+    """Of all numbers up to 70, and all sets of requests: neither the number nor a request that was not named."""
+    prediction, now = LESSONS[number].predictions[place - 1], again(LESSONS[number].start)
+    then = again(prediction.change(now.settings))
+    answer = prediction.answer(now, then)
+    names = sorted(then.tokens)
+    chosen = ["".join(each) for size in range(len(names) + 1) for each in combinations(names, size)]
+    for guess in chosen if prediction.of_requests else [str(each) for each in range(71)]:
+        verdict = prediction.judge(guess or "none", now, lambda _: then)
+        hidden = set(answer.right) - set(guess) if prediction.of_requests else {str(answer.right)}
+        said = re.findall(r"[Rr]equest (\w+)" if prediction.of_requests else r"\w+", verdict.sentence)
+        assert verdict.right or not hidden & set(said) - set(prediction.question.split()), verdict
 
 
 @pytest.mark.parametrize(

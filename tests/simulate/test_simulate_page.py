@@ -93,7 +93,6 @@ def swept(settings: dict[str, list[Any]] | None = None) -> Result:
         )
     target = {"metric": "ttft", "quantile": "p99", "seconds": 2.0}
     cost = {"name": "paper", "origin": "published figures, not measured: a data sheet", "errors": None}
-    answer = f"Choose policy {HOSTILE}: it is best."
     return {
         "kind": "sweep",
         "traffic": HOSTILE,
@@ -101,7 +100,8 @@ def swept(settings: dict[str, list[Any]] | None = None) -> Result:
         "settings": settings,
         "target": target,
         "runs": runs,
-        "answer": answer,
+        "answer": [f"Choose policy {HOSTILE}: it is best."],
+        "notes": [f"The same with {HOSTILE}."],
         "share": 0.93,
     }
 
@@ -225,6 +225,18 @@ def test_a_sweep_has_its_answer_first_and_a_row_of_every_run() -> None:
     figure = next(body_of(page).iter("svg"))
     drawn = {path.attrib["class"]: path.attrib["d"].count("M") for path in list(figure.iter("path"))[-3:]}
     assert drawn == {"dots s4": 1, "dots s3 hollow": 1, "dots s0": 1}  # the third run has no times
+
+
+def test_runs_of_two_loads_are_never_in_one_figure() -> None:
+    """Only runs with the same requests can be compared; a setting that a run's policy does not read has a dash."""
+    result = swept({"rate": [1, 50], "max_num_batched_tokens": [512, 4096]})
+    del result["runs"][3]["settings"]["max_num_batched_tokens"]
+    result["runs"][2]["seconds"] = result["runs"][0]["seconds"]
+    page = sweep_page(result)
+    titles = ["".join(title.itertext()) for title in body_of(page).iter("title")]
+    of_loads = [title for title in titles if "by rate" not in title]
+    assert len(of_loads) == 6 and {title.partition(":")[0] for title in of_loads} == {"With rate 1", "With rate 50"}
+    assert next(row for row in rows_of(page) if len(row) == 14 and row[0] == "4")[2:4] == ["50", "-"]
 
 
 def test_a_run_that_may_be_saturated_is_marked_in_the_tables() -> None:

@@ -196,7 +196,7 @@ class Run:
             for each in step.entries
         ]
         cells = {
-            block: [None if cell is None else [cell.request_id, cell.position, cell.step] for cell in held]
+            str(block): [None if cell is None else [cell.request_id, cell.position, cell.step] for cell in held]
             for (name, block), held in sorted(self.demands.memory.blocks.items())
             if name == "block"
         }

@@ -19,6 +19,7 @@ from lfm2np.conformance.schedulers.adapter_calls import Calls, Factory, Unjudged
 from lfm2np.conformance.schedulers.demands import ALWAYS, DEMANDS
 from lfm2np.conformance.schedulers.program_run import Run
 from lfm2np.conformance.schedulers.programs import Call, carry_out, programs
+from lfm2np.conformance.schedulers.schedule_text import schedule_of, schedule_text
 from lfm2np.conformance.shrinking import bounded_shrinking, seconds_left
 from scheduler.protocol import FEATURES, POLICIES
 
@@ -47,6 +48,11 @@ class Broken:
     programs: int  # until it was first met
 
 
+def drawing_of(broken: Broken) -> str:
+    """Its steps, and the message; a program that ends before the first step has none."""
+    return schedule_text(schedule_of(broken.schedule)) if broken.schedule["steps"] else broken.message
+
+
 @dataclass(eq=False)
 class Outcome:
     """Of all demands on one scheduler."""
@@ -64,7 +70,10 @@ class Outcome:
         """passed, failed or skipped, and why."""
         if demand in self.broken:
             broken = self.broken[demand]
-            return "failed", f"after {broken.programs} programs: {broken.message}\n# shows it again:\n{broken.script}"
+            return (
+                "failed",
+                f"after {broken.programs} programs:\n{drawing_of(broken)}\n# shows it again:\n{broken.script}",
+            )
         if demand in POLICIES and demand not in self.policies:
             return "skipped", f"the scheduler does not promise it: {demand!r} in `policies`"
         if not self.met["finished"] and demand not in ALWAYS:

@@ -8,7 +8,7 @@ from importlib import resources
 
 from lfm2np.drawings.page.view import NUM_COLOURS, View
 from lfm2np.oracle.report import markup
-from lfm2np.oracle.report.markup import Markup, element
+from lfm2np.oracle.report.markup import Markup, element, joined
 
 BUTTONS = (
     ("first", "First", "First step of"),
@@ -37,18 +37,19 @@ class Panel:
 
 
 def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None = None, start: str = "") -> str:
-    """Without a panel the page asks for nothing; with one it may ask the server that it came from.
+    """Without a panel the page asks for nothing, and its views have numbers, which their text may name; with one it may
+    ask the server that it came from, and what it has above the views (lessons) has the numbers.
 
     start   the view that is shown first; none: the first one
     """
     body = element(
         "div",
         element("header", element("h1", title), class_="top"),
-        element("div", contents(views), [player(name, views) for name in PLAYERS], class_="side"),
+        element("div", contents(views, panel is None), [player(name, views) for name in PLAYERS], class_="side"),
         element(
             "main",
             panel.above if panel else None,
-            [section(view, number, views) for number, view in enumerate(views)],
+            [section(view, number, views, panel is None) for number, view in enumerate(views)],
             element("footer", about, class_="about"),
             id="views",
         ),
@@ -69,20 +70,25 @@ def asset(name: str) -> str:
     return (resources.files("lfm2np.drawings") / "assets" / name).read_text(encoding="utf-8")
 
 
-def contents(views: Sequence[View]) -> Markup:
+def contents(views: Sequence[View], with_numbers: bool) -> Markup:
     links = [
-        element("li", element("a", element("span", number, class_="num"), " ", view.title, href=f"#{view.id}"))
-        for number, view in enumerate(views, start=1)
+        element("li", element("a", number_of(index, with_numbers), view.title, href=f"#{view.id}"))
+        for index, view in enumerate(views)
     ]
-    return element("nav", element("ol", links, role="list"), aria_label="Views")
+    heading = None if with_numbers else element("p", "Views of the run", class_="heading")
+    return element("nav", heading, element("ol", links, role="list"), aria_label="Views")
 
 
-def section(view: View, index: int, views: Sequence[View]) -> Markup:
+def number_of(index: int, with_numbers: bool) -> Markup | None:
+    return joined(element("span", index + 1, class_="num"), " ") if with_numbers else None
+
+
+def section(view: View, index: int, views: Sequence[View], with_numbers: bool) -> Markup:
     """A screen: its title, its lesson, what it shows, and the way to its neighbours."""
     before, after = views[index - 1] if index else None, views[index + 1] if index + 1 < len(views) else None
     return element(
         "section",
-        element("h2", element("span", index + 1, class_="num"), " ", view.title, id=f"{view.id}-title"),
+        element("h2", number_of(index, with_numbers), view.title, id=f"{view.id}-title"),
         element("p", view.lesson, class_="lesson") if view.lesson else None,
         drawn(view),
         view.text,

@@ -222,3 +222,8 @@ def behind_windows(windowed: Run, known: Sequence[Pool]) -> list[dict[int, str]]
         for name in (*step.preempted, *step.finished):
             tables.pop(name, None)
     return of_steps
+
+
+def prefix_hit_tokens(run: Run) -> int:
+    """Tokens that are not computed, as the prefix cache has them, also where a preempted request comes back."""
+    return sum(entry.start for step in run.steps for entry in step.entries if entry.request_id in step.admitted)

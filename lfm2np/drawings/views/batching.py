@@ -21,6 +21,7 @@ from lfm2np.drawings.runs.derive import (
     Moment,
     colours,
     moments,
+    prefix_hit_tokens,
 )
 from lfm2np.drawings.runs.other_policies import Outcome, under
 from lfm2np.drawings.runs.recorded_run import Run
@@ -82,14 +83,12 @@ def batching(run: Run) -> View:
     drafted = any(entry.num_drafts for step in run.steps for entry in step.entries)
     longest = max(len(outcome.passes) for outcome in (by_requests, by_tokens))
     count = min(longest, MOST_STEPS)
-    spared = from_cache(by_tokens)
+    spared = prefix_hit_tokens(by_tokens.run)
     cells = by_requests.rows + by_requests.padding
     return View(
         PLAYER,
         "Request-level against token-level batching",
-        f"Look at the hatched cells. By requests, {by_requests.padding} of {cells} cells are computed for "
-        "nothing: short prompts wait for long ones, finished requests for the longest answer, and nobody may join. By "
-        f"tokens there is no rectangle{sooner(by_requests, by_tokens)}.",
+        f"{wasted_words(by_requests.padding, cells)} By tokens there is no rectangle{sooner(by_requests, by_tokens)}.",
         joined(
             key(ways),
             scrolled(chart(ways, run, count), "Both ways, step by step"),
@@ -102,7 +101,7 @@ def batching(run: Run) -> View:
                 "Both are the real scheduler once more, every sequence by itself"
                 + (", without the drafts of the run" if drafted else "")
                 + ". A column is a step, a row a request"
-                + (f", without the {counted(spared, 'token')} of prompts that the prefix cache has" if spared else "")
+                + (f", without the {counted(spared, 'token')} that the prefix cache has" if spared else "")
                 + ". All steps are equally wide: each reads all weights once, "
                 "and with so few tokens that is nearly all of its time. Until its first token a request waits "
                 f"{mean_wait(by_requests)} steps by requests, {mean_wait(by_tokens)} by tokens (means). Where a prompt "
@@ -117,19 +116,19 @@ def batching(run: Run) -> View:
     )
 
 
+def wasted_words(padding: int, cells: int) -> str:
+    if not padding:
+        return f"By requests, all {cells} cells are needed here: no request waits in a batch for one that is longer."
+    return (
+        f"Look at the hatched cells. By requests, {padding} of {cells} cells are computed for nothing: short prompts "
+        "wait for long ones, finished requests for the longest answer, and nobody may join."
+    )
+
+
 def sooner(by_requests: Outcome, by_tokens: Outcome) -> str:
     if by_tokens.steps >= by_requests.steps:
         return ""
     return f", and all is done after {by_tokens.steps} steps, not {by_requests.steps}"
-
-
-def from_cache(outcome: Outcome) -> int:
-    """Tokens before the first that a request computes."""
-    starts: dict[str, int] = {}
-    for step in outcome.run.steps:
-        for entry in step.entries:
-            starts.setdefault(entry.request_id, entry.start)
-    return sum(starts.values())
 
 
 def mean_wait(outcome: Outcome) -> str:

@@ -19,14 +19,15 @@ LESSON = (
 )
 
 
-def isolation(leak: Leak | None, of: str = "A step of the trained fixture") -> View:
-    """`of` says whose step it is; without one, that there is none."""
+def isolation(leak: Leak | None, of: str = "A step of the trained fixture", fault: str = "") -> View:
+    """`of` says whose step it is; without one, that there is none. First shown is how an engine with the fault does."""
     if leak is None:
         none = "In no step of these requests does one begin behind another, so nobody could see anybody."
         return view_without_steps("isolation", "Who can see whom", LESSON, "", element("p", none))
+    shown = next((index for index, what in enumerate(CHOICES) if fault and BROKEN.get(what) == fault), 0)
     buttons = []
     for index, what in enumerate(CHOICES):
-        button = element("input", type="radio", name="leak", value=index, checked=index == 0)
+        button = element("input", type="radio", name="leak", value=index, checked=index == shown)
         buttons.append(element("label", button, f" {what if what != SOUND else 'sound: each request by itself'}"))
     return view_without_steps(
         "isolation",

@@ -22,6 +22,7 @@ WIDTH, LEFT, RIGHT = 400.0, 60.0, 384.0  # of the drawing, and where its plot is
 TITLE, ROW, PLOT, BELOW = 24.0, 17.0, 190.0, 42.0  # heights: title of an axis, row of the legend, plot, what is below
 TALL = 280.0  # a plot of dots, which have labels
 CHARACTER = 7.2  # width of one, about
+APART = CHARACTER  # between labels: two numbers side by side read as one
 MOST_NAME = 42  # characters in a legend
 MARKS = (  # around a centre
     "m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0z",  # circle
@@ -368,7 +369,7 @@ def labels(places: Sequence[tuple[float, float, str]], taken: list[Box]) -> list
         for left, base in (*sides, *corners) if words else ():
             place = box(left, base, words)
             if is_free(place, taken):
-                taken.append(place)
+                taken.append((place[0] - APART, place[1] + APART, *place[2:]))
                 parts.append(label(left, base, html.escape(words), "start"))
                 break
     return parts

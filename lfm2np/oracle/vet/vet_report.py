@@ -17,8 +17,8 @@ MANY = 10**7  # tokens that nobody asks for
 def plan_text(hypotheses: Hypotheses, plan: Plan, bounds: Bounds, alpha: float) -> str:
     """What a verdict costs, by hypothesis: tokens until all others are rejected, if it is true."""
     lines = [
-        f"plan: {plan.num_answers} answers of {hypotheses.claim.name}, {plan.num_tokens} tokens of "
-        f"{plan.entropy:.2g} nats; error at most {alpha:g}",
+        f"plan: {plan.num_answers} answers of {hypotheses.claim.name}, {plan.num_tokens} sampled tokens, entropy "
+        f"{plan.entropy:.2g} nats each; error at most {alpha:g}",
         "",
     ]
     rows: list[tuple[str, ...]] = [
@@ -45,14 +45,15 @@ def as_text(result: Vetted) -> str:
     lines = [verdict_of(result), ""]
     judged = f"{result.num_tokens} tokens of {result.num_answers} answers, {result.num_reported} log-probabilities"
     lines.append(f"judged     {judged}; stopped: {result.stopped}")
-    paid = f"{result.prompt_tokens} prompt and {result.answer_tokens} answer tokens"
-    lines.append(f"used       {paid}" + (f", cost {result.cost:.2g}" if result.cost else ""))
+    prompts = f"{result.prompt_tokens} tokens of prompts" if result.prompt_tokens else "prompt tokens not reported"
+    cost = f"; cost {result.cost:.2g}" if result.cost else ""
+    lines.append(f"received   {result.answer_tokens} generated tokens; {prompts}{cost}")
     for why, count in result.left_out.most_common():
         lines.append(f"left out   {count} answers: {visible(why)}")
     lines += prompt_hint(result)
     rows: list[tuple[str, ...]] = [("hypothesis", "verdict", "evidence against", "best bet against it")]
     for each, standing in zip(result.hypotheses.each, result.standings, strict=True):
-        verdict = "left" if standing.rejected is None else f"rejected after {standing.rejected} tokens"
+        verdict = "not rejected" if standing.rejected is None else f"rejected after {standing.rejected} tokens"
         rows.append((each.name, verdict, f"10^{standing.capital / math.log(10.0):.1f}", standing.by or "none"))
     return "\n".join([*lines, "", *aligned(rows, range(len(rows[0])))])
 

@@ -26,11 +26,15 @@ from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
 from lfm2np.oracle.reports.report_parts import plural
 from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin, verdict
 from lfm2np.simulate.report import HEADS, NAMES, percent, saturation_line, span
+from lfm2np.simulate.scenario import CHOSEN
+from lfm2np.simulate.sweep import UNREAD, load_words
 from lfm2np.values import show
 
 FRONT, OTHER, SATURATED = 0, 3, 4  # looks of dots
 COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"), ("e2e", "p99"))
 CURVES = (("ttft", "p99"), ("tpot", "mean"))
+MOST_NUMBERS = 3  # of runs beside a dot
+MOST_LOADS = 6  # that are drawn
 WIDE_SETTING = 4.0  # largest over smallest, from which on its axis is logarithmic: many are doubled from run to run
 Run = Mapping[str, Any]
 
@@ -40,7 +44,7 @@ def sweep_page(result: Mapping[str, Any]) -> str:
     runs = result["runs"]
     numeric = [name for name in result["settings"] if len(numbers_of(runs, name)) > 1]
     sections = [
-        ("front", "Pareto front", front(result)),
+        ("front", "Pareto front", fronts(result)),
         *([("curves", "By each setting", "".join(by_setting(runs, name) for name in numeric))] if numeric else []),
         ("runs", "All runs", all_runs(result)),
         ("what", "What was simulated", simulated(result)),
@@ -59,7 +63,8 @@ def head(result: Mapping[str, Any]) -> str:
         f"{plural(len(runs), 'run')}, {saturated} of them saturated",
         f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
     ]
-    return verdict("lfm2np simulate: sweep", kind, f"{sign} {foreign(result['answer'])}", lines)
+    answers = "<br/>".join(map(foreign, result["answer"]))
+    return verdict("lfm2np simulate: sweep", kind, f"{sign} {answers}", [*lines, *map(foreign, result["notes"])])
 
 
 def is_met(result: Mapping[str, Any]) -> bool:
@@ -88,44 +93,80 @@ def seconds_of(run: Run, metric: str, which: str) -> float | None:
 # --- the front
 
 
-def front(result: Mapping[str, Any]) -> str:
-    """What the target is about, else TTFT P99, against mean TPOT."""
-    runs, target = result["runs"], result["target"]
+def numbered(runs: Sequence[Run], but: str = "") -> dict[str, list[tuple[int, Run]]]:
+    """The runs of each load, with their numbers: only those had the same requests. A load is said without `but`."""
+    loads: dict[str, list[tuple[int, Run]]] = {}
+    for number, run in enumerate(runs, 1):
+        settings = {name: value for name, value in run["settings"].items() if name != but}
+        loads.setdefault(load_words(settings), []).append((number, run))
+    return loads
+
+
+def fronts(result: Mapping[str, Any]) -> str:
+    """What the target is about, else TTFT P99, against mean TPOT: a figure for each load."""
+    loads = list(numbered(result["runs"]).items())
+    figures = [front(place, load, runs, result["target"]) for place, (load, runs) in enumerate(loads[:MOST_LOADS])]
+    drawn = f'<div class="figures">\n{"".join(figures)}</div>\n' if len(figures) > 1 else "".join(figures)
+    return drawn + undrawn(len(loads))
+
+
+def undrawn(loads: int) -> str:
+    return f"<p>Of {loads} loads {MOST_LOADS} are drawn; the tables have all.</p>\n" if loads > MOST_LOADS else ""
+
+
+def front(place: int, load: str, runs: Sequence[tuple[int, Run]], target: Mapping[str, Any] | None) -> str:
+    """Of one load."""
     metric, which = (target["metric"], target["quantile"]) if target else ("ttft", "p99")
-    places: list[tuple[int, float, float]] = [
-        (number, least, aimed)
-        for number, run in enumerate(runs, 1)
+    places: list[tuple[int, float, float, Run]] = [
+        (number, least, aimed, run)
+        for number, run in runs
         if (aimed := seconds_of(run, metric, which)) is not None and (least := seconds_of(run, "tpot", "mean"))
     ]
+    where = f"With {load}: " if load else ""
     if not places:
-        return "<p>No run has times to draw.</p>\n"
-    looks = {number: look_of(run) for number, run in enumerate(runs, 1)}
+        return f"<p>{foreign(where)}no run has times to draw.</p>\n"
+    labels = labels_of([(number, x, y) for number, x, y, run in places if look_of(run) == FRONT])
     groups = [
-        Dots(name, [(x, y, str(number)) for number, x, y in places if looks[number] == look], look, look == OTHER)
+        Dots(
+            name,
+            [(x, y, labels.get(number, "")) for number, x, y, run in places if look_of(run) == look],
+            look,
+            look == OTHER,
+        )
         for look, name in ((FRONT, "on the front"), (OTHER, "not on it"), (SATURATED, "saturated"))
     ]
-    joined = sorted((x, y) for number, x, y in places if looks[number] == FRONT)
+    joined = sorted((x, y) for _, x, y, run in places if look_of(run) == FRONT)
     what = metric_words(metric, which)
     levels = [(target["seconds"], f"target: {span(target['seconds'])}")] if target else []
     drawing = scatter_chart(
-        "front-figure",
-        f"{what} against mean TPOT: lower and further left is better",
+        f"front-figure-{place}",
+        f"{where}{what} against mean TPOT: lower and further left is better",
         f"{plural(len(joined), 'run')} on the front of {len(places)}: "
         + "; ".join(f"{what} {span(y)} with mean TPOT {span(x)}" for x, y in joined)
         + ". The numbers stand in the table of all runs.",
         groups,
-        seconds_axis("mean TPOT", [x for _, x, _ in places]),
-        seconds_axis(what, [y for *_, y in places]),
+        seconds_axis("mean TPOT", [x for _, x, *_ in places]),
+        seconds_axis(what, [y for _, _, y, _ in places]),
         joined,
         levels,
     )
     rows = [
-        [number, state(runs[number - 1]), span(y), span(x), foreign(setting_words(runs[number - 1]["settings"]))]
-        for number, x, y in places
+        [number, state(run), span(y), span(x), foreign(setting_words(run["settings"]))] for number, x, y, run in places
     ]
     legend = table("The dots of the figure", ("run", "state", what, "TPOT mean", "settings"), {"": rows}, (4,))
-    more = " Numbers are those of the runs; where there is no room a dot has none."
-    return figure(drawing, more) + details("The dots of the figure", legend)
+    more = " The numbers are those of the runs on the front; where there is no room a dot has none."
+    return f"<div>\n{figure(drawing, more)}{details('The dots of the figure', legend)}</div>\n"
+
+
+def labels_of(places: Sequence[tuple[int, float, float]]) -> dict[int, str]:
+    """By the first run of each place; runs that came out the same share one."""
+    runs: dict[tuple[float, float], list[int]] = {}
+    for number, x, y in places:
+        runs.setdefault((x, y), []).append(number)
+    return {
+        same[0]: ", ".join(map(str, same[:MOST_NUMBERS])) + (", ..." if len(same) > MOST_NUMBERS else "")
+        for same in runs.values()
+    }
 
 
 def look_of(run: Run) -> int:
@@ -151,53 +192,90 @@ def seconds_axis(title: str, values: Sequence[float]) -> Axis:
 
 def numbers_of(runs: Sequence[Run], name: str) -> list[float]:
     """The numbers among its values, each once, in order."""
-    values = (run["settings"][name] for run in runs)
+    values = (run["settings"].get(name) for run in runs)
     return sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
 
 
 def by_setting(runs: Sequence[Run], name: str) -> str:
-    """Two figures, and their numbers: one line for each combination of the other settings, the best first."""
+    """Two figures for each load, and their numbers: one line for each combination of the other settings, the best
+    first. Of a setting that is a load itself, the figures have it on their axis."""
     values = numbers_of(runs, name)
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        if run["settings"][name] in values:
-            groups.setdefault(setting_words(run["settings"], without=name), []).append(run)
-    others = [other for other in runs[0]["settings"] if other != name]
-    lines = f" One line for each {foreign(', '.join(others))}." if others else ""
-    drawn = "".join(figure(curves_of(name, values, groups, *curve), lines) for curve in CURVES)
+    loads = {
+        load: [run for _, run in those if run["settings"].get(name) in values]
+        for load, those in numbered(runs, but=name).items()
+    }
+    figures = [
+        curves_of_load(place, load, name, values, those)
+        for place, (load, those) in enumerate(list(loads.items())[:MOST_LOADS])
+    ]
     rows = [
-        [amount(value), *(span(seconds_of(run, *curve)) for curve in CURVES), state(run), foreign(others)]
-        for others, group in groups.items()
-        for value, run in sorted(((run["settings"][name], run) for run in group), key=lambda pair: pair[0])
+        [
+            amount(run["settings"][name]),
+            *(span(seconds_of(run, *curve)) for curve in CURVES),
+            state(run),
+            foreign(setting_words(run["settings"], without=name)),
+        ]
+        for those in loads.values()
+        for group in grouped(those, name).values()
+        for run in sorted(group, key=lambda run: run["settings"][name])
     ]
     heads = (foreign(name), *(metric_words(*curve) for curve in CURVES), "state", "other settings")
     numbers = table("The numbers of the figures", heads, {"": rows}, (4,))
+    return (
+        f"<h3>{foreign(name)}</h3>\n{''.join(figures)}{undrawn(len(loads))}"
+        f"{details('The numbers of the figures', numbers)}"
+    )
+
+
+def grouped(runs: Sequence[Run], name: str) -> dict[str, list[Run]]:
+    """By all settings but one."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(setting_words(run["settings"], without=name), []).append(run)
+    return groups
+
+
+def curves_of_load(place: int, load: str, name: str, values: Sequence[float], runs: Sequence[Run]) -> str:
+    groups = grouped(runs, name)
+    others = list(
+        dict.fromkeys(other for run in runs for other in run["settings"] if other in CHOSEN and other != name)
+    )
+    lines = f" One line for each {foreign(', '.join(others))}." if others else ""
+    where = f"With {load}: " if load else ""
+    identity = f"{identifier(name)}-{place}"
+    drawn = "".join(
+        figure(curves_of(identity, where, name, values, list(groups.values()), *curve), lines) for curve in CURVES
+    )
     more = (
         f"<p>The lines of the best {MOST_LINES} of {len(groups)} combinations; the table has all.</p>\n"
         if len(groups) > MOST_LINES
         else ""
     )
-    return (
-        f'<h3>{foreign(name)}</h3>\n{more}<div class="figures">\n{drawn}</div>\n'
-        f"{details('The numbers of the figures', numbers)}"
-    )
+    return f'{more}<div class="figures">\n{drawn}</div>\n'
 
 
 def curves_of(
-    name: str, values: Sequence[float], groups: Mapping[str, Sequence[Run]], metric: str, which: str
+    identity: str,
+    where: str,
+    name: str,
+    values: Sequence[float],
+    groups: Sequence[Sequence[Run]],
+    metric: str,
+    which: str,
 ) -> Drawing:
     lines = []
-    for group in groups.values():
-        others = [str(value) for setting, value in group[0]["settings"].items() if setting != name]
+    for group in groups:
+        others = [str(value) for other, value in group[0]["settings"].items() if other in CHOSEN and other != name]
         pairs = [(run["settings"][name], seconds_of(run, metric, which)) for run in group]
         lines.append(Line(", ".join(others), sorted((x, y) for x, y in pairs if y is not None)))
     shown = [y for line in lines[:MOST_LINES] for _, y in line.points]
     is_log = is_wide(values, WIDE_SETTING) and min(values) > 0
     what = metric_words(metric, which)
     return line_chart(
-        f"{identifier(name)}-{metric}",
-        f"{what} by {name}",
-        f"{what} by {name}, one line for each combination of the other settings; the numbers stand in the table below.",
+        f"{identity}-{metric}",
+        f"{where}{what} by {name}",
+        f"{where}{what} by {name}, one line for each combination of the other settings; the numbers stand in the "
+        "table below.",
         lines,
         axis(name, is_log, tick_words, values if len(values) <= 8 else ()),
         seconds_axis(what, shown),
@@ -220,7 +298,7 @@ def all_runs(result: Mapping[str, Any]) -> str:
         [
             number,
             state(run),
-            *(foreign(str(run["settings"][name])) for name in names),
+            *(foreign(str(run["settings"].get(name, UNREAD))) for name in names),
             *(span(seconds_of(run, *column)) for column in COLUMNS),
             f"{run['lost']} %",
             amount(run["throughput"]["requests_per_second"] or 0.0),
@@ -312,10 +390,13 @@ def lines_of(result: Mapping[str, Any], setting: str, places: Mapping[Any, float
     groups: dict[str, list[tuple[float, float]]] = {}
     others = [key for key in result["settings"] if key != setting]
     order = {key: {str(value): place for place, value in enumerate(result["settings"][key])} for key in others}
-    runs = sorted(result["runs"], key=lambda run: [order[key][str(run["settings"][key])] for key in others])
+    runs = sorted(
+        (run for run in result["runs"] if setting in run["settings"]),
+        key=lambda run: [order[key].get(str(run["settings"].get(key, UNREAD)), -1) for key in others],
+    )
     for run in runs:
         value = metric.value(run)
         if value is not None and not run["saturation"]:
-            words = ", ".join(f"{key} {run['settings'][key]}" for key in others)
+            words = ", ".join(f"{key} {run['settings'][key]}" for key in others if key in run["settings"])
             groups.setdefault(words, []).append((places[run["settings"][setting]], value))
     return [Line(words, sorted(points)) for words, points in groups.items()]
