@@ -25,8 +25,8 @@ from lfm2np.cli.shared.parser import (
     require_folder,
 )
 from lfm2np.cli.shared.prompts import load_model
-from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars, write_pages
-from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.cli.shared.terminal import progress_bar, progress_bars, show_report
+from lfm2np.errors import RequestError
 from lfm2np.invariance.relations import NAMES
 from lfm2np.invariance.target_engine import BLOCK, CHUNK, SLOTS
 from lfm2np.loading import Model
@@ -44,14 +44,13 @@ from lfm2np.oracle.check import (
     until_wrong,
 )
 from lfm2np.oracle.check_cost import cost_lines, cost_of
+from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import FORMS, Record, record_of, shows_answers_only
-from lfm2np.oracle.reports.html_page import as_html
-from lfm2np.oracle.reports.junit import as_junit
-from lfm2np.oracle.reports.report import as_json, as_text, exit_code
+from lfm2np.oracle.report.report import WRONG
 from lfm2np.oracle.targets.file_target import FileTarget, Transcript
 from lfm2np.oracle.targets.http_target import HttpTarget
 from lfm2np.oracle.targets.named import TRANSFORMERS, target_named
@@ -75,7 +74,6 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check http://127.0.0.1:8000 --model DIR --cases long --save answers.jsonl --results truths.jsonl
   lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto
   lfm2np check http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
-PAGES = {"html": as_html, "junit": as_junit}  # the reports, by option
 OF_FILE = "not with a file of answers as TARGET"
 UNUSED = {  # options that a mode does not use
     against.WITH: (
@@ -99,23 +97,16 @@ def run(arguments: argparse.Namespace) -> None:
     """
     is_file = is_a_file(arguments.target) and arguments.against is None
     refuse_unused(arguments, *against.modes(arguments), *([OF_FILE] if is_file else []))
-    require_folder(arguments, *PAGES)
+    require_folder(arguments, "html", "junit")
     if arguments.against is not None:
         check_against.run(arguments)
         return
     recorder = recorder_of(arguments)
     result, place = checked(arguments)
-    if arguments.locate is not None and exit_code(result.total.verdict) == 1:
+    if arguments.locate is not None and exit_code(result.total.verdict) == WRONG:
         result = located(result, arguments, recorder)
-    write_pages(arguments, PAGES, result)
-    command = command_line()
-    fields = {**as_json(result, command), "scoring": work.throughput(place)}
-    print_result(arguments, fields, as_text(result, command))
-    verdict = f"{result.total.verdict}: {result.total.reasons[0]}"
-    if exit_code(result.total.verdict) == 1:
-        raise ProofError(verdict)
-    if exit_code(result.total.verdict) == 2:
-        raise InconclusiveError(verdict)
+    report = report_of(result)
+    show_report(arguments, replace(report, figures={**report.figures, "scoring": work.throughput(place)}))
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:

@@ -20,7 +20,7 @@ from lfm2np.oracle.locate.locate import as_text, locate, shortened, why_inconclu
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.engine_versions import require_request
 from lfm2np.oracle.recorders.registry import FORMS, format_of, record_of
-from lfm2np.oracle.reports.report import finite
+from lfm2np.oracle.report.as_json import finite
 from lfm2np.whole_file import write_whole
 
 EXIT_CODES = """exit codes:

@@ -11,8 +11,9 @@ from lfm2np.engine_protocol import Factory
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.check import check as checked
+from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.judging.formats import KV, format_named
-from lfm2np.oracle.reports.report import as_json
+from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.targets.named import target_named
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.workloads import CASES
@@ -32,7 +33,7 @@ def check(
     timeout: float = 60.0,
     place: AnyPlace = None,
 ) -> dict[str, Any]:
-    """Whether an engine is right: the fields of `lfm2np check --json`, of which "verdict" and "reasons" come first.
+    """Whether an engine is right: the fields of `lfm2np check --json`, of which "verdict" and "findings" say it in short.
 
     engine   a factory of engine_protocol.py, or a TARGET of the command: a URL, "package.module:factory", "exec:..."
     model    loaded under `exact`, or a checkpoint's path; None: the trained fixture
@@ -55,4 +56,4 @@ def check(
         else target_named(engine, oracle, format.partition(KV)[0], name, most, timeout)
     )
     with contextlib.closing(target):
-        return as_json(checked(oracle, target, format, most, first, cases, executor=place))
+        return as_json(report_of(checked(oracle, target, format, most, first, cases, executor=place)))

@@ -16,12 +16,12 @@ from tqdm import tqdm
 
 from lfm2np.checkpoint.strict_json import decode_text, read_bytes
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.errors import RequestError
+from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_junit import as_junit
 from lfm2np.oracle.report.as_text import as_text
-from lfm2np.oracle.report.report import Report
+from lfm2np.oracle.report.report import OPEN, WRONG, Report
 from lfm2np.progress import Progress, ProgressOf
 from lfm2np.whole_file import write_whole
 
@@ -93,12 +93,20 @@ def print_result(arguments: argparse.Namespace, fields: Any, text: str) -> None:
 
 
 def show_report(arguments: argparse.Namespace, report: Report) -> None:
-    """Printed, as one JSON object with --json; and written where --html and --junit say, if the command has them."""
+    """Printed, as one JSON object with --json; and written where --html and --junit say, if the command has them.
+
+    ProofError (1) if it says that something is wrong, InconclusiveError (2) if that is open.
+    """
     command = command_line()
-    print_result(arguments, as_json(report, command), as_text(report, command))
     for name, render in (("html", as_html), ("junit", as_junit)):
         if path := getattr(arguments, name, None):
             write_whole(path, render(report, command))
+    print_result(arguments, as_json(report, command), as_text(report, command))
+    verdict = ": ".join([report.verdict, *(finding.words for finding in report.findings[:1])])
+    if report.exit_code == WRONG:
+        raise ProofError(verdict)
+    if report.exit_code == OPEN:
+        raise InconclusiveError(verdict)
 
 
 def write_pages(arguments: argparse.Namespace, pages: Mapping[str, Callable[[Any, str], str]], result: Any) -> None:
