@@ -20,7 +20,8 @@ from lfm2np.invariance.relations import NAMES, RELATIONS, Relation
 from lfm2np.invariance.target_engine import engine_of, smaller
 
 WITH_AGAINST = {  # options that need --against, and their values when not given
-    **dict.fromkeys(("relations", "vary", "out", "vocab_size", "minutes", "block_size", "chunk", "max_num_seqs")),
+    **dict.fromkeys(("relations", "vary", "out", "vocab_size", "minutes")),
+    **dict.fromkeys(("block_size", "max_num_batched_tokens", "max_num_seqs")),
     "bitwise": False,
 }
 PAGES = {"html": as_html, "junit": as_junit}
