@@ -14,6 +14,7 @@ from served_here import folder
 from lfm2np.cli import main
 from lfm2np.conformance.adapters import Own
 from lfm2np.faults import inject
+from lfm2np.fuzz import campaign
 from lfm2np.fuzz.draw_traces import Around, traces_around
 from lfm2np.fuzz.played import Takes
 from lfm2np.fuzz.sizes import MODELS, Size, arounds_of, sizes_of
@@ -43,6 +44,19 @@ def test_a_run_without_a_finding_warns_of_sizes_that_were_assumed(capsys: pytest
     assert fuzz(OWN, *GIVEN) == 0
     *_, sizes, findings = capsys.readouterr().out.splitlines()
     assert "max_num_batched_tokens 16 (given)" in sizes and findings == "findings  0"
+
+
+@pytest.mark.slow
+def test_a_stale_state_after_preemption_is_found_without_any_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 traces around blocks of 16 and chunks of 512 alone had not found it."""
+    monkeypatch.setattr(campaign, "FIRST_REPLAYS", 1)
+    monkeypatch.setattr(campaign, "LAST_REPLAYS", 2)
+    assert main(["fuzz", "stale_engine:factory", "--examples", "24", "--shrink-minutes", "0", "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (row["kind"], row["failed"]) == ("wrong", 2)
+    assert main(["fuzz", "stale_engine:right", "--examples", str(row["traces"]), "--out", "right"]) == 0
 
 
 class Reports(Own):
