@@ -84,7 +84,7 @@ UNUSED = {  # options that a mode does not use
     ),
     against.WITHOUT: (
         *against.NEED_AGAINST,
-        *("relations", "vary", "out", "minutes", "block_size", "chunk", "max_num_seqs"),
+        *("relations", "vary", "out", "minutes", "block_size", "max_num_batched_tokens", "max_num_seqs"),
     ),
     OF_FILE: ("at_once", "cases", "max_model_len", "seed", "timeout", "save", "resume"),
     against.LOCAL: against.NEED_SERVER,
@@ -271,7 +271,7 @@ def add_check(commands: Commands) -> None:
     add(group, "--out DIR", "shrink what is broken, and write it into folders as fuzz does")
     add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")
     chunk = f"most tokens in a step of the engine ({CHUNK})"
-    add(group, "--max-num-batched-tokens --chunk N", chunk, dest="chunk")
+    add(group, "--max-num-batched-tokens N", chunk)
     add(group, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")
