@@ -21,6 +21,7 @@ from lfm2np.cli.shared.parser import (
     add_command,
     add_modes,
     one_line,
+    option,
     refuse_unused,
     require_at_least,
     require_times,
