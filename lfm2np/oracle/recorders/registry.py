@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.checkpoint.gguf.container import open_container
@@ -44,10 +45,18 @@ from lfm2np.oracle.targets.records import fault
 from lfm2np.oracle.targets.target import TargetError
 
 Prompts = Sequence[Sequence[int]]
-# Prompts, whose rows, new tokens, and the position that ends the record if the engine can be preempted (None: the last
-# one that is computed): the content of a dump.
-Record = Callable[[Prompts, int, int, int | None], bytes]
-Kind = Callable[[str, Path, str], Record]  # of a target's rest, the model, the format
+Run = Callable[[Prompts, int, int, int | None], bytes]  # as Record
+
+
+class Record(Protocol):
+    """The content of a dump: of one of the prompts, with so many new tokens each; an engine that may preempt it is
+    recorded up to the step that computes position `until`.
+    """
+
+    def __call__(self, prompts: Prompts, request: int, new: int, until: int | None = None, /) -> bytes: ...
+
+
+Kind = Callable[[str, Path, str], Run]  # of a target's rest, the model, the format
 FORMS = (
     "transformers:[padded:][DIR], vllm:[DIR], mlx:[DIR], llama.cpp:[slot:]FILE.gguf, openvino:DIR, lfm2np:[NUMERICS] "
     "or package.module:factory"
@@ -99,7 +108,7 @@ def guarded(target: str) -> Iterator[None]:
         raise TargetError(f"{target}: {fault(problem)}") from problem
 
 
-def transformers(rest: str, model: Path, format: str) -> Record:
+def transformers(rest: str, model: Path, format: str) -> Run:
     padded = rest.startswith(PADDED)
     directory = require_directory(Path(rest.removeprefix(PADDED) or model), "transformers")
     return lambda prompts, request, new, until: record_transformers(
@@ -110,14 +119,14 @@ def transformers(rest: str, model: Path, format: str) -> Record:
 def of_directory(engine: str, record: Callable[..., Recorder]) -> Kind:
     """A recorder of a checkpoint directory, by default of the model's."""
 
-    def recorded_from(rest: str, model: Path, format: str) -> Record:
+    def recorded_from(rest: str, model: Path, format: str) -> Run:
         directory = require_directory(Path(rest or model), engine)
         return lambda prompts, request, new, until: record(directory, prompts, request, new, format).content()
 
     return recorded_from
 
 
-def llama_cpp(rest: str, model: Path, format: str) -> Record:
+def llama_cpp(rest: str, model: Path, format: str) -> Run:
     file = existing(rest.removeprefix(SLOT), "llama.cpp:[slot:]FILE.gguf")
 
     def in_one_slot(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
@@ -129,7 +138,7 @@ def llama_cpp(rest: str, model: Path, format: str) -> Record:
     return in_one_slot if rest.startswith(SLOT) else together
 
 
-def openvino(rest: str, model: Path, format: str) -> Record:
+def openvino(rest: str, model: Path, format: str) -> Run:
     folder = existing(rest, "openvino:DIR")
     require_directory(model, "openvino")
     return lambda prompts, request, new, until: record_openvino(model, prompts, request, new, format, folder).content()
@@ -141,7 +150,7 @@ def existing(path: str, form: str) -> Path:
     return Path(path)
 
 
-def this_package(rest: str, model: Path, format: str) -> Record:
+def this_package(rest: str, model: Path, format: str) -> Run:
     """In the arithmetic that `rest` names, whatever the format."""
     numerics = rest or "exact"
     if numerics not in NAMES:
@@ -159,7 +168,7 @@ def this_package(rest: str, model: Path, format: str) -> Record:
     return record
 
 
-def python_engine(target: str, model: Path, format: str) -> Record:
+def python_engine(target: str, model: Path, format: str) -> Run:
     """TargetError if its object has no `record`."""
     with guarded(target):
         engine = load_factory(target)(str(model), {})

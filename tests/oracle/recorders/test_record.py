@@ -166,7 +166,7 @@ def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2
     checked = judged(model, asked.abilities, "float32", asked.pairs, known=known_of(model))
     record = record_of(target, model.path, "float32")
 
-    def faulty(prompts: Any, request: int, new: int, until: int | None) -> bytes:
+    def faulty(prompts: Any, request: int, new: int, until: int | None = None) -> bytes:
         with inject(name):
             return record(prompts, request, new, until)
 
