@@ -92,6 +92,7 @@ def cause_of(
         return Recorded(locate(tensors, model.config, dump), shows(dump, trial, answers[trial.ask.id]))
 
     first: Recorded | None = None
+    trial = tried = alone(*asks[0])
     try:
         for trial in trials(checked, asks, model.config.max_position_embeddings):
             result = recorded(trial)
@@ -100,7 +101,7 @@ def cause_of(
             if first is None or (first.problem and not result.problem):
                 first, tried = result, trial
     except Lfm2npError as problem:
-        return cause(target, alone(*asks[0]), None, f"not recorded        {problem}")
+        return cause(target, trial, None, f"not recorded        {problem}")
     assert first is not None
     return cause(target, tried, None, first.problem or NOTHING)
 

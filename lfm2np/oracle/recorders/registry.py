@@ -180,21 +180,22 @@ def python_engine(target: str, model: Path, format: str) -> Run:
     def record(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
         recorder = Recorder(format=format, until=until)
         engine.record([list(prompt) for prompt in prompts], request, new, recorder)
-        require_tokens(target, recorder.token_ids, prompts[request], new)
+        require_tokens(target, recorder.token_ids, prompts[request], new, until)
         return recorder.content()
 
     return record
 
 
-def require_tokens(target: str, recorded: Sequence[int], prompt: Sequence[int], new: int) -> None:
+def require_tokens(target: str, recorded: Sequence[int], prompt: Sequence[int], new: int, until: int | None) -> None:
     """TargetError for the tokens of another request, or of steps that were computed again and do not say so."""
     if len(recorded) > len(prompt) + new:
         raise TargetError(
             f"{target}: recorded {len(recorded)} tokens of a request of {len(prompt)} and {new} new ones: "
             "where tokens are computed again, as after a preemption, recorder.step(token_ids, start) says from where"
         )
-    begin = list(recorded[: len(prompt)])
-    if begin != list(prompt):
+    expected = list(prompt if until is None else prompt[: until + 1])
+    begin = list(recorded[: len(expected)])
+    if begin != expected:
         raise TargetError(f"{target}: recorded tokens {shortened(begin)}, expected the prompt's: {shortened(prompt)}")
 
 

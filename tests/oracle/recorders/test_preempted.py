@@ -156,6 +156,7 @@ def test_what_comes_after_the_wrong_row_is_not_recorded(model: Model) -> None:
     assert located(model, "Preempting", until=last).num_tokens == last + 1
     assert located(model, "Preempting", until=last).findings == ()
     assert located(model, "Preempting", until=last + 1).findings  # computed after it
+    assert located(model, "Preempting", until=2).num_tokens == CHUNK  # a row of the prompt's first chunk
 
 
 def test_steps_that_are_computed_again_and_do_not_say_so_are_refused() -> None:
