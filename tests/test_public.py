@@ -30,14 +30,14 @@ def test_an_engine_is_reached_by_its_factory_or_its_name():
     engines = (wrong, "lfm2np.oracle.wrong_engine:factory")
     by_factory, by_name = (lfm2np.check(engine, model, cases=["stops"]) for engine in engines)
     assert by_factory["verdict"] == by_name["verdict"] == "INCONCLUSIVE"  # it has no stop strings
-    assert by_factory["reasons"] == by_name["reasons"]
+    assert by_factory["findings"] == by_name["findings"]
 
 
 @pytest.mark.slow
 @pytest.mark.rounding
 def test_a_wrong_engine_is_called_wrong():
     figures = lfm2np.check(wrong, cases=["short-prompts"])
-    assert figures["verdict"] == "BUG" and "decode" in figures["reasons"][0]
+    assert figures["verdict"] == "BUG" and "decode" in figures["findings"][0]["words"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import against, check_against, format_options, work
@@ -82,7 +82,7 @@ UNUSED = {  # options that a mode does not use
     ),
     against.WITHOUT: (
         *against.NEED_AGAINST,
-        *("relations", "vary", "out", "minutes", "block_size", "chunk", "max_num_seqs"),
+        *("relations", "vary", "out", "minutes", "block_size", "max_num_batched_tokens", "max_num_seqs"),
     ),
     OF_FILE: ("at_once", "cases", "max_model_len", "seed", "timeout", "save", "resume"),
     against.LOCAL: against.NEED_SERVER,
@@ -102,23 +102,24 @@ def run(arguments: argparse.Namespace) -> None:
         check_against.run(arguments)
         return
     recorder = recorder_of(arguments)
-    result, place = checked(arguments)
-    if arguments.locate is not None and exit_code(result.total.verdict) == WRONG:
-        result = located(result, arguments, recorder)
-    report = report_of(result)
-    show_report(arguments, replace(report, figures={**report.figures, "scoring": work.throughput(place)}))
-
-
-def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
     require_at_least(arguments, at_once=1)
-    cases = None if arguments.cases is None else known_cases(arguments.cases)
     model = load_model(arguments)
+    result, known = checked(arguments, model)
+    if arguments.locate is not None and exit_code(result.total.verdict) == WRONG:
+        result = located(result, arguments, recorder, model, known)
+    report = report_of(result)
+    show_report(arguments, replace(report, figures={**report.figures, "scoring": work.throughput(known.place)}))
+
+
+def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known]:
+    """The result, and what was computed for it."""
+    cases = None if arguments.cases is None else known_cases(arguments.cases)
     with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
+        known = Known(place=place)
         if is_a_file(arguments.target):
-            return judged_file(model, arguments, place, shown), place
+            return judged_file(model, arguments, known, shown), known
         with contextlib.closing(target_of(arguments, model)) as target, transcript_of(arguments) as transcript:
             taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
-            known = Known(place=place)
             with meanwhile(arguments, model, target, taken.name, known) as on:
                 longest, announce = arguments.max_model_len, functools.partial(announce_cost, model, arguments)
                 asked = ask_all(
@@ -132,7 +133,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
             with contextlib.suppress(TargetError), contextlib.closing(target_of(arguments, model)) as target:
                 target.probe()
                 result = repeated(model, target, result, known)
-        return replace(result, why_format=taken.why, left=asked.left), place
+        return replace(result, why_format=taken.why, left=asked.left), known
 
 
 def is_a_file(target: str) -> bool:
@@ -174,7 +175,9 @@ def recorded_format(arguments: argparse.Namespace) -> str:
     return computed_in if computed_in in PRECISIONS else ACTIVATIONS[FORMATS[computed_in].bits]
 
 
-def located(result: Checked, arguments: argparse.Namespace, record: Record | None) -> Checked:
+def located(
+    result: Checked, arguments: argparse.Namespace, record: Record | None, model: Model, known: Known
+) -> Checked:
     """The result with the wrong operation, why it is unknown, or how to find it; the verdict stays."""
     path = checkpoint_path(arguments.model)
     target = arguments.locate or arguments.target
@@ -183,16 +186,16 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
         words += [] if arguments.model is None else ["--model", arguments.model]
         words += [] if arguments.rope == READINGS[0] else ["--rope", arguments.rope]
         return replace(result, cause=cause_to_dump(result, target, shlex.join(words)))
-    config = read_config(path, arguments.rope)
+    known = replace(known, place=Place())  # the workers have ended
     with progress_bar("locating", "recording") as show:
-        cause = cause_of(result, target, record, read_tensors(path, config), config, show)
+        cause = cause_of(result, target, record, read_tensors(path, model.config), model, show, known)
     return replace(result, cause=cause)
 
 
-def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
+def judged_file(model: Model, arguments: argparse.Namespace, known: Known, shown: ProgressOf) -> Checked:
     target = FileTarget(arguments.target)
     abilities, pairs = target.probe(), target.pairs()
-    taken, known = format_options.format_of(arguments, abilities.engine), Known(place=place)
+    taken = format_options.format_of(arguments, abilities.engine)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
     result = judged(
         model, abilities, taken.name, needed, progress=shown, known=known, every_constant=arguments.constants
@@ -262,7 +265,7 @@ def add_check(commands: Commands) -> None:
     add(group, "--out DIR", "shrink what is broken, and write it into folders as fuzz does")
     add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")
     chunk = f"most tokens in a step of the engine ({CHUNK})"
-    add(group, "--max-num-batched-tokens --chunk N", chunk, dest="chunk")
+    add(group, "--max-num-batched-tokens N", chunk)
     add(group, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
     add(parser, "--html FILE", "write an HTML report")
     add(parser, "--junit FILE", "write a JUnit XML report")

@@ -21,14 +21,29 @@ from lfm2np.cli.shared.parser import (
     add_command,
     add_modes,
     one_line,
+    option,
     refuse_unused,
     require_at_least,
     require_times,
 )
 from lfm2np.cli.shared.prompts import load_model
 from lfm2np.cli.shared.terminal import command_line, print_result
-from lfm2np.engine_protocol import load_factory
+from lfm2np.engine_protocol import TOLD, load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.fuzz.sizes import (
+    ASSUMED,
+    BLOCKS,
+    CHUNKS,
+    GIVEN,
+    MODELS,
+    REPORTED,
+    SLOTS,
+    Size,
+    Sizes,
+    arounds_of,
+    assumed,
+    sizes_of,
+)
 from lfm2np.loading import Model
 
 if TYPE_CHECKING:
@@ -47,10 +62,10 @@ EXIT_CODES = """exit codes:
   130  interrupted; findings so far are kept"""
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10
   lfm2np fuzz http://127.0.0.1:8080 --model DIR --start "./llama-server -m model.gguf -np 4 --port 8080"
-  lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --chunk 64
+  lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --max-num-batched-tokens 64
   lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json
   lfm2np fuzz http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
-BLOCK, CHUNK, SLOTS = 16, 512, 8
+HINTS = {"block_size": 16, "max_num_batched_tokens": 512, "max_num_seqs": 8}  # what a factory gets where none are given
 EXAMPLES, REPLAYS, EARLIER_REPLAYS = 200, 10, 3
 LEAST_CONTEXT = 4  # tokens: a BOS, a token, and an answer to it, with one to spare
 NO_START = "only with --start"
@@ -81,7 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def require_numbers(arguments: argparse.Namespace) -> None:
-    require_at_least(arguments, examples=1, findings=1, block_size=1, chunk=1, max_num_seqs=1, seed=0)
+    require_at_least(arguments, examples=1, findings=1, block_size=1, max_num_batched_tokens=1, max_num_seqs=1, seed=0)
     require_at_least(arguments, max_model_len=LEAST_CONTEXT)
     require_times(arguments, "minutes", "timeout", "start_seconds")
     if not 0 <= arguments.shrink_minutes < 1e7:
@@ -90,11 +105,12 @@ def require_numbers(arguments: argparse.Namespace) -> None:
 
 
 class Subject(NamedTuple):
-    """What is under test: how it is played, what is drawn for it, who judges."""
+    """What is under test: how it is played, what is drawn for it, around what sizes, who judges."""
 
     player: Player
     judge: Judge
     around: Around
+    sizes: Sizes
     context: Context
 
 
@@ -137,7 +153,8 @@ def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subj
         words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
         print(f"lfm2np: {words}", file=sys.stderr)
     judge = ByTruth(model, taken.name, place, texts and takes.texts)
-    return Subject(player, judge, around_of(arguments, model, takes), context)
+    sizes = sizes_of(given(arguments), takes, longest_of(arguments, model, takes))
+    return Subject(player, judge, around_of(arguments, model, takes, sizes), sizes, context)
 
 
 def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subject:
@@ -165,6 +182,8 @@ def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Sub
         with_scores=first.takes.abilities.tells_prompt_logprobs,
         is_bitwise=arguments.bitwise,
     )
+    source = GIVEN if arguments.max_model_len else REPORTED if first.takes.longest else ASSUMED
+    around_sizes = sizes_of(given(arguments), first.takes, Size((sizes.longest,), source))
     around = Around(
         block=sizes.block,
         chunk=sizes.chunk,
@@ -176,7 +195,11 @@ def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Sub
         without=without(arguments.without),
     )
     context = Context(arguments.target, first.takes.abilities.engine, name, "", "none", command_line())
-    return Subject(first.players[""], judge, around, context)
+    return Subject(first.players[""], judge, around, around_sizes, context)
+
+
+def given(arguments: argparse.Namespace) -> dict[str, int | None]:
+    return {name: getattr(arguments, name) for name in HINTS}
 
 
 def local_player(arguments: argparse.Namespace, model: Model) -> Player:
@@ -185,13 +208,11 @@ def local_player(arguments: argparse.Namespace, model: Model) -> Player:
 
     if re.fullmatch(r"[\w.]+:[\w.]+", arguments.target) and not arguments.target.startswith("transformers:"):
         factory = load_factory(arguments.target)
-        sizes = {"block_size": arguments.block_size, "max_num_batched_tokens": arguments.chunk}
-        sizes |= {"max_num_seqs": arguments.max_num_seqs or SLOTS}
-
+        sizes = {name: number or HINTS[name] for name, number in given(arguments).items()}
         player = StepsPlayer(arguments.target, model.path, lambda: factory(str(model.path), dict(sizes)))
         if player.steps():
             return player
-    return RoundsPlayer(target_of(argparse.Namespace(**{**vars(arguments), "at_once": SLOTS}), model))
+    return RoundsPlayer(target_of(argparse.Namespace(**{**vars(arguments), "at_once": HINTS["max_num_seqs"]}), model))
 
 
 def fuzzed(
@@ -200,7 +221,7 @@ def fuzzed(
     from lfm2np.fuzz.campaign import Campaign, Counts
     from lfm2np.fuzz.hand_over import hand_over
 
-    player, judge, around, context = subject
+    player, judge, around, sizes, context = subject
     findings: list[dict[str, Any]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -219,17 +240,25 @@ def fuzzed(
             arguments.target.startswith(("http:", "https:")),
             arguments.shrink_minutes * 60,
             show,
+            say,
+            arounds=arounds_of(around, sizes),
         )
         for failure in failures(arguments, campaign):
             folder = hand_over(Path(arguments.out), failure, judge, player, context)
             findings.append(as_row(failure, folder))
-            tqdm.write(f"lfm2np: found: {one_line(f'{failure.finding.what} -> {folder}')}", file=sys.stderr)
+            say(f"found: {failure.finding.what} -> {folder}")
     counts = campaign.counts
     figures = {name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")}
     if not judge.is_certain:
         figures |= {"against": arguments.against, "expected": judge.expected, "once": counts.once}
     head = {"engine": context.engine, "format": context.format_name, "why_format": context.why_format}
+    figures["sizes"] = {name: {"values": list(size.values), "from": size.source} for name, size in sizes.items()}
+    figures["assumed"] = [] if arguments.replay else assumed(sizes)
     return findings, {**head, **figures, "seconds": round(counts.seconds, 1)}
+
+
+def say(line: str) -> None:
+    tqdm.write(f"lfm2np: {one_line(line)}", file=sys.stderr)
 
 
 def renewal(player: Player, started: StartedServer | None) -> tuple[Callable[[], None] | None, float]:
@@ -257,7 +286,7 @@ def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Fail
     for path in sorted(Path(arguments.out).glob(f"[!.]*/{TRACE}")):
         earlier.append(read_trace(path))
         if why := campaign.unfit(earlier[-1]):
-            tqdm.write(f"lfm2np: {one_line(f'{path}: left out: {why}')}", file=sys.stderr)
+            say(f"{path}: left out: {why}")
             earlier.pop()
     for failure in known_traces(earlier, campaign, EARLIER_REPLAYS):
         yield failure
@@ -269,20 +298,27 @@ def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Fail
     yield from campaign.run(arguments.seed, examples, seconds, arguments.findings)
 
 
-def around_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Any:
-    from lfm2np.fuzz.draw_traces import Around, alphabet_of
-
-    tokenizer = model.tokenizer_or_none
-    alphabet = alphabet_of(tokenizer, model.config.vocab_size)
+def longest_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Size:
     most = model.config.max_position_embeddings
     if arguments.max_model_len is not None and arguments.max_model_len > most:
         expected = f"expected at most {most}: max_position_embeddings (config.json)"
         raise RequestError(f"--max-model-len {arguments.max_model_len}: {expected}")
-    longest = max(LEAST_CONTEXT, arguments.max_model_len or min(most, takes.longest or most))
+    if arguments.max_model_len is not None:
+        return Size((arguments.max_model_len,), GIVEN)
+    longest = min(most, takes.longest or most)
+    return Size((max(LEAST_CONTEXT, longest),), MODELS if longest == most else REPORTED)
+
+
+def around_of(arguments: argparse.Namespace, model: Model, takes: Takes, sizes: Sizes) -> Around:
+    from lfm2np.fuzz.draw_traces import Around, alphabet_of
+
+    tokenizer = model.tokenizer_or_none
+    alphabet = alphabet_of(tokenizer, model.config.vocab_size)
+    block, chunk, slots, longest = (max(sizes[name].values) for name in TOLD)
     return Around(
-        block=arguments.block_size,
-        chunk=arguments.chunk,
-        slots=arguments.max_num_seqs or takes.slots or SLOTS,
+        block=block,
+        chunk=chunk,
+        slots=slots,
         longest=longest,
         alphabet=alphabet,
         first=() if tokenizer is None or tokenizer.bos_token_id is None else (tokenizer.bos_token_id,),
@@ -331,8 +367,10 @@ def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
         *([f"judged    {counts['expected']}"] if "expected" in counts else []),
         f"played    {counts['traces']} traces and {counts['replays']} replays: {counts['requests']} requests, "
         f"{counts['tokens']} tokens, in {counts['seconds']:.0f} s",
+        f"sizes     {sizes_text(counts['sizes'])}",
         f"findings  {len(findings)}"
-        + (f", and {counts['once']} differences that were seen once and never again" if counts.get("once") else ""),
+        + (f", and {counts['once']} differences that were seen once and never again" if counts.get("once") else "")
+        + ("" if findings or not counts["assumed"] else f"; {assumed_text(counts['assumed'])}"),
     ]
     for finding in findings:
         lines += [
@@ -346,6 +384,15 @@ def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
         if finding["kind"] == "wrong" and finding["requests"] == 1:
             lines.append("  one request alone is wrong: `lfm2np check` tells a number format from a bug")
     return "\n".join(lines)
+
+
+def sizes_text(sizes: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {' or '.join(map(str, size['values']))} ({size['from']})" for name, size in sizes.items())
+
+
+def assumed_text(names: list[str]) -> str:
+    """A trace meets the borders of an engine's blocks and chunks by chance where they are not known."""
+    return f"this means little, as sizes were assumed: give {', '.join(map(option, names))}"
 
 
 def rate_of(finding: dict[str, Any]) -> str:
@@ -369,16 +416,17 @@ def add_fuzz(commands: Commands) -> None:
     replay = f"replay this trace.json, up to {REPLAYS} times until it fails, and generate nothing"
     add(parser, "--replay FILE", replay, action="append")
     add(parser, "--shrink-minutes N", "time for shrinking a finding (5)", type=float, default=5.0)
-    add(parser, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})", default=BLOCK)
-    chunk = f"most tokens in a step of the engine ({CHUNK})"
-    add(parser, "--max-num-batched-tokens --chunk N", chunk, dest="chunk", default=CHUNK)
-    add(parser, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
+    blocks, chunks = (" and ".join(map(str, sizes)) for sizes in (BLOCKS, CHUNKS))
+    add(parser, "--block-size N", f"tokens in a cache block of the engine (as it reports, else {blocks} in turn)")
+    tokens = f"most tokens in a step of the engine (as it reports, else {chunks} in turn)"
+    add(parser, "--max-num-batched-tokens N", tokens)
+    add(parser, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS[0]})")
     add(parser, "--max-model-len N", "most tokens of a request (as the engine reports, else the model's)")
     add(
         parser,
         "--without NAMES",
-        "kinds of requests not to generate: left (aborted), cold (new cache salt), sampled, several (n > 1), "
-        "stop, streamed; text: do not compare texts",
+        "do not generate these kinds of requests: aborted, cold (new cache salt), sampled, samples (n > 1), stop, "
+        "streamed; text: do not compare texts",
         default="",
     )
     add(parser, "--name NAME", "model name, for a server with more than one")

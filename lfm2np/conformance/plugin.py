@@ -22,7 +22,7 @@ NUMBER_FORMATS = ("float32", "float16", "bfloat16", "q8", "w8a8", "int8", "int4"
 
 SIZES = {  # option -> its name in engine_protocol.TOLD, and what it is
     "--block-size": ("block_size", "tokens of one of the engine's blocks"),
-    "--chunk": ("max_num_batched_tokens", "most tokens of a step of the engine"),
+    "--max-num-batched-tokens": ("max_num_batched_tokens", "most tokens of a step of the engine"),
     "--max-num-seqs": ("max_num_seqs", "requests that the engine runs at once"),
     "--max-model-len": ("max_model_len", "most tokens of a request"),
 }

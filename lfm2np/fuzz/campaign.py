@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
-from lfm2np.fuzz.draw_traces import Around, traces, unfit
+from lfm2np.fuzz.draw_traces import Around, traces_around, unfit
 from lfm2np.fuzz.finding import Finding
 from lfm2np.fuzz.judge import Judge
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, LEAK, REFUSED, Played, Player
@@ -99,6 +99,8 @@ class Campaign:
     is_quick    it starts so quickly that each replay may have a fresh one
     is_live     answers depend on timing: the same trace may fail once and pass the next time
     report      called with the counts after each trace
+    say         called with a line where shrinking begins, and where it ends
+    arounds     each trace is drawn around one of them, which differ in sizes; none: around `around`
     """
 
     judge: Judge
@@ -109,6 +111,8 @@ class Campaign:
     is_live: bool = True
     shrink_seconds: float = 300.0
     report: Callable[[Counts], None] = lambda counts: None
+    say: Callable[[str], None] = lambda line: None
+    arounds: tuple[Around, ...] = ()
     counts: Counts = field(default_factory=Counts)
     label: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     history: list[Trace] = field(default_factory=list)
@@ -176,7 +180,7 @@ class Campaign:
             phases=[Phase.generate, Phase.target],
             suppress_health_check=list(HealthCheck),
         )
-        @given(traces(self.around))
+        @given(traces_around(self.arounds or (self.around,)))
         def draw(trace: Trace) -> None:
             if time.monotonic() > until:
                 raise Enough
@@ -246,8 +250,10 @@ class Campaign:
         if self.is_lost(finding):
             self.best = replace(self.best, rate=(0, 0))
             return self.best
+        limit = f"limit {self.shrink_seconds:g} s"
+        self.say(f"shrinking {size_of(trace)}, {limit}: {finding.what}")
         try:
-            rate = self.repeated(finding.kind)
+            rate = self.repeated(finding.kind, began)
             if rate:
                 self.shrink(finding.kind, replays_for(rate), began)
                 self.confirm(finding.kind, max(1, math.ceil(LEAST_SHARE * rate * LAST_REPLAYS)))
@@ -258,17 +264,22 @@ class Campaign:
         finally:
             seconds = time.monotonic() - began
             self.best = replace(self.best, is_fresh=self.is_fresh, same_tokens=self.keeps_tokens, shrinking=seconds)
+            ended = "" if self.has_time(began) else f"; the {limit} was reached"
+            self.say(f"shrunk to {size_of(self.best.trace)} in {seconds:.0f} s{ended}")
             self.is_fresh = self.keeps_tokens = False
             self.kept = []
         return self.best
 
-    def repeated(self, kind: str) -> float:
-        """The share of replays in which it fails. Tried in turn: alone, behind the traces before it, and with the same
-        tokens; each on a fresh server first, if that is quick, and one request after another first."""
+    def repeated(self, kind: str, began: float) -> float:
+        """The share of replays in which it fails. Tried in turn: alone, behind the traces before it (while there is
+        time), and with the same tokens; each on a fresh server first, if that is quick, and one request after another
+        first."""
         trace, places = self.best.trace, (True, False) if self.is_quick else (False,)
         counts = (*(count for count in HISTORIES if count < len(self.history)), len(self.history))
         for self.is_fresh in places:
             for count in counts:
+                if count and not self.has_time(began):
+                    break
                 whole = joined([*self.history[len(self.history) - count :], trace])
                 for variant in (calm(whole), whole):
                     if rate := self.first_rate(variant, kind):
@@ -355,7 +366,15 @@ class Campaign:
                     break
             return False
 
-        shrunk(self.best.trace, still_fails, lambda: time.monotonic() - began < self.shrink_seconds)
+        shrunk(self.best.trace, still_fails, lambda: self.has_time(began))
+
+    def has_time(self, began: float) -> bool:
+        """To shrink what began to be shrunk then."""
+        return time.monotonic() - began < self.shrink_seconds
+
+
+def size_of(trace: Trace) -> str:
+    return f"{len(trace.requests)} requests, {trace.num_tokens} tokens"
 
 
 def with_failed(failure: Failure, failed: Failed) -> Failure:

@@ -22,9 +22,20 @@ TINY = (1, 2, 3, 4, 5)  # below, at and above the taps of the convolution
 TEXTS = "text"
 FAR = (256, 512)  # positions that requests cross: common sizes of tiles, partitions and windows
 MOST_TOKENS_OF_A_TRACE = 1500
-SPECIAL = (*("",) * 5, "left", "left", "cold", "sampled", "several", "stop", "streamed")  # of a request, by weight
+MOST_NEW = 64  # tokens of an answer
+SPECIAL = (
+    *("",) * 5,
+    "aborted",
+    "aborted",
+    "cold",
+    "sampled",
+    "samples",
+    "stop",
+    "streamed",
+)  # of a request, by weight
 DRAWN = 32  # requests of a trace that tests sampling,
 SELDOM = 16  # which is one trace in so many
+CROWDED = 8  # one trace in so many is a crowd
 STEMS = 2  # texts that the prompts of one trace begin with
 
 
@@ -113,14 +124,14 @@ def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
     prompt = draw(prompts(around, [earlier.prompt for earlier in sent]))[: around.longest - 1]
     room = around.longest - len(prompt)
     new = draw(st.sampled_from([1, 2, 4, 8, around.block + 1, 2 * around.block]))
-    max_tokens = max(1, min(new, room, 64))
+    max_tokens = max(1, min(new, room, MOST_NEW))
     fields: dict[str, Any] = draw(moments(sent))
     special = draw(st.sampled_from([kind for kind in SPECIAL if kind not in around.without]))
-    if special == "left":
+    if special == "aborted":
         fields |= {"abort_after": draw(st.integers(0, max_tokens // 2))}
-    elif special in ("sampled", "several") and around.sampling:
+    elif special in ("sampled", "samples") and around.sampling:
         fields |= {"temperature": 1.0, "seed": draw(st.integers(0, 3))}
-        fields |= {"samples": draw(st.integers(2, 3))} if special == "several" and around.samples else {}
+        fields |= {"samples": draw(st.integers(2, 3))} if special == "samples" and around.samples else {}
     elif special == "stop" and around.stops:
         fields |= {"stop": draw(st.sampled_from(around.stops)), "stop_in": draw(st.sampled_from([None, 0, 1, 2, 3]))}
     elif special in ("cold", "streamed"):
@@ -143,6 +154,27 @@ def traces(draw: st.DrawFn, around: Around) -> Trace:
             break
         sent.append(request)
     return Trace(tuple(sent))
+
+
+@st.composite
+def crowds(draw: st.DrawFn, around: Around) -> Trace:
+    """Requests of one length, all at once, that fill the budget: a small pool runs out of blocks while they decode, and
+    what is preempted is short, so that a wrong beginning still shows in its answer."""
+    count = draw(st.integers(2, min(12, around.slots + 3)))
+    whole = min(around.longest, MOST_TOKENS_OF_A_TRACE // count)
+    new = max(1, min(MOST_NEW, whole // 2))
+    length = max(1, whole - new - len(around.first) - draw(st.integers(0, around.block)))
+    seed = draw(st.integers(100, 10_000))
+    prompts = [(*around.first, *content(around, seed + index, length)) for index in range(count)]
+    return Trace(tuple(Sent(prompt[: around.longest - new], new) for prompt in prompts))
+
+
+def traces_around(arounds: Sequence[Around]) -> st.SearchStrategy[Trace]:
+    """Each around one of them. Where there are several, now and then a crowd: that fills a pool whatever its sizes."""
+    if len(arounds) == 1:
+        return traces(arounds[0])
+    kinds = st.sampled_from([traces] * (CROWDED - 1) + [crowds])
+    return st.tuples(kinds, st.sampled_from(arounds)).flatmap(lambda drawn: drawn[0](drawn[1]))
 
 
 def draws(around: Around, seed: int) -> Trace:

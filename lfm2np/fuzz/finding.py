@@ -117,7 +117,9 @@ def length_fault(model: Model, sent: Sent, answer: Answer, left: bool) -> str | 
 
 
 def wrong_words(position: Position, prompt: int) -> str:
-    where = f"request {position.ask.id}, output token {position.row - prompt + 1}"
+    place = position.row - prompt + 1
+    token = f"output token {place}" if place >= 0 else f"prompt token {position.row + 1}"
+    where = f"request {position.ask.id}, {token}"
     if position.is_flip and position.verdict is Verdict.BUG:
         return (
             f"{where}: {position.token_id}, but the oracle's is {position.best}, {position.gap:.4g} nat ahead: "

@@ -10,8 +10,9 @@ import secrets
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lfm2np.checkpoint.strict_json import read_bytes
 from lfm2np.errors import RequestError
@@ -25,12 +26,13 @@ from lfm2np.fuzz.trace import Sent, Trace, as_json, from_json, joined
 from lfm2np.oracle.reports.figure import label
 from lfm2np.oracle.reports.page import bullets, foreign, page, table
 from lfm2np.oracle.reports.report_parts import environment, visible
-from lfm2np.oracle.targets.records import answer_as_json, parse_line
+from lfm2np.oracle.targets.records import Answer, answer_as_json, parse_line
 from lfm2np.whole_file import write_whole
 from scheduler.checksum import FIELD, damage, sealed
 
 TRACE, SCRIPT, REPORT, ISSUE = "trace.json", "reproduce.py", "report.html", "issue.md"
 HEADS = ("request", "prompt tokens", "new tokens", "sent", "shares a beginning of", "special")
+COMPARED = ("output token", "expected", "seen", "expected log-probability", "seen log-probability")
 MOST_BYTES = 64 * 2**20
 MOST_TOKENS = 64  # of a prompt that a report shows
 
@@ -102,7 +104,9 @@ def require_place(out: Path) -> None:
         raise RequestError(f"--out {out}: {existing} can't be written to")
 
 
-def seen_of(failure: Failure, index: int) -> Any:
+def seen_of(failure: Failure, index: int) -> Answer | None:
+    if index == failure.finding.request and failure.finding.seen is not None:
+        return failure.finding.seen
     answers = failure.played.replies[index].answers
     return answers[0] if answers else None
 
@@ -185,7 +189,7 @@ def moment(trace: Trace, index: int) -> str:
 
 
 def special(sent: Sent) -> str:
-    words = [f"left after {sent.abort_after} tokens"] if sent.abort_after is not None else []
+    words = [f"aborted after {sent.abort_after} tokens"] if sent.abort_after is not None else []
     if sent.temperature:
         words.append(f"temperature {sent.temperature:g}, seed {sent.seed}, {sent.samples} samples")
     words += ["stop " + repr(sent.stop).replace("|", "\\x7c")] if sent.stop is not None else []
@@ -197,10 +201,6 @@ def special(sent: Sent) -> str:
 def shown_ids(ids: Sequence[int]) -> str:
     shown = ", ".join(map(str, ids[:MOST_TOKENS]))
     return shown + (f", ... {len(ids)} tokens" if len(ids) > MOST_TOKENS else "")
-
-
-def shown_numbers(logprobs: Sequence[float]) -> str:
-    return ", ".join(f"{logprob:.6f}" for logprob in logprobs[:MOST_TOKENS])
 
 
 def sharing(trace: Trace, index: int) -> str:
@@ -215,20 +215,41 @@ def num_shared(ids: Sequence[int], other: Sequence[int]) -> int:
     return next((index for index, (a, b) in pairs if a != b), min(len(ids), len(other)))
 
 
-def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) -> list[str]:
+class Cell(NamedTuple):
+    text: str
+    is_wrong: bool = False
+
+
+def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) -> list[list[Cell]]:
+    """Rows of COMPARED for the wrong request. Behind the first other token both texts differ, so nothing is marked."""
     index = failure.finding.request
     if index is None:
         return []
-    lines = []
-    if right.get(index):
-        lines.append("expected tokens: " + shown_ids([token.token_id for token in right[index]]))
-        lines.append("their log-probabilities: " + shown_numbers([token.logprob for token in right[index]]))
-    seen = failure.finding.seen or seen_of(failure, index)
-    if seen is not None and seen.token_ids is not None:
-        lines.append("seen tokens: " + shown_ids(seen.token_ids))
-        if seen.logprobs is not None:
-            lines.append("their log-probabilities: " + shown_numbers(seen.logprobs))
-    return lines
+    position, seen = failure.finding.position, seen_of(failure, index)
+    at = None if position is None else position.row - len(failure.trace.requests[index].prompt) + 1
+    tokens = () if seen is None else seen.token_ids or ()
+    logprobs = () if seen is None else seen.logprobs or ()
+    rows, is_same = [], True
+    for place, (expected, token, logprob) in enumerate(zip_longest(right.get(index, ()), tokens, logprobs)):
+        here = position if place == at else None
+        is_other = expected is not None and token is not None and expected.token_id != token
+        is_bad = here is not None and here.is_flip
+        is_off = here is not None and not here.is_flip
+        if expected is not None and is_other:
+            is_bad |= expected.decided
+        elif expected is not None and logprob is not None:
+            is_off |= abs(logprob - expected.logprob) > expected.bound
+        rows.append(
+            [
+                Cell(str(place)),
+                Cell("" if expected is None else str(expected.token_id)),
+                Cell("" if token is None else str(token), is_same and is_bad),
+                Cell("" if expected is None else f"{expected.logprob:.6f}"),
+                Cell("" if logprob is None else f"{logprob:.6f}", is_same and is_off),
+            ]
+        )
+        is_same &= not is_other
+    return rows[:MOST_TOKENS]
 
 
 def facts(failure: Failure, context: Context) -> list[str]:
@@ -259,6 +280,16 @@ def rows_of(trace: Trace) -> list[list[Any]]:
     ]
 
 
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of a table, and an empty one; nothing without rows."""
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows), ""] if rows else []
+
+
+def marked(cell: Cell, before: str, after: str = "") -> str:
+    return f"{before}{cell.text} (wrong){after or before}" if cell.is_wrong else cell.text
+
+
 def as_issue(
     failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], script: bool, expected: str
 ) -> str:
@@ -276,16 +307,14 @@ def as_issue(
             "",
             "## What goes wrong",
             "",
-            *(f"- {line}" for line in (failure.finding.what, *expected_and_seen(failure, right))),
+            f"- {failure.finding.what}",
             "",
+            *markdown(COMPARED, [[marked(cell, "**") for cell in row] for row in expected_and_seen(failure, right)]),
             expected,
             "",
             "## The requests",
             "",
-            f"| {' | '.join(HEADS)} |",
-            "|---|---|---|---|---|---|",
-            *(f"| {' | '.join(map(str, row))} |" for row in rows_of(failure.trace)),
-            "",
+            *markdown(HEADS, rows_of(failure.trace)),
             "## How to see it",
             "",
             how,
@@ -306,16 +335,17 @@ def as_html(failure: Failure, context: Context, right: Mapping[int, Sequence[Rig
     prompts = bullets([f"{index}: <code>{shown_ids(sent.prompt)}</code>" for index, sent in enumerate(trace.requests)])
     again = bullets([foreign(f"{name}: {value}") for name, value in environment().items()])
     again += f"<pre>{foreign(context.command, 4000)}</pre>\n"
+    compared = [[marked(cell, "<mark>", "</mark>") for cell in row] for row in expected_and_seen(failure, right)]
     sections = [
         ("timeline", "Who overlapped whom", f"<figure>\n{timeline(failure)}</figure>\n"),
-        ("wrong", "Expected and seen", bullets([foreign(line) for line in expected_and_seen(failure, right)])),
+        ("wrong", "Expected and seen", table("Tokens of the wrong request", COMPARED, {"": compared})),
         ("requests", "The requests", table("Requests", HEADS, {"": rows}, (0, 3, 4, 5)) + prompts),
         ("again", "Versions, and how to do it again", again),
     ]
     return page(f"{failure.finding.kind}: {context.engine} - lfm2np fuzz", header, sections, "")
 
 
-WIDTH, LEFT, RIGHT, ROW, TOP = 640.0, 44.0, 628.0, 34.0, 26.0
+WIDTH, LEFT, RIGHT, ROW, TOP = 640.0, 44.0, 628.0, 34.0, 44.0
 MOST_WORDS = 100_000
 SHORTEST = 3.0  # units of the drawing: a very short request is still visible
 
@@ -329,8 +359,10 @@ def timeline(failure: Failure) -> str:
         return LEFT + (RIGHT - LEFT) * seconds / last
 
     height = TOP + ROW * len(replies) + 30.0
+    light = "light: until the first token (no streaming: the whole bar)"
     parts = [
-        label(LEFT, 16, "prompt + new tokens of each request; light: until the first token; cross: wrong", "start")
+        label(LEFT, 16, "prompt + new tokens of each request; cross: wrong", "start"),
+        label(LEFT, 34, light, "start"),
     ]
     for index, reply in enumerate(replies):
         y = TOP + ROW * index
@@ -340,11 +372,14 @@ def timeline(failure: Failure) -> str:
             continue
         first = reply.ended if reply.first is None else reply.first
         parts.append(bar("prefill", x(reply.sent), x(first), y))
-        parts.append(bar("decode", x(first), x(reply.ended), y))
+        if reply.first is not None:
+            parts.append(bar("decode", x(first), x(reply.ended), y))
         parts.append(label(x(reply.sent) + 4, y + 17, words(failure, index), "start"))
         if failure.finding.request == index:
             parts.append(cross(wrong_at(failure, index, x(first), x(reply.ended)), y + 11))
-    parts.append(label(RIGHT, height - 8, f"{last:.3g}", "end") + label(LEFT, height - 8, "0", "start"))
+    parts.append(
+        label(RIGHT, height - 8, f"{last:.3g} {failure.played.clock}", "end") + label(LEFT, height - 8, "0", "start")
+    )
     title, description = "Timeline of the trace", html.escape(visible(in_words(failure), MOST_WORDS))
     return (
         f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-labelledby="time-title time-text">\n'
@@ -377,13 +412,16 @@ def words(failure: Failure, index: int) -> str:
     if reply.cached:
         parts.append(f"{reply.cached} cached")
     if reply.left:
-        parts.append("left")
+        parts.append("aborted")
     return ", ".join(parts)
 
 
 def in_words(failure: Failure) -> str:
     lines = []
     for index, reply in enumerate(failure.played.replies):
-        when = "never sent" if reply.sent is None or reply.ended is None else f"{reply.sent:.3g} to {reply.ended:.3g}"
+        clock = failure.played.clock
+        when = "never sent"
+        if reply.sent is not None and reply.ended is not None:
+            when = f"{reply.sent:.3g} to {reply.ended:.3g} {clock}"
         lines.append(f"Request {index}: {words(failure, index)}; {when}.")
     return " ".join([*lines, failure.finding.what])

@@ -55,7 +55,18 @@ class StepsPlayer:
         )
         stops = not lacks & {"stops", "stop-strings"}
         samples = sampling and "samples" not in lacks
-        return Takes(abilities, samples, sampling, stops, slots=abilities.slots, cold="salts" not in lacks)
+        sizes = told(engine)
+        return Takes(
+            abilities,
+            samples,
+            sampling,
+            stops,
+            longest=sizes.get("max_model_len"),
+            slots=abilities.slots,
+            block=sizes.get("block_size"),
+            chunk=sizes.get("max_num_batched_tokens"),
+            cold="salts" not in lacks,
+        )
 
     def play(self, trace: Trace) -> Played:
         engine = self._live()
@@ -64,8 +75,8 @@ class StepsPlayer:
         replies = run.replies()
         if any(reply.trouble for reply in replies):
             self._engine = None
-            return Played(replies)
-        return Played(replies, leak_of(engine), run.metrics())
+            return Played(replies, clock="steps")
+        return Played(replies, leak_of(engine), run.metrics(), "steps")
 
     def close(self) -> None:
         """The next trace has a new engine."""
@@ -253,7 +264,7 @@ class RoundsPlayer:
                     trouble = Trouble(IMPOSSIBLE if answer.refuted else FAILED, answer.error)
                 answers = (answer,) if answer.error is None and answer.token_ids else ()
                 replies[index] = Reply(answers, trouble, sent=float(number), ended=float(number + 1), left=left)
-        return Played(tuple(replies[index] for index in range(len(trace.requests))))
+        return Played(tuple(replies[index] for index in range(len(trace.requests))), clock="rounds")
 
     def close(self) -> None:
         self._target.close()

@@ -24,7 +24,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of one request. Seconds count from the trace's first; None: it did not happen."""
+    """The result of one request. Times count from the trace's first; None: it did not happen."""
 
     answers: tuple[Answer, ...] = ()  # one for each sample; with `error` where it can't be judged
     trouble: Trouble | None = None
@@ -37,11 +37,15 @@ class Reply:
 
 @dataclass(frozen=True)
 class Played:
-    """`counted` are the server's own counters, which steer the drawing towards traces that raise them."""
+    """`counted` are the server's own counters, which steer the drawing towards traces that raise them.
+
+    clock  the unit of times
+    """
 
     replies: tuple[Reply, ...]
     trouble: Trouble | None = None  # of the server, not of one request
     counted: Mapping[str, float] = field(default_factory=dict)
+    clock: str = "seconds"
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ class Takes:
     sampling: bool = False
     stops: bool = False
     longest: int | None = None  # tokens of prompt and answer; None: as many as the model has
-    slots: int | None = None  # requests that run at once; None: not reported
+    slots: int | None = None  # requests that run at once; None: not reported, as for the next two
+    block: int | None = None  # tokens of a cache block
+    chunk: int | None = None  # most tokens of a step
     streams: bool = False
     cold: bool = True  # a request can do without the cached prefixes of others
     texts: bool = True  # False: it reports an empty text of tokens that have one

@@ -33,7 +33,7 @@ def check(
     timeout: float = 60.0,
     place: AnyPlace = None,
 ) -> dict[str, Any]:
-    """Whether an engine is right: the fields of `lfm2np check --json`, of which "verdict" and "findings" say it in short.
+    """Whether an engine is right: what `lfm2np check --json` prints; "verdict" and "findings" say it in short.
 
     engine   a factory of engine_protocol.py, or a TARGET of the command: a URL, "package.module:factory", "exec:..."
     model    loaded under `exact`, or a checkpoint's path; None: the trained fixture

@@ -17,7 +17,7 @@ from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.judging.verdict import WRONG as WRONG_VERDICTS
-from lfm2np.oracle.report.charts import Axis, Dots, scatter_chart, svg, tick_words
+from lfm2np.oracle.report.charts import Axis, Dots, scatter_chart, svg
 from lfm2np.oracle.report.report import (
     OPEN,
     RIGHT,
@@ -129,7 +129,7 @@ def sections_of(checked: Checked) -> list[Section]:
         Section("Where it goes wrong", cause),
         Section("Flips", [Table("", FLIP_HEADER, [flip_row(flip) for flip in flips], (0, 8), 10)] if flips else []),
         Section("No usable answer", message_tables(checked)),
-        Section("Not sent, not reported", [Code(lines)] if (lines := missing(checked)) else []),
+        Section("Not sent, not reported", [Code(left_out)] if (left_out := missing(checked)) else []),
         Section("Errors by position", error_figure(checked), is_long=True),
         Section("Wrong positions", [wrong_table] if wrong else [], is_long=True),
         Section("What the errors depend on", by_factor(checked.positions), is_long=True),
@@ -353,8 +353,8 @@ def error_figure(checked: Checked) -> list[Figure]:
     title = "Error of log-probabilities by position, in units of the format's rounding error"
     about = f"{plural(len(reported), 'position')}: {counts_in_words(checked.total.counts)}. The numbers stand below."
     levels = [(1.0, "1: rounding"), (LIMIT, f"{LIMIT:g}: the limit")]
-    x, y = Axis("position in the sequence, from 1", is_log=True), Axis("error", is_log=True, words=tick_words)
-    drawing = scatter_chart("errors", title, about, groups, x, y, levels=levels)
+    axes = Axis("position in the sequence, from 1", is_log=True), Axis("error", is_log=True)
+    drawing = scatter_chart("errors", title, about, groups, *axes, levels=levels)
     caption = f"{title}. Those of one verdict at one spot share a mark; below {SMALLEST} they are drawn at the bottom."
     return [Figure(svg(drawing), caption, [by_row(checked.positions)])]
 

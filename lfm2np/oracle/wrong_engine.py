@@ -88,7 +88,7 @@ class SmallEngine:
     @np.errstate(over="ignore")  # of silu, which is 0 there
     def step(self, ids: Sequence[int], start: int, cache: dict[str, Any], recorder: Recorder) -> Array:
         """Logits [T, V] of the tokens from position `start` on."""
-        recorder.step(ids)
+        recorder.step(ids, start)
         x = self.weights["model.embed_tokens"][list(ids)]  # [T, D]
         for index, kind in enumerate(self.config.layer_types):
             layer = f"model.layers.{index}"

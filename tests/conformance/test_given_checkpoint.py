@@ -74,7 +74,7 @@ SUITE = ("--pyargs", "lfm2np.conformance")
 
 @pytest.mark.slow
 def test_the_plugin_takes_a_checkpoint_and_sizes(tmp_path: Path):
-    sizes = ("--block-size", "8", "--chunk", "24", "--max-num-seqs", "2", "--max-model-len", "64")
+    sizes = ("--block-size", "8", "--max-num-batched-tokens", "24", "--max-num-seqs", "2", "--max-model-len", "64")
     ended = run_pytest(tmp_path, *SUITE, "--model", TRAINED.path, *sizes, "-k", "equals-reference or is-lfm2")
     assert ended.returncode == 0, ended.stdout
     assert "1 passed, 1 skipped" in ended.stdout
@@ -135,7 +135,7 @@ def test_what_an_engine_says_wrongly_of_itself_is_one_line(tmp_path: Path, attri
 def test_nobody_elses_options_are_touched(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n"
-        "    for name in ('--model', '--profile', '--engine', '--chunk'):\n"
+        "    for name in ('--model', '--profile', '--engine', '--max-num-batched-tokens'):\n"
         "        parser.addoption(name, choices=['mine'])\n"
     )
     (tmp_path / "test_mine.py").write_text(

@@ -27,8 +27,9 @@ from lfm2np.oracle.targets.target import TargetError
 pytestmark = pytest.mark.rounding
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 OWN = "lfm2np.conformance.adapters:own"
-SMALL = ("--block-size", "4", "--chunk", "16", "--max-num-seqs", "2", "--max-model-len", "28")
+SMALL = ("--block-size", "4", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--max-model-len", "28")
 KEYS = {"findings", "engine", "format", "why_format", "traces", "replays", "requests", "tokens", "seconds"}
+KEYS |= {"sizes", "assumed"}
 ROW = {"kind", "what", "folder", "failed", "replays", "requests", "tokens", "drawn_requests", "drawn_tokens", "traces"}
 ROW |= {"same_tokens", "before", "needs_before"}
 
@@ -94,8 +95,8 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
         ([OWN, "--examples", "0"], "--examples 0: expected at least 1"),
         ([OWN, "--findings", "-1"], "--findings -1: expected at least 1"),
         ([OWN, "--block-size", "0"], "--block-size 0"),
-        ([OWN, "--without", "left,stops"], "--without 'stops': expected some of cold, left,"),
-        ([OWN, "--chunk", "0"], "--chunk 0"),
+        ([OWN, "--without", "aborted,stops"], "--without 'stops': expected some of aborted, cold,"),
+        ([OWN, "--max-num-batched-tokens", "0"], "--max-num-batched-tokens 0"),
         ([OWN, "--max-num-seqs", "0"], "--max-num-seqs 0"),
         ([OWN, "--minutes", "0"], "--minutes 0.0: expected more than 0"),
         ([OWN, "--minutes", "nan"], "--minutes nan"),
@@ -328,9 +329,9 @@ def test_a_server_that_ends_or_never_answers_is_reported(tmp_path: Path) -> None
     assert silent._process is None
 
 
-def test_the_budget_of_a_step_has_vllms_name_and_its_former_one() -> None:
-    names = ("--max-num-batched-tokens", "--chunk")
-    assert [build_parser("fuzz").parse_args(["fuzz", "http://127.0.0.1:1", name, "64"]).chunk for name in names] == [
-        64,
-        64,
-    ]
+def test_the_budget_of_a_step_has_vllms_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = build_parser("fuzz").parse_args(["fuzz", OWN, "--max-num-batched-tokens", "64"])
+    assert chosen.max_num_batched_tokens == 64
+    with pytest.raises(SystemExit):
+        build_parser("fuzz").parse_args(["fuzz", OWN, "--chunk", "64"])
+    assert "--chunk" in capsys.readouterr().err

@@ -157,12 +157,40 @@ def test_the_issue_holds_the_table_of_the_requests(tmp_path: Path) -> None:
     rows = lines[start + 2 : start + 6]
     assert rows == [
         "| 0 | 9 | 6 | at once | none |  |",
-        "| 1 | 12 | 4 | after 2 tokens of request 0, then 5 ms | 9 with request 0 | left after 1 tokens |",
+        "| 1 | 12 | 4 | after 2 tokens of request 0, then 5 ms | 9 with request 0 | aborted after 1 tokens |",
         "| 2 | 9 | 4 | when request 0 has ended | 9 with request 0 | temperature 1, seed 2, 2 samples; cold |",
         r"| 3 | 3 | 6 | at once | 3 with request 0 | stop 'a\x7cb' |",
     ]
     assert any(line.startswith("- fails in 9 of 10 replays") for line in lines)
-    assert any(line.startswith("- expected tokens: ") for line in lines) and f"- seen tokens: {A[0]}" in lines
+
+
+def test_wrong_cells_are_marked_up_to_the_first_other_token(tmp_path: Path) -> None:
+    """A wrong log-probability, then a wrong token, then what belongs to another text."""
+    tokens, logprobs = zip(*((row.token_id, row.logprob) for row in right_of(TRACE.requests[0])), strict=True)
+    other = A[0] if tokens[2] != A[0] else A[1]
+    seen = Answer("0", (*tokens[:2], other, *tokens[3:5]), (logprobs[0], logprobs[1] + 1.0, -9.0, -9.0, -9.0))
+    folder = handed(tmp_path, replace(failure_of(), finding=Finding("wrong", "what", 0, seen=seen)))
+    lines = (folder / "issue.md").read_text().splitlines()
+    start = lines.index("| output token | expected | seen | expected log-probability | seen log-probability |")
+    rows = [line.strip("| ").split(" | ") for line in lines[start + 2 : start + 8]]
+    marks = [(row, column) for row, cells in enumerate(rows) for column, cell in enumerate(cells) if "(wrong)" in cell]
+    assert marks == [(1, 4), (2, 2)] and rows[2][:3] == ["2", str(tokens[2]), f"**{other} (wrong)**"]
+    page = (folder / "report.html").read_text()
+    assert page.count("<mark>") == 2 and f"<mark>{other} (wrong)</mark>" in page
+
+
+def right_of(sent: Sent) -> list[Right]:
+    return ByTruth(model(), CONTEXT.format_name).right(sent, None)
+
+
+@pytest.mark.parametrize(("first", "bars"), [(0.5, 1), (None, 0)])
+def test_the_timeline_has_a_unit_and_a_request_without_a_stream_is_one_bar(
+    tmp_path: Path, first: float | None, bars: int
+) -> None:
+    played = Played((Reply((Answer("0", (5,)),), None, 0.0, first, 7.0),), clock="steps")
+    page = (handed(tmp_path, replace(failure_of(Trace((Sent(A[:9]),))), played=played)) / "report.html").read_text()
+    assert ">7 steps</text>" in page and "no streaming: the whole bar" in page
+    assert (page.count('<rect class="prefill"'), page.count('<rect class="decode"')) == (1, bars)
 
 
 BEFORE = (Trace((Sent(A[:1]),) * 2), Trace((Sent(A[:4], 2),)))

@@ -28,7 +28,8 @@ from lfm2np.invariance.relations import NAMES
 pytestmark = pytest.mark.rounding
 FAULT = "prefix-hit-without-its-state"
 OWN = "lfm2np.conformance.adapters:own"
-SIZES = ("--block-size", "4", "--chunk", "8", "--max-num-seqs", "2", "--max-model-len", "36", "--vocab-size", "300")
+SIZES = ("--block-size", "4", "--max-num-batched-tokens", "8", "--max-num-seqs", "2", "--max-model-len", "36")
+SIZES += ("--vocab-size", "300")
 FEW = ("--relations", "repeat,warm,prefixes")
 
 
@@ -204,7 +205,9 @@ def test_wrong_arguments_are_one_line_and_exit_code_3(
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--vocab-size", "300"], ["--bitwise"], ["--relations", "warm"], ["--chunk", "8"]])
+@pytest.mark.parametrize(
+    "words", [["--vocab-size", "300"], ["--bitwise"], ["--relations", "warm"], ["--max-num-batched-tokens", "8"]]
+)
 def test_options_without_a_use_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", OWN, *words]) == 3
     assert f"{words[0]}: only with --against" in capsys.readouterr().err

@@ -18,6 +18,7 @@ import lfm2np
 from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.check import check, judged
+from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise
@@ -35,7 +36,7 @@ from lfm2np.oracle.judging.verdict import (
     position_verdict,
     probability_words,
 )
-from lfm2np.oracle.reports.report import as_json
+from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer
@@ -136,7 +137,7 @@ def test_wrong_requests_that_are_right_when_repeated_are_reported_as_such(
     failed, times = sum(repeat.failed for repeat in result.repeats), sum(repeat.times for repeat in result.repeats)
     assert f"and in {failed} of {times} repeats of {len(result.repeats)} of them" in result.total.reasons[0]
     assert (failed > 0) == fails
-    written = as_json(result)
+    written = as_json(report_of(result))["figures"]
     assert written["causes"][0]["suspect"] == first.suspect
     assert sum(repeat["times"] for repeat in written["repeats"]) == times
 

@@ -10,9 +10,11 @@ from engines import checked, checked_right
 
 from lfm2np.loading import Model
 from lfm2np.oracle.causes.wrong_constants import constant_cause, would_show
+from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.judging.constants import Constant, ConstantSearch, Reported, directions, fit_direction
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
-from lfm2np.oracle.reports.report import as_json, as_text
+from lfm2np.oracle.report.as_json import as_json
+from lfm2np.oracle.report.as_text import as_text
 
 pytestmark = pytest.mark.rounding
 
@@ -40,8 +42,8 @@ def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> N
     sought = result.total.constants
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE) and sought is not None
     assert not sought.found and sought.least["rope_theta"] < 0.1
-    assert f"constants  would show if off: {would_show(sought)}" in as_text(result)
-    assert as_json(result)["constants"]["least"] == sought.least
+    assert f"constants  would show if off: {would_show(sought)}" in as_text(report_of(result))
+    assert as_json(report_of(result))["figures"]["constants"]["least"] == sought.least
     without = replace(result, total=replace(result.total, constants=None))
     assert f"constants that are off by less than {name} rounds (--constants)" in without.not_tested
     assert not any("constants" in line for line in result.not_tested)

@@ -14,9 +14,10 @@ from lfm2np.faults.edits import Edit, Fault
 from lfm2np.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
 from lfm2np.oracle.check import check, judged
+from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.coverage import EarlyEnds, early_ends, not_tested
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
-from lfm2np.oracle.reports.report import as_text, exit_code
+from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, failed
@@ -62,7 +63,7 @@ def test_a_case_that_is_inconclusive_makes_the_whole_so_unless_something_is_wron
     result = checked_target(model, silent)
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert result.total.reasons == ("no log-probability was reported in the case neighbours; in batches",)
-    shown = as_text(result).splitlines()
+    shown = as_text(report_of(result)).splitlines()
     assert shown[1].startswith("not tested errors in ") and "positions (no log-probability)" in shown[1]
 
     def wrong_too(ask: Ask, answer: Answer) -> Answer:
@@ -93,7 +94,9 @@ def test_tokens_missing_after_an_early_end_are_requested_again(model: Model) -> 
     assert sum(position.is_new for position in result.positions) == sum(position.is_new for position in whole.positions)
     assert early_ends(result.pairs) == EarlyEnds(10, 100, 0)
     assert not any("ending early" in words for words in result.not_tested)
-    assert "early ends 10 answers, 100 tokens short: 100 of them came in follow-up requests" in as_text(result)
+    assert "early ends 10 answers, 100 tokens short: 100 of them came in follow-up requests" in as_text(
+        report_of(result)
+    )
 
 
 def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer(model: Model, tmp_path: Path) -> None:

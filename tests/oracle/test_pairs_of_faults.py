@@ -25,12 +25,14 @@ from lfm2np.loading import Model
 from lfm2np.oracle.causes import wrong_constants
 from lfm2np.oracle.causes.findings import Suspicion
 from lfm2np.oracle.check import Checked, answered, judged
+from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.factors import phase_of, place_of
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.reports.html_page import as_html
-from lfm2np.oracle.reports.junit import as_junit
-from lfm2np.oracle.reports.report import as_json, as_text
+from lfm2np.oracle.report.as_html import as_html
+from lfm2np.oracle.report.as_json import as_json
+from lfm2np.oracle.report.as_junit import as_junit
+from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.workloads import Round, Writer, noted, rounds
@@ -237,12 +239,17 @@ def test_the_published_pipeline_is_described_in_every_form_of_the_report() -> No
         "also wrong by itself: later in a batch: requests of a batch read or write each other's rows, blocks or slots, "
         "or are preempted and resumed wrongly",
     ]
-    report = as_json(result)
-    text, page, xml = as_text(result), html.unescape(as_html(result)), html.unescape(as_junit(result))
+    shown = report_of(result)
+    report = as_json(shown)["figures"]
+    text, page, xml = (
+        as_text(report_of(result)),
+        html.unescape(as_html(report_of(result))),
+        html.unescape(as_junit(report_of(result))),
+    )
     for line in expected:
         assert line in result.total.reasons and line in report["suspects"]
         assert line in text and line in page and line in xml
-    assert result.total.reasons[0] == report["reasons"][0] == expected[0]
+    assert result.total.reasons[0] == shown.findings[0].words == expected[0]
     assert report["regions"]["right"] == ["prefill", "alone or first of a batch"]
     assert [region["words"] for region in report["regions"]["wrong"]] == ["decode", "later in a batch"]
     assert (report["regions"]["positions"], report["regions"]["of"]) == (len(right), len(result.positions))

@@ -38,7 +38,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         dtype=format_name(arguments),
         vocab=arguments.vocab_size,
         block=arguments.block_size,
-        chunk=arguments.chunk,
+        chunk=arguments.max_num_batched_tokens,
         slots=arguments.max_num_seqs,
         longest=arguments.max_model_len,
         vary=vary_of(getattr(arguments, "vary", None)),
@@ -60,7 +60,8 @@ def format_name(arguments: argparse.Namespace) -> str:
 
 def require(arguments: argparse.Namespace) -> None:
     """RequestError that names an option that is wrong."""
-    require_at_least(arguments, vocab_size=LEAST_VOCAB, block_size=1, chunk=2, max_num_seqs=1, max_model_len=32, seed=0)
+    require_at_least(arguments, vocab_size=LEAST_VOCAB, block_size=1, max_num_seqs=1, max_model_len=32, seed=0)
+    require_at_least(arguments, max_num_batched_tokens=2)
     require_times(arguments, "minutes", "timeout")
     if arguments.against != ITSELF and ":" not in arguments.against:
         raise RequestError(f"--against {arguments.against!r}: expected `{ITSELF}`, or another engine as TARGET")

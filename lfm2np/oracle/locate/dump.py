@@ -91,7 +91,21 @@ def parse_dump(content: bytes, source: str, config: ModelConfig, names: Mapping[
         raise DumpError(f"{source}: {stated}: changed since it was written")
     stored = {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries}
     format = declared_format(metadata.get("format"), source)
-    return replace(make_dump(stored, source, config, names or {}), format=format)
+    dump = make_dump(stored, source, config, names or {})
+    if CHECKSUM not in metadata:
+        require_placed_logits(dump, source)
+    return replace(dump, format=format)
+
+
+def require_placed_logits(dump: Dump, source: str) -> None:
+    """DumpError for a row of logits a step that are not the last rows: a recorder has left out those before."""
+    count, ends = len(dump.tensors.get("lm_head", ())), dump.steps.ends
+    if len(ends) == count and ends[0] != len(dump.token_ids) - count + 1:
+        sizes, total = shortened(dump.steps.sizes), len(dump.token_ids)
+        raise DumpError(
+            f"{source}: lm_head: {count} rows for steps of {sizes} are ambiguous: of each step the last, or the "
+            f"last {count} of T={total}; expected all rows, or those of the last steps alone"
+        )
 
 
 def header_of(content: bytes) -> dict[str, Any]:

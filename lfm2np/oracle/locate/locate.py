@@ -151,6 +151,23 @@ def locate(
     )
 
 
+def logits_at(tensors: Mapping[str, StoredTensor], config: ModelConfig, dump: Dump, row: int) -> Array:
+    """[V] at a position: as dumped, or what the last dumped tensors give."""
+    dumped = dump.tensors.get("lm_head", np.empty((0, config.vocab_size)))
+    if (place := row - len(dump.token_ids)) >= -len(dumped):
+        return np.asarray(dumped[place])
+    chosen = precision_named(default_format(dump))
+    oracle = Oracle(tensors, config, chosen, dump.token_ids, dump.steps, chosen.rounds_inputs)
+    known: dict[str, Measured] = {}
+    exact: dict[str, Measured] = {}
+    with np.errstate(all="ignore"):
+        for step in operations(config, dump.tensors):
+            known[step.name], _ = computed(step, oracle, known, exact, dump)
+            if step.name in dump.tensors and step.name != "lm_head":
+                known[step.name] = as_read(dump, step, known[step.name], chosen)
+    return np.asarray(known["lm_head"].values[row])
+
+
 def computed(
     step: Operation, oracle: Oracle, known: Mapping[str, Measured], exact: dict[str, Measured], dump: Dump
 ) -> tuple[Measured, bool | None]:

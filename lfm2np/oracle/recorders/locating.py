@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import Lfm2npError
-from lfm2np.model.config import ModelConfig
+from lfm2np.loading import Model
 from lfm2np.oracle.check import Cause, Checked
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.position import is_wrong
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.oracle.locate.dump import parse_dump
-from lfm2np.oracle.locate.locate import Report, finding_lines, locate, shortened
+from lfm2np.oracle.locate.dump import Dump, parse_dump
+from lfm2np.oracle.locate.locate import Report, finding_lines, locate, logits_at, shortened
 from lfm2np.oracle.recorders.registry import Record
-from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.progress import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first
 MOST_BESIDE = 7  # others that one is tried with
 IDS_OF_A_LINE, MOST_IDS = 64, 512  # of a prompt
+MOST_TRIALS = 3  # of each: alone, beside others, and those as far as they ran
+RIGHT = "nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the server)"
+NOTHING = "not located         the recorded logits are wrong, too, but every recorded tensor follows from its inputs"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Prompts that run together, and the one among them that is recorded."""
+    """Prompts that run together, and the one among them that is recorded up to a row."""
 
-    ask: str
+    ask: Ask
+    row: int  # whose logits were wrong
     prompts: tuple[tuple[int, ...], ...]
     request: int
     max_tokens: int
 
     def without(self, index: int) -> Trial:
         kept = tuple(prompt for number, prompt in enumerate(self.prompts) if number != index)
-        return Trial(self.ask, kept, self.request - (index < self.request), self.max_tokens)
+        return replace(self, prompts=kept, request=self.request - (index < self.request))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What `locate` says of a trial, and whether the record shows the error that the check saw."""
+
+    report: Report
+    problem: str = ""  # why it does not
+
+    @property
+    def is_located(self) -> bool:
+        return bool(self.report.findings) and not self.problem
 
 
 def cause_of(
@@ -41,37 +63,80 @@ def cause_of(
     target: str,
     record: Record,
     tensors: Mapping[str, StoredTensor],
-    config: ModelConfig,
+    model: Model,
     progress: Progress | None = None,
+    known: Known | None = None,
 ) -> Cause | None:
     """Where the engine goes wrong in one of its wrong requests; None if no token or log-probability was wrong.
 
     target     what `record` records, in words
     progress   called with (recordings done, the most that there may be)
-    An engine that can't be recorded gives a cause without a finding: the check's result stays.
+    known      what the check computed
+    An engine that can't be recorded gives a cause without a finding: the check's result stays. So does a record that
+    does not show the error: what `locate` finds there, if anything, is another.
     """
     asks = wrong_asks(checked.positions)
     if not asks:
         return None
     done = 0
+    answers = {ask.id: answer for ask, answer in checked.pairs}
+    shows = functools.partial(why_not_shown, model, checked.format, known or Known(), tensors)
 
-    def report_of(trial: Trial) -> Report:
+    def recorded(trial: Trial) -> Recorded:
         nonlocal done
-        content = record(trial.prompts, trial.request, trial.max_tokens)
-        dump = parse_dump(content, f"what {target} recorded of {trial.ask}", config)
+        content = record(trial.prompts, trial.request, trial.max_tokens, trial.row)
+        dump = parse_dump(content, f"what {target} recorded of {trial.ask.id}", model.config)
         done += 1
         if progress:
-            progress(done, 2 * MOST_ASKS + MOST_BESIDE)
-        return locate(tensors, config, dump)
+            progress(done, MOST_TRIALS * MOST_ASKS + MOST_BESIDE)
+        return Recorded(locate(tensors, model.config, dump), shows(dump, trial, answers[trial.ask.id]))
 
+    first: Recorded | None = None
+    trial = tried = alone(*asks[0])
     try:
-        for trial in trials(checked, asks):
-            report = report_of(trial)
-            if report.findings:
-                return cause(target, *without_needless(trial, report, report_of))
+        for trial in trials(checked, asks, model.config.max_position_embeddings):
+            result = recorded(trial)
+            if result.is_located:
+                return cause(target, *without_needless(trial, result, recorded))
+            if first is None or (first.problem and not result.problem):
+                first, tried = result, trial
     except Lfm2npError as problem:
-        return cause(target, alone(*asks[0]), None, str(problem))
-    return cause(target, alone(*asks[0]), None)
+        return cause(target, trial, None, f"not recorded        {problem}")
+    assert first is not None
+    return cause(target, tried, None, first.problem or NOTHING)
+
+
+def why_not_shown(
+    model: Model,
+    format_name: str,
+    known: Known,
+    tensors: Mapping[str, StoredTensor],
+    dump: Dump,
+    trial: Trial,
+    answer: Answer,
+) -> str:
+    """Why the dump does not show the wrong row of the answer; empty if its logits there are wrong, too.
+
+    They are judged as an engine's that reports its likeliest token, and the log-probabilities of those reported before.
+    """
+    prompt, row = trial.ask.prompt_token_ids, trial.row
+    ids, new = (*prompt, *(answer.token_ids or ())), row + 1 - len(prompt)
+    recorded = dump.token_ids[: row + 1].tolist()
+    if len(recorded) <= row:
+        return f"not shown           the record ends after {len(recorded)} tokens, before the wrong row {row}"
+    if recorded != list(ids[: row + 1]):
+        place = next(index for index, (here, there) in enumerate(zip(recorded, ids, strict=False)) if here != there)
+        return f"not shown           the recorded run has another token at {place} than the request that the check saw"
+    logits = logits_at(tensors, model.config, dump, row)
+    if not np.isfinite(logits).all():
+        return ""
+    shifted = logits - logits.max()
+    logprobs = shifted - np.log(np.exp(shifted).sum())
+    best = int(logprobs.argmax())
+    others = answer.top_logprobs[new] if answer.top_logprobs and new >= 0 else ()
+    tops = {token: float(logprobs[token]) for token in {best, ids[row + 1], *others}}
+    pair = Ask(trial.ask.id, trial.ask.case, tuple(recorded), 1), Answer(trial.ask.id, (best,), (tops[best],), (tops,))
+    return "" if is_wrong(judge(model, format_name, [pair], known=known)) else RIGHT
 
 
 def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
@@ -82,12 +147,12 @@ def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
     asks = wrong_asks(checked.positions)
     if not asks:
         return None
-    *_, trial = trials(checked, asks[:1])  # alone, or as it was asked: beside others
+    trial = beside_others(checked, *asks[0]) if asks[0][0].factors.get("beside") else alone(*asks[0])
     others = [prompt for index, prompt in enumerate(trial.prompts) if index != trial.request]
     how = f"beside {len(others)} others" if others else "alone"
     lines = (
         f"not recorded        {target} shows answers only; if the same engine runs in Python: --locate RECORDER",
-        f"request to dump     {trial.ask}: {trial.max_tokens} new, greedy, {how}",
+        f"request to dump     {trial.ask.id}: {trial.max_tokens} new, greedy, {how}",
         *prompt_lines("its prompt ids", trial.prompts[trial.request]),
         *(line for prompt in others for line in prompt_lines("one beside it", prompt)),
         "tensors to write    token_ids [T] and steps [S], whole numbers; model.layers.N [T, hidden] of each layer N",
@@ -117,22 +182,32 @@ def wrong_asks(positions: Sequence[Position]) -> list[tuple[Ask, int]]:
     return sorted(first.values(), key=lambda pair: (bool(pair[0].factors.get("beside")), pair[1], pair[0].id))
 
 
-def trials(checked: Checked, asks: Sequence[tuple[Ask, int]]) -> Iterator[Trial]:
-    """Each alone, then each that ran in a batch beside others of its case that were in flight with it or near it."""
-    for ask, row in asks[:MOST_ASKS]:
-        yield alone(ask, row)
-    for ask, row in [pair for pair in asks if pair[0].factors.get("beside")][:MOST_ASKS]:
-        case = [other for other, _ in checked.pairs if other.case == ask.case]
-        place = next(index for index, other in enumerate(case) if other.id == ask.id)
-        start = max(0, min(place - MOST_BESIDE // 2, len(case) - 1 - MOST_BESIDE))
-        near = case[start : start + MOST_BESIDE + 1]
-        yield Trial(
-            ask.id, tuple(neighbour.prompt_token_ids for neighbour in near), place - start, new_tokens(ask, row)
-        )
+def trials(checked: Checked, asks: Sequence[tuple[Ask, int]], positions: int) -> Iterator[Trial]:
+    """Each alone, then each that ran in a batch beside others of its case: up to its wrong row, then as far as they all
+    ran (a request has at most `positions` tokens), as it may be wrong only where memory was short.
+    """
+    in_batches = [(ask, row) for ask, row in asks if ask.factors.get("beside")][:MOST_ASKS]
+    yield from (alone(ask, row) for ask, row in asks[:MOST_ASKS])
+    company = [beside_others(checked, ask, row) for ask, row in in_batches]
+    yield from company
+    for trial in company:
+        longest = max(ask.max_tokens for ask, _ in checked.pairs if ask.case == trial.ask.case)
+        room = positions - max(map(len, trial.prompts))
+        yield replace(trial, max_tokens=max(trial.max_tokens, min(longest, room)))
+
+
+def beside_others(checked: Checked, ask: Ask, row: int) -> Trial:
+    """Beside those of its case that were in flight with it or near it."""
+    case = [other for other, _ in checked.pairs if other.case == ask.case]
+    place = next(index for index, other in enumerate(case) if other.id == ask.id)
+    start = max(0, min(place - MOST_BESIDE // 2, len(case) - 1 - MOST_BESIDE))
+    near = case[start : start + MOST_BESIDE + 1]
+    prompts = tuple(neighbour.prompt_token_ids for neighbour in near)
+    return Trial(ask, row, prompts, place - start, new_tokens(ask, row))
 
 
 def alone(ask: Ask, row: int) -> Trial:
-    return Trial(ask.id, (ask.prompt_token_ids,), 0, new_tokens(ask, row))
+    return Trial(ask, row, (ask.prompt_token_ids,), 0, new_tokens(ask, row))
 
 
 def new_tokens(ask: Ask, row: int) -> int:
@@ -140,34 +215,32 @@ def new_tokens(ask: Ask, row: int) -> int:
     return max(1, row + 2 - len(ask.prompt_token_ids))
 
 
-def without_needless(trial: Trial, report: Report, report_of: Callable[[Trial], Report]) -> tuple[Trial, Report]:
+def without_needless(trial: Trial, result: Recorded, recorded: Callable[[Trial], Recorded]) -> tuple[Trial, Report]:
     """The trial without neighbours that are not needed for it to be wrong."""
     for index in reversed(range(len(trial.prompts))):
         if index != trial.request and len(trial.prompts) > 1:
             smaller = trial.without(index)
-            smaller_report = report_of(smaller)
-            if smaller_report.findings:
-                trial, report = smaller, smaller_report
-    return trial, report
+            smaller_result = recorded(smaller)
+            if smaller_result.is_located:
+                trial, result = smaller, smaller_result
+    return trial, result.report
 
 
 def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -> Cause:
     """Of a report with a finding; or of none, and the problem."""
-    first = report.findings[0] if report else None
     tokens = f"prompt of {len(trial.prompts[trial.request])}, {trial.max_tokens} new"
     others = f"beside {len(trial.prompts) - 1} others" if len(trial.prompts) > 1 else "alone"
+    first = report.findings[0] if report else None
     if report and first:
         lines = finding_lines(first)
         more = shortened([finding.name for finding in report.findings[1:]])
         lines += [f"also wrong          {more}"] if more else []
-    elif problem:
-        lines = [f"not recorded        {problem}"]
     else:
-        lines = ["nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the server)"]
-    lines = [f"recorded            {target} {trial.ask}: {tokens}, {others}", *lines]
+        lines = [problem]
+    lines = [f"recorded            {target} {trial.ask.id}: {tokens}, {others}", *lines]
     return cause_with(target, trial, lines, asdict(first) if first else None)
 
 
 def cause_with(target: str, trial: Trial, lines: Sequence[str], finding: Mapping[str, Any] | None = None) -> Cause:
     is_beside = len(trial.prompts) > 1
-    return Cause(target, trial.ask, trial.prompts, trial.request, trial.max_tokens, is_beside, finding, tuple(lines))
+    return Cause(target, trial.ask.id, trial.prompts, trial.request, trial.max_tokens, is_beside, finding, tuple(lines))

@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.checkpoint.gguf.container import open_container
@@ -29,6 +30,7 @@ from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.loading import load
 from lfm2np.numerics import NAMES
+from lfm2np.oracle.locate.dump import shortened
 from lfm2np.oracle.recorders.engine_versions import require_directory
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
 from lfm2np.oracle.recorders.llama_cpp_recorder import format_of as llama_cpp_format
@@ -43,8 +45,18 @@ from lfm2np.oracle.targets.records import fault
 from lfm2np.oracle.targets.target import TargetError
 
 Prompts = Sequence[Sequence[int]]
-Record = Callable[[Prompts, int, int], bytes]  # prompts, whose rows, new tokens: the content of a dump
-Kind = Callable[[str, Path, str], Record]  # of a target's rest, the model, the format
+Run = Callable[[Prompts, int, int, int | None], bytes]  # as Record
+
+
+class Record(Protocol):
+    """The content of a dump: of one of the prompts, with so many new tokens each; an engine that may preempt it is
+    recorded up to the step that computes position `until`.
+    """
+
+    def __call__(self, prompts: Prompts, request: int, new: int, until: int | None = None, /) -> bytes: ...
+
+
+Kind = Callable[[str, Path, str], Run]  # of a target's rest, the model, the format
 FORMS = (
     "transformers:[padded:][DIR], vllm:[DIR], mlx:[DIR], llama.cpp:[slot:]FILE.gguf, openvino:DIR, lfm2np:[NUMERICS] "
     "or package.module:factory"
@@ -62,9 +74,9 @@ def record_of(target: str, model: Path, format: str) -> Record:
     else:
         raise RequestError(f"{target!r} can't be recorded: expected {FORMS}")
 
-    def recorded(prompts: Prompts, request: int, new: int) -> bytes:
+    def recorded(prompts: Prompts, request: int, new: int, until: int | None = None) -> bytes:
         with guarded(target):
-            return record(prompts, request, new)
+            return record(prompts, request, new, until)
 
     return recorded
 
@@ -96,38 +108,40 @@ def guarded(target: str) -> Iterator[None]:
         raise TargetError(f"{target}: {fault(problem)}") from problem
 
 
-def transformers(rest: str, model: Path, format: str) -> Record:
+def transformers(rest: str, model: Path, format: str) -> Run:
     padded = rest.startswith(PADDED)
     directory = require_directory(Path(rest.removeprefix(PADDED) or model), "transformers")
-    return lambda prompts, request, new: record_transformers(directory, prompts, request, new, format, padded).content()
+    return lambda prompts, request, new, until: record_transformers(
+        directory, prompts, request, new, format, padded
+    ).content()
 
 
 def of_directory(engine: str, record: Callable[..., Recorder]) -> Kind:
     """A recorder of a checkpoint directory, by default of the model's."""
 
-    def recorded_from(rest: str, model: Path, format: str) -> Record:
+    def recorded_from(rest: str, model: Path, format: str) -> Run:
         directory = require_directory(Path(rest or model), engine)
-        return lambda prompts, request, new: record(directory, prompts, request, new, format).content()
+        return lambda prompts, request, new, until: record(directory, prompts, request, new, format).content()
 
     return recorded_from
 
 
-def llama_cpp(rest: str, model: Path, format: str) -> Record:
+def llama_cpp(rest: str, model: Path, format: str) -> Run:
     file = existing(rest.removeprefix(SLOT), "llama.cpp:[slot:]FILE.gguf")
 
-    def in_one_slot(prompts: Prompts, request: int, new: int) -> bytes:
+    def in_one_slot(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
         return record_restored(model, prompts[: request + 1], new, format, file)[0].content()
 
-    def together(prompts: Prompts, request: int, new: int) -> bytes:
+    def together(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
         return record_llama_cpp(model, prompts, request, new, format, file).content()
 
     return in_one_slot if rest.startswith(SLOT) else together
 
 
-def openvino(rest: str, model: Path, format: str) -> Record:
+def openvino(rest: str, model: Path, format: str) -> Run:
     folder = existing(rest, "openvino:DIR")
     require_directory(model, "openvino")
-    return lambda prompts, request, new: record_openvino(model, prompts, request, new, format, folder).content()
+    return lambda prompts, request, new, until: record_openvino(model, prompts, request, new, format, folder).content()
 
 
 def existing(path: str, form: str) -> Path:
@@ -136,7 +150,7 @@ def existing(path: str, form: str) -> Path:
     return Path(path)
 
 
-def this_package(rest: str, model: Path, format: str) -> Record:
+def this_package(rest: str, model: Path, format: str) -> Run:
     """In the arithmetic that `rest` names, whatever the format."""
     numerics = rest or "exact"
     if numerics not in NAMES:
@@ -144,7 +158,7 @@ def this_package(rest: str, model: Path, format: str) -> Record:
     loaded = load(model, numerics)
     computes_in = numerics if numerics in ("float32", "bfloat16") else "float32"
 
-    def record(prompts: Prompts, request: int, new: int) -> bytes:
+    def record(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
         run = RecordedEngine(loaded, prefix_caching=False, max_num_seqs=max(1, len(prompts)))
         for index, prompt in enumerate(prompts):
             run.add(str(index), list(prompt), new)
@@ -154,7 +168,7 @@ def this_package(rest: str, model: Path, format: str) -> Record:
     return record
 
 
-def python_engine(target: str, model: Path, format: str) -> Record:
+def python_engine(target: str, model: Path, format: str) -> Run:
     """TargetError if its object has no `record`."""
     with guarded(target):
         engine = load_factory(target)(str(model), {})
@@ -163,12 +177,26 @@ def python_engine(target: str, model: Path, format: str) -> Record:
             f"{target}: {type(engine).__name__} has no method record(prompts, request, max_tokens, recorder)"
         )
 
-    def record(prompts: Prompts, request: int, new: int) -> bytes:
-        recorder = Recorder(format=format)
+    def record(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
+        recorder = Recorder(format=format, until=until)
         engine.record([list(prompt) for prompt in prompts], request, new, recorder)
+        require_tokens(target, recorder.token_ids, prompts[request], new, until)
         return recorder.content()
 
     return record
+
+
+def require_tokens(target: str, recorded: Sequence[int], prompt: Sequence[int], new: int, until: int | None) -> None:
+    """TargetError for the tokens of another request, or of steps that were computed again and do not say so."""
+    if len(recorded) > len(prompt) + new:
+        raise TargetError(
+            f"{target}: recorded {len(recorded)} tokens of a request of {len(prompt)} and {new} new ones: "
+            "where tokens are computed again, as after a preemption, recorder.step(token_ids, start) says from where"
+        )
+    expected = list(prompt if until is None else prompt[: until + 1])
+    begin = list(recorded[: len(expected)])
+    if begin != expected:
+        raise TargetError(f"{target}: recorded tokens {shortened(begin)}, expected the prompt's: {shortened(prompt)}")
 
 
 KINDS: dict[str, Kind] = {

@@ -105,16 +105,10 @@ def record_with(llm: Any, prompts: Sequence[Sequence[int]], request: int, max_to
 
 
 def filled(format: str, sequence: Sequence[int], steps: Sequence[Step]) -> Recorder:
-    """The steps, one after another; of a request that was preempted and recomputed, those of the last time.
-
-    What came before those was in a cache. Logits are kept only if every later step has one row.
-    """
-    begins = [n for n, step in enumerate(steps) if n == 0 or step.start != steps[n - 1].end]
-    kept = steps[begins[-1] :]
-    recorder = Recorder(format=format, prefix=sequence[: kept[0].start])
-    for number, step in enumerate(kept):
-        recorder.step(sequence[step.start : step.end])
+    """The steps, one after another; what came before the first was in a cache."""
+    recorder = Recorder(format=format, prefix=sequence[: steps[0].start])
+    for step in steps:
+        recorder.step(sequence[step.start : step.end], step.start)
         for name, rows in step.tensors.items():
-            if name != "lm_head" or all(later.count == 1 for later in kept[number + 1 :]):
-                recorder.keep(name, rows)
+            recorder.keep(name, rows)
     return recorder

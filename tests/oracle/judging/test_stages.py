@@ -27,6 +27,7 @@ from lfm2np.oracle.check import (
     scored_ahead,
     until_wrong,
 )
+from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging import scored
 from lfm2np.oracle.judging.emulate import emulated
@@ -36,7 +37,8 @@ from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, is_in_doubt
-from lfm2np.oracle.reports.report import as_json, as_text
+from lfm2np.oracle.report.as_json import as_json
+from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities, TargetError
@@ -210,8 +212,8 @@ def test_a_check_that_ends_early_says_what_it_left_out() -> None:
     assert len(asked.pairs) + asked.left == 10 and asked.left > 0
     result = replace(judged(model(), asked.abilities, "float32", asked.pairs, known=known), left=asked.left)
     assert (
-        f"{asked.left} requests after one that is certainly wrong" in as_text(result)
-        and as_json(result)["left"] == asked.left
+        f"{asked.left} requests after one that is certainly wrong" in as_text(report_of(result))
+        and as_json(report_of(result))["figures"]["left"] == asked.left
     )
 
 

@@ -166,11 +166,11 @@ def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2
     checked = judged(model, asked.abilities, "float32", asked.pairs, known=known_of(model))
     record = record_of(target, model.path, "float32")
 
-    def faulty(prompts: Any, request: int, new: int) -> bytes:
+    def faulty(prompts: Any, request: int, new: int, until: int | None = None) -> bytes:
         with inject(name):
-            return record(prompts, request, new)
+            return record(prompts, request, new, until)
 
-    cause = cause_of(checked, target, faulty, open_checkpoint(model.path, model.config), model.config)
+    cause = cause_of(checked, target, faulty, open_checkpoint(model.path, model.config), model, known=known_of(model))
     assert cause is not None
     return checked, cause
 
@@ -206,7 +206,7 @@ def test_what_a_recorder_does_not_show_is_reported_and_a_broken_recorder_costs_n
 def test_a_right_engine_has_no_cause(model: Model) -> None:
     checked = checked_target(model, Kept("lfm2np.conformance.adapters:own", model.path), cases=("short-prompts",))
     record = record_of("lfm2np:float32", model.path, "float32")
-    assert cause_of(checked, "", record, open_checkpoint(model.path, model.config), model.config) is None
+    assert cause_of(checked, "", record, open_checkpoint(model.path, model.config), model) is None
     assert cause_to_dump(checked, "a server", "") is None
 
 

@@ -73,8 +73,8 @@ def test_of_a_request_that_was_computed_again_the_last_time_counts() -> None:
     again = [Step(2, 2, {"x": np.ones((2, 1))}), Step(4, 1, {"x": np.ones((1, 1))})]
     tensors = filled("float32", [10, 11, 12, 13, 14, 15], first + again).tensors()
     assert tensors["token_ids"].tolist() == [10, 11, 12, 13, 14]
-    assert tensors["steps"].tolist() == [2, 1]
-    assert tensors["x"].tolist() == [[1], [1], [1]]
+    assert tensors["steps"].tolist() == [2, 2, 1]  # of the first step what the second time found in a cache
+    assert tensors["x"].tolist() == [[0], [0], [1], [1], [1]]
 
 
 def test_logits_of_chunks_before_the_last_are_left_out() -> None:

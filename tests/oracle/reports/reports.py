@@ -17,7 +17,6 @@ from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import Total
 
 COMMAND = "lfm2np check 'package.module:factory' --format float32"
-FACTS = {"lfm2np": "1.2.3", "python": "3.11.0", "numpy": "2.0.0", "platform": "Somewhere"}
 HOSTILE = (
     "</title></style></bdi></td><script>alert(1)</script><img src=http://evil.example/x onerror=a()>\"'&amp;]]>-->"
     "\x00\x07\x1b[2J\r\n\u202eevil\u2066\u200b\ud800\ufffe"

@@ -13,22 +13,31 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reports import COMMAND, FACTS, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
+from jsonschema import Draft202012Validator
+from reports import COMMAND, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
 from reports import right as right_check
 from reports import wrong as wrong_check
 
+import lfm2np
 from lfm2np.errors import RequestError
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.reports.html_page import as_html
-from lfm2np.oracle.reports.junit import as_junit
-from lfm2np.oracle.reports.report import as_json, as_text, exit_code
-from lfm2np.oracle.reports.report_parts import environment, number, visible
+from lfm2np.oracle.report import report as report_module
+from lfm2np.oracle.report.as_html import as_html
+from lfm2np.oracle.report.as_json import as_json
+from lfm2np.oracle.report.as_junit import as_junit
+from lfm2np.oracle.report.as_text import as_text, visible
+from lfm2np.oracle.report.report import environment, number
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.whole_file import replaced, write_whole
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
+
+
+SCHEMAS = Path(lfm2np.__file__).with_name("oracle") / "schemas"
+SCHEMA = Draft202012Validator(json.loads((SCHEMAS / "report.schema.json").read_text(encoding="utf-8")))
 
 
 @pytest.fixture
@@ -59,7 +68,7 @@ def test_exit_codes_say_right_wrong_or_unknown() -> None:
 
 
 def lines_of(checked: Checked) -> list[str]:
-    return as_text(checked, COMMAND, FACTS).splitlines()
+    return as_text(report_of(checked), COMMAND).splitlines()
 
 
 def test_the_text_of_a_right_engine_has_the_numbers_of_the_check(right: Checked) -> None:
@@ -72,13 +81,13 @@ def test_the_text_of_a_right_engine_has_the_numbers_of_the_check(right: Checked)
     row = next(line.split() for line in lines if line.startswith("short-prompts"))
     assert row == ["short-prompts", str(len(right.pairs)), str(count), str(count), "0", "0", "0", "EXACT"]
     assert not any("first wrong" in line or "flip in" in line for line in lines)
-    for name, value in FACTS.items():
+    for name, value in environment().items():
         assert f"{name:<11}{value}" in lines
     assert lines[-1] == f"again      {COMMAND}"
 
 
 def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checked) -> None:
-    text = as_text(wrong, COMMAND, FACTS)
+    text = as_text(report_of(wrong), COMMAND)
     first, total = wrong.total.first_wrong, wrong.total
     assert first is not None and first.error is not None
     assert text.startswith("verdict    BUG\n")
@@ -94,7 +103,7 @@ def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checke
     assert f"{first.ask.id} of short-prompts, prompt of {len(first.ask.prompt_token_ids)} tokens: {ids}\n" in where
     assert f"row {first.row}, which predicts token {first.row + 1}" in where
     assert f"token      {first.token_id}; the oracle's is {first.best}" in where
-    assert f"{first.gap:.3g} nats, {first.gap_ratio:.3g} times the noise" in where
+    assert f"{first.gap:.3g} nats, {first.gap_ratio:.3g} times the rounding error" in where
     assert f"error      {first.error:.3g} nats" in where
 
 
@@ -107,22 +116,22 @@ def test_ten_flips_are_listed_the_worst_first_and_the_others_counted(wrong: Chec
         numbers = [f"{value:.3g}" for value in (flip.gap, flip.gap_ratio, flip.margin_ratio)]
         ids = [len(flip.ask.prompt_token_ids), flip.row, flip.token_id, flip.best]
         assert line.split() == [flip.ask.id, *map(str, ids), *numbers, flip.verdict]
-    assert lines[start + 11] == f"... {len(flips) - 10} more"
+    assert lines[start + 11] == f"... {len(flips) - 10} more: --json and --html have them"
 
 
 def test_answers_that_failed_are_grouped_by_message() -> None:
     lines = lines_of(unanswered())
     start = lines.index("no usable answer to 24 requests of 24")
-    assert lines[start + 1].split(maxsplit=1) == ["13", "message 11"]
-    assert lines[start + 2].split(maxsplit=1) == ["1", "message 0"]
-    assert lines[start + 11] == "... 2 more"
-    assert "  not sent: 3 requests (borders 2, families 1)" in lines
-    assert "  the engine does not report log-probabilities of prompts" in lines
+    assert lines[start + 2].split(maxsplit=1) == ["13", "message 11"]
+    assert lines[start + 3].split(maxsplit=1) == ["1", "message 0"]
+    assert lines[start + 12].startswith("... 2 more")
+    assert "not sent: 3 requests (borders 2, families 1)" in lines
+    assert "the engine does not report log-probabilities of prompts" in lines
     assert any(line.split() == ["prefixes", "24", "0", "0", "-", "-", "0", "INCONCLUSIVE"] for line in lines)
 
 
 def test_what_was_not_reported_is_a_dash_and_not_a_zero() -> None:
-    text = as_text(inconclusive(), "", FACTS)
+    text = as_text(report_of(inconclusive()))
     assert "errors     none reported" in text
     assert re.search(r"borders +1 +1 +0 +- +- +0 +INCONCLUSIVE", text)
     assert "again" not in text
@@ -135,9 +144,13 @@ def test_what_was_not_reported_is_a_dash_and_not_a_zero() -> None:
 def test_the_json_has_all_numbers_of_the_check(name: str, request: pytest.FixtureRequest) -> None:
     checked: Checked = request.getfixturevalue(name)
     total = checked.total
-    report = json.loads(json.dumps(as_json(checked, COMMAND, FACTS), allow_nan=False))
-    assert report["verdict"] == total.verdict and report["exit_code"] == exit_code(total.verdict)
-    assert report["reasons"] == list(total.reasons) and report["counts"] == total.counts
+    whole = json.loads(json.dumps(as_json(report_of(checked), COMMAND), allow_nan=False))
+    SCHEMA.validate(whole)
+    assert whole["verdict"] == total.verdict and whole["exit_code"] == exit_code(total.verdict)
+    assert [finding["words"] for finding in whole["findings"]] == list(total.reasons)
+    assert whole["environment"] == environment() and whole["command_line"] == COMMAND
+    report = whole["figures"]
+    assert report["counts"] == total.counts
     for field in ("rms", "worst", "flips", "flip_chance"):
         assert report[field] == getattr(total, field)
     odd = [judged for judged in checked.positions if judged.verdict is not Verdict.EXACT]
@@ -151,13 +164,12 @@ def test_the_json_has_all_numbers_of_the_check(name: str, request: pytest.Fixtur
         assert {level: value["rms"] for level, value in report["groups"][factor].items()} == {
             level: group.rms for level, group in groups.items()
         }
-    assert report["environment"] == FACTS and report["command"] == COMMAND
     assert report["abilities"]["engine"] == checked.abilities.engine
 
 
 def test_json_numbers_that_are_not_finite_are_text() -> None:
     base = made(Verdict.BUG, [position(short(), 0, Verdict.BUG, float("inf"), True)], "x")
-    report = json.loads(json.dumps(as_json(base), allow_nan=False))
+    report = json.loads(json.dumps(as_json(report_of(base)), allow_nan=False))["figures"]
     assert report["worst"] == "inf" and report["positions"][0]["error_ratio"] == "inf"
 
 
@@ -165,7 +177,7 @@ def test_json_numbers_that_are_not_finite_are_text() -> None:
 
 
 def suite_of(checked: Checked) -> ElementTree.Element:
-    return ElementTree.fromstring(as_junit(checked, COMMAND, FACTS).encode())
+    return ElementTree.fromstring(as_junit(report_of(checked), COMMAND).encode())
 
 
 def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checked, wrong: Checked) -> None:
@@ -228,12 +240,12 @@ def test_junit_parses_whatever_the_engine_says(text: str) -> None:
 
 def test_hostile_text_is_shown_and_does_nothing() -> None:
     checked = hostile()
-    for form in (as_junit(checked, HOSTILE), as_text(checked, HOSTILE)):
+    for form in (as_junit(report_of(checked), HOSTILE), as_text(report_of(checked), HOSTILE)):
         assert all(c == "\n" or c.isprintable() for c in form)
-    assert visible(HOSTILE) in as_text(checked)
+    assert visible(HOSTILE) in as_text(report_of(checked))
     suite = suite_of(checked)
     assert {case.get("name") for case in suite.findall("testcase")} >= {visible(HOSTILE), f"{visible(HOSTILE)}-1"}
-    assert json.loads(json.dumps(as_json(checked, HOSTILE)))["format"] == HOSTILE
+    assert json.loads(json.dumps(as_json(report_of(checked), HOSTILE)))["facts"]["format"] == HOSTILE
 
 
 def test_a_long_text_is_cut_and_its_length_given() -> None:
@@ -245,7 +257,7 @@ def test_a_long_text_is_cut_and_its_length_given() -> None:
 def test_the_same_check_gives_the_same_bytes(wrong: Checked) -> None:
     again = replace(wrong, positions=wrong.positions[:])
     for form in (as_html, as_junit, as_text, as_json):
-        assert form(wrong, COMMAND, FACTS) == form(again, COMMAND, FACTS)
+        assert form(report_of(wrong), COMMAND) == form(report_of(again), COMMAND)
 
 
 # --- files
@@ -300,6 +312,6 @@ def test_a_file_that_can_not_be_written_is_an_error_that_names_it(tmp_path: Path
 
 @pytest.mark.parametrize(("kernel", "shown"), [("Haswell", "x 1, kernels Haswell"), (None, "x 1")])
 def test_versions_name_the_kernels_of_the_noise(monkeypatch: pytest.MonkeyPatch, kernel: str | None, shown: str):
-    monkeypatch.setattr("lfm2np.oracle.reports.report_parts.blas_library", lambda: "x 1")
-    monkeypatch.setattr("lfm2np.oracle.reports.report_parts.blas_kernel", lambda: kernel)
+    monkeypatch.setattr(report_module, "blas_library", lambda: "x 1")
+    monkeypatch.setattr(report_module, "blas_kernel", lambda: kernel)
     assert environment()["blas"] == shown

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.check import judged as judged_check
+from lfm2np.oracle.check_report import limits
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.reports.report_parts import limits
 from lfm2np.oracle.targets.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
 from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras
 from lfm2np.oracle.targets.http_target import judged
