@@ -216,8 +216,8 @@ def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pyte
     assert main(words) == 0
     second = json.loads(capsys.readouterr().out)
     assert first["verdict"] == second["verdict"] == "EXACT"
-    assert first["scoring"]["tokens"] >= 2 * second["scoring"]["tokens"] > 0
-    assert second["scoring"]["tokens_per_second"] > 0
+    assert first["figures"]["scoring"]["tokens"] >= 2 * second["figures"]["scoring"]["tokens"] > 0
+    assert second["figures"]["scoring"]["tokens_per_second"] > 0
     assert main(["vectors", "verify", "--workers", "2", "--results", results]) == 0
     assert "bit for bit as computed here" in capsys.readouterr().out
     code = main(["vectors", "verify", "--results", str(tmp_path)])

@@ -25,7 +25,7 @@ def test_of_a_server_the_verdict_comes_and_then_how_to_dump_its_shortest_wrong_r
         server.spoil = half_a_nat_off_late
         assert main(["check", server.url, "--cases", "short-prompts", "--locate", "--json"]) == 1
     output = json.loads(capsys.readouterr().out)
-    cause = output["cause"]
+    cause = output["figures"]["cause"]
     assert (output["exit_code"], cause["finding"], cause["max_tokens"]) == (1, None, 3)
     (prompt,) = cause["prompts"]
     assert cause["lines"][0].startswith(f"not recorded        {server.url} shows answers only")
