@@ -9,6 +9,7 @@ An engine that hangs can't be stopped from here: put one that may hang behind ex
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,10 +20,12 @@ from typing import Any
 from lfm2np.engine_protocol import Request, lacking, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer, failed, fault
-from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight, in_turns
+from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight, in_turns, requests_of
 from lfm2np.sampling.params import SamplingParams
 
 ABORT_AFTER_STEPS = 3
+STEP = "step"  # the factor of asks that are to share a step of as many tokens
+BUDGET = "max_num_batched_tokens"
 STEPS_PER_TOKEN = 4  # far more than any engine needs: it computes again what it preempted
 FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the user's
 
@@ -59,7 +62,14 @@ class PythonTarget:
         return self._abilities
 
     def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
-        """At most `at_once` together."""
+        """At most `at_once` together. A round of more tokens than the engine takes in a step goes to one that is made
+        with larger steps, if it heeds that hint."""
+        steps = max((int(ask.factors.get(STEP, 0)) for ask in asks), default=0)
+        if steps and not self._sizes.get(BUDGET) and BUDGET not in lacking(self._live()):
+            sizes = {**self._sizes, BUDGET: steps}
+            self.close()  # two may not fit into memory
+            with contextlib.closing(PythonTarget(self._name, self._model, sizes, self._at_once)) as target:
+                return target.answer(asks, aborted)
         return in_turns(self.probe(), asks, aborted, lambda some: self._together(some, aborted))
 
     def close(self) -> None:
@@ -98,6 +108,7 @@ class PythonTarget:
             can_abort=self._has_steps,
             takes_stops=not lacks & {"stops", "stop-strings"},
             takes_seeds="sampling" not in lacks,
+            takes_samples=not lacks & {"sampling", "samples"},
             slots=slots,
         )
 
@@ -105,7 +116,7 @@ class PythonTarget:
         """Errors of the engine become Answers; those of its factory are raised."""
         engine = self._live()
         if self._has_steps:
-            run = Steps(engine, asks, [self._request(ask) for ask in asks], aborted)
+            run = Steps(engine, requests_of(asks), self._request, aborted)
             answers = run.answers()
             if run.spoilt:
                 self._engine = None
@@ -116,8 +127,9 @@ class PythonTarget:
     def _request(self, ask: Ask) -> Request:
         options = {name: k for name, k in self._options.items() if name != "prompt_logprobs" or ask.prompt_logprobs}
         params = SamplingParams(
-            temperature=0.0 if ask.seed is None else 1.0,
+            temperature=0.0 if ask.seed is None else 1.0 if ask.temperature is None else ask.temperature,
             seed=ask.seed,
+            n=ask.samples,
             stop=() if ask.stop is None else (ask.stop,),
             ignore_eos=True,
             max_tokens=ask.max_tokens,
@@ -147,13 +159,14 @@ class PythonTarget:
         """Or what it raised; the engine is then made again, as requests may be left in it."""
         engine = self._live()
         try:
-            lists = list(engine.generate([self._request(ask) for ask in asks]))
+            together = requests_of(asks)
+            lists = list(engine.generate([self._request(ask) for ask, *_ in together]))
         except FAULTS as problem:
             self._engine = None
             return fault(problem)
-        if len(lists) != len(asks):
-            return [failed(ask, f"{len(lists)} answers to {len(asks)} requests") for ask in asks]
-        return [from_completions(ask, completions) for ask, completions in zip(asks, lists, strict=True)]
+        if len(lists) != len(together):
+            return [failed(ask, f"{len(lists)} answers to {len(together)} requests") for ask in asks]
+        return [answer for some, completions in zip(together, lists, strict=True) for answer in of(some, completions)]
 
     def _with_score(self, ask: Ask, answer: Answer) -> Answer:
         """With the prompt's log-probabilities from score(), where the completion has none."""
@@ -170,11 +183,19 @@ class PythonTarget:
 class Steps:
     """Adds asks to an engine of level c, all at once, and steps it to the end."""
 
-    def __init__(self, engine: Any, asks: Sequence[Ask], requests: Sequence[Request], aborted: Collection[str]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        asks: Sequence[Sequence[Ask]],
+        request_of: Callable[[Ask], Request],
+        aborted: Collection[str],
+    ) -> None:
         self.spoilt = False  # the engine may be left in a state that would harm other requests
         self._engine = engine
-        self._asks = {request.request_id: ask for request, ask in zip(requests, asks, strict=True)}
-        self._requests = requests
+        self._requests = [request_of(first) for first, *_ in asks]
+        names = [request.request_id for request in self._requests]
+        self._samples = dict(zip(names, asks, strict=True))
+        self._asks = {name: first for name, (first, *_) in self._samples.items()}
         self._abort_after = {
             name: min(ABORT_AFTER_STEPS, ask.max_tokens // 2) for name, ask in self._asks.items() if ask.id in aborted
         }
@@ -192,7 +213,7 @@ class Steps:
                 break
         else:
             self._fail_the_unfinished(f"not finished after {most} steps")
-        return [self._answer(name, ask) for name, ask in self._asks.items()]
+        return [answer for name in self._asks for answer in self._answers(name)]
 
     def _step(self) -> bool:
         """One step; whether there may be more to do."""
@@ -232,17 +253,34 @@ class Steps:
             if self._is_open(name) and not is_finished(self._last.get(name, ())):
                 self._last[name] = failed(ask, why)
 
-    def _answer(self, name: str, ask: Ask) -> Answer:
-        last = self._last.get(name)
+    def _answers(self, name: str) -> list[Answer]:
+        last, asks = self._last.get(name), self._samples[name]
         if isinstance(last, Answer):
-            return last
+            return [replace(last, id=ask.id) for ask in asks]
         if not last:
             if name in self._aborted:  # before its first token
-                return Answer(ask.id, (), finish_reason="abort")
-            return failed(ask, "the engine says that it is done, but this was never answered")
-        answer = from_completions(ask, last)
-        was_cut = name in self._aborted and answer.error is None and answer.finish_reason is None
-        return replace(answer, finish_reason="abort") if was_cut else answer
+                return [Answer(ask.id, (), finish_reason="abort") for ask in asks]
+            why = "the engine says that it is done, but this was never answered"
+            return [failed(ask, why) for ask in asks]
+        answers = of(asks, last)
+        cut = name in self._aborted
+        return [
+            replace(answer, finish_reason="abort")
+            if cut and answer.error is None and answer.finish_reason is None
+            else answer
+            for answer in answers
+        ]
+
+
+def of(asks: Sequence[Ask], completions: Any) -> list[Answer]:
+    """The samples of one request that these ask for."""
+    (first, *_), samples = asks, completions
+    if first.samples == 1:
+        return [from_completions(first, completions)]
+    samples = list(completions)
+    if len(samples) != first.samples:
+        return [failed(ask, f"{len(samples)} samples, expected {ask.samples}", refuted=True) for ask in asks]
+    return [from_completions(ask, [samples[ask.sample]]) for ask in asks]
 
 
 def from_completions(ask: Ask, completions: Any) -> Answer:
