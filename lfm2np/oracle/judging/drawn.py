@@ -84,7 +84,7 @@ Scales = Mapping[tuple[str, int], float]  # of log-probabilities, by request and
 def drawn_alike(
     model: LoadedModel, pairs: Sequence[Pair], scales: Scales, known: Known, error: float
 ) -> tuple[str, str] | None:
-    """Whether samples repeat the first one of their request: the stake is on its tokens, as long as all were the same."""
+    """Whether samples repeat the first one of their request: the stake is on its tokens, until one differs."""
     truths, capital = truths_of(model, pairs, known), 0.0
     first: dict[tuple[object, ...], tuple[int, ...]] = {}
     for ask, answer in pairs:

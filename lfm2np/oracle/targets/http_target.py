@@ -183,11 +183,9 @@ class HttpTarget:
             raise RequestError(f"no token ids in the reply, expected {places}")
         self.streams = self._does_stream(dialect, body)
         abilities = self._abilities(dialect, answer, reply)
-        more = {
-            "takes_samples": dialect.split_samples is not None and self._takes_samples(dialect, body),
-            "takes_streams": self.streams and dialect.streams_all and self._takes_stream(dialect, body, ask, answer),
-        }
-        return Spoken(dialect, extras, replace(abilities, **more))
+        samples = dialect.split_samples is not None and self._takes_samples(dialect, body)
+        streams = self.streams and dialect.streams_all and self._takes_stream(dialect, body, ask, answer)
+        return Spoken(dialect, extras, replace(abilities, takes_samples=samples, takes_streams=streams))
 
     def _takes_samples(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
         """Drawn, as some servers refuse several samples of a greedy request."""
