@@ -95,6 +95,11 @@ class Writer:
         """Without the special tokens, which stand at the front."""
         return self.random.integers(min(8, self.config.vocab_size - 1), self.config.vocab_size, shape)
 
+    def drawn_ids(self, length: int) -> list[int]:
+        """Random ids, as many as fit."""
+        ids: list[int] = self.random_ids(min(length, self.longest)).tolist()
+        return ids
+
     def ids(self, length: int) -> tuple[int, ...]:
         """A prompt of that many tokens: of a text, as far as it reaches, every other time; else random ids."""
         length = min(length, self.longest)
@@ -271,7 +276,7 @@ def seeds(writer: Writer) -> Iterator[Round]:
 def unchained(writer: Writer) -> Iterator[Round]:
     """Two prompts, then blocks of both in one, and the later blocks of one as a beginning: neither is a hit."""
     half = min(64, writer.longest // 2)
-    first, second = (writer.random_ids(2 * half + 1).tolist() for _ in range(2))
+    first, second = (writer.drawn_ids(2 * half + 1) for _ in range(2))
     for ids in (first, second):
         yield writer.alone("unchained", ids, FEW)
     for ids in ([*first[:half], *second[half:]], first[half:]):
@@ -282,13 +287,13 @@ def large_steps(writer: Writer) -> Iterator[Round]:
     """More than 512 tokens together, behind short prompts that decode as soon as they can."""
     lengths = (1, 2, 280, 300)
     if max(lengths) <= writer.longest:
-        prompts = [writer.random_ids(length).tolist() for length in lengths]
+        prompts = [writer.drawn_ids(length) for length in lengths]
         yield writer.together("large-steps", prompts, FEW, step=STEP)
 
 
 def samples(writer: Writer) -> Iterator[Round]:
     """Three samples of a prompt that ends within a block, alone and two such requests together."""
-    prompts = [writer.random_ids(length).tolist() for length in (6, 21, 19, 37)]
+    prompts = [writer.drawn_ids(length) for length in (6, 21, 19, 37)]
     asked = [writer.samples("samples", ids, 8, 1000 + index, 3, beside=True) for index, ids in enumerate(prompts)]
     for asks in asked[:2]:
         yield Round(tuple(asks))
@@ -300,7 +305,7 @@ def temperatures(writer: Writer) -> Iterator[Round]:
     for start in range(0, 2 * DRAWN, writer.at_once):
         seeds = range(2000 + start, 2000 + min(start + writer.at_once, 2 * DRAWN))
         beside = len(seeds) > 1
-        asks = [writer.ask("temperatures", writer.random_ids(3).tolist(), 2, seed, beside=beside) for seed in seeds]
+        asks = [writer.ask("temperatures", writer.drawn_ids(3), 2, seed, beside=beside) for seed in seeds]
         yield Round(tuple(replace(ask, temperature=HALF) for ask in asks))
 
 
@@ -310,7 +315,7 @@ def streams(writer: Writer) -> Iterator[Round]:
     text = [] if writer.tokenizer is None else [writer.tokenizer.encode(MANY)[: writer.longest]]
     for ids in (writer.ids(5), writer.ids(33), *text):
         yield Round((replace(writer.ask("streams", ids, beside=False), streamed=True),))
-    prompts = [(seed, writer.random_ids(3).tolist()) for seed in range(3000, 3000 + BATCH)]
+    prompts = [(seed, writer.drawn_ids(3)) for seed in range(3000, 3000 + BATCH)]
     for is_streamed in (False, True):
         for start in range(0, BATCH, writer.at_once):
             some = prompts[start : start + writer.at_once]
