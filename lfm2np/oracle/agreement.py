@@ -69,14 +69,14 @@ def without_refusals(pairs: Sequence[Pair]) -> list[Pair]:
     """
     refused = {
         name: all(answer.error is not None and not answer.refuted for ask, answer in pairs if special(ask) == name)
-        for name in ("stop", "samples", "stream", "temperature", "seed")
+        for name in {special(ask) for ask, _ in pairs} - {""}
     }
     return [pair for pair in pairs if not refused.get(special(pair[0]), False)]
 
 
 def special(ask: Ask) -> str:
     """The most demanding of what a greedy request in one piece lacks."""
-    more = {"stop": ask.stop, "samples": ask.samples > 1, "stream": ask.streamed, "temperature": ask.temperature}
+    more = {"stop": ask.stop, "samples": ask.samples > 1, "stream": ask.streamed, f"{ask.temperature}": ask.temperature}
     return next((name for name, value in more.items() if value), "" if ask.seed is None else "seed")
 
 

@@ -41,7 +41,7 @@ STOPPED = (0, 7, 9)  # of TEXTS: those that go on longest
 SEEDS = (4, 5, 6, 7, 70, 90, 120, 150)  # lengths of prompts, each with a seed of its own; some go in several chunks
 DRAWN = 24  # prompts whose tokens are drawn once: a first token tells most of how it is drawn
 HALF = 0.5  # the temperature of such tokens, too
-HOT = 4.0  # a temperature at which tokens come that end within a character
+HOT = 2.0  # a temperature at which tokens come that end within a character; vLLM takes no higher one
 MANY = "🦥🫠🧿🪐"  # characters of several tokens
 STEP = 1024  # tokens that an engine in this process is to take in one step, if it heeds hints
 LONG = "long"  # the case of long prompts
@@ -315,11 +315,11 @@ def streams(writer: Writer) -> Iterator[Round]:
     text = [] if writer.tokenizer is None else [writer.tokenizer.encode(MANY)[: writer.longest]]
     for ids in (writer.ids(5), writer.ids(33), *text):
         yield Round((replace(writer.ask("streams", ids, beside=False), streamed=True),))
-    prompts = [(seed, writer.drawn_ids(3)) for seed in range(3000, 3000 + BATCH)]
+    prompts = [(seed, writer.drawn_ids(3)) for seed in range(3000, 3000 + DRAWN)]
     for is_streamed in (False, True):
-        for start in range(0, BATCH, writer.at_once):
+        for start in range(0, DRAWN, writer.at_once):
             some = prompts[start : start + writer.at_once]
-            asks = [writer.ask("streams", ids, 24, seed, beside=len(some) > 1) for seed, ids in some]
+            asks = [writer.ask("streams", ids, 8, seed, beside=len(some) > 1) for seed, ids in some]
             yield Round(tuple(replace(ask, temperature=HOT, streamed=is_streamed) for ask in asks))
 
 

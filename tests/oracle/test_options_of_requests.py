@@ -143,7 +143,7 @@ def cooled(model: Model, ask: Ask, answer: Answer) -> Answer:
 
 Change = Callable[[Model, Ask, Answer], Answer]
 CHANGES: dict[str, tuple[Change, str, str]] = {
-    "log-probabilities of a stream shifted": (shifted, "streams", "streams"),
+    "log-probabilities of a stream shifted": (shifted, "streams", "in streamed requests"),
     "characters broken in a stream": (broken, "streams", "streamed text"),
     "alternatives after temperature": (cooled, "temperatures", "tokens have two log-probabilities"),
 }
