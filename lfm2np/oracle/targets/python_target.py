@@ -9,7 +9,6 @@ An engine that hangs can't be stopped from here: put one that may hang behind ex
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -45,6 +44,7 @@ class PythonTarget:
         self._name, self._model, self._sizes = name, str(model), sizes_of(sizes or {})
         self._at_once = at_once
         self._engine: Any = None
+        self._large: PythonTarget | None = None  # the same engine with larger steps, while it is in use
         self._abilities: Abilities | None = None
         self._has_steps = False
         self._options: dict[str, int] = {}  # log-probabilities, as far as it accepts these parameters
@@ -65,19 +65,27 @@ class PythonTarget:
         """At most `at_once` together. A round of more tokens than the engine takes in a step goes to one that is made
         with larger steps, if it heeds that hint."""
         steps = max((int(ask.factors.get(STEP, 0)) for ask in asks), default=0)
+        if steps and self._large is not None:
+            return self._large.answer(asks, aborted)
         if steps and not self._sizes.get(BUDGET) and BUDGET not in lacking(self._live()):
-            sizes = {**self._sizes, BUDGET: steps}
             self.close()  # two may not fit into memory
-            with contextlib.closing(PythonTarget(self._name, self._model, sizes, self._at_once)) as target:
-                return target.answer(asks, aborted)
+            self._large = PythonTarget(self._name, self._model, {**self._sizes, BUDGET: steps}, self._at_once)
+            return self._large.answer(asks, aborted)
+        self._close_large()
         return in_turns(self.probe(), asks, aborted, lambda some: self._together(some, aborted))
 
     def close(self) -> None:
         """The engine's own close(), if it has one."""
+        self._close_large()
         engine, self._engine, self._abilities = self._engine, None, None
         close = getattr(engine, "close", None)
         if callable(close):
             close()
+
+    def _close_large(self) -> None:
+        large, self._large = self._large, None
+        if large is not None:
+            large.close()
 
     def _live(self) -> Any:
         """The engine. TargetError if the factory fails."""
