@@ -184,7 +184,8 @@ class HttpTarget:
         self.streams = self._does_stream(dialect, body)
         abilities = self._abilities(dialect, answer, reply)
         samples = dialect.split_samples is not None and self._takes_samples(dialect, body)
-        streams = self.streams and dialect.streams_all and self._takes_stream(dialect, body, ask, answer)
+        is_whole = self.streams and dialect.streams_all and dialect.takes_token_ids
+        streams = is_whole and self._takes_stream(dialect, body, ask, answer)
         return Spoken(dialect, extras, replace(abilities, takes_samples=samples, takes_streams=streams))
 
     def _takes_samples(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
