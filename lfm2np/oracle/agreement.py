@@ -56,25 +56,27 @@ def with_mismatches(
     ends  end-of-sequence tokens
     more  other errors, by id
     """
-    faults = seed_mismatches(pairs, positions) | dict(more)
+    faults = seed_mismatches(pairs, positions) | stream_mismatches(pairs) | dict(more)
     if tokenizer is not None:
         faults |= stop_mismatches(pairs, tokenizer) | text_mismatches(pairs, tokenizer, ends)
     return [(ask, failed(ask, faults[ask.id], refuted=True) if ask.id in faults else answer) for ask, answer in pairs]
 
 
 def without_refusals(pairs: Sequence[Pair]) -> list[Pair]:
-    """Without requests with a stop string if all of them were refused, and likewise those with a seed: an engine
-    without such a feature is not wrong, and it is not tested.
+    """Without requests with a stop string if all of them were refused, and likewise others that `special` names: an
+    engine without such a feature is not wrong, and it is not tested.
     """
     refused = {
         name: all(answer.error is not None and not answer.refuted for ask, answer in pairs if special(ask) == name)
-        for name in ("stop", "seed")
+        for name in {special(ask) for ask, _ in pairs} - {""}
     }
     return [pair for pair in pairs if not refused.get(special(pair[0]), False)]
 
 
 def special(ask: Ask) -> str:
-    return "stop" if ask.stop else "seed" if ask.seed is not None else ""
+    """The most demanding of what a greedy request in one piece lacks."""
+    more = {"stop": ask.stop, "samples": ask.samples > 1, "stream": ask.streamed, f"{ask.temperature}": ask.temperature}
+    return next((name for name, value in more.items() if value), "" if ask.seed is None else "seed")
 
 
 def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, str]:
@@ -147,12 +149,31 @@ def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dic
     return faults
 
 
+def stream_mismatches(pairs: Sequence[Pair]) -> dict[str, str]:
+    """By id, streams whose text differs from that of the same sampled tokens in one piece; see invariance/pairs.py."""
+    whole = {sampled_as(ask): answer for ask, answer in pairs if ask.seed is not None and not ask.streamed}
+    faults = {}
+    for ask, answer in pairs:
+        other = whole.get(sampled_as(ask))
+        if not ask.streamed or other is None or answer.token_ids is None or answer.token_ids != other.token_ids:
+            continue
+        if answer.text is not None and other.text is not None and answer.text != other.text:
+            words = f"{excerpt(answer.text)}, expected {excerpt(other.text)}"
+            faults[ask.id] = f"streamed text {words}, as in one piece, of the same tokens"
+    return faults
+
+
+def sampled_as(ask: Ask) -> tuple[object, ...]:
+    """What decides which tokens are drawn."""
+    return ask.prompt_token_ids, ask.seed, ask.max_tokens, ask.temperature, ask.samples, ask.sample
+
+
 def repeats(pairs: Sequence[Pair]) -> Iterator[tuple[Answer, Ask, Answer]]:
     """The first answer to each prompt and seed, with each later request and its answer."""
     first: dict[tuple[object, ...], Answer] = {}
     for ask, answer in pairs:
         if ask.seed is not None and answer.token_ids:
-            key = (ask.prompt_token_ids, ask.seed, ask.max_tokens)
+            key = sampled_as(ask)
             if key in first:
                 yield first[key], ask, answer
             else:

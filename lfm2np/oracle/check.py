@@ -351,6 +351,8 @@ def possible_asks(batch: Round, abilities: Abilities) -> tuple[Round, list[Ask]]
         for ask in batch.asks
         if ask not in impossible
         and (abilities.takes_seeds or ask.seed is None)
+        and (abilities.takes_samples or ask.samples == 1)
+        and (abilities.takes_streams or ask.case != "streams")
         and (abilities.takes_stops or ask.case != "stops")
         and (abilities.can_abort or ask.id not in batch.aborted)
     ]

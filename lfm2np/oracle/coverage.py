@@ -23,7 +23,12 @@ from lfm2np.oracle.workloads import CASES, DEFAULT_CASES, text_of
 
 Kind = tuple[str, str, str]
 AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
-NEVER_ASKED = "temperatures other than 0 and 1, top_p, penalties"
+NEVER_ASKED = "top_p, penalties"
+OPTIONS = {  # cases that an engine may be unable to take, and what of a request they need
+    "samples": "several samples (n > 1)",
+    "temperatures": "temperatures other than 0 and 1",
+    "streams": "streamed answers (stream: true)",
+}
 
 MOST_TIMES = 4  # that one request is continued
 CONTINUES = "continues"  # the factor of such a request: the id of the one that ended early
@@ -77,7 +82,7 @@ def not_tested(
     silent = sum(position.error_ratio is None for position in positions)
     asked = {ask.case for ask, _ in pairs}
     possible = [name for name in DEFAULT_CASES if abilities.at_once > 1 or not CASES[name].needs_batches]
-    cases = [name for name in possible if name not in {*asked, "stops", "seeds"}]
+    cases = [name for name in possible if name not in {*asked, "stops", "seeds", *OPTIONS}]
     lines = []
     if left:
         lines.append(f"{left} requests after one that is certainly wrong")
@@ -96,6 +101,7 @@ def not_tested(
         lines.append("stop strings")
     if "seeds" not in asked:
         lines.append("seeds")
+    lines += [words for case, words in OPTIONS.items() if case not in asked]
     if any(answer.token_ids for _, answer in pairs) and not any(answer.text for _, answer in pairs):
         lines.append("texts")
     # No engine's counters are read; one that takes several requests may run out of blocks or slots.

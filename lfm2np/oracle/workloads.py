@@ -40,6 +40,10 @@ TEXTS = (
 STOPPED = (0, 7, 9)  # of TEXTS: those that go on longest
 SEEDS = (4, 5, 6, 7, 70, 90, 120, 150)  # lengths of prompts, each with a seed of its own; some go in several chunks
 DRAWN = 24  # prompts whose tokens are drawn once: a first token tells most of how it is drawn
+HALF = 0.5  # the temperature of such tokens, too
+HOT = 2.0  # a temperature at which tokens come that end within a character; vLLM takes no higher one
+MANY = "🦥🫠🧿🪐"  # characters of several tokens
+STEP = 1024  # tokens that an engine in this process is to take in one step, if it heeds hints
 LONG = "long"  # the case of long prompts
 LENGTHS = (4096, 32768)  # of its longest prompts; and as many tokens as the model takes
 FAR_BORDERS = (16, 32, 64, 128, 256, 512, 2048, 8192)  # of blocks and chunks, far from the beginning
@@ -91,6 +95,11 @@ class Writer:
         """Without the special tokens, which stand at the front."""
         return self.random.integers(min(8, self.config.vocab_size - 1), self.config.vocab_size, shape)
 
+    def drawn_ids(self, length: int) -> list[int]:
+        """Random ids, as many as fit."""
+        ids: list[int] = self.random_ids(min(length, self.longest)).tolist()
+        return ids
+
     def ids(self, length: int) -> tuple[int, ...]:
         """A prompt of that many tokens: of a text, as far as it reaches, every other time; else random ids."""
         length = min(length, self.longest)
@@ -132,6 +141,11 @@ class Writer:
 
     def alone(self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any) -> Round:
         return Round((self.ask(case, ids, new, seed, beside=False, **factors),))
+
+    def samples(self, case: str, ids: Sequence[int], new: int, seed: int, count: int, **factors: Any) -> list[Ask]:
+        """The asks for all samples of one request."""
+        ask = self.ask(case, ids, new, seed, **factors)
+        return [replace(ask, id=f"{ask.id}#{index}", samples=count, sample=index) for index in range(count)]
 
     def together(self, case: str, prompts: Iterable[Sequence[int]], new: int = NEW, **factors: Any) -> Round:
         return Round(tuple(self.ask(case, ids, new, beside=True, **factors) for ids in prompts))
@@ -258,6 +272,56 @@ def seeds(writer: Writer) -> Iterator[Round]:
         yield Round(tuple(asks))
 
 
+def unchained(writer: Writer) -> Iterator[Round]:
+    """Two prompts, then blocks of both in one, and the later blocks of one as a beginning: neither is a hit."""
+    half = min(64, writer.longest // 2)
+    first, second = (writer.drawn_ids(2 * half + 1) for _ in range(2))
+    for ids in (first, second):
+        yield writer.alone("unchained", ids, FEW)
+    for ids in ([*first[:half], *second[half:]], first[half:]):
+        yield writer.alone("unchained", ids[: writer.longest], FEW, prefix="twin")
+
+
+def large_steps(writer: Writer) -> Iterator[Round]:
+    """More than 512 tokens together, behind short prompts that decode as soon as they can."""
+    lengths = (1, 2, 280, 300)
+    if max(lengths) <= writer.longest:
+        prompts = [writer.drawn_ids(length) for length in lengths]
+        yield writer.together("large-steps", prompts, FEW, step=STEP)
+
+
+def samples(writer: Writer) -> Iterator[Round]:
+    """Three samples of a prompt that ends within a block, alone and two such requests together."""
+    prompts = [writer.drawn_ids(length) for length in (6, 21, 19, 37)]
+    asked = [writer.samples("samples", ids, 8, 1000 + index, 3, beside=True) for index, ids in enumerate(prompts)]
+    for asks in asked[:2]:
+        yield Round(tuple(asks))
+    yield Round((*asked[2], *asked[3]))
+
+
+def temperatures(writer: Writer) -> Iterator[Round]:
+    """Sampled tokens again, at another temperature, of random prompts."""
+    for start in range(0, 2 * DRAWN, writer.at_once):
+        seeds = range(2000 + start, 2000 + min(start + writer.at_once, 2 * DRAWN))
+        beside = len(seeds) > 1
+        asks = [writer.ask("temperatures", writer.drawn_ids(3), 2, seed, beside=beside) for seed in seeds]
+        yield Round(tuple(replace(ask, temperature=HALF) for ask in asks))
+
+
+def streams(writer: Writer) -> Iterator[Round]:
+    """Greedy answers, then sampled ones that are also asked for in one piece: few others have characters of several
+    tokens."""
+    text = [] if writer.tokenizer is None else [writer.tokenizer.encode(MANY)[: writer.longest]]
+    for ids in (writer.ids(5), writer.ids(33), *text):
+        yield Round((replace(writer.ask("streams", ids, beside=False), streamed=True),))
+    prompts = [(seed, writer.drawn_ids(3)) for seed in range(3000, 3000 + DRAWN)]
+    for is_streamed in (False, True):
+        for start in range(0, DRAWN, writer.at_once):
+            some = prompts[start : start + writer.at_once]
+            asks = [writer.ask("streams", ids, 8, seed, beside=len(some) > 1) for seed, ids in some]
+            yield Round(tuple(replace(ask, temperature=HOT, streamed=is_streamed) for ask in asks))
+
+
 def long_contexts(writer: Writer) -> Iterator[Round]:
     """For each length one long prompt, cold and warm; then beginnings of it, around borders far out; then two prompts
     that leave it late, together. All share its tokens, so that the truth needs one prefill, and a prefix cache as well.
@@ -328,6 +392,11 @@ CASES: dict[str, Case] = {
     ),
     "stops": Case(stops, "where a text is cut at a stop string"),
     "seeds": Case(seeds, "random numbers that depend on more than a request's own seed"),
+    "unchained": Case(unchained, "the prefix cache takes blocks without what stands before them"),
+    "samples": Case(samples, "samples of one request that share keys, state or random numbers"),
+    "temperatures": Case(temperatures, f"a temperature other than 0 and 1 ({HALF:g}), or log-probabilities after it"),
+    "streams": Case(streams, "events of a stream: log-probabilities of other tokens, characters cut between tokens"),
+    "large-steps": Case(large_steps, "rows that only steps of more than 256 tokens have", needs_batches=True),
     LONG: Case(
         long_contexts,
         "what only late positions show: large angles, a window's blocks reused, state kept after many blocks",

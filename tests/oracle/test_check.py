@@ -48,7 +48,7 @@ from lfm2np.oracle.workloads import DEFAULT_CASES, Writer, noted, rounds
 pytestmark = pytest.mark.rounding
 
 WIDE = {"wide-batches"}
-BATCHES = {"neighbours", "families", "aborts", *WIDE}
+BATCHES = {"neighbours", "families", "aborts", "large-steps", *WIDE}
 
 
 # --- verdicts

@@ -18,6 +18,12 @@ Mask = NDArray[np.bool_]  # [positions]
 Level = Callable[[Position, Sequence[int]], str | int]  # of a position, and the tokens of its sequence
 
 
+def options_of(position: Position) -> str:
+    ask = position.ask
+    special = {"samples": ask.samples > 1, "stream": ask.streamed, "temperature": ask.temperature is not None}
+    return next((name for name, is_there in special.items() if is_there), "none")
+
+
 def period(row: int) -> int:
     """The largest power of two that divides a row; 0 for row 0, which is at no border."""
     return row & -row
@@ -73,9 +79,25 @@ SCALES: dict[str, Scale] = {
         EDGES[4:],
         "in ",
     ),
+    "options": Scale(
+        lambda position, _: options_of(position),
+        {
+            "none": "requests without these options",
+            "samples": "requests for several samples (n > 1)",
+            "temperature": "requests at a temperature other than 0 and 1",
+            "stream": "streamed requests",
+        },
+        {
+            "none": "what no such request has",
+            "samples": "samples of one request that share keys or state",
+            "temperature": "log-probabilities that are not of the raw logits",
+            "stream": "log-probabilities of other tokens than the event's",
+        },
+        preposition="in ",
+    ),
     "twin": Scale(
         lambda position, _: "twin" if position.ask.factors.get("prefix") == "twin" else "other",
-        {"other": "all other prompts", "twin": "prompts that repeat an earlier one after a different first token"},
+        {"other": "all other prompts", "twin": "prompts that repeat blocks of an earlier one after another beginning"},
         {"other": "what no such prompt has", "twin": "the prefix cache takes blocks without what stands before them"},
         preposition="in ",
     ),

@@ -1,4 +1,4 @@
-"""Tokens sampled at temperature 1, compared with the exact distribution.
+"""Tokens sampled at temperature 1 or another, compared with the exact distribution.
 
 A gambler bets at fair odds that the engine samples in some other way. If it samples correctly, his capital, the product
 of what his way gives each token over what the truth gives it, exceeds 1 / error at any time with a probability of at
@@ -22,7 +22,7 @@ from lfm2np.oracle.judging.verdict import LIMIT, Position
 ERROR = 1e-6  # the probability that a right engine is called wrong
 LEAST = 8  # answers with different seeds, for any judgement
 GREEDY = 0.9  # of the stake on the likeliest token; the rest follows the truth
-TEMPERATURES = (0.25, 0.5, 0.7, 1.4, 2.0, 4.0)
+TEMPERATURES = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 Bet = Callable[[Truth, int, int], float]  # of a stored row and a column of a truth: the logarithm of that token's stake
 
 
@@ -63,17 +63,75 @@ def drawn_wrongly(
 ) -> tuple[str, str] | None:
     """The id of the request by which it shows, and how the engine seems to sample; None if it may be right.
 
-    Of each seed the first answer counts: others may use the same random numbers. Each token is taken to be as likely as
-    any engine of the format may have it.
+    Each temperature is a test of its own, and so are samples of the same request: they share `error`.
+    """
+    sampled = [pair for pair in pairs if pair[0].is_sampled and pair[1].error is None and pair[1].token_ids]
+    by_temperature: dict[float, list[Pair]] = {}
+    for ask, answer in sampled:
+        by_temperature.setdefault(1.0 if ask.temperature is None else ask.temperature, []).append((ask, answer))
+    error /= len(by_temperature) + 1
+    scales = {(position.ask.id, position.row): position.scale for position in positions}
+    for temperature, some in by_temperature.items():
+        if wrong := drawn_at_another(model, temperature, some, scales, known, error):
+            return wrong
+    return drawn_alike(model, [pair for pair in sampled if pair[0].samples > 1], scales, known, error)
+
+
+Scales = Mapping[tuple[str, int], float]  # of log-probabilities, by request and row
+
+
+def drawn_alike(
+    model: LoadedModel, pairs: Sequence[Pair], scales: Scales, known: Known, error: float
+) -> tuple[str, str] | None:
+    """Whether samples repeat the first one of their request: the stake is on its tokens, until one differs."""
+    truths, capital = truths_of(model, pairs, known), 0.0
+    first: dict[tuple[object, ...], tuple[int, ...]] = {}
+    for ask, answer in pairs:
+        ids, key = answer.token_ids or (), (ask.prompt_token_ids, ask.seed)
+        others = first.setdefault(key, ids)
+        if others is ids:
+            continue
+        truth, start = truths[spoken(ask, answer)], len(ask.prompt_token_ids) - 1
+        for row, (token, other) in enumerate(zip(ids, others, strict=False), start):
+            fair = fair_share(truth, row - truth.first, truth.at(row, token), 1.0, scales.get((ask.id, row), 0.0))
+            capital += math.log(GREEDY * (token == other) + (1.0 - GREEDY) * math.exp(fair)) - fair
+            if token != other:
+                break
+        if capital > -math.log(error):
+            return ask.id, f"the {ask.samples} samples of a request are drawn with the same random numbers"
+    return None
+
+
+def fair_share(truth: Truth, row: int, column: int, temperature: float, scale: float) -> float:
+    """An upper bound of the logarithm of a token's probability at a temperature, in any engine of the format.
+
+    The tokens that are not among the columns weigh least where all are alike (below 1), or a few as likely as possible.
+    """
+    known, power = truth.logprobs[row], 1.0 / temperature
+    if power == 1.0:
+        return min(0.0, float(known[column]) + LIMIT * scale)
+    count, left = truth.vocab_size - len(known), max(0.0, 1.0 - math.fsum(np.exp(known)))
+    least = 0.0
+    if count and power > 1.0:
+        least = count * (left / count) ** power
+    elif count:
+        least = left * math.exp((power - 1.0) * float(np.sort(known)[-LIKELY]))
+    total = math.fsum(np.exp(power * known)) + least
+    return min(0.0, power * float(known[column]) - math.log(total) + max(1.0, power) * LIMIT * scale)
+
+
+def drawn_at_another(
+    model: LoadedModel, temperature: float, pairs: Sequence[Pair], scales: Scales, known: Known, error: float
+) -> tuple[str, str] | None:
+    """Of each seed the first answer counts: others may use the same random numbers. Each token is taken to be as likely
+    as any engine of the format may have it.
     """
     by_seed: dict[int | None, Pair] = {}
     for ask, answer in pairs:
-        if ask.is_sampled and answer.error is None and answer.token_ids:
-            by_seed.setdefault(ask.seed, (ask, answer))
+        by_seed.setdefault(ask.seed, (ask, answer))
     drawn = list(by_seed.values())
     if len(drawn) < LEAST:
         return None
-    scales = {(position.ask.id, position.row): position.scale for position in positions}
     truths = truths_of(model, drawn, known)
     capital, count = dict.fromkeys(WAYS, 0.0), 0
     for ask, answer in drawn:
@@ -81,10 +139,10 @@ def drawn_wrongly(
         for row in range(len(ask.prompt_token_ids) - 1, len(ids) - 1):
             count += 1
             column, index = truth.at(row, ids[row + 1]), row - truth.first
-            fair = min(0.0, float(truth.logprobs[index, column]) + LIMIT * scales.get((ask.id, row), 0.0))
+            fair = fair_share(truth, index, column, temperature, scales.get((ask.id, row), 0.0))
             for name, bet in WAYS.items():
                 capital[name] += bet(truth, index, column) - fair
         best = max(capital, key=lambda name: capital[name])
         if capital[best] - math.log(len(WAYS)) > -math.log(error):
-            return ask.id, f"the {count} tokens drawn so far at temperature 1 are drawn as if {best}"
+            return ask.id, f"the {count} tokens drawn so far at temperature {temperature:g} are drawn as if {best}"
     return None

@@ -18,7 +18,7 @@ from lfm2np.oracle.targets import dialects
 from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras, Location, Response, value_at
 from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
 from lfm2np.oracle.targets.records import Answer, Ask, checked_answer, failed, shortened
-from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored, in_flight
+from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored, in_flight, requests_of
 from lfm2np.oracle.targets.validate import validate
 
 PROBE_TEXT, PROBE_IDS, PROBE_TOKENS = "The", (1, 2, 3), 2
@@ -78,7 +78,7 @@ class HttpTarget:
         if not asks:
             return []
         pool = ThreadPoolExecutor(min(at_once, len(asks)))
-        futures = [pool.submit(self._answer, ask, ask.id in aborted) for ask in asks]
+        futures = [pool.submit(self._answers, some, aborted) for some in requests_of(asks)]
         try:
             for future in as_completed(futures):
                 report(future, arrived)
@@ -90,7 +90,7 @@ class HttpTarget:
             raise
         finally:
             pool.shutdown(cancel_futures=True)
-        answers = [future.result() for future in futures]
+        answers = [answer for future in futures for answer in future.result()]
         if all(isinstance(each, TargetError) for each in answers):
             raise TargetError(str(answers[0]))
         return [
@@ -101,26 +101,44 @@ class HttpTarget:
     def close(self) -> None:
         self.client.close()
 
-    def _answer(self, ask: Ask, is_aborted: bool) -> Answer | TargetError:
+    def _answers(self, asks: Sequence[Ask], aborted: Collection[str]) -> Sequence[Answer | TargetError]:
+        """Of one request."""
+        (ask, *_) = asks
         if not self.spoken().dialect.takes_token_ids and ask.prompt_text is None:
-            return failed(ask, "prompt_text: none, and this server takes no token ids")
+            return [failed(ask, "prompt_text: none, and this server takes no token ids") for ask in asks]
         try:
-            return self._abort(ask) if is_aborted else self._whole(ask)
+            return [self._abort(ask)] if ask.id in aborted else self._whole(asks)
         except (HttpError, RequestError) as problem:
-            return failed(ask, str(problem))
+            return [failed(ask, str(problem)) for ask in asks]
         except TargetError as problem:
-            return problem
+            return [problem] * len(asks)
 
-    def _whole(self, ask: Ask, seconds: float | None = None) -> Answer:
+    def _whole(self, asks: Sequence[Ask], seconds: float | None = None) -> list[Answer]:
         dialect, extras, _ = self.spoken()
-        reply = self.client.post(dialect.path, dialect.request(ask, extras), seconds)
-        return judged(ask, dialect.read(reply, ask), self._vocab_size)
+        (first, *_) = asks
+        body = dialect.request(first, extras)
+        body = dialect.with_sampling(body, {"n": first.samples}) if first.samples > 1 else body
+        reply = self._joined(dialect, body) if first.streamed else self.client.post(dialect.path, body, seconds)
+        if first.samples == 1:
+            return [judged(first, dialect.read(reply, first), self._vocab_size)]
+        replies = [] if dialect.split_samples is None else dialect.split_samples(reply)
+        if len(replies) != first.samples:
+            return [failed(ask, f"{len(replies)} samples, expected {ask.samples}", refuted=True) for ask in asks]
+        return [judged(ask, dialect.read(replies[ask.sample], ask), self._vocab_size) for ask in asks]
+
+    def _joined(self, dialect: Dialect, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole response of a stream. BadReply for one that ends in an error."""
+        fields = {**body, "stream": True}
+        events = self.client.post_and_leave(dialect.path, fields, lambda some: bool(some and some[-1].get("error")))
+        if events and events[-1].get("error"):
+            raise BadReply(f"the stream ended in an error: {shortened(repr(events[-1]['error']), 300)}")
+        return dialect.joined(events)
 
     def _abort(self, ask: Ask) -> Answer:
         """Cancels midway. A server that doesn't stream may have answered in whole before that."""
         if not self.streams:
             try:
-                return self._whole(ask, UNSTREAMED_SECONDS)
+                return self._whole([ask], UNSTREAMED_SECONDS)[0]
             except TimedOut:
                 return Answer(ask.id, finish_reason="abort")
         dialect, extras, _ = self.spoken()
@@ -170,7 +188,28 @@ class HttpTarget:
             places = " or ".join(field.path for field in dialect.fields if field.says == "token_ids")
             raise RequestError(f"no token ids in the reply, expected {places}")
         self.streams = self._does_stream(dialect, body)
-        return Spoken(dialect, extras, self._abilities(dialect, answer, reply))
+        abilities = self._abilities(dialect, answer, reply)
+        samples = dialect.split_samples is not None and self._takes_samples(dialect, body)
+        is_whole = self.streams and dialect.streams_all and dialect.takes_token_ids
+        streams = is_whole and self._takes_stream(dialect, body, ask, answer)
+        return Spoken(dialect, extras, replace(abilities, takes_samples=samples, takes_streams=streams))
+
+    def _takes_samples(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
+        """Drawn, as some servers refuse several samples of a greedy request."""
+        fields = dialect.with_sampling(dict(body), {"temperature": 1.0, "seed": 1, "n": 2})
+        try:
+            return len((dialect.split_samples or (lambda reply: []))(self.client.post(dialect.path, fields))) == 2
+        except (HttpError, RequestError):
+            return False
+
+    def _takes_stream(self, dialect: Dialect, body: Mapping[str, Any], ask: Ask, whole: Answer) -> bool:
+        """Whether its events hold what the whole answer does: tokens, and log-probabilities if that reports them."""
+        try:
+            streamed = judged(ask, dialect.read(self._joined(dialect, body), ask), self._vocab_size)
+        except (HttpError, RequestError):
+            return False
+        tells = streamed.token_ids is not None and (streamed.logprobs is not None or whole.logprobs is None)
+        return bool(streamed.refuted) or (tells and streamed.error is None)
 
     def _does_stream(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
         try:
@@ -212,12 +251,12 @@ class HttpTarget:
         return f"version {shortened(version, 120)}" if isinstance(version, str) and version else "version not told"
 
 
-def report(future: Future[Answer | TargetError], arrived: Arrived) -> None:
-    """An answer that is there."""
+def report(future: Future[Sequence[Answer | TargetError]], arrived: Arrived) -> None:
+    """Answers that are there."""
     if future.done() and not future.cancelled() and future.exception() is None:
-        answer = future.result()
-        if isinstance(answer, Answer):
-            arrived(answer)
+        for answer in future.result():
+            if isinstance(answer, Answer):
+                arrived(answer)
 
 
 def with_refused(spoken: Spoken, refused: Mapping[tuple[str, str], str]) -> Spoken:

@@ -19,10 +19,12 @@ from typing import Any
 from lfm2np.engine_protocol import Factory, Request, lacking, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer, failed, fault
-from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored, in_flight, in_turns
+from lfm2np.oracle.targets.target import Abilities, Arrived, TargetError, ignored, in_flight, in_turns, requests_of
 from lfm2np.sampling.params import SamplingParams
 
 ABORT_AFTER_STEPS = 3
+STEP = "step"  # the factor of asks that are to share a step of as many tokens
+BUDGET = "max_num_batched_tokens"
 STEPS_PER_TOKEN = 4  # far more than any engine needs: it computes again what it preempted
 FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the user's
 
@@ -47,6 +49,7 @@ class PythonTarget:
         self._name = factory if isinstance(factory, str) else getattr(factory, "__qualname__", type(factory).__name__)
         self._at_once = at_once
         self._engine: Any = None
+        self._large: PythonTarget | None = None  # the same engine with larger steps, while it is in use
         self._abilities: Abilities | None = None
         self._has_steps = False
         self._options: dict[str, int] = {}  # log-probabilities, as far as it accepts these parameters
@@ -64,15 +67,30 @@ class PythonTarget:
         return self._abilities
 
     def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
-        """At most `at_once` together."""
+        """At most `at_once` together. A round of more tokens than the engine takes in a step goes to one that is made
+        with larger steps, if it heeds that hint."""
+        steps = max((int(ask.factors.get(STEP, 0)) for ask in asks), default=0)
+        if steps and self._large is not None:
+            return self._large.answer(asks, aborted, arrived)
+        if steps and not self._sizes.get(BUDGET) and BUDGET not in lacking(self._live()):
+            self.close()  # two may not fit into memory
+            self._large = PythonTarget(self._factory, self._model, {**self._sizes, BUDGET: steps}, self._at_once)
+            return self._large.answer(asks, aborted, arrived)
+        self._close_large()
         return in_turns(self.probe(), asks, aborted, lambda some: self._together(some, aborted, arrived), arrived)
 
     def close(self) -> None:
         """The engine's own close(), if it has one."""
+        self._close_large()
         engine, self._engine, self._abilities = self._engine, None, None
         close = getattr(engine, "close", None)
         if callable(close):
             close()
+
+    def _close_large(self) -> None:
+        large, self._large = self._large, None
+        if large is not None:
+            large.close()
 
     def _live(self) -> Any:
         """The engine. TargetError if the factory fails."""
@@ -104,6 +122,7 @@ class PythonTarget:
             can_abort=self._has_steps,
             takes_stops=not lacks & {"stops", "stop-strings"},
             takes_seeds="sampling" not in lacks,
+            takes_samples=not lacks & {"sampling", "samples"},
             slots=slots,
         )
 
@@ -116,7 +135,7 @@ class PythonTarget:
                 if not self._needs_score(ask, answer):  # score() waits until nothing runs
                     arrived(answer)
 
-            run = Steps(engine, asks, [self._request(ask) for ask in asks], aborted, finished)
+            run = Steps(engine, requests_of(asks), self._request, aborted, finished)
             answers = run.answers()
             if run.spoilt:
                 self._engine = None
@@ -127,8 +146,9 @@ class PythonTarget:
     def _request(self, ask: Ask) -> Request:
         options = {name: k for name, k in self._options.items() if name != "prompt_logprobs" or ask.prompt_logprobs}
         params = SamplingParams(
-            temperature=0.0 if ask.seed is None else 1.0,
+            temperature=0.0 if ask.seed is None else 1.0 if ask.temperature is None else ask.temperature,
             seed=ask.seed,
+            n=ask.samples,
             stop=() if ask.stop is None else (ask.stop,),
             ignore_eos=True,
             max_tokens=ask.max_tokens,
@@ -158,13 +178,14 @@ class PythonTarget:
         """Or what it raised; the engine is then made again, as requests may be left in it."""
         engine = self._live()
         try:
-            lists = list(engine.generate([self._request(ask) for ask in asks]))
+            together = requests_of(asks)
+            lists = list(engine.generate([self._request(ask) for ask, *_ in together]))
         except FAULTS as problem:
             self._engine = None
             return fault(problem)
-        if len(lists) != len(asks):
-            return [failed(ask, f"{len(lists)} answers to {len(asks)} requests") for ask in asks]
-        return [from_completions(ask, completions) for ask, completions in zip(asks, lists, strict=True)]
+        if len(lists) != len(together):
+            return [failed(ask, f"{len(lists)} answers to {len(together)} requests") for ask in asks]
+        return [answer for some, completions in zip(together, lists, strict=True) for answer in of(some, completions)]
 
     def _with_score(self, ask: Ask, answer: Answer) -> Answer:
         """With the prompt's log-probabilities from score(), where the completion has none."""
@@ -185,22 +206,25 @@ class PythonTarget:
 class Steps:
     """Adds asks to an engine of level c, all at once, and steps it to the end.
 
+    asks      those of one request together
     finished  gets each ask with its answer when that has a finish_reason
     """
 
     def __init__(
         self,
         engine: Any,
-        asks: Sequence[Ask],
-        requests: Sequence[Request],
+        asks: Sequence[Sequence[Ask]],
+        request_of: Callable[[Ask], Request],
         aborted: Collection[str],
         finished: Callable[[Ask, Answer], None],
     ) -> None:
         self.spoilt = False  # the engine may be left in a state that would harm other requests
         self._finished = finished
         self._engine = engine
-        self._asks = {request.request_id: ask for request, ask in zip(requests, asks, strict=True)}
-        self._requests = requests
+        self._requests = [request_of(first) for first, *_ in asks]
+        names = [request.request_id for request in self._requests]
+        self._samples = dict(zip(names, asks, strict=True))
+        self._asks = {name: first for name, (first, *_) in self._samples.items()}
         self._abort_after = {
             name: min(ABORT_AFTER_STEPS, ask.max_tokens // 2) for name, ask in self._asks.items() if ask.id in aborted
         }
@@ -218,7 +242,7 @@ class Steps:
                 break
         else:
             self._fail_the_unfinished(f"not finished after {most} steps")
-        return [self._answer(name, ask) for name, ask in self._asks.items()]
+        return [answer for name in self._asks for answer in self._answers(name)]
 
     def _step(self) -> bool:
         """One step; whether there may be more to do."""
@@ -233,7 +257,8 @@ class Steps:
         self._last.update(newest)
         for name, completions in newest.items():
             if is_finished(completions):
-                self._finished(self._asks[name], self._answer(name, self._asks[name]))
+                for ask, answer in zip(self._samples[name], self._answers(name), strict=True):
+                    self._finished(ask, answer)
         return True
 
     def _abort_those_due(self, step: int) -> None:
@@ -263,17 +288,34 @@ class Steps:
             if self._is_open(name) and not is_finished(self._last.get(name, ())):
                 self._last[name] = failed(ask, why)
 
-    def _answer(self, name: str, ask: Ask) -> Answer:
-        last = self._last.get(name)
+    def _answers(self, name: str) -> list[Answer]:
+        last, asks = self._last.get(name), self._samples[name]
         if isinstance(last, Answer):
-            return last
+            return [replace(last, id=ask.id) for ask in asks]
         if not last:
             if name in self._aborted:  # before its first token
-                return Answer(ask.id, (), finish_reason="abort")
-            return failed(ask, "the engine says that it is done, but this was never answered")
-        answer = from_completions(ask, last)
-        was_cut = name in self._aborted and answer.error is None and answer.finish_reason is None
-        return replace(answer, finish_reason="abort") if was_cut else answer
+                return [Answer(ask.id, (), finish_reason="abort") for ask in asks]
+            why = "the engine says that it is done, but this was never answered"
+            return [failed(ask, why) for ask in asks]
+        answers = of(asks, last)
+        cut = name in self._aborted
+        return [
+            replace(answer, finish_reason="abort")
+            if cut and answer.error is None and answer.finish_reason is None
+            else answer
+            for answer in answers
+        ]
+
+
+def of(asks: Sequence[Ask], completions: Any) -> list[Answer]:
+    """The samples of one request that these ask for."""
+    (first, *_), samples = asks, completions
+    if first.samples == 1:
+        return [from_completions(first, completions)]
+    samples = list(completions)
+    if len(samples) != first.samples:
+        return [failed(ask, f"{len(samples)} samples, expected {ask.samples}", refuted=True) for ask in asks]
+    return [from_completions(ask, [samples[ask.sample]]) for ask in asks]
 
 
 def from_completions(ask: Ask, completions: Any) -> Answer:

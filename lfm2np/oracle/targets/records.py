@@ -20,6 +20,7 @@ T = TypeVar("T")
 NOTED = ("place", "seen", "abort", "order", "together", "tenant")
 MOST_OF_A_MESSAGE = 1000  # characters of an engine's own words
 NO_ABORT = "the engine can't abort a request"
+RARE = {"stop": None, "seed": None, "temperature": None, "samples": 1, "sample": 0, "streamed": False}  # and defaults
 Routes = tuple[tuple[tuple[int, ...], ...], ...]  # [positions][layers][experts] ids, in any order; -1: not reported
 
 
@@ -35,7 +36,11 @@ class Ask:
     prompt_logprobs: bool = False  # requested, besides those of the new tokens
     factors: Mapping[str, Any] = field(default_factory=dict)  # its special traits, among which patterns are sought
     stop: str | None = None  # the text ends before this string, and the answer with the token that completes it
-    seed: int | None = None  # tokens are drawn at temperature 1 with this seed, not greedily
+    seed: int | None = None  # tokens are drawn with this seed, not greedily
+    temperature: float | None = None  # at which they are drawn; None: 1
+    samples: int = 1  # of its request (n): asks with the same request follow each other, each for one of them
+    sample: int = 0  # which of them is its answer
+    streamed: bool = False  # the answer comes in server-sent events
 
     @property
     def is_sampled(self) -> bool:
@@ -60,9 +65,9 @@ class Answer:
 
 
 def ask_as_json(ask: Ask) -> dict[str, Any]:
-    """`stop` and `seed` are left out where they are None."""
+    """Fields of RARE are left out where they have their defaults."""
     fields = dataclasses.asdict(ask)
-    return {name: value for name, value in fields.items() if value is not None or name not in ("stop", "seed")}
+    return {name: value for name, value in fields.items() if name not in RARE or value != RARE[name]}
 
 
 def answer_as_json(answer: Answer) -> dict[str, Any]:
@@ -88,6 +93,10 @@ def ask_from_json(raw: Any) -> Ask:
         factors=factors,
         stop=_optional(fields, "stop", _text),
         seed=_optional(fields, "seed", lambda fields, name: _whole(fields[name], name)),
+        temperature=_optional(fields, "temperature", lambda fields, name: _number(fields[name], name)),
+        samples=_whole(fields.get("samples", 1), "samples", 1),
+        sample=_whole(fields.get("sample", 0), "sample"),
+        streamed=bool(fields.get("streamed", False)),
     )
 
 

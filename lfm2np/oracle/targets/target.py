@@ -43,7 +43,9 @@ class Abilities:
     at_once: int = 1  # most asks in flight together; 1: it has no neighbours
     can_abort: bool = False
     takes_stops: bool = False
-    takes_seeds: bool = False
+    takes_seeds: bool = False  # and temperatures
+    takes_samples: bool = False  # n > 1
+    takes_streams: bool = False  # and its events hold all tokens, and log-probabilities where other answers do
     slots: int | None = None  # requests that it computes together, others wait; None: not reported
     refused: tuple[str, ...] = ()  # probes for more than that, and why each failed
 
@@ -65,6 +67,19 @@ def in_turns(
         of_possible += newest
     answers = iter(of_possible)
     return [next(answers) if abilities.can_abort or ask.id not in aborted else failed(ask, NO_ABORT) for ask in asks]
+
+
+def requests_of(asks: Sequence[Ask]) -> list[list[Ask]]:
+    """The asks of one request together: those for its samples follow each other."""
+    requests: list[list[Ask]] = []
+    for ask in asks:
+        last = requests[-1][-1] if requests else ask
+        is_same = (last.prompt_token_ids, last.seed, last.samples) == (ask.prompt_token_ids, ask.seed, ask.samples)
+        if is_same and ask.sample > last.sample:
+            requests[-1].append(ask)
+        else:
+            requests.append([ask])
+    return requests
 
 
 class Target(Protocol):

@@ -12,7 +12,7 @@ from truths import truth_of
 from lfm2np.llm import LLM
 from lfm2np.loading import Model
 from lfm2np.oracle.check import judged
-from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly
+from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly, fair_share
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Verdict
@@ -73,6 +73,21 @@ def test_every_way_gives_all_tokens_together_at_most_one(model: Model) -> None:
             sums = math.fsum(math.exp(bet(truth, 1, column)) for column in range(truth.columns.shape[1]))
             assert sums <= 1.0 + 1e-9, (name, sums)
     assert exact_share(some, whole) < 1.0
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_no_token_is_likelier_at_a_temperature_than_it_is_taken_to_be(model: Model, temperature: float) -> None:
+    """Else a right engine would be called wrong; with all columns it is the exact probability."""
+    whole = truth_of(model, (1, 50, 60, 70), {1: range(model.config.vocab_size)})
+    few = np.sort(np.argsort(-whole.logprobs[1])[:60])
+    some = replace(whole, columns=whole.columns[:, few], logprobs=whole.logprobs[:, few])
+    powers = np.exp(whole.logprobs[1] / temperature)
+    exact = np.log(powers / math.fsum(powers))
+    all_shares = [fair_share(whole, 1, column, temperature, 0.0) for column in range(len(exact))]
+    assert all_shares == pytest.approx(exact.tolist())
+    shares = [fair_share(some, 1, column, temperature, 0.0) for column in range(len(few))]
+    assert all(share >= value - 1e-12 for share, value in zip(shares, exact[few].tolist(), strict=True))
+    assert fair_share(whole, 1, 0, temperature, 0.01) > all_shares[0]
 
 
 def exact_share(some: Truth, whole: Truth) -> float:

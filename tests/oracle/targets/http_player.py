@@ -172,7 +172,9 @@ class Handler(BaseHTTPRequestHandler):
         if reply is None:
             self.say({"error": {"message": "no such thing"}}, 404)
         elif body.get("stream"):
-            self.stream(reply)
+            self.stream(
+                reply, is_probe=2 in (body.get("max_tokens"), body.get("sampling_params", {}).get("max_new_tokens"))
+            )
         else:
             self.server.spoil(reply)
             self.say(reply)
@@ -186,8 +188,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def stream(self, reply: dict[str, Any]) -> None:
-        """All but the last token, then comments until the client leaves."""
+    def stream(self, reply: dict[str, Any], is_probe: bool) -> None:
+        """All but the last token, then comments until the client leaves; nothing more in a probe."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.end_headers()
@@ -198,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
                 piece = {"token_ids": [token_id], "tokens": [token_id], "text": "x"}
                 event = {"choices": [piece]} if "choices" in reply else piece
                 self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-            while not self.server.freed.wait(0.01):
+            while not is_probe and not self.server.freed.wait(0.01):
                 self.wfile.write(b": still here\n\n")
         except ConnectionError:
             self.server.left.set()

@@ -176,7 +176,8 @@ def is_cold(ask: Ask) -> bool:
 
 def stop_and_seed(ask: Ask) -> dict[str, Any]:
     """In the names that OpenAI, SGLang and llama.cpp share."""
-    seed = {} if ask.seed is None else {"temperature": 1.0, "seed": ask.seed}
+    temperature = 1.0 if ask.temperature is None else ask.temperature
+    seed = {} if ask.seed is None else {"temperature": temperature, "seed": ask.seed}
     return seed if ask.stop is None else {**seed, "stop": [ask.stop]}
 
 

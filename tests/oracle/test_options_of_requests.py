@@ -1,0 +1,168 @@
+"""Wrong engines that only certain requests show: each is right in the plain ones, and wrong in the case made for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from engines import PLENTY, checked_target, known_of, loaded
+
+from lfm2np.conformance.adapters import Own
+from lfm2np.engine.engine import Engine
+from lfm2np.engine_protocol import Request
+from lfm2np.faults import inject
+from lfm2np.faults.edits import Edit, Fault
+from lfm2np.loading import Model
+from lfm2np.oracle.check import ask_all, judged
+from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.targets.http_target import HttpTarget
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.total import Total
+from lfm2np.oracle.workloads import HALF
+from lfm2np.serve.app import make_app
+from lfm2np.serve.limits import Limits
+from lfm2np.serve.server import serving_beside
+from lfm2np.serve.service import Settings
+
+pytestmark = pytest.mark.rounding
+
+OPTIONS = ("unchained", "samples", "temperatures", "streams", "large-steps")
+HERE = "test_options_of_requests"
+
+
+def small_steps(model: str, sizes: dict[str, Any]) -> Own:
+    """Steps of at most 64 tokens, unless it is told otherwise."""
+    return Own(loaded(model, "float32"), {**PLENTY, "max_num_batched_tokens": 64, **sizes})
+
+
+class OtherTemperature(Own):
+    """Draws at temperature 1, whatever it is asked for."""
+
+    def add(self, request: Request) -> None:
+        drawn = replace(request.params, temperature=1.0 if request.params.temperature else 0.0)
+        super().add(replace(request, params=drawn))
+
+
+def other_temperature(model: str, sizes: dict[str, Any]) -> Own:
+    return OtherTemperature(loaded(model, "float32"), {**PLENTY, **sizes})
+
+
+BACK = "np.concatenate([ids[:256], ids[: max(0, len(ids) - 256)]])"
+ROWS = Edit("lfm2np.network.step:forward", "(weights, config, numerics, ids,", f"(weights, config, numerics, {BACK},")
+ROWS_READ_BACK = Fault("rows-beyond-256", "C", "Rows of a step beyond 256 read 256 back.", (), (ROWS,))
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """`names`: what of the reasons says so."""
+
+    engine: str
+    fault: str | Fault | None
+    case: str
+    names: str
+
+
+WRONG = {
+    "rows beyond 256 read back": Wrong(f"{HERE}:small_steps", ROWS_READ_BACK, "large-steps", "further"),
+    "a hash without what stands before": Wrong("engines:float32", "parent-key-not-hashed", "unchained", "unchained"),
+    "samples write to shared keys": Wrong(
+        "engines:chunked", "shared-block-written-without-a-copy", "samples", "samples-"
+    ),
+    "samples with the same random numbers": Wrong(
+        "engines:float32", "same-noise-for-all-samples", "samples", "the same random numbers"
+    ),
+    "another temperature": Wrong(f"{HERE}:other_temperature", None, "temperatures", "as if at temperature 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_engine_that_plain_requests_do_not_show_is_wrong(model: Model, name: str) -> None:
+    wrong = WRONG[name]
+    with inject(wrong.fault) if wrong.fault else nullcontext():
+        plain = checked_target(model, PythonTarget(wrong.engine, model.path), cases=("short-prompts",), at_once=8)
+        result = checked_target(model, PythonTarget(wrong.engine, model.path), cases=(wrong.case,), at_once=8)
+    assert plain.total.verdict is Verdict.EXACT, plain.total.reasons
+    assert result.total.verdict is Verdict.BUG
+    assert any(wrong.names in reason for reason in result.total.reasons), result.total.reasons
+
+
+@pytest.mark.parametrize(("form", "engine"), [("exact", "lfm2np.conformance.adapters:own"), ("float32", "")])
+def test_a_right_engine_is_right_in_all_of_them(model: Model, form: str, engine: str) -> None:
+    target = PythonTarget(engine or f"engines:{form}", model.path)
+    result = checked_target(model, target, "float32" if engine else form, OPTIONS, at_once=8)
+    assert result.total.verdict is Verdict.EXACT, result.total.reasons
+    assert {ask.case for ask, _ in result.pairs} == {*OPTIONS} - {"streams"}
+    assert "streamed answers (stream: true)" in result.not_tested
+    assert {ask.samples for ask, _ in result.pairs} == {1, 3}
+
+
+# --- over HTTP
+
+
+@contextmanager
+def served(model: Model) -> Iterator[str]:
+    options: dict[str, Any] = {"num_blocks": 400, "max_num_seqs": 8}
+    app = make_app(Engine(loaded(str(model.path), "float32"), **options), Settings("trained", None, Limits()))
+    with serving_beside(app, Limits()) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def as_it_is(model: Model, ask: Ask, answer: Answer) -> Answer:
+    return answer
+
+
+def shifted(model: Model, ask: Ask, answer: Answer) -> Answer:
+    """Each event has the log-probability of the token before it."""
+    if not ask.streamed:
+        return answer
+    logprobs, tops = answer.logprobs or (), answer.top_logprobs or ()
+    return replace(answer, logprobs=(logprobs[0], *logprobs[:-1]), top_logprobs=(tops[0], *tops[:-1]))
+
+
+def broken(model: Model, ask: Ask, answer: Answer) -> Answer:
+    """Each event's text is that of its own tokens."""
+    texts = [model.tokenizer.decode([token]) for token in answer.token_ids or ()]
+    return replace(answer, text="".join(texts)) if ask.streamed else answer
+
+
+def cooled(model: Model, ask: Ask, answer: Answer) -> Answer:
+    """The alternatives after temperature, the chosen token's before it."""
+    if ask.temperature != HALF:
+        return answer
+    tops = []
+    for top in answer.top_logprobs or ():
+        total = math.log(math.fsum(math.exp(value / HALF) for value in top.values()))
+        tops.append({token: value / HALF - total for token, value in top.items()})
+    return replace(answer, top_logprobs=tuple(tops))
+
+
+Change = Callable[[Model, Ask, Answer], Answer]
+CHANGES: dict[str, tuple[Change, str, str]] = {
+    "log-probabilities of a stream shifted": (shifted, "streams", "in streamed requests"),
+    "characters broken in a stream": (broken, "streams", "streamed text"),
+    "alternatives after temperature": (cooled, "temperatures", "tokens have two log-probabilities"),
+}
+
+
+def test_servers_that_are_wrong_in_streams_and_temperatures_are_seen(model: Model) -> None:
+    """One right server; its answers are changed as a wrong one would give them."""
+    cases = ("short-prompts", "streams", "samples", "temperatures")
+    with served(model) as url:
+        asked = ask_all(model, HttpTarget(url, model.tokenizer), 8, cases=cases)
+    assert {ask.case for ask, _ in asked.pairs} == {*cases}
+
+    def verdict(change: Change, cases: Sequence[str]) -> Total:
+        pairs = [(ask, change(model, ask, answer)) for ask, answer in asked.pairs if ask.case in cases]
+        return judged(model, asked.abilities, "float32", pairs, known=known_of(model)).total
+
+    assert verdict(as_it_is, cases).verdict is Verdict.EXACT
+    for name, (change, case, names) in CHANGES.items():
+        result = verdict(change, (case,))
+        assert verdict(change, ("short-prompts", "samples")).verdict is Verdict.EXACT, name
+        assert result.verdict is Verdict.BUG, name
+        assert any(names in reason for reason in result.reasons), (name, result.reasons)
