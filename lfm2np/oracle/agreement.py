@@ -56,7 +56,7 @@ def with_mismatches(
     ends  end-of-sequence tokens
     more  other errors, by id
     """
-    faults = seed_mismatches(pairs, positions) | stream_mismatches(pairs) | dict(more)
+    faults = seed_mismatches(pairs, positions) | stream_mismatches(pairs) | end_mismatches(pairs, ends) | dict(more)
     if tokenizer is not None:
         faults |= stop_mismatches(pairs, tokenizer) | text_mismatches(pairs, tokenizer, ends)
     return [(ask, failed(ask, faults[ask.id], refuted=True) if ask.id in faults else answer) for ask, answer in pairs]
@@ -160,6 +160,27 @@ def stream_mismatches(pairs: Sequence[Pair]) -> dict[str, str]:
         if answer.text is not None and other.text is not None and answer.text != other.text:
             words = f"{excerpt(answer.text)}, expected {excerpt(other.text)}"
             faults[ask.id] = f"streamed text {words}, as in one piece, of the same tokens"
+    return faults
+
+
+def end_mismatches(pairs: Sequence[Pair], ends: Collection[int]) -> dict[str, str]:
+    """By id, samples that ended at an end-of-sequence token behind which another of the same request went on."""
+    passed = {
+        (ask.prompt_token_ids, ask.seed, token)
+        for ask, answer in pairs
+        if ask.samples > 1
+        for token in (answer.token_ids or ())[:-1]
+        if token in ends
+    }
+    faults = {}
+    for ask, answer in pairs:
+        ids = answer.token_ids or ()
+        is_cut = ask.samples > 1 and ids and len(ids) < ask.max_tokens and not ask.stop
+        if is_cut and (ask.prompt_token_ids, ask.seed, ids[-1]) in passed:
+            ended = (
+                f"sample {ask.sample} ended at token {ids[-1]} (end of sequence), {len(ids)} of {ask.max_tokens} tokens"
+            )
+            faults[ask.id] = f"{ended}; another of the {ask.samples} went on behind it: ignore_eos is for all of them"
     return faults
 
 

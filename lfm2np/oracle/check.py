@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
@@ -36,12 +37,13 @@ from lfm2np.oracle.targets.records import Answer, Ask, failed
 from lfm2np.oracle.targets.target import Abilities, Arrived, Target, in_flight
 from lfm2np.oracle.targets.validate import validate
 from lfm2np.oracle.total import Total, total, with_causes
-from lfm2np.oracle.workloads import LONG, Round, Writer, noted, noted_behind, rounds
+from lfm2np.oracle.workloads import LONG, SAMPLES, Round, Writer, noted, noted_behind, rounds
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import AnyPlace, place_of
 
 SCORING = "scoring"  # the progress that counts tokens
 MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request
+AFTER_END, END_SEED = 4, 4000  # tokens of samples that have to go on behind an end-of-sequence token, and their seed
 TIMES = 5  # each; once more before, so that what a cache may have is there each time
 TOKENS_AT_ONCE = 256  # that are scored ahead: more than one answer at once while there are as many
 LEAST_JUDGED = 64  # tokens of the first answers that are judged before the others are there
@@ -171,7 +173,7 @@ def ask_all(
         if not on(pairs):
             break
     else:
-        for batch in stop_rounds(model, pairs, abilities, orders):
+        for batch in chain(stop_rounds(model, pairs, abilities, orders), past_ends(model, pairs, abilities, orders)):
             pairs += answered(target, batch, transcript)
     progress("asking", len(plan), len(plan))
     if transcript:
@@ -389,6 +391,20 @@ def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities, order
             seen = {"prefix": "warm", "seen": len(ask.prompt_token_ids)}
             stopped = replace(ask, id=f"{ask.id}:stop", stop=stop, factors={**ask.factors, **seen})
             yield noted_behind([stopped], orders)
+
+
+def past_ends(model: Model, pairs: Sequence[Pair], abilities: Abilities, orders: Iterator[int]) -> Iterator[Round]:
+    """Several samples from where a greedy answer had an end-of-sequence token and went on: each sample has to go on."""
+    chats = [(ask, answer) for ask, answer in pairs if ask.case == SAMPLES and not ask.is_sampled]
+    for ask, answer in chats if abilities.takes_samples and abilities.takes_token_ids else ():
+        ids = answer.token_ids or ()
+        end = next((index for index, token in enumerate(ids[:-1]) if token in model.config.eos_token_ids), None)
+        if end is not None and CONTINUES not in ask.factors:
+            prompt = (*ask.prompt_token_ids, *ids[:end])
+            factors = {"length": len(prompt), "prefix": "warm", "seen": len(prompt)}
+            drawn = Ask(f"{ask.id}:end", SAMPLES, prompt, AFTER_END, seed=END_SEED, samples=3, factors=factors)
+            each = [replace(drawn, id=f"{drawn.id}-{number}", sample=number) for number in range(drawn.samples)]
+            yield noted_behind(each, orders)
 
 
 def answered(target: Target, batch: Round, transcript: Transcript | None) -> list[Pair]:

@@ -7,6 +7,7 @@ Everything is drawn from one seed, so two checks of one model send the same requ
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.errors import TokenizerError
 from lfm2np.model.config import ModelConfig
 from lfm2np.network.ragged import common_prefix
 from lfm2np.oracle.targets.records import Ask
@@ -44,6 +46,8 @@ HALF = 0.5  # the temperature of such tokens, too
 HOT = 2.0  # a temperature at which tokens come that end within a character; vLLM takes no higher one
 MANY = "🦥🫠🧿🪐"  # characters of several tokens
 STEP = 1024  # tokens that an engine in this process is to take in one step, if it heeds hints
+SAMPLES = "samples"
+SHORT_CHAT = [{"role": "user", "content": "add: 3 + 4"}]
 LONG = "long"  # the case of long prompts
 LENGTHS = (4096, 32768)  # of its longest prompts; and as many tokens as the model takes
 FAR_BORDERS = (16, 32, 64, 128, 256, 512, 2048, 8192)  # of blocks and chunks, far from the beginning
@@ -291,9 +295,13 @@ def large_steps(writer: Writer) -> Iterator[Round]:
 
 
 def samples(writer: Writer) -> Iterator[Round]:
-    """Three samples of a prompt that ends within a block, alone and two such requests together."""
+    """A chat, whose answer ends soon (see check.past_ends); then three samples of a prompt that ends within a block,
+    alone and two such requests together."""
+    if writer.tokenizer is not None:
+        with contextlib.suppress(TokenizerError):  # no chat template, or none that can be rendered
+            yield writer.alone(SAMPLES, writer.tokenizer.encode_chat(SHORT_CHAT)[: writer.longest], 2 * NEW)
     prompts = [writer.drawn_ids(length) for length in (6, 21, 19, 37)]
-    asked = [writer.samples("samples", ids, 8, 1000 + index, 3, beside=True) for index, ids in enumerate(prompts)]
+    asked = [writer.samples(SAMPLES, ids, 8, 1000 + index, 3, beside=True) for index, ids in enumerate(prompts)]
     for asks in asked[:2]:
         yield Round(tuple(asks))
     yield Round((*asked[2], *asked[3]))
@@ -393,7 +401,7 @@ CASES: dict[str, Case] = {
     "stops": Case(stops, "where a text is cut at a stop string"),
     "seeds": Case(seeds, "random numbers that depend on more than a request's own seed"),
     "unchained": Case(unchained, "the prefix cache takes blocks without what stands before them"),
-    "samples": Case(samples, "samples of one request that share keys, state or random numbers"),
+    SAMPLES: Case(samples, "samples of one request that share keys, state or random numbers"),
     "temperatures": Case(temperatures, f"a temperature other than 0 and 1 ({HALF:g}), or log-probabilities after it"),
     "streams": Case(streams, "events of a stream: log-probabilities of other tokens, characters cut between tokens"),
     "large-steps": Case(large_steps, "rows that only steps of more than 256 tokens have", needs_batches=True),

@@ -19,6 +19,7 @@ class Sequence:
         self.name, self.ids, self.new = request.request_id, list(request.prompt_token_ids), request.params.max_tokens
         self.start, self.computed, self.cache = len(self.ids), 0, {}  # type: int, int, dict[str, Any]
         self.logprobs: list[float] = []
+        self.recorder = Recorder()
 
     def completion(self, reason: str | None) -> list[Completion]:
         return [Completion(tuple(self.ids[self.start :]), reason, tuple(self.logprobs))]
@@ -72,7 +73,7 @@ class Preempting:
         return outputs
 
     def advance(self, sequence: Sequence, ids: list[int]) -> dict[str, list[Completion]]:
-        row = log_softmax(self.network.step(ids, sequence.computed, sequence.cache, Recorder()))[-1]
+        row = log_softmax(self.network.step(ids, sequence.computed, sequence.cache, sequence.recorder))[-1]
         sequence.computed += len(ids)
         if sequence.computed < len(sequence.ids):
             return {}

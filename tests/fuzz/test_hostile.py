@@ -150,7 +150,7 @@ def raw(content: bytes) -> Callable[[Any], None]:
         ),
         (reset, ONE, BROKEN, "the connection broke"),
         (break_a_stream, STREAMED, BROKEN, "the connection broke"),
-        (end_a_stream, STREAMED, IMPOSSIBLE, "1 with finish_reason None, expected 6"),
+        (end_a_stream, STREAMED, IMPOSSIBLE, "finish_reason None after 1 of 6 tokens"),
         (fail_in_a_stream, STREAMED, FAILED, "the stream ended in an error: "),
         (say(500, b'{"error": "out of memory"}'), ONE, FAILED, "HTTP 500: out of memory"),
         (say(503, b"{}"), ONE, FAILED, "HTTP 503"),
@@ -209,8 +209,8 @@ def without(fields: dict[str, Any]) -> None:
     [
         (lambda fields: fields["choices"].append(fields["choices"][0]), "choices: 2, expected 1"),
         (lambda fields: fields["choices"].clear(), "choices: 0 entries, expected one object"),
-        (longer, "4 with finish_reason 'length', expected 2"),
-        (outside, "id 300, expected ids below vocab_size=300"),
+        (longer, "4 tokens, 2 were asked for"),
+        (outside, "token id 300: expected 0 to 299"),
         (without, "0 tokens with finish_reason 'stop', expected 2"),
         (lambda fields: choice_of(fields).update(finish_reason=["length"]), "finish_reason"),
         (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,11 +162,11 @@ def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) ->
 class Dying(PythonTarget):
     left = 5
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), *more: Any) -> list[Answer]:
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt
-        return super().answer(asks, aborted)
+        return super().answer(asks, aborted, *more)
 
 
 def test_an_interrupted_check_goes_on_to_the_same_report(model: Model, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from engines import PLENTY, checked_target, known_of, loaded
 
 from lfm2np.conformance.adapters import Own
 from lfm2np.engine.engine import Engine
-from lfm2np.engine_protocol import Request
+from lfm2np.engine_protocol import Completion, Request
 from lfm2np.faults import inject
 from lfm2np.faults.edits import Edit, Fault
 from lfm2np.loading import Model
@@ -52,6 +52,30 @@ def other_temperature(model: str, sizes: dict[str, Any]) -> Own:
     return OtherTemperature(loaded(model, "float32"), {**PLENTY, **sizes})
 
 
+class FirstSampleGoesOn(Own):
+    """Heeds ignore_eos for the first sample of a request only."""
+
+    def step(self) -> Mapping[str, Sequence[Completion]]:
+        ends = self.engine.model.config.eos_token_ids
+        return {
+            name: [each if index == 0 else ended(each, ends) for index, each in enumerate(completions)]
+            for name, completions in super().step().items()
+        }
+
+
+def ended(completion: Completion, ends: Collection[int]) -> Completion:
+    ids = completion.token_ids
+    count = next((index + 1 for index, token in enumerate(ids) if token in ends), len(ids))
+    if count == len(ids):
+        return completion
+    logprobs = completion.logprobs[:count] if completion.logprobs is not None else None
+    return replace(completion, token_ids=ids[:count], logprobs=logprobs, text=None, finish_reason="stop")
+
+
+def first_sample_goes_on(model: str, sizes: dict[str, Any]) -> Own:
+    return FirstSampleGoesOn(loaded(model, "float32"), {**PLENTY, **sizes})
+
+
 BACK = "np.concatenate([ids[:256], ids[: max(0, len(ids) - 256)]])"
 ROWS = Edit("lfm2np.network.step:forward", "(weights, config, numerics, ids,", f"(weights, config, numerics, {BACK},")
 ROWS_READ_BACK = Fault("rows-beyond-256", "C", "Rows of a step beyond 256 read 256 back.", (), (ROWS,))
@@ -75,6 +99,9 @@ WRONG = {
     ),
     "samples with the same random numbers": Wrong(
         "engines:float32", "same-noise-for-all-samples", "samples", "the same random numbers"
+    ),
+    "ignore_eos for the first sample only": Wrong(
+        f"{HERE}:first_sample_goes_on", None, "samples", "ignore_eos is for all of them"
     ),
     "another temperature": Wrong(f"{HERE}:other_temperature", None, "temperatures", "as if at temperature 1"),
 }

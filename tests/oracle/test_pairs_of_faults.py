@@ -95,7 +95,7 @@ BREAKS = {
     "convolution-crosses-requests": "later in a batch",
     "attention-crosses-requests": "later in a batch",
     "state-zeroed-when-the-batch-is-repacked": "later in a batch",
-    "left-padding-enters-the-convolution": "first of a batch or later in a batch",
+    "left-padding-enters-the-convolution": "only beside other requests",
     "prefix-hit-without-its-state": "were asked before",
     "hit-blocks-omitted-from-the-plan": "were asked before",
     "checkpoint-taken-before-the-chunk": "were asked before",

@@ -89,7 +89,7 @@ class Positions:
     """Positions prepared for the search: which are wrong, their weights, and all cuts of all factors."""
 
     def __init__(self, positions: Sequence[Position]) -> None:
-        self.positions = positions
+        self.positions = positions = sorted(positions, key=lambda position: position.row)
         self.wrong: Mask = np.array([position.is_wrong for position in positions], bool)
         numbers = {name: index for index, name in enumerate(dict.fromkeys(position.ask.id for position in positions))}
         self.request = np.array([numbers[position.ask.id] for position in positions], np.int64)

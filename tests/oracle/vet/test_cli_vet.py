@@ -65,7 +65,7 @@ def test_the_checkpoint_behind_recorded_answers_is_found(candidates, capsys):
     assert shown.out.startswith("NOT bf16 BUT: q4, sampled temperature=1 top_k=40 min_p=0.05")
     assert "ProofError" in shown.err and "if it is" in shown.err  # the plan
     assert "sampled tokens, entropy" in shown.err
-    assert shown.out.count("not rejected") == 1 and "prompt tokens not reported" in shown.out
+    assert shown.out.count("not rejected") == 1
 
 
 def test_a_list_without_the_truth_ends_in_none_of_these(candidates, capsys):
