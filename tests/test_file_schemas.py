@@ -100,7 +100,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     path = tmp_path_factory.mktemp("results") / "results.jsonl"
     asked = path.with_name("requests.jsonl")
     asked.write_text('{"prompt": "add: 34 + 58 ->", "completion": " 92"}\n{"prompt_token_ids": [1, 17, 42]}\n')
-    assert main(["score", "--requests", str(asked), "--results", str(path)]) == 0
+    assert main(["score", "--requests", str(asked), "--save", str(path)]) == 0
     array = {"dtype": "<f4", "shape": [2], "base64": "AACAPwAAAEA="}
     return [*lines_of(path), {**lines_of(path)[0], "result": {"logits": array, "more": [None, True, 1, 0.5, "x"]}}]
 
@@ -110,7 +110,8 @@ def transcript(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     path = tmp_path_factory.mktemp("transcript") / "answers.jsonl"
     check = ["check", "lfm2np.conformance.adapters:own", "--cases", "short-prompts"]
     assert main([*check, "--save", str(path)]) == 0
-    return [*lines_of(path), *TRANSCRIPT["examples"]]
+    answers = [line for line in lines_of(path) if "kind" not in line]  # beside truths, which are of RESULTS
+    return [*answers, *TRANSCRIPT["examples"]]
 
 
 def committed_vectors() -> Any:

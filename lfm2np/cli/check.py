@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.lfm3 import READINGS
@@ -59,6 +58,7 @@ from lfm2np.oracle.targets.target import AT_ONCE, MOST_AT_ONCE, Target, TargetEr
 from lfm2np.oracle.workloads import CASES, LONG
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import Place
+from lfm2np.work.results_file import LineFile
 
 EXIT_CODES = """exit codes:
   0    right: every difference is within what the declared format explains
@@ -71,20 +71,20 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check transformers: --format float16 --html report.html
   lfm2np check "exec:./my-engine --threads 4" --model DIR --save answers.jsonl
   lfm2np check answers.jsonl --model DIR
-  lfm2np check http://127.0.0.1:8000 --model DIR --cases long --save answers.jsonl --results truths.jsonl
+  lfm2np check http://127.0.0.1:8000 --model DIR --cases long --save answers.jsonl
   lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto
   lfm2np check http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
 OF_FILE = "not with a file of answers as TARGET"
 UNUSED = {  # options that a mode does not use
     against.WITH: (
         *against.NEED_TRUTH,
-        *("cases", "at_once", "save", "resume", "locate", "first", "constants"),
+        *("cases", "at_once", "save", "locate", "first", "constants"),
     ),
     against.WITHOUT: (
         *against.NEED_AGAINST,
         *("relations", "vary", "out", "minutes", "block_size", "max_num_batched_tokens", "max_num_seqs"),
     ),
-    OF_FILE: ("at_once", "cases", "max_model_len", "seed", "timeout", "save", "resume"),
+    OF_FILE: ("at_once", "cases", "max_model_len", "seed", "timeout"),
     against.LOCAL: against.NEED_SERVER,
 }
 ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
@@ -114,11 +114,13 @@ def run(arguments: argparse.Namespace) -> None:
 def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known]:
     """The result, and what was computed for it."""
     cases = None if arguments.cases is None else known_cases(arguments.cases)
-    with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
+    saved = None if arguments.save is None else LineFile(arguments.save)
+    with work.place_of(arguments, model, saved) as place, progress_bars(SCORING) as shown:
         known = Known(place=place)
         if is_a_file(arguments.target):
             return judged_file(model, arguments, known, shown), known
-        with contextlib.closing(target_of(arguments, model)) as target, transcript_of(arguments) as transcript:
+        transcript = None if saved is None else open_check(saved)
+        with contextlib.closing(target_of(arguments, model)) as target:
             taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
             with meanwhile(arguments, model, target, taken.name, known) as on:
                 longest, announce = arguments.max_model_len, functools.partial(announce_cost, model, arguments)
@@ -133,7 +135,18 @@ def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known
             with contextlib.suppress(TargetError), contextlib.closing(target_of(arguments, model)) as target:
                 target.probe()
                 result = repeated(model, target, result, known)
+        if transcript:
+            transcript.judged(str(result.total.verdict))
         return replace(result, why_format=taken.why, left=asked.left), known
+
+
+def open_check(saved: LineFile) -> Transcript:
+    """RequestError for one that has its verdict: the engine may be another by now, so old answers are not taken."""
+    transcript = Transcript(saved)
+    if transcript.verdict is not None:
+        again = f"`lfm2np check {saved.path}` judges it again"
+        raise RequestError(f"--save {saved.path}: a check that ended with {transcript.verdict}; {again}")
+    return transcript
 
 
 def is_a_file(target: str) -> bool:
@@ -219,16 +232,6 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     return target_named(text, model, computed_in, arguments.name, arguments.at_once, arguments.timeout)
 
 
-def transcript_of(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Transcript | None]:
-    """The file of --save or --resume, if any."""
-    if arguments.save is not None and arguments.resume is not None:
-        raise RequestError("--save and --resume: expected one of them")
-    if arguments.save is not None and Path(arguments.save).exists():
-        raise RequestError(f"--save {arguments.save}: exists already; --resume goes on with it")
-    name = arguments.save or arguments.resume
-    return contextlib.nullcontext() if name is None else Transcript(name)
-
-
 def add_check(commands: Commands) -> None:
     text = "check an engine against the oracle, within the rounding error of its number format"
     parser = add_command(commands, "check", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES, is_verdict=True)
@@ -244,8 +247,6 @@ def add_check(commands: Commands) -> None:
     add(parser, "--seed N", "seed of the generated requests (0)", default=0)
     add(parser, "--name NAME", "model name, for a server with more than one")
     add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
-    add(parser, "--save FILE", "save requests and responses as they come; FILE must not exist")
-    add(parser, "--resume FILE", "the same, without repeating the requests in FILE")
     locate_help = (
         "if the engine is wrong, record its shortest wrong request and name the wrong operation; TARGET is the "
         f"engine itself (for a server or process, print how to dump that request), or {FORMS}"

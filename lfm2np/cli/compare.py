@@ -24,7 +24,7 @@ from lfm2np.work.place import Place, Source
 
 EXAMPLE = """lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --requests requests.jsonl --text book.txt
   lfm2np compare LFM2-350M LFM2-350M-Q8_0.gguf LFM2-350M-Q4_0.gguf --requests requests.jsonl --max-tokens 64
-  lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --by tensor --workers 2 --results compared.jsonl --html report.html"""
+  lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --by tensor --workers 2 --save compared.jsonl --html report.html"""
 
 
 def run_compare(arguments: argparse.Namespace) -> None:

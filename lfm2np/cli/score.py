@@ -32,8 +32,8 @@ from lfm2np.whole_file import write_whole
 from lfm2np.work.results_file import line_of, merged, spot_check
 
 EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
-  lfm2np score --requests requests.jsonl --workers 2 --results results.jsonl --json
-  lfm2np score --requests requests.jsonl --dask tcp://scheduler:8786 --results results.jsonl"""
+  lfm2np score --requests requests.jsonl --workers 2 --save results.jsonl --json
+  lfm2np score --requests requests.jsonl --dask tcp://scheduler:8786 --save results.jsonl"""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def read_sequences(model: Model, text: str, source: str) -> list[Scored]:
 
 def run_score(arguments: argparse.Namespace) -> None:
     has_completion = arguments.completion is not None or arguments.completion_ids is not None
-    if arguments.requests is None and (arguments.workers or arguments.dask or arguments.results is not None):
-        raise RequestError("--workers, --dask and --results go with --requests")
+    if arguments.requests is None and (arguments.workers or arguments.dask or arguments.save is not None):
+        raise RequestError("--workers, --dask and --save go with --requests")
     if arguments.requests is not None and (has_completion or arguments.system is not None):
         raise RequestError("--requests has prompts and completions in its lines")
     model = load_model(arguments)
@@ -140,10 +140,10 @@ def add_score(commands: Commands) -> None:
 # --- merge
 
 
-MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --results results-1.jsonl    # on one machine
-  lfm2np score --requests part-2.jsonl --results results-2.jsonl    # on another
+MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --save results-1.jsonl    # on one machine
+  lfm2np score --requests part-2.jsonl --save results-2.jsonl    # on another
   lfm2np merge results-1.jsonl results-2.jsonl -o results.jsonl --spot-check 5
-  lfm2np score --requests all.jsonl --results results.jsonl         # nothing is computed any more"""
+  lfm2np score --requests all.jsonl --save results.jsonl         # nothing is computed any more"""
 
 
 def run_merge(arguments: argparse.Namespace) -> None:
@@ -162,11 +162,11 @@ def run_merge(arguments: argparse.Namespace) -> None:
 
 
 def add_merge(commands: Commands) -> None:
-    text = "merge --results files of score, check or vectors, and recompute some of their items"
+    text = "merge --save files of score, check or vectors, and recompute some of their items"
     parser = add_command(commands, "merge", run_merge, text, MERGE_EXAMPLE)
-    parser.add_argument("files", metavar="FILE", nargs="+", help="--results files of one checkpoint")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="--save files of one checkpoint")
     add(parser, "-o --output FILE", "file to write or replace", required=True)
     add(parser, "--spot-check K", "recompute K items, and fail if a bit differs (0)", default=0)
     add(parser, "--seed N", "seed that chooses those items (0)", default=0)
     work.add_executor_options(parser)
-    parser.set_defaults(results=None)
+    parser.set_defaults(save=None)

@@ -151,11 +151,11 @@ def memory_of(arguments: argparse.Namespace) -> Memory | None:
 
 
 def run_single(arguments: argparse.Namespace, scenario: Scenario) -> None:
-    for name in ("target", "results", "seeds", "svg"):
+    for name in ("target", "save", "seeds", "svg"):
         if getattr(arguments, name) is not None:
             raise RequestError(f"--{name} goes with --sweep")
-    if arguments.save is not None:
-        with text_file(arguments.save) as file:
+    if arguments.save_trace is not None:
+        with text_file(arguments.save_trace) as file:
             trace_files.write(scenario.traffic.arrivals(), file)
     with progress_bar("simulating", " requests") as bar, writing(arguments.trace, scenario) as trace:
         result = simulate(scenario, lambda number: bar(number, scenario.traffic.requests or number), trace)
@@ -196,8 +196,8 @@ def writing(path: str | None, scenario: Scenario) -> Iterator[TraceWriter | None
 
 
 def run_sweep(arguments: argparse.Namespace, base: Scenario) -> None:
-    if arguments.trace is not None or arguments.save is not None:
-        raise RequestError("--trace and --save go without --sweep")
+    if arguments.trace is not None or arguments.save_trace is not None:
+        raise RequestError("--trace and --save-trace go without --sweep")
     target = None if arguments.target is None else sweep.read_target(arguments.target)
     settings = sweep.read_settings(arguments.sweep)
     seeds = require_count("--seeds", 1 if arguments.seeds is None else arguments.seeds, 1, 1000)
@@ -226,9 +226,9 @@ def seeded(base: Scenario, seed: int) -> Scenario:
 
 
 def simulate_all(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
-    """Those that the file of --results has are not simulated again. Each worker reads the trace by itself."""
+    """Those that the file of --save has are not simulated again. Each worker reads the trace by itself."""
     scenarios[0].traffic.require()
-    file = None if arguments.results is None else LineFile(arguments.results, MAX_LINE)
+    file = None if arguments.save is None else LineFile(arguments.save, MAX_LINE)
     known = {} if file is None else known_results(file)
     content = scenarios[0].traffic.content()
     keys = [scenario.key(content) for scenario in scenarios]
@@ -261,7 +261,7 @@ def known_results(file: LineFile) -> dict[str, dict[str, Any]]:
             raw = json.loads(line)
             key, result = raw["key"], raw["result"]
         except (ValueError, KeyError, TypeError):
-            raise RequestError(f"{where}: expected a line that --results wrote for a sweep") from None
+            raise RequestError(f"{where}: expected a line that --save wrote for a sweep") from None
         if problem := damage(raw):
             raise ProofError(f"{where}: {problem}")
         results[key] = result
@@ -331,7 +331,7 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--speed R", "how many times as fast the requests come (1)", default=1.0)
     add(group, "--requests N", "the first N only")
     add(group, "--within FROM:TO", "those that come within these seconds of the trace")
-    add(group, "--save FILE", "write the requests in lfm2np's own format")
+    add(group, "--save-trace FILE", "write the requests in lfm2np's own format")
     group = parser.add_argument_group("the scheduler")
     add(group, "--policy", "scheduling policy (fcfs)", choices=sorted(POLICIES))
     for name, (letter, words) in OF_SCHEDULER.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from pathlib import Path
 
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import Commands, add, add_command
@@ -125,20 +124,13 @@ def vet(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Vetted:
 
 
 def places_of(hypotheses: Hypotheses, arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Place]:
-    """By candidate: processes and a file of results of its own, in the folder of --results."""
-    folder = arguments.results
-    if folder is not None:
-        try:
-            Path(folder).mkdir(exist_ok=True)
-        except OSError as problem:
-            raise RequestError(f"--results {folder}: expected a folder: {problem.strerror}") from None
+    """By candidate: the same processes or cluster for those of one checkpoint."""
+    options = argparse.Namespace(**{**vars(arguments), "save": None})  # which keeps answers, not what is computed
     places, by_model = [], dict[int, Place]()
     for candidate in hypotheses.candidates:
         model = candidate.model
         assert isinstance(model, Model)
         if id(model) not in by_model:
-            results = None if folder is None else str(Path(folder) / f"{model.sha256[:16]}.jsonl")
-            options = argparse.Namespace(**{**vars(arguments), "results": results})
             by_model[id(model)] = stack.enter_context(work.place_of(options, model))
         places.append(by_model[id(model)])
     return places
@@ -193,4 +185,4 @@ def add_vet(commands: Commands) -> None:
         choices=("resident", "streamed"),
         default="resident",
     )
-    work.add_options(parser)
+    work.add_executor_options(parser)

@@ -5,7 +5,8 @@
 Version 1 hashed the result alone, so that a flipped bit in an item gave another item's result: such files are refused.
 
 A line says all that is needed to compute it again, and exact results are the same bits everywhere. So a run that broke
-off goes on with its file, and files from unlike machines are merged by putting their lines together.
+off goes on with its file, and files from unlike machines are merged by putting their lines together. A check's file
+also has an engine's answers (oracle/targets/file_target.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from scheduler.checksum import canonical, damage, sealed
 
 FORMAT_VERSION = 2
 MAX_LINE = 2**30
+ANSWERS = (b'{"ask"', b'{"end"', b'{"verdict"')  # how lines of an engine's answers begin
 FIELDS = {"format_version", "checkpoint", "kind", "item", "result", "sha256"}
 DTYPES = ("<f4", "<f8", "<i8")  # of arrays: little-endian, whatever the machine's own order
 
@@ -58,16 +60,17 @@ class ResultsFile:
     checkpoint; ProofError for a line that does not match its own SHA-256, or two results of one item.
     """
 
-    def __init__(self, path: str | Path, model: LoadedModel) -> None:
+    def __init__(self, file: str | Path | LineFile, model: LoadedModel) -> None:
+        self._lines = file if isinstance(file, LineFile) else LineFile(file)
         if model.numerics.name != "exact":
             raise RequestError(
-                f"{path}: numerics {model.numerics.name}, expected exact, whose bits are everywhere alike"
+                f"{self._lines.path}: numerics {model.numerics.name}, expected exact, whose bits are everywhere alike"
             )
         self.entries: dict[str, Entry] = {}  # by `key_of`, in the order of the lines
         self._checkpoint = model.sha256
-        self._lines = LineFile(path, MAX_LINE)
         for where, line in self._lines.read():
-            add(self.entries, read_entry(line, where, model))
+            if not line.startswith(ANSWERS):
+                add(self.entries, read_entry(line, where, model))
 
     def known(self, kind: str, item: Any) -> Any | None:
         entry = self.entries.get(key_of(kind, encoded(item)))
@@ -206,20 +209,22 @@ def spot_check(
 
 
 class LineFile:
-    """Lines of JSON of at most `max_line` bytes each, read once and then appended to.
+    """The one file that survives an interrupt: lines of JSON of at most `max_line` bytes each, read, then appended to.
 
     A missing file has none. A torn last line, which a crash may leave, is dropped with a warning, and
     overwritten by the next `append`. RequestError that names file and line for other damage.
     """
 
-    def __init__(self, path: str | Path, max_line: int) -> None:
+    def __init__(self, path: str | Path, max_line: int = MAX_LINE) -> None:
         self.path, self._max_line = Path(path), max_line
         self._file: IO[bytes] | None = None
         self._whole = self._size = 0  # bytes of the whole lines, and of all that was found
         self._lacks_newline = False
 
     def read(self) -> Iterator[tuple[str, bytes]]:
-        """Each line, its end included, and where it stands; to the end, and before the first `append`."""
+        """Each line, its end included, and where it stands; to the end, and before the first `append`. Any number of
+        times."""
+        self._whole = self._size = 0
         if not self.path.exists():
             return
         for number, line in enumerate(lines_of(self.path, self._max_line), 1):

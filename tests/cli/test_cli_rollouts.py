@@ -42,14 +42,14 @@ def right(scored, tmp_path_factory):
 @pytest.mark.rounding
 def test_right_rollouts_exit_with_0_and_count_what_is_left_out(right, capsys, tmp_path):
     page = tmp_path / "page.html"
-    assert main(["rollouts", str(right), "--json", "--html", str(page), "--results", str(tmp_path / "kept.jsonl")]) == 0
+    assert main(["rollouts", str(right), "--json", "--html", str(page), "--save", str(tmp_path / "kept.jsonl")]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["rollouts"] == 2
     assert figures["left_out"][0]["count"] == 1
     assert "right.jsonl, line 3" in figures["left_out"][0]["first"]
     assert figures["scoring"]["tokens"] > 0
     assert "Sampler and trainer" in page.read_text(encoding="utf-8")
-    assert main(["rollouts", str(right), "--json", "--results", str(tmp_path / "kept.jsonl")]) == 0
+    assert main(["rollouts", str(right), "--json", "--save", str(tmp_path / "kept.jsonl")]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["scoring"]["tokens"] < figures["scoring"]["tokens"]  # exact scores are known, rounding errors are not
     assert again["sides"] == figures["sides"]

@@ -45,7 +45,7 @@ def test_a_drawn_trace_is_simulated_and_the_same_again(capsys: pytest.CaptureFix
 def test_a_trace_is_saved_read_again_and_its_steps_replay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     saved, trace, html = tmp_path / "saved.jsonl", tmp_path / "trace.jsonl", tmp_path / "page.html"
     short = SMALL.replace("requests=60", "requests=3")
-    drawn = ran(capsys, short, "--save", str(saved), "--trace", str(trace), "--html", str(html))
+    drawn = ran(capsys, short, "--save-trace", str(saved), "--trace", str(trace), "--html", str(html))
     again = ran(capsys, str(saved))
     assert drawn.splitlines()[1:] == again.splitlines()[1:]
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -63,19 +63,19 @@ def test_a_sweep_goes_on_where_it_broke_off(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "results.jsonl"
-    first = ran(capsys, SMALL, *MANY, "--results", str(file))
+    first = ran(capsys, SMALL, *MANY, "--save", str(file))
     assert "\nChoose policy fcfs" in first
     lines = file.read_text().splitlines(keepends=True)
     assert len(lines) == 4
     file.write_text("".join(lines[:3]) + lines[3][:50])  # as a crash leaves it
     calls: list[object] = []
     monkeypatch.setattr("lfm2np.cli.simulate.simulate", lambda each: calls.append(each) or scenario.simulate(each))
-    assert main(["simulate", SMALL, *MANY, "--results", str(file)]) == 0
+    assert main(["simulate", SMALL, *MANY, "--save", str(file)]) == 0
     output = capsys.readouterr()
     assert output.out == first and "torn" in output.err
     assert len(calls) == 1
     file.write_text(lines[0].replace('"policy": "fcfs"', '"policy": "fcfx"', 1))
-    code, line = refused(capsys, SMALL, *MANY, "--results", str(file))
+    code, line = refused(capsys, SMALL, *MANY, "--save", str(file))
     assert code == 1 and "changed since it was written" in line
 
 

@@ -1,4 +1,4 @@
-"""`lfm2np score --requests`, `--workers`, `--results` and `lfm2np merge`."""
+"""`lfm2np score --requests`, `--workers`, `--save` and `lfm2np merge`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from test_cli import answer, failure, overflowing
 from lfm2np import load
 from lfm2np.cli import main
 from lfm2np.cli.shared.work import lasting
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.target import Abilities
 from lfm2np.work.shards import map_shards
 
 REQUESTS: list[dict[str, Any]] = [
@@ -77,12 +79,12 @@ def test_worker_processes_and_a_file_of_results_give_the_same(
     options = ["score", "--model", str(model), "--requests", written(tmp_path / "r.jsonl", REQUESTS)]
     here = answer(capsys, *options)
     results = str(tmp_path / "results.jsonl")
-    there = answer(capsys, *options, "--workers", "2", "--results", results)
+    there = answer(capsys, *options, "--workers", "2", "--save", results)
     assert there["outputs"] == here["outputs"]
-    again = answer(capsys, *options, "--results", results)
+    again = answer(capsys, *options, "--save", results)
     assert again["outputs"] == here["outputs"]
     assert again["summary"]["tokens"] == 0 and again["summary"]["tokens_per_second"] is None  # type: ignore[index]
-    assert main([*options, "--results", results]) == 0
+    assert main([*options, "--save", results]) == 0
     assert "all known before" in capsys.readouterr().out
 
 
@@ -90,14 +92,14 @@ def test_files_of_two_machines_are_merged(model: Path, tmp_path: Path, capsys: p
     options = ["score", "--model", str(model), "--requests"]
     parts = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
     for part, requests in zip(parts, (REQUESTS[:2], REQUESTS[2:]), strict=True):
-        answer(capsys, *options, written(tmp_path / "part.jsonl", requests), "--results", part)
+        answer(capsys, *options, written(tmp_path / "part.jsonl", requests), "--save", part)
     merge = ["merge", *parts, "-o", str(tmp_path / "all.jsonl"), "--model", str(model), "--spot-check", "2"]
     report = answer(capsys, *merge)
     assert report["items"] == 4
     assert len(report["checked"]) == 2  # type: ignore[arg-type]
     assert main(merge) == 0
     assert capsys.readouterr().out.endswith("4 items from 2 files; 2 computed again\n")
-    whole = answer(capsys, *options, written(tmp_path / "r.jsonl", REQUESTS), "--results", str(tmp_path / "all.jsonl"))
+    whole = answer(capsys, *options, written(tmp_path / "r.jsonl", REQUESTS), "--save", str(tmp_path / "all.jsonl"))
     assert whole["summary"]["tokens"] == 0  # type: ignore[index]
 
 
@@ -105,7 +107,7 @@ def test_a_merge_that_is_refused_writes_nothing(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests, part = written(tmp_path / "r.jsonl", REQUESTS), tmp_path / "one.jsonl"
-    answer(capsys, "score", "--model", str(model), "--requests", requests, "--results", str(part))
+    answer(capsys, "score", "--model", str(model), "--requests", requests, "--save", str(part))
     lines = [json.loads(line) for line in part.read_text().splitlines()]
     lines[2]["sha256"] = "0" * 64
     written(part, lines)
@@ -163,14 +165,14 @@ def test_a_bad_line_is_named(
 
 
 BAD_OPTIONS: list[tuple[list[str], str]] = [
-    (["score", "--prompt", "a", "--workers", "2"], "--workers, --dask and --results go with --requests"),
-    (["score", "--prompt", "a", "--results", "f"], "--workers, --dask and --results go with --requests"),
-    (["score", "--prompt", "a", "--dask", "tcp://h:1"], "--workers, --dask and --results go with --requests"),
+    (["score", "--prompt", "a", "--workers", "2"], "--workers, --dask and --save go with --requests"),
+    (["score", "--prompt", "a", "--save", "f"], "--workers, --dask and --save go with --requests"),
+    (["score", "--prompt", "a", "--dask", "tcp://h:1"], "--workers, --dask and --save go with --requests"),
     (["score", "--requests", "REQUESTS", "--completion", "a"], "--requests has prompts and completions in its lines"),
     (["score", "--requests", "REQUESTS", "--system", "a"], "--requests has prompts and completions in its lines"),
     (["score", "--requests", "REQUESTS", "--workers", "-1"], "--workers -1: expected a whole number, at least 0"),
     (
-        ["score", "--requests", "REQUESTS", "--results", "f", "--numerics", "float32"],
+        ["score", "--requests", "REQUESTS", "--save", "f", "--numerics", "float32"],
         "numerics float32, expected exact",
     ),
     (["score", "--requests", "TWICE"], "two requests have one request_id: '1'"),
@@ -210,7 +212,7 @@ def test_options_that_do_not_go_together_are_named(
 def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the trained fixture, whose tokens have texts."""
     results = str(tmp_path / "results.jsonl")
-    words = ["check", "lfm2np.conformance.adapters:own", "--cases", "short-prompts", "--results", results, "--json"]
+    words = ["check", "lfm2np.conformance.adapters:own", "--cases", "short-prompts", "--save", results, "--json"]
     assert main([*words, "--workers", "2"]) == 0
     first = json.loads(capsys.readouterr().out)
     assert main(words) == 0
@@ -218,9 +220,9 @@ def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pyte
     assert first["verdict"] == second["verdict"] == "EXACT"
     assert first["figures"]["scoring"]["tokens"] >= 2 * second["figures"]["scoring"]["tokens"] > 0
     assert second["figures"]["scoring"]["tokens_per_second"] > 0
-    assert main(["vectors", "verify", "--workers", "2", "--results", results]) == 0
+    assert main(["vectors", "verify", "--workers", "2", "--save", results]) == 0
     assert "bit for bit as computed here" in capsys.readouterr().out
-    code = main(["vectors", "verify", "--results", str(tmp_path)])
+    code = main(["vectors", "verify", "--save", str(tmp_path)])
     assert code == 3
     assert "can't be read" in capsys.readouterr().err
 
@@ -255,3 +257,35 @@ def test_workers_serve_many_times_and_are_replaced_where_they_broke() -> None:
         assert map_shards(abs, [-3], executor) == [3]
         assert len(created) == 2
     assert all(place.is_shut for place in created)
+
+
+def test_a_check_that_has_its_verdict_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file has answers and truths: after an interrupt while it judges, no request is sent and no truth computed
+    again; after its verdict the engine may be another."""
+    path = tmp_path / "check.jsonl"
+    words = ["check", "lfm2np.conformance.adapters:own", "--cases", "short-prompts", "--save", str(path), "--json"]
+
+    def interrupted(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lfm2np.oracle.check.total", interrupted)
+        assert main(words) == 130
+    lines = path.read_bytes().count(b"\n")
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr("lfm2np.conformance.adapters.Own.add", interrupted)
+        patch.setattr("lfm2np.oracle.targets.python_target.PythonTarget.probe", known_abilities)
+        assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "EXACT"
+    assert path.read_bytes().count(b"\n") == lines + 1  # the verdict: no answer, and no truth
+    assert main(words) == 3
+    assert "a check that ended with EXACT" in capsys.readouterr().err
+    assert main(["check", str(path), "--json"]) == 0
+    assert main([*words[:2], "--seed", "1", *words[2:]]) == 3
+
+
+def known_abilities(target: PythonTarget) -> Abilities:
+    return Abilities("own", tells_logprobs=True, tells_prompt_logprobs=True, at_once=16, can_abort=True)

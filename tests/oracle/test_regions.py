@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lfm2np.errors import RequestError
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.findings import lines as in_lines
 from lfm2np.oracle.causes.regions import described
@@ -349,4 +350,5 @@ def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:
     ((ask,),) = (each.asks for each in noted([Round((bare,))]))
     with Transcript(tmp_path / "earlier.jsonl") as transcript:
         assert transcript.known(ask) == Answer(bare.id, (5,))
-        assert transcript.known(replace(ask, factors={**ask.factors, "prefix": "warm"})) is None
+        with pytest.raises(RequestError, match="is another request there"):
+            transcript.known(replace(ask, factors={**ask.factors, "prefix": "warm"}))

@@ -158,7 +158,7 @@ def test_the_command_line_gives_the_same_bits_though_a_worker_is_killed_midway(
 
     options = ["--requests", requests]
     killer = when_lines(results, kill)
-    code, printed, _ = score(capsys, *options, "--dask", mortal.scheduler.address, "--results", str(results))
+    code, printed, _ = score(capsys, *options, "--dask", mortal.scheduler.address, "--save", str(results))
     killer.join(60)
     assert code == 0 and lines[0] < len(SEQUENCES)
     assert printed == score(capsys, *options)[1]
@@ -173,14 +173,14 @@ def test_a_cluster_without_workers_ends_the_run_and_what_was_computed_stays(
 ) -> None:
     monkeypatch.setattr(dask_cluster, "WITHOUT_WORKERS", 1.0)
     results = tmp_path / "results.jsonl"
-    options = ["--requests", requests, "--results", str(results)]
+    options = ["--requests", requests, "--save", str(results)]
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
         scheduler = str(tmp_path / "scheduler.json")
         Path(scheduler).write_text(json.dumps({"address": cluster.scheduler_address}))
         killer = when_lines(results, lambda: cluster.scale(0))
         code, _, message = score(capsys, *options, "--dask", scheduler)
         killer.join(60)
-        assert code == 1 and "had no worker for 1 seconds; with --results FILE, the same command resumes" in message
+        assert code == 1 and "had no worker for 1 seconds; with --save FILE, the same command resumes" in message
         kept = results.read_bytes().count(b"\n")
         assert 0 < kept < len(SEQUENCES)
         code, _, message = score(capsys, *options, "--dask", scheduler)

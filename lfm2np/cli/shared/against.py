@@ -18,7 +18,7 @@ ITSELF = "itself"
 LEAST_VOCAB = 16
 WITH, WITHOUT = "not with --against, which needs no truth", "only with --against"
 LOCAL = "only with a server as TARGET"
-NEED_TRUTH = ("rope", "tokenizer", "kv_format", "workers", "dask", "results")  # of `check` and `fuzz`
+NEED_TRUTH = ("rope", "tokenizer", "kv_format", "workers", "dask", "save")  # of `check` and `fuzz`
 NEED_AGAINST = ("vocab_size", "bitwise")
 NEED_SERVER = ("name",)
 

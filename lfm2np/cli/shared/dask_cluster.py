@@ -69,7 +69,7 @@ class ClusterExecutor(Executor):
         """Itself; WorkerError if it is broken."""
         if self._is_lost:
             lost = f"the scheduler is gone, or had no worker for {WITHOUT_WORKERS:g} seconds"
-            raise WorkerError(f"--dask: {lost}; with --results FILE, the same command resumes")
+            raise WorkerError(f"--dask: {lost}; with --save FILE, the same command resumes")
         return self
 
     def watch(self, ended: threading.Event) -> None:

@@ -22,14 +22,15 @@ from lfm2np.oracle.vectors.golden import VECTOR
 from lfm2np.scoring.teacher_forcing import SCORE
 from lfm2np.values import require_count
 from lfm2np.work.place import Place
-from lfm2np.work.results_file import ResultsFile
+from lfm2np.work.results_file import LineFile, ResultsFile
 
+SAVE_HELP = "save what comes as it comes, and go on with what FILE has; see lfm2np merge"
 WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR, VIEWS)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_executor_options(parser)
-    add(parser, "--results FILE", "save results as they come, and reuse those in FILE; see lfm2np merge")
+    add(parser, "--save FILE", SAVE_HELP)
 
 
 def add_executor_options(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +41,14 @@ def add_executor_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def place_of(arguments: argparse.Namespace, model: Model | None) -> Iterator[Place]:
-    """Where --workers and --dask say, with --results. Without a model: work that needs none, and keeps its results
-    itself."""
+def place_of(arguments: argparse.Namespace, model: Model | None, saved: LineFile | None = None) -> Iterator[Place]:
+    """Where --workers and --dask say, with the file of --save, which may be open already. Without a model: work that
+    needs none, and keeps its results itself."""
     workers = require_count("--workers", arguments.workers, 0, None)
     with contextlib.ExitStack() as stack:
         record = None
-        if model is not None and arguments.results is not None:
-            record = stack.enter_context(ResultsFile(arguments.results, model))
+        if model is not None and arguments.save is not None:
+            record = stack.enter_context(ResultsFile(saved or arguments.save, model))
         if arguments.dask is not None:
             from lfm2np.cli.shared.dask_cluster import connected  # slow to import
 

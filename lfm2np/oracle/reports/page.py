@@ -14,7 +14,7 @@ from importlib import resources
 
 from lfm2np.oracle.reports.report_parts import MOST_COMMAND, visible
 
-STYLE = "\n" + (resources.files("lfm2np.oracle.reports") / "page.css").read_text(encoding="utf-8")
+STYLE = "\n" + (resources.files("lfm2np.oracle.report") / "report.css").read_text(encoding="utf-8")
 Row = Sequence[object]
 
 

@@ -1,8 +1,10 @@
 """FILE.jsonl: what an engine answered earlier, one line {"ask": {...}, "answer": {...}} a request.
 
-The record of a check, from which an interrupted one is resumed; also a target for engines that run elsewhere.
-A check writes a checksum into each line, {..., "sha256": "..."}, and a last line {"end": 12, "sha256": "..."}: how many
-lines there are since the previous end. Lines from elsewhere need neither.
+The record of a check, from which an interrupted one is resumed; also a target for engines that run elsewhere. The
+same file may hold what was computed to judge them (work/results_file.py).
+A check writes a checksum into each line, {..., "sha256": "..."}, behind its answers {"end": 12, "sha256": "..."}: how
+many there are since the previous end, and its verdict, {"verdict": "EXACT", "sha256": "..."}. Lines from elsewhere need
+none of this.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from lfm2np.work.results_file import LineFile
 from scheduler.checksum import FIELD, damage, sealed
 
 MAX_LINE = 64 * 2**20
+RESULTS = b'{"format_version"'  # how lines of computed results begin
 
 
 class Transcript:
@@ -41,15 +44,21 @@ class Transcript:
     dropped, with a warning, and overwritten by the next `append`.
     """
 
-    def __init__(self, path: str | Path, is_target: bool = False) -> None:
+    def __init__(self, file: str | Path | LineFile, is_target: bool = False) -> None:
         """`is_target`: refuses an answer that a later line contradicts, as the later one would mask it, and lines with
         checksums that no end follows, as some may be missing."""
-        self.path = Path(path)
+        self._lines = file if isinstance(file, LineFile) else LineFile(file, MAX_LINE)
+        self.path = self._lines.path
+        self.verdict: str | None = None  # of the check, if it came to one
         self._pairs: dict[str, tuple[Ask, Answer]] = {}
-        self._lines = LineFile(path, MAX_LINE)
         self._num_open = 0  # lines with a checksum behind the last end
         for where, line in self._lines.read():
+            if line.startswith(RESULTS):
+                continue
             raw = read_line(line, where)
+            if "verdict" in raw:
+                self.verdict = str(raw["verdict"])
+                continue
             if set(raw) == {"end", FIELD}:
                 require_end(raw["end"], self._num_open, where)
                 self._num_open = 0
@@ -70,9 +79,15 @@ class Transcript:
         return list(self._pairs.values())
 
     def known(self, ask: Ask) -> Answer | None:
-        """The answer to exactly this ask; None if there is none, or one to another ask of the same id."""
+        """The answer to this ask, if there is one. RequestError for one to another ask of the same id: such a file is
+        of another check."""
         recorded = self._pairs.get(ask.id)
-        return recorded[1] if recorded is not None and as_text(recorded[0]) == as_text(ask) else None
+        if recorded is None:
+            return None
+        if as_text(recorded[0]) != as_text(ask):
+            why = "another seed, engine, model or version"
+            raise RequestError(f"{self.path}: {ask.id!r} is another request there ({why}): save into another file")
+        return recorded[1]
 
     def append(self, ask: Ask, answer: Answer) -> None:
         """Adds a line, which is on the disk when this returns. RequestError if it can't be written."""
@@ -94,6 +109,10 @@ class Transcript:
         if self._num_open:
             self._lines.append(json.dumps(sealed({"end": self._num_open})).encode() + b"\n")
             self._num_open = 0
+
+    def judged(self, verdict: str) -> None:
+        """Writes the verdict: nothing goes on with the file."""
+        self._lines.append(json.dumps(sealed({"verdict": verdict})).encode() + b"\n")
 
     def close(self) -> None:
         """Any number of times; the next `append` opens the file again."""
@@ -131,8 +150,8 @@ class FileTarget:
         return self._read().pairs()
 
     def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
-        transcript = self._read()
-        return [transcript.known(ask) or failed(ask, "not recorded") for ask in asks]
+        answers = {as_text(ask): answer for ask, answer in self._read().pairs()}
+        return [answers.get(as_text(ask)) or failed(ask, "not recorded") for ask in asks]
 
     def close(self) -> None:
         self._transcript = None
@@ -156,7 +175,7 @@ def contradicts(earlier: tuple[Ask, Answer] | None, later: tuple[Ask, Answer]) -
 def read_line(line: bytes, where: str) -> dict[str, Any]:
     """Checks its checksum, if it has one. RequestError that names the line."""
     raw = parse_line(decode_text(line, where, RequestError), where)
-    if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"ask", "answer"}, {"end"}):
+    if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"ask", "answer"}, {"end"}, {"verdict"}):
         names = (", ".join(sorted(raw)) or "no fields") if isinstance(raw, dict) else type(raw).__name__
         raise RequestError(f"{where}: {names[:80]}, expected an object with ask and answer")
     if FIELD in raw and (changed := damage(raw)):

@@ -145,7 +145,7 @@ def test_two_files_of_one_name_are_shown_by_their_paths(files: Path, tmp_path: P
 
 def test_it_goes_on_where_it_broke_off_and_workers_find_the_same(files: Path, tmp_path: Path, capsys: Any):
     path, kept = files / "trained-Q8_0.gguf", tmp_path / "kept.jsonl"
-    options = [TRAINED, path, "--requests", files / "r.jsonl", "--max-tokens", 2, "--results", kept]
+    options = [TRAINED, path, "--requests", files / "r.jsonl", "--max-tokens", 2, "--save", kept]
     expected = figures(capsys, *options)
     lines = kept.read_text().splitlines(keepends=True)
     assert len(lines) == 12  # the base's four answers, the four requests, the four answers again
