@@ -252,10 +252,10 @@ class HttpTarget:
 
 
 def report(future: Future[Sequence[Answer | TargetError]], arrived: Arrived) -> None:
-    """Answers that are there."""
+    """Answers that are there; not those of connections that were closed here."""
     if future.done() and not future.cancelled() and future.exception() is None:
         for answer in future.result():
-            if isinstance(answer, Answer):
+            if isinstance(answer, Answer) and (answer.error is None or answer.refuted):
                 arrived(answer)
 
 
