@@ -259,6 +259,7 @@ def test_workers_serve_many_times_and_are_replaced_where_they_broke() -> None:
     assert all(place.is_shut for place in created)
 
 
+@pytest.mark.rounding
 def test_a_check_that_has_its_verdict_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
