@@ -102,7 +102,7 @@ def show_report(arguments: argparse.Namespace, report: Report) -> None:
         if path := getattr(arguments, name, None):
             write_whole(path, render(report, command))
     print_result(arguments, as_json(report, command), as_text(report, command))
-    verdict = ": ".join([report.verdict, *(finding.words for finding in report.findings[:1])])
+    verdict = ": ".join([report.verdict, *(finding.sentence for finding in report.findings[:1])])
     if report.exit_code == WRONG:
         raise ProofError(verdict)
     if report.exit_code == OPEN:
