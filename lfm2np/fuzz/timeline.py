@@ -6,7 +6,7 @@ from lfm2np.fuzz.campaign import Failure
 from lfm2np.oracle.report.markup import Markup, element
 from lfm2np.oracle.report.report import Figure, Table, number
 
-WIDTH, LEFT, RIGHT, ROW, TOP = 400.0, 28.0, 396.0, 34.0, 10.0
+WIDTH, LEFT, RIGHT, ROW, TOP = 400.0, 28.0, 390.0, 34.0, 10.0
 BAR = 22.0  # its height
 CHARACTER = 7.2  # width of one, about
 SHORTEST = 3.0  # units of the drawing: a very short request is still visible
@@ -21,7 +21,7 @@ def timeline(failure: Failure) -> Figure:
     bottom = TOP + ROW * len(played.replies)
     rows = [drawn(failure, index, last) for index in range(len(played.replies))]
     ends = [label(LEFT, bottom + 16, "0", "start"), label(RIGHT, bottom + 16, f"{last:.3g} {played.clock}", "end")]
-    size = {"viewBox": f"0 0 {WIDTH:g} {bottom + 24:g}", "role": "img"}
+    size = {"class_": "chart", "viewBox": f"0 0 {WIDTH:g} {bottom + 24:g}", "role": "img"}
     drawing = element("svg", element("title", "Timeline of the trace"), rows, ends, **size)
     return Figure(drawing, CAPTION, [numbers(failure)])
 
