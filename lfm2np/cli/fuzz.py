@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,9 +27,9 @@ from lfm2np.cli.shared.parser import (
     require_times,
 )
 from lfm2np.cli.shared.prompts import load_model
-from lfm2np.cli.shared.terminal import command_line, print_result
+from lfm2np.cli.shared.terminal import command_line, show_report
 from lfm2np.engine_protocol import TOLD, load_factory
-from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.errors import InconclusiveError, RequestError
 from lfm2np.fuzz.sizes import (
     ASSUMED,
     BLOCKS,
@@ -45,6 +45,7 @@ from lfm2np.fuzz.sizes import (
     sizes_of,
 )
 from lfm2np.loading import Model
+from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
 
 if TYPE_CHECKING:
     from lfm2np.fuzz.campaign import Campaign, Failure
@@ -90,9 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
         started = stack.enter_context(started_server(arguments))
         subject = by_truth(arguments, stack) if arguments.against is None else by_itself(arguments, stack)
         findings, counts = fuzzed(arguments, subject, started)
-    print_result(arguments, {"findings": findings, **counts}, as_text(findings, counts))
-    if findings:
-        raise ProofError(f"{len(findings)} findings, first {findings[0]['what']}")
+    show_report(arguments, report_of(findings, counts))
 
 
 def require_numbers(arguments: argparse.Namespace) -> None:
@@ -217,12 +216,12 @@ def local_player(arguments: argparse.Namespace, model: Model) -> Player:
 
 def fuzzed(
     arguments: argparse.Namespace, subject: Subject, started: StartedServer | None
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[Finding], dict[str, Any]]:
     from lfm2np.fuzz.campaign import Campaign, Counts
     from lfm2np.fuzz.hand_over import hand_over
 
     player, judge, around, sizes, context = subject
-    findings: list[dict[str, Any]] = []
+    findings: list[Finding] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
         def show(counts: Counts) -> None:
@@ -245,7 +244,7 @@ def fuzzed(
         )
         for failure in failures(arguments, campaign):
             folder = hand_over(Path(arguments.out), failure, judge, player, context)
-            findings.append(as_row(failure, folder))
+            findings.append(finding_of(failure, folder))
             say(f"found: {failure.finding.what} -> {folder}")
     counts = campaign.counts
     figures = {name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")}
@@ -340,10 +339,8 @@ def without(names: str) -> tuple[str, ...]:
     return chosen
 
 
-def as_row(failure: Failure, folder: Path) -> dict[str, Any]:
-    return {
-        "kind": failure.finding.kind,
-        "what": failure.finding.what,
+def finding_of(failure: Failure, folder: Path) -> Finding:
+    evidence = {
         "folder": str(folder),
         "failed": failure.rate[0],
         "replays": failure.rate[1],
@@ -358,49 +355,62 @@ def as_row(failure: Failure, folder: Path) -> dict[str, Any]:
         "seconds": round(failure.seconds, 1),
         "shrinking_seconds": round(failure.shrinking, 1),
     }
+    return Finding(failure.finding.kind, failure.finding.what, evidence=evidence)
 
 
-def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
-    lines = [
-        f"engine    {counts['engine']}",
-        *([f"format    {counts['format']} ({counts['why_format']})"] if counts["why_format"] else []),
-        *([f"judged    {counts['expected']}"] if "expected" in counts else []),
-        f"played    {counts['traces']} traces and {counts['replays']} replays: {counts['requests']} requests, "
-        f"{counts['tokens']} tokens, in {counts['seconds']:.0f} s",
-        f"sizes     {sizes_text(counts['sizes'])}",
-        f"findings  {len(findings)}"
-        + (f", and {counts['once']} differences that were seen once and never again" if counts.get("once") else "")
-        + ("" if findings or not counts["assumed"] else f"; {assumed_text(counts['assumed'])}"),
+def report_of(findings: Sequence[Finding], counts: Mapping[str, Any]) -> Report:
+    why, once = counts["why_format"], counts.get("once")
+    has_lone = any(finding.kind == "wrong" and finding.evidence["requests"] == 1 for finding in findings)
+    lone = ["one request alone is wrong: `lfm2np check` tells a number format from a bug"] if has_lone else []
+    return Report(
+        command="fuzz",
+        verdict=plural(len(findings), "finding") if findings else "no finding",
+        exit_code=WRONG if findings else RIGHT,
+        findings=findings,
+        facts={
+            "engine": counts["engine"],
+            "format": f"{counts['format']} ({why})" if why else counts["format"],
+            **({"judged": counts["expected"]} if "expected" in counts else {}),
+            "played": f"{counts['traces']} traces and {counts['replays']} replays: {counts['requests']} requests, "
+            f"{counts['tokens']} tokens, in {counts['seconds']:.0f} s",
+            "sizes": sizes_text(counts["sizes"]),
+            **({"once": f"{once} differences that were seen once and never again"} if once else {}),
+        },
+        next_steps=[*map(folder_text, findings), *lone],
+        not_tested=[] if findings or not counts["assumed"] else [assumed_text(counts["assumed"])],
+        sections=[Section(finding.evidence["folder"], [Code(lines_of(finding))]) for finding in findings],
+        figures=counts,
+    )
+
+
+def lines_of(finding: Finding) -> list[str]:
+    evidence = finding.evidence
+    return [
+        f"{finding.kind}: after {evidence['traces']} traces and {evidence['seconds']:.0f} s; {rate_of(evidence)}",
+        f"  shrunk from {evidence['drawn_requests']} requests ({evidence['drawn_tokens']} tokens) to "
+        f"{evidence['requests']} ({evidence['tokens']}) in {evidence['shrinking_seconds']:.0f} s",
     ]
-    for finding in findings:
-        lines += [
-            "",
-            f"{finding['kind']}: {finding['what']}",
-            f"  after {finding['traces']} traces and {finding['seconds']:.0f} s; {rate_of(finding)}",
-            f"  shrunk from {finding['drawn_requests']} requests ({finding['drawn_tokens']} tokens) to "
-            f"{finding['requests']} ({finding['tokens']}) in {finding['shrinking_seconds']:.0f} s",
-            f"  {finding['folder']}: trace.json, report.html, issue.md and, for a server, reproduce.py",
-        ]
-        if finding["kind"] == "wrong" and finding["requests"] == 1:
-            lines.append("  one request alone is wrong: `lfm2np check` tells a number format from a bug")
-    return "\n".join(lines)
 
 
-def sizes_text(sizes: dict[str, Any]) -> str:
+def folder_text(finding: Finding) -> str:
+    return f"{finding.evidence['folder']}: trace.json, report.html, issue.md and, for a server, reproduce.py"
+
+
+def sizes_text(sizes: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {' or '.join(map(str, size['values']))} ({size['from']})" for name, size in sizes.items())
 
 
-def assumed_text(names: list[str]) -> str:
+def assumed_text(names: Sequence[str]) -> str:
     """A trace meets the borders of an engine's blocks and chunks by chance where they are not known."""
-    return f"this means little, as sizes were assumed: give {', '.join(map(option, names))}"
+    return f"borders of other sizes than those that were assumed: give {', '.join(map(option, names))}"
 
 
-def rate_of(finding: dict[str, Any]) -> str:
-    if not finding["replays"]:
+def rate_of(evidence: Mapping[str, Any]) -> str:
+    if not evidence["replays"]:
         return "not played again: the server is gone, and there is no --start"
-    tokens = "the same tokens" if finding["same_tokens"] else "other tokens"
-    before = f"; needs what came before: {finding['before']} requests" if finding["needs_before"] else ""
-    return f"fails in {finding['failed']} of {finding['replays']} replays, each with {tokens}{before}"
+    tokens = "the same tokens" if evidence["same_tokens"] else "other tokens"
+    before = f"; needs what came before: {evidence['before']} requests" if evidence["needs_before"] else ""
+    return f"fails in {evidence['failed']} of {evidence['replays']} replays, each with {tokens}{before}"
 
 
 def add_fuzz(commands: Commands) -> None:

@@ -4,7 +4,6 @@ writes what it reads: an engine's activations of one request."""
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import warnings
 from pathlib import Path
@@ -13,14 +12,13 @@ from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.parser import MODEL_HELP, Commands, add, add_command
-from lfm2np.cli.shared.terminal import parse_ids, print_result, progress_bar
-from lfm2np.errors import InconclusiveError, ProofError
+from lfm2np.cli.shared.terminal import parse_ids, print_result, progress_bar, show_report
 from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names
-from lfm2np.oracle.locate.locate import as_text, locate, shortened, why_inconclusive
+from lfm2np.oracle.locate.locate import locate
+from lfm2np.oracle.locate.locate_report import report_of, shortened
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.engine_versions import require_request
 from lfm2np.oracle.recorders.registry import FORMS, format_of, record_of
-from lfm2np.oracle.report.as_json import finite
 from lfm2np.whole_file import write_whole
 
 EXIT_CODES = """exit codes:
@@ -46,16 +44,12 @@ def run(arguments: argparse.Namespace) -> None:
     if dump.unknown:
         warnings.warn(f"{arguments.dump}: {len(dump.unknown)} unknown names: {shortened(dump.unknown)}", stacklevel=1)
     with progress_bar("locating") as show:
-        report = locate(tensors, config, dump, arguments.format, show)
-    fields = {"model": str(path), "conclusive": report.is_conclusive, **finite(dataclasses.asdict(report))}
-    print_result(arguments, fields, as_text(report))
-    if config.is_rope_relabelled and any(finding.name.endswith("_rotated") for finding in report.findings):
+        located = locate(tensors, config, dump, arguments.format, show)
+    hints = []
+    if config.is_rope_relabelled and any(finding.name.endswith("_rotated") for finding in located.findings):
         other = next(reading for reading in READINGS if reading != arguments.rope)
-        print(f"lfm2np: the rotation's label has another reading: --rope {other}", file=sys.stderr)
-    if report.findings:
-        raise ProofError(f"{report.findings[0].name}: not what its inputs make")
-    if not report.is_conclusive:
-        raise InconclusiveError(f"{arguments.dump}: {why_inconclusive(report)}")
+        hints.append(f"the rotation's label has another reading: --rope {other}")
+    show_report(arguments, report_of(located, str(path), hints))
 
 
 def add_locate(commands: Commands) -> None:

@@ -12,7 +12,7 @@ from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.conformance.plugin import ASKING, given_sizes, option
 from lfm2np.errors import Lfm2npError
 from lfm2np.invariance.asked import Asking
-from lfm2np.invariance.invariance_report import lines_of, score_words
+from lfm2np.invariance.invariance_report import score_words, what_of
 from lfm2np.invariance.relations import Relation
 from lfm2np.invariance.rounding_spread import Outcome, Spread
 from lfm2np.invariance.target_engine import Options, engine_of
@@ -63,4 +63,4 @@ def test_relation(relation: Relation, asking: tuple[Asking, Spread]) -> None:
     if held.outcome in (Outcome.NOT_ASKED, Outcome.UNKNOWN):
         pytest.skip(held.why or "the server reports nothing that could be compared")
     if held.outcome is Outcome.BROKEN:
-        pytest.fail(f"{relation.sentence}\n{' '.join(lines_of(held))}\n{score_words(held.score)}", pytrace=False)
+        pytest.fail(f"{relation.sentence}\n{relation.name}: {what_of(held)}\n{score_words(held.score)}", pytrace=False)

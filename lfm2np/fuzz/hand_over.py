@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import json
 import os
@@ -22,10 +21,10 @@ from lfm2np.fuzz.judge import Judge
 from lfm2np.fuzz.play_http import HttpPlayer
 from lfm2np.fuzz.reproducer import reproducer
 from lfm2np.fuzz.right import Right
+from lfm2np.fuzz.timeline import timeline
 from lfm2np.fuzz.trace import Sent, Trace, as_json, from_json, joined
-from lfm2np.oracle.reports.figure import label
-from lfm2np.oracle.reports.page import bullets, foreign, page, table
-from lfm2np.oracle.reports.report_parts import environment, visible
+from lfm2np.oracle.report.as_html import as_html
+from lfm2np.oracle.report.report import WRONG, Code, Finding, Report, Section, Table
 from lfm2np.oracle.targets.records import Answer, answer_as_json, parse_line
 from lfm2np.whole_file import write_whole
 from scheduler.checksum import FIELD, damage, sealed
@@ -71,8 +70,8 @@ def hand_over(out: Path, failure: Failure, judge: Judge, player: Any, context: C
         title = f"{context.engine}: {failure.finding.what}"
         words, is_alone = server_words(failure), any(alone)
         texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, words, before, is_alone)
-    texts[REPORT] = as_html(failure, context, right)
-    texts[ISSUE] = as_issue(failure, context, right, SCRIPT in texts, judge.expected)
+    shown = (failure, context, right, how_to_see(failure, context, SCRIPT in texts), judge.expected)
+    texts |= {REPORT: as_html(report_of(*shown), context.command), ISSUE: as_issue(*shown)}
     return written(out, failure.finding.kind, texts)
 
 
@@ -252,25 +251,25 @@ def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) ->
     return rows[:MOST_TOKENS]
 
 
-def facts(failure: Failure, context: Context) -> list[str]:
+def facts(failure: Failure, context: Context) -> dict[str, str]:
     failed, replays = failure.rate
     tokens = (
         "the same tokens: with others it did not fail" if failure.same_tokens else "other tokens in the same places"
     )
-    drawn = f"{len(failure.drawn.requests)} requests, {failure.drawn.num_tokens} tokens"
-    small = f"{len(failure.trace.requests)} requests, {failure.trace.num_tokens} tokens"
-    form = f"declared format: {context.format_name}"
-    if context.why_format:
-        form = f"format: {context.format_name} ({context.why_format})"
-    return [
-        f"engine: {context.engine}",
-        f"checkpoint: {context.checkpoint}; {form}",
-        f"fails in {failed} of {replays} replays, each with {tokens}. {server_words(failure)}"
-        if replays
-        else "not played again: the server is gone, and nothing was given that starts it",
-        f"found after {failure.traces} traces and {failure.seconds:.0f} s; drawn with {drawn}; shrunk to {small} in "
-        f"{failure.shrinking:.0f} s",
-    ]
+    rate = "not played again: the server is gone, and nothing was given that starts it"
+    if replays:
+        rate = f"fails in {failed} of {replays} replays, each with {tokens}. {server_words(failure)}"
+    drawn, small = (
+        f"{len(trace.requests)} requests, {trace.num_tokens} tokens" for trace in (failure.drawn, failure.trace)
+    )
+    return {
+        "engine": context.engine,
+        "checkpoint": context.checkpoint,
+        "format": f"{context.format_name} ({context.why_format or 'declared'})",
+        "replays": rate,
+        "found": f"after {failure.traces} traces and {failure.seconds:.0f} s",
+        "size": f"drawn with {drawn}; shrunk to {small} in {failure.shrinking:.0f} s",
+    }
 
 
 def rows_of(trace: Trace) -> list[list[Any]]:
@@ -286,24 +285,25 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str
     return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows), ""] if rows else []
 
 
-def marked(cell: Cell, before: str, after: str = "") -> str:
-    return f"{before}{cell.text} (wrong){after or before}" if cell.is_wrong else cell.text
+def marked(cell: Cell, around: str) -> str:
+    return f"{around}{cell.text} (wrong){around}" if cell.is_wrong else cell.text
 
 
-def as_issue(
-    failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], script: bool, expected: str
-) -> str:
-    how = (
+def how_to_see(failure: Failure, context: Context, has_script: bool) -> str:
+    if not has_script:
+        return f"`{context.command} --replay {TRACE}` plays them again."
+    return (
         f"`{SCRIPT}` (standard library only) sends these requests and says what it expected and saw: "
         f"`python {SCRIPT} {context.target}`. {server_words(failure)}"
-        if script
-        else f"`{context.command} --replay {TRACE}` plays them again."
     )
+
+
+def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], how: str, expected: str) -> str:
     return "\n".join(
         [
             f"# {MEANS[failure.finding.kind][0].upper()}{MEANS[failure.finding.kind][1:]}",
             "",
-            *(f"- {line}" for line in facts(failure, context)),
+            *(f"- {name}: {value}" for name, value in facts(failure, context).items()),
             "",
             "## What goes wrong",
             "",
@@ -323,105 +323,25 @@ def as_issue(
     )
 
 
-def as_html(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]]) -> str:
-    """A page with the same content, and the timeline."""
-    trace = failure.trace
-    header = (
-        f"<h1>lfm2np fuzz: {foreign(MEANS[failure.finding.kind])}</h1>\n"
-        f'<div class="verdict bug"><p>{foreign(failure.finding.what)}</p>\n'
-        f"{bullets([foreign(line) for line in facts(failure, context)])}</div>\n"
+def report_of(
+    failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], how: str, expected: str
+) -> Report:
+    """With the same content as the issue, and the timeline."""
+    trace, finding = failure.trace, failure.finding
+    compared = [[marked(cell, "") for cell in row] for row in expected_and_seen(failure, right)]
+    prompts = [f"{index}: {shown_ids(sent.prompt)}" for index, sent in enumerate(trace.requests)]
+    tokens = [Table("Tokens of the wrong request", COMPARED, compared, ())] if compared else []
+    return Report(
+        command="fuzz",
+        verdict=finding.kind.upper(),
+        exit_code=WRONG,
+        means=f"{MEANS[finding.kind][0].upper()}{MEANS[finding.kind][1:]}.",
+        findings=[Finding(finding.kind, finding.what)],
+        facts=facts(failure, context),
+        next_steps=[how],
+        sections=[
+            Section("Who overlapped whom", [timeline(failure)]),
+            Section("Expected and seen", [*tokens, expected]),
+            Section("The requests", [Table("Requests", HEADS, rows_of(trace), (0, 3, 4, 5)), Code(prompts)]),
+        ],
     )
-    rows = [[*row, foreign(words)] for *row, words in rows_of(trace)]
-    prompts = bullets([f"{index}: <code>{shown_ids(sent.prompt)}</code>" for index, sent in enumerate(trace.requests)])
-    again = bullets([foreign(f"{name}: {value}") for name, value in environment().items()])
-    again += f"<pre>{foreign(context.command, 4000)}</pre>\n"
-    compared = [[marked(cell, "<mark>", "</mark>") for cell in row] for row in expected_and_seen(failure, right)]
-    sections = [
-        ("timeline", "Who overlapped whom", f"<figure>\n{timeline(failure)}</figure>\n"),
-        ("wrong", "Expected and seen", table("Tokens of the wrong request", COMPARED, {"": compared})),
-        ("requests", "The requests", table("Requests", HEADS, {"": rows}, (0, 3, 4, 5)) + prompts),
-        ("again", "Versions, and how to do it again", again),
-    ]
-    return page(f"{failure.finding.kind}: {context.engine} - lfm2np fuzz", header, sections, "")
-
-
-WIDTH, LEFT, RIGHT, ROW, TOP = 640.0, 44.0, 628.0, 34.0, 44.0
-MOST_WORDS = 100_000
-SHORTEST = 3.0  # units of the drawing: a very short request is still visible
-
-
-def timeline(failure: Failure) -> str:
-    """SVG, with a description of the same in words."""
-    replies = failure.played.replies
-    last = max((reply.ended or 0.0 for reply in replies), default=0.0) or 1.0
-
-    def x(seconds: float) -> float:
-        return LEFT + (RIGHT - LEFT) * seconds / last
-
-    height = TOP + ROW * len(replies) + 30.0
-    light = "light: until the first token (no streaming: the whole bar)"
-    parts = [
-        label(LEFT, 16, "prompt + new tokens of each request; cross: wrong", "start"),
-        label(LEFT, 34, light, "start"),
-    ]
-    for index, reply in enumerate(replies):
-        y = TOP + ROW * index
-        parts.append(label(LEFT - 6, y + 18, str(index), "end"))
-        if reply.sent is None or reply.ended is None:
-            parts.append(label(LEFT, y + 18, "never sent", "start"))
-            continue
-        first = reply.ended if reply.first is None else reply.first
-        parts.append(bar("prefill", x(reply.sent), x(first), y))
-        if reply.first is not None:
-            parts.append(bar("decode", x(first), x(reply.ended), y))
-        parts.append(label(x(reply.sent) + 4, y + 17, words(failure, index), "start"))
-        if failure.finding.request == index:
-            parts.append(cross(wrong_at(failure, index, x(first), x(reply.ended)), y + 11))
-    parts.append(
-        label(RIGHT, height - 8, f"{last:.3g} {failure.played.clock}", "end") + label(LEFT, height - 8, "0", "start")
-    )
-    title, description = "Timeline of the trace", html.escape(visible(in_words(failure), MOST_WORDS))
-    return (
-        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-labelledby="time-title time-text">\n'
-        f'<title id="time-title">{title}</title>\n<desc id="time-text">{description}</desc>\n'
-        f"{''.join(parts)}</svg>\n"
-    )
-
-
-def bar(name: str, start: float, end: float, y: float) -> str:
-    width = max(SHORTEST, end - start)
-    return f'<rect class="{name}" x="{start:.1f}" y="{y:.1f}" width="{width:.1f}" height="22"/>\n'
-
-
-def cross(x: float, y: float) -> str:
-    return f'<path class="mark bug" d="M{x:.1f} {y:.1f}m-6-6l12 12m0-12l-12 12"/>\n'
-
-
-def wrong_at(failure: Failure, index: int, first: float, ended: float) -> float:
-    """As if tokens came evenly between the first and the last."""
-    position, sent = failure.finding.position, failure.trace.requests[index]
-    if position is None:
-        return ended
-    at = max(0, position.row - len(sent.prompt) + 1)
-    return first + (ended - first) * at / max(1, sent.max_tokens - 1)
-
-
-def words(failure: Failure, index: int) -> str:
-    sent, reply = failure.trace.requests[index], failure.played.replies[index]
-    parts = [f"{len(sent.prompt)} + {sent.max_tokens}"]
-    if reply.cached:
-        parts.append(f"{reply.cached} cached")
-    if reply.left:
-        parts.append("aborted")
-    return ", ".join(parts)
-
-
-def in_words(failure: Failure) -> str:
-    lines = []
-    for index, reply in enumerate(failure.played.replies):
-        clock = failure.played.clock
-        when = "never sent"
-        if reply.sent is not None and reply.ended is not None:
-            when = f"{reply.sent:.3g} to {reply.ended:.3g} {clock}"
-        lines.append(f"Request {index}: {words(failure, index)}; {when}.")
-    return " ".join([*lines, failure.finding.what])

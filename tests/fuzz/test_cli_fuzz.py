@@ -28,9 +28,9 @@ pytestmark = pytest.mark.rounding
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 OWN = "lfm2np.conformance.adapters:own"
 SMALL = ("--block-size", "4", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--max-model-len", "28")
-KEYS = {"findings", "engine", "format", "why_format", "traces", "replays", "requests", "tokens", "seconds"}
+KEYS = {"engine", "format", "why_format", "traces", "replays", "requests", "tokens", "seconds"}
 KEYS |= {"sizes", "assumed"}
-ROW = {"kind", "what", "folder", "failed", "replays", "requests", "tokens", "drawn_requests", "drawn_tokens", "traces"}
+ROW = {"folder", "failed", "replays", "requests", "tokens", "drawn_requests", "drawn_tokens", "traces"}
 ROW |= {"same_tokens", "before", "needs_before"}
 
 
@@ -159,7 +159,7 @@ def test_an_engine_that_reports_no_tokens_is_inconclusive(capsys: pytest.Capture
 def test_a_right_engine_ends_with_0_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(OWN, *SMALL, "--examples", "5") == 0
     printed = capsys.readouterr().out
-    assert "played    5 traces and 0 replays" in printed and printed.endswith("findings  0\n")
+    assert printed.startswith("verdict    no finding\n") and "played     5 traces and 0 replays" in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -180,10 +180,11 @@ def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
 ) -> None:
     with served_process("--fault", "rotation-backwards") as url:
         code, report = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
-        assert code == 1 and set(report) == KEYS
-        (row,) = report["findings"]
+        assert code == 1 and set(report["figures"]) == KEYS
+        (finding,) = report["findings"]
+        row = finding["evidence"]
         assert set(row) == ROW | {"seconds", "shrinking_seconds"}
-        assert (row["kind"], row["requests"], row["failed"], row["replays"]) == ("wrong", 1, 2, 2)
+        assert (finding["kind"], row["requests"], row["failed"], row["replays"]) == ("wrong", 1, 2, 2)
         assert row["folder"] == str(Path("found") / "wrong-1")
         directory = tmp_path / "found" / "wrong-1"
         assert sorted(path.name for path in directory.iterdir()) == [
@@ -195,13 +196,13 @@ def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
         assert script(directory / "reproduce.py", url) == 1
         again = ("--replay", str(directory / "trace.json"), "--out", "again")
         code, report = one_line(url, *SMALL, *again, capsys=capsys)
-        assert (code, report["traces"], report["findings"][0]["kind"]) == (1, 1, "wrong")
+        assert (code, report["figures"]["traces"], report["findings"][0]["kind"]) == (1, 1, "wrong")
         code, report = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
-        assert (code, report["traces"]) == (1, 1)  # the earlier failure comes first
+        assert (code, report["figures"]["traces"]) == (1, 1)  # the earlier failure comes first
     with serving() as here:
         assert script(directory / "reproduce.py", here.url) == 0
         code, report = one_line(here.url, *SMALL, *again, capsys=capsys)
-        assert (code, report["traces"], report["findings"]) == (0, 10, [])
+        assert (code, report["figures"]["traces"], report["findings"]) == (0, 10, [])
     assert script(directory / "reproduce.py", url) == 2
     assert run(url, *again) == 3
     capsys.readouterr()
@@ -262,8 +263,9 @@ def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], 
     start = f"{sys.executable} dying.py --model {folder()} --numerics exact --port {port}"
     url = f"http://127.0.0.1:{port}"
     code, report = one_line(url, *SMALL, "--shrink-minutes", "0", "--start", start, capsys=capsys)
-    (row,) = report["findings"]
-    assert (code, row["kind"], row["failed"], row["replays"]) == (1, "dead", 2, 2)
+    (finding,) = report["findings"]
+    row = finding["evidence"]
+    assert (code, finding["kind"], row["failed"], row["replays"]) == (1, "dead", 2, 2)
     text = (tmp_path / row["folder"] / "issue.md").read_text()
     assert "# The server is gone\n" in text and "on a server that had just been started" in text
     with socket.socket() as sock:

@@ -38,12 +38,13 @@ def fuzz(*arguments: str) -> int:
 
 def test_a_run_without_a_finding_warns_of_sizes_that_were_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     assert fuzz(OWN) == 0
-    *_, sizes, findings = capsys.readouterr().out.splitlines()
+    verdict, not_tested, *_, sizes = capsys.readouterr().out.partition("\n\n")[0].splitlines()
     assert "max_num_batched_tokens 64 or 256 or 512 (assumed)" in sizes and "(the model's)" in sizes
-    assert findings.startswith("findings  0; ") and "--block-size, --max-num-batched-tokens" in findings
+    assert verdict == "verdict    no finding" and not_tested.startswith("not tested ")
+    assert "assumed: give --block-size, --max-num-batched-tokens" in not_tested
     assert fuzz(OWN, *GIVEN) == 0
-    *_, sizes, findings = capsys.readouterr().out.splitlines()
-    assert "max_num_batched_tokens 16 (given)" in sizes and findings == "findings  0"
+    shown = capsys.readouterr().out
+    assert "max_num_batched_tokens 16 (given)" in shown and "not tested" not in shown
 
 
 @pytest.mark.slow
@@ -54,8 +55,9 @@ def test_a_stale_state_after_preemption_is_found_without_any_option(
     monkeypatch.setattr(campaign, "FIRST_REPLAYS", 1)
     monkeypatch.setattr(campaign, "LAST_REPLAYS", 2)
     assert main(["fuzz", "stale_engine:factory", "--examples", "24", "--shrink-minutes", "0", "--json"]) == 1
-    (row,) = json.loads(capsys.readouterr().out)["findings"]
-    assert (row["kind"], row["failed"]) == ("wrong", 2)
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    row = finding["evidence"]
+    assert (finding["kind"], row["failed"]) == ("wrong", 2)
     assert main(["fuzz", "stale_engine:right", "--examples", str(row["traces"]), "--out", "right"]) == 0
 
 
@@ -68,7 +70,7 @@ def test_sizes_that_an_engine_reports_are_not_assumed(
 ) -> None:
     monkeypatch.setattr("lfm2np.conformance.adapters.Own", Reports)
     assert fuzz(OWN, "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)["figures"]
     assert report["assumed"] == []
     assert report["sizes"] == {name: {"values": [size], "from": "reported"} for name, size in Reports.sizes.items()}
 

@@ -11,10 +11,12 @@ from lfm2np.errors import InconclusiveError
 from lfm2np.fuzz.played import DEAD, Played, Reply, Trouble
 from lfm2np.fuzz.trace import Trace
 from lfm2np.invariance.asked import Asking, Checked, between
-from lfm2np.invariance.invariance_report import Report, as_html, as_json, as_text
+from lfm2np.invariance.invariance_report import Result, report_of
 from lfm2np.invariance.questions import Sizes
 from lfm2np.invariance.relations import NAMES, RELATIONS
 from lfm2np.invariance.rounding_spread import Outcome
+from lfm2np.oracle.report.as_text import as_text
+from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.targets.records import Answer
 from lfm2np.oracle.targets.target import TargetError
 
@@ -142,11 +144,10 @@ def test_what_is_not_reported_is_not_judged() -> None:
 
 def test_other_tokens_without_a_log_probability_leave_the_verdict_open() -> None:
     bug: Bug = lambda now, position: now.cached > 0 and position == 0  # noqa: E731
-    report = Report((asking(Pretend(0.0, bug, 5.0, tells_logprobs=False)).run(),))
-    assert report.broken == [] and not report.is_judged
-    lines = as_text(report).splitlines()
-    assert lines[-1].startswith("INCONCLUSIVE: not judged: ") and "warm, prefixes" in lines[-1]
-    assert any(line.startswith("warm: prompt of ") and " instead of " in line for line in lines)
+    report = report_of(Result((asking(Pretend(0.0, bug, 5.0, tells_logprobs=False)).run(),)))
+    assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", OPEN)
+    words = {finding.where: finding.words for finding in report.findings if finding.kind == "not judged"}
+    assert "prefixes" in words and words["warm"].startswith("prompt of ") and " instead of " in words["warm"]
 
 
 class Curt(Pretend):
@@ -192,10 +193,10 @@ def test_other_tokens_beside_others_break_whatever_is_reported(
 
 
 def test_a_coarser_format_that_would_explain_it_is_named() -> None:
-    report = Report((asking(Pretend(0.002), "float32").run(),))
-    assert report.broken and "float16 would explain all of it: is --format float32 right?" in as_text(report)
+    report = report_of(Result((asking(Pretend(0.002), "float32").run(),)))
+    assert report.findings and "float16 would explain all of it: is --format float32 right?" in report.next_steps
     leaking = asking(Pretend(1e-6, lambda now, position: now.beside > 0, 2.0)).run()
-    assert leaking.broken and "would explain" not in as_text(Report((leaking,)))
+    assert leaking.broken and "would explain" not in as_text(report_of(Result((leaking,))))
 
 
 class Poisoned(Pretend):
@@ -256,11 +257,10 @@ def test_a_question_that_is_not_answered_alone_is_said() -> None:
     checked = asking(Choosy()).run()
     assert checked.unanswered == ("a prompt of 1 tokens alone: HTTP 500",)
     assert {held.relation.name for held in checked.broken} == set()
-    report = Report((checked,))
-    assert not report.is_judged and as_text(report).splitlines()[-1].startswith("INCONCLUSIVE: not answered")
-    assert "not answered: a prompt of 1 tokens alone: HTTP 500" in as_text(report)
-    assert as_json(report)["engines"][0]["unanswered"] == list(checked.unanswered)
-    assert "HTTP 500" in as_html(report, "")
+    report = report_of(Result((checked,)))
+    assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", OPEN)
+    assert report.findings[0].words == "not answered: a prompt of 1 tokens alone: HTTP 500"
+    assert report.figures["engines"][0]["unanswered"] == list(checked.unanswered)
 
 
 class Mortal(Pretend):
@@ -277,7 +277,7 @@ def test_an_engine_that_dies_breaks_the_relation_and_what_came_before_stays() ->
     after = [each for each in checked.held if each.why == "the engine is gone"]
     assert after and all(each.outcome is Outcome.NOT_ASKED for each in after)
     assert outcomes(checked)["repeat"] is Outcome.EQUAL
-    assert "stream: no connection any more" in as_text(Report((checked,)))
+    assert "stream: no connection any more" in as_text(report_of(Result((checked,))))
 
 
 class Gone(Pretend):

@@ -14,8 +14,10 @@ from xml.etree import ElementTree
 
 import beside_others
 import pytest
+from jsonschema import Draft202012Validator
 from served_here import serving
 
+import lfm2np
 from lfm2np.cli import check as check_command
 from lfm2np.cli import fuzz as fuzz_command
 from lfm2np.cli import main
@@ -26,6 +28,7 @@ from lfm2np.faults import inject
 from lfm2np.invariance.relations import NAMES
 
 pytestmark = pytest.mark.rounding
+SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text())
 FAULT = "prefix-hit-without-its-state"
 OWN = "lfm2np.conformance.adapters:own"
 SIZES = ("--block-size", "4", "--max-num-batched-tokens", "8", "--max-num-seqs", "2", "--max-model-len", "36")
@@ -37,11 +40,14 @@ def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, st
     """Exit code, what --json printed, and the last line on stderr."""
     code = main(["check", *words, *SIZES, "--json"])
     captured = capsys.readouterr()
-    return code, json.loads(captured.out) if captured.out else None, (captured.err.splitlines() or [""])[-1]
+    report = json.loads(captured.out) if captured.out else None
+    if report is not None:
+        Draft202012Validator(SCHEMA).validate(report)
+    return code, report, (captured.err.splitlines() or [""])[-1]
 
 
 def outcomes(report: Any, number: int = 0) -> dict[str, str]:
-    return {row["relation"]: row["outcome"] for row in report["engines"][number]["relations"]}
+    return {row["relation"]: row["outcome"] for row in report["figures"]["engines"][number]["relations"]}
 
 
 def reproduced(script: Path, url: str) -> subprocess.CompletedProcess[str]:
@@ -52,8 +58,8 @@ def reproduced(script: Path, url: str) -> subprocess.CompletedProcess[str]:
 def test_a_right_server_holds_and_what_it_does_not_take_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as here:
         code, report, _ = check(capsys, here.url, "--against", "itself", *FEW[:1], "repeat,warm,stream,sizes,varied")
-        assert code == 0 and report["verdict"].startswith("holds: 3 of 5 relations;")
-        rows = {row["relation"]: row for row in report["engines"][0]["relations"]}
+        assert code == 0 and (report["verdict"], report["facts"]["relations"]) == ("HOLDS", "3 of 5 hold")
+        rows = {row["relation"]: row for row in report["figures"]["engines"][0]["relations"]}
         assert rows["sizes"]["why"] == "only an engine in Python that steps is made again in other sizes"
         assert rows["varied"]["why"] == "no --vary was given"
         code, report, _ = check(
@@ -65,8 +71,12 @@ def test_a_right_server_holds_and_what_it_does_not_take_is_named(capsys: pytest.
 def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> None:
     with inject(FAULT), serving("float32") as here:
         code, report, last = check(capsys, here.url, "--against", "itself", "--relations", "repeat,warm,prefixes")
-    assert code == 1 and last == "lfm2np: ProofError: BROKEN: warm, prefixes"
-    broken = next(row for row in report["engines"][0]["relations"] if row["relation"] == "warm")
+    assert code == 1 and last.startswith("lfm2np: ProofError: BROKEN: warm: prompt of ")
+    assert [(row["kind"], row["where"]) for row in report["findings"]] == [
+        ("relation", "warm"),
+        ("relation", "prefixes"),
+    ]
+    broken = next(row for row in report["figures"]["engines"][0]["relations"] if row["relation"] == "warm")
     assert broken["broken_rounds"] == 2 and broken["largest"] > 1e-3 and broken["trace"]["requests"]
 
 
@@ -75,8 +85,8 @@ def test_what_a_fault_breaks_is_shrunk_and_shown_again(capsys: pytest.CaptureFix
     reports = ("--html", str(tmp_path / "r.html"), "--junit", str(tmp_path / "r.xml"), "--out", str(tmp_path / "found"))
     with serving("float32") as right:
         with inject(FAULT), serving("float32") as here:
-            code, report, last = check(capsys, here.url, "--against", "itself", *FEW, *reports)
-            assert code == 1 and last == "lfm2np: ProofError: BROKEN: warm, prefixes"
+            code, report, _ = check(capsys, here.url, "--against", "itself", *FEW, *reports)
+            assert code == 1 and [row["where"] for row in report["findings"]] == ["warm", "prefixes"]
             assert outcomes(report)["repeat"] in ("equal bits", "within spread")
             folders = sorted(path.name for path in (tmp_path / "found").iterdir())
             assert folders and all(name.startswith("differs-") for name in folders)
@@ -96,7 +106,7 @@ def test_what_a_fault_breaks_is_shrunk_and_shown_again(capsys: pytest.CaptureFix
     cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "r.xml").getroot()}
     assert cases["warm"].find("failure") is not None and cases["repeat"].find("failure") is None
     page = (tmp_path / "r.html").read_text()
-    assert "BROKEN: warm, prefixes" in page and "<script" not in page
+    assert "\u2715 BROKEN" in page and "<bdi>prefixes: prompt of " in page and "<script" not in page
 
 
 @pytest.mark.parametrize("kind", ["python", "exec", "http"])
@@ -109,9 +119,9 @@ def test_an_engine_that_gives_other_tokens_beside_others_is_broken(
         if target is None:
             server = stack.enter_context(contextlib.closing(beside_others.Server(beside_others.Engine(-0.001))))
             target = f"http://127.0.0.1:{server.server_address[1]}"
-        code, report, last = check(capsys, target, "--against", "itself", "--relations", "batch,twins")
-    assert code == 1 and last == "lfm2np: ProofError: BROKEN: batch, twins"
-    (row, _) = report["engines"][0]["relations"]
+        code, report, _ = check(capsys, target, "--against", "itself", "--relations", "batch,twins")
+    assert code == 1 and [row["where"] for row in report["findings"]] == ["batch", "twins"]
+    (row, _) = report["figures"]["engines"][0]["relations"]
     assert row["flips"] and row["noise"] > 9 and "at least 9.8 nat" in row["what"]
 
 
@@ -121,12 +131,12 @@ def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left
     few = ("--against", "itself", "--relations", "batch")
     page = tmp_path / "r.html"
     code, report, _ = check(capsys, "beside_others:undecided", *few, "--html", str(page))
-    assert code == 1 and "positions have other tokens" in report["engines"][0]["relations"][0]["what"]
+    assert code == 1 and "positions have other tokens" in report["figures"]["engines"][0]["relations"][0]["what"]
     assert "positions have other tokens" in page.read_text(encoding="utf-8")
     code, report, _ = check(capsys, "beside_others:silent", *few)
-    assert code == 2 and report["verdict"] == "INCONCLUSIVE: not judged: batch"
+    assert code == 2 and report["verdict"] == "INCONCLUSIVE" and report["findings"][0]["where"] == "batch"
     code, report, _ = check(capsys, "beside_others:certain", *few)
-    assert code == 1 and 20 < report["engines"][0]["relations"][0]["noise"] < 30
+    assert code == 1 and 20 < report["figures"]["engines"][0]["relations"][0]["noise"] < 30
     assert check(capsys, "beside_others:right", *few)[0] == 0
 
 
@@ -146,7 +156,7 @@ def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture
     with inject(FAULT), serving("float32") as here:
         assert main([*words, here.url]) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert finding["kind"] == "differs" and Path(finding["folder"], "reproduce.py").exists()
+    assert finding["kind"] == "differs" and Path(finding["evidence"]["folder"], "reproduce.py").exists()
     with serving("float32") as here:
         assert main([*words[:-2], "--out", str(tmp_path / "none"), here.url]) == 0
     capsys.readouterr()
@@ -156,10 +166,18 @@ def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture
 def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as first, serving("exact") as second:
         code, report, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
-        assert code == 0 and len(report["engines"]) == 2 and report["between"]["outcome"] == "within spread"
+        assert (
+            code == 0
+            and len(report["figures"]["engines"]) == 2
+            and report["figures"]["between"]["outcome"] == "within spread"
+        )
     with serving("float32") as first, serving("bfloat16") as second:
-        code, report, last = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
-        assert code == 1 and report["between"]["outcome"] == "BROKEN" and last.endswith("other")
+        code, report, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
+        assert (
+            code == 1
+            and report["figures"]["between"]["outcome"] == "BROKEN"
+            and report["findings"][-1]["where"] == "other"
+        )
         assert outcomes(report)["repeat"] in ("equal bits", "within spread")
 
 

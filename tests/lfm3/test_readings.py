@@ -120,6 +120,6 @@ def test_locate_names_the_other_reading_where_a_rotation_is_wrong(
     shown = capsys.readouterr()
     assert "q_rotated" in shown.out
     assert shown.err.count("labelled") == 1
-    assert "the rotation's label has another reading: --rope transformers" in shown.err
+    assert "the rotation's label has another reading: --rope transformers" in shown.out
     assert main(["locate", str(dump), "--model", str(published), "--rope", "transformers"]) == 0
-    assert "another reading" not in capsys.readouterr().err
+    assert "another reading" not in capsys.readouterr().out

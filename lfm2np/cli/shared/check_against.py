@@ -9,16 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from lfm2np.cli.shared import against
-from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, write_pages
-from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.cli.shared.terminal import command_line, progress_bar, show_report
+from lfm2np.errors import RequestError
 from lfm2np.fuzz.played import Takes
 from lfm2np.invariance.asked import Asking, Checked, Held, between
 from lfm2np.invariance.by_itself import ByItself
-from lfm2np.invariance.invariance_report import Report, as_html, as_json, as_junit, as_text, verdict_words
+from lfm2np.invariance.invariance_report import Result, report_of
 from lfm2np.invariance.relations import NAMES, RELATIONS, Relation
 from lfm2np.invariance.target_engine import engine_of, smaller
 
-PAGES = {"html": as_html, "junit": as_junit}
 SHRINK_SECONDS = 60.0
 
 
@@ -28,13 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
     ProofError (1) for a broken relation, InconclusiveError (2) if that can't be said.
     """
     require(arguments)
-    report = compared(arguments)
-    print_result(arguments, as_json(report), as_text(report))
-    write_pages(arguments, PAGES, report)
-    if report.broken:
-        raise ProofError(verdict_words(report))
-    if not report.is_judged:
-        raise InconclusiveError(verdict_words(report))
+    show_report(arguments, report_of(compared(arguments)))
 
 
 def require(arguments: argparse.Namespace) -> None:
@@ -55,7 +48,7 @@ def chosen(names: str | None) -> Sequence[Relation]:
     return [relation for relation in RELATIONS if relation.name in names.split(",")]
 
 
-def compared(arguments: argparse.Namespace) -> Report:
+def compared(arguments: argparse.Namespace) -> Result:
     options = against.options_of(arguments)
     relations, two = chosen(arguments.relations), arguments.against != against.ITSELF
     with contextlib.ExitStack() as stack:
@@ -79,7 +72,7 @@ def compared(arguments: argparse.Namespace) -> Report:
             for asking, each in zip(askings, checked, strict=True):
                 folders += handed_over(arguments, asking, each)
     notes = () if all(engine.takes.cold for engine in engines) else (NO_COLD,)
-    return Report(tuple(checked), other, tuple(folders), notes)
+    return Result(tuple(checked), other, tuple(folders), notes)
 
 
 def named(takes: Takes, target: str) -> Takes:

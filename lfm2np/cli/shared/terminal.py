@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +102,11 @@ def show_report(arguments: argparse.Namespace, report: Report) -> None:
         if path := getattr(arguments, name, None):
             write_whole(path, render(report, command))
     print_result(arguments, as_json(report, command), as_text(report, command))
-    verdict = ": ".join([report.verdict, *(finding.words for finding in report.findings[:1])])
+    verdict = ": ".join([report.verdict, *(finding.sentence for finding in report.findings[:1])])
     if report.exit_code == WRONG:
         raise ProofError(verdict)
     if report.exit_code == OPEN:
         raise InconclusiveError(verdict)
-
-
-def write_pages(arguments: argparse.Namespace, pages: Mapping[str, Callable[[Any, str], str]], result: Any) -> None:
-    """The reports whose options are there, by option: what makes a page of the result and of the command line."""
-    for name, render in pages.items():
-        if getattr(arguments, name) is not None:
-            write_whole(getattr(arguments, name), render(result, command_line()))
 
 
 def command_line() -> str:

@@ -27,9 +27,7 @@ def as_html(report: Report, command_line: str = "") -> str:
 
 
 def first_screen(report: Report) -> Markup:
-    findings = [
-        joined(f"{finding.where}: " if finding.where else "", foreign(finding.words)) for finding in report.findings
-    ]
+    findings = [foreign(finding.sentence) for finding in report.findings]
     verdict = element(
         "div",
         element("p", report.means) if report.means else None,

@@ -27,7 +27,7 @@ def as_junit(report: Report, command_line: str = "") -> str:
 
 
 def verdict_case(name: str, report: Report) -> Case:
-    words = [finding.words for finding in report.findings] or [report.verdict]
+    words = [finding.sentence for finding in report.findings] or [report.verdict]
     failed = words[0] if report.exit_code == WRONG else None
     skipped = f"{report.verdict}: {'; '.join(words)}" if report.exit_code == OPEN else None
     return Case(name, "verdict", failed, skipped, words)

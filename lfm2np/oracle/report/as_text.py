@@ -42,7 +42,7 @@ def head(report: Report) -> Iterator[str]:
     """The verdict, what it does not cover, why, and what was judged."""
     yield from labelled("verdict", [report.verdict])
     yield from labelled("not tested", ["; ".join(report.not_tested)] if report.not_tested else [], MOST_NOT_TESTED)
-    yield from labelled("because", [finding.words for finding in report.findings])
+    yield from labelled("because", [finding.sentence for finding in report.findings])
     for name, value in report.facts.items():
         yield from labelled(name, [value])
 

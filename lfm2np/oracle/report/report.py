@@ -31,6 +31,11 @@ class Finding:
     where: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def sentence(self) -> str:
+        """With where it is."""
+        return f"{self.where}: {self.words}" if self.where else self.words
+
 
 @dataclass(frozen=True)
 class Table:

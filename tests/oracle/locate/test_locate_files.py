@@ -230,10 +230,12 @@ def test_the_command_says_that_nothing_exceeds(tmp_path: Path, capsys: pytest.Ca
     file = written(tmp_path, stored_dump(six_heads()))
     code, text, _ = command(capsys, str(file))
     assert code == 0
-    assert "12 tokens, float32: 63 tensors checked against their inputs\nnothing exceeds its bound" in text
+    assert text.startswith("verdict    nothing exceeds its bound\n")
+    assert "dump       12 tokens, float32\nchecked    63 tensors against their inputs; " in text
     code, text, _ = command(capsys, str(file), as_object=True)
     answer = json.loads(text)
-    assert (code, answer["conclusive"], answer["findings"], len(answer["checks"])) == (0, True, [], 63)
+    assert (code, answer["figures"]["conclusive"], answer["findings"]) == (0, True, [])
+    assert len(answer["figures"]["checks"]) == 63
 
 
 def test_the_command_names_the_first_wrong_tensor_and_the_others(tmp_path: Path, capsys: Any) -> None:
@@ -245,7 +247,7 @@ def test_the_command_names_the_first_wrong_tensor_and_the_others(tmp_path: Path,
     file = written(tmp_path, stored_dump(recorded))
     code, text, message = command(capsys, str(file))
     assert code == ProofError.exit_code == 1
-    assert message.startswith("model.layers.1.self_attn.attended: ")
+    assert message.startswith("WRONG: model.layers.1.self_attn.attended: ")
     for line in (
         "first wrong tensor  model.layers.1.self_attn.attended (layer 1)",
         "operation           causal attention",
@@ -253,12 +255,12 @@ def test_the_command_names_the_first_wrong_tensor_and_the_others(tmp_path: Path,
         "channels            head 1 of 6",
         "or before it, in    model.layers.1.self_attn.k_layernorm, model.layers.1.self_attn.k_rotated"
         " (not dumped: dump them to tell)",
-        "also wrong, given its own inputs: model.layers.3.ffn_norm: only the first row, 0; channel 0 of 48",
+        "           model.layers.3.ffn_norm: not what its inputs make: only the first row, 0; channel 0 of 48",
     ):
         assert line in text.splitlines()
     code, text, _ = command(capsys, str(file), as_object=True)
     assert code == 1
-    assert [finding["error"] for finding in json.loads(text)["findings"]][-1] == "inf"
+    assert [finding["evidence"]["error"] for finding in json.loads(text)["findings"]][-1] == "inf"
 
 
 def test_the_command_calls_too_little_inconclusive(tmp_path: Path, capsys: Any) -> None:

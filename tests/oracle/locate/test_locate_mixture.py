@@ -23,7 +23,8 @@ from lfm2np.numerics import numerics_named
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64
 from lfm2np.numerics.matrix import Matrix
 from lfm2np.oracle.judging import emulate
-from lfm2np.oracle.locate.locate import Report, as_text, locate
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.spread import FLOATS
 from lfm2np.oracle.recorders.lfm2np_recorder import record
@@ -258,7 +259,7 @@ def test_without_its_tensor_it_lies_in_what_was_recomputed(name: str, monkeypatc
     recorded = without(wrong(name, monkeypatch), tensor.removeprefix(SPARSE))
     first = report(name, recorded).findings[0]
     assert tensor in first.recomputed
-    assert f"{tensor} (not dumped: dump it to tell)" in as_text(report(name, recorded))
+    assert f"{tensor} (not dumped: dump it to tell)" in finding_lines(first)[-1]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -297,7 +298,7 @@ def test_a_wrong_choice_is_described_in_words(monkeypatch: pytest.MonkeyPatch) -
     words = f"routed to expert {order[4]} instead of {order[1]}, although their scores are {times:.3g} times the noise"
     assert first.choice == f"{words} apart"
     assert first.error == pytest.approx(times / 4.0, rel=1e-3)
-    lines = as_text(report_of(mixture(PLAIN), recorded, "float32")).splitlines()
+    lines = finding_lines(first)
     assert f"largest error       row 7: {first.choice}" in lines
     assert f"experts             chosen wrongly: expert {order[4]} of 8; left out: expert {order[1]} of 8" in lines
     assert {other.name for other in others} == {WEIGHTS, OUTPUTS}  # which are those of the right one

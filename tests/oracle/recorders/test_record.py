@@ -13,8 +13,8 @@ from engines import Kept, checked_target, known_of
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.cli import check as cli_check
 from lfm2np.cli.program import main
+from lfm2np.cli.shared import terminal
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
 from lfm2np.loading import Model
@@ -212,16 +212,15 @@ def test_a_right_engine_has_no_cause(model: Model) -> None:
 
 def test_every_report_has_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed: list[tuple[dict[str, Any], str]] = []  # of --json, and without it
-    monkeypatch.setattr(cli_check, "print_result", lambda arguments, fields, text: printed.append((fields, text)))
+    monkeypatch.setattr(terminal, "print_result", lambda arguments, fields, text: printed.append((fields, text)))
     files = [part for name in ("html", "junit") for part in (f"--{name}", str(tmp_path / name))]
     assert main(["check", WRONG, "--cases", "short-prompts", "--locate", *files]) == 1
     ((fields, text),) = printed
-    assert fields["cause"]["finding"]["name"] == "model.layers.0.conv.state"
+    assert fields["figures"]["cause"]["finding"]["name"] == "model.layers.0.conv.state"
     where = "first wrong operation: layer 0, what the step found of the convolution"
     for name in ("html", "junit"):
-        content = (tmp_path / name).read_text()
-        assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in content
-        assert where in content or name == "junit"
+        assert where in (tmp_path / name).read_text()
+    assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in (tmp_path / "html").read_text()
     assert "\nwhere it goes wrong\nrecorded            " in text
     assert where in text.split("engine  ")[0]
 
