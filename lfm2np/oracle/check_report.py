@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.judging.verdict import WRONG as WRONG_VERDICTS
-from lfm2np.oracle.report.charts import Axis, Dots, scatter_chart, svg
+from lfm2np.oracle.report.charts import Axis, Dots, one_a_cell, scatter_chart, svg
 from lfm2np.oracle.report.report import (
     OPEN,
     RIGHT,
@@ -59,7 +58,6 @@ ERRORS = (
     "the rounding step being part of their unit; so is worst where no error goes beyond that step."
 )
 SMALLEST = 0.01  # error that is drawn; smaller ones are drawn there
-CELL = 40  # marks a decade of either axis: those of one verdict in one cell share a mark
 POSITION_FIELDS = (
     *("row", "is_new", "token_id", "best", "is_flip", "gap", "gap_ratio", "margin_ratio"),
     *("error", "error_ratio", "error_size", "is_rerouted"),
@@ -339,13 +337,13 @@ def early_words(checked: Checked) -> str:
 def error_figure(checked: Checked) -> list[Figure]:
     """A mark a judged log-probability, what is wrong on top."""
     reported = [position for position in checked.positions if position.error_ratio is not None]
-    marks: dict[Verdict, dict[tuple[int, int], tuple[float, float, str]]] = {verdict: {} for verdict in LOOKS}
+    points: dict[Verdict, list[tuple[float, float]]] = {verdict: [] for verdict in LOOKS}
     for position in reported:
-        x, y = position.row + 1.0, max(SMALLEST, min(1e15, abs(position.error_ratio or 0.0)))
-        cell = round(CELL * math.log10(x)), round(CELL * math.log10(y))
-        marks[position.verdict].setdefault(cell, (x, y, ""))
+        points[position.verdict].append(
+            (position.row + 1.0, max(SMALLEST, min(1e15, abs(position.error_ratio or 0.0))))
+        )
     groups = [
-        Dots(str(verdict), list(marks[verdict].values()), look, verdict is Verdict.INCONCLUSIVE)
+        Dots(str(verdict), [(x, y, "") for x, y in one_a_cell(points[verdict])], look, verdict is Verdict.INCONCLUSIVE)
         for verdict, look in LOOKS.items()
     ]
     if not reported:

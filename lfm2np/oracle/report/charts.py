@@ -36,6 +36,7 @@ MARKS = (  # around a centre
 )
 MOST_LINES = len(MARKS)
 MOST_DOTS = 24  # of a line: one with more has none
+CELLS = 40  # a decade of either axis: dots of one cell share a mark
 WIDE = 8.0  # largest over smallest, from which on a logarithmic axis shows more than a linear one
 NARROWEST = 0.1  # range of a linear axis, by its largest value: its ticks differ within three digits
 SMALLEST = 1e-290  # range of an axis
@@ -230,6 +231,14 @@ def line_chart(
             parts.append(dots(number, points))
     parts += [level_line(up(value), words, []) for value, words in levels]
     return drawing(name, title, about, up.start + BELOW, parts)
+
+
+def one_a_cell(points: Iterable[Point]) -> list[Point]:
+    """Of points above 0 that can't be told apart on two logarithmic axes, the first."""
+    cells: dict[tuple[int, int], Point] = {}
+    for x, y in points:
+        cells.setdefault((round(CELLS * math.log10(x)), round(CELLS * math.log10(y))), (x, y))
+    return list(cells.values())
 
 
 def scatter_chart(
