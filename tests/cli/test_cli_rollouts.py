@@ -1,15 +1,18 @@
 """`lfm2np rollouts` as a command: what it refuses, its exit codes and its files."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 import lfm2np
 from lfm2np.cli import main
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import scores_of
 
+SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text(encoding="utf-8"))
 FILES = lfm2np.trained_fixture().parent / "rollouts"
 
 
@@ -45,6 +48,7 @@ def test_right_rollouts_exit_with_0_and_count_what_is_left_out(right, capsys, tm
     assert main(["rollouts", str(right), "--json", "--html", str(page), "--results", str(tmp_path / "kept.jsonl")]) == 0
     report = json.loads(capsys.readouterr().out)
     figures = report["figures"]
+    Draft202012Validator(SCHEMA).validate(report)
     assert report["verdict"] == "EXACT" and figures["rollouts"] == 2
     assert figures["left_out"][0]["count"] == 1
     assert "right.jsonl, line 3" in figures["left_out"][0]["first"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from provider import chat, serving
 from quantise import write_types
 
@@ -16,6 +17,7 @@ import lfm2np
 from lfm2np.cli import main
 from lfm2np.oracle.vet.provider_answers import ReplyFile
 
+SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text(encoding="utf-8"))
 FIXTURES = lfm2np.trained_fixture().parent
 TRAINED, ANSWERS = FIXTURES / "trained", FIXTURES / "answers"
 MODEL = lfm2np.load()
@@ -65,6 +67,7 @@ def test_the_checkpoint_behind_recorded_answers_is_found(candidates, tmp_path, c
     words = [*candidates[:4], "--json", "--html", str(page)]
     assert run("--from", str(ANSWERS / "transformers-bfloat16.jsonl"), *words) == 0
     output = json.loads(capsys.readouterr().out)
+    Draft202012Validator(SCHEMA).validate(output)
     assert (output["verdict"], output["figures"]["accepted"], output["exit_code"]) == ("ACCEPTED", "bf16", 0)
     assert output["figures"]["plan"]["needed_with_logprobs"]["bf16"] < 100
     assert "hardest to tell from" in page.read_text(encoding="utf-8")  # the plan
