@@ -16,7 +16,7 @@ from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.judging.verdict import WRONG as WRONG_VERDICTS
-from lfm2np.oracle.report.charts import Axis, Dots, one_a_cell, scatter_chart, svg
+from lfm2np.oracle.report.charts import Axis, Dots, scatter_chart, svg
 from lfm2np.oracle.report.report import (
     OPEN,
     RIGHT,
@@ -337,14 +337,12 @@ def early_words(checked: Checked) -> str:
 def error_figure(checked: Checked) -> list[Figure]:
     """A mark a judged log-probability, what is wrong on top."""
     reported = [position for position in checked.positions if position.error_ratio is not None]
-    points: dict[Verdict, list[tuple[float, float]]] = {verdict: [] for verdict in LOOKS}
+    points: dict[Verdict, list[tuple[float, float, str]]] = {verdict: [] for verdict in LOOKS}
     for position in reported:
-        points[position.verdict].append(
-            (position.row + 1.0, max(SMALLEST, min(1e15, abs(position.error_ratio or 0.0))))
-        )
+        y = max(SMALLEST, min(1e15, abs(position.error_ratio or 0.0)))
+        points[position.verdict].append((position.row + 1.0, y, ""))
     groups = [
-        Dots(str(verdict), [(x, y, "") for x, y in one_a_cell(points[verdict])], look, verdict is Verdict.INCONCLUSIVE)
-        for verdict, look in LOOKS.items()
+        Dots(str(verdict), points[verdict], look, verdict is Verdict.INCONCLUSIVE) for verdict, look in LOOKS.items()
     ]
     if not reported:
         return []

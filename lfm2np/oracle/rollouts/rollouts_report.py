@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lfm2np.oracle.judging.verdict import WRONG as WRONG_VERDICTS
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.report.charts import Axis, Dots, one_a_cell, scatter_chart, svg
+from lfm2np.oracle.report.charts import Axis, Dots, scatter_chart, svg
 from lfm2np.oracle.report.report import (
     OPEN,
     RIGHT,
@@ -219,18 +219,10 @@ def groups(by: Mapping[str, Any]) -> list[Block]:
     tables: list[Block] = []
     for name, rows in by.items():
         sides = [side for side in SIDES if side in rows[0]]
-        header = (
-            f"by {name}",
-            "tokens",
-            "|difference|",
-            *(f"{side} {what}" for what in ("RMS", "wrong") for side in sides),
-        )
+        columns = [(side, what) for what in ("rms", "wrong") for side in sides]
+        header = [f"by {name}", "tokens", "|difference|", *(f"{side} {what}" for side, what in columns)]
         cells = [
-            [
-                *(row["group"], row["tokens"], number(row["mean_abs_difference"])),
-                *(number(row[side]["rms"]) for side in sides),
-                *(row[side]["wrong"] for side in sides),
-            ]
+            [row["group"], row["tokens"], *map(number, [row["mean_abs_difference"], *(row[s][w] for s, w in columns)])]
             for row in rows
         ]
         tables.append(Table("", header, cells))
@@ -253,9 +245,8 @@ def position_figure(judged: Judged) -> list[Block]:
 
 
 def ratio_figure(judged: Judged) -> list[Block]:
-    sampler, trainer = (judged.sides[name].reported for name in SIDES)
-    ratios = np.exp(np.clip(trainer - sampler, -MOST_LOG_RATIO, MOST_LOG_RATIO))
-    dots = dots_of("tokens", np.exp(np.maximum(sampler, LEAST_LOGPROB)), ratios)
+    ratios = np.exp(np.clip(judged.parts["difference"], -MOST_LOG_RATIO, MOST_LOG_RATIO))
+    dots = dots_of("tokens", np.exp(np.maximum(judged.sides[SIDES[0]].reported, LEAST_LOGPROB)), ratios)
     title = "Ratio trainer / sampler by the sampler's probability"
     levels = [(bound, f"{bound:g}") for bound in judged.options.clip if bound]
     return drawn("ratios", title, [dots], (Axis("probability", is_log=True), Axis("ratio", is_log=True)), levels)
@@ -264,7 +255,7 @@ def ratio_figure(judged: Judged) -> list[Block]:
 def dots_of(name: str, xs: Float64, ys: Float64) -> Dots:
     known = np.isfinite(xs) & np.isfinite(ys)
     points = zip(xs[known].tolist(), ys[known].tolist(), strict=True)
-    return Dots(name, [(x, y, "") for x, y in one_a_cell(points)], LOOKS.get(name, 0))
+    return Dots(name, [(x, y, "") for x, y in points], LOOKS.get(name, 0))
 
 
 def drawn(
