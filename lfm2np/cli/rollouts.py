@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,20 @@ from typing import Any
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import Commands, add, add_command, option, require_folder
 from lfm2np.cli.shared.prompts import load_model
-from lfm2np.cli.shared.terminal import command_line, print_result, progress_bars
-from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.cli.shared.terminal import progress_bars, show_report
+from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.compare.pair import files_of, require_same_network
 from lfm2np.oracle.judging.formats import FORMATS, format_named
-from lfm2np.oracle.judging.verdict import WRONG, Verdict
-from lfm2np.oracle.reports.report_parts import environment
 from lfm2np.oracle.rollouts.api import judge_some
 from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE
-from lfm2np.oracle.rollouts.figures import MISMATCH, figures_of
 from lfm2np.oracle.rollouts.reported_side import SIDES
 from lfm2np.oracle.rollouts.rollout import read_rollouts
 from lfm2np.oracle.rollouts.rollouts import AUTO, EXPLAINING, JUDGING, SCORING, Options
-from lfm2np.oracle.rollouts.rollouts_page import as_html
-from lfm2np.oracle.rollouts.rollouts_report import as_text
+from lfm2np.oracle.rollouts.rollouts_report import report_of
 from lfm2np.oracle.rollouts.scores import READINGS
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.values import require_count
-from lfm2np.whole_file import write_whole
 
 EXAMPLE = """lfm2np rollouts rollouts.jsonl --model LFM2-350M
   lfm2np rollouts rollouts.jsonl --model LFM2-350M --sampler-format bfloat16 --trainer-format float32 --html report.html
@@ -45,17 +41,6 @@ DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "pre
 
 def run_rollouts(arguments: argparse.Namespace) -> None:
     """ProofError (1) if a side is wrong, InconclusiveError (2) if neither reported anything."""
-    figures = judged_file(arguments)
-    verdict = figures["verdict"]
-    words = f"{verdict}: {figures['because']}"
-    if verdict in (*WRONG, MISMATCH):
-        raise ProofError(words)
-    if verdict == Verdict.INCONCLUSIVE:
-        raise InconclusiveError(words)
-
-
-def judged_file(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The figures, printed and written."""
     options = options_of(arguments)
     require_folder(arguments, "html")
     sample = None if arguments.sample is None else require_count("--sample", arguments.sample, 1, None)
@@ -66,13 +51,8 @@ def judged_file(arguments: argparse.Namespace) -> dict[str, Any]:
         judged, sampled_of = judge_some(
             model, usable, options, sample, place, lambda what: partial(show, what), previous
         )
-    command = command_line()
-    figures = figures_of(judged, left, sampled_of)
-    fields = {**figures, "model": model.sha256, "command": command, "scoring": work.throughput(place), **environment()}
-    if arguments.html is not None:
-        write_whole(Path(arguments.html), as_html(judged, figures, model, command))
-    print_result(arguments, fields, as_text(figures))
-    return figures
+    report = report_of(judged, model.sha256, left, sampled_of)
+    show_report(arguments, replace(report, figures={**report.figures, "scoring": work.throughput(place)}))
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

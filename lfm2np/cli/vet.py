@@ -7,11 +7,12 @@ import contextlib
 import sys
 
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command, require_folder
 from lfm2np.cli.shared.requests import read_lines
-from lfm2np.cli.shared.terminal import print_result, progress_bar, progress_bars, read_file
-from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.cli.shared.terminal import progress_bar, progress_bars, read_file, show_report
+from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
+from lfm2np.oracle.report.as_text import section_text
 from lfm2np.oracle.vet.api import (
     ALPHA,
     CLAIMED_SAMPLING,
@@ -26,7 +27,7 @@ from lfm2np.oracle.vet.asking import Provider
 from lfm2np.oracle.vet.hypotheses import Hypotheses
 from lfm2np.oracle.vet.questions import Question, question_from_json
 from lfm2np.oracle.vet.token_plan import Plan
-from lfm2np.oracle.vet.vet_report import as_json, as_text, plan_text, verdict_of
+from lfm2np.oracle.vet.vet_report import plan_section, report_of
 from lfm2np.oracle.vet.vetting import SCORING, Bounds, Vetted
 from lfm2np.values import require_count
 from lfm2np.work.place import Place
@@ -51,16 +52,13 @@ def run_vet(arguments: argparse.Namespace) -> None:
     """
     with contextlib.ExitStack() as stack:
         result = vet(arguments, stack)
-    print_result(arguments, as_json(result), as_text(result))
-    if result.exit_code == 1:
-        raise ProofError(verdict_of(result))
-    if result.exit_code == 2:
-        raise InconclusiveError(verdict_of(result))
+    show_report(arguments, report_of(result))
 
 
 def vet(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Vetted:
     if (arguments.url is None) == (arguments.from_file is None):
         raise RequestError("expected either URL or --from FILE")
+    require_folder(arguments, "html")
     max_tokens = require_count("--max-tokens", arguments.max_tokens, 1, None)
     bounds = Bounds(
         require_count("--tokens", arguments.tokens, 1, None),
@@ -100,7 +98,8 @@ def vet(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Vetted:
         stack.callback(provider.close)
 
     def announce(plan: Plan) -> None:
-        print(plan_text(hypotheses, plan, bounds, arguments.alpha) + "\n", file=sys.stderr, flush=True)
+        text = section_text(plan_section(hypotheses, plan, bounds, arguments.alpha))
+        print(text + "\n", file=sys.stderr, flush=True)
 
     with progress_bars(SCORING) as shown:
         return run(
@@ -186,3 +185,4 @@ def add_vet(commands: Commands) -> None:
         default="resident",
     )
     work.add_executor_options(parser)
+    add(parser, "--html FILE", "write an HTML report")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +58,6 @@ ERRORS = (
     "the rounding step being part of their unit; so is worst where no error goes beyond that step."
 )
 SMALLEST = 0.01  # error that is drawn; smaller ones are drawn there
-CELL = 40  # marks a decade of either axis: those of one verdict in one cell share a mark
 POSITION_FIELDS = (
     *("row", "is_new", "token_id", "best", "is_flip", "gap", "gap_ratio", "margin_ratio"),
     *("error", "error_ratio", "error_size", "is_rerouted"),
@@ -339,14 +337,12 @@ def early_words(checked: Checked) -> str:
 def error_figure(checked: Checked) -> list[Figure]:
     """A mark a judged log-probability, what is wrong on top."""
     reported = [position for position in checked.positions if position.error_ratio is not None]
-    marks: dict[Verdict, dict[tuple[int, int], tuple[float, float, str]]] = {verdict: {} for verdict in LOOKS}
+    points: dict[Verdict, list[tuple[float, float, str]]] = {verdict: [] for verdict in LOOKS}
     for position in reported:
-        x, y = position.row + 1.0, max(SMALLEST, min(1e15, abs(position.error_ratio or 0.0)))
-        cell = round(CELL * math.log10(x)), round(CELL * math.log10(y))
-        marks[position.verdict].setdefault(cell, (x, y, ""))
+        y = max(SMALLEST, min(1e15, abs(position.error_ratio or 0.0)))
+        points[position.verdict].append((position.row + 1.0, y, ""))
     groups = [
-        Dots(str(verdict), list(marks[verdict].values()), look, verdict is Verdict.INCONCLUSIVE)
-        for verdict, look in LOOKS.items()
+        Dots(str(verdict), points[verdict], look, verdict is Verdict.INCONCLUSIVE) for verdict, look in LOOKS.items()
     ]
     if not reported:
         return []

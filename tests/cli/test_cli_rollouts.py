@@ -1,15 +1,18 @@
 """`lfm2np rollouts` as a command: what it refuses, its exit codes and its files."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 import lfm2np
 from lfm2np.cli import main
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import scores_of
 
+SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text(encoding="utf-8"))
 FILES = lfm2np.trained_fixture().parent / "rollouts"
 
 
@@ -43,14 +46,17 @@ def right(scored, tmp_path_factory):
 def test_right_rollouts_exit_with_0_and_count_what_is_left_out(right, capsys, tmp_path):
     page = tmp_path / "page.html"
     assert main(["rollouts", str(right), "--json", "--html", str(page), "--save", str(tmp_path / "kept.jsonl")]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["rollouts"] == 2
+    report = json.loads(capsys.readouterr().out)
+    figures = report["figures"]
+    Draft202012Validator(SCHEMA).validate(report)
+    assert report["verdict"] == "EXACT" and figures["rollouts"] == 2
     assert figures["left_out"][0]["count"] == 1
     assert "right.jsonl, line 3" in figures["left_out"][0]["first"]
+    assert any("right.jsonl, line 3" in words for words in report["not_tested"])
     assert figures["scoring"]["tokens"] > 0
     assert "Sampler and trainer" in page.read_text(encoding="utf-8")
     assert main(["rollouts", str(right), "--json", "--save", str(tmp_path / "kept.jsonl")]) == 0
-    again = json.loads(capsys.readouterr().out)
+    again = json.loads(capsys.readouterr().out)["figures"]
     assert again["scoring"]["tokens"] < figures["scoring"]["tokens"]  # exact scores are known, rounding errors are not
     assert again["sides"] == figures["sides"]
 
@@ -68,9 +74,9 @@ def test_a_temperature_that_is_not_stated_has_one_verdict_everywhere(trainer, ve
     path = tmp_path / "unstated.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     code, shown = main(["rollouts", str(path)]), capsys.readouterr()
-    first = shown.out.splitlines()[0]
-    assert first.startswith(f"verdict  {verdict}: ")
-    assert "at temperature 0.7" in first and "which the file does not say" in first
+    first, why = shown.out.splitlines()[:2]
+    assert first.split() == ["verdict", verdict]
+    assert "at temperature 0.7" in why and "which the file does not say" in why
     assert code == (verdict != "EXACT")
     assert shown.err.startswith(f"lfm2np: ProofError: {verdict}: ") if code else not shown.err
     assert "BUG" not in shown.out + shown.err

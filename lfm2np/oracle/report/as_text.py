@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from lfm2np.oracle.report.report import Block, Code, Figure, Report, Section, Table, environment
@@ -24,6 +24,16 @@ def as_text(report: Report, command_line: str = "") -> str:
             *labelled("again", [command_line] if command_line else [], MOST_COMMAND),
         ],
     ]
+    return with_blanks(blocks)
+
+
+def section_text(section: Section) -> str:
+    """Of a section by itself."""
+    return with_blanks(paragraphs(section))
+
+
+def with_blanks(blocks: Iterable[Sequence[str]]) -> str:
+    """An empty line between blocks of lines."""
     return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if any(lines))
 
 

@@ -36,6 +36,7 @@ MARKS = (  # around a centre
 )
 MOST_LINES = len(MARKS)
 MOST_DOTS = 24  # of a line: one with more has none
+CELL = 6.0  # width and height, about a mark's: dots of one group in one cell share one
 WIDE = 8.0  # largest over smallest, from which on a logarithmic axis shows more than a linear one
 NARROWEST = 0.1  # range of a linear axis, by its largest value: its ticks differ within three digits
 SMALLEST = 1e-290  # range of an axis
@@ -242,7 +243,9 @@ def scatter_chart(
     joined: Sequence[Point] = (),
     levels: Sequence[tuple[float, str]] = (),
 ) -> Drawing:
-    """`joined` points are joined by a line. A label that would cover a dot, or one of an earlier group, is left out."""
+    """`joined` points are joined by a line. A label that would cover a dot, or one of an earlier group, is left out;
+    of dots of one group without labels that can't be told apart, all but the first.
+    """
     shown = [group for group in groups if group.points]
     top, legends = legend([group.name for group in shown], [True] * len(shown), shown)
     xs, ys = ([point[place] for group in shown for point in group.points] for place in (0, 1))
@@ -252,7 +255,7 @@ def scatter_chart(
     if joined:
         path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in joined)
         parts.append(f'<path class="curve s{shown[0].look}" d="M{path}"/>\n')
-    places = [[(across(x), up(y), words) for x, y, words in group.points] for group in shown]
+    places = [apart((across(x), up(y), words) for x, y, words in group.points) for group in shown]
     everywhere = [place for group in places for place in group]
     boxes = [(x - 4, x + 4, y - 4, y + 4) for x, y, _ in everywhere]
     for value, words in levels:
@@ -261,6 +264,14 @@ def scatter_chart(
     for group, points in reversed(list(zip(shown, places, strict=True))):  # the first is on top
         parts.append(dots(group.look, [(x, y) for x, y, _ in points], group.hollow))
     return drawing(name, title, about, up.start + BELOW, parts)
+
+
+def apart(places: Iterable[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Those with labels, and of the others the first in each cell."""
+    first: dict[tuple[float, float, str], tuple[float, float, str]] = {}
+    for x, y, words in places:
+        first.setdefault((x, y, words) if words else (x // CELL, y // CELL, words), (x, y, words))
+    return list(first.values())
 
 
 def drawing(name: str, title: str, about: str, height: float, parts: Sequence[str]) -> Drawing:

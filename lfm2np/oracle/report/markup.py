@@ -99,8 +99,9 @@ def table(
         cells = [element("td", cell, class_=word(column)) for column, cell in enumerate(rest, 1)]
         body.append(element("tr", element("th", first, scope="row", class_=word(0)), cells))
     head_row = element("tr", [element("th", cell, scope="col", class_=word(i)) for i, cell in enumerate(head)])
-    whole = element("table", element("caption", caption), element("thead", head_row), element("tbody", body))
-    return scrolled(whole, caption, f"scroll {class_}" if class_ else "scroll")
+    named = element("caption", caption) if caption else None
+    whole = element("table", named, element("thead", head_row), element("tbody", body))
+    return scrolled(whole, caption or "table", f"scroll {class_}" if class_ else "scroll")
 
 
 def scrolled(drawn: Markup, label: object, class_: str = "scroll") -> Markup:

@@ -1,4 +1,4 @@
-"""What was judged as plain data: the figures of the text, of --json, of the page and of lfm2np.rollouts."""
+"""What was judged as numbers: the figures of the report."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.rollouts.causes import Explanation
 from lfm2np.oracle.rollouts.measures import measures
 from lfm2np.oracle.rollouts.reported_side import SIDES
 from lfm2np.oracle.rollouts.rollout import Left
 from lfm2np.oracle.rollouts.rollouts import Judged, Side, cause_words, cut
-from lfm2np.oracle.rollouts.scores import OTHERS
 
 Float64 = NDArray[np.float64]
-MISMATCH = "MISMATCH"
 DRAWS, MOST = 1000, 0.95  # of the bootstrap over rollouts, and its interval
 PAIRS = {"sampler_trainer": SIDES, "sampler_truth": (SIDES[0], "truth"), "trainer_truth": (SIDES[1], "truth")}
 Edges = Sequence[tuple[float, str]]
@@ -40,34 +37,7 @@ def figures_of(judged: Judged, left: Sequence[Left] = (), sampled_of: int | None
         "difference": difference_figures(judged, sampled_of is not None),
         "measures": {name: measures_of(judged, pair) for name, pair in PAIRS.items()},
         "by": {name: groups for name, groups in groups_of(judged).items() if groups},
-        "verdict": verdict_of(judged),
-        "because": verdict_words(judged),
     }
-
-
-def verdict_of(judged: Judged) -> str:
-    """The worst of the sides; MISMATCH if each is right and they report different things, INCONCLUSIVE if neither
-    reported anything.
-    """
-    verdicts = [side.verdict for side in judged.sides.values()]
-    for verdict in (Verdict.BUG, Verdict.DRIFT):
-        if verdict in verdicts:
-            return str(verdict)
-    if all(side.fit is not None for side in judged.sides.values()) and judged.meaning_words():
-        return MISMATCH
-    return str(Verdict.EXACT if Verdict.EXACT in verdicts else Verdict.INCONCLUSIVE)
-
-
-def verdict_words(judged: Judged) -> str:
-    """Why, in one line; of EXACT only what was fitted because the file does not say it."""
-    verdict = verdict_of(judged)
-    if verdict == MISMATCH:
-        return f"the trainer's differ from the sampler's: {judged.meaning_words()}"
-    if verdict == Verdict.EXACT:
-        fitted = {name: side.fit.reading for name, side in judged.sides.items() if side.fit is not None}
-        words = [f"the {name}'s are {reading}" for name, reading in fitted.items() if reading in OTHERS]
-        return f"{', '.join(words)}, which the file does not say" if words else ""
-    return "; ".join(f"{name}: {side.reasons[0]}" for name, side in judged.sides.items() if side.verdict == verdict)
 
 
 def side_figures(judged: Judged, side: Side) -> dict[str, Any]:

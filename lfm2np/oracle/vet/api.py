@@ -10,6 +10,7 @@ from typing import Any
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import RequestError
 from lfm2np.loading import load
+from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.vet.asking import Provider
 from lfm2np.oracle.vet.hypotheses import (
     Candidate,
@@ -23,7 +24,7 @@ from lfm2np.oracle.vet.hypotheses import (
 from lfm2np.oracle.vet.provider_answers import ReplyFile
 from lfm2np.oracle.vet.questions import Question, open_questions
 from lfm2np.oracle.vet.token_plan import Plan, planned
-from lfm2np.oracle.vet.vet_report import as_json
+from lfm2np.oracle.vet.vet_report import report_of
 from lfm2np.oracle.vet.vetting import PLANNING, Bounds, Session, Vetted, require_same_vocabulary, vetted
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import Place
@@ -53,7 +54,9 @@ def vet(
     name: str | None = None,
     save: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Which candidate answers at an address, or gave the answers in a file; the fields of `lfm2np vet --json`.
+    """Which candidate answers at an address, or gave the answers in a file: what `lfm2np vet --json` prints.
+
+    "verdict" and "findings" say it in short, "figures" has the accepted candidate and all numbers.
 
     candidates  NAME -> directory, GGUF file or loaded model; or texts NAME=PATH[,kv=FORMAT]
     answers     a file of recorded answers, in place of a URL
@@ -83,7 +86,7 @@ def vet(
     finally:
         if provider is not None:
             provider.close()
-    return as_json(result)
+    return as_json(report_of(result))
 
 
 def run(

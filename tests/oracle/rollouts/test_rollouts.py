@@ -11,11 +11,15 @@ import pytest
 import lfm2np
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.report.as_html import as_html
+from lfm2np.oracle.report.as_text import as_text
+from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.rollouts import variants
 from lfm2np.oracle.rollouts.causes import pack_hypotheses, packed_before, reading_words, route_hypotheses
 from lfm2np.oracle.rollouts.figures import figures_of
 from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
 from lfm2np.oracle.rollouts.rollouts import Options, judge_rollouts
+from lfm2np.oracle.rollouts.rollouts_report import report_of, verdict_of
 from lfm2np.oracle.rollouts.scores import ids_of, item_of, scores_of
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.work.place import Place
@@ -76,11 +80,12 @@ def test_a_planted_error_is_named(name, count, cause_tokens, model):
 
 @pytest.mark.rounding
 def test_sides_that_mean_different_things_are_both_right(model):
-    figures = figures_of(judge_rollouts(model, read("planted_log_s.jsonl", model)[:2], FEW))
+    judged = judge_rollouts(model, read("planted_log_s.jsonl", model)[:2], FEW)
+    figures = figures_of(judged)
     assert [side["verdict"] for side in figures["sides"].values()] == ["EXACT", "EXACT"]
     assert figures["difference"]["meaning"] == "not renormalised over the kept tokens"
     assert figures["difference"]["parts"]["meaning"]["share"] > 0.9
-    assert figures["verdict"] == "MISMATCH"
+    assert verdict_of(judged) == "MISMATCH"
 
 
 @pytest.mark.rounding
@@ -171,9 +176,10 @@ def test_words_of_readings():
 @pytest.mark.rounding
 def test_log_probabilities_of_no_side(exact_rollouts, model):
     silent = [replace(each, sampler_logprobs=None, trainer_logprobs=None) for each in exact_rollouts]
-    figures = figures_of(judge_rollouts(model, silent, FEW))
-    assert figures["verdict"] == "INCONCLUSIVE"
-    assert figures["difference"] is None
+    report = report_of(judge_rollouts(model, silent, FEW), model.sha256)
+    assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", OPEN)
+    assert report.figures["difference"] is None
+    assert as_html(report) and as_text(report)
 
 
 @pytest.mark.rounding

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from provider import chat, serving
 from quantise import write_types
 
@@ -16,6 +17,7 @@ import lfm2np
 from lfm2np.cli import main
 from lfm2np.oracle.vet.provider_answers import ReplyFile
 
+SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text(encoding="utf-8"))
 FIXTURES = lfm2np.trained_fixture().parent
 TRAINED, ANSWERS = FIXTURES / "trained", FIXTURES / "answers"
 MODEL = lfm2np.load()
@@ -55,14 +57,26 @@ engine = functools.cache(lfm2np.LLM)
 # --- recorded answers of real engines
 
 
-def test_the_checkpoint_behind_recorded_answers_is_found(candidates, capsys):
-    assert run("--from", str(ANSWERS / "transformers-bfloat16.jsonl"), *candidates[:4], "--json") == 0
+def first_lines(output: str) -> list[str]:
+    """Verdict and reason, without their names."""
+    return [line[11:] for line in output.splitlines()[:2]]
+
+
+def test_the_checkpoint_behind_recorded_answers_is_found(candidates, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    words = [*candidates[:4], "--json", "--html", str(page)]
+    assert run("--from", str(ANSWERS / "transformers-bfloat16.jsonl"), *words) == 0
     output = json.loads(capsys.readouterr().out)
-    assert (output["verdict"], output["accepted"], output["exit_code"]) == ("accepted", "bf16", 0)
-    assert output["plan"]["needed_with_logprobs"]["bf16"] < 100
+    Draft202012Validator(SCHEMA).validate(output)
+    assert (output["verdict"], output["figures"]["accepted"], output["exit_code"]) == ("ACCEPTED", "bf16", 0)
+    assert output["figures"]["plan"]["needed_with_logprobs"]["bf16"] < 100
+    assert "hardest to tell from" in page.read_text(encoding="utf-8")  # the plan
     assert run("--from", str(ANSWERS / "llama.cpp-Q4_0.jsonl"), *candidates) == 1
     shown = capsys.readouterr()
-    assert shown.out.startswith("NOT bf16 BUT: q4, sampled temperature=1 top_k=40 min_p=0.05")
+    verdict, why = first_lines(shown.out)
+    assert verdict == "NOT THE CLAIM" and why.startswith(
+        "it is q4, sampled temperature=1 top_k=40 min_p=0.05, not bf16"
+    )
     assert "ProofError" in shown.err and "if it is" in shown.err  # the plan
     assert "sampled tokens, entropy" in shown.err
     assert shown.out.count("not rejected") == 1
@@ -71,16 +85,20 @@ def test_the_checkpoint_behind_recorded_answers_is_found(candidates, capsys):
 def test_a_list_without_the_truth_ends_in_none_of_these(candidates, capsys):
     words = ["--candidate", f"bf16={TRAINED}", "--candidate", f"draft={FIXTURES / 'draft'}", *candidates[4:]]
     assert run("--from", str(ANSWERS / "llama.cpp-Q4_0.jsonl"), *words) == 1
-    assert capsys.readouterr().out.startswith("NONE OF THESE")
+    assert first_lines(capsys.readouterr().out)[0] == "NONE OF THESE"
 
 
 def test_too_few_answers_are_undecided(candidates, tmp_path, capsys):
     few = tmp_path / "few.jsonl"
     line = (ANSWERS / "transformers-bfloat16.jsonl").read_text(encoding="utf-8").splitlines()[0]
-    raw = {name: value for name, value in json.loads(line).items() if name not in ("logprobs", "sha256")}
+    raw = {name: value for name, value in json.loads(line).items() if name in ("messages", "text", "token_ids")}
     few.write_text(json.dumps(raw) + "\n", encoding="utf-8")
     assert run("--from", str(few), *candidates) == 2
-    assert capsys.readouterr().out.startswith("UNDECIDED after 20 tokens: bf16")
+    output = capsys.readouterr().out
+    verdict, why = first_lines(output)
+    assert verdict == "UNDECIDED" and why.startswith("after 20 tokens: bf16")
+    assert "prompt tokens not reported" in output
+    assert "\nnext " in output
 
 
 # --- providers
@@ -94,7 +112,7 @@ def test_an_honest_provider_is_accepted_and_saved_answers_are_used_again(candida
         assert run(url, *words) == 0
         again = json.loads(capsys.readouterr().out)
     assert len(requests) == count  # all answers were there
-    assert first == again and first["accepted"].startswith("bf16") and not first["left_out"]
+    assert first == again and first["figures"]["accepted"].startswith("bf16") and not first["not_tested"]
     assert requests[0]["body"]["temperature"] == 1.0 and requests[0]["path"] == "/v1/chat/completions"
 
 
@@ -154,9 +172,9 @@ def test_odd_answers_are_counted_and_left_out(odd, why, capsys, monkeypatch):
 
     with serving(play) as (url, _):
         assert run(url, *ALONE, "--tokens", "20", "--at-once", "1", "--json") == 2
-    output = json.loads(capsys.readouterr().out)
-    assert output["left_out"] or why == "the connection broke"  # which is tried again
-    assert not output["left_out"] or any(why in reason for reason in output["left_out"])
+    left_out = json.loads(capsys.readouterr().out)["not_tested"]
+    assert left_out or why == "the connection broke"  # which is tried again
+    assert not left_out or any(why in reason for reason in left_out)
 
 
 def test_a_provider_that_never_answers_is_one_line(capsys, monkeypatch):
@@ -178,7 +196,7 @@ def test_an_injected_prefix_shows(candidates, capsys):
     words = [*candidates[:4], "--inserted-system", "Answer in numbers.", "--tokens", "1000"]
     with serving(injects) as (url, _):
         assert run(url, *words) == 1
-    assert "'Answer in numbers.'" in capsys.readouterr().out.splitlines()[0]
+    assert "'Answer in numbers.'" in first_lines(capsys.readouterr().out)[1]
 
 
 @pytest.mark.slow

@@ -156,8 +156,8 @@ def test_one_candidate_alone_is_judged_by_nobody_else(tmp_path):
     answers = (lfm2np.trained_fixture().parent / "answers" / "transformers-bfloat16.jsonl").read_text(encoding="utf-8")
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(answers.splitlines()[:4]) + "\n", encoding="utf-8")
-    figures = lfm2np.vet({"bf16": MODEL}, answers=few, max_tokens=4)
-    assert figures["verdict"] == "undecided" and figures["answers"] == 4
+    report = lfm2np.vet({"bf16": MODEL}, answers=few, max_tokens=4)
+    assert report["verdict"] == "UNDECIDED" and report["figures"]["answers"] == 4
 
 
 @pytest.mark.parametrize(
