@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,8 +179,8 @@ CHANGES: dict[str, tuple[Change, str, str]] = {
 def test_servers_that_are_wrong_in_streams_and_temperatures_are_seen(model: Model) -> None:
     """One right server; its answers are changed as a wrong one would give them."""
     cases = ("short-prompts", "streams", "samples", "temperatures")
-    with served(model) as url:
-        asked = ask_all(model, HttpTarget(url, model.tokenizer), 8, cases=cases)
+    with served(model) as url, closing(HttpTarget(url, model.tokenizer)) as target:
+        asked = ask_all(model, target, 8, cases=cases)
     assert {ask.case for ask, _ in asked.pairs} == {*cases}
 
     def verdict(change: Change, cases: Sequence[str]) -> Total:
