@@ -100,7 +100,7 @@ ROOMS: dict[str, set[str]] = {
         *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views")),
         "lfm2np.serve",
     },
-    "lfm2np.simulate.page": {"lfm2np.simulate", "lfm2np.oracle.reports"},
+    "lfm2np.simulate.page": {"lfm2np.simulate", "lfm2np.oracle.report"},
     "lfm2np.bench.sides": {*CALL, *ORACLE, "lfm2np.serve"},
     "lfm2np.bench": {*CALL, "lfm2np.bench.sides", "lfm2np.serve", "lfm2np.simulate"},
 }
