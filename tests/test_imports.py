@@ -66,6 +66,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.oracle.targets": {*READ, "lfm2np.sampling", "lfm2np.work", PROTOCOL, "scheduler"},
     "lfm2np.oracle.judging": {*COMPUTE, "lfm2np.sampling", "lfm2np.work", "lfm2np.scoring", "lfm2np.oracle.targets"},
     "lfm2np.oracle": {*CALL, "lfm2np.oracle.targets", "lfm2np.oracle.judging", PROTOCOL},
+    "lfm2np.oracle.report": {"lfm2np", "lfm2np.numerics"},
     "lfm2np.oracle.reports": {*ORACLE, "lfm2np", "lfm2np.numerics"},
     "lfm2np.oracle.api": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
     "lfm2np.oracle.compare": {*CALL, *ORACLE, "lfm2np.oracle.reports"},

@@ -183,4 +183,4 @@ def test_what_can_not_be_simulated_is_one_line(
 
 def test_requests_larger_than_the_pool_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     text = ran(capsys, "poisson:rate=5,prompt=10-1000,output=5,requests=50", "--num-blocks", "20")
-    assert "refused: " in text and "blocks" in text
+    assert "\nrefused    " in text and "blocks" in text
