@@ -66,6 +66,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.oracle.targets": {*READ, "lfm2np.sampling", "lfm2np.work", PROTOCOL, "scheduler"},
     "lfm2np.oracle.judging": {*COMPUTE, "lfm2np.sampling", "lfm2np.work", "lfm2np.scoring", "lfm2np.oracle.targets"},
     "lfm2np.oracle": {*CALL, "lfm2np.oracle.targets", "lfm2np.oracle.judging", PROTOCOL},
+    "lfm2np.oracle.report": {"lfm2np", "lfm2np.numerics"},
     "lfm2np.oracle.reports": {*ORACLE, "lfm2np", "lfm2np.numerics"},
     "lfm2np.oracle.api": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
     "lfm2np.oracle.compare": {*CALL, *ORACLE, "lfm2np.oracle.reports"},
@@ -100,7 +101,7 @@ ROOMS: dict[str, set[str]] = {
         *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views")),
         "lfm2np.serve",
     },
-    "lfm2np.simulate.page": {"lfm2np.simulate", "lfm2np.oracle.reports"},
+    "lfm2np.simulate.page": {"lfm2np.simulate", "lfm2np.oracle.report"},
     "lfm2np.bench.sides": {*CALL, *ORACLE, "lfm2np.serve"},
     "lfm2np.bench": {*CALL, "lfm2np.bench.sides", "lfm2np.serve", "lfm2np.simulate"},
 }

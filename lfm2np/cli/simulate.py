@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import Commands, add, add_command, option
-from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
+from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file, show_report
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.loading import load
 from lfm2np.simulate import sweep, trace_files
@@ -23,7 +23,6 @@ from lfm2np.simulate.drawn_acceptance import Acceptance, acceptance_of, read_acc
 from lfm2np.simulate.fit import fit
 from lfm2np.simulate.generators import GENERATORS
 from lfm2np.simulate.presets import BYTES, MODELS, preset
-from lfm2np.simulate.report import as_text
 from lfm2np.simulate.scenario import (
     MOST_DRAFTS,
     SETTINGS,
@@ -159,12 +158,9 @@ def run_single(arguments: argparse.Namespace, scenario: Scenario) -> None:
             trace_files.write(scenario.traffic.arrivals(), file)
     with progress_bar("simulating", " requests") as bar, writing(arguments.trace, scenario) as trace:
         result = simulate(scenario, lambda number: bar(number, scenario.traffic.requests or number), trace)
-    if arguments.html is not None:
-        from lfm2np.simulate.page.simulation import simulation_page  # slow to import
+    from lfm2np.simulate.page.simulation import simulation_report  # slow to import
 
-        write_whole(arguments.html, simulation_page(result))
-    fields = {name: value for name, value in result.items() if name != "groups"}
-    print_result(arguments, fields, as_text(result))
+    show_report(arguments, simulation_report(result))
 
 
 @contextlib.contextmanager
@@ -209,16 +205,12 @@ def run_sweep(arguments: argparse.Namespace, base: Scenario) -> None:
     results = iter(simulate_all(arguments, shards))
     simulated = [(chosen, list(itertools.islice(results, seeds))) for chosen, _ in runs[0]]
     result = sweep.summary(str(base.traffic), settings, simulated, target)
-    if arguments.html is not None:
-        from lfm2np.simulate.page.sweep_page import sweep_page  # slow to import
+    from lfm2np.simulate.page.sweep_page import curve, sweep_report  # slow to import
 
-        write_whole(arguments.html, sweep_page(result))
     for words in arguments.svg or ():
-        from lfm2np.simulate.page.sweep_page import curve  # slow to import
-
         metric, _, path = words.partition("=")
         write_whole(path, curve(result, metric))
-    print_result(arguments, result, sweep.as_text(result))
+    show_report(arguments, sweep_report(result))
 
 
 def seeded(base: Scenario, seed: int) -> Scenario:

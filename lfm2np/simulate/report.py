@@ -1,4 +1,4 @@
-"""A simulation's result as plain data and as text. Times are seconds; None stands where nothing was counted."""
+"""A simulation's result as plain data, and words for it. Times are seconds; None is what was not counted."""
 
 from __future__ import annotations
 
@@ -193,38 +193,7 @@ def widened(course: Course, width: int) -> list[int]:
     return [sum(course.bins[at : at + each]) for at in range(0, len(course.bins), each)]
 
 
-# --- text
-
-
-def as_text(result: Mapping[str, Any]) -> str:
-    requests, cost = result["requests"], result["cost"]
-    counts = [f"{requests['finished']:,} requests finished", *unfinished(requests)]
-    lines = [
-        f"{result['traffic']}: {', '.join(counts)}, in {span(result['throughput']['seconds'])} of simulated time",
-        f"cost of a step: {cost['name']} ({cost['origin']})",
-        config_line(result["config"]),
-        *beyond_lines(result["beyond"]),
-        "",
-        *table_of(result["seconds"]),
-        "",
-        *(f"priority {name}: first token {in_words(values)}" for name, values in by_priority(result)),
-        throughput_line(result["throughput"]),
-        utilisation_line(result["utilisation"]),
-        *prefix_lines(result["prefix_cache"]),
-    ]
-    if result["preemptions"]:
-        lines.append(f"preemptions: {result['preemptions']:,}")
-    drafts = result["drafts"]
-    if drafts["proposed"]:
-        share = 100 * drafts["accepted"] / drafts["proposed"]
-        lines.append(f"drafts: {drafts['accepted']:,} of {drafts['proposed']:,} accepted, {share:.0f} %")
-    if result["padding"]["share"] is not None:
-        share, size = 100 * result["padding"]["share"], result["padding"]["batch_size"]
-        lines.append(f"padding of request-level batches of {size}: {share:.0f} % of their tokens")
-    lines += [f"left out: {number:,} with {reason}" for reason, number in requests.get("skipped", {}).items() if number]
-    lines += [f"refused: {number:,}: {reason}" for reason, number in sorted(requests["refused"].items())[:5]]
-    lines.append(saturation_line(result))
-    return "\n".join(lines)
+# --- words
 
 
 def unfinished(requests: Mapping[str, Any]) -> list[str]:
@@ -254,29 +223,17 @@ NAMES = {
 }
 
 
-def table_of(seconds: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-    lines = [f"{'':<24}" + "".join(f"{head:>10}" for head in HEADS)]
-    for name, title in NAMES.items():
-        lines.append(f"{title:<24}" + "".join(f"{span(seconds[name][head]):>10}" for head in HEADS))
-    return lines
-
-
 def by_priority(result: Mapping[str, Any]) -> Sequence[tuple[str, Mapping[str, float | None]]]:
     groups = result["ttft_by_priority"]
     return list(groups.items()) if len(groups) > 1 else []
 
 
-def in_words(values: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{name} {span(values[name])}" for name in ("mean", *SHARES))
-
-
-def throughput_line(rates: Mapping[str, float | None]) -> str:
+def throughput_words(rates: Mapping[str, float | None]) -> str:
     names = ("requests", "output_tokens", "computed_tokens")
-    parts = [f"{rates[f'{name}_per_second'] or 0:,.1f} {name.replace('_', ' ')}" for name in names]
-    return "a second: " + ", ".join(parts)
+    return ", ".join(f"{rates[f'{name}_per_second'] or 0:,.1f} {name.replace('_', ' ')}" for name in names)
 
 
-def utilisation_line(shares: Mapping[str, float | None]) -> str:
+def utilisation_words(shares: Mapping[str, float | None]) -> str:
     busy, slots, blocks, budget = (percent(shares[name]) for name in ("busy", "slots", "blocks", "budget"))
     return (
         f"busy {busy} of the time; meanwhile {slots} of the slots, {blocks} of the blocks, {budget} of the token budget"
@@ -291,14 +248,14 @@ MISSES = {
 }
 
 
-def prefix_lines(cache: Mapping[str, Any]) -> list[str]:
+def prefix_words(cache: Mapping[str, Any]) -> str:
     if not cache["queries"]:
-        return []
+        return ""
     share = percent(cache["hit_tokens"] / cache["query_tokens"])
     missed = {reason: number for reason, number in cache["ended"].items() if number and reason != "complete"}
     ordered = sorted(missed.items(), key=lambda pair: -pair[1])
     misses = ", ".join(f"{number:,} ({MISSES.get(reason, reason)})" for reason, number in ordered)
-    return [f"prefix cache: {share} of {cache['query_tokens']:,} prompt tokens; prefix misses: {misses or 'none'}"]
+    return f"{share} of {cache['query_tokens']:,} prompt tokens; prefix misses: {misses or 'none'}"
 
 
 def saturation_line(result: Mapping[str, Any]) -> str:

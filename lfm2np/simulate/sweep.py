@@ -366,31 +366,3 @@ def setting_words(settings: Mapping[str, Any]) -> str:
 
 def load_words(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in CHOSEN)
-
-
-def as_text(result: Mapping[str, Any]) -> str:
-    """The table of all runs, the best of each load first, a line of answer for each load, and notes."""
-    names = list(result["settings"])
-    lost = ["lost"] if any(run["lost"] for run in result["runs"]) else []
-    heads = [*names, "TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99", "E2E mean", "req/s", *lost, ""]
-    rows = [row_of(run, names, bool(lost)) for run in result["runs"]]
-    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [heads, *rows]
-    ]
-    begin = f"{result['traffic']}; cost of a step: {result['cost']['name']}"
-    return "\n".join([begin, "", *lines, "", *result["answer"], "", *result["notes"]])
-
-
-def row_of(run: Mapping[str, Any], names: Sequence[str], with_lost: bool) -> list[str]:
-    seconds = run["seconds"]
-    cells = [str(run["settings"].get(name, UNREAD)) for name in names]
-    cells += [span(seconds[metric][which]) for metric, which in COLUMNS]
-    rate = run["throughput"]["requests_per_second"]
-    note = "SATURATED" if run["saturation"] else "unclear" if run["queue"]["unclear"] else ""
-    note = note or ("front" if run["on_front"] else "")
-    lost = [f"{run['lost']} %" if run["lost"] else ""] if with_lost else []
-    return [*cells, f"{rate or 0:.3g}", *lost, note]
-
-
-COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"))

@@ -231,7 +231,7 @@ def test_options_without_a_use_are_refused(words: list[str], capsys: pytest.Capt
     assert f"{words[0]}: only with --against" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--seed", "1"], ["--timeout", "9"], ["--save", "x"], ["--cases", "stops"]])
+@pytest.mark.parametrize("words", [["--seed", "1"], ["--timeout", "9"], ["--cases", "stops"]])
 def test_a_file_of_answers_asks_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "answers.jsonl", *words]) == 3
     assert f"{words[0]}: not with a file of answers" in capsys.readouterr().err

@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.report.as_text import as_text
 from lfm2np.simulate import generators
 from lfm2np.simulate.cost import CostModel
 from lfm2np.simulate.drawn_acceptance import Acceptance, acceptance_of, read_acceptance
 from lfm2np.simulate.histogram import MOST_BINS, Course, Histogram
-from lfm2np.simulate.report import as_json, as_text, queue, saturation
+from lfm2np.simulate.page.simulation import simulation_report
+from lfm2np.simulate.report import as_json, queue, saturation
 from lfm2np.simulate.run import Simulation
 from lfm2np.simulate.statistics import Statistics
 from lfm2np.simulate.traffic import NANOSECONDS, Arrival
@@ -100,7 +102,7 @@ def test_time_in_steps_beyond_what_was_measured_is_reported() -> None:
     simulation = Simulation(SchedulerConfig(8), cost)
     statistics = simulation.run([arrival(0, 0.0, 20, 5)])  # too many tokens in step 0, too much to read in 3 and 4
     assert statistics.beyond == 3 * NANOSECONDS
-    text = as_text(as_json(statistics, simulation.scheduler, cost, "drawn"))
+    text = as_text(simulation_report(as_json(statistics, simulation.scheduler, cost, "drawn")))
     assert "60 % of the busy time is in steps larger than any that was measured" in text
 
 
@@ -179,7 +181,9 @@ def test_a_server_that_still_fills_at_the_end_is_unclear() -> None:
     statistics = simulation.run(generators.parse("poisson:rate=3,prompt=4,output=20,requests=300", seed=1))
     assert statistics.most_waiting < 10
     assert "too short to tell" in queue(statistics)["unclear"]
-    assert "unclear whether saturated" in as_text(as_json(statistics, simulation.scheduler, cost, "drawn"))
+    assert "unclear whether saturated" in as_text(
+        simulation_report(as_json(statistics, simulation.scheduler, cost, "drawn"))
+    )
 
 
 def test_a_simulation_ends_when_too_many_wait_and_says_who_is_left() -> None:
@@ -188,8 +192,10 @@ def test_a_simulation_ends_when_too_many_wait_and_says_who_is_left() -> None:
     result = as_json(statistics, simulation.scheduler, SECOND, "at once", len(simulation.live))
     assert result["requests"]["left"] == 101
     assert result["saturation"]["waiting"] == 101
-    assert "101 left when the simulation ended" in as_text(result)
-    assert "SATURATED: the queue grows without bound from 0 us on, all at once, to 101" in as_text(result)
+    assert "101 left when the simulation ended" in as_text(simulation_report(result))
+    assert "SATURATED: the queue grows without bound from 0 us on, all at once, to 101" in as_text(
+        simulation_report(result)
+    )
 
 
 def test_a_million_requests_at_once_are_counted_as_refused_or_simulated() -> None:

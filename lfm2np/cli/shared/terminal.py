@@ -98,10 +98,10 @@ def show_report(arguments: argparse.Namespace, report: Report) -> None:
     ProofError (1) if it says that something is wrong, InconclusiveError (2) if that is open.
     """
     command = command_line()
+    print_result(arguments, as_json(report, command), as_text(report, command))  # first: a file may fail to be written
     for name, render in (("html", as_html), ("junit", as_junit)):
         if path := getattr(arguments, name, None):
             write_whole(path, render(report, command))
-    print_result(arguments, as_json(report, command), as_text(report, command))
     verdict = ": ".join([report.verdict, *(finding.sentence for finding in report.findings[:1])])
     if report.exit_code == WRONG:
         raise ProofError(verdict)

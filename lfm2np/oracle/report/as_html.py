@@ -27,16 +27,17 @@ def as_html(report: Report, command_line: str = "") -> str:
 
 
 def first_screen(report: Report) -> Markup:
+    looks = report.exit_code if report.looks is None else report.looks
     findings = [foreign(finding.sentence) for finding in report.findings]
     verdict = element(
         "div",
         element("p", report.means) if report.means else None,
         bullets(findings),
-        class_=f"verdict {TONES[report.exit_code]}",
+        class_=f"verdict {TONES[looks]}",
     )
     facts = [joined(f"{name}: ", foreign(value)) for name, value in report.facts.items()]
     return joined(
-        element("h1", f"lfm2np {report.command}: {SIGNS[report.exit_code]} {report.verdict}"),
+        element("h1", f"lfm2np {report.command}: {SIGNS[looks]} {report.verdict}"),
         verdict,
         bullets(facts),
         element("p", "What next: ", "; ".join(report.next_steps)) if report.next_steps else None,

@@ -108,6 +108,7 @@ class Report:
     next_steps  what to do now: commands, or sentences
     not_tested  what the verdict does not cover
     figures     everything that a program may want, as JSON has it
+    looks       RIGHT, WRONG or OPEN: sign and colour on a page, where they are not the exit code's
     """
 
     command: str
@@ -121,6 +122,7 @@ class Report:
     sections: Sequence[Section] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
     cases: Sequence[Case] = ()
+    looks: int | None = None
 
 
 def environment() -> dict[str, str]:

@@ -1,23 +1,27 @@
-"""The page of one simulation."""
+"""The report of one simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lfm2np.oracle.report.charts import STYLE, Axis, Drawing, Line, Point, line_chart, percent_words, seconds_words, svg
-from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
-from lfm2np.oracle.reports.report_parts import plural
+from lfm2np.oracle.report.charts import Axis, Drawing, Line, Point, line_chart, percent_words, seconds_words, svg
+from lfm2np.oracle.report.markup import Markup, joined
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Figure, Finding, Report, Section, Table, plural
 from lfm2np.simulate.report import (
     HEADS,
     NAMES,
     SHARES,
     beyond_lines,
     by_priority,
+    config_line,
     percent,
+    prefix_words,
     saturation_line,
     span,
+    throughput_words,
     unfinished,
+    utilisation_words,
 )
 
 TITLES = ("mean", *map(str.upper, SHARES), "max")  # of HEADS
@@ -38,93 +42,112 @@ ENDED = {
     "disabled": "prefix caching is off",
 }
 NEAR = 0.2  # of a level that is reached: else it is not drawn
-NO_TIME = "<p>Nothing was computed.</p>\n"
+NOTE = (
+    "Times are simulated: the scheduler decides each step, the cost model says how long it takes. "
+    "Quantiles are at most 1/256 too large."
+)
 
 
-def simulation_page(result: Mapping[str, Any]) -> str:
-    """Of a result as report.as_json gives it, or read back from JSON."""
-    sections = [
-        ("seconds", "How long requests take", seconds(result)),
-        ("time", "Over time", over_time(result)),
-        ("use", "What is used", used(result)),
-        ("cache", "Prefix cache, preemptions, drafts", cached(result)),
-        ("requests", "Requests", requests(result)),
-        ("what", "What was simulated", simulated(result)),
-    ]
-    return page(f"lfm2np simulate: {result['traffic']}", head(result), sections, note(), STYLE)
-
-
-def note() -> str:
-    return (
-        '<p class="note">Times are simulated: the scheduler decides each step, the cost model says how long it takes. '
-        "Quantiles are at most 1/256 too large.</p>\n"
+def simulation_report(result: Mapping[str, Any]) -> Report:
+    """Of a result as report.as_json gives it, or read back from JSON. It measures: exit code 0, saturated or not."""
+    verdict, looks = verdict_of(result)
+    facts = {
+        "traffic": result["traffic"],
+        "requests": requests_words(result),
+        "cost": f"of a step: {cost_words(result['cost'])}",
+        "scheduler": config_line(result["config"]),
+        "beyond": "".join(beyond_lines(result["beyond"])),
+        "a second": throughput_words(result["throughput"]),
+        "use": utilisation_words(result["utilisation"]),
+        "prefixes": prefix_words(result["prefix_cache"]),
+        **more_facts(result),
+    }
+    return Report(
+        command="simulate",
+        verdict=verdict,
+        exit_code=RIGHT,
+        looks=looks,
+        means=NOTE,
+        findings=[Finding("queue", saturation_line(result))],
+        facts={name: words for name, words in facts.items() if words},
+        sections=[
+            Section("How long requests take", seconds(result)),
+            Section("Distributions", [distributions(result)], is_long=True),
+            Section("Over time", list(over_time(result)), is_long=True),
+            Section("What is used", list(used(result)), is_long=True),
+            Section("Prefix cache, preemptions, drafts", cached(result), is_long=True),
+            Section("Requests", list(requests(result)), is_long=True),
+            Section("What was simulated", simulated(result), is_long=True),
+        ],
+        figures={name: value for name, value in result.items() if name != "groups"},
     )
 
 
-# --- first
+def verdict_of(result: Mapping[str, Any]) -> tuple[str, int]:
+    """With its looks."""
+    if result["saturation"]:
+        return "SATURATED", WRONG
+    return ("unclear whether saturated", OPEN) if result["queue"]["unclear"] else ("not saturated", RIGHT)
 
 
-def head(result: Mapping[str, Any]) -> str:
-    unclear, requests = result["queue"]["unclear"], result["requests"]
-    sign, kind = ("✕", "bug") if result["saturation"] else ("▲", "drift") if unclear else ("●", "exact")
-    counts = [f"{requests['finished']:,} of {requests['arrived']:,} requests finished", *unfinished(requests)]
-    lines = [
-        f"Traffic: {foreign(result['traffic'])}",
-        f"{', '.join(counts)}, in {span(result['throughput']['seconds'])} of simulated time",
-        f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
-        *map(first_upper, beyond_lines(result["beyond"])),
-    ]
-    return verdict("lfm2np simulate", kind, f"{sign} {first_upper(saturation_line(result))}.", lines)
+def requests_words(result: Mapping[str, Any]) -> str:
+    requests = result["requests"]
+    counts = [f"{requests['finished']:,} of {requests['arrived']:,} finished", *unfinished(requests)]
+    return f"{', '.join(counts)}, in {span(result['throughput']['seconds'])} of simulated time"
 
 
-def verdict(title: str, kind: str, words: str, lines: Sequence[str]) -> str:
-    """What a page begins with."""
-    words = f"<p><strong>{words}</strong></p>\n{bullets(lines)}"
-    return f'<h1>{title}</h1>\n<div class="verdict {kind}">\n{words}</div>\n'
+def more_facts(result: Mapping[str, Any]) -> dict[str, str]:
+    """What most simulations do not have, or not in numbers worth a line."""
+    drafts, padding, requests = result["drafts"], result["padding"], result["requests"]
+    refused = [f"{number:,}: {reason}" for reason, number in sorted(requests["refused"].items())[:5]]
+    skipped = [f"{number:,} with {reason}" for reason, number in requests.get("skipped", {}).items() if number]
+    batches = f"{percent(padding['share'])} of the tokens of request-level batches of {padding['batch_size']:,}"
+    accepted = f"{part(drafts['accepted'], drafts['proposed'])} of {drafts['proposed']:,} accepted"
+    return {
+        "preempted": f"{result['preemptions']:,} times" if result["preemptions"] else "",
+        "drafts": accepted if drafts["proposed"] else "",
+        "padding": batches if padding["share"] is not None else "",
+        "left out": "; ".join(skipped),
+        "refused": "; ".join(refused),
+    }
 
 
-def first_upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def cost_words(cost: Mapping[str, Any]) -> str:
+    return f"{cost['name']} ({origin(cost)})"
 
 
 def origin(cost: Mapping[str, Any]) -> str:
-    words = foreign(cost["origin"])
-    return f"<strong>△ not measured</strong>: {words}" if "not measured" in cost["origin"] else words
+    words: str = cost["origin"]
+    return f"\u25b3 {words}" if "not measured" in words else words
 
 
 # --- seconds
 
 
-def seconds(result: Mapping[str, Any]) -> str:
-    rows = [[SHORT[name], *spans(result["seconds"][name])] for name in NAMES]
-    content = table("Time of requests", ("", *TITLES), {"": rows}, ())
-    content += f'<p class="note">{"; ".join(f"{SHORT[name]}: {words}" for name, words in NAMES.items())}.</p>\n'
-    priorities = [[foreign(priority), *spans(values)] for priority, values in by_priority(result)]
-    if priorities:
-        content += table("Time to first token by priority", ("priority", *TITLES), {"": priorities})
-    lines = {name: steps_up(result["distributions"][name]) for name in DISTRIBUTIONS}
-    lines = {name: points for name, points in lines.items() if points}
-    if not lines:
-        return content + "<p>No request got a token.</p>\n"
-    drawing = line_chart(
-        "distributions",
-        "Share of requests, or of tokens, that took at most so long",
-        "Distribution functions on a logarithmic axis. "
-        + " ".join(f"{SHORT[name]}: {in_words(result['seconds'][name])}." for name in lines),
-        [Line(SHORT[name], points, steps=True) for name, points in lines.items()],
-        Axis("time, log scale", is_log=True, words=seconds_words),
-        Axis("share", words=percent_words),
-    )
-    numbers = "".join(distribution_table(name, result["distributions"][name]) for name in lines)
-    return content + figure(drawing) + details("The numbers of the figure", numbers)
+def seconds(result: Mapping[str, Any]) -> list[Block]:
+    rows = [[words, SHORT[name], *spans(result["seconds"][name])] for name, words in NAMES.items()]
+    priorities = [[priority, *spans(values)] for priority, values in by_priority(result)]
+    of_priorities = [Table("Time to first token by priority", ("priority", *TITLES), priorities)]
+    return [Table("", ("", "", *TITLES), rows, (0, 1)), *(of_priorities if priorities else [])]
 
 
 def spans(values: Mapping[str, float | None]) -> list[str]:
     return [span(values[name]) for name in HEADS]
 
 
-def in_words(values: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{title} {span(values[name])}" for title, name in zip(TITLES, HEADS, strict=True))
+def distributions(result: Mapping[str, Any]) -> Block:
+    shown = {name: points for name in DISTRIBUTIONS if (points := result["distributions"][name])}
+    if not shown:
+        return "No request got a token."
+    drawing = line_chart(
+        "distributions",
+        "Share of requests, or of tokens, that took at most so long",
+        "Distribution functions on a logarithmic axis; the numbers stand in the tables.",
+        [Line(SHORT[name], steps_up(points), steps=True) for name, points in shown.items()],
+        Axis("time, log scale", is_log=True, words=seconds_words),
+        Axis("share", words=percent_words),
+    )
+    return figure(drawing, [distribution_table(name, points) for name, points in shown.items()])
 
 
 def steps_up(points: Sequence[Sequence[float]]) -> list[Point]:
@@ -132,22 +155,23 @@ def steps_up(points: Sequence[Sequence[float]]) -> list[Point]:
     return [(points[0][0], 0.0), *((value, share) for value, share in points)] if points else []
 
 
-def distribution_table(name: str, points: Sequence[Sequence[float]]) -> str:
+def distribution_table(name: str, points: Sequence[Sequence[float]]) -> Table:
     rows = [[span(value), f"{100 * share:.4g} %"] for value, share in points]
-    return table(f"Distribution of {NAMES[name]} ({SHORT[name]})", ("at most", "share"), {"": rows}, ())
+    return Table(f"Distribution of {NAMES[name]} ({SHORT[name]})", ("at most", "share"), rows, ())
 
 
-def figure(drawing: Drawing, more: str = "") -> str:
-    return f'<figure>\n{svg(drawing)}<figcaption class="note">{drawing.title}.{more}</figcaption>\n</figure>\n'
+def figure(drawing: Drawing, numbers: Sequence[Table] = (), more: str = "") -> Figure:
+    return Figure(svg(drawing), joined(Markup(drawing.title), ".", more), numbers)
 
 
 # --- over time
 
 
-def over_time(result: Mapping[str, Any]) -> str:
+def over_time(result: Mapping[str, Any]) -> Iterator[Block]:
     courses, config = result["courses"], result["config"]
     if not courses["running"]:
-        return NO_TIME
+        yield "Nothing was computed."
+        return
     width = courses["width"]
     blocks, slots = config["num_blocks"], config["max_num_seqs"]
     charts: list[tuple[str, str, str, int | None, str]] = [
@@ -156,20 +180,27 @@ def over_time(result: Mapping[str, Any]) -> str:
         ("blocks", "Owned blocks", "blocks", blocks, f"the pool: {blocks:,}"),
         ("tokens_per_second", "Computed tokens a second", "tokens a second", None, ""),
     ]
-    drawn = "".join(course(*chart, courses[chart[0]], width) for chart in charts)
     rows = [
         [amount(index * width), *(amount(courses[name][index]) for name, *_ in charts)]
         for index in range(len(courses["running"]))
     ]
     heads = ("from second", *(title.lower() for _, title, *_ in charts))
-    numbers = table(f"Means of {span(width)} each", heads, {"": rows}, ())
-    about = f"<p>Means of {plural(len(rows), 'bin')}, {span(width)} each.</p>\n"
-    return f'{about}<div class="figures">\n{drawn}</div>\n' + details("The numbers of the figures", numbers)
+    numbers = Table(f"Means of {span(width)} each", heads, rows, ())
+    yield f"Means of {plural(len(rows), 'bin')}, {span(width)} each."
+    for chart in charts:
+        yield course(*chart, courses[chart[0]], width, [numbers] if chart is charts[-1] else [])
 
 
 def course(
-    name: str, title: str, unit: str, level: int | None, level_words: str, values: Sequence[float], width: float
-) -> str:
+    name: str,
+    title: str,
+    unit: str,
+    level: int | None,
+    level_words: str,
+    values: Sequence[float],
+    width: float,
+    numbers: Sequence[Table],
+) -> Figure:
     """A figure, with a line at `level`, if that does not press the course to the ground."""
     points = [(index * width, value) for index, value in enumerate([*values, values[-1]])]
     highest = max(range(len(values)), key=values.__getitem__)
@@ -183,7 +214,7 @@ def course(
     elif level is not None:
         more = f" Far above them: {level_words}."
     line, x, y = Line(title, points, steps=True), Axis("seconds"), Axis(unit)
-    return figure(line_chart(f"course-{name}", title, about, [line], x, y, levels), more)
+    return figure(line_chart(f"course-{name}", title, about, [line], x, y, levels), numbers, more)
 
 
 def amount(value: float) -> str:
@@ -193,29 +224,27 @@ def amount(value: float) -> str:
 # --- tables
 
 
-def used(result: Mapping[str, Any]) -> str:
-    shares, rates = result["utilisation"], result["throughput"]
+def used(result: Mapping[str, Any]) -> Iterator[Block]:
+    shares, rates, padding = result["utilisation"], result["throughput"], result["padding"]
     rows = [[name, percent(shares[name]), words] for name, words in USED.items()]
-    content = table("Utilisation", ("", "share", "of what"), {"": rows}, (0, 2))
+    yield Table("Utilisation", ("", "share", "of what"), rows, (0, 2))
     a_second = [
         [name.removesuffix("_per_second").replace("_", " "), "-" if rate is None else amount(rate)]
         for name, rate in rates.items()
         if name != "seconds"
     ]
-    content += table("Throughput", ("", "a second"), {"": a_second})
-    steps, padding = result["steps"], result["padding"]
-    content += f"<p>{steps['all']:,} steps.</p>\n"
+    yield Table("Throughput", ("", "a second"), a_second)
+    yield f"{result['steps']['all']:,} steps."
     if padding["share"] is not None:
-        content += (
-            f"<p>Batches of whole requests, {padding['batch_size']:,} neighbours each, padded to the longest, would "
-            f"have computed {padding['tokens']:,} tokens for nothing: {percent(padding['share'])} of theirs.</p>\n"
+        yield (
+            f"Batches of whole requests, {padding['batch_size']:,} neighbours each, padded to the longest, would "
+            f"have computed {padding['tokens']:,} tokens for nothing: {percent(padding['share'])} of theirs."
         )
-    return content
 
 
-def cached(result: Mapping[str, Any]) -> str:
+def cached(result: Mapping[str, Any]) -> list[Block]:
     cache, drafts = result["prefix_cache"], result["drafts"]
-    rows: list[list[object]] = [
+    rows = [
         ["preemptions", f"{result['preemptions']:,}"],
         ["draft tokens proposed", f"{drafts['proposed']:,}"],
         ["draft tokens accepted", part(drafts["accepted"], drafts["proposed"])],
@@ -223,29 +252,27 @@ def cached(result: Mapping[str, Any]) -> str:
         ["tokens of their prompts", f"{cache['query_tokens']:,}"],
         ["found in the cache", part(cache["hit_tokens"], cache["query_tokens"])],
     ]
-    content = table("Prefix cache, preemptions, drafts", ("", "number"), {"": rows})
     ended = [
-        [foreign(reason), part(number, cache["queries"]), ENDED.get(reason, "")]
-        for reason, number in cache["ended"].items()
+        [reason, part(number, cache["queries"]), ENDED.get(reason, "")] for reason, number in cache["ended"].items()
     ]
-    return content + table("What ended the hits", ("", "requests", "why"), {"": ended}, (0, 2))
+    return [
+        Table("Prefix cache, preemptions, drafts", ("", "number"), rows),
+        Table("What ended the hits", ("", "requests", "why"), ended, (0, 2)),
+    ]
 
 
 def part(number: int, all_: int) -> str:
     return f"{number:,} ({percent(number / all_)})" if all_ else f"{number:,}"
 
 
-def requests(result: Mapping[str, Any]) -> str:
+def requests(result: Mapping[str, Any]) -> Iterator[Table]:
     counts = result["requests"]
     refused = counts["refused"]
     rows = [[name, f"{counts[name]:,}"] for name in ("arrived", "finished", "aborted", "left")]
-    rows.append(["refused", f"{sum(refused.values()):,}"])
-    content = table("Requests", ("", "number"), {"": rows})
+    yield Table("Requests", ("", "number"), [*rows, ["refused", f"{sum(refused.values()):,}"]])
     for caption, reasons in (("Refused", refused), ("Skipped in the trace", counts.get("skipped", {}))):
         if reasons:
-            reason_rows = [[foreign(why), f"{number:,}"] for why, number in by_number(reasons)]
-            content += table(caption, ("why", "requests"), {"": reason_rows})
-    return content
+            yield Table(caption, ("why", "requests"), [[why, f"{number:,}"] for why, number in by_number(reasons)])
 
 
 def by_number(counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -253,23 +280,20 @@ def by_number(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
-def simulated(result: Mapping[str, Any]) -> str:
-    content = f"<p>Traffic: {foreign(result['traffic'])}</p>\n{cost_of_a_step(result['cost'])}"
-    rows = [[foreign(name), foreign(str(value))] for name, value in result["config"].items()]
-    return content + table("Configuration of the scheduler", ("setting", "value"), {"": rows}, (0, 1))
+def simulated(result: Mapping[str, Any]) -> list[Block]:
+    rows = [[name, str(value)] for name, value in result["config"].items()]
+    return [cost_errors(result["cost"]), Table("Configuration of the scheduler", ("setting", "value"), rows, (0, 1))]
 
 
-def cost_of_a_step(cost: Mapping[str, Any]) -> str:
-    """Where the cost model comes from, and how well it predicts."""
-    content = f"<p>Cost of a step: {foreign(cost['name'])}: {origin(cost)}</p>\n"
+def cost_errors(cost: Mapping[str, Any]) -> Block:
+    """How well the cost model predicts."""
     errors = cost.get("errors")
     if errors is None:
-        return content + "<p>Its errors are not known: it was not fitted to measured steps.</p>\n"
+        return "The errors of the cost model are not known: it was not fitted to measured steps."
     rows = [
         ["steps that were measured", f"{errors['steps']:,}"],
         ["median of the errors", f"{100 * errors['median']:.3g} %"],
         ["nine of ten are at most", f"{100 * errors['p90']:.3g} %"],
         ["error of their total time", f"{100 * errors['total']:+.3g} %"],
     ]
-    caption = f"Errors of the cost model, cross-validated in {plural(errors['folds'], 'fold')}"
-    return content + table(caption, ("", "value"), {"": rows})
+    return Table(f"Errors of the cost model, cross-validated in {plural(errors['folds'], 'fold')}", ("", "value"), rows)

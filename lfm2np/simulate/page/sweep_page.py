@@ -1,15 +1,14 @@
-"""The page of a sweep, which is many settings of one traffic, and single pictures of it."""
+"""The report of a sweep, which is many settings of one traffic, and single pictures of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.report.charts import (
     MOST_LINES,
-    STYLE,
     Axis,
     Dots,
     Drawing,
@@ -22,16 +21,15 @@ from lfm2np.oracle.report.charts import (
     seconds_words,
     tick_words,
 )
-from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
-from lfm2np.oracle.reports.report_parts import plural
-from lfm2np.simulate.page.simulation import amount, cost_of_a_step, figure, note, origin, verdict
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Report, Section, Table, plural
+from lfm2np.simulate.page.simulation import NOTE, amount, cost_errors, cost_words, figure
 from lfm2np.simulate.report import HEADS, NAMES, percent, saturation_line, span
 from lfm2np.simulate.scenario import CHOSEN
-from lfm2np.simulate.sweep import UNREAD, load_words
+from lfm2np.simulate.sweep import MOST_RUNS, UNREAD, load_words
 from lfm2np.values import show
 
 FRONT, OTHER, SATURATED = 0, 3, 4  # looks of dots
-COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"), ("e2e", "p99"))
+COLUMNS = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"))
 CURVES = (("ttft", "p99"), ("tpot", "mean"))
 MOST_NUMBERS = 3  # of runs beside a dot
 MOST_LOADS = 6  # that are drawn
@@ -39,42 +37,60 @@ WIDE_SETTING = 4.0  # largest over smallest, from which on its axis is logarithm
 Run = Mapping[str, Any]
 
 
-def sweep_page(result: Mapping[str, Any]) -> str:
-    """Of a result as sweep.summary gives it, or read back from JSON: its runs are in order, the best first."""
-    runs = result["runs"]
-    numeric = [name for name in result["settings"] if len(numbers_of(runs, name)) > 1]
-    sections = [
-        ("front", "Pareto front", fronts(result)),
-        *([("curves", "By each setting", "".join(by_setting(runs, name) for name in numeric))] if numeric else []),
-        ("runs", "All runs", all_runs(result)),
-        ("what", "What was simulated", simulated(result)),
-    ]
-    return page(f"lfm2np simulate: sweep of {result['traffic']}", head(result), sections, note(), STYLE)
+def sweep_report(result: Mapping[str, Any]) -> Report:
+    """Of a result as sweep.summary gives it, or read back from JSON: its runs are in order, the best first.
 
-
-def head(result: Mapping[str, Any]) -> str:
+    It measures: exit code 0, whether the target is met or not.
+    """
     runs, target = result["runs"], result["target"]
-    every_saturated = all(run["saturation"] for run in runs)
-    sign, kind = ("✕", "bug") if every_saturated else ("●", "exact") if is_met(result) else ("▲", "drift")
+    verdict, looks = verdict_of(result)
+    numeric = [name for name in result["settings"] if len(numbers_of(runs, name)) > 1]
     saturated = sum(bool(run["saturation"]) for run in runs)
-    lines = [
-        f"Traffic: {foreign(result['traffic'])}",
-        f"Target: {target_words(target)}" if target else "No target was set.",
-        f"{plural(len(runs), 'run')}, {saturated} of them saturated",
-        f"Cost of a step: {foreign(result['cost']['name'])}: {origin(result['cost'])}",
-    ]
-    answers = "<br/>".join(map(foreign, result["answer"]))
-    return verdict("lfm2np simulate: sweep", kind, f"{sign} {answers}", [*lines, *map(foreign, result["notes"])])
+    curves = [block for name in numeric for block in by_setting(runs, name)]
+    return Report(
+        command="simulate --sweep",
+        verdict=verdict,
+        exit_code=RIGHT,
+        looks=looks,
+        means=NOTE,
+        facts={
+            "traffic": result["traffic"],
+            "target": target_words(target) if target else "none",
+            "runs": f"{len(runs)}, {saturated} of them saturated",
+            "cost": f"of a step: {cost_words(result['cost'])}",
+        },
+        next_steps=result["answer"],
+        sections=[
+            Section("All runs, the best first", [all_runs(result), *result["notes"]]),
+            Section("Pareto front", list(fronts(result)), is_long=True),
+            *([Section("By each setting", curves, is_long=True)] if curves else []),
+            Section("More of each run", list(more_of_runs(runs)), is_long=True),
+            Section("What was simulated", simulated(result), is_long=True),
+        ],
+        figures=result,
+    )
 
 
-def is_met(result: Mapping[str, Any]) -> bool:
+def verdict_of(result: Mapping[str, Any]) -> tuple[str, int]:
+    """With its looks. A target is met where the best run of a load meets it."""
+    if all(run["saturation"] for run in result["runs"]):
+        return "every run is saturated", WRONG
+    best = [runs[0][1] for runs in numbered(result["runs"]).values()]
     target = result["target"]
-    aimed = [run["seconds"][target["metric"]][target["quantile"]] for run in result["runs"][:1]] if target else []
-    return all(value is not None and value <= target["seconds"] for value in aimed)
+    if target is None:
+        return "measured: no target was set", RIGHT
+    met = sum(is_met(run, target) for run in best)
+    where = f" with {met} of {plural(len(best), 'load')}" if 0 < met < len(best) else ""
+    return (f"target met{where}", OPEN if where else RIGHT) if met else ("target not met", OPEN)
+
+
+def is_met(run: Run, target: Mapping[str, Any]) -> bool:
+    value = seconds_of(run, target["metric"], target["quantile"])
+    return not run["saturation"] and value is not None and value <= target["seconds"]
 
 
 def target_words(target: Mapping[str, Any]) -> str:
-    return foreign(f"{metric_words(target['metric'], target['quantile'])} at most {span(target['seconds'])}")
+    return f"{metric_words(target['metric'], target['quantile'])} at most {span(target['seconds'])}"
 
 
 def metric_words(metric: str, which: str) -> str:
@@ -102,19 +118,19 @@ def numbered(runs: Sequence[Run], but: str = "") -> dict[str, list[tuple[int, Ru
     return loads
 
 
-def fronts(result: Mapping[str, Any]) -> str:
+def fronts(result: Mapping[str, Any]) -> Iterator[Block]:
     """What the target is about, else TTFT P99, against mean TPOT: a figure for each load."""
     loads = list(numbered(result["runs"]).items())
-    figures = [front(place, load, runs, result["target"]) for place, (load, runs) in enumerate(loads[:MOST_LOADS])]
-    drawn = f'<div class="figures">\n{"".join(figures)}</div>\n' if len(figures) > 1 else "".join(figures)
-    return drawn + undrawn(len(loads))
+    for place, (load, runs) in enumerate(loads[:MOST_LOADS]):
+        yield front(place, load, runs, result["target"])
+    yield from undrawn(len(loads))
 
 
-def undrawn(loads: int) -> str:
-    return f"<p>Of {loads} loads {MOST_LOADS} are drawn; the tables have all.</p>\n" if loads > MOST_LOADS else ""
+def undrawn(loads: int) -> list[Block]:
+    return [f"Of {loads} loads {MOST_LOADS} are drawn; the tables have all."] if loads > MOST_LOADS else []
 
 
-def front(place: int, load: str, runs: Sequence[tuple[int, Run]], target: Mapping[str, Any] | None) -> str:
+def front(place: int, load: str, runs: Sequence[tuple[int, Run]], target: Mapping[str, Any] | None) -> Block:
     """Of one load."""
     metric, which = (target["metric"], target["quantile"]) if target else ("ttft", "p99")
     places: list[tuple[int, float, float, Run]] = [
@@ -124,7 +140,7 @@ def front(place: int, load: str, runs: Sequence[tuple[int, Run]], target: Mappin
     ]
     where = f"With {load}: " if load else ""
     if not places:
-        return f"<p>{foreign(where)}no run has times to draw.</p>\n"
+        return f"{where}no run has times to draw."
     labels = labels_of([(number, x, y) for number, x, y, run in places if look_of(run) == FRONT])
     groups = [
         Dots(
@@ -150,12 +166,10 @@ def front(place: int, load: str, runs: Sequence[tuple[int, Run]], target: Mappin
         joined,
         levels,
     )
-    rows = [
-        [number, state(run), span(y), span(x), foreign(setting_words(run["settings"]))] for number, x, y, run in places
-    ]
-    legend = table("The dots of the figure", ("run", "state", what, "TPOT mean", "settings"), {"": rows}, (4,))
+    rows = [[number, state(run), span(y), span(x), setting_words(run["settings"])] for number, x, y, run in places]
+    numbers = Table("The dots of the figure", ("run", "state", what, "TPOT mean", "settings"), rows, (1, 4))
     more = " The numbers are those of the runs on the front; where there is no room a dot has none."
-    return f"<div>\n{figure(drawing, more)}{details('The dots of the figure', legend)}</div>\n"
+    return figure(drawing, [numbers], more)
 
 
 def labels_of(places: Sequence[tuple[int, float, float]]) -> dict[int, str]:
@@ -196,7 +210,7 @@ def numbers_of(runs: Sequence[Run], name: str) -> list[float]:
     return sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
 
 
-def by_setting(runs: Sequence[Run], name: str) -> str:
+def by_setting(runs: Sequence[Run], name: str) -> Iterator[Block]:
     """Two figures for each load, and their numbers: one line for each combination of the other settings, the best
     first. Of a setting that is a load itself, the figures have it on their axis."""
     values = numbers_of(runs, name)
@@ -204,27 +218,22 @@ def by_setting(runs: Sequence[Run], name: str) -> str:
         load: [run for _, run in those if run["settings"].get(name) in values]
         for load, those in numbered(runs, but=name).items()
     }
-    figures = [
-        curves_of_load(place, load, name, values, those)
-        for place, (load, those) in enumerate(list(loads.items())[:MOST_LOADS])
-    ]
+    for place, (load, those) in enumerate(list(loads.items())[:MOST_LOADS]):
+        yield from curves_of_load(place, load, name, values, those)
+    yield from undrawn(len(loads))
     rows = [
         [
             amount(run["settings"][name]),
             *(span(seconds_of(run, *curve)) for curve in CURVES),
             state(run),
-            foreign(setting_words(run["settings"], without=name)),
+            setting_words(run["settings"], without=name),
         ]
         for those in loads.values()
         for group in grouped(those, name).values()
         for run in sorted(group, key=lambda run: run["settings"][name])
     ]
-    heads = (foreign(name), *(metric_words(*curve) for curve in CURVES), "state", "other settings")
-    numbers = table("The numbers of the figures", heads, {"": rows}, (4,))
-    return (
-        f"<h3>{foreign(name)}</h3>\n{''.join(figures)}{undrawn(len(loads))}"
-        f"{details('The numbers of the figures', numbers)}"
-    )
+    heads = (name, *(metric_words(*curve) for curve in CURVES), "state", "other settings")
+    yield Table(f"The numbers of the figures by {name}", heads, rows, (3, 4))
 
 
 def grouped(runs: Sequence[Run], name: str) -> dict[str, list[Run]]:
@@ -235,23 +244,18 @@ def grouped(runs: Sequence[Run], name: str) -> dict[str, list[Run]]:
     return groups
 
 
-def curves_of_load(place: int, load: str, name: str, values: Sequence[float], runs: Sequence[Run]) -> str:
+def curves_of_load(place: int, load: str, name: str, values: Sequence[float], runs: Sequence[Run]) -> Iterator[Block]:
     groups = grouped(runs, name)
     others = list(
         dict.fromkeys(other for run in runs for other in run["settings"] if other in CHOSEN and other != name)
     )
-    lines = f" One line for each {foreign(', '.join(others))}." if others else ""
+    lines = f" One line for each {', '.join(others)}." if others else ""
     where = f"With {load}: " if load else ""
     identity = f"{identifier(name)}-{place}"
-    drawn = "".join(
-        figure(curves_of(identity, where, name, values, list(groups.values()), *curve), lines) for curve in CURVES
-    )
-    more = (
-        f"<p>The lines of the best {MOST_LINES} of {len(groups)} combinations; the table has all.</p>\n"
-        if len(groups) > MOST_LINES
-        else ""
-    )
-    return f'{more}<div class="figures">\n{drawn}</div>\n'
+    if len(groups) > MOST_LINES:
+        yield f"The lines of the best {MOST_LINES} of {len(groups)} combinations; the table has all."
+    for curve in CURVES:
+        yield figure(curves_of(identity, where, name, values, list(groups.values()), *curve), more=lines)
 
 
 def curves_of(
@@ -290,35 +294,40 @@ def identifier(name: str) -> str:
 # --- tables
 
 
-def all_runs(result: Mapping[str, Any]) -> str:
+def all_runs(result: Mapping[str, Any]) -> Table:
     names = list(result["settings"])
-    heads = ["run", "state", *map(foreign, names), *(metric_words(*column) for column in COLUMNS)]
-    heads += ["not served", "requests a second", "busy", "preemptions"]
+    heads = ["run", *names, *(metric_words(*column) for column in COLUMNS), "req/s", "not served", "state"]
     rows = [
         [
             number,
-            state(run),
-            *(foreign(str(run["settings"].get(name, UNREAD))) for name in names),
+            *(str(run["settings"].get(name, UNREAD)) for name in names),
             *(span(seconds_of(run, *column)) for column in COLUMNS),
+            f"{run['throughput']['requests_per_second'] or 0:.3g}",
             f"{run['lost']} %",
-            amount(run["throughput"]["requests_per_second"] or 0.0),
-            percent(run["utilisation"]["busy"]),
-            f"{run['preemptions']:,}",
+            state(run),
         ]
         for number, run in enumerate(result["runs"], 1)
     ]
-    content = table("All runs, the best first", heads, {"": rows}, ())
-    saturated = [
-        f"{number}: {saturation_line(run)}." for number, run in enumerate(result["runs"], 1) if run["saturation"]
+    return Table("", heads, rows, (len(heads) - 1,), MOST_RUNS)
+
+
+def more_of_runs(runs: Sequence[Run]) -> Iterator[Block]:
+    rows = [
+        [
+            number,
+            span(seconds_of(run, "e2e", "p99")),
+            percent(run["utilisation"]["busy"]),
+            f"{run['preemptions']:,}",
+            f"{saturation_line(run)}." if run["saturation"] else "",
+        ]
+        for number, run in enumerate(runs, 1)
     ]
-    return content + (details("Saturated runs", bullets(saturated)) if saturated else "")
+    yield Table("Use, and where it is saturated", ("run", "E2E P99", "busy", "preemptions", "saturated"), rows, (4,))
 
 
-def simulated(result: Mapping[str, Any]) -> str:
-    rows = [[foreign(name), foreign(", ".join(map(str, values)))] for name, values in result["settings"].items()]
-    return f"<p>Traffic: {foreign(result['traffic'])}</p>\n{cost_of_a_step(result['cost'])}" + table(
-        "Settings that were varied", ("setting", "values"), {"": rows}, (0, 1)
-    )
+def simulated(result: Mapping[str, Any]) -> list[Block]:
+    rows = [[name, ", ".join(map(str, values))] for name, values in result["settings"].items()]
+    return [cost_errors(result["cost"]), Table("Settings that were varied", ("setting", "values"), rows, (0, 1))]
 
 
 # --- one metric against one setting, as a picture of its own: an SVG file for a page
