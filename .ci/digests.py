@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import lfm2np
-from lfm2np.numerics.products.blas import blas_kernel, blas_library
+from lfm2np.arithmetic.products.blas import blas_kernel, blas_library
 
 README = Path(__file__).parent.parent / "README.md"
 

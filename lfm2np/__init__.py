@@ -19,9 +19,15 @@ from typing import Any
 import lfm2np.before_numpy  # noqa: F401  (first, as it says)
 from lfm2np.checkpoint.loaded import draft_fixture, lfm3_fixture, moe_fixture, trained_fixture
 from lfm2np.engine.draft_model import ModelDrafter
+from lfm2np.engine.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.generation import Completion, GeneratedToken
+from lfm2np.engine.llm import LLM
+from lfm2np.engine.loading import Model, load
 from lfm2np.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from lfm2np.engine.sampling.logprobs import TokenLogprobs
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.teacher_forcing import TokenScore, score_many
 from lfm2np.errors import (
     CheckpointError,
     ConfigError,
@@ -30,13 +36,7 @@ from lfm2np.errors import (
     RequestError,
     TokenizerError,
 )
-from lfm2np.llm import LLM
-from lfm2np.loading import Model, load
 from lfm2np.malloc import keep_freed_memory
-from lfm2np.sampling.logprobs import TokenLogprobs
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.scoring.teacher_forcing import TokenScore, score_many
-from lfm2np.speculation.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
 
 _LAZY = {  # functions that need what stands on this package: imported when they are used
     "check": "lfm2np.oracle.api",

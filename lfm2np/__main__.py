@@ -1,3 +1,3 @@
-from lfm2np.cli import main
+from lfm2np.commands.cli import main
 
 raise SystemExit(main())

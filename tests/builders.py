@@ -13,8 +13,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import expected_tensors
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors
 
 Stored = tuple[str, tuple[int, ...], bytes]
 SPECIALS = ("<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -22,7 +22,7 @@ import blas
 import pytest
 from hypothesis import settings
 
-from lfm2np.numerics.ieee import Ieee
+from lfm2np.arithmetic.ieee import Ieee
 from lfm2np.oracle.judging.emulate import Emulated
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)

@@ -35,8 +35,8 @@ REPORT = "report.xml"
 QUICK = (
     *("tests/oracle/test_check.py", "tests/oracle/judging/test_noise.py"),
     *("tests/oracle/vectors/test_vectors_answers.py", "tests/oracle/locate/test_locate.py"),
-    *("tests/oracle/locate/test_locate_faults.py", "tests/numerics", "tests/test_goldens.py"),
-    *("tests/cli/test_cli_generate.py", "tests/conformance/test_plain.py"),
+    *("tests/oracle/locate/test_locate_faults.py", "tests/arithmetic", "tests/test_goldens.py"),
+    *("tests/commands/cli/test_cli_generate.py", "tests/suite/test_plain.py"),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lfm2np.conformance.strategies.tiny_models import TinyModel
+from lfm2np.suite.strategies.tiny_models import TinyModel
 
 MODELS = {
     "all kinds of layers": TinyModel(lfm3=True, layers="cSAc", head_dim=8),

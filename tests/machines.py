@@ -38,10 +38,16 @@ DIGESTS = dict(
 ASKED = {"sort: 7 2 9 4 1 ->": " 1 2 4 7 9", "add: 20 + 97 ->": " 117", "recall: f = 7, r = 2, v = 2; f ->": " 7"}
 BATCH = ["generate", "--prove", "--json", "--block-size", "2", "--num-blocks", "14", "--max-num-batched-tokens", "7"]
 BATCH += ["--max-tokens", "10", *(word for prompt in ASKED for word in ("--prompt", prompt))]
-NUMERICS = [f"tests/numerics/test_{name}.py" for name in ("elementary", "exact", "exact_attention", "tiles")]
+NUMERICS = [f"tests/arithmetic/test_{name}.py" for name in ("elementary", "exact", "exact_attention", "tiles")]
 PYTEST = ["pytest", "-q", "-p", "no:cacheprovider", *NUMERICS]
 EIGHT_TYPES = [*PYTEST[:4], "tests/oracle/compare/test_eight_types.py", "-k"]
-TRAFFIC = [*PYTEST[:4], "tests/simulate/test_draws.py", "tests/simulate/test_generators.py", "-k", "every_machine"]
+TRAFFIC = [
+    *PYTEST[:4],
+    "tests/commands/simulate/test_draws.py",
+    "tests/commands/simulate/test_generators.py",
+    "-k",
+    "every_machine",
+]
 # Left out, as they ask for no bits: how close attention is to float64, which takes minutes emulated, and a control in
 # plain float32, in which OpenBLAS's kernel for the Athlon dies under qemu.
 NOT_BITS = ["-k", "not of_float64_at_any_length and not plain_float32"]
@@ -65,7 +71,7 @@ QUICK |= {"tests": [*PYTEST, "-k", QUICK_TESTS]}
 WORKER = """
 import ctypes, contextlib, io, json, platform, sys, time
 import numpy, lfm2np
-from lfm2np.cli import main
+from lfm2np.commands.cli import main
 
 def config(path):
     asked = getattr(ctypes.CDLL(path), "openblas_get_config", None)

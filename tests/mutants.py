@@ -9,7 +9,7 @@ docstrings only are the same program, and those that do not compile are none: ne
 `equivalent_mutants.json` names, with reasons, are not run either, but counted. Exit code 1 if any other survives.
 Hours on two cores; not part of CI.
 
-`--integers`: of the fast arithmetic, by its comparison with integers alone (tests/numerics/test_integers.py). What
+`--integers`: of the fast arithmetic, by its comparison with integers alone (tests/truth/test_integers.py). What
 survives it in a line that `equivalent_mutants.json` lists under "lines", with the reason why any change of it that
 passes leaves all bits as they are, counts as equivalent: those are run, so none that is killed can be listed.
 """
@@ -85,7 +85,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
         "engine-machine",
         "every-schedule",
     ),
-    "lfm2np/network/cache": ("cache-is-sized", "memory-is-bounded", "every-schedule", "memory-is-right"),
+    "lfm2np/engine/cache": ("cache-is-sized", "memory-is-bounded", "every-schedule", "memory-is-right"),
     "lfm2np/engine": (
         "runs-are-counted",
         "text-is-not-taken-back",
@@ -97,14 +97,14 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
     "lfm2np/engine/draft_model": ("draft-models-propose", "drawn-drafts-are-of-their-place", "wrong-calls-are-refused"),
     "lfm2np/engine/outputs": ("runs-are-counted", "padding-is-counted", "outputs-are-those-alone"),
     "lfm2np/engine/answers": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
-    "lfm2np/speculation": ("rejection-is-exact", "guesses-use-their-own-noise", "runs-are-counted"),
-    "lfm2np/speculation/drafters": ("lookup-is-its-definition", "runs-are-counted", "wrong-calls-are-refused"),
-    "lfm2np/speculation/proposals": (
+    "lfm2np/engine": ("rejection-is-exact", "guesses-use-their-own-noise", "runs-are-counted"),
+    "lfm2np/engine/drafters": ("lookup-is-its-definition", "runs-are-counted", "wrong-calls-are-refused"),
+    "lfm2np/engine/proposals": (
         "drafts-are-used",
         "failing-drafters-cost-drafts",
         "drawn-drafts-are-of-their-place",
     ),
-    "lfm2np/sampling": (
+    "lfm2np/engine/sampling": (
         "sampling-is-its-definition",
         "noise-is-of-its-place",
         "logprobs-are-their-definition",
@@ -114,10 +114,10 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
         "engine-seed-counts",
         "seed-of-its-own",
     ),
-    "lfm2np/sampling/stop_strings": ("stop-strings-are-found", "text-is-not-taken-back"),
-    "lfm2np/network": ("is-lfm2", "generates-lfm2", "batched-is-sequential", "runs-are-counted"),
-    "lfm2np/network/ragged": ("whole-sequences-are-ragged",),
-    "lfm2np/numerics": (
+    "lfm2np/engine/sampling/stop_strings": ("stop-strings-are-found", "text-is-not-taken-back"),
+    "lfm2np/engine": ("is-lfm2", "generates-lfm2", "batched-is-sequential", "runs-are-counted"),
+    "lfm2np/engine/ragged": ("whole-sequences-are-ragged",),
+    "lfm2np/arithmetic": (
         "attention-is-cut-to-size",
         "is-lfm2",
         "generates-lfm2",
@@ -210,8 +210,8 @@ def survives(file: str, source: str, profiles: Sequence[str]) -> bool:
     signal.setitimer(signal.ITIMER_PROF, SECONDS["quick"])
     from internal_properties.catalogue import EVERYTHING
 
-    from lfm2np.conformance.adapters import own
-    from lfm2np.conformance.runner import run_property
+    from lfm2np.suite.adapters import own
+    from lfm2np.suite.runner import run_property
 
     first = FIRST[max((place for place in FIRST if file.startswith(place)), key=len)]
     rest = [prop.id for prop in EVERYTHING if prop.id not in first]

@@ -1,6 +1,6 @@
 """What `mutants.py --integers` runs for each mutant of the fast arithmetic: its comparison with integers alone.
 
-The examples of tests/numerics/test_integers.py are drawn once, and replayed without pytest and Hypothesis.
+The examples of tests/truth/test_integers.py are drawn once, and replayed without pytest and Hypothesis.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hypothesis import Phase, settings
 
 TOP = Path(__file__).resolve().parent.parent
 EXACT = [
-    f"lfm2np/numerics/{name}.py"
+    f"lfm2np/arithmetic/{name}.py"
     for name in (
         "exact",
         "grids",
@@ -88,7 +88,7 @@ def equals_integers(file: str, source: str, drawn: Drawn, whole_models: bool) ->
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.setitimer(signal.ITIMER_PROF, COMPARED_SECONDS)
     end_when_idle()
-    compared = loaded_anew("lfm2np.numerics")
+    compared = loaded_anew("lfm2np.arithmetic")
     words = COMPARED.get(Path(file).stem, ("",))
     with pytest.MonkeyPatch.context() as patch:
         compared.make_small(patch, is_drawn=True)

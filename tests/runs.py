@@ -5,10 +5,10 @@ import random
 import numpy as np
 
 from lfm2np import Engine, SamplingParams
+from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import RequestOutput
+from lfm2np.engine.sampling.choice import request_seed
 from lfm2np.engine.sequential import first_difference
-from lfm2np.loading import Model
-from lfm2np.sampling.choice import request_seed
 from scheduler import POLICIES, check
 
 BLOCK_SIZES = (1, 2, 3, 5, 16, 64)

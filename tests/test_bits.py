@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from lfm2np.checkpoint.loaded import trained_fixture
-from lfm2np.loading import load
+from lfm2np.engine.loading import load
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CHECKPOINTS = [*sorted((FIXTURES / "torture").iterdir()), *(FIXTURES / name for name in ("moe", "lfm3", "trained"))]
@@ -33,10 +33,10 @@ kernels_only = pytest.mark.skipif(len(KERNELS) < 2, reason=f"no kernels to choos
 WORKER = """
 import hashlib, json, sys
 import numpy as np
-from lfm2np.loading import load
-from lfm2np.cli.shared.work import WORKS
-from lfm2np.numerics import elementary, exact, grids
-from lfm2np.work.results_file import encoded
+from lfm2np.engine.loading import load
+from lfm2np.commands.cli.shared.work import WORKS
+from lfm2np.arithmetic import elementary, exact, grids
+from lfm2np.engine.work.results_file import encoded
 from scheduler.checksum import json_sha256
 
 def sha(*arrays):

@@ -15,8 +15,8 @@ import pytest
 
 from lfm2np import child_processes
 from lfm2np.child_processes import kill_session, session, split_command, terminate_session
-from lfm2np.fuzz.started import StartedServer
-from lfm2np.oracle.targets.exec_target import LineProcess
+from lfm2np.oracle.engines.exec_target import LineProcess
+from lfm2np.suite.fuzz.started import StartedServer
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
 COMMANDS = ("python -m engine --name 'two words'", 'a "b c" d\\ e', "  ", "# x")
@@ -89,7 +89,7 @@ def test_engines_and_servers_are_ended_on_windows_too(windows: Path) -> None:
 def test_on_windows_a_port_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """By an option of its own, played here by another one: SO_REUSEADDR there lets two servers have one port."""
     pytest.importorskip("uvicorn")
-    from lfm2np.serve.server import listen
+    from lfm2np.commands.serve.server import listen
 
     monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_KEEPALIVE, raising=False)
     with listen("127.0.0.1", 0) as listening:

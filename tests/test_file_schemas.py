@@ -15,10 +15,10 @@ from lfm3_models import MODELS
 
 import lfm2np
 from lfm2np import Engine, NgramDrafter, SamplingParams
-from lfm2np.cli import main
-from lfm2np.conformance.strategies.tiny_models import loaded
-from lfm2np.numerics import NAMES
+from lfm2np.arithmetic import NAMES
+from lfm2np.commands.cli import main
 from lfm2np.oracle.vectors.set_files import DOCUMENT, TENSORS, VectorsError, packaged_set, require_form
+from lfm2np.suite.strategies.tiny_models import loaded
 from scheduler import POLICIES, FinishReason
 from scheduler.checksum import sealed
 from scheduler.plan import MoveKind
@@ -108,7 +108,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 @pytest.fixture(scope="module")
 def transcript(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     path = tmp_path_factory.mktemp("transcript") / "answers.jsonl"
-    check = ["check", "lfm2np.conformance.adapters:own", "--cases", "short-prompts"]
+    check = ["check", "lfm2np.suite.adapters:own", "--cases", "short-prompts"]
     assert main([*check, "--save", str(path)]) == 0
     answers = [line for line in lines_of(path) if "kind" not in line]  # beside truths, which are of RESULTS
     return [*answers, *TRANSCRIPT["examples"]]

@@ -26,7 +26,7 @@ from safetensors import safe_open
 from torture_table import CHECKPOINTS
 
 import lfm2np
-from lfm2np.numerics.ieee import round_to_bfloat16
+from lfm2np.arithmetic.ieee import round_to_bfloat16
 
 Array = NDArray[Any]
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -28,14 +28,14 @@ ALL_USE = {
     "lfm2np.values",
     "lfm2np.whole_file",
 }
-READ = {"lfm2np.checkpoint", "lfm2np.model", "lfm2np.numerics"}
-COMPUTE = {*READ, "lfm2np.reference", "lfm2np.network"}
-RUN = {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "lfm2np.engine", "lfm2np.work", "lfm2np.scoring"}
-CALL = {*RUN, "lfm2np.loading", "lfm2np.malloc", "lfm2np", "scheduler"}
-ORACLE = {"lfm2np.oracle", "lfm2np.oracle.targets", "lfm2np.oracle.judging"}
-PROTOCOL = "lfm2np.engine_protocol"
-SUITE = [f"lfm2np.conformance.{name}" for name in ("draining", "strategies", "properties")]
-SCHEDULERS, SHRINKING = "lfm2np.conformance.schedulers", "lfm2np.conformance.shrinking"
+READ = {"lfm2np.checkpoint", "lfm2np.truth", "lfm2np.arithmetic"}
+COMPUTE = {*READ, "lfm2np.truth.reference", "lfm2np.engine"}
+RUN = {*COMPUTE, "lfm2np.engine.sampling", "lfm2np.engine", "lfm2np.engine", "lfm2np.engine.work", "lfm2np.engine"}
+CALL = {*RUN, "lfm2np.engine.loading", "lfm2np.malloc", "lfm2np", "scheduler"}
+ORACLE = {"lfm2np.oracle", "lfm2np.oracle.engines", "lfm2np.oracle.judging"}
+PROTOCOL = "lfm2np.oracle.engines.protocol"
+SUITE = [f"lfm2np.suite.{name}" for name in ("draining", "strategies", "properties")]
+SCHEDULERS, SHRINKING = "lfm2np.suite.schedulers", "lfm2np.suite.shrinking"
 ROOMS: dict[str, set[str]] = {
     "scheduler": set(),
     "lfm2np.before_numpy": set(),
@@ -46,28 +46,34 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.values": set(),
     "lfm2np.whole_file": set(),
     "lfm2np.malloc": set(),
-    "lfm2np.numerics": set(),
-    "lfm2np.model": {"lfm2np.numerics"},
-    "lfm2np.checkpoint": {"lfm2np.model", "lfm2np.numerics"},
-    "lfm2np.reference": {"lfm2np.model", "lfm2np.numerics"},
-    "lfm2np.trusted": set(),
-    "lfm2np.network": {"lfm2np.model", "lfm2np.numerics", "lfm2np.reference", "scheduler"},
-    "lfm2np.sampling": READ,
-    "lfm2np.plain": {"lfm2np.sampling"},
-    "lfm2np.speculation": {*READ, "lfm2np.sampling"},
-    "lfm2np.work": {"lfm2np.checkpoint", "scheduler"},
-    "lfm2np.engine": {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "scheduler"},
-    "lfm2np.scoring": {*COMPUTE, "lfm2np.work"},
-    "lfm2np.loading": RUN,
-    "lfm2np.llm": {*RUN, "lfm2np.loading"},
-    "lfm2np": {*RUN, "lfm2np.loading", "lfm2np.llm", "lfm2np.before_numpy", "lfm2np.malloc"},
-    PROTOCOL: {"lfm2np.sampling"},
-    "lfm2np.faults": set(),
-    "lfm2np.oracle.targets": {*READ, "lfm2np.sampling", "lfm2np.work", PROTOCOL, "scheduler"},
-    "lfm2np.oracle.judging": {*COMPUTE, "lfm2np.sampling", "lfm2np.work", "lfm2np.scoring", "lfm2np.oracle.targets"},
-    "lfm2np.oracle": {*CALL, "lfm2np.oracle.targets", "lfm2np.oracle.judging", PROTOCOL},
-    "lfm2np.oracle.report": {"lfm2np", "lfm2np.numerics"},
-    "lfm2np.oracle.reports": {*ORACLE, "lfm2np", "lfm2np.numerics"},
+    "lfm2np.arithmetic": set(),
+    "lfm2np.truth": {"lfm2np.arithmetic"},
+    "lfm2np.checkpoint": {"lfm2np.truth", "lfm2np.arithmetic"},
+    "lfm2np.truth.reference": {"lfm2np.truth", "lfm2np.arithmetic"},
+    "lfm2np.commands.cli.trusted": set(),
+    "lfm2np.engine": {"lfm2np.truth", "lfm2np.arithmetic", "lfm2np.truth.reference", "scheduler"},
+    "lfm2np.engine.sampling": READ,
+    "lfm2np.suite.plain": {"lfm2np.engine.sampling"},
+    "lfm2np.engine": {*READ, "lfm2np.engine.sampling"},
+    "lfm2np.engine.work": {"lfm2np.checkpoint", "scheduler"},
+    "lfm2np.engine": {*COMPUTE, "lfm2np.engine.sampling", "lfm2np.engine", "scheduler"},
+    "lfm2np.engine": {*COMPUTE, "lfm2np.engine.work"},
+    "lfm2np.engine.loading": RUN,
+    "lfm2np.engine.llm": {*RUN, "lfm2np.engine.loading"},
+    "lfm2np": {*RUN, "lfm2np.engine.loading", "lfm2np.engine.llm", "lfm2np.before_numpy", "lfm2np.malloc"},
+    PROTOCOL: {"lfm2np.engine.sampling"},
+    "lfm2np.suite.faults": set(),
+    "lfm2np.oracle.engines": {*READ, "lfm2np.engine.sampling", "lfm2np.engine.work", PROTOCOL, "scheduler"},
+    "lfm2np.oracle.judging": {
+        *COMPUTE,
+        "lfm2np.engine.sampling",
+        "lfm2np.engine.work",
+        "lfm2np.engine",
+        "lfm2np.oracle.engines",
+    },
+    "lfm2np.oracle": {*CALL, "lfm2np.oracle.engines", "lfm2np.oracle.judging", PROTOCOL},
+    "lfm2np.oracle.report": {"lfm2np", "lfm2np.arithmetic"},
+    "lfm2np.oracle.reports": {*ORACLE, "lfm2np", "lfm2np.arithmetic"},
     "lfm2np.oracle.api": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
     "lfm2np.oracle.compare": {*CALL, *ORACLE, "lfm2np.oracle.reports"},
     "lfm2np.oracle.vet": {*CALL, *ORACLE, "lfm2np.oracle.reports"},
@@ -78,36 +84,45 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.oracle.vectors": {*CALL, *ORACLE, "lfm2np.oracle.locate", "lfm2np.oracle.recorders"},
     SUITE[0]: {PROTOCOL},
     SUITE[1]: {*CALL, PROTOCOL, *SUITE[:1]},
-    SUITE[2]: {*CALL, *ORACLE, "lfm2np.plain", PROTOCOL, *SUITE[:2]},
+    SUITE[2]: {*CALL, *ORACLE, "lfm2np.suite.plain", PROTOCOL, *SUITE[:2]},
     SHRINKING: set(),
     SCHEDULERS: {PROTOCOL, SHRINKING, "scheduler"},
-    "lfm2np.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
-    "lfm2np.simulate": {"scheduler"},
-    "lfm2np.invariance": {*CALL, *ORACLE, "lfm2np.oracle.reports", "lfm2np.fuzz", PROTOCOL},
-    "lfm2np.conformance": {
+    "lfm2np.suite.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
+    "lfm2np.commands.simulate": {"scheduler"},
+    "lfm2np.suite.itself": {*CALL, *ORACLE, "lfm2np.oracle.reports", "lfm2np.suite.fuzz", PROTOCOL},
+    "lfm2np.suite": {
         *CALL,
         *(PROTOCOL, *SUITE, SHRINKING, SCHEDULERS),
-        *("lfm2np.faults", "lfm2np.invariance", "lfm2np.oracle.targets"),
+        *("lfm2np.suite.faults", "lfm2np.suite.itself", "lfm2np.oracle.engines"),
     },
-    "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},
-    "lfm2np.drawings.page": {"lfm2np.drawings.runs"},
-    "lfm2np.drawings.views": {"scheduler", "lfm2np.drawings.runs", "lfm2np.drawings.page"},
-    "lfm2np.drawings": {*CALL, SCHEDULERS, *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views"))},
-    "lfm2np.serve": CALL,
-    "lfm2np.lab": {
+    "lfm2np.teaching.drawings.runs": {*CALL, "lfm2np.suite.faults"},
+    "lfm2np.teaching.drawings.page": {"lfm2np.teaching.drawings.runs"},
+    "lfm2np.teaching.drawings.views": {"scheduler", "lfm2np.teaching.drawings.runs", "lfm2np.teaching.drawings.page"},
+    "lfm2np.teaching.drawings": {
         *CALL,
-        "lfm2np.faults",
-        "lfm2np.drawings",
-        *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views")),
-        "lfm2np.serve",
+        SCHEDULERS,
+        *(f"lfm2np.teaching.drawings.{name}" for name in ("runs", "page", "views")),
     },
-    "lfm2np.simulate.page": {"lfm2np.simulate", "lfm2np.oracle.report"},
-    "lfm2np.bench.sides": {*CALL, *ORACLE, "lfm2np.serve"},
-    "lfm2np.bench": {*CALL, "lfm2np.bench.sides", "lfm2np.serve", "lfm2np.simulate"},
+    "lfm2np.commands.serve": CALL,
+    "lfm2np.teaching.lab": {
+        *CALL,
+        "lfm2np.suite.faults",
+        "lfm2np.teaching.drawings",
+        *(f"lfm2np.teaching.drawings.{name}" for name in ("runs", "page", "views")),
+        "lfm2np.commands.serve",
+    },
+    "lfm2np.commands.simulate.page": {"lfm2np.commands.simulate", "lfm2np.oracle.report"},
+    "lfm2np.commands.bench.sides": {*CALL, *ORACLE, "lfm2np.commands.serve"},
+    "lfm2np.commands.bench": {
+        *CALL,
+        "lfm2np.commands.bench.sides",
+        "lfm2np.commands.serve",
+        "lfm2np.commands.simulate",
+    },
 }
-ROOMS["lfm2np.cli.shared"] = set(ROOMS)  # all of them
-ROOMS["lfm2np.cli"] = set(ROOMS)
-ROOMS["lfm2np.__main__"] = {"lfm2np.cli"}
+ROOMS["lfm2np.commands.cli.shared"] = set(ROOMS)  # all of them
+ROOMS["lfm2np.commands.cli"] = set(ROOMS)
+ROOMS["lfm2np.__main__"] = {"lfm2np.commands.cli"}
 
 
 def module_of(path: Path) -> str:
@@ -165,9 +180,9 @@ def test_imports_run_down():
 def test_an_import_upwards_is_seen():
     """The control: inside a function, and of a type only."""
     upwards = "def f():\n    from lfm2np.engine.engine import Engine\n"
-    typing_only = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lfm2np.cli import main\n"
+    typing_only = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lfm2np.commands.cli import main\n"
     for source in (upwards, typing_only):
-        assert len(wrong_ways({"lfm2np.network.step": set(imported(source))})) == 1
+        assert len(wrong_ways({"lfm2np.engine.step": set(imported(source))})) == 1
 
 
 def test_no_module_imports_itself_through_others():

@@ -25,19 +25,19 @@ from safetensors.numpy import save_file
 from truths import greedy_steps
 
 import lfm2np
-from lfm2np import reference
+from lfm2np.arithmetic import NAMES, numerics_named
+from lfm2np.arithmetic.matrix import AttentionScale
+from lfm2np.arithmetic.shapes import check
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.engine import engine
+from lfm2np.engine.digest import LENGTHS, digest_prompt
 from lfm2np.engine.generation import collect
+from lfm2np.engine.sampling.logprobs import token_logprobs
+from lfm2np.engine.teacher_forcing import score
 from lfm2np.errors import CheckpointError, NumericsError, RequestError, TokenizerError
-from lfm2np.network.digest import LENGTHS, digest_prompt
-from lfm2np.numerics import NAMES, numerics_named
-from lfm2np.numerics.matrix import AttentionScale
-from lfm2np.numerics.shapes import check
 from lfm2np.oracle.judging.formats import round_to_float16 as to_float16
-from lfm2np.sampling.logprobs import token_logprobs
-from lfm2np.scoring.teacher_forcing import score
+from lfm2np.truth import reference
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 TORTURE = sorted((FIXTURES / "torture").iterdir())
@@ -244,7 +244,7 @@ def test_scores_are_those_of_a_brute_force_over_the_logits(model, ids):
 def test_scores_do_not_depend_on_how_the_rows_are_cut(model, monkeypatch):
     ids = [1, 5, 9, 200, 7, 7, 7, 250]
     whole = model.score(ids)
-    monkeypatch.setattr("lfm2np.scoring.teacher_forcing.LOGITS_AT_ONCE", 300)
+    monkeypatch.setattr("lfm2np.engine.teacher_forcing.LOGITS_AT_ONCE", 300)
     seen: list[tuple[int, int]] = []
     assert score(model.weights, model.config, model.numerics, ids, lambda *args: seen.append(args)) == whole
     assert seen == [(1, 2), (2, 2)], "one call a layer"
@@ -252,7 +252,7 @@ def test_scores_do_not_depend_on_how_the_rows_are_cut(model, monkeypatch):
 
 def test_the_size_of_temporary_pieces_changes_no_bit(model, monkeypatch):
     before = model.digest()
-    monkeypatch.setattr("lfm2np.numerics.pieces.PIECE", 1)
+    monkeypatch.setattr("lfm2np.arithmetic.pieces.PIECE", 1)
     again = lfm2np.load(model.path)
     assert again.digest() == before
 

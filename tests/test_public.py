@@ -7,7 +7,7 @@ import pytest
 
 import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.target import TargetError
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.wrong_engine import factory as wrong
 
 

@@ -9,9 +9,9 @@ import textwrap
 import pytest
 
 from lfm2np import malloc, system
+from lfm2np.arithmetic import pieces
 from lfm2np.checkpoint.text import chat_sandbox
 from lfm2np.errors import TokenizerError
-from lfm2np.numerics import pieces
 
 
 def test_here_there_are_processes_and_threads() -> None:
@@ -64,7 +64,7 @@ def test_a_program_for_a_browser_computes_the_same_tokens() -> None:
     threading.Thread.start = lambda self: (_ for _ in ()).throw(RuntimeError("can't start new thread"))
     import lfm2np
     from lfm2np import system
-    from lfm2np.numerics import pieces
+    from lfm2np.arithmetic import pieces
     assert not system.HAS_PROCESSES and not system.HAS_THREADS and pieces.THREADS == 1
     print(lfm2np.load().generate("sort: 3 1 2 ->").text)
     """

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
+from lfm2np.truth import reference
 
 
 def greedy_steps(model: LoadedModel, prompt: str | Sequence[int], max_tokens: int) -> list[tuple[int, NDArray[Any]]]:

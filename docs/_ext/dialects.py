@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.oracle.targets.dialects import DIALECTS
-from lfm2np.oracle.targets.dialects.dialect import Dialect
-from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.engines.dialects import DIALECTS
+from lfm2np.oracle.engines.dialects.dialect import Dialect
+from lfm2np.oracle.engines.records import Ask
 
 PAGE = Path(__file__).parents[1] / "engine" / "2-targets.md"
 BEGIN = "<!-- made by docs/_ext/dialects.py --write -->"

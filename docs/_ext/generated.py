@@ -15,7 +15,7 @@ import schemas
 from docstrings import as_rest, escaped, literal
 from rooms import CHECKOUT, Module, Room
 
-import lfm2np.cli
+import lfm2np.commands.cli
 import scheduler
 from lfm2np.errors import Lfm2npError
 
@@ -156,7 +156,7 @@ def house(modules: dict[str, Module]) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = importlib.import_module(lfm2np.cli.main.__module__).build_parser()
+    parser: argparse.ArgumentParser = importlib.import_module(lfm2np.commands.cli.main.__module__).build_parser()
     return parser
 
 

@@ -16,7 +16,7 @@ from sphinx.domains.python import PythonDomain
 from sphinx.util import logging
 
 from lfm2np.errors import RequestError
-from lfm2np.lab.static.build import write_static
+from lfm2np.teaching.lab.static.build import write_static
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def write_pages(app: Any) -> None:
 
 
 def repo(role: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tuple[list[Any], list[Any]]:
-    """{repo}`lfm2np/reference.py`: a file of the repository, which must be there."""
+    """{repo}`lfm2np/truth/reference.py`: a file of the repository, which must be there."""
     if (CHECKOUT / text).exists():
         return [nodes.literal(raw, text)], []
     message = inliner.reporter.warning(f"{text}: there is no such file in the repository", line=line)

@@ -42,7 +42,7 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[2]
 DOCS = CHECKOUT / "docs"
 SHOWN = {"text", "json", "yaml", "toml", "ini", "diff", "html", "rust", "c", "cpp", "math"}
-SCRIPTS = {"lfm2np": "lfm2np.cli import main", "pytest": "pytest import main"}  # as pip makes them
+SCRIPTS = {"lfm2np": "lfm2np.commands.cli import main", "pytest": "pytest import main"}  # as pip makes them
 FENCE = re.compile(r"^( *)(`{3,}|~{3,})(.*)$")
 VARYING = re.compile(r"(\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+| {2,})")
 PICTURE = re.compile(r"\]\(pictures/([^)/]+)\)")

@@ -20,7 +20,7 @@ from lfm2np.checkpoint.packed.quantization_config import without_settings
 from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require, require_done
 from lfm2np.checkpoint.vision_language import language_config
 from lfm2np.errors import ConfigError
-from lfm2np.model.config import (
+from lfm2np.truth.config import (
     ATTENTION,
     CONV,
     LAYER_TYPES,
@@ -29,7 +29,7 @@ from lfm2np.model.config import (
     ModelConfig,
     require_layer_types,
 )
-from lfm2np.model.config_values import SIZES, require_bool, require_real, require_size
+from lfm2np.truth.config_values import SIZES, require_bool, require_real, require_size
 from lfm2np.values import same, show_json
 
 ONLY: dict[str, tuple[object, ...]] = {

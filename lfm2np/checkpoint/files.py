@@ -16,7 +16,7 @@ from lfm2np.checkpoint.strict_json import is_present
 from lfm2np.checkpoint.tensors import INDEX, SINGLE, open_checkpoint, read_weight_map
 from lfm2np.checkpoint.text.tokenizer import TOKENIZER, Tokenizer, backend_of, load_tokenizer
 from lfm2np.errors import CheckpointError, TokenizerError
-from lfm2np.model.config import ModelConfig
+from lfm2np.truth.config import ModelConfig
 
 GGUF = ".gguf"
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
-from lfm2np.model.config import MixtureConfig, ModelConfig
-from lfm2np.model.layers import Dim
+from lfm2np.truth.config import MixtureConfig, ModelConfig
+from lfm2np.truth.layers import Dim
 from lfm2np.values import plain
 
 FUSED = ("gate_up_proj", "down_proj")  # as transformers holds an lfm2_moe's experts: [E, 2F, D], w1 then w3; [E, D, F]

@@ -16,8 +16,8 @@ from typing import Any
 
 from lfm2np.checkpoint.strict_json import naming, require, require_done
 from lfm2np.errors import ConfigError
-from lfm2np.model.config import ATTENTION, CONV, SLIDING
-from lfm2np.model.config_values import require_bool, require_real, require_size
+from lfm2np.truth.config import ATTENTION, CONV, SLIDING
+from lfm2np.truth.config_values import require_bool, require_real, require_size
 from lfm2np.values import same, show_json
 
 LABEL_IN_DOUBT = {ATTENTION: "is_rope_relabelled", SLIDING: "is_sliding_factor_ignored"}  # fields of ModelConfig

@@ -12,6 +12,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Self
 
+from lfm2np.arithmetic import TRUTH, Numerics, numerics_named
+from lfm2np.arithmetic.products.exactness import require_exact_products
 from lfm2np.checkpoint.files import (
     GGUF,
     checkpoint_sha256,
@@ -28,13 +30,11 @@ from lfm2np.checkpoint.strict_json import is_directory, is_present
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import CheckpointError, RequestError
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import parameter_count
-from lfm2np.model.weights import ModelWeights
-from lfm2np.numerics import TRUTH, Numerics, numerics_named
-from lfm2np.numerics.processor import require_ieee
-from lfm2np.numerics.products.exactness import require_exact_products
 from lfm2np.progress import Progress
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import parameter_count
+from lfm2np.truth.processor import require_ieee
+from lfm2np.truth.weights import ModelWeights
 
 WEIGHTS = ("resident", "streamed")
 PUBLISHED = r"LFM\d(\.\d)?-[\d.]+[MB](-[A-Z]\w*)*"  # LFM2-350M, LFM2-8B-A1B, LFM2.5-1.2B-Instruct

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic.matrix import Grid, Matrix
+from lfm2np.arithmetic.pieces import over_pieces
 from lfm2np.checkpoint.strict_json import is_present, parse_object
 from lfm2np.errors import CheckpointError, RequestError
-from lfm2np.numerics.matrix import Grid, Matrix
-from lfm2np.numerics.pieces import over_pieces
 from lfm2np.whole_file import replaced
 
 VERSION = 1  # raised with any change of this format, or of a bit or the grid of a prepared matrix

@@ -16,7 +16,7 @@ from lfm2np.errors import CheckpointError
 from lfm2np.values import show
 
 if TYPE_CHECKING:
-    from lfm2np.numerics.integers import Weights
+    from lfm2np.truth.integers import Weights
 
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 CHUNK = 2**20  # elements looked at together: keeps temporaries small

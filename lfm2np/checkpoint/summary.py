@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from lfm2np.arithmetic import NAMES, numerics_named
+from lfm2np.arithmetic.matrix import Grid, Weights
+from lfm2np.arithmetic.pieces import pieces
+from lfm2np.arithmetic.weight_grids import left_over, prove_grid
 from lfm2np.checkpoint.config_json import reading_of
 from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.checkpoint.weights import joined
-from lfm2np.model.config import ATTENTION, CONV, SLIDING, ModelConfig
-from lfm2np.model.layers import expected_tensors, key_value_numbers, matrix_parts, parameter_count, state_shape
-from lfm2np.numerics import NAMES, numerics_named
-from lfm2np.numerics.matrix import Grid, Weights
-from lfm2np.numerics.pieces import pieces
-from lfm2np.numerics.weight_grids import left_over, prove_grid
 from lfm2np.progress import Progress
+from lfm2np.truth.config import ATTENTION, CONV, SLIDING, ModelConfig
+from lfm2np.truth.layers import expected_tensors, key_value_numbers, matrix_parts, parameter_count, state_shape
 
 LETTERS = {CONV: "c", ATTENTION: "A", SLIDING: "S"}  # of layers
 

@@ -32,9 +32,9 @@ from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.checkpoint.vision_language import language_tensors
 from lfm2np.errors import CheckpointError
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import layout_of
-from lfm2np.model.weights import EMBEDDING, HEAD
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import layout_of
+from lfm2np.truth.weights import EMBEDDING, HEAD
 from lfm2np.values import plain, show
 
 SINGLE = "model.safetensors"
@@ -74,13 +74,13 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
 def open_under_our_names(
     directory: Path, config: ModelConfig, dtypes: Dtypes = ALL_DTYPES
 ) -> tuple[dict[str, StoredTensor], str]:
-    """As open_tensors; of the language model only, and by the names of model/weights.py."""
+    """As open_tensors; of the language model only, and by the names of truth/weights.py."""
     tensors, source = open_tensors(directory, dtypes)
     return under_our_names(language_tensors(tensors, directory, source), config, source), source
 
 
 def under_our_names(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
-    """Tensors by the names of model/weights.py; each keeps the file's own, for messages and quantisers' settings."""
+    """Tensors by the names of truth/weights.py; each keeps the file's own, for messages and quantisers' settings."""
     if config.model_type != "lfm3":
         return tensors
     ours: dict[str, StoredTensor] = {}

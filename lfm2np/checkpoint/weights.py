@@ -1,4 +1,4 @@
-"""The weights of a checkpoint in the form that an arithmetic wants: model/weights.py says what they are."""
+"""The weights of a checkpoint in the form that an arithmetic wants: truth/weights.py says what they are."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, require_whole, widen
-from lfm2np.model.config import CONV, SLIDING, ModelConfig
-from lfm2np.model.layers import expert_parts, matrix_parts
-from lfm2np.model.weights import (
+from lfm2np.progress import Progress
+from lfm2np.truth.config import CONV, SLIDING, ModelConfig
+from lfm2np.truth.integers import Weights, attention_scale
+from lfm2np.truth.layers import expert_parts, matrix_parts
+from lfm2np.truth.weights import (
     EMBEDDING,
     FINAL_NORM,
     AttentionWeights,
@@ -24,12 +26,10 @@ from lfm2np.model.weights import (
     ShortConvWeights,
     tensors_of,
 )
-from lfm2np.numerics.integers import Weights, attention_scale
-from lfm2np.progress import Progress
 
 if TYPE_CHECKING:  # each arithmetic brings its own; none is loaded for this file's sake
-    from lfm2np.numerics import Numerics
-    from lfm2np.numerics.matrix import Matrix
+    from lfm2np.arithmetic import Numerics
+    from lfm2np.arithmetic.matrix import Matrix
 
 Float32 = NDArray[np.float32]
 ROWS = 256  # widened together
@@ -163,7 +163,7 @@ def layer_weights(
 
 
 def fields_of(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a class of model/weights.py is made of, None where the model has no such tensor."""
+    """What a class of truth/weights.py is made of, None where the model has no such tensor."""
     return {name: values.get(prefix + parts[0]) for name, parts in tensors_of(kind).items()}
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.acceptance import Guess, next_token
+from lfm2np.engine.drafters import Draft, DraftContext, Drafter
+from lfm2np.engine.proposals import Proposals
 from lfm2np.engine.samples import Answer, Drawn, Group, Sample
+from lfm2np.engine.sampling.logprobs import token_logprobs
+from lfm2np.engine.step import StepResult
 from lfm2np.errors import Lfm2npError
-from lfm2np.network.step import StepResult
-from lfm2np.sampling.logprobs import token_logprobs
-from lfm2np.speculation.acceptance import Guess, next_token
-from lfm2np.speculation.drafters import Draft, DraftContext, Drafter
-from lfm2np.speculation.proposals import Proposals
 from scheduler import BatchPlan, ScheduledTokens, most_drafts
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.cache import Cache
 from lfm2np.errors import ProofError
-from lfm2np.model.weights import AttentionWeights, ShortConvWeights
-from lfm2np.network.cache import Cache
+from lfm2np.truth import reference
+from lfm2np.truth.weights import AttentionWeights, ShortConvWeights
 from scheduler import FREED, BatchPlan, Request, ScheduledTokens, Scheduler, check
 
 Array = NDArray[Any]

@@ -14,11 +14,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.drafters import Draft, DraftContext
 from lfm2np.engine.engine import Engine
+from lfm2np.engine.sampling.choice import distribution
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import CheckpointError, RequestError
-from lfm2np.sampling.choice import distribution
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.speculation.drafters import Draft, DraftContext
 
 DRAFT_SAMPLING = ("greedy", "random")
 

@@ -18,21 +18,21 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic import NAMES
+from lfm2np.arithmetic.products.blas import blas_kernel
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.answers import answer_step, contexts_of
 from lfm2np.engine.audit import Audit
+from lfm2np.engine.cache import Cache, default_blocks, default_window_blocks, make_cache
+from lfm2np.engine.drafters import Drafter
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
+from lfm2np.engine.proposals import Proposals, propose, require_drafter
 from lfm2np.engine.samples import Answer, Group, Sample, fork_group, make_group, request_output
+from lfm2np.engine.sampling.params import MAX_SEED, SamplingParams
+from lfm2np.engine.step import StepResult, commit_step, forward, forward_again_without_drafts
 from lfm2np.errors import Lfm2npError, RequestError, told
-from lfm2np.model.config import SLIDING
-from lfm2np.network.cache import Cache, default_blocks, default_window_blocks, make_cache
-from lfm2np.network.step import StepResult, commit_step, forward, forward_again_without_drafts
-from lfm2np.numerics import NAMES
-from lfm2np.numerics.products.blas import blas_kernel
 from lfm2np.progress import Progress
-from lfm2np.sampling.params import MAX_SEED, SamplingParams
-from lfm2np.speculation.drafters import Drafter
-from lfm2np.speculation.proposals import Proposals, propose, require_drafter
+from lfm2np.truth.config import SLIDING
 from lfm2np.values import plain_number, require_count, show
 from scheduler import (
     BatchPlan,

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.engine.engine import Engine
+from lfm2np.engine.sampling.logprobs import TokenLogprobs
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import error_told
 from lfm2np.progress import Progress
-from lfm2np.sampling.logprobs import TokenLogprobs
-from lfm2np.sampling.params import SamplingParams
 from lfm2np.values import require_count
 
 

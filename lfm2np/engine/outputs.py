@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lfm2np.sampling.logprobs import TokenLogprobs
+from lfm2np.engine.sampling.logprobs import TokenLogprobs
 from scheduler import Scheduler
 
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.text.tokenizer import TextStream, require_text
 from lfm2np.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from lfm2np.engine.sampling.choice import request_seed
+from lfm2np.engine.sampling.logprobs import TokenLogprobs
+from lfm2np.engine.sampling.params import SamplingParams, require_vocabulary
+from lfm2np.engine.sampling.stop_strings import StopChecker
 from lfm2np.errors import RequestError
-from lfm2np.sampling.choice import request_seed
-from lfm2np.sampling.logprobs import TokenLogprobs
-from lfm2np.sampling.params import SamplingParams, require_vocabulary
-from lfm2np.sampling.stop_strings import StopChecker
 from lfm2np.values import plain_number, show
 from scheduler import FinishReason, Request
 

@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
+from lfm2np.arithmetic import Numerics
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.acceptance import Guess, next_token
+from lfm2np.engine.drafters import DraftContext, Drafter
 from lfm2np.engine.engine import OnLogits
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.engine.samples import require_possible, sample_name
+from lfm2np.engine.sampling.choice import choose, request_seed
+from lfm2np.engine.sampling.logprobs import TokenLogprobs, token_logprobs
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.sampling.stop_strings import StopChecker
 from lfm2np.errors import Lfm2npError, told
-from lfm2np.numerics import Numerics
 from lfm2np.progress import Progress
-from lfm2np.sampling.choice import choose, request_seed
-from lfm2np.sampling.logprobs import TokenLogprobs, token_logprobs
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.sampling.stop_strings import StopChecker
-from lfm2np.speculation.acceptance import Guess, next_token
-from lfm2np.speculation.drafters import DraftContext, Drafter
+from lfm2np.truth import reference
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ def alone(
     drafter: Drafter | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Step]:
-    """The tokens of one sample; `seed` as lfm2np.sampling.choice.request_seed gives it.
+    """The tokens of one sample; `seed` as lfm2np.engine.sampling.choice.request_seed gives it.
 
     A drafter matters only if it draws its guesses: it is then asked for one at each position. `progress(done, total)`
     counts the layers of each token's pass. RequestError for a request that the model can't meet.

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.oracle.engines.records import Answer, Ask, failed
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import SPREAD, Position, so_many_or_more
-from lfm2np.oracle.targets.records import Answer, Ask, failed
 
 LONGEST_STOP, LEAST_TEXT = 3, 4  # characters of a stop string, and of a text that one is taken from
 SEEDS_LIMIT = 1e-6  # probability below which so many different draws are not rounding
@@ -150,7 +150,7 @@ def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dic
 
 
 def stream_mismatches(pairs: Sequence[Pair]) -> dict[str, str]:
-    """By id, streams whose text differs from that of the same sampled tokens in one piece; see invariance/pairs.py."""
+    """By id, streams whose text differs from that of the same sampled tokens in one piece; see suite/itself/pairs.py."""
     whole = {sampled_as(ask): answer for ask, answer in pairs if ask.seed is not None and not ask.streamed}
     faults = {}
     for ask, answer in pairs:

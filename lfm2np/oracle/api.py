@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lfm2np.engine_protocol import Factory
+from lfm2np.engine.loading import Model, load
+from lfm2np.engine.work.place import AnyPlace
 from lfm2np.errors import RequestError
-from lfm2np.loading import Model, load
 from lfm2np.oracle.check import check as checked
 from lfm2np.oracle.check_report import report_of
+from lfm2np.oracle.engines.named import target_named
+from lfm2np.oracle.engines.protocol import Factory
+from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.judging.formats import KV, format_named
 from lfm2np.oracle.report.as_json import as_json
-from lfm2np.oracle.targets.named import target_named
-from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.workloads import CASES
 from lfm2np.values import require_count, show
-from lfm2np.work.place import AnyPlace
 
 
 def check(

@@ -17,13 +17,17 @@ from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
+from lfm2np.engine.loading import Model
+from lfm2np.engine.work.place import AnyPlace, place_of
 from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.loading import Model
-from lfm2np.model.config import ModelConfig
 from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.wrong_constants import reading_cause
 from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations, not_tested, without_vain
+from lfm2np.oracle.engines.file_target import Transcript
+from lfm2np.oracle.engines.records import Answer, Ask, failed
+from lfm2np.oracle.engines.target import Abilities, Arrived, Target, in_flight
+from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
@@ -32,14 +36,10 @@ from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import WRONG, Position, is_in_doubt
-from lfm2np.oracle.targets.file_target import Transcript
-from lfm2np.oracle.targets.records import Answer, Ask, failed
-from lfm2np.oracle.targets.target import Abilities, Arrived, Target, in_flight
-from lfm2np.oracle.targets.validate import validate
 from lfm2np.oracle.total import Total, total, with_causes
 from lfm2np.oracle.workloads import LONG, SAMPLES, Round, Writer, noted, noted_behind, rounds
 from lfm2np.progress import ProgressOf
-from lfm2np.work.place import AnyPlace, place_of
+from lfm2np.truth.config import ModelConfig
 
 SCORING = "scoring"  # the progress that counts tokens
 MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request

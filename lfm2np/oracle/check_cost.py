@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lfm2np.loading import Model
-from lfm2np.model.weights import AttentionWeights
-from lfm2np.network import ragged
-from lfm2np.oracle.targets.records import Ask
+from lfm2np.engine import ragged
+from lfm2np.engine.loading import Model
+from lfm2np.oracle.engines.records import Ask
 from lfm2np.oracle.workloads import LONG, left_out_lengths
+from lfm2np.truth.weights import AttentionWeights
 
 SHORT, SEEN = 128, 2048  # tokens of the measured pass; positions that the measured queries see
 QUERIES = 32

@@ -14,6 +14,8 @@ from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.wrong_constants import would_show
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import early_ends
+from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.judging.verdict import WRONG as WRONG_VERDICTS
 from lfm2np.oracle.report.charts import Axis, Dots, scatter_chart, svg
@@ -31,8 +33,6 @@ from lfm2np.oracle.report.report import (
     number,
     plural,
 )
-from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.workloads import CASES
 
 SEVERITY = (Verdict.EXACT, Verdict.ROUTE, Verdict.TIE, Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BUG)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.oracle.targets.records import Ask
-from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.workloads import CASES, DEFAULT_CASES, text_of
 
 Kind = tuple[str, str, str]

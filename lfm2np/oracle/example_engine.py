@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import lfm2np
-from lfm2np.numerics import NAMES
+from lfm2np.arithmetic import NAMES
 
 TOP, AT_ONCE = 5, 64
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.engine.ragged import common_prefix
 from lfm2np.errors import TokenizerError
-from lfm2np.model.config import ModelConfig
-from lfm2np.network.ragged import common_prefix
-from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.engines.records import Ask
+from lfm2np.truth.config import ModelConfig
 from lfm2np.values import require_count
 
 BATCH = 8  # requests together in most cases: larger batches have a case of their own

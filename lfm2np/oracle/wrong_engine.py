@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.stored import widen
-from lfm2np.engine_protocol import Completion, Request
+from lfm2np.oracle.engines.protocol import Completion, Request
 from lfm2np.oracle.recorders import Recorder
 
 Array = NDArray[Any]
@@ -49,7 +49,7 @@ def mended(model: str, sizes: dict[str, Any]) -> SmallEngine:
 
 
 class SmallEngine:
-    """Levels a and b of lfm2np/engine_protocol.py."""
+    """Levels a and b of lfm2np/oracle/engines/protocol.py."""
 
     lacks = frozenset({"sampling", "samples", "processors", "stops", "mixture-of-experts", "lfm3", "overflow"})
 

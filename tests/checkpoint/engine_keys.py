@@ -6,7 +6,7 @@ vLLM's config and server, `mlx_lm.utils.load_model`, convert_hf_to_gguf.py with 
 
 from __future__ import annotations
 
-from lfm2np.model.config import ModelConfig
+from lfm2np.truth.config import ModelConfig
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 WIDTH = ("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of")

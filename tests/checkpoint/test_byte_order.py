@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor, require_finite, widen
+from lfm2np.engine.loading import load
+from lfm2np.engine.work.results_file import decoded, encoded
 from lfm2np.errors import CheckpointError
-from lfm2np.loading import load
-from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.locate import dump
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors import set_files as vectors_files
-from lfm2np.work.results_file import decoded, encoded
+from lfm2np.truth.config import ModelConfig
 from scheduler.checksum import json_sha256
 
 TOP = Path(__file__).parents[2]

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor, require_finite, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.errors import CheckpointError, Lfm2npError
-from lfm2np.model.layers import expected_tensors, parameter_count
+from lfm2np.truth.layers import expected_tensors, parameter_count
 
 CONFIG = tiny_config()
 EMBEDDING = "model.embed_tokens.weight"

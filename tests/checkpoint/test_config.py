@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.errors import ConfigError, Lfm2npError
-from lfm2np.model.layers import parameter_count
+from lfm2np.truth.layers import parameter_count
 
 SIXTEEN = [2, 5, 8, 10, 12, 14]
 THIRTY = [2, 5, 9, 13, 17, 21, 24, 27]

@@ -20,10 +20,10 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 
 import lfm2np
-from lfm2np import reference
 from lfm2np.checkpoint.config_json import ECHOES, load_config, parse_config
 from lfm2np.errors import ConfigError
-from lfm2np.model.weights import MixtureWeights
+from lfm2np.truth import reference
+from lfm2np.truth.weights import MixtureWeights
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ("trained", "draft", "hand")

@@ -13,8 +13,8 @@ from torture_table import MIXTURES
 
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.errors import ConfigError
-from lfm2np.model.config import MixtureConfig
-from lfm2np.model.layers import expected_tensors, parameter_count
+from lfm2np.truth.config import MixtureConfig
+from lfm2np.truth.layers import expected_tensors, parameter_count
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 EVERY_FOURTH = list(range(2, 40, 4))

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from builders import Stored, raw_mixture, safetensors_bytes, stored, stored_weights, tiny_config, write_shards
 
+from lfm2np.arithmetic import numerics_named
 from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.layout import FUSED
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import CheckpointError
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import expected_tensors
-from lfm2np.numerics import numerics_named
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors
 
 CONFIG = parse_config(raw_mixture(), "config.json")  # layer 0 dense; N 4, K 2, X 6, D 16
 WITHOUT_BIAS = parse_config(raw_mixture(use_expert_bias=False), "config.json")

@@ -12,13 +12,14 @@ import pytest
 from torture_table import MIXTURES
 
 import lfm2np
-from lfm2np import Engine, SamplingParams, reference
+from lfm2np import Engine, SamplingParams
+from lfm2np.arithmetic import NAMES, numerics_named
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.model.layers import matrix_parts
-from lfm2np.model.weights import MixtureWeights, ModelWeights
-from lfm2np.numerics import NAMES, numerics_named
+from lfm2np.truth import reference
+from lfm2np.truth.layers import matrix_parts
+from lfm2np.truth.weights import MixtureWeights, ModelWeights
 
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"
 NAME = "moe_minimal_config"  # 32 experts, four a token: a short prompt leaves many alone

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lfm2np.arithmetic import NAMES, exact
+from lfm2np.arithmetic.matrix import Matrix
 from lfm2np.checkpoint import loaded, prepared_file, weights
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.prepared_file import VERSION, Origin, read, write
-from lfm2np.cli import main
+from lfm2np.commands.cli import main
+from lfm2np.engine.loading import load
+from lfm2np.engine.work.place import load_source, model_of, source_of
 from lfm2np.errors import CheckpointError, RequestError
-from lfm2np.loading import load
-from lfm2np.numerics import NAMES, exact
-from lfm2np.numerics.matrix import Matrix
-from lfm2np.work.place import load_source, model_of, source_of
 
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"
 SMALL, MIXTURE = TORTURE / "magnitudes", TORTURE / "moe_minimal_config"

@@ -10,14 +10,14 @@ import pytest
 from builders import raw_mixture
 from torture_table import CHECKPOINTS, MIXTURES
 
+from lfm2np.arithmetic import numerics_named
 from lfm2np.checkpoint import summary
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.cli import main
-from lfm2np.model.layers import parameter_count
-from lfm2np.model.weights import FeedForwardWeights, ModelWeights, ShortConvWeights
-from lfm2np.numerics import numerics_named
+from lfm2np.commands.cli import main
+from lfm2np.truth.layers import parameter_count
+from lfm2np.truth.weights import FeedForwardWeights, ModelWeights, ShortConvWeights
 
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"
 ROWS = {

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import lfm2np
 from lfm2np import CheckpointError, ConfigError
-from lfm2np.conformance.strategies.tiny_models import TinyModel, checkpoint, loaded
+from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint, loaded
 
 IDS = [5, 17, 3, 3, 9, 22, 11, 8]
 ALONE = {"lfm3": MODELS["all kinds of layers"], "lfm2": TinyModel(layers="cA")}

@@ -82,7 +82,7 @@ def test_a_page_with_something_wrong_does_not_build(tmp_path: Path, text: str, t
 def test_a_page_that_is_in_no_table_of_contents_does_not_build(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    (source / "index.md").write_text("# Index\n\n{repo}`lfm2np/reference.py`\n")
+    (source / "index.md").write_text("# Index\n\n{repo}`lfm2np/truth/reference.py`\n")
     assert sphinx(source, tmp_path / "to", *BARE).returncode == 0
     (source / "lost.md").write_text("# Lost\n")
     done = sphinx(source, tmp_path / "to", *BARE)

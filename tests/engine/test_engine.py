@@ -13,12 +13,12 @@ from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import LLM, Engine, RequestError, SamplingParams
+from lfm2np.engine.cache import bytes_per_block
+from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import RequestOutput, static_padding
+from lfm2np.engine.sampling.choice import request_seed
 from lfm2np.engine.sequential import alone, first_difference
 from lfm2np.errors import ProofError
-from lfm2np.loading import Model
-from lfm2np.network.cache import bytes_per_block
-from lfm2np.sampling.choice import request_seed
 from scheduler import TraceError, check, replay
 from scheduler.checksum import sealed
 

@@ -11,7 +11,7 @@ import pytest
 import lfm2np
 from lfm2np import LLM, Draft, Engine, ModelDrafter, RequestError, SamplingParams
 from lfm2np.checkpoint.loaded import hand_fixture
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from scheduler import replay
 
 

@@ -15,8 +15,8 @@ import lfm2np
 import scheduler
 from lfm2np import LLM, Engine, NgramDrafter, RequestError, SamplingParams
 from lfm2np.checkpoint.loaded import hand_fixture
+from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import RequestOutput
-from lfm2np.loading import Model
 from scheduler import replay
 
 SOURCES = (str(Path(lfm2np.__file__).parent), str(Path(scheduler.__file__).parent))

@@ -9,8 +9,8 @@ import pytest
 
 import lfm2np
 from lfm2np import LLM, Engine, SamplingParams
+from lfm2np.engine.llm import EngineOptions
 from lfm2np.errors import RequestError
-from lfm2np.llm import EngineOptions
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 IDS = [1, 17, 42]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import lfm2np
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 
 
 @pytest.fixture(scope="session")

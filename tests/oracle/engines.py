@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lfm2np.conformance.adapters import Own
-from lfm2np.loading import Model, load
+from lfm2np.engine.loading import Model, load
 from lfm2np.oracle.check import Checked, ask_all, judged
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.target import Target
 from lfm2np.oracle.judging.scored import Known
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.targets.target import Target
+from lfm2np.suite.adapters import Own
 
 PLENTY = {"num_blocks": 400}
 

@@ -9,8 +9,8 @@ import pytest
 
 import lfm2np
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.cli.shared.format_options import add_options, format_of, taken_format
-from lfm2np.cli.shared.parser import add_model
+from lfm2np.commands.cli.shared.format_options import add_options, format_of, taken_format
+from lfm2np.commands.cli.shared.parser import add_model
 from lfm2np.errors import RequestError
 
 

@@ -15,10 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
-from lfm2np.faults import inject
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.check_report import report_of
+from lfm2np.oracle.engines.file_target import Transcript
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Ask, answer_as_json, checked_answer
+from lfm2np.oracle.engines.target import Abilities
+from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise
@@ -37,13 +41,9 @@ from lfm2np.oracle.judging.verdict import (
     probability_words,
 )
 from lfm2np.oracle.report.as_json import as_json
-from lfm2np.oracle.targets.file_target import Transcript
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer
-from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.targets.validate import validate
 from lfm2np.oracle.total import total
 from lfm2np.oracle.workloads import DEFAULT_CASES, Writer, noted, rounds
+from lfm2np.suite.faults import inject
 
 pytestmark = pytest.mark.rounding
 
@@ -55,7 +55,7 @@ BATCHES = {"neighbours", "families", "aborts", "large-steps", *WIDE}
 
 
 def test_our_own_engine_is_exact(model: Model) -> None:
-    target = Kept("lfm2np.conformance.adapters:own", model.path)
+    target = Kept("lfm2np.suite.adapters:own", model.path)
     result = checked_target(model, target, cases=("short-prompts", "families"))
     assert result.total.verdict is Verdict.EXACT
     assert result.total.worst == 0.0 and result.total.flips == 0
@@ -224,7 +224,7 @@ def test_a_normalisers_shift_is_forgiven_at_all_positions_together(model: Model,
             pairs.append((ask, replace(answer, top_logprobs=None, **values)))
         return judged(model, Abilities("shifted"), "float32", pairs, known=known).total.verdict
 
-    exact, known = told(model, "lfm2np.conformance.adapters:own"), Known()
+    exact, known = told(model, "lfm2np.suite.adapters:own"), Known()
     most = math.ldexp(model.config.vocab_size, -25)
     assert shifted(sign * most) is Verdict.EXACT
     assert shifted(8.0 * sign * most) in WRONG

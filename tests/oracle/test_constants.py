@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from engines import checked, checked_right
 
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.causes.wrong_constants import constant_cause, would_show
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.judging.constants import Constant, ConstantSearch, Reported, directions, fit_direction

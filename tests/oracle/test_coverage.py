@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from engines import Kept, checked, checked_right, checked_target
 
-from lfm2np.faults import inject
-from lfm2np.faults.edits import Edit, Fault
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
 from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.coverage import EarlyEnds, early_ends, not_tested
+from lfm2np.oracle.engines.file_target import Transcript
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Ask, failed
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.report.as_text import as_text
-from lfm2np.oracle.targets.file_target import Transcript
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask, failed
-from lfm2np.oracle.targets.target import Abilities
+from lfm2np.suite.faults import inject
+from lfm2np.suite.faults.edits import Edit, Fault
 
 pytestmark = pytest.mark.rounding
 
@@ -145,7 +145,7 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
 @pytest.mark.slow
 def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: Model) -> None:
     """An engine that reports 24 slots, whose slots from 20 on share one state: 16 at once do not meet it."""
-    edits = (Edit("lfm2np.network.cache:commit", "[segment.entry.slot for", "[min(segment.entry.slot, 20) for"),)
+    edits = (Edit("lfm2np.engine.cache:commit", "[segment.entry.slot for", "[min(segment.entry.slot, 20) for"),)
     fault = Fault("slots-from-20-on-share-state", "A", "One state for several slots.", (), edits)
     target = PythonTarget("engines:roomy", model.path)
     with inject(fault):

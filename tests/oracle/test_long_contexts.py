@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.faults import by_name, inject
-from lfm2np.faults.edits import Edit, Fault
-from lfm2np.loading import Model
-from lfm2np.network import ragged
+from lfm2np.engine import ragged
+from lfm2np.engine.loading import Model
+from lfm2np.engine.work.place import Place, cut
+from lfm2np.engine.work.results_file import ResultsFile
 from lfm2np.oracle.check import Asked, Checked, ask_all, judged
 from lfm2np.oracle.check_cost import cost_lines, cost_of
+from lfm2np.oracle.engines.file_target import Transcript
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.judging import truth
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.targets.file_target import Transcript
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.workloads import DEFAULT_CASES, FEW, LONG, Writer, far_points, long_lengths, rounds
-from lfm2np.work.place import Place, cut
-from lfm2np.work.results_file import ResultsFile
+from lfm2np.suite.faults import by_name, inject
+from lfm2np.suite.faults.edits import Edit, Fault
 
 pytestmark = pytest.mark.rounding
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -50,8 +50,8 @@ def late(edit: Edit) -> Edit:
 
 
 LATE: dict[str, tuple[str, tuple[Edit, ...]]] = {
-    "angles": ("trained", (Edit("lfm2np.network.step:forward", STEP, ANGLES),)),
-    "checkpoint": ("trained", (Edit("lfm2np.network.cache:keep_checkpoints", CHECKPOINTS, AHEAD),)),
+    "angles": ("trained", (Edit("lfm2np.engine.step:forward", STEP, ANGLES),)),
+    "checkpoint": ("trained", (Edit("lfm2np.engine.cache:keep_checkpoints", CHECKPOINTS, AHEAD),)),
     "window": ("lfm3", tuple(map(late, FREED_EARLY.edits))),
 }
 

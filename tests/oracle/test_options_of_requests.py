@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 from engines import PLENTY, checked_target, known_of, loaded
 
-from lfm2np.conformance.adapters import Own
+from lfm2np.commands.serve.app import make_app
+from lfm2np.commands.serve.limits import Limits
+from lfm2np.commands.serve.server import serving_beside
+from lfm2np.commands.serve.service import Settings
 from lfm2np.engine.engine import Engine
-from lfm2np.engine_protocol import Completion, Request
-from lfm2np.faults import inject
-from lfm2np.faults.edits import Edit, Fault
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import ask_all, judged
+from lfm2np.oracle.engines.http_target import HttpTarget
+from lfm2np.oracle.engines.protocol import Completion, Request
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.targets.http_target import HttpTarget
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
-from lfm2np.serve.app import make_app
-from lfm2np.serve.limits import Limits
-from lfm2np.serve.server import serving_beside
-from lfm2np.serve.service import Settings
+from lfm2np.suite.adapters import Own
+from lfm2np.suite.faults import inject
+from lfm2np.suite.faults.edits import Edit, Fault
 
 pytestmark = pytest.mark.rounding
 
@@ -77,7 +77,7 @@ def first_sample_goes_on(model: str, sizes: dict[str, Any]) -> Own:
 
 
 BACK = "np.concatenate([ids[:256], ids[: max(0, len(ids) - 256)]])"
-ROWS = Edit("lfm2np.network.step:forward", "(weights, config, numerics, ids,", f"(weights, config, numerics, {BACK},")
+ROWS = Edit("lfm2np.engine.step:forward", "(weights, config, numerics, ids,", f"(weights, config, numerics, {BACK},")
 ROWS_READ_BACK = Fault("rows-beyond-256", "C", "Rows of a step beyond 256 read 256 back.", (), (ROWS,))
 
 
@@ -118,7 +118,7 @@ def test_an_engine_that_plain_requests_do_not_show_is_wrong(model: Model, name: 
     assert any(wrong.names in reason for reason in result.total.reasons), result.total.reasons
 
 
-@pytest.mark.parametrize(("form", "engine"), [("exact", "lfm2np.conformance.adapters:own"), ("float32", "")])
+@pytest.mark.parametrize(("form", "engine"), [("exact", "lfm2np.suite.adapters:own"), ("float32", "")])
 def test_a_right_engine_is_right_in_all_of_them(model: Model, form: str, engine: str) -> None:
     target = PythonTarget(engine or f"engines:{form}", model.path)
     result = checked_target(model, target, "float32" if engine else form, OPTIONS, at_once=8)

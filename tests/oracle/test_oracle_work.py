@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from truths import truth_of
 from vector_sets import FEW, few, six
 
-from lfm2np import reference
-from lfm2np.cli.shared.work import WORKS
+from lfm2np.commands.cli.shared.work import WORKS
+from lfm2np.engine.loading import Model
+from lfm2np.engine.work.place import Place
+from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
 from lfm2np.errors import NumericsError
-from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, judged
+from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.judging import truth as truth_module
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
-from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.vectors.golden import make, verify
 from lfm2np.oracle.vectors.set_files import document_text
-from lfm2np.work.place import Place
-from lfm2np.work.results_file import ResultsFile, merged, spot_check
+from lfm2np.truth import reference
 
 pytestmark = pytest.mark.rounding
 

@@ -18,14 +18,13 @@ from pathlib import Path
 import pytest
 
 import lfm2np
-from lfm2np.faults import inject
-from lfm2np.faults.edits import Edit, Fault
-from lfm2np.faults.inject import by_name
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.causes import wrong_constants
 from lfm2np.oracle.causes.findings import Suspicion
 from lfm2np.oracle.check import Checked, answered, judged
 from lfm2np.oracle.check_report import report_of
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.factors import phase_of, place_of
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
@@ -33,9 +32,10 @@ from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_junit import as_junit
 from lfm2np.oracle.report.as_text import as_text
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.workloads import Round, Writer, noted, rounds
+from lfm2np.suite.faults import inject
+from lfm2np.suite.faults.edits import Edit, Fault
+from lfm2np.suite.faults.inject import by_name
 
 pytestmark = pytest.mark.rounding  # the noise of the declared format
 
@@ -110,7 +110,7 @@ IDS_OF_SIX_BITS = Fault(
     (),
     (
         Edit(
-            "lfm2np.network.step:forward",
+            "lfm2np.engine.step:forward",
             "segment.entry.token_ids], np.int64)",
             "segment.entry.token_ids], np.int64) % 64",
         ),

@@ -17,11 +17,11 @@ from lfm2np.oracle.causes.findings import lines as in_lines
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.scales import SCALES
 from lfm2np.oracle.check import possible_asks
+from lfm2np.oracle.engines.file_target import Transcript
+from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.factors import abort_of, phase_of, place_of
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
-from lfm2np.oracle.targets.file_target import Transcript
-from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.workloads import Round, noted
 
 NEW = 4  # tokens of each request

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from engines import known_of
 
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import ask_all, judged
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.scored import Pair, spoken, truths_of
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer
-from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import Total
 
 pytestmark = pytest.mark.rounding

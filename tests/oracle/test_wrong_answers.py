@@ -12,14 +12,14 @@ import pytest
 import wrong_answers
 from engines import known_of
 
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import Checked, ask_all, check, judged
+from lfm2np.oracle.engines.exec_target import ExecTarget
+from lfm2np.oracle.engines.file_target import FileTarget, Transcript
+from lfm2np.oracle.engines.http_target import HttpTarget
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.target import Target
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.targets.exec_target import ExecTarget
-from lfm2np.oracle.targets.file_target import FileTarget, Transcript
-from lfm2np.oracle.targets.http_target import HttpTarget
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.target import Target
 
 pytestmark = pytest.mark.rounding
 

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lfm2np.cli import vectors
-from lfm2np.cli.program import build_parser
-from lfm2np.loading import Model, load
+from lfm2np.commands.cli import vectors
+from lfm2np.commands.cli.program import build_parser
+from lfm2np.engine.loading import Model, load
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors.golden import make
 from lfm2np.oracle.vectors.set_files import VectorSet, packaged_set, read_set

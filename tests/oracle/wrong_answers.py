@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import lfm2np
-from lfm2np.engine_protocol import Completion, Request
+from lfm2np.oracle.engines.protocol import Completion, Request
 
 LOCK = threading.Lock()
 
@@ -117,7 +117,7 @@ WAYS: dict[str, Callable[[Asked], Completion]] = {
 
 
 class Wrong:
-    """Level a of lfm2np/engine_protocol.py."""
+    """Level a of lfm2np/oracle/engines/protocol.py."""
 
     def __init__(self, way: str) -> None:
         self.way = WAYS[way]

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 import lfm2np
+from lfm2np.arithmetic import numerics_named
 from lfm2np.checkpoint.config_json import load_config
-from lfm2np.model.layers import expected_tensors, parameter_count
-from lfm2np.numerics import numerics_named
+from lfm2np.truth.layers import expected_tensors, parameter_count
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 

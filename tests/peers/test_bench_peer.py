@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lfm2np.bench.sides.cells import cell_named
-from lfm2np.bench.sides.side_process import SideProcess
-from lfm2np.bench.sides.transformers_side import TransformersSide
+from lfm2np.commands.bench.sides.cells import cell_named
+from lfm2np.commands.bench.sides.side_process import SideProcess
+from lfm2np.commands.bench.sides.transformers_side import TransformersSide
 
 pytestmark = pytest.mark.peers
 

@@ -19,9 +19,9 @@ from test_bfloat16_operations import FINITE, normal, to_numpy, to_torch, units_a
 from transformers.models.lfm2_moe.configuration_lfm2_moe import Lfm2MoeConfig
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeSparseMoeBlock, Lfm2MoeTopKRouter
 
-from lfm2np import reference
-from lfm2np.model.weights import FeedForwardWeights, MixtureWeights
-from lfm2np.numerics.ieee import BFLOAT16
+from lfm2np.arithmetic.ieee import BFLOAT16
+from lfm2np.truth import reference
+from lfm2np.truth.weights import FeedForwardWeights, MixtureWeights
 
 pytestmark = pytest.mark.peers
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from transformers.models.lfm2.modeling_lfm2 import Lfm2RMSNorm, apply_rotary_pos_emb, eager_attention_forward
 
-from lfm2np.numerics.ieee import BFLOAT16, round_to_bfloat16
-from lfm2np.numerics.matrix import AttentionScale
-from lfm2np.numerics.rope import Rope, rotary_table
+from lfm2np.arithmetic.ieee import BFLOAT16, round_to_bfloat16
+from lfm2np.arithmetic.matrix import AttentionScale
+from lfm2np.truth.rope import Rope, rotary_table
 
 pytestmark = pytest.mark.peers
 

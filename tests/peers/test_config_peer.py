@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import TokenizerError
-from lfm2np.model.layers import expected_tensors, parameter_count
+from lfm2np.truth.layers import expected_tensors, parameter_count
 
 pytestmark = pytest.mark.peers
 

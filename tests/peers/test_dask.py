@@ -21,19 +21,19 @@ import pytest
 from distributed import Client, LocalCluster
 
 import lfm2np
-from lfm2np.cli import main
-from lfm2np.cli.shared import dask_cluster
-from lfm2np.cli.shared.work import WORKS
+from lfm2np.commands.cli import main
+from lfm2np.commands.cli.shared import dask_cluster
+from lfm2np.commands.cli.shared.work import WORKS
+from lfm2np.engine.loading import Model
+from lfm2np.engine.teacher_forcing import score_many
+from lfm2np.engine.work.place import Place, source_of
+from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
+from lfm2np.engine.work.shards import map_shards
 from lfm2np.errors import WorkerError
-from lfm2np.loading import Model
 from lfm2np.oracle.check import check
-from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.vectors.golden import verify
 from lfm2np.oracle.vectors.set_files import packaged_set, read_set
-from lfm2np.scoring.teacher_forcing import score_many
-from lfm2np.work.place import Place, source_of
-from lfm2np.work.results_file import ResultsFile, merged, spot_check
-from lfm2np.work.shards import map_shards
 
 VERSION = lfm2np.__version__
 pytestmark = pytest.mark.peers
@@ -108,7 +108,7 @@ def test_a_shard_that_kills_every_worker_is_named() -> None:
 
 
 def test_check_and_vectors_run_there_too(client: Client, model: Model) -> None:
-    target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
+    target = PythonTarget("lfm2np.suite.adapters:own", model.path)
     executor = client.get_executor(pure=False)
     judgement = check(model, target, "float32", cases=["short-prompts"], executor=executor)
     assert str(judgement.total.verdict) == "EXACT" and judgement.total.worst == 0.0
@@ -221,7 +221,7 @@ def test_a_worker_that_cannot_compute_is_named_before_any_work(
     with monkeypatch.context() as patched:
         patched.setattr(lfm2np, "__version__", "9.9")
         assert refused().endswith(f"lfm2np {VERSION}, expected 9.9, as here")
-        check = ["check", "lfm2np.conformance.adapters:own", "--dask", client.scheduler.address]
+        check = ["check", "lfm2np.suite.adapters:own", "--dask", client.scheduler.address]
         assert main(check) == 3  # 1 would say that the engine is wrong
     client.run(lambda: sys.modules.update(lfm2np=None))  # type: ignore[call-overload]
     try:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lfm2np.conformance.catalogue import by_id
-from lfm2np.conformance.properties.rounding import Rounding
-from lfm2np.conformance.runner import Terms, run_property
-from lfm2np.engine_protocol import PUBLISHED_ONLY, Completion
+from lfm2np.oracle.engines.protocol import PUBLISHED_ONLY, Completion
+from lfm2np.suite.catalogue import by_id
+from lfm2np.suite.properties.rounding import Rounding
+from lfm2np.suite.runner import Terms, run_property
 
 pytestmark = pytest.mark.peers
 

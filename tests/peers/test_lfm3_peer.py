@@ -18,10 +18,10 @@ from torture_lfm3 import LFM3S
 from without_lfm3 import lfm3_ablations
 
 import lfm2np
-from lfm2np import reference
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.conformance.strategies.tiny_models import TinyModel, checkpoint
-from lfm2np.model.layers import parameter_count
+from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint
+from lfm2np.truth import reference
+from lfm2np.truth.layers import parameter_count
 
 pytest.importorskip("transformers.models.lfm3", reason="LFM3 is in transformers since 5.23")
 

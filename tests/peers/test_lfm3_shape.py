@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import lfm2np
-from lfm2np.bench.random_checkpoint import LFM3, random_checkpoint
+from lfm2np.commands.bench.random_checkpoint import LFM3, random_checkpoint
 
 pytest.importorskip("transformers.models.lfm3", reason="LFM3 is in transformers since 5.23")
 

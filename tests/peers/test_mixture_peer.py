@@ -21,7 +21,7 @@ from lfm2np.checkpoint.config_json import MIXTURE_KEYS as KEYS
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.layout import FUSED
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.model.layers import expected_tensors, parameter_count
+from lfm2np.truth.layers import expected_tensors, parameter_count
 
 pytestmark = pytest.mark.peers
 

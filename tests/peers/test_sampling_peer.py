@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers.generation.logits_process import LogitsProcessorList
 
+from lfm2np.engine.sampling.choice import integer_weights, process
+from lfm2np.engine.sampling.params import SamplingParams, bias_pairs, require_vocabulary
 from lfm2np.errors import RequestError
-from lfm2np.sampling.choice import integer_weights, process
-from lfm2np.sampling.params import SamplingParams, bias_pairs, require_vocabulary
 
 pytestmark = pytest.mark.peers
 

@@ -24,10 +24,10 @@ from onnx.reference import ReferenceEvaluator
 from torch.nn import functional
 from transformers.models.lfm2.modeling_lfm2 import apply_rotary_pos_emb
 
-from lfm2np.numerics import numerics_named
-from lfm2np.numerics.integers import attention_scale
-from lfm2np.numerics.matrix import AttentionScale
-from lfm2np.numerics.rope import Rope, angles, inverse_frequencies, rotary_table
+from lfm2np.arithmetic import numerics_named
+from lfm2np.arithmetic.matrix import AttentionScale
+from lfm2np.truth.integers import attention_scale
+from lfm2np.truth.rope import Rope, angles, inverse_frequencies, rotary_table
 
 pytestmark = pytest.mark.peers
 

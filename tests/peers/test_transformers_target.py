@@ -12,9 +12,9 @@ import pytest
 
 import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask
-from lfm2np.oracle.targets.target import Target, TargetError
-from lfm2np.oracle.targets.transformers_target import PADDED_AT_ONCE, TransformersTarget
+from lfm2np.oracle.engines.records import NO_ABORT, Answer, Ask
+from lfm2np.oracle.engines.target import Target, TargetError
+from lfm2np.oracle.engines.transformers_target import PADDED_AT_ONCE, TransformersTarget
 
 pytestmark = pytest.mark.peers
 

@@ -62,10 +62,10 @@ from scheduler import POLICIES
 POLICIES[NewestFirst.name] = NewestFirst
 from argparse import ArgumentParser
 from hypothesis import find
-from lfm2np.cli.engine.options import add_engine_options
+from lfm2np.commands.cli.options import add_engine_options
 from internal_properties.wrong_calls import POLICY_NAMES
-from lfm2np.conformance.strategies.scenarios import sizes
-from lfm2np.lab.settings import CHOICES
+from lfm2np.suite.strategies.scenarios import sizes
+from lfm2np.teaching.lab.settings import CHOICES
 parser = ArgumentParser()
 add_engine_options(parser)
 assert parser.parse_args(["--policy", "newest-first"]).policy == "newest-first"

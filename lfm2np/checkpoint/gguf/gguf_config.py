@@ -21,8 +21,8 @@ import numpy as np
 from lfm2np.checkpoint.gguf.container import Container, Value
 from lfm2np.checkpoint.strict_json import naming
 from lfm2np.errors import ConfigError
-from lfm2np.model.config import ATTENTION, CONV, MixtureConfig, ModelConfig
-from lfm2np.model.config_values import REALS, SIZES
+from lfm2np.truth.config import ATTENTION, CONV, MixtureConfig, ModelConfig
+from lfm2np.truth.config_values import REALS, SIZES
 from lfm2np.values import plain, same, show
 
 ARCHITECTURES = ("lfm2", "lfm2moe")

@@ -16,8 +16,8 @@ from lfm2np.checkpoint.gguf.gguf_config import KEYS
 from lfm2np.checkpoint.layout import Place, listed, require_shape
 from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
 from lfm2np.errors import CheckpointError
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import Dim, layout_of
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import Dim, layout_of
 
 TOP = {
     "model.embed_tokens.weight": "token_embd.weight",

@@ -26,7 +26,7 @@ from typing import Any
 from lfm2np.checkpoint.gguf.container import Container
 from lfm2np.checkpoint.text.chat import MAX_TEMPLATE_BYTES, Chat
 from lfm2np.errors import TokenizerError
-from lfm2np.model.config import ModelConfig
+from lfm2np.truth.config import ModelConfig
 from lfm2np.values import show
 
 MODEL, TEMPLATE = "tokenizer.ggml.model", "tokenizer.chat_template"

@@ -14,7 +14,7 @@ from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.matrix_parts import Parts, matrices
 from lfm2np.checkpoint.packed.quantization_config import settings_in
 from lfm2np.checkpoint.tensors import open_under_our_names
-from lfm2np.model.config import ModelConfig
+from lfm2np.truth.config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from lfm2np.checkpoint.packed.rows import PackedRows, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import require_done
 from lfm2np.errors import CheckpointError, ConfigError
-from lfm2np.model.config_values import require_bool
-from lfm2np.model.layers import Dim
+from lfm2np.truth.config_values import require_bool
+from lfm2np.truth.layers import Dim
 from lfm2np.values import plain, same, show_json
 
 AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of eight outputs in their order, where each stands

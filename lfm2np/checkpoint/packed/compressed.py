@@ -20,7 +20,7 @@ from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings, Inp
 from lfm2np.checkpoint.packed.matrix_parts import INTEGERS, Dims, Parts, groups_of_columns, packed_dim
 from lfm2np.checkpoint.packed.rows import Array, PackedRows, numbers, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
-from lfm2np.model.layers import Dim
+from lfm2np.truth.layers import Dim
 
 
 def read_matrix(parts: Parts, dims: Dims, settings: CompressedSettings) -> StoredTensor | None:

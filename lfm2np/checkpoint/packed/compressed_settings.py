@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lfm2np.checkpoint.strict_json import require, require_done
 from lfm2np.errors import ConfigError
-from lfm2np.model.config_values import SIZES, require_bool
+from lfm2np.truth.config_values import SIZES, require_bool
 from lfm2np.values import plain, same, show_json
 
 METHOD = "compressed-tensors"

@@ -11,9 +11,9 @@ from lfm2np.checkpoint.layout import Module, modules_of, require_shape
 from lfm2np.checkpoint.packed.rows import packed_words
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import Dim, layout_of
-from lfm2np.model.weights import EMBEDDING, HEAD
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import Dim, layout_of
+from lfm2np.truth.weights import EMBEDDING, HEAD
 
 Dims = tuple[Dim, Dim]
 INTEGERS = ("I32", "I64")

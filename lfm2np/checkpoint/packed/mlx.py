@@ -17,9 +17,9 @@ from lfm2np.checkpoint.packed.quantization_config import KEY, MlxFormat, MlxSett
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError, ConfigError
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import Dim, layout_of
-from lfm2np.model.weights import EMBEDDING, HEAD
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import Dim, layout_of
+from lfm2np.truth.weights import EMBEDDING, HEAD
 from lfm2np.values import plain, show
 
 PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

@@ -24,7 +24,7 @@ from lfm2np.checkpoint.text.chat import Chat, load_chat, render_chat
 from lfm2np.checkpoint.text.plain_tokenizer import PlainTokenizer, entry_bytes
 from lfm2np.checkpoint.text.tokenizer_file import require_accepted
 from lfm2np.errors import RequestError, TokenizerError
-from lfm2np.model.config import ModelConfig
+from lfm2np.truth.config import ModelConfig
 from lfm2np.values import show
 
 TOKENIZER = "tokenizer.json"

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.factors import FINE
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Evidence, Pair, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Verdict, size_of
-from lfm2np.oracle.targets.records import Answer, Ask
 
 Row = Mapping[int, float]  # log-probabilities reported at one position, by token
 LEAST_REPORTED = 16  # log-probabilities of a part, for any judgement

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from lfm2np.arithmetic.pieces import pieces
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.stored import require_finite, widen
 from lfm2np.engine.engine import Engine
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.work.place import Place, Source, Work, compute
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.compare.figures import Figures, digest, figures_of
 from lfm2np.oracle.compare.pair import Files, Part, files_of, longest, part_name, parts_of, require_same_network
 from lfm2np.oracle.compare.positions import compare_work, sum_of_squares
 from lfm2np.oracle.compare.sequences import GREEDY, REQUESTS, Scored, continued
 from lfm2np.progress import Progress, ProgressOf
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import Place, Source, Work, compute
 
 GENERATING, COMPARING, WEIGHTS = "generating", "comparing", "weights"  # stages that progress reports
 

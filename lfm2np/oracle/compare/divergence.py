@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.numerics import elementary
-from lfm2np.numerics.grids import exact_sum
+from lfm2np.arithmetic.grids import exact_sum
+from lfm2np.truth import elementary
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.numerics import elementary
 from lfm2np.oracle.compare.sequences import GREEDY, Scored
+from lfm2np.truth import elementary
 
 Result = Mapping[str, Any]  # of one sequence: see positions.py
 Figures = dict[str, Any]

@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic import Numerics
+from lfm2np.arithmetic.matrix import Matrix
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import layer_weights, prepared, vector
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import matrix_parts, parameter_count
-from lfm2np.model.weights import EMBEDDING, HEAD, Embedding, FeedForwardWeights, LayerWeights, named_weights
-from lfm2np.network import ragged
-from lfm2np.network.ragged import Run
-from lfm2np.numerics import Numerics
-from lfm2np.numerics.matrix import Matrix
+from lfm2np.engine import ragged
+from lfm2np.engine.ragged import Run
 from lfm2np.oracle.compare.pair import FINAL_NORM, Part, is_experts_output, with_head
 from lfm2np.oracle.judging.routes import routed
-from lfm2np.reference import Rotary, block, rotary_of
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import matrix_parts, parameter_count
+from lfm2np.truth.reference import Rotary, block, rotary_of
+from lfm2np.truth.weights import EMBEDDING, HEAD, Embedding, FeedForwardWeights, LayerWeights, named_weights
 
 Array = NDArray[Any]
 MOST_LAYERS = 512  # with one tensor changed, that are cached

@@ -15,9 +15,9 @@ from lfm2np.checkpoint.files import has_tokenizer, read_config, read_tensors, re
 from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import RequestError
-from lfm2np.model.config import MixtureConfig, ModelConfig
-from lfm2np.model.layers import expected_tensors
-from lfm2np.model.weights import EMBEDDING, HEAD
+from lfm2np.truth.config import MixtureConfig, ModelConfig
+from lfm2np.truth.layers import expected_tensors
+from lfm2np.truth.weights import EMBEDDING, HEAD
 from lfm2np.values import show
 
 BY = ("layer", "tensor", "none")

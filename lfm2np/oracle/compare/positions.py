@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic import Numerics
+from lfm2np.arithmetic.grids import exact_sum
+from lfm2np.arithmetic.matrix import Matrix
+from lfm2np.arithmetic.pieces import pieces
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.numerics import Numerics
-from lfm2np.numerics.grids import exact_sum
-from lfm2np.numerics.matrix import Matrix
-from lfm2np.numerics.pieces import pieces
+from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
+from lfm2np.engine.work.place import Source, Work, load_source
 from lfm2np.oracle.compare.divergence import divergence
 from lfm2np.oracle.compare.network import Network, Pass, network_of, network_with, run_from, run_whole, tensors_of
 from lfm2np.oracle.compare.pair import parts_of
-from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
-from lfm2np.work.place import Source, Work, load_source
 
 Array = NDArray[Any]
 BFLOAT16_BITS = 8  # of a significand

@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic import Numerics, numerics_named
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import parameter_count
-from lfm2np.model.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
-from lfm2np.numerics import Numerics, numerics_named
 from lfm2np.oracle.judging.noise import noise_item, noise_of, said_by
 from lfm2np.oracle.judging.position import most_shift
 from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.progress import Progress
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import parameter_count
+from lfm2np.truth.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
 
 Float64 = NDArray[np.float64]
 STEP = 2.0**-6  # of itself, by which a constant is changed,

@@ -35,13 +35,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.numerics import rope
-from lfm2np.numerics.attention import Parts
-from lfm2np.numerics.ieee import Ieee, unchanged
-from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
-from lfm2np.numerics.pieces import over_pieces
-from lfm2np.numerics.products.product import product
-from lfm2np.numerics.routing import LEAST_SUM
+from lfm2np.arithmetic.attention import Parts
+from lfm2np.arithmetic.ieee import Ieee, unchanged
+from lfm2np.arithmetic.matrix import AttentionScale, Matrix, Weights
+from lfm2np.arithmetic.pieces import over_pieces
+from lfm2np.arithmetic.products.product import product
+from lfm2np.arithmetic.routing import LEAST_SUM
 from lfm2np.oracle.judging.formats import (
     KEPT,
     TURNED,
@@ -54,6 +53,7 @@ from lfm2np.oracle.judging.formats import (
     out_of_blocks,
     turned,
 )
+from lfm2np.truth import rope
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]

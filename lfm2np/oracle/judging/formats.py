@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic.ieee import round_to_bfloat16, unchanged
 from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import RequestError
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import matrix_parts
-from lfm2np.numerics.ieee import round_to_bfloat16, unchanged
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import matrix_parts
 
 Array = NDArray[Any]
 MOST_FLOAT8 = 448.0  # of E4M3

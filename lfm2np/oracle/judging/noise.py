@@ -30,22 +30,22 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
+from lfm2np.arithmetic import Numerics
+from lfm2np.arithmetic.pieces import over_pieces, pieces
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.model.weights import ModelWeights
-from lfm2np.network import ragged
-from lfm2np.numerics import Numerics
-from lfm2np.numerics.pieces import over_pieces, pieces
-from lfm2np.numerics.rope import RotaryTable, rotary_table
+from lfm2np.engine import ragged
+from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
+from lfm2np.engine.work.place import AnyPlace, Work, compute
 from lfm2np.oracle.judging.emulate import Emulated, emulated
 from lfm2np.oracle.judging.formats import format_named, inputs_of
 from lfm2np.oracle.judging.routes import routed
 from lfm2np.oracle.judging.truth import Truth, given_routes, num_fed_tokens, num_shared_tokens
 from lfm2np.progress import Progress
-from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
-from lfm2np.work.place import AnyPlace, Work, compute
+from lfm2np.truth import reference
+from lfm2np.truth.rope import RotaryTable, rotary_table
+from lfm2np.truth.weights import ModelWeights
 
 Array = NDArray[Any]
 DRAWS = tuple(range(8))  # numbers of emulated engines

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.numerics.pieces import pieces
+from lfm2np.arithmetic.pieces import pieces
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.judging.noise import ALL, Noise
 from lfm2np.oracle.judging.routes import OWN, difference
 from lfm2np.oracle.judging.scored import Scored
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
-from lfm2np.oracle.targets.records import Answer, Ask
 
 FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
 FARTHEST = 80.0  # of a rival, in units of the noise: tie_chance is 0 beyond

@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic import Numerics
 from lfm2np.errors import RequestError
-from lfm2np.model.config import MixtureConfig, ModelConfig
-from lfm2np.numerics import Numerics
-from lfm2np.oracle.targets.records import Routes
+from lfm2np.oracle.engines.records import Routes
+from lfm2np.truth.config import MixtureConfig, ModelConfig
 
 Array = NDArray[Any]
 OWN = -1  # in the place of an expert: the arithmetic's own choice

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.work.place import Place
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.judging.noise import Noise, joined, noise_of
 from lfm2np.oracle.judging.routes import as_key, margins
 from lfm2np.oracle.judging.truth import Ids, Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.progress import Progress
-from lfm2np.work.place import Place
 
 Pair = tuple[Ask, Answer]
 

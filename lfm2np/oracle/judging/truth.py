@@ -9,17 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
+from lfm2np.arithmetic.grids import exact_sum
+from lfm2np.arithmetic.pieces import over_pieces, pieces
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine import ragged
+from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
+from lfm2np.engine.work.place import AnyPlace, Work, compute
 from lfm2np.errors import NumericsError
-from lfm2np.network import ragged
-from lfm2np.numerics import elementary
-from lfm2np.numerics.grids import exact_sum
-from lfm2np.numerics.pieces import over_pieces, pieces
 from lfm2np.oracle.judging.routes import OWN, from_key, routed
 from lfm2np.progress import Progress
-from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
-from lfm2np.work.place import AnyPlace, Work, compute
+from lfm2np.truth import elementary, reference
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]

@@ -22,8 +22,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from lfm2np.oracle.engines.records import Ask
 from lfm2np.oracle.judging.routes import RouteDifference
-from lfm2np.oracle.targets.records import Ask
 
 LIMIT = 10.0  # of right engines the largest seen is about 6: see the tables under docs/engine
 FLIPS_LIMIT = 1e-9  # probability below which so many flips are not rounding

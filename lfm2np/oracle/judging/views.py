@@ -1,7 +1,7 @@
 """Exact log-probabilities of sampled tokens under several readings of one distribution: raw, tempered, filtered.
 
 A view is the processing that an engine may have applied before it sampled or reported: penalties, temperature, then
-min_p, top_k and top_p in the order of the view's profile (sampling/choice.py). All views of a sequence share one pass
+min_p, top_k and top_p in the order of the view's profile (engine/sampling/choice.py). All views of a sequence share one pass
 through the network.
 
 Each filter keeps the likeliest tokens, so what is kept is the beginning of the tokens in descending order, and a view
@@ -20,16 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
+from lfm2np.arithmetic.grids import exact_sum
+from lfm2np.arithmetic.pieces import over_pieces, pieces
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.numerics import elementary
-from lfm2np.numerics.grids import exact_sum
-from lfm2np.numerics.pieces import over_pieces, pieces
+from lfm2np.engine.sampling.choice import WEIGHT_BITS, penalised
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
+from lfm2np.engine.work.place import Work
 from lfm2np.oracle.judging.truth import num_fed_tokens, num_shared_tokens, over_states, truth_rows
-from lfm2np.sampling.choice import WEIGHT_BITS, penalised
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
-from lfm2np.work.place import Work
+from lfm2np.truth import elementary, reference
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]

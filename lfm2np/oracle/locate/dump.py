@@ -20,12 +20,12 @@ from safetensors import SafetensorError
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.errors import DumpError
-from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.locate.mixture import PARTS as MIXTURE_PARTS
 from lfm2np.oracle.locate.operation import Operation
 from lfm2np.oracle.locate.operations import OPTIONAL, operations, window_of
 from lfm2np.oracle.locate.patterns import TOKEN, Context, Steps
 from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.truth.config import ModelConfig
 from lfm2np.values import plain, show
 from scheduler.checksum import json_sha256
 

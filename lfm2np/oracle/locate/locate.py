@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.model.config import ModelConfig
-from lfm2np.numerics.processor import require_ieee
 from lfm2np.oracle.locate import mixture
 from lfm2np.oracle.locate.dump import Dump, default_format
 from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
@@ -36,6 +34,8 @@ from lfm2np.oracle.locate.patterns import (
 from lfm2np.oracle.locate.rounded_inputs import rounds
 from lfm2np.oracle.locate.spread import LIMIT, PRECISIONS, Measured, Precision, joined_rows, precision_named, rounded
 from lfm2np.progress import Progress
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.processor import require_ieee
 
 Array = NDArray[Any]
 EMBEDDINGS = "model.embed_tokens"

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic.routing import top_k
 from lfm2np.checkpoint.weights import vector
-from lfm2np.model.config import ModelConfig
-from lfm2np.numerics.routing import top_k
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.operation import Operation, Oracle, at_precision, is_wanted, product, projection
 from lfm2np.oracle.locate.patterns import described
 from lfm2np.oracle.locate.spread import LIMIT, Measured, together
+from lfm2np.truth.config import ModelConfig
 
 Array = NDArray[Any]
 NOBODY = -1

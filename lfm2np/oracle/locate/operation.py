@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic.matrix import Weights
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import vector, widened
-from lfm2np.model.config import MixtureConfig, ModelConfig
-from lfm2np.numerics.matrix import Weights
 from lfm2np.oracle.locate import rounded_inputs, spread
 from lfm2np.oracle.locate.patterns import TOKEN, Per, Steps
 from lfm2np.oracle.locate.spread import Measured, Precision
+from lfm2np.truth.config import MixtureConfig, ModelConfig
 
 Array = NDArray[Any]
 

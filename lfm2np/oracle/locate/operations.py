@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.stored import require_finite, widen
-from lfm2np.model.config import CONV, SLIDING, ModelConfig
-from lfm2np.numerics.rope import Rope, angles, rotary_table
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.mixture import MIXED, mixture_operations
 from lfm2np.oracle.locate.operation import Operation, Oracle, at_precision, is_wanted, product
 from lfm2np.oracle.locate.patterns import STEP, Context
 from lfm2np.oracle.locate.spread import Measured, joined_rows
+from lfm2np.truth.config import CONV, SLIDING, ModelConfig
+from lfm2np.truth.rope import Rope, angles, rotary_table
 
 Array = NDArray[Any]
 

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic.ieee import round_to_bfloat16
+from lfm2np.arithmetic.matrix import Weights
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.numerics.ieee import round_to_bfloat16
-from lfm2np.numerics.matrix import Weights
 from lfm2np.oracle.judging.formats import round_to_float16
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.spread import LIMIT, Measured, Precision, together

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.arithmetic.ieee import FLOAT64, round_to_bfloat16, unchanged
+from lfm2np.arithmetic.matrix import AttentionScale, Matrix, Weights
+from lfm2np.arithmetic.pieces import pieces
+from lfm2np.arithmetic.routing import LEAST_SUM
 from lfm2np.errors import RequestError
-from lfm2np.numerics.ieee import FLOAT64, round_to_bfloat16, unchanged
-from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
-from lfm2np.numerics.pieces import pieces
-from lfm2np.numerics.routing import LEAST_SUM
 from lfm2np.oracle.judging.emulate import ROTARY_UNITS
 from lfm2np.oracle.judging.formats import round_to_float16
 

@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
-from lfm2np.model.config import ModelConfig
-from lfm2np.oracle.targets.target import TargetError
+from lfm2np.oracle.engines.target import TargetError
+from lfm2np.truth.config import ModelConfig
 
 
 def require_version(package: str, known: Sequence[str], installed: str | None = None) -> None:

@@ -20,20 +20,20 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
+from lfm2np.arithmetic import Numerics
+from lfm2np.arithmetic.attention import Parts
+from lfm2np.arithmetic.ieee import Ieee
+from lfm2np.arithmetic.matrix import AttentionScale, Matrix
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.samples import sample_name
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import expected_tensors
-from lfm2np.model.weights import MixtureWeights, ModelWeights, named_weights
-from lfm2np.numerics import Numerics
-from lfm2np.numerics.attention import Parts
-from lfm2np.numerics.ieee import Ieee
-from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.locate.operations import window_of
-from lfm2np.sampling.params import SamplingParams
+from lfm2np.truth import reference
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors
+from lfm2np.truth.weights import MixtureWeights, ModelWeights, named_weights
 from scheduler.window import FREED
 
 Array = NDArray[Any]

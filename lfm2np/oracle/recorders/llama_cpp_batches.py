@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.oracle.targets.target import TargetError
+from lfm2np.oracle.engines.target import TargetError
 
 Array = NDArray[Any]
 OUTPUTS, LOOKS_AT = "out_ids", "looks_at"

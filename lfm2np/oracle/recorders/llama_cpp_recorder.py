@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.files import read_config
-from lfm2np.model.config import ModelConfig
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.engine_versions import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.llama_cpp_batches import (
     LOOKS_AT,
@@ -37,7 +37,7 @@ from lfm2np.oracle.recorders.llama_cpp_batches import (
 )
 from lfm2np.oracle.recorders.llama_cpp_nodes import BF16, F16, F32, Library, Source, Tensor, known_as
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.targets.target import TargetError
+from lfm2np.truth.config import ModelConfig
 
 Array = NDArray[Any]
 VERSIONS = ("0.3.36",)  # of llama-cpp-python, and of llama.cpp in it:

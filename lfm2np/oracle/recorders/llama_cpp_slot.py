@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from lfm2np.checkpoint.files import read_config
+from lfm2np.engine.ragged import common_prefix
 from lfm2np.errors import RequestError
-from lfm2np.network.ragged import common_prefix
 from lfm2np.oracle.recorders.engine_versions import require_model_type, require_request
 from lfm2np.oracle.recorders.llama_cpp_batches import Row
 from lfm2np.oracle.recorders.llama_cpp_recorder import Session

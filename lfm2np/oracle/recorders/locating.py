@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.engine.loading import Model
 from lfm2np.errors import Lfm2npError
-from lfm2np.loading import Model
 from lfm2np.oracle.check import Cause, Checked
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
@@ -21,7 +22,6 @@ from lfm2np.oracle.locate.dump import Dump, parse_dump
 from lfm2np.oracle.locate.locate import Report, locate, logits_at
 from lfm2np.oracle.locate.locate_report import finding_lines, shortened
 from lfm2np.oracle.recorders.registry import Record
-from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.progress import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first

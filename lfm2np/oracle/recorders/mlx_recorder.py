@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config_json import load_config
+from lfm2np.oracle.engines.records import fault
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.engine_versions import (
     around,
     require_format,
@@ -30,8 +32,6 @@ from lfm2np.oracle.recorders.engine_versions import (
     require_version,
 )
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.targets.records import fault
-from lfm2np.oracle.targets.target import TargetError
 
 Array = NDArray[Any]
 VERSIONS = {"mlx": ("0.32.4",), "mlx_lm": ("0.32.2",)}

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config_json import load_config
-from lfm2np.model.config import ModelConfig
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.engine_versions import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.targets.target import TargetError
+from lfm2np.truth.config import ModelConfig
 
 Array = NDArray[Any]
 VERSIONS = {"openvino": ("2026.4.1",)}

@@ -24,12 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.checkpoint.gguf.container import open_container
-from lfm2np.engine_protocol import load_factory
+from lfm2np.engine.loading import load
 from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.loading import load
-from lfm2np.numerics import NAMES
+from lfm2np.oracle.engines.protocol import load_factory
+from lfm2np.oracle.engines.records import fault
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import shortened
 from lfm2np.oracle.recorders.engine_versions import require_directory
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
@@ -41,8 +43,6 @@ from lfm2np.oracle.recorders.openvino_recorder import record as record_openvino
 from lfm2np.oracle.recorders.recorder import Recorder, content_of
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
 from lfm2np.oracle.recorders.vllm_recorder import record as record_vllm
-from lfm2np.oracle.targets.records import fault
-from lfm2np.oracle.targets.target import TargetError
 
 Prompts = Sequence[Sequence[int]]
 Run = Callable[[Prompts, int, int, int | None], bytes]  # as Record

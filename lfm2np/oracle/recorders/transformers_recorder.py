@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config_json import load_config
-from lfm2np.model.config import CONV, ModelConfig
+from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.transformers_target import generate, load_model
 from lfm2np.oracle.locate.operations import window_of
 from lfm2np.oracle.recorders.engine_versions import around, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.targets.records import Ask
-from lfm2np.oracle.targets.transformers_target import generate, load_model
+from lfm2np.truth.config import CONV, ModelConfig
 
 Array = NDArray[Any]
 VERSIONS = ("5.23.0", "5.24.0")

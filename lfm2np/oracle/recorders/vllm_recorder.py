@@ -10,12 +10,12 @@ from typing import Any
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import Lfm2npError
+from lfm2np.oracle.engines.records import fault
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.spread import FLOATS
 from lfm2np.oracle.recorders.engine_versions import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
-from lfm2np.oracle.targets.records import fault
-from lfm2np.oracle.targets.target import TargetError
 
 VERSIONS = ("0.32.0",)  # that this was run with
 IN_PROCESS = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import lfm2np
-from lfm2np.numerics.products.blas import blas_kernel, blas_library
+from lfm2np.arithmetic.products.blas import blas_kernel, blas_library
 from lfm2np.oracle.report.markup import Markup
 
 RIGHT, WRONG, OPEN = 0, 1, 2  # exit codes: what was judged is right, is wrong, or can't be told from what was seen

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.loading import load
+from lfm2np.engine.loading import load
+from lfm2np.engine.work.place import AnyPlace, place_of
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.rollouts.reported_side import SIDES
 from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
 from lfm2np.oracle.rollouts.rollouts import AUTO, Judged, Options, Shown, judge_rollouts, no_progress
 from lfm2np.oracle.rollouts.rollouts_report import report_of
-from lfm2np.work.place import AnyPlace, place_of
 
 
 def rollouts(

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.work.place import Place, compute, source_of
 from lfm2np.oracle import factors
 from lfm2np.oracle.rollouts.reported_side import BEFORE, Fit, Predicted, Spread, fit, predicted
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import OTHERS, PENALTIES, Scores, ids_of, item_of
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
 from lfm2np.progress import Progress
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import Place, compute, source_of
 
 Float64 = NDArray[np.float64]
 Variant = dict[str, Any]

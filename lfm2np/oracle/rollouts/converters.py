@@ -18,9 +18,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from lfm2np.oracle.engines.dialects import vllm as vllm_dialect
 from lfm2np.oracle.rollouts import kinds
 from lfm2np.oracle.rollouts.kinds import Unfit
-from lfm2np.oracle.targets.dialects import vllm as vllm_dialect
 from lfm2np.values import show_json
 
 Record = Mapping[str, Any]

@@ -16,15 +16,15 @@ from typing import Any
 
 from lfm2np.checkpoint.strict_json import KINDS as JSON_KINDS
 from lfm2np.checkpoint.strict_json import parse_value
+from lfm2np.engine.sampling.params import SamplingParams, from_json
 from lfm2np.errors import RequestError
-from lfm2np.model.config import ModelConfig
+from lfm2np.oracle.engines.records import Routes, read_routes, shortened
+from lfm2np.oracle.engines.validate import ROUNDING, why_positive
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.rollouts import kinds
 from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE, SAMPLING, form_of, listed, require_length
 from lfm2np.oracle.rollouts.kinds import Unfit
-from lfm2np.oracle.targets.records import Routes, read_routes, shortened
-from lfm2np.oracle.targets.validate import ROUNDING, why_positive
-from lfm2np.sampling.params import SamplingParams, from_json
+from lfm2np.truth.config import ModelConfig
 from lfm2np.values import plain, require_count, show_json
 
 MODES = {"raw": "raw", "processed": "processed", "auto": "auto"}

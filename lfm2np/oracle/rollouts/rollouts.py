@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.work.place import Place
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import FAR
 from lfm2np.oracle.judging.noise import DRAWS
@@ -42,7 +43,6 @@ from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import ALL_READINGS, OTHERS, Scores, ids_of, scores_of
 from lfm2np.oracle.total import MOST_SIZE
 from lfm2np.progress import Progress
-from lfm2np.work.place import Place
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.work.place import AnyPlace, compute
 from lfm2np.oracle.judging.routes import as_key
 from lfm2np.oracle.judging.truth import Ids, Spoken, Truth
 from lfm2np.oracle.judging.views import VIEWS, view_of
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.progress import Progress
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import AnyPlace, compute
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]

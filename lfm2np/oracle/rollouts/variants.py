@@ -29,17 +29,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine import ragged
+from lfm2np.engine.ragged import Run
+from lfm2np.engine.work.place import Source, Work
 from lfm2np.errors import NumericsError
-from lfm2np.network import ragged
-from lfm2np.network.ragged import Run
 from lfm2np.oracle.compare.network import network_with, tensors_of
 from lfm2np.oracle.compare.pair import parts_of
 from lfm2np.oracle.compare.positions import loaded
 from lfm2np.oracle.judging.routes import OWN, routed
 from lfm2np.oracle.judging.truth import given_routes
 from lfm2np.oracle.judging.views import rounded, views_of_rows
-from lfm2np.reference import Mixing, final_states
-from lfm2np.work.place import Source, Work
+from lfm2np.truth.reference import Mixing, final_states
 
 Array = NDArray[Any]
 Item = Mapping[str, Any]

@@ -12,8 +12,8 @@ from itertools import cycle
 from typing import Any
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.workloads import exact_text
+from lfm2np.truth.config import ModelConfig
 
 NEW = 8  # new tokens of a vector, unless it says otherwise
 BLOCK = 16  # tokens of a block in most engines

@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lfm2np
-from lfm2np import reference
 from lfm2np.checkpoint.files import config_file, directory_of, file_sha256, weight_files
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.digest import digest
 from lfm2np.engine.engine import Engine
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.work.place import AnyPlace, Place, Work, compute, place_of
 from lfm2np.errors import NumericsError, ProofError, RequestError
-from lfm2np.network.digest import digest
 from lfm2np.oracle.check import silent
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
@@ -37,8 +38,7 @@ from lfm2np.oracle.vectors.chosen import NOTES, Chosen, choose, mentioned
 from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, tensors_bytes
 from lfm2np.oracle.vectors_plain import allowances
 from lfm2np.progress import Progress, ProgressOf
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import AnyPlace, Place, Work, compute, place_of
+from lfm2np.truth import reference
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]

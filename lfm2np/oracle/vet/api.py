@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.loading import load
+from lfm2np.engine.work.place import Place
 from lfm2np.errors import RequestError
-from lfm2np.loading import load
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.vet.asking import Provider
 from lfm2np.oracle.vet.hypotheses import (
@@ -27,7 +28,6 @@ from lfm2np.oracle.vet.token_plan import Plan, planned
 from lfm2np.oracle.vet.vet_report import report_of
 from lfm2np.oracle.vet.vetting import PLANNING, Bounds, Session, Vetted, require_same_vocabulary, vetted
 from lfm2np.progress import ProgressOf
-from lfm2np.work.place import Place
 
 ALPHA, MAX_TOKENS, PLANNED = 0.01, 32, 16  # the last: answers of the plan
 CLAIMED_SAMPLING = "temperature=1"

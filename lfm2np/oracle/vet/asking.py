@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError
-from lfm2np.oracle.targets.records import shortened
-from lfm2np.oracle.targets.target import TargetError
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError
+from lfm2np.oracle.engines.records import shortened
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.vet.hypotheses import sent
 from lfm2np.oracle.vet.provider_answers import Reply, is_id, numbers
 from lfm2np.oracle.vet.questions import Question
-from lfm2np.sampling.params import SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EXTRAS: dict[str, tuple[Mapping[str, Any], ...]] = {

@@ -17,10 +17,10 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.strict_json import decode_text, read_bytes
 from lfm2np.checkpoint.text.chat import MAX_TEMPLATE_BYTES
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging.formats import KEPT, format_named, with_kv
 from lfm2np.oracle.vet.questions import Question
-from lfm2np.sampling.params import SamplingParams
 
 FLOATS = ("F32", "F16", "BF16")
 CACHE_BITS = {"float32": 24, "float16": 11, "bfloat16": 8, "q8_0": 7, "float8": 4, "q4_0": 3}  # significant

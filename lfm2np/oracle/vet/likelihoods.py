@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.work.place import Place, Work, compute
 from lfm2np.errors import NumericsError, RequestError, TokenizerError
 from lfm2np.oracle.judging.formats import KV, format_named
 from lfm2np.oracle.judging.noise import STAGES, engine_of, noise_of
@@ -27,8 +29,6 @@ from lfm2np.oracle.vet.hypotheses import Candidate, Hypotheses
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.token_ids import LeftOut, Tokens
 from lfm2np.progress import Progress
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import Place, Work, compute
 
 Float64 = NDArray[np.float64]
 ROUNDED_VIEWS = Work("views-rounded", view_items, num_fed_tokens, is_exact=False)

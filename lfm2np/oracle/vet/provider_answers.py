@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.checkpoint.strict_json import parse_object
+from lfm2np.engine.work.results_file import LineFile
 from lfm2np.errors import RequestError
 from lfm2np.oracle.vet.questions import Question, question_from_json
-from lfm2np.work.results_file import LineFile
 from scheduler.checksum import FIELD, damage, sealed
 
 MAX_LINE = 16 * 2**20

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.dialects.vllm import id_of_key
+from lfm2np.oracle.engines.dialects.vllm import id_of_key
 from lfm2np.oracle.vet.provider_answers import Reply
 
 STOP, LENGTH = "stop", "length"

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine import ragged
 from lfm2np.engine.engine import Engine
+from lfm2np.engine.sampling import choice
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.work.place import MAX_NUM_BATCHED_TOKENS, cut
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.network import ragged
 from lfm2np.oracle.judging.noise import DRAWS, noise_of
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.views import processed
@@ -30,9 +32,7 @@ from lfm2np.oracle.vet.likelihoods import RAW, Scorer, cells_of, rounding_scales
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.reported import RIGHT, expected_gain
 from lfm2np.progress import Progress
-from lfm2np.sampling import choice
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import MAX_NUM_BATCHED_TOKENS, cut
+from lfm2np.truth import reference
 
 Float64 = NDArray[np.float64]
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]  # prompts and answers

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 
+from lfm2np.engine.work.place import Place
 from lfm2np.errors import RequestError, TokenizerError
-from lfm2np.oracle.targets.target import TargetError
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.vet.asking import Provider
 from lfm2np.oracle.vet.betting import Ledger, Standing
 from lfm2np.oracle.vet.hypotheses import Hypotheses
@@ -21,7 +22,6 @@ from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.token_ids import LeftOut, Tokens, tokens_of
 from lfm2np.oracle.vet.token_plan import Plan
 from lfm2np.progress import ProgressOf
-from lfm2np.work.place import Place
 
 SCORING, PLANNING = "scoring", "planning"  # stages that progress reports
 ROUND = 8  # questions between two looks at the evidence

@@ -28,7 +28,7 @@ from gguf_file import (
 )
 
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
-from lfm2np.model.config import ModelConfig
+from lfm2np.truth.config import ModelConfig
 
 __all__ = [
     "ARRAY",

@@ -20,15 +20,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as drawn
 
+from lfm2np.arithmetic.ieee import FLOAT32, Ieee, unchanged
+from lfm2np.arithmetic.matrix import Matrix
 from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, values_of
 from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.loading import Model
-from lfm2np.numerics.ieee import FLOAT32, Ieee, unchanged
-from lfm2np.numerics.matrix import Matrix
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.rounded_inputs import as_float16, in_blocks, sums_of

@@ -17,6 +17,7 @@ from builders import raw_config, raw_mixture, safetensors_bytes, stored
 from gguf_bytes import Tensor, gguf_bytes, model_keys, model_tensors, quantised_tensors, split_bytes, write_splits
 
 import lfm2np
+from lfm2np.arithmetic import NAMES, exact
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.files import checkpoint_sha256, read_config, read_tensors
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, values_of
@@ -24,9 +25,8 @@ from lfm2np.checkpoint.stored import StoredTensor, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import joined, stored_rows
 from lfm2np.errors import CheckpointError, RequestError, TokenizerError
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import matrix_parts
-from lfm2np.numerics import NAMES, exact
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import matrix_parts
 
 TOP = Path(__file__).parents[3]
 FIXTURES = [

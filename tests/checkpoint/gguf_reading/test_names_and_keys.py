@@ -28,10 +28,10 @@ from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.gguf.gguf_config import KEYS
 from lfm2np.checkpoint.gguf.names import place_of
-from lfm2np.cli import main
+from lfm2np.commands.cli import main
 from lfm2np.errors import CheckpointError, ConfigError
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import expected_tensors, layout_of
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors, layout_of
 
 DENSE = parse_config(raw_config(hidden_size=64, intermediate_size=96), "config.json")
 MIXTURE = parse_config(raw_mixture(hidden_size=64, intermediate_size=96, moe_intermediate_size=32), "config.json")

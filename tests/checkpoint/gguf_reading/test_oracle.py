@@ -13,15 +13,15 @@ from truths import truth_of
 from vocabularies import keys_of, write_directory, write_file
 
 import lfm2np
-from lfm2np import reference
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
+from lfm2np.engine.work.place import model_of, source_of
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.vectors.golden import make, model_facts, verify
-from lfm2np.work.place import model_of, source_of
+from lfm2np.truth import reference
 
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=300), "config.json")
 IDS = tuple(int(integer) for integer in np.random.default_rng(3).integers(8, 300, 40))

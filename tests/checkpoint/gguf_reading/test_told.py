@@ -11,9 +11,9 @@ import pytest
 from builders import raw_config, raw_mixture
 from gguf_bytes import Tensor, gguf_bytes, model_keys, quantised_tensors
 
-from lfm2np.bench import measure
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.cli import main
+from lfm2np.commands.bench import measure
+from lfm2np.commands.cli import main
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 40}
 DENSE = parse_config(raw_config(**WIDE), "config.json")
@@ -90,7 +90,7 @@ def test_commands_take_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_bench_measures_on_a_gguf_without_transformers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("lfm2np.bench.measure.has_peers", lambda: True)
+    monkeypatch.setattr("lfm2np.commands.bench.measure.has_peers", lambda: True)
     path = str(write(tmp_path / "x.gguf", "Q4_K"))
     options = ["--cells", "decode-1x4", "--rounds", "1", "--threads", "1", "--json"]
     report = json.loads(said(capsys, "bench", "--model", path, *options))

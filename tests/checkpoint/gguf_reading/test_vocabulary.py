@@ -32,7 +32,7 @@ from lfm2np.checkpoint.files import read_tokenizer
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.gguf.vocabulary import SPLITS, tokenizer_json
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, load_tokenizer
-from lfm2np.cli.program import main
+from lfm2np.commands.cli.program import main
 from lfm2np.errors import TokenizerError
 
 TABLES = "tokenizer.ggml."

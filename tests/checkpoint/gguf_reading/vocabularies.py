@@ -13,7 +13,7 @@ from gguf_bytes import Key, gguf_bytes, model_keys, quantised_tensors
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from vocabulary_keys import FIXTURES, LFM2_SPLIT, tokenizer_keys
 
-from lfm2np.model.config import ModelConfig
+from lfm2np.truth.config import ModelConfig
 
 PATTERNS = ("lfm2", "gpt-2")
 SPECIALS = ("<|pad|>", "<|startoftext|>", "<|im_start|>", "<|im_end|>")

@@ -8,7 +8,7 @@ from pathlib import Path
 from gguf_bytes import ARRAY, BOOL, I32, STRING, Key, gguf_bytes, model_keys, quantised_tensors
 
 from lfm2np.checkpoint.config_json import load_config
-from lfm2np.model.config import ModelConfig
+from lfm2np.truth.config import ModelConfig
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED = FIXTURES / "trained"

@@ -10,8 +10,8 @@ import numpy as np
 from builders import Stored, stored
 from packed_values import drawn_bits, number, packed
 
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import expected_tensors
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output stands at each place of a word
 Exact = Callable[[], list[list[Fraction]]]

@@ -10,8 +10,8 @@ import numpy as np
 from builders import Stored, stored
 from packed_values import drawn_bits, float8, number, packed
 
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import expected_tensors
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors
 
 Exact = Callable[[], list[list[Fraction]]]  # when they are asked for: fractions take their time
 TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}

@@ -12,8 +12,8 @@ from builders import Stored, raw_config, raw_mixture, safetensors_bytes, stored
 from packed_values import drawn_bits, packed
 
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import expected_tensors
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors
 
 DENSE: dict[str, object] = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 40}
 SPARSE: dict[str, object] = {**DENSE, "moe_intermediate_size": 64}

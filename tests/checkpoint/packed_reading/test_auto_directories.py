@@ -15,7 +15,7 @@ import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import widen
-from lfm2np.model.layers import expected_tensors
+from lfm2np.truth.layers import expected_tensors
 
 PROMPT = [1, 7, 12, 3, 30, 21]
 OUT, KEYS = "model.layers.0.conv.out_proj.weight", "model.layers.1.self_attn.k_proj.weight"

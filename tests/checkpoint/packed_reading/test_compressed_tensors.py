@@ -14,13 +14,13 @@ from compressed_files import SCHEMES, quantised_matrix, quantised_tensors, told,
 from mlx_files import config_of, raw_of, write
 
 import lfm2np
+from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import widen
-from lfm2np.cli import main
-from lfm2np.model.layers import expected_tensors
-from lfm2np.numerics import NAMES
+from lfm2np.commands.cli import main
+from lfm2np.truth.layers import expected_tensors
 
 PROMPT = [1, 7, 12, 3, 30, 21]
 IN, OUT = "model.layers.0.conv.in_proj", "model.layers.0.conv.out_proj"

@@ -18,17 +18,17 @@ from mlx_files import SCALES, write
 from packed_values import number
 
 import lfm2np
+from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.lfm3 import in_file
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import DTYPES, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.cli import main
-from lfm2np.conformance.strategies.tiny_models import TinyModel, raw_config
-from lfm2np.model.config import ModelConfig
-from lfm2np.model.layers import expected_tensors
-from lfm2np.numerics import NAMES
+from lfm2np.commands.cli import main
+from lfm2np.suite.strategies.tiny_models import TinyModel, raw_config
+from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.layers import expected_tensors
 
 TOP = Path(__file__).parents[3]
 FIXTURES = [TOP / "fixtures" / "lfm3", *sorted((TOP / "fixtures" / "torture").glob("lfm3_*"))]

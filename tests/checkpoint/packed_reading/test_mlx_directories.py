@@ -13,14 +13,14 @@ from mlx_files import FORMS, config_of, quantised_tensors, raw_of, theirs, told,
 from packed_values import as_stored
 
 import lfm2np
+from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import StoredTensor, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.cli import main
-from lfm2np.model.layers import expected_tensors, matrix_parts
-from lfm2np.numerics import NAMES
+from lfm2np.commands.cli import main
+from lfm2np.truth.layers import expected_tensors, matrix_parts
 
 PROMPT = [1, 7, 12, 3, 30, 21]
 TOP = Path(__file__).parents[3]

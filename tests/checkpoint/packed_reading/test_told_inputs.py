@@ -12,17 +12,17 @@ from test_compressed_tensors import with_inputs, written
 from truths import truth_of
 
 import lfm2np
-from lfm2np import reference
+from lfm2np.arithmetic.ieee import BFLOAT16, Ieee
+from lfm2np.arithmetic.matrix import Matrix, Weights
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import RequestError
-from lfm2np.numerics.ieee import BFLOAT16, Ieee
-from lfm2np.numerics.matrix import Matrix, Weights
 from lfm2np.oracle.judging import formats
 from lfm2np.oracle.judging.formats import FORMATS, inputs_of, rounding_of
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
+from lfm2np.truth import reference
 
 IDS = tuple(int(integer) for integer in np.random.default_rng(3).integers(8, 40, 30))
 DYNAMIC = InputRounding("int8", "token", 0, None, 0, True)

@@ -14,7 +14,7 @@ from quantise import tensors_of, write_types
 import lfm2np
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.gguf.names import place_of
-from lfm2np.cli import main
+from lfm2np.commands.cli import main
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, MOE = FIXTURES / "trained", FIXTURES / "moe"

@@ -21,7 +21,7 @@ from sides import LINES, MOE, SCHEMA, TRAINED, VALIDATOR, figures, quantised, re
 
 import lfm2np
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
-from lfm2np.cli import main
+from lfm2np.commands.cli import main
 from lfm2np.oracle.compare.compare import weight_errors
 from lfm2np.oracle.compare.pair import Part, files_of
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids

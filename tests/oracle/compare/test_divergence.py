@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.numerics import exact
+from lfm2np.arithmetic import exact
 from lfm2np.oracle.compare.divergence import beyond_linear, divergence, log_of_one_more
 
 

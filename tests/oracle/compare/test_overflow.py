@@ -11,7 +11,7 @@ import pytest
 from builders import raw_config, safetensors_bytes, stored, stored_weights, tiny_config, write_model
 from sides import VALIDATOR, figures, refused, written
 
-from lfm2np.cli import main
+from lfm2np.commands.cli import main
 from lfm2np.oracle.compare.comparison_report import ratio_cell
 
 

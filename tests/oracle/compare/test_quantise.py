@@ -20,7 +20,7 @@ from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_tokenizer
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import NumericsError
-from lfm2np.model.weights import EMBEDDING
+from lfm2np.truth.weights import EMBEDDING
 
 PRE = "tokenizer.ggml.pre"
 

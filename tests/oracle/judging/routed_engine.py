@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np import reference
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import fitting
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.routes import OWN, margins, routed, swapped
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, Verdict
-from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.total import total
+from lfm2np.truth import reference
 
 TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
 PROMPT = (3, 17, 5, 29, 11, 8, 40, 2, 19, 33, 6, 21)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from truths import truth_of
 
-from lfm2np.llm import LLM
-from lfm2np.loading import Model
+from lfm2np.engine.llm import LLM
+from lfm2np.engine.loading import Model
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.check import judged
+from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly, fair_share
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.targets.target import Abilities
-from lfm2np.sampling.params import SamplingParams
 
 SEEDS, TOKENS = 32, 4
 

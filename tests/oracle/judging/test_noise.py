@@ -16,20 +16,19 @@ from threads import threads
 from truths import truth_of
 
 import lfm2np
-from lfm2np import reference
+from lfm2np.arithmetic.ieee import FLOAT32
 from lfm2np.checkpoint.stored import widen
+from lfm2np.engine import ragged
+from lfm2np.engine.loading import Model
+from lfm2np.engine.work.place import Place
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.loading import Model
-from lfm2np.network import ragged
-from lfm2np.numerics import rope
-from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.oracle.judging.emulate import ROTARY_UNITS, emulated, quantised
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import LEAST, Noise, noise_of, said_by, spread_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS, margins
 from lfm2np.oracle.judging.truth import Spoken, Truth, chosen_columns, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
-from lfm2np.work.place import Place
+from lfm2np.truth import reference, rope
 
 pytestmark = pytest.mark.rounding
 

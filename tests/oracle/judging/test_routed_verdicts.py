@@ -12,20 +12,20 @@ from routed_engine import NEW, PROMPT, TORTURE, as_tuples, judged, own_routes, s
 from safetensors.numpy import save_file
 
 import lfm2np
-from lfm2np.bench.random_checkpoint import random_checkpoint
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.faults import inject
-from lfm2np.loading import Model
+from lfm2np.commands.bench.random_checkpoint import random_checkpoint
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import fitting
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import change, judge, near_ties
 from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
 from lfm2np.oracle.judging.routes import OWN, swapped
 from lfm2np.oracle.judging.scored import Known, Scored, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
-from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.total import MOST_FLIPS, total
+from lfm2np.suite.faults import inject
 
 pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from routed_engine import NEW, PROMPT, as_tuples, own_routes, said
 
 import lfm2np
-from lfm2np import reference
+from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
-from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
+from lfm2np.oracle.engines.dialects import sglang, vllm
+from lfm2np.oracle.engines.records import Answer, Ask, answer_as_json, answer_from_json
 from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
-from lfm2np.oracle.targets.dialects import sglang, vllm
-from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, answer_from_json
+from lfm2np.truth import reference
 
 pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
 

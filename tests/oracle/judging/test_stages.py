@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lfm2np
+from lfm2np.engine.loading import Model
 from lfm2np.errors import NumericsError
-from lfm2np.loading import Model
 from lfm2np.oracle.check import (
     LEAST_JUDGED,
     Checked,
@@ -28,6 +28,9 @@ from lfm2np.oracle.check import (
     until_wrong,
 )
 from lfm2np.oracle.check_report import report_of
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.target import Abilities, TargetError
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging import scored
 from lfm2np.oracle.judging.emulate import emulated
@@ -39,9 +42,6 @@ from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, is_in_doubt
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.targets.target import Abilities, TargetError
 from lfm2np.oracle.workloads import Writer, rounds
 
 

@@ -17,12 +17,12 @@ import lfm2np
 from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.gguf.blocks import Bytes
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.judging.formats import with_kv
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.total import Total, total
 
 AS_LLAMA_CPP = with_kv("q8", "float32")

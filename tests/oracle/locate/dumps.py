@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from builders import Stored, safetensors_bytes, stored
 
-from lfm2np import reference
+from lfm2np.arithmetic.ieee import FLOAT32
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.loading import Model
-from lfm2np.model.config import ModelConfig
-from lfm2np.numerics.ieee import FLOAT32
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.judging.emulate import Emulated
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.recorders.lfm2np_recorder import record
+from lfm2np.truth import reference
+from lfm2np.truth.config import ModelConfig
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 DIRECTORIES = [FIXTURES / "trained", *sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_dir())]

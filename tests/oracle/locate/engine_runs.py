@@ -13,10 +13,10 @@ from dumps import dump_of
 
 import lfm2np
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.loading import Model
+from lfm2np.engine.drafters import ScriptedDrafter
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
-from lfm2np.speculation.drafters import ScriptedDrafter
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, BIASED, UNTIED, LFM3 = "trained", "torture/biased_two_taps", "torture/all_attention", "lfm3"

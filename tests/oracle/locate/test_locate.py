@@ -11,9 +11,9 @@ import pytest
 from dumps import DIRECTORIES, FIXTURES, SIX, Recorded, recorded_under, report_of, six_heads, six_heads_with_all
 from engine_runs import up_to
 
+from lfm2np.arithmetic.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import RequestError
-from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.dump import Dump

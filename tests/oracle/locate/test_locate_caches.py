@@ -34,15 +34,15 @@ from engine_runs import (
     with_wrong_drafts,
 )
 
+from lfm2np.engine.drafters import ScriptedDrafter
+from lfm2np.engine.loading import Model
 from lfm2np.errors import DumpError
-from lfm2np.faults import FAULTS, inject
-from lfm2np.faults.catalogue import read_faults
-from lfm2np.loading import Model
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Finding
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine, record
 from lfm2np.oracle.recorders.recorder import content_of
-from lfm2np.speculation.drafters import ScriptedDrafter
+from lfm2np.suite.faults import FAULTS, inject
+from lfm2np.suite.faults.catalogue import read_faults
 
 pytestmark = pytest.mark.rounding
 

@@ -24,11 +24,11 @@ from engine_runs import (
 )
 
 import lfm2np
-from lfm2np.faults import FAULTS, inject
-from lfm2np.loading import Model
-from lfm2np.numerics import attention
+from lfm2np.arithmetic import attention
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.locate.locate import Finding
 from lfm2np.oracle.recorders.lfm2np_recorder import record
+from lfm2np.suite.faults import FAULTS, inject
 
 pytestmark = pytest.mark.rounding
 
@@ -187,7 +187,7 @@ def test_a_fault_of_the_network_is_found_at_its_operation(name: str) -> None:
 
 def edits_exact_only(name: str) -> bool:
     (fault,) = (entry for entry in FAULTS if entry.name == name)
-    return all(edit.where.startswith("lfm2np.numerics.exact:") for edit in fault.edits)
+    return all(edit.where.startswith("lfm2np.arithmetic.exact:") for edit in fault.edits)
 
 
 @pytest.mark.parametrize("name", [name for name in [*NETWORK, *LFM3S] if not edits_exact_only(name)])

@@ -11,11 +11,11 @@ import pytest
 from builders import PLAIN, SCALED, SPARSE, Stored, mixture, safetensors_bytes, stored
 from dumps import SIX, checkpoint, recorded_under, six_heads, six_heads_with_all, stored_dump, written
 
-from lfm2np.cli import locate as cli_locate
-from lfm2np.cli import main
-from lfm2np.cli.program import build_parser
+from lfm2np.arithmetic.ieee import FLOAT32
+from lfm2np.commands.cli import locate as cli_locate
+from lfm2np.commands.cli import main
+from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
-from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.oracle.locate.dump import Dump, read_dump, read_names
 from lfm2np.oracle.locate.locate import locate
 

@@ -15,19 +15,19 @@ from dumps import Recorded, checkpoint, dump_of, recorded_under, report_of
 from engine_runs import after_a_prefix_hit, in_chunks, located, rows_of, with_neighbours
 
 import lfm2np
-from lfm2np import reference
+from lfm2np.arithmetic import numerics_named
+from lfm2np.arithmetic.ieee import BFLOAT16, FLOAT32, FLOAT64
+from lfm2np.arithmetic.matrix import Matrix
 from lfm2np.checkpoint.weights import prepare_weights
-from lfm2np.loading import Model
-from lfm2np.model.weights import FeedForwardWeights, MixtureWeights
-from lfm2np.numerics import numerics_named
-from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64
-from lfm2np.numerics.matrix import Matrix
+from lfm2np.engine.loading import Model
 from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.spread import FLOATS
 from lfm2np.oracle.recorders.lfm2np_recorder import record
+from lfm2np.truth import reference
+from lfm2np.truth.weights import FeedForwardWeights, MixtureWeights
 
 pytestmark = pytest.mark.rounding
 

@@ -13,14 +13,14 @@ from engines import checked_target
 import lfm2np
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.loaded import trained_fixture
-from lfm2np.loading import Model
+from lfm2np.engine.loading import Model
 from lfm2np.oracle import wrong_engine
 from lfm2np.oracle.check import Checked, judged
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Ask
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Ask
 
 pytestmark = pytest.mark.rounding
 

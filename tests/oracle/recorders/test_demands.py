@@ -9,6 +9,7 @@ from builders import PLAIN, mixture
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.engine_versions import (
     release,
     require_format,
@@ -16,7 +17,6 @@ from lfm2np.oracle.recorders.engine_versions import (
     require_request,
     require_version,
 )
-from lfm2np.oracle.targets.target import TargetError
 
 CONFIG = load_config(Path(__file__).parents[3] / "fixtures" / "trained")
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.llama_cpp_batches import (
     Cells,
     Place,
@@ -17,7 +18,6 @@ from lfm2np.oracle.recorders.llama_cpp_batches import (
     sequence_tensors,
     split_equal,
 )
-from lfm2np.oracle.targets.target import TargetError
 
 
 def prompts(*lengths: int) -> list[Row]:

@@ -12,18 +12,18 @@ import pytest
 from safetensors.numpy import save
 
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.engine_protocol import Completion
+from lfm2np.engine.loading import Model
 from lfm2np.errors import DumpError
-from lfm2np.loading import Model
 from lfm2np.oracle.check import Cause, judged
+from lfm2np.oracle.engines.protocol import Completion
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.recorders import Recorder
 from lfm2np.oracle.recorders.locating import cause_of
 from lfm2np.oracle.recorders.registry import record_of
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Ask
-from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.wrong_engine import SmallEngine, log_softmax, state_of_the_sequence
 
 pytestmark = pytest.mark.rounding

@@ -13,19 +13,19 @@ from engines import Kept, checked_target, known_of
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.cli.program import main
-from lfm2np.cli.shared import terminal
+from lfm2np.commands.cli.program import main
+from lfm2np.commands.cli.shared import terminal
+from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
-from lfm2np.faults import inject
-from lfm2np.loading import Model
 from lfm2np.oracle.check import Cause, Checked, ask_all, judged
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import record_of
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.wrong_engine import SmallEngine, state_of_the_sequence
+from lfm2np.suite.faults import inject
 
 pytestmark = pytest.mark.rounding
 
@@ -162,7 +162,7 @@ def test_targets_of_other_forms_are_refused(target: str) -> None:
 def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2np:float32") -> tuple[Checked, Cause]:
     """Of our own engine, asked and recorded while a fault is in it, and judged while none is."""
     with inject(name):
-        asked = ask_all(model, PythonTarget("lfm2np.conformance.adapters:own", model.path), cases=cases)
+        asked = ask_all(model, PythonTarget("lfm2np.suite.adapters:own", model.path), cases=cases)
     checked = judged(model, asked.abilities, "float32", asked.pairs, known=known_of(model))
     record = record_of(target, model.path, "float32")
 
@@ -204,7 +204,7 @@ def test_what_a_recorder_does_not_show_is_reported_and_a_broken_recorder_costs_n
 
 
 def test_a_right_engine_has_no_cause(model: Model) -> None:
-    checked = checked_target(model, Kept("lfm2np.conformance.adapters:own", model.path), cases=("short-prompts",))
+    checked = checked_target(model, Kept("lfm2np.suite.adapters:own", model.path), cases=("short-prompts",))
     record = record_of("lfm2np:float32", model.path, "float32")
     assert cause_of(checked, "", record, open_checkpoint(model.path, model.config), model) is None
     assert cause_to_dump(checked, "a server", "") is None

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.recorders.vllm_recorder import VERSIONS, filled, missing_keys, record
 from lfm2np.oracle.recorders.vllm_taps import Place, Step, parted, place_of, state_slot, summed_norm, unpacked
-from lfm2np.oracle.targets.target import TargetError
 
 FIXTURES = Path(__file__).parent.parent.parent.parent / "fixtures"
 TRAINED = FIXTURES / "trained"

@@ -8,13 +8,13 @@ from functools import lru_cache
 from engines import Kept, checked_target
 
 import lfm2np
-from lfm2np.faults import inject
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Ask, failed
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import Position, Verdict, root_mean_square
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask, failed
-from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import Total
+from lfm2np.suite.faults import inject
 
 COMMAND = "lfm2np check 'package.module:factory' --format float32"
 HOSTILE = (
@@ -37,7 +37,7 @@ def wrong() -> Checked:
 def run_check(kind: type[PythonTarget]) -> Checked:
     """Of lfm2np's own engine, whose cache and state the oracle does not use: a fault there is the engine's alone."""
     model = lfm2np.load()
-    target = kind("lfm2np.conformance.adapters:own", model.path)
+    target = kind("lfm2np.suite.adapters:own", model.path)
     return checked_target(model, target, cases=("short-prompts",))
 
 

@@ -23,6 +23,7 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.check_report import exit_code, report_of
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report import report as report_module
 from lfm2np.oracle.report.as_html import as_html
@@ -30,7 +31,6 @@ from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_junit import as_junit
 from lfm2np.oracle.report.as_text import as_text, visible
 from lfm2np.oracle.report.report import environment, number
-from lfm2np.oracle.targets.target import Abilities
 from lfm2np.whole_file import replaced, write_whole
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others

@@ -16,11 +16,11 @@ from reports import wrong as wrong_check
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.check_report import LOOKS, report_of
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.report.as_html import PAGE_ROWS, as_html
 from lfm2np.oracle.report.as_text import as_text, visible
 from lfm2np.oracle.report.report import environment, number
-from lfm2np.oracle.targets.target import Abilities
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
 

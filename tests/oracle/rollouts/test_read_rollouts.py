@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import lfm2np
+from lfm2np.engine.loading import Model
+from lfm2np.engine.sampling.params import SamplingParams, from_json
 from lfm2np.errors import RequestError
-from lfm2np.loading import Model
 from lfm2np.oracle.rollouts import kinds
 from lfm2np.oracle.rollouts.converters import SAMPLING
 from lfm2np.oracle.rollouts.rollout import FIELDS, LEAST_LOGPROB, Left, Rollout, read_rollouts
-from lfm2np.sampling.params import SamplingParams, from_json
 
 SCHEMA = json.loads(
     Path(lfm2np.__file__).with_name("oracle").joinpath("schemas", "rollouts.schema.json").read_text(encoding="utf-8")

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
-from lfm2np.loading import Model
 from lfm2np.oracle.rollouts import kinds
 from lfm2np.oracle.rollouts.converters import CONVERTERS
 from lfm2np.oracle.rollouts.measures import measures

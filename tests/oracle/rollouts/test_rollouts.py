@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.cli.shared.work import WORKS
+from lfm2np.commands.cli.shared.work import WORKS
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.work.place import Place
+from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
@@ -21,9 +24,6 @@ from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
 from lfm2np.oracle.rollouts.rollouts import Options, judge_rollouts
 from lfm2np.oracle.rollouts.rollouts_report import report_of, verdict_of
 from lfm2np.oracle.rollouts.scores import ids_of, item_of, scores_of
-from lfm2np.sampling.params import SamplingParams
-from lfm2np.work.place import Place
-from lfm2np.work.results_file import ResultsFile, merged, spot_check
 
 FILES = lfm2np.trained_fixture().parent / "rollouts"
 CAUSES = {

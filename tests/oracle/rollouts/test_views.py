@@ -1,4 +1,4 @@
-"""Views of a distribution against sampling/choice.py, which decides what a token is drawn from."""
+"""Views of a distribution against engine/sampling/choice.py, which decides what a token is drawn from."""
 
 import math
 
@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lfm2np.engine.sampling import choice
+from lfm2np.engine.sampling.params import PROFILES, SamplingParams
 from lfm2np.oracle.judging.views import entropy_of, processed, rounded, viewed
-from lfm2np.sampling import choice
-from lfm2np.sampling.params import PROFILES, SamplingParams
 
 VIEWS = st.builds(
     SamplingParams,

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from vector_sets import FEW, SIX, few, packaged, run, six, trained
 
+from lfm2np.engine.loading import load
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
-from lfm2np.loading import load
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors import golden, set_files
 from lfm2np.oracle.vectors.chosen import NOTES, choose, mentioned

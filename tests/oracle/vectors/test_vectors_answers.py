@@ -17,22 +17,22 @@ import pytest
 from truths import truth_of
 from vector_sets import PLAIN, few, packaged, run, six, trained
 
-from lfm2np import faults
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.engine import Engine
+from lfm2np.engine.loading import Model
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import InconclusiveError, ProofError
-from lfm2np.loading import Model
 from lfm2np.oracle import vectors_plain
+from lfm2np.oracle.engines.records import Answer, Ask
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose
 from lfm2np.oracle.vectors.set_files import DOCUMENT, VectorsError, packaged_set
-from lfm2np.sampling.params import SamplingParams
+from lfm2np.suite import faults
 
 
 def right_answers(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -12,12 +12,12 @@ from test_vectors_answers import emulated_answers, played, verdict
 from truths import truth_of
 from vector_sets import FIXTURES
 
-from lfm2np.loading import Model, load
-from lfm2np.model.weights import MixtureWeights
+from lfm2np.engine.loading import Model, load
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.vectors.golden import make, verify
 from lfm2np.oracle.vectors.set_files import VectorSet, read_set, write_set
+from lfm2np.truth.weights import MixtureWeights
 
 pytestmark = pytest.mark.rounding
 

@@ -14,7 +14,7 @@ from provider import chat, serving
 from quantise import write_types
 
 import lfm2np
-from lfm2np.cli import main
+from lfm2np.commands.cli import main
 from lfm2np.oracle.vet.provider_answers import ReplyFile
 
 SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text(encoding="utf-8"))
@@ -165,7 +165,7 @@ def test_no_key_is_in_any_output_or_file(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_odd_answers_are_counted_and_left_out(odd, why, capsys, monkeypatch):
-    monkeypatch.setattr("lfm2np.oracle.targets.http_client.LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("lfm2np.oracle.engines.http_client.LONGEST_PAUSE", 0.0)
 
     def play(body: dict[str, Any], number: int) -> tuple[int, Any]:
         return honest(body, number) if number % 2 == 0 else odd(body, number)
@@ -178,7 +178,7 @@ def test_odd_answers_are_counted_and_left_out(odd, why, capsys, monkeypatch):
 
 
 def test_a_provider_that_never_answers_is_one_line(capsys, monkeypatch):
-    monkeypatch.setattr("lfm2np.oracle.targets.http_client.LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("lfm2np.oracle.engines.http_client.LONGEST_PAUSE", 0.0)
     monkeypatch.setattr("lfm2np.oracle.vet.vetting.MOST_SILENT", 2)
     with serving(lambda body, number: (429, {"error": "slow down"}), {"Retry-After": "0"}) as (url, _):
         assert run(url, *ALONE) == 3

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import lfm2np
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.vet.betting import ALIGNED, MOST, MOST_OF_TEXT, Ledger, Standing, factors_of
 from lfm2np.oracle.vet.hypotheses import Candidate, hypotheses_of
 from lfm2np.oracle.vet.likelihoods import WARMER, Likelihoods
 from lfm2np.oracle.vet.reported import expected_gain
 from lfm2np.oracle.vet.vetting import Bounds, Vetted
-from lfm2np.sampling.params import SamplingParams
 
 VOCABULARY, LENGTH, ALPHA = 16, 8, 0.05
 MODEL = lfm2np.load()

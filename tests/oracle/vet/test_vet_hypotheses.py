@@ -4,6 +4,7 @@ import pytest
 from quantise import write_types
 
 import lfm2np
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.oracle.vet.hypotheses import (
     Candidate,
@@ -15,7 +16,6 @@ from lfm2np.oracle.vet.hypotheses import (
     shown,
 )
 from lfm2np.oracle.vet.questions import Question, asked, open_questions, question_from_json
-from lfm2np.sampling.params import SamplingParams
 
 MODEL = lfm2np.load()
 QUESTION = asked("talk", "Hello.", "Be brief.", True)

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 import lfm2np
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.vet.asking import reply_of
 from lfm2np.oracle.vet.hypotheses import Candidate, hypotheses_of
 from lfm2np.oracle.vet.provider_answers import Reply
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.token_ids import LeftOut, tokens_of
 from lfm2np.oracle.vet.vetting import Bounds, Session
-from lfm2np.sampling.params import SamplingParams
 
 MODEL = lfm2np.load()
 TOKENIZER = MODEL.tokenizer

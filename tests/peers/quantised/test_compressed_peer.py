@@ -165,7 +165,7 @@ def test_awq_is_what_the_package_s_converter_makes_of_it(tmp_path: Path):
     """Its order of outputs, by another hand."""
     from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 
-    from lfm2np.model.layers import expected_tensors
+    from lfm2np.truth.layers import expected_tensors
 
     config, random = load_config(TRAINED), np.random.default_rng(1)
     tensors: dict[str, torch.Tensor] = {}

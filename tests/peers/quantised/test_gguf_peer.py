@@ -16,7 +16,7 @@ from lfm2np.checkpoint.gguf.ggml_types import NUMBERS, OTHERS, QUANTISED, values
 from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.model.layers import expected_tensors
+from lfm2np.truth.layers import expected_tensors
 
 pytestmark = pytest.mark.peers
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from lfm2np.checkpoint.files import read_config, read_tensors, read_tokenizer
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.recorders.registry import format_of, record_of
-from lfm2np.oracle.targets.target import TargetError
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")

@@ -11,6 +11,7 @@ import pytest
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.operations import operations
@@ -19,7 +20,6 @@ from lfm2np.oracle.recorders.llama_cpp_batches import Row
 from lfm2np.oracle.recorders.llama_cpp_recorder import Session, record
 from lfm2np.oracle.recorders.llama_cpp_slot import record_restored
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.targets.target import TargetError
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")

@@ -9,13 +9,13 @@ import pytest
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.recorders import openvino_recorder
 from lfm2np.oracle.recorders.openvino_recorder import FILE, Engine, record
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.targets.target import TargetError
 
 openvino = pytest.importorskip("openvino")
 intel = pytest.importorskip("optimum.intel")

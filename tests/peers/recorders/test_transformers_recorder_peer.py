@@ -14,11 +14,11 @@ from builders import MIXTURES, PLAIN, SPARSE, mixture
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.recorders import transformers_recorder
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.targets.target import TargetError
 
 KNOWN = transformers_recorder.VERSIONS
 pytestmark = [

@@ -1,0 +1,371 @@
+"""The default arithmetic: every sum is exact, so its order cannot matter and the bits are the same everywhere.
+
+Operands are rounded to a grid, the multiples of one power of two. A product of two grid values is an integer multiple
+of the product of their grids; if the absolute products of a sum are at most 2**53 of those units, then every partial
+sum, in whatever order, blocking, thread or fused multiply-add, is a float64, and nothing is ever rounded. That is the
+whole proof; each function says which grid keeps it true. Scaling by a power of two does not round: float32 operands,
+and the weights of a quantised checkpoint, lie between 2**-149 and 2**128, so products and grids stay far inside float64
+(only weights of attention may become subnormal, and those are 0 on its grid).
+
+All else is elementwise IEEE +, -, *, /, sqrt, rint, ldexp, frexp in a written order. Between operations values are
+float32. A zero sum is made +0, since its sign does depend on the order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.arithmetic.attention import (
+    Parts,
+    Span,
+    attend_in_batches,
+    over_spans,
+    own_rows,
+    stacked_scores,
+    weighted_values,
+)
+from lfm2np.arithmetic.convolution_windows import below_each_other, seen_by_tap
+from lfm2np.arithmetic.grids import (
+    SUM_BITS,
+    TERMS,
+    Exponents,
+    Float32,
+    Float64,
+    exact_sum,
+    exponent_of,
+    power_of_two,
+    round_to_grid,
+    sum_exponent,
+    to_units,
+)
+from lfm2np.arithmetic.matrix import Grid, Matrix, Rows, Streamed, Weights
+from lfm2np.arithmetic.pieces import PRODUCTS, elementwise, over_pieces, pieces, row_size
+from lfm2np.arithmetic.products.fastest import about, fastest
+from lfm2np.arithmetic.products.product import tiles_pay, without_tiles
+from lfm2np.arithmetic.products.tiles import by_tiles
+from lfm2np.arithmetic.routing import add_expert_bias as add_expert_bias
+from lfm2np.arithmetic.routing import combine_experts as combine_experts
+from lfm2np.arithmetic.routing import routing_weights as routing_weights
+from lfm2np.arithmetic.routing import sigmoid as sigmoid
+from lfm2np.arithmetic.routing import top_k as top_k
+from lfm2np.arithmetic.shapes import check, check_attention, require_finite_rows
+from lfm2np.arithmetic.weight_grids import prepared, prepared_rows, prove_grid
+from lfm2np.errors import NumericsError
+from lfm2np.truth import elementary
+from lfm2np.truth.integers import LOW_SHARE_BITS, MOST_BITS, SHARE_BITS, VALUE_BITS, AttentionScale
+
+name = "exact"
+weight_bytes = 8
+
+longest_context = TERMS
+LEAST_WEIGHTS, MOST_BYTES = 2**18, 2**24  # of weights, of x: of products for which the fastest way is looked for
+
+
+def prepare_matrix(weight: Weights, what: str) -> Matrix:
+    """Weights [slices * outputs, inputs] on the proved grids, a second slice below the first."""
+    values, grid = prepared(weight, what)
+    return Matrix(values.reshape(-1, weight.shape[1]), grid)
+
+
+def stream_matrix(weight: Rows, what: str) -> Matrix:
+    """The same, prepared anew for each product."""
+    grid = prove_grid(weight, what)
+    return Matrix(Streamed(weight, partial(prepared_rows, grid=grid), np.float64, grid.slices), grid)
+
+
+def embed(rows: Weights) -> Float32:
+    """As activations are: float32, to which only quantised rows can be rounded."""
+    return rows.astype(np.float32, copy=False)
+
+
+def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
+    """x [T, inputs] -> [T, outputs]. Exact by the matrix's grid, then rounded to float32 (a bias comes before)."""
+    if matrix.grid is None:
+        raise NumericsError("a matrix without a grid: it was prepared for another arithmetic than exact")
+    rounded = on_matrix_grid(x, matrix.grid)
+    result = np.empty((len(x), matrix.outputs), np.float32)
+    for outputs, values in matrix.pieces():
+        part = None if bias is None else bias[outputs]
+        rounded_product(rounded, values, result[:, outputs], matrix.grid.slices, part)
+    return result
+
+
+def rounded_product(x: Float64, values: Float64, result: Float32, slices: int, bias: Float32 | None) -> None:
+    """Grid values x [T, inputs] times values [slices * outputs, inputs], and a bias, rounded into result [T, outputs].
+
+    By the matrix's grid the sums over inputs are exact in whatever blocks, so that the fastest way can be taken.
+    """
+    if len(x) < 2 or values.size < LEAST_WEIGHTS or x.nbytes > MOST_BYTES:
+        by_whole_products(x, values, result, slices, bias)
+        return
+    ways = {
+        "tiles": partial(by_tiles, x, values, result, slices, bias),
+        "whole": partial(by_whole_products, x, values, result, slices, bias),
+    }
+    fastest((about(len(x)), *values.shape, slices), ways, likely="tiles" if tiles_pay(x, values) else "whole")
+
+
+def by_whole_products(x: Float64, values: Float64, result: Float32, slices: int, bias: Float32 | None) -> None:
+    """As `by_tiles`, by BLAS's own ways and threads: some outputs at a time, with several slices all of them."""
+    outputs = result.shape[1]
+    for part in pieces(outputs, len(x), PRODUCTS) if slices == 1 else [slice(0, outputs)]:
+        w = values[part] if slices == 1 else values
+        products = without_tiles(x, w)
+        round_products(products, slices, None if bias is None else bias[part], result[:, part])
+
+
+def on_matrix_grid(x: Float32, grid: Grid) -> Float64:
+    """Inputs x [T, inputs] of a product on the grid that its weights leave them."""
+    rounded = np.empty(x.shape, np.float64)
+
+    def compute(rows: slice) -> None:
+        wide = x[rows].astype(np.float64)  # first: an operation on two formats converts them in small pieces
+        wide *= grid.factors
+        rounded[rows] = round_to_grid(wide, grid.activation_bits)
+
+    over_pieces(compute, len(x), x.shape[1])
+    return rounded
+
+
+def round_products(products: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
+    """Exact products [T, slices * outputs], and a bias, rounded once to float32 into result [T, outputs]."""
+    outputs = result.shape[1]
+
+    def compute(rows: slice) -> None:
+        total = products[rows, :outputs] + 0.0  # -0 + 0 is +0
+        for index in range(1, slices):
+            total += products[rows, index * outputs : (index + 1) * outputs]
+        if bias is not None:
+            total += bias
+        result[rows] = total
+
+    over_pieces(compute, len(products), outputs)
+
+
+def add(x: Float32, y: Float32) -> Float32:
+    return elementwise(np.add, x, y)
+
+
+def multiply(x: Float32, y: Float32) -> Float32:
+    return elementwise(np.multiply, x, y)
+
+
+def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
+    """x / sqrt(mean(x**2) + eps) * weight over the last axis; squares of float32 are exact in float64."""
+    normed, factors = np.empty(x.shape, np.float32), weight.astype(np.float64)
+
+    def compute(rows: slice) -> None:
+        wide = x[rows].astype(np.float64)
+        mean = exact_sum(wide * wide, signed=False) / x.shape[-1]
+        scale: Float64 = 1.0 / np.sqrt(mean + eps)
+        wide *= scale[..., None]
+        wide *= factors
+        normed[rows] = wide
+
+    over_pieces(compute, len(x), row_size(x))
+    return normed
+
+
+def swiglu(gate: Float32, up: Float32) -> Float32:
+    """gate / (1 + exp(-gate)) * up; computed in float64, then rounded to float32."""
+    gated = np.empty(gate.shape, np.float32)
+
+    def compute(rows: slice) -> None:
+        wide = gate[rows].astype(np.float64)
+        divisor = elementary.exp(-wide)
+        divisor += 1.0
+        wide /= divisor
+        wide *= up[rows].astype(np.float64)
+        gated[rows] = wide
+
+    over_pieces(compute, len(gate), row_size(gate))
+    return gated
+
+
+def rotate(x: Float32, cos: Float64, sin: Float64, float32_table: bool = True) -> Float32:
+    """x [T, heads, E] by the angles of cos and sin [T, E/2], in float64, then rounded to float32."""
+    half = x.shape[-1] // 2
+    rotated = np.empty(x.shape, np.float32)
+
+    def compute(rows: slice) -> None:
+        part, own_cos, own_sin = x[rows], cos[rows, None, :], sin[rows, None, :]
+        first, second = part[..., :half].astype(np.float64), part[..., half:].astype(np.float64)
+        rotated[rows, :, :half] = first * own_cos - second * own_sin
+        rotated[rows, :, half:] = second * own_cos + first * own_sin
+
+    over_pieces(compute, len(x), row_size(x))
+    return rotated
+
+
+def convolve(history: Float32, u: Float32, taps: Float32, bias: Float32 | None = None) -> Float32:
+    """history [L-1, D], u [T, D], taps [D, L] -> [T, D]. Elementwise in float64, oldest tap first, then float32."""
+    check({"taps": (taps, "DL"), "u": (u, "TD"), "history": (history, "KD")}, K=taps.shape[1] - 1)
+    return convolve_ragged([np.concatenate([history, u])], taps, bias)
+
+
+def convolve_ragged(windows: Sequence[Float32], taps: Float32, bias: Float32 | None = None) -> Float32:
+    """The same for several requests, each its history and u below each other [L-1+t, D]: [T, D] of all."""
+    stacked, begins = below_each_other(windows, taps.shape[1] - 1)
+    filters = taps.T.astype(np.float64)  # [L, D]
+    count = len(stacked) - len(windows) * (len(filters) - 1)
+    result = np.empty((count, stacked.shape[1]), np.float32)
+
+    def compute(rows: slice) -> None:
+        total = np.zeros((rows.stop - rows.start, stacked.shape[1]), np.float64)
+        for tap in range(len(filters)):
+            wide = seen_by_tap(stacked, begins, rows, tap).astype(np.float64)
+            wide *= filters[tap]
+            total += wide
+        if bias is not None:
+            total += bias
+        result[rows] = total
+
+    over_pieces(compute, len(result), result.shape[1])
+    return result
+
+
+def cache_columns(groups: int, head_dim: int) -> list[tuple[tuple[int, ...], type]]:
+    """Shape and dtype of what the cache holds of one token: keys on their grid, value units, value exponents."""
+    return [((groups, head_dim), np.float64), ((groups, head_dim), np.float64), ((groups,), np.int32)]
+
+
+def cache_entries(keys: Float32, values: Float32, scale: AttentionScale) -> tuple[Float64, Float64, Exponents]:
+    """Keys [T, G, E] on their grid, values [T, G, E] as units, their exponents [T, G].
+
+    Each row is rounded by itself, so it does not matter in which step a token came.
+    """
+    require_finite_rows(keys=keys, values=values)
+    units, exponents = value_units(values, scale)
+    return on_grid(keys, scale.keys), units, exponents
+
+
+def on_grid(heads: Float32, shift: Exponents) -> Float64:
+    """Queries or keys [T, heads, E], times 2**shift, each row on a grid of b bits: 2b + ceil(log2 E) <= 53."""
+    bits = min(MOST_BITS, (SUM_BITS - (heads.shape[-1] - 1).bit_length()) // 2)
+    rounded, factors = np.empty(heads.shape), power_of_two(shift)
+
+    def compute(rows: slice) -> None:
+        wide = heads[rows].astype(np.float64)
+        wide *= factors
+        rounded[rows] = round_to_grid(wide, bits)
+
+    over_pieces(compute, len(heads), row_size(heads))
+    return rounded
+
+
+def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Exponents]:
+    """Values [T, G, E] as integers up to 2**24, each row in its own power of two; those exponents [T, G]."""
+    units, exponents = np.empty(values.shape), np.empty(values.shape[:-1], np.int32)
+    factors = power_of_two(-scale.values)
+
+    def compute(rows: slice) -> None:
+        scaled = values[rows].astype(np.float64)
+        scaled *= factors
+        exponent = exponent_of(scaled)  # [t, G, 1]
+        units[rows], exponents[rows] = to_units(scaled, VALUE_BITS - exponent), exponent[..., 0]
+
+    over_pieces(compute, len(values), row_size(values))
+    return units, exponents
+
+
+def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
+    """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E]."""
+    check_attention(queries, keys, values)
+    return attend_ragged(queries, [slice(0, len(queries))], [[cache_entries(keys, values, scale)]], scale)
+
+
+def attend_ragged(queries: Float32, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale) -> Float32:
+    """`attend` for several requests: [T, H, E]; rows that belong to no request stay 0.
+
+    Each request has its rows of queries [T, H, E] and the cache entries of its C positions, in consecutive parts. How a
+    row is rounded depends only on the positions that it sees, so a chunk equals single steps, and a request in a batch
+    equals itself alone.
+    """
+    on_grids = on_grid(queries, -scale.keys)
+    mixed = attend_in_batches(on_grids, rows, cached, partial(attend_spans, scale=scale), scale.window)
+    return mixed.astype(np.float32)
+
+
+def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale) -> list[Float64]:
+    """Queries [G, H/G, T, E] on their grid; for each span [t, H, E].
+
+    Exact sums: scores over E (`on_grid`), the denominator over C, weighted values over C (`share_units`). Hidden
+    positions, and those that fill up a shorter row, weigh 0.
+    """
+    groups, head_dim = queries.shape[0], queries.shape[-1]
+    stacked = stacked_scores(queries, spans, scale.window)  # [rows, C]
+    factors, factor_of = value_factors(spans, groups, queries.shape[1])
+    shares = np.empty((len(stacked), 2, stacked.shape[1]), np.float64)  # of each row its high units, then its low ones
+    totals, tops = np.empty((len(stacked), 1), np.float64), np.empty((len(stacked), 1), np.int32)
+
+    def compute(rows: slice) -> None:
+        scores = stacked[rows]
+        scores *= 1.0 / math.sqrt(head_dim)
+        scores -= scores.max(-1, keepdims=True)
+        weights = elementary.exp(scores)
+        totals[rows] = exact_sum(weights, signed=False)[:, None]
+        weights *= factors[factor_of[rows]]
+        tops[rows] = share_units(weights, shares[rows])
+
+    over_pieces(compute, *stacked.shape)
+    mixed = np.empty((len(stacked), 2, head_dim), np.float64)
+    views = (own_rows(array.reshape(len(array), -1), spans, queries) for array in (shares, mixed))
+
+    def mix_values(span: Span, own_shares: Float64, own_mixed: Float64) -> None:
+        both = own_shares.reshape(*own_shares.shape[:2], 2 * span.tokens, -1)[..., : span.context]  # [G, H/G, 2t, C]
+        own_mixed[...] = weighted_values(both, [part[1] for part in span.parts]).reshape(own_mixed.shape)
+
+    over_spans(mix_values, spans, *views)
+    total = mixed[:, 0] + mixed[:, 1] * 2.0**-LOW_SHARE_BITS + 0.0  # [rows, E]
+    total *= power_of_two(tops + (scale.values - (SHARE_BITS + VALUE_BITS))[factor_of % groups])
+    total /= totals
+    return [
+        row.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
+        for span, row in zip(spans, own_rows(total, spans, queries), strict=True)
+    ]
+
+
+def value_factors(spans: Sequence[Span], groups: int, shared: int) -> tuple[Float64, NDArray[np.int64]]:
+    """The powers of two of the values that each group of each span sees [spans * G, C]; which of them are a row's.
+
+    shared  H/G, heads that share a group
+    """
+    factors = np.full((len(spans), groups, max(span.context for span in spans)), 1.0)
+
+    def fill(span: Span, row_factors: Float64) -> None:
+        exponents = np.concatenate([part[2] for part in span.parts])  # [C, G]
+        row_factors[:, : span.context] = power_of_two(exponents).T
+
+    over_spans(fill, spans, iter(factors))
+    rows = np.repeat([shared * span.tokens for span in spans], groups)
+    return factors.reshape(len(rows), -1), np.repeat(np.arange(len(rows)), rows)
+
+
+def share_units(weights: Float64, units: Float64) -> Exponents:
+    """Weights [rows, C], which have the powers of two of their values, as integers units [rows, 2, C], high and low;
+    their sum's exponents [rows, 1].
+
+    The sum of a row's weights is below 2**top (nearly: by its grid), one high unit is 2**-28 of that, one low unit
+    2**-12 of a high one. So the high units of a row sum to at most 2**28 + C, the low ones are at most 2**11 each,
+    and with C <= 2**18 and value units up to 2**24 neither sum of products exceeds 2**53. Hidden positions weigh 0.
+    """
+    top = sum_exponent(weights)
+    weights *= power_of_two(SHARE_BITS - top)
+    high, low = units[:, 0], units[:, 1]
+    np.rint(weights, out=high)
+    weights -= high
+    weights *= 2.0**LOW_SHARE_BITS
+    np.rint(weights, out=low)
+    return top
+
+
+def log_softmax(logits: Float32) -> Float64:
+    """Log-probabilities over the last axis, float64; off by less than 2**-46 of their size plus 2**-50."""
+    below = logits.astype(np.float64)
+    below -= below.max(-1, keepdims=True)
+    return np.asarray(below - elementary.log(exact_sum(elementary.exp(below), signed=False))[..., None])

@@ -1,1 +1,0 @@
-"""Commands that run the engine, and the options that they share."""

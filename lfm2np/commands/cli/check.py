@@ -1,0 +1,273 @@
+"""`lfm2np check TARGET`: is this engine right, and if not, what does its error depend on?"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lfm2np.checkpoint.files import read_tensors
+from lfm2np.checkpoint.lfm3 import READINGS
+from lfm2np.checkpoint.loaded import checkpoint_path
+from lfm2np.commands.cli.shared import against, check_against, format_options, work
+from lfm2np.commands.cli.shared.parser import (
+    Commands,
+    add,
+    add_command,
+    add_modes,
+    refuse_unused,
+    require_at_least,
+    require_folder,
+)
+from lfm2np.commands.cli.shared.prompts import load_model
+from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, show_report
+from lfm2np.engine.loading import Model
+from lfm2np.engine.work.place import Place
+from lfm2np.engine.work.results_file import LineFile
+from lfm2np.errors import RequestError
+from lfm2np.oracle.check import (
+    SCORING,
+    Checked,
+    While,
+    always,
+    as_far_as_needed,
+    ask_all,
+    judged,
+    needs_repeats,
+    repeated,
+    scored_ahead,
+    until_wrong,
+)
+from lfm2np.oracle.check_cost import cost_lines, cost_of
+from lfm2np.oracle.check_report import exit_code, report_of
+from lfm2np.oracle.engines.file_target import FileTarget, Transcript
+from lfm2np.oracle.engines.http_target import HttpTarget
+from lfm2np.oracle.engines.named import TRANSFORMERS, target_named
+from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
+from lfm2np.oracle.judging.formats import FORMATS, KV
+from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
+from lfm2np.oracle.recorders.registry import FORMS, Record, record_of, shows_answers_only
+from lfm2np.oracle.report.report import WRONG
+from lfm2np.oracle.workloads import CASES, LONG
+from lfm2np.progress import ProgressOf
+from lfm2np.suite.itself.relations import NAMES
+from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, SLOTS
+
+EXIT_CODES = """exit codes:
+  0    right: every difference is within what the declared format explains
+  1    wrong: DRIFT or BUG
+  2    inconclusive: the engine does not reveal enough, or did not answer
+  3    the check could not run
+  130  interrupted"""
+EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloat16
+  lfm2np check package.module:factory --model DIR --first
+  lfm2np check transformers: --format float16 --html report.html
+  lfm2np check "exec:./my-engine --threads 4" --model DIR --save answers.jsonl
+  lfm2np check answers.jsonl --model DIR
+  lfm2np check http://127.0.0.1:8000 --model DIR --cases long --save answers.jsonl
+  lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto
+  lfm2np check http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
+OF_FILE = "not with a file of answers as TARGET"
+UNUSED = {  # options that a mode does not use
+    against.WITH: (
+        *against.NEED_TRUTH,
+        *("cases", "at_once", "save", "locate", "first", "constants"),
+    ),
+    against.WITHOUT: (
+        *against.NEED_AGAINST,
+        *("relations", "vary", "out", "minutes", "block_size", "max_num_batched_tokens", "max_num_seqs"),
+    ),
+    OF_FILE: ("at_once", "cases", "max_model_len", "seed", "timeout"),
+    against.LOCAL: against.NEED_SERVER,
+}
+ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prints the verdict. ProofError (1) if the engine is wrong, InconclusiveError (2) if that can't be said.
+
+    TargetError (3) for an engine that can't be run.
+    """
+    is_file = is_a_file(arguments.target) and arguments.against is None
+    refuse_unused(arguments, *against.modes(arguments), *([OF_FILE] if is_file else []))
+    require_folder(arguments, "html", "junit")
+    if arguments.against is not None:
+        check_against.run(arguments)
+        return
+    recorder = recorder_of(arguments)
+    require_at_least(arguments, at_once=1)
+    model = load_model(arguments)
+    result, known = checked(arguments, model)
+    if arguments.locate is not None and exit_code(result.total.verdict) == WRONG:
+        result = located(result, arguments, recorder, model, known)
+    report = report_of(result)
+    show_report(arguments, replace(report, figures={**report.figures, "scoring": work.throughput(known.place)}))
+
+
+def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known]:
+    """The result, and what was computed for it."""
+    cases = None if arguments.cases is None else known_cases(arguments.cases)
+    saved = None if arguments.save is None else LineFile(arguments.save)
+    with work.place_of(arguments, model, saved) as place, progress_bars(SCORING) as shown:
+        known = Known(place=place)
+        if is_a_file(arguments.target):
+            return judged_file(model, arguments, known, shown), known
+        transcript = None if saved is None else open_check(saved)
+        with contextlib.closing(target_of(arguments, model)) as target:
+            taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
+            with meanwhile(arguments, model, target, taken.name, known) as on:
+                longest, announce = arguments.max_model_len, functools.partial(announce_cost, model, arguments)
+                asked = ask_all(
+                    model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on, longest, announce
+                )
+        del target  # its process has ended, or its weights are let go, before the rest is scored
+        result = judged(
+            model, asked.abilities, taken.name, asked.pairs, asked.not_put, shown, known, arguments.constants
+        )
+        if needs_repeats(result):
+            with contextlib.suppress(TargetError), contextlib.closing(target_of(arguments, model)) as target:
+                target.probe()
+                result = repeated(model, target, result, known)
+        if transcript:
+            transcript.judged(str(result.total.verdict))
+        return replace(result, why_format=taken.why, left=asked.left), known
+
+
+def open_check(saved: LineFile) -> Transcript:
+    """RequestError for one that has its verdict: the engine may be another by now, so old answers are not taken."""
+    transcript = Transcript(saved)
+    if transcript.verdict is not None:
+        again = f"`lfm2np check {saved.path}` judges it again"
+        raise RequestError(f"--save {saved.path}: a check that ended with {transcript.verdict}; {again}")
+    return transcript
+
+
+def is_a_file(target: str) -> bool:
+    return target.endswith(".jsonl") and ":" not in target
+
+
+def announce_cost(model: Model, arguments: argparse.Namespace, asks: Sequence[Ask]) -> None:
+    """What long requests will cost, on stderr."""
+    cost = cost_of(model, asks)
+    positions = model.config.max_position_embeddings
+    for line in cost_lines(cost, min(positions, arguments.max_model_len or positions)) if cost else ():
+        print(line, file=sys.stderr)
+
+
+def meanwhile(
+    arguments: argparse.Namespace, model: Model, target: Target, format_name: str, known: Known
+) -> contextlib.AbstractContextManager[While]:
+    """What happens to responses while others are pending: an engine in this process needs its memory and cores."""
+    if arguments.first:
+        return contextlib.nullcontext(until_wrong(model, format_name, known))
+    if isinstance(target, HttpTarget):
+        return scored_ahead(model, format_name, known)
+    return contextlib.nullcontext(always)
+
+
+def recorder_of(arguments: argparse.Namespace) -> Record | None:
+    """The recorder of --locate; RequestError or TargetError, before anything runs, if there can't be one.
+
+    None also for an engine that is to be recorded itself and shows only answers: see `located`.
+    """
+    if arguments.locate is None or (not arguments.locate and shows_answers_only(arguments.target)):
+        return None
+    return record_of(arguments.locate or arguments.target, checkpoint_path(arguments.model), recorded_format(arguments))
+
+
+def recorded_format(arguments: argparse.Namespace) -> str:
+    """The format, or that of its activations where recorders do not know it."""
+    computed_in = format_options.format_of(arguments, "").name.partition(KV)[0]
+    return computed_in if computed_in in PRECISIONS else ACTIVATIONS[FORMATS[computed_in].bits]
+
+
+def located(
+    result: Checked, arguments: argparse.Namespace, record: Record | None, model: Model, known: Known
+) -> Checked:
+    """The result with the wrong operation, why it is unknown, or how to find it; the verdict stays."""
+    path = checkpoint_path(arguments.model)
+    target = arguments.locate or arguments.target
+    if record is None:
+        words = ["lfm2np", "locate", "dump.safetensors", "--format", recorded_format(arguments)]
+        words += [] if arguments.model is None else ["--model", arguments.model]
+        words += [] if arguments.rope == READINGS[0] else ["--rope", arguments.rope]
+        return replace(result, cause=cause_to_dump(result, target, shlex.join(words)))
+    known = replace(known, place=Place())  # the workers have ended
+    with progress_bar("locating", "recording") as show:
+        cause = cause_of(result, target, record, read_tensors(path, model.config), model, show, known)
+    return replace(result, cause=cause)
+
+
+def judged_file(model: Model, arguments: argparse.Namespace, known: Known, shown: ProgressOf) -> Checked:
+    target = FileTarget(arguments.target)
+    abilities, pairs = target.probe(), target.pairs()
+    taken = format_options.format_of(arguments, abilities.engine)
+    needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
+    result = judged(
+        model, abilities, taken.name, needed, progress=shown, known=known, every_constant=arguments.constants
+    )
+    return replace(result, why_format=taken.why, left=len(pairs) - len(needed))
+
+
+def known_cases(names: str) -> list[str]:
+    chosen = names.split(",")
+    for name in chosen:
+        if name not in CASES:
+            raise RequestError(f"--cases {name!r}: expected some of {', '.join(CASES)}")
+    return chosen
+
+
+def target_of(arguments: argparse.Namespace, model: Model) -> Target:
+    """The adapter for a TARGET; RequestError for one of no known form."""
+    text, computed_in = arguments.target, ""
+    if text.partition(":")[0] == TRANSFORMERS:
+        computed_in = format_options.format_of(arguments, TRANSFORMERS).name.partition(KV)[0]
+    return target_named(text, model, computed_in, arguments.name, arguments.at_once, arguments.timeout)
+
+
+def add_check(commands: Commands) -> None:
+    text = "check an engine against the oracle, within the rounding error of its number format"
+    parser = add_command(commands, "check", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES, is_verdict=True)
+    forms = "http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl"
+    add(parser, "TARGET", forms)
+    format_options.add_options(parser)
+    most = f"(as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})"
+    add(parser, "--at-once N", f"most requests in flight together {most}")
+    few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, whose cost is printed first)"
+    add(parser, "--cases NAMES", few)
+    longest = f"tokens of the longest request of {LONG} and its response, or of any request of --against"
+    add(parser, "--max-model-len N", longest, type=int)
+    add(parser, "--seed N", "seed of the generated requests (0)", default=0)
+    add(parser, "--name NAME", "model name, for a server with more than one")
+    add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
+    locate_help = (
+        "if the engine is wrong, record its shortest wrong request and name the wrong operation; TARGET is the "
+        f"engine itself (for a server or process, print how to dump that request), or {FORMS}"
+    )
+    add(parser, "--locate TARGET", locate_help, nargs="?", const="")
+    add(parser, "--first", "stop at the first response that is certainly wrong; a right engine gets every request")
+    constants_help = (
+        "search every layer for wrong constants that the format's rounding hides, however long it takes; for a "
+        "small model the constants of the whole network are always searched"
+    )
+    add(parser, "--constants", constants_help)
+    work.add_options(parser)
+    group = against.add_options(parser)
+    add(group, "--relations NAMES", f"some of {', '.join(NAMES)}, separated by commas (all)")
+    add(group, "--vary JSON", "fields of a request that must not change its answer")
+    add(group, "--minutes N", "begin no relation after N minutes", type=float)
+    add(group, "--out DIR", "shrink what is broken, and write it into folders as fuzz does")
+    add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")
+    chunk = f"most tokens in a step of the engine ({CHUNK})"
+    add(group, "--max-num-batched-tokens N", chunk)
+    add(group, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
+    add(parser, "--html FILE", "write an HTML report")
+    add(parser, "--junit FILE", "write a JUnit XML report")
+    add_modes(parser, UNUSED)

@@ -1,0 +1,148 @@
+"""`lfm2np draw` and `lfm2np replay`: a recorded run as one HTML page or a step of it, or its schedule once more."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
+from lfm2np.commands.cli.shared.terminal import print_result, progress_bar, read_file
+from lfm2np.engine.loading import Model, load
+from lfm2np.errors import ProofError, RequestError
+from lfm2np.oracle.report.markup import counted
+from lfm2np.suite.schedulers.schedule_text import Schedule, read_schedule, schedule_text
+from lfm2np.teaching.drawings import demo
+from lfm2np.teaching.drawings.all_views import draw, slides
+from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
+from lfm2np.teaching.drawings.schedule import schedule_page
+from lfm2np.teaching.drawings.terminal_drawing import as_text
+from lfm2np.whole_file import write_whole
+from scheduler import TraceError, replay
+
+EXAMPLE = """lfm2np draw --demo -o page.html
+  lfm2np draw --demo --model LFM2-8B-A1B -o page.html
+  lfm2np generate --prompt "ann has" --prompt "12+30=" --trace run.jsonl --trace-detail
+  lfm2np draw run.jsonl -o page.html
+  lfm2np draw run.jsonl --slides slides.html
+  lfm2np draw run.jsonl --terminal --step 3
+  pytest --pyargs lfm2np.suite --scheduler my.scheduler:factory --schedules failed
+  lfm2np draw failed/reads.json --terminal"""
+
+PARTIAL = "accept a trace without its end, of a run that is under way or was interrupted"
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """RequestError for a file that is no trace, a step that it does not have, or a page that can't be written."""
+    if arguments.model is not None and not arguments.demo:
+        raise RequestError("--model goes with --demo; a trace has the model that it was recorded of")
+    if arguments.tokenizer is not None and arguments.model is None:
+        raise RequestError("--tokenizer goes with --model")
+    text = None if arguments.demo else read_file(arguments.trace)
+    schedule = None if text is None else read_schedule(text)
+    if schedule is not None:
+        draw_schedule(schedule, arguments)
+        return
+    with progress_bar("loading") as show:
+        trained = load(None, "exact", show)
+        model = trained
+        if arguments.model is not None:
+            model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer, rope=arguments.rope)
+    chosen = read(arguments, model, text)
+    if arguments.terminal:
+        last = len(chosen.steps) - 1
+        number = last if arguments.step is None else arguments.step
+        if not 0 <= number <= last:
+            raise RequestError(f"--step {number}: expected 0 to {last}")
+        print(as_text(chosen, number, sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
+        return
+    if arguments.step is not None:
+        raise RequestError("--step goes with --terminal; the page has them all")
+    source, of = source_of(arguments, model)
+    file = arguments.output or arguments.slides
+    option = "-o" if arguments.output else "--slides"
+    command = shlex.join(["lfm2np", "draw", *of, option, Path(file).name])
+    with progress_bar("drawing") as show:
+        page = (draw if arguments.output else slides)(chosen, trained, source, command, show)
+    write_whole(Path(file), page)
+    size, steps = len(page.encode()), len(chosen.steps)
+    print_result(
+        arguments, {"page": file, "bytes": size, "steps": steps}, f"{file}: {steps} steps, {size / 1e6:.1f} MB"
+    )
+
+
+def draw_schedule(schedule: Schedule, arguments: argparse.Namespace) -> None:
+    """RequestError for an option of traces."""
+    if arguments.step is not None or arguments.partial:
+        raise RequestError("--step and --partial are for traces; a schedule is drawn as a whole")
+    if arguments.slides:
+        raise RequestError("--slides is for traces; a schedule is one page")
+    if arguments.terminal:
+        print(schedule_text(schedule))
+        return
+    source = Path(arguments.trace).name
+    command = shlex.join(["lfm2np", "draw", source, "-o", Path(arguments.output).name])
+    drawn = schedule_page(schedule, source, command)
+    write_whole(Path(arguments.output), drawn)
+    size, steps = len(drawn.encode()), len(schedule.steps)
+    fields = {"page": arguments.output, "bytes": size, "steps": steps}
+    print_result(arguments, fields, f"{arguments.output}: {counted(steps, 'step')}, {size / 1e3:.0f} kB")
+
+
+def source_of(arguments: argparse.Namespace, model: Model) -> tuple[str, list[str]]:
+    """What the page shows, and the command's arguments that say so. Directories are left out."""
+    if not arguments.demo:
+        name = Path(arguments.trace).name
+        return name, [name]
+    if arguments.model is None:
+        return "the demo's run on the trained fixture", ["--demo"]
+    return f"the demo's run on {model.path.name}", ["--demo", "--model", model.path.name]
+
+
+def read(arguments: argparse.Namespace, model: Model, text: str | None) -> Run:
+    if text is None:
+        return read_run(demo.main_lines(model))
+    try:
+        return read_run(text.splitlines(), not arguments.partial)
+    except RequestError as error:
+        raise RequestError(f"{arguments.trace}: {error}") from None
+
+
+def add_draw(commands: Commands) -> None:
+    text = "show a recorded run step by step: one HTML page, or a step in the terminal"
+    parser = add_command(commands, "draw", run, text, EXAMPLE, model=False)
+    source = parser.add_mutually_exclusive_group(required=True)
+    add(source, "TRACE", "file written by generate --trace, or a schedule of the property suite", nargs="?")
+    add(source, "--demo", "a run that shows every feature")
+    add_model(parser, "for --demo: checkpoint directory, or a GGUF file (the trained fixture)")
+    add(parser, "--tokenizer DIR", f"for --model: {TOKENIZER_HELP}")
+    add(parser, "--partial", PARTIAL)
+    target = parser.add_mutually_exclusive_group(required=True)
+    add(target, "-o --output FILE", "HTML file to write")
+    add(target, "--slides FILE", "HTML file to write: the page's pictures as slides for a lecture")
+    add(target, "--terminal", "print plan, blocks and timeline of a step as text")
+    add(parser, "--step N", "step to print with --terminal (the last)")
+
+
+def run_replay(arguments: argparse.Namespace) -> None:
+    try:
+        result = replay(read_file(arguments.trace).splitlines(), is_whole=not arguments.partial)
+    except TraceError as error:
+        raise ProofError(f"{arguments.trace}: {error}") from None
+    unfinished = f", {result.unfinished} requests unfinished" if result.unfinished else ""
+    text = (
+        f"replayed {result.steps} steps, {result.requests} requests, {result.scheduled_tokens} scheduled and "
+        f"{result.tokens} sampled tokens, {result.preemptions} preemptions{unfinished}: "
+        "every plan, token and ending as recorded"
+    )
+    print_result(arguments, dataclasses.asdict(result), text)
+
+
+def add_replay(commands: Commands) -> None:
+    text = "re-execute a trace's schedule without the model, and confirm plans, tokens and endings"
+    parser = add_command(commands, "replay", run_replay, text, "lfm2np replay trace.jsonl", model=False)
+    add(parser, "TRACE", "file written by generate --trace")
+    add(parser, "--partial", PARTIAL)

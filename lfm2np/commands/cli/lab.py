@@ -1,0 +1,84 @@
+"""`lfm2np lab`: a page to change a run on, on this machine only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command
+from lfm2np.commands.cli.shared.terminal import progress_bars
+from lfm2np.commands.serve.extra import require_extra
+from lfm2np.errors import RequestError
+
+PORT = 8321
+EXAMPLE = """lfm2np lab
+  lfm2np lab --port 0 --no-browser
+  lfm2np lab --static site && python -m http.server --directory site"""
+EXIT_CODES = """exit codes:
+  0    the folder is written; or drained: a first SIGTERM or interrupt waits for runs in progress
+  1    memory ran out
+  2    the arguments cannot be met (a port in use, a folder that can't be written, unknown option, no extra `serve`)
+  130  ended by a second SIGTERM or interrupt"""
+
+
+def run_lab(arguments: argparse.Namespace) -> None:
+    if arguments.static is not None:
+        return run_static(arguments)
+    if arguments.pyodide is not None:
+        raise RequestError("--pyodide goes with --static DIR")
+    return run_server(arguments)
+
+
+def run_static(arguments: argparse.Namespace) -> None:
+    from lfm2np.teaching.lab.static.build import write_static
+
+    for option, value in (("--static", arguments.static), ("--pyodide", arguments.pyodide)):
+        if value == "":
+            raise RequestError(f"{option}: an empty text, expected a path")
+    runtime = None if arguments.pyodide is None else Path(arguments.pyodide)
+    with progress_bars() as progress:
+        sizes = write_static(Path(arguments.static), runtime, progress)
+    if arguments.json:
+        print(json.dumps({"directory": arguments.static, "bytes": sizes}))
+    else:
+        print(f"{arguments.static}: {len(sizes)} files, {sum(sizes.values()) / 1e6:.1f} MB")
+        print(f"To look at it: python -m http.server --directory {shlex.quote(arguments.static)}")
+
+
+def run_server(arguments: argparse.Namespace) -> None:
+    require_extra("lab")
+    from lfm2np.commands.lab_app import HOST, limits_of, make_app
+    from lfm2np.commands.serve.server import listen, serve, url_of
+    from lfm2np.teaching.lab.worker import Worker
+
+    try:
+        listening = listen(HOST, arguments.port)
+    except RequestError as problem:
+        raise RequestError(str(problem).removeprefix(f"--host {HOST} ")) from None
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    url, limits = f"{url_of(listening)}/", limits_of()
+
+    def on_start() -> None:
+        print(json.dumps({"url": url}) if arguments.json else url, flush=True)
+        if not arguments.no_browser and sys.stdout.isatty():
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+    with listening, Worker() as worker:
+        if not serve(make_app(worker, limits), limits, listening, on_start):
+            raise KeyboardInterrupt
+
+
+def add_lab(commands: Commands) -> None:
+    text = "learn in the browser: change a run on a page, and see what the engine does"
+    parser = add_command(commands, "lab", run_lab, text, EXAMPLE, model=False, exit_codes=EXIT_CODES)
+    add(parser, "--port N", f"port of 127.0.0.1; 0 takes a free one ({PORT})", default=PORT)
+    add(parser, "--no-browser", "only print the address")
+    static = "write a folder that computes in the visitor's browser and needs no server but a static one"
+    add(parser, "--static DIR", static)
+    add(parser, "--pyodide PATH", "folder or archive of Pyodide's release, for --static (pip brings its files, once)")

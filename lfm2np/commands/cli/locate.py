@@ -1,0 +1,115 @@
+"""`lfm2np locate`: the first operation of an engine whose output differs from what its inputs give; and `record`, which
+writes what it reads: an engine's activations of one request."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.lfm3 import READINGS
+from lfm2np.checkpoint.loaded import checkpoint_path
+from lfm2np.commands.cli.shared.parser import MODEL_HELP, Commands, add, add_command
+from lfm2np.commands.cli.shared.terminal import parse_ids, print_result, progress_bar, show_report
+from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names
+from lfm2np.oracle.locate.locate import locate
+from lfm2np.oracle.locate.locate_report import report_of, shortened
+from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.recorders.engine_versions import require_request
+from lfm2np.oracle.recorders.registry import FORMS, format_of, record_of
+from lfm2np.whole_file import write_whole
+
+EXIT_CODES = """exit codes:
+  0    every tensor is within its bound
+  1    wrong: a tensor differs from what its inputs give
+  2    inconclusive: the dump has too few tensors
+  3    the dump or the model can't be read, or they do not match
+  130  interrupted"""
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prints what was found. ProofError (1) if a tensor is wrong, InconclusiveError (2) if too few can tell.
+
+    DumpError, ConfigError and CheckpointError (3) for files that can't be read or don't fit each other.
+    """
+    path = checkpoint_path(arguments.model)
+    if arguments.model is None:
+        print(f"lfm2np: without --model: compared with {path}", file=sys.stderr)
+    config = read_config(path, arguments.rope)
+    tensors = read_tensors(path, config)
+    names = read_names(Path(arguments.names), config) if arguments.names is not None else {}
+    dump = read_dump(Path(arguments.dump), config, names)
+    if dump.unknown:
+        warnings.warn(f"{arguments.dump}: {len(dump.unknown)} unknown names: {shortened(dump.unknown)}", stacklevel=1)
+    with progress_bar("locating") as show:
+        located = locate(tensors, config, dump, arguments.format, show)
+    hints = []
+    if config.is_rope_relabelled and any(finding.name.endswith("_rotated") for finding in located.findings):
+        other = next(reading for reading in READINGS if reading != arguments.rope)
+        hints.append(f"the rotation's label has another reading: --rope {other}")
+    show_report(arguments, report_of(located, str(path), hints))
+
+
+def add_locate(commands: Commands) -> None:
+    text = "find the first tensor in an engine's activations that differs from what its inputs give"
+    example = "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16"
+    parser = add_command(commands, "locate", run, text, example, exit_codes=EXIT_CODES, is_verdict=True)
+    add(parser, "DUMP", "safetensors file: token_ids [T], and module outputs named as in transformers")
+    add(parser, "--names FILE", 'JSON object that maps names in the file to those names; "{layer}" stands for a number')
+    format_help = "number format of the engine (default: as the dump says, else its storage format)"
+    add(parser, "--format", format_help, choices=list(PRECISIONS))
+
+
+# --- record
+
+
+RECORD_EXIT_CODES = """exit codes:
+  0    the dump is written
+  2    the arguments can't be met
+  3    the checkpoint can't be read, or the engine can't be run or recorded
+  130  interrupted"""
+
+
+def run_record(arguments: argparse.Namespace) -> None:
+    """Writes the dump. RequestError (2) for arguments that can't be met, TargetError (3) for an engine that can't."""
+    path = checkpoint_path(arguments.model)
+    reading = READINGS[1] if arguments.target.startswith("transformers:") else READINGS[0]  # its own
+    config = read_config(path, reading)
+    prompts = [parse_ids(text, "--prompt-ids") for text in arguments.prompt_ids]
+    require_request(prompts, arguments.request, arguments.max_tokens, config)
+    record = record_of(arguments.target, path, arguments.format or format_of(arguments.target))
+    content = record(prompts, arguments.request, arguments.max_tokens)
+    dump = parse_dump(content, arguments.target, config)
+    write_whole(arguments.output, content)
+    fields = {
+        "target": arguments.target,
+        "model": str(path),
+        "output": arguments.output,
+        "token_ids": dump.token_ids.tolist(),
+        "steps": list(dump.steps.sizes),
+        "format": dump.format,
+        "tensors": {name: list(values.shape) for name, values in dump.tensors.items()},
+        "unknown": list(dump.unknown),
+    }
+    sizes = ", ".join(map(str, dump.steps.sizes))
+    content_text = f"{len(dump.token_ids)} tokens, in steps of {sizes}; {len(dump.tensors)} tensors"
+    print_result(arguments, fields, f"{arguments.output}: {content_text}")
+
+
+def add_record(commands: Commands) -> None:
+    text = "write an engine's activations of one request, for `lfm2np locate`"
+    example = "lfm2np record transformers: --prompt-ids 1,17,42 -o dump.safetensors"
+    parser = add_command(commands, "record", run_record, text, example, model=False, exit_codes=RECORD_EXIT_CODES)
+    add(parser, "--model DIR", MODEL_HELP)
+    add(parser, "TARGET", FORMS)
+    add(parser, "-o --output FILE", "the dump to write", required=True)
+    ids = "token ids, separated by commas or spaces; may be repeated: another request, run together with the first"
+    add(parser, "--prompt-ids IDS", ids, action="append", required=True)
+    add(parser, "--request N", "index of the request to write, from 0 (0)", default=0)
+    add(parser, "--max-tokens N", "greedy tokens to generate for each (4)", default=4)
+    format_help = (
+        "number format to compute in (float32; for llama.cpp that of its file, q8 where weights are quantised)"
+    )
+    add(parser, "--format", format_help, choices=list(PRECISIONS))

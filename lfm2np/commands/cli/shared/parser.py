@@ -1,0 +1,191 @@
+"""How arguments are read: a mistake in them is one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from lfm2np.checkpoint.lfm3 import READINGS
+from lfm2np.errors import RequestError, WorkerError
+from lfm2np.oracle.engines.target import TargetError
+
+EXIT_CODES = """exit codes:
+  0    done
+  1    a proof or a replay found a difference, the output can't be written, or memory ran out
+  2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, prompt too long)
+  3    config, weights or tokenizer are missing, corrupt or not LFM2, or a trace of traffic is wrong
+  4    a value is not finite, or a product could not be computed exactly
+  130  interrupted"""
+
+KINDS = {"N": int, "K": int, "P": int, "S": float, "T": float, "R": float}  # of values, by their letter in the help
+LIKE = 0.7  # of difflib: from here on a word may be meant
+Command = Callable[[argparse.Namespace], None]
+MODEL_HELP = "checkpoint directory, or a GGUF file (default: the trained fixture)"
+ROPE_HELP = (
+    'how an LFM3\'s partial rotation is read that config.json labels "default": as it was trained (default), or as '
+    "transformers computes it"
+)
+TOKENIZER_HELP = "directory with the tokenizer.json and chat template to use instead of the checkpoint's"
+
+
+def fail(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"lfm2np: {one_line(message)}", file=sys.stderr, flush=True)
+    return code
+
+
+def one_line(message: str) -> str:
+    """A message as a terminal may show it: a template, a server or a file name may hold control characters."""
+    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in " ".join(message.split()))
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """; did you mean ...? with the known word that is most like it, if one is."""
+    by_letters = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(word.lstrip("-"), by_letters, 1, LIKE)
+    return f"; did you mean {by_letters[near[0]]}?" if near else ""
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Of it and of its commands; of an unknown one the program has all, else those of the command that is run."""
+    options: set[str] = set()
+    for action in parser._actions:
+        options.update(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            options.update(*map(options_of, action.choices.values()))
+    return options
+
+
+class OneLineParser(argparse.ArgumentParser):
+    usage_exit_code = RequestError.exit_code
+
+    def parse_args(
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:  # as argparse's, with the option that was meant
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(
+                f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], options_of(self))}"
+            )
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        if choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message, re.DOTALL):
+            message += meant(choice[1], re.findall(r"[\w.-]+", choice[2]))
+        raise SystemExit(fail(f"{message} (see {self.prog} --help)", self.usage_exit_code))
+
+
+def option(name: str) -> str:
+    """As the command line spells it: --max-num-seqs of max_num_seqs."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_modes(parser: argparse.ArgumentParser, modes: Mapping[str, Sequence[str]]) -> None:
+    """Options that a mode of the command does not use, by the words that say so: see `refuse_unused`."""
+    unused = {words: {name: parser.get_default(name) for name in names} for words, names in modes.items()}
+    parser.set_defaults(unused=unused)
+
+
+def refuse_unused(arguments: argparse.Namespace, *modes: str) -> None:
+    """RequestError that names the first option that is given though one of these modes does not use it."""
+    for words in modes:
+        for name, default in arguments.unused[words].items():
+            if getattr(arguments, name) != default:
+                raise RequestError(f"{option(name)}: {words}")
+
+
+def require_at_least(arguments: argparse.Namespace, **least: int) -> None:
+    """RequestError for an option that is there and smaller."""
+    for name, smallest in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < smallest:
+            raise RequestError(f"{option(name)} {value}: expected at least {smallest}")
+
+
+def require_times(arguments: argparse.Namespace, *names: str) -> None:
+    """RequestError for a time that is there and not a finite number above 0."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < 1e7:
+            raise RequestError(f"{option(name)} {value}: expected more than 0")
+
+
+def require_folder(arguments: argparse.Namespace, *names: str) -> None:
+    """RequestError, before hours of work, if a report can't be written for want of a folder."""
+    for name in names:
+        path = getattr(arguments, name)
+        if path is not None and not Path(path).parent.is_dir():
+            raise RequestError(f"{option(name)} {path}: {Path(path).parent}: no such directory")
+
+
+def add(parser: argparse._ActionsContainer, words: str, text: str, **more: Any) -> None:
+    """An option as its help shows it: "--port N" takes a whole number, "--timeout S" a float, "--out DIR" a text;
+    "--quick" is a switch, and "TARGET" an argument without a name."""
+    *names, last = words.split()
+    if last.startswith("-"):
+        names.append(last)
+        more |= {} if "choices" in more else {"action": "store_true"}
+    else:
+        names = names or [last.lower()]
+        more = {"metavar": last, "type": KINDS.get(last), **more}
+    parser.add_argument(*names, help=text, **more)
+
+
+def add_model(parser: argparse._ActionsContainer, text: str = MODEL_HELP, **more: Any) -> None:
+    """--model, and how its config.json is read where there are two readings."""
+    add(parser, "--model DIR", text, **more)
+    add(parser, "--rope", ROPE_HELP, choices=READINGS, **({"default": READINGS[0]} | more))
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Command,
+    text: str,
+    example: str,
+    model: bool = True,
+    tokenizer: bool = False,
+    exit_codes: str = EXIT_CODES,
+    is_verdict: bool = False,
+) -> argparse.ArgumentParser:
+    """A new command of the program, with --json and, unless it says otherwise, --model. Returns its parser.
+
+    is_verdict  exit codes 1 and 2 are verdicts on an engine; what keeps the command from judging it is 3
+    """
+    parser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=f"example:\n  {example}\n\n{exit_codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if is_verdict:
+        parser.usage_exit_code = TargetError.exit_code
+    parser.set_defaults(run=judging(run) if is_verdict else run)
+    if model:
+        add_model(parser)
+    if tokenizer:
+        add(parser, "--tokenizer DIR", TOKENIZER_HELP)
+    add(parser, "--json", "print one JSON object")
+    return parser
+
+
+def judging(run: Command) -> Command:
+    """The command; TargetError (3) for what can't be met, and for a lost worker, which says nothing of the engine."""
+
+    def run_or_target_error(arguments: argparse.Namespace) -> None:
+        try:
+            run(arguments)
+        except (RequestError, WorkerError) as error:
+            raise TargetError(str(error)) from None
+
+    return run_or_target_error

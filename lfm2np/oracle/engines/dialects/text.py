@@ -1,0 +1,61 @@
+"""OpenAI's completions of a text, as mlx-lm has them; with fewer fields any server that knows OpenAI's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lfm2np.oracle.engines.dialects import openai
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Field, Reply, Response, model_field
+from lfm2np.oracle.engines.records import Ask
+
+
+def request(ask: Ask, extras: Extras) -> dict[str, Any]:
+    """mlx-lm gets no top_logprobs: with them, the id that stands for the sampled token is that of an unsorted list's
+    first. It can't be told to ignore the end-of-sequence token."""
+    body: dict[str, Any] = {"prompt": ask.prompt_text, "max_tokens": ask.max_tokens, "temperature": 0.0}
+    if not extras.standard_only:
+        body |= {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": True}
+    return body | model_field(extras)
+
+
+FIELDS = (
+    Field("text", "choices[0].text", "text"),
+    Field("token_ids", "choices[0].logprobs.content", 'list of objects `{"id": id, "logprob": number}`'),
+    Field("logprobs", "choices[0].logprobs.content", "the same"),
+    Field("finish_reason", "choices[0].finish_reason", '`"length"` or `"stop"`'),
+    Field("prompt_tokens", "usage.prompt_tokens", "number"),
+    Field("new_tokens", "usage.completion_tokens", "number"),
+)
+
+
+def read(reply: Reply, ask: Ask) -> Response:
+    """Without ids there are no tokens: those of the text, tokenised again, might be others."""
+    choice = openai.only_choice(reply)
+    fields: dict[str, Any] = {"text": choice.get("text"), "finish_reason": choice.get("finish_reason")}
+    logprobs = choice.get("logprobs")
+    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
+    if isinstance(entries, list) and entries and all(isinstance(entry, dict) and "id" in entry for entry in entries):
+        fields["token_ids"] = [entry["id"] for entry in entries]
+        fields["logprobs"] = [entry.get("logprob") for entry in entries]
+    return openai.response(reply, fields)
+
+
+REPRODUCER = '''def answer(replies):
+    """OpenAI's completions, as mlx-lm has them."""
+    logprobs = [reply["choices"][0].get("logprobs") or {} for reply in replies]
+    entries = [entry for part in logprobs for entry in part.get("content") or []]
+    return [entry["id"] for entry in entries], [entry["logprob"] for entry in entries]'''
+
+TEXT = Dialect(
+    name="text",
+    path=openai.PATH,
+    takes_token_ids=False,
+    extras=(Extras(prompt_logprobs=False), Extras(prompt_logprobs=False, standard_only=True)),
+    request=request,
+    read=read,
+    fields=FIELDS,
+    join=openai.join_choices,
+    reproducer=REPRODUCER,
+    longest=openai.LONGEST,
+    cached=openai.CACHED,
+)

@@ -1,0 +1,207 @@
+"""FILE.jsonl: what an engine answered earlier, one line {"ask": {...}, "answer": {...}} a request.
+
+The record of a check, from which an interrupted one is resumed; also a target for engines that run elsewhere. The
+same file may hold what was computed to judge them (engine/work/results_file.py).
+A check writes a checksum into each line, {..., "sha256": "..."}, behind its answers {"end": 12, "sha256": "..."}: how
+many there are since the previous end, and its verdict, {"verdict": "EXACT", "sha256": "..."}. Lines from elsewhere need
+none of this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lfm2np.checkpoint.strict_json import decode_text
+from lfm2np.engine.work.results_file import LineFile
+from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.records import (
+    NOTED,
+    Answer,
+    Ask,
+    answer_as_json,
+    answer_from_json,
+    ask_as_json,
+    ask_from_json,
+    failed,
+    parse_line,
+)
+from lfm2np.oracle.engines.target import Abilities, Arrived, TargetError, ignored
+from lfm2np.values import show
+from scheduler.checksum import FIELD, damage, sealed
+
+MAX_LINE = 64 * 2**20
+RESULTS = b'{"format_version"'  # how lines of computed results begin
+
+
+class Transcript:
+    """The asks and answers of a file; of several lines with the same id, the last. A missing file has none.
+
+    RequestError that names the line for anything invalid, except a torn last line, which a crash may leave: it is
+    dropped, with a warning, and overwritten by the next `append`.
+    """
+
+    def __init__(self, file: str | Path | LineFile, is_target: bool = False) -> None:
+        """`is_target`: refuses an answer that a later line contradicts, as the later one would mask it, and lines with
+        checksums that no end follows, as some may be missing."""
+        self._lines = file if isinstance(file, LineFile) else LineFile(file, MAX_LINE)
+        self.path = self._lines.path
+        self.verdict: str | None = None  # of the check, if it came to one
+        self._pairs: dict[str, tuple[Ask, Answer]] = {}
+        self._num_open = 0  # lines with a checksum behind the last end
+        for where, line in self._lines.read():
+            if line.startswith(RESULTS):
+                continue
+            raw = read_line(line, where)
+            if "verdict" in raw:
+                self.verdict = str(raw["verdict"])
+                continue
+            if set(raw) == {"end", FIELD}:
+                require_end(raw["end"], self._num_open, where)
+                self._num_open = 0
+                continue
+            self._num_open += FIELD in raw
+            ask, answer = read_pair(raw, where)
+            if is_target and contradicts(self._pairs.get(ask.id), (ask, answer)):
+                raise RequestError(f"{where}: {ask.id!r}: another ask or answer than an earlier line's, expected one")
+            self._pairs[ask.id] = (ask, answer)
+        if is_target and self._num_open:
+            raise RequestError(
+                f"{self.path}: no end behind the last {self._num_open} of its answers: its check broke off, and is to "
+                "be resumed, or the file was cut off"
+            )
+
+    def pairs(self) -> list[tuple[Ask, Answer]]:
+        """In the order in which their ids first came."""
+        return list(self._pairs.values())
+
+    def known(self, ask: Ask) -> Answer | None:
+        """The answer to this ask, if there is one. RequestError for one to another ask of the same id: such a file is
+        of another check."""
+        recorded = self._pairs.get(ask.id)
+        if recorded is None:
+            return None
+        if as_text(recorded[0]) != as_text(ask):
+            why = "another seed, engine, model or version"
+            raise RequestError(f"{self.path}: {ask.id!r} is another request there ({why}): save into another file")
+        return recorded[1]
+
+    def append(self, ask: Ask, answer: Answer) -> None:
+        """Adds a line, which is on the disk when this returns. RequestError if it can't be written."""
+        if answer.id != ask.id:
+            raise RequestError(f"answer {answer.id!r}: expected that to ask {ask.id!r}")
+        try:
+            line = json.dumps({"ask": ask_as_json(ask), "answer": answer_as_json(answer)}, allow_nan=False)
+        except (TypeError, ValueError) as problem:
+            raise RequestError(f"{self.path}: ask {ask.id!r}: can't be written as JSON: {problem}") from None
+        content = json.dumps(sealed(json.loads(line))).encode() + b"\n"
+        if len(content) > MAX_LINE:
+            raise RequestError(f"{self.path}: ask {ask.id!r}: {len(content)} bytes, expected at most {MAX_LINE}")
+        self._lines.append(content)
+        self._num_open += 1
+        self._pairs[ask.id] = (ask, answer)
+
+    def end(self) -> None:
+        """Writes that the check is complete, unless nothing was appended since the last end."""
+        if self._num_open:
+            self._lines.append(json.dumps(sealed({"end": self._num_open})).encode() + b"\n")
+            self._num_open = 0
+
+    def judged(self, verdict: str) -> None:
+        """Writes the verdict: nothing goes on with the file."""
+        self._lines.append(json.dumps(sealed({"verdict": verdict})).encode() + b"\n")
+
+    def close(self) -> None:
+        """Any number of times; the next `append` opens the file again."""
+        self._lines.close()
+
+    def __enter__(self) -> Transcript:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class FileTarget:
+    """A file in place of an engine: it answers what was recorded, and nothing else."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._transcript: Transcript | None = None
+
+    def probe(self) -> Abilities:
+        """What its answers report."""
+        answers = [answer for _, answer in self._read().pairs() if answer.error is None]
+        tops = [len(top) for answer in answers for top in answer.top_logprobs or ()]
+        return Abilities(
+            engine=f"recorded in {self._path.name}",
+            tells_token_ids=any(answer.token_ids is not None for answer in answers),
+            tells_logprobs=any(answer.logprobs is not None for answer in answers),
+            num_top_logprobs=max(tops, default=0),
+            tells_prompt_logprobs=any(answer.prompt_logprobs is not None for answer in answers),
+            at_once=max(1, len(self._read().pairs())),  # nothing runs, so nothing limits it
+            can_abort=any(answer.finish_reason == "abort" for answer in answers),
+        )
+
+    def pairs(self) -> list[tuple[Ask, Answer]]:
+        return self._read().pairs()
+
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
+        answers = {as_text(ask): answer for ask, answer in self._read().pairs()}
+        return [answers.get(as_text(ask)) or failed(ask, "not recorded") for ask in asks]
+
+    def close(self) -> None:
+        self._transcript = None
+
+    def _read(self) -> Transcript:
+        """TargetError without a file, RequestError that names an invalid line."""
+        if self._transcript is None:
+            if not self._path.is_file():
+                raise TargetError(f"{self._path}: no such file, expected lines of asks and answers")
+            self._transcript = Transcript(self._path, is_target=True)
+        return self._transcript
+
+
+def contradicts(earlier: tuple[Ask, Answer] | None, later: tuple[Ask, Answer]) -> bool:
+    """Whether both are answers, and differ. A request that failed may be sent again."""
+    if earlier is None or (earlier[1].error is not None and not earlier[1].refuted):
+        return False
+    return as_text(earlier[0]) != as_text(later[0]) or earlier[1] != later[1]
+
+
+def read_line(line: bytes, where: str) -> dict[str, Any]:
+    """Checks its checksum, if it has one. RequestError that names the line."""
+    raw = parse_line(decode_text(line, where, RequestError), where)
+    if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"ask", "answer"}, {"end"}, {"verdict"}):
+        names = (", ".join(sorted(raw)) or "no fields") if isinstance(raw, dict) else type(raw).__name__
+        raise RequestError(f"{where}: {names[:80]}, expected an object with ask and answer")
+    if FIELD in raw and (changed := damage(raw)):
+        raise RequestError(f"{where}: {changed}; a line of your own needs none")
+    return raw
+
+
+def require_end(count: Any, expected: int, where: str) -> None:
+    if type(count) is not int or count != expected:
+        raise RequestError(f"{where}: the end of {show(count)} answers, expected {expected}, as stand before it")
+
+
+def read_pair(raw: Mapping[str, Any], where: str) -> tuple[Ask, Answer]:
+    """RequestError that names the line."""
+    if "ask" not in raw:
+        raise RequestError(f"{where}: an end without {FIELD}, expected an object with ask and answer")
+    try:
+        ask, answer = ask_from_json(raw["ask"]), answer_from_json(raw["answer"])
+    except RequestError as problem:
+        raise RequestError(f"{where}: {problem}") from None
+    if ask.id != answer.id:
+        raise RequestError(f"{where}: an answer to {answer.id!r}, expected one to {ask.id!r}")
+    return ask, answer
+
+
+def as_text(ask: Ask) -> str:
+    """As JSON, in which lists and tuples are the same; without the factors in NOTED."""
+    factors = {name: value for name, value in ask.factors.items() if name not in NOTED}
+    return json.dumps({**ask_as_json(ask), "factors": factors}, sort_keys=True)

@@ -1,0 +1,41 @@
+"""TARGET of the command line, and the engine of lfm2np.check, as what answers."""
+
+from __future__ import annotations
+
+import re
+
+from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
+from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.exec_target import ExecTarget
+from lfm2np.oracle.engines.http_target import HttpTarget
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.target import Target
+from lfm2np.oracle.engines.transformers_target import TransformersTarget
+from lfm2np.values import show
+
+PADDED = "padded:"
+TRANSFORMERS = "transformers"
+
+
+def target_named(
+    text: str,
+    model: LoadedModel,
+    computed_in: str,
+    model_name: str | None = None,
+    at_once: int | None = None,
+    timeout: float = 60.0,
+) -> Target:
+    """RequestError for a text of no known form. `computed_in`: the number format of transformers."""
+    kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if kind in ("http", "https"):
+        return HttpTarget(text, model.tokenizer_or_none, model_name, at_once, timeout)
+    if kind == "exec":
+        return ExecTarget(rest, model.path, model.config.vocab_size, timeout)
+    if kind == TRANSFORMERS:
+        directory = rest.removeprefix(PADDED)
+        path = checkpoint_path(directory) if directory else model.path
+        return TransformersTarget(path, computed_in, rest.startswith(PADDED))
+    if kind and re.fullmatch(r"[\w.]+:[\w.]+", text):
+        return PythonTarget(text, model.path, None, at_once)
+    expected = "http://HOST:PORT, package.module:factory, transformers:, exec:COMMAND or, of the command, FILE.jsonl"
+    raise RequestError(f"target {show(text)}: expected {expected}")

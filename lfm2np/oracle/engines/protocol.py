@@ -1,0 +1,218 @@
+"""What an engine must offer to be tested: a few methods, in levels. The rest is reported skipped.
+
+    factory(model: str, sizes: dict[str, object]) -> engine
+
+makes an engine for a checkpoint directory. `sizes` are hints, by the names of SIZES; an engine ignores those that it
+does not have. An engine is any object with some of these methods:
+
+level a   generate(requests) -> for each request a list of its n completions, in the order of the requests
+level b   score(token_ids) -> the log-probability of each token but the first, given those before it
+level c   add(request); step() -> {request id: its n completions so far} of those that changed; abort(request_id) ->
+          that request's completions so far, a list as step() has it, with finish_reason "abort" or None;
+          has_unfinished (a property)
+level d   each of these by itself:
+          fork(request_id, new_id): a new request that goes on from where the first stands, with its parameters
+          preempt(request_id): takes its memory away; it goes on later
+          state() -> {"free_blocks", "num_blocks", "free_slots", "num_slots", "step_tokens"}, those that it knows
+          metrics() -> the counters of METRICS
+          trace() -> the lines of the run so far, for scheduler.replay
+          verify(): raises if memory holds anything but what the requests demand
+          encode(prompt) -> the token ids of a prompt: a text, or the messages of a chat
+What an engine can't do, although it has the method, it names in `lacks`, a set of FEATURES or SIZES: examples are then
+drawn without it, and properties about nothing else are skipped. An engine for published checkpoints only has
+`lacks = PUBLISHED_ONLY | {...}`. If it raises on an example that needs an undeclared feature, the failure names the
+feature to add to `lacks`.
+
+Lengths of prompts and outputs are drawn small, and around multiples of the engine's blocks and chunks. An engine whose
+sizes differ from the hints reports them in `sizes`, a mapping by names of TOLD; max_model_len is the most tokens of a
+request.
+
+A request that can't be met must raise RequestError or ValueError when it is added, and harm no other ("refusals").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.errors import RequestError
+from lfm2np.values import show
+
+SIZES = (
+    "block_size",  # tokens of a cache block
+    "num_blocks",  # blocks of the cache
+    "max_num_seqs",  # requests that run at once
+    "max_num_batched_tokens",  # tokens of a step
+    "num_host_blocks",  # where preempted requests may be swapped to
+    "prefix_caching",
+    "policy",
+    "watermark",  # share of the blocks that an admission leaves free
+    "seed",  # of requests without one
+    "check",  # hold memory against the truth after each step
+    "drafter",  # None, "ngram", or {request id: output to propose}
+    "num_speculative_tokens",
+)
+FEATURES = {  # what an engine may lack; a word that takes more away stands behind those that take less
+    # of a request
+    "samples": "n > 1",
+    "processors": "penalties, biases, masks, filters, min_tokens",
+    "stops": "stop_token_ids, and ending at EOS",
+    "stop-strings": "stop strings",
+    "logprobs": "log-probabilities of a request's own tokens or of its prompt",
+    "priorities": "priorities other than 0",
+    "salts": "cache_salt",
+    "sampling": "temperatures other than 0",
+    "reference-noise": "tokens drawn with the reference's noise: without it only their probabilities are checked",
+    # of a model
+    "convolution-only": "models without attention",
+    "attention-only": "models without convolution",
+    "biases": "conv_bias: biases of the convolution and of its projections",
+    "taps": "conv_L_cache other than 3, in an LFM3 other than 7",
+    "untied": "a head that is not the embedding",
+    "odd-heads": "an odd number of query or of key/value heads, or as many of the one as of the other",
+    "head-dims": "head_dim other than 64",
+    "widths": "hidden sizes other than heads * head_dim; feed-forwards and vocabularies that are no multiple of 64",
+    "constants": "norm_eps other than 1e-5, rope_theta other than 1e6",
+    "odd-mixtures": "experts without a bias or normalisation, scaled, fused, or with no dense layer before them; "
+    "numbers other than 8 experts, 4 a token",
+    "mixture-of-experts": "models of model_type lfm2_moe",
+    "lfm3": "models of model_type lfm3",
+    "long-contexts": "prompts of more than 14 tokens, and more than 6 new ones",
+    "overflow": 'a request whose numbers overflow ends with finish_reason "error"',
+    # of both
+    "refusals": "a request that can't be met raises RequestError or ValueError when it is added",
+}
+PUBLISHED_ONLY = frozenset(  # what no published checkpoint asks of an engine
+    {"convolution-only", "attention-only", "biases", "taps", "untied", "odd-heads", "head-dims", "widths", "constants"}
+    | {"odd-mixtures", "overflow"}
+)
+TOLD = ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")  # what an engine's `sizes` may say
+METRICS = (
+    "scheduled_tokens",
+    "sampled_tokens",
+    "cached_tokens",
+    "recomputed_tokens",
+    "draft_tokens",
+    "accepted_tokens",
+)
+LEVELS = {  # what a property may need, and the methods that this takes
+    "generate": ("generate",),
+    "score": ("score",),
+    "steps": ("add", "step", "abort", "has_unfinished"),
+    "fork": ("fork",),
+    "preempt": ("preempt",),
+    "state": ("state",),
+    "metrics": ("metrics",),
+    "trace": ("trace",),
+    "verify": ("verify",),
+    "encode": ("encode",),
+    "drawn": (),  # models of the suite's own making: not with --model
+}
+UNTOLD = "untold"  # a stop reason that an engine does not give: None is one
+Factory = Callable[[str, dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate. Sampling parameters have vLLM's names; max_tokens is always a number."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sample of a request. What an engine can't tell keeps its default, and is not compared."""
+
+    token_ids: tuple[int, ...]  # a stop token included
+    finish_reason: str | None = None  # stop, length, abort, error; None while it runs
+    logprobs: tuple[float, ...] | None = None  # of token_ids, from the raw logits
+    prompt_logprobs: tuple[float, ...] | None = None  # of each prompt token but the first
+    logits: tuple[bytes, ...] | None = None  # the bits of each row that a token was chosen from
+    text: str | None = None  # without a stop token, and as far as a stop string says
+    stop_reason: int | str | None = UNTOLD  # the stop token or stop string; None at EOS, and where nothing stopped it
+    routes: Sequence[Sequence[Sequence[int]]] | None = None  # [positions][layers][experts]: see `check`; not compared
+
+
+def missing(engine: Any, needs: Sequence[str]) -> str | None:
+    """Why an engine can't be asked this, or None."""
+    for need in needs:
+        if need in lacking(engine):
+            return f"the engine lacks {need}"
+        for method in LEVELS.get(need, ()):
+            if not hasattr(engine, method):
+                return f"the engine has no {method}()"
+    return None
+
+
+def lacking(engine: Any) -> frozenset[str]:
+    """What it says that it lacks. RequestError for a name that is neither a feature nor a size."""
+    return names_in("lacks", getattr(engine, "lacks", ()), {*FEATURES, *SIZES}, "names of FEATURES or SIZES")
+
+
+def names_in(attribute: str, given: Any, known: Collection[str], expected: str) -> frozenset[str]:
+    """What an adapter declares. RequestError for an unknown name, and for what need not end, such as a generator."""
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise RequestError(f"{attribute} {show(given)}: expected a set of names")
+    for name in given:
+        if not isinstance(name, str) or name not in known:
+            raise RequestError(f"{attribute} {show(name)}: expected {expected}")
+    return frozenset(given)
+
+
+def told(engine: Any) -> dict[str, int]:
+    """The sizes that it says are its own. RequestError for a name that is not of TOLD."""
+    sizes = dict(getattr(engine, "sizes", {}))
+    for name in sizes:
+        if name not in TOLD:
+            raise RequestError(f"sizes {name!r}: expected names among {', '.join(TOLD)}")
+    return sizes
+
+
+def load_factory(name: str, what: str = "engine") -> Factory:
+    """The factory "package.module:name"; the current folder is searched too. RequestError if there is none.
+
+    what    the factory makes, for errors
+    """
+    module, _, path = name.partition(":")
+    if not module or not path:
+        raise RequestError(f"{what} {name!r}: expected package.module:factory")
+    search_current_folder()
+    try:
+        target: Any = importlib.import_module(module)
+        for part in path.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError) as problem:
+        raise RequestError(f"{what} {name!r}: can't be imported: {problem}") from None
+    if not callable(target):
+        raise RequestError(f"{what} {name!r}: {type(target).__name__}, expected a factory")
+    factory: Factory = target
+    return factory
+
+
+def search_current_folder() -> None:
+    """First, as `python -m` does: a console command would find what is installed only, wherever it is called.
+
+    It stays on the path, as an engine may import its neighbours late. Not where Python itself must not (-P).
+    """
+    with contextlib.suppress(FileNotFoundError):  # the folder has been removed
+        here = str(Path.cwd())
+        if not sys.flags.safe_path and not {"", here} & set(sys.path):
+            sys.path.insert(0, here)
+
+
+def sizes_of(wishes: Mapping[str, Any]) -> dict[str, Any]:
+    """The wishes, checked to be known ones."""
+    for name in wishes:
+        if name not in SIZES:
+            raise RequestError(f"size {name!r}: expected one of {', '.join(SIZES)}")
+    return dict(wishes)

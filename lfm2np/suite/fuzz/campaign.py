@@ -1,0 +1,419 @@
+"""Draws traces, plays and judges them, and minimizes a failing one: one run against one engine.
+
+A live engine remembers what was cached and freed. So each replay of a trace is of other tokens in the same places
+(`relabelled`), on a freshly started server where starting is quick; a trace that fails only after others is played
+behind them. A trace fails at a rate. It is measured first, decides how many replays a smaller trace gets, and is
+measured again at the end.
+
+On a used server a small trace may fail because of what the larger ones before it left behind. So at the end it is
+played behind short, unrelated requests. If it does not fail there, the last larger trace that does is taken; if none
+does, what was played before the smallest is played before it again, and becomes part of the reproducer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from hypothesis import HealthCheck, Phase, given, seed, settings, target
+
+from lfm2np.oracle.engines.target import TargetError
+from lfm2np.suite.fuzz.draw_traces import Around, traces_around, unfit
+from lfm2np.suite.fuzz.finding import Finding
+from lfm2np.suite.fuzz.judge import Judge
+from lfm2np.suite.fuzz.played import BROKEN, DEAD, FAILED, HANG, LEAK, REFUSED, Played, Player
+from lfm2np.suite.fuzz.shrink import shrunk
+from lfm2np.suite.fuzz.trace import Sent, Trace, calm, joined, relabelled
+
+BATCH = 50  # examples that steering may vary; each batch begins anew
+FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
+HISTORIES = (0, 1, 3, 7, 15, 31)  # traces that are played before one that does not fail by itself
+MISSED = 0.1  # probability of taking a trace that fails for one that does not
+LEAST_SHARE = 1 / 3  # of the first rate, which the final trace must have: else it is another failure
+MOST_SHORT = 8  # short requests before a replay
+UNREPEATABLE = (DEAD, HANG)  # the server must be restarted
+Failed = tuple[Trace, Played, Finding]
+
+
+@dataclass
+class Counts:
+    traces: int = 0
+    replays: int = 0
+    requests: int = 0
+    tokens: int = 0
+    findings: int = 0
+    once: int = 0  # failures that were seen once, and are none: see Judge.is_certain
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A trace that failed, with the tokens of its last failing replay, and what the engine answered then.
+
+    rate      failing replays, of those at the end: (9, 10); (0, 0) where nothing can be replayed
+    drawn     the trace as it was drawn
+    traces    how many had been played until then, this one included
+    seconds   until it was found; `shrinking` is how long minimizing took
+    is_fresh  each replay was on a freshly started server
+    before    traces played before each replay, on a server that had served others: the first is of short requests;
+              without the others it does not fail
+    same_tokens  each replay was of the same tokens, as it does not fail with others
+    """
+
+    trace: Trace
+    played: Played
+    finding: Finding
+    rate: tuple[int, int]
+    drawn: Trace
+    traces: int
+    seconds: float
+    shrinking: float
+    is_fresh: bool = False
+    before: tuple[Trace, ...] = ()
+    same_tokens: bool = False
+
+    @property
+    def needs_before(self) -> bool:
+        """Whether it fails only behind the traces before it."""
+        return len(self.before) > 1
+
+
+class Enough(BaseException):
+    """Ends the drawing. Hypothesis would take an Exception for a failing example."""
+
+
+@dataclass
+class Campaign:
+    """One engine under test.
+
+    restart     restarts the server, or starts it; None: it can't be started from here
+    is_quick    it starts so quickly that each replay may have a fresh one
+    is_live     answers depend on timing: the same trace may fail once and pass the next time
+    report      called with the counts after each trace
+    say         called with a line where shrinking begins, and where it ends
+    arounds     each trace is drawn around one of them, which differ in sizes; none: around `around`
+    """
+
+    judge: Judge
+    player: Player
+    around: Around
+    restart: Callable[[], None] | None = None
+    is_quick: bool = False
+    is_live: bool = True
+    shrink_seconds: float = 300.0
+    report: Callable[[Counts], None] = lambda counts: None
+    say: Callable[[str], None] = lambda line: None
+    arounds: tuple[Around, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+    label: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    history: list[Trace] = field(default_factory=list)
+    best: Failure = field(init=False)  # of the finding that is being minimized
+    is_interrupted: bool = False
+    is_fresh: bool = False  # each trace is played on a freshly started server
+    is_down: bool = False  # the server is restarted before the next trace
+    keeps_tokens: bool = False  # replays are of the same tokens
+    kept: list[tuple[Failed, tuple[Trace, ...]]] = field(default_factory=list)  # each smaller than the one before; with
+    # what was played before it
+    earlier: tuple[Trace, ...] = ()  # what was played before the last failing replay
+    log: deque[Trace] = field(default_factory=lambda: deque(maxlen=HISTORIES[-1]))  # the server's last traces
+
+    def run(self, number: int, examples: int | None, seconds: float | None, most: int = 1) -> Iterator[Failure]:
+        """Failures as they are found, at most `most`, within so many examples or seconds."""
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        left = math.inf if examples is None else examples
+        for batch in itertools.count():
+            before = self.counts.traces
+            if left <= 0 or time.monotonic() >= until:
+                return
+            self.is_down |= self.is_quick  # whatever makes a batch fail is then in its history
+            failed = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
+            left -= self.counts.traces - before
+            if failed is not None:
+                failure = self.minimize(*failed)
+                if self.is_by_chance(failure):
+                    self.counts.findings -= 1
+                    self.counts.once += 1
+                else:
+                    yield failure
+                self.raise_interrupt()
+                if self.counts.findings >= most or self.is_lost(failed[2]):
+                    return
+
+    def is_by_chance(self, failure: Failure) -> bool:
+        """Whether it was seen once, by a judge who may err, and in none of its replays."""
+        is_answer = failure.finding.kind not in (*UNREPEATABLE, FAILED, BROKEN, REFUSED, LEAK)
+        return is_answer and not self.judge.is_certain and failure.rate[1] > 0 and failure.rate[0] == 0
+
+    def is_lost(self, finding: Finding) -> bool:
+        return finding.kind in UNREPEATABLE and self.restart is None
+
+    def unfit(self, trace: Trace) -> str | None:
+        """Why a trace can't be played on this engine; None for each that is drawn."""
+        return unfit(self.around, self.judge.vocab_size, trace)
+
+    def relabelled(self, trace: Trace, label: int) -> Trace:
+        return self.judge.with_stops(relabelled(trace, self.around.alphabet, label))
+
+    def raise_interrupt(self) -> None:
+        """One that came while a failure was being minimized, now that it was yielded."""
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+
+    def search(self, number: int, examples: int, until: float) -> Failed | None:
+        """Draws until a trace fails. Hypothesis varies those for which the server's counters rose most."""
+        failures: list[Failed] = []
+
+        @seed(number)
+        @settings(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate, Phase.target],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(traces_around(self.arounds or (self.around,)))
+        def draw(trace: Trace) -> None:
+            if time.monotonic() > until:
+                raise Enough
+            fresh = self.relabelled(trace, next(self.label))
+            if self.is_down:
+                self.history = []
+            played, finding = self.play(fresh)
+            self.counts.traces += 1
+            if finding is not None:
+                failures.append((fresh, played, finding))
+                raise Enough
+            self.history = [*self.history, fresh][-BATCH:]
+            for name, value in played.counted.items():
+                if math.isfinite(value):
+                    target(float(value), label=name)
+
+        with contextlib.suppress(Enough):
+            draw()
+        return failures[0] if failures else None
+
+    def play(self, trace: Trace, before: Sequence[Trace] = ()) -> tuple[Played, Finding | None]:
+        """Plays others, then the trace, which alone is judged. TargetError if no server starts.
+
+        On a new server if it is to be fresh, or if the old one is gone.
+        """
+        if self.restart is not None and (self.is_fresh or self.is_down):
+            self.restart()
+            self.is_down = False
+            self.log.clear()
+        for other in before:
+            self.player.play(other)
+        played = self.player.play(trace)
+        finding = self.judge.finding(trace, played)
+        self.log.extend((*before, trace))
+        self.counts.requests += sum(len(each.requests) for each in (*before, trace))
+        self.counts.tokens += sum(len(answer.token_ids or ()) for reply in played.replies for answer in reply.answers)
+        self.report(self.counts)
+        self.is_down = finding is not None and finding.kind in UNREPEATABLE
+        return played, finding
+
+    def replay(self, trace: Trace, kind: str, before: Sequence[Trace] = ()) -> Failed | None:
+        """With other tokens, shared ones still shared; None if it does not fail in this way."""
+        self.counts.replays += 1
+        label = next(self.label)
+        fresh, *others = (each if self.keeps_tokens else self.relabelled(each, label) for each in (trace, *before))
+        played, finding = self.play(fresh, others)
+        if finding is None or finding.kind != kind:
+            return None
+        self.earlier = tuple(self.log)[:-1]
+        return fresh, played, finding
+
+    def fails(self, trace: Trace, kind: str, replays: int, before: Sequence[Trace] = ()) -> tuple[int, Failed | None]:
+        """In how many of the replays, and the last of those."""
+        failed = [replayed for _ in range(replays) if (replayed := self.replay(trace, kind, before)) is not None]
+        return len(failed), failed[-1] if failed else None
+
+    def minimize(self, trace: Trace, played: Played, finding: Finding) -> Failure:
+        """Shrinks it, if it fails again at all. An interrupt, or a server that is gone, keeps the smallest so far.
+
+        Without a server every trace fails, whatever it holds: then nothing is replayed.
+        """
+        self.counts.findings += 1
+        began = time.monotonic()
+        self.best = Failure(
+            trace, played, finding, (0, FIRST_REPLAYS), trace, self.counts.traces, self.counts.seconds, 0.0
+        )
+        if self.is_lost(finding):
+            self.best = replace(self.best, rate=(0, 0))
+            return self.best
+        limit = f"limit {self.shrink_seconds:g} s"
+        self.say(f"shrinking {size_of(trace)}, {limit}: {finding.what}")
+        try:
+            rate = self.repeated(finding.kind, began)
+            if rate:
+                self.shrink(finding.kind, replays_for(rate), began)
+                self.confirm(finding.kind, max(1, math.ceil(LEAST_SHARE * rate * LAST_REPLAYS)))
+        except TargetError:
+            pass
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+        finally:
+            seconds = time.monotonic() - began
+            self.best = replace(self.best, is_fresh=self.is_fresh, same_tokens=self.keeps_tokens, shrinking=seconds)
+            ended = "" if self.has_time(began) else f"; the {limit} was reached"
+            self.say(f"shrunk to {size_of(self.best.trace)} in {seconds:.0f} s{ended}")
+            self.is_fresh = self.keeps_tokens = False
+            self.kept = []
+        return self.best
+
+    def repeated(self, kind: str, began: float) -> float:
+        """The share of replays in which it fails. Tried in turn: alone, behind the traces before it (while there is
+        time), and with the same tokens; each on a fresh server first, if that is quick, and one request after another
+        first."""
+        trace, places = self.best.trace, (True, False) if self.is_quick else (False,)
+        counts = (*(count for count in HISTORIES if count < len(self.history)), len(self.history))
+        for self.is_fresh in places:
+            for count in counts:
+                if count and not self.has_time(began):
+                    break
+                whole = joined([*self.history[len(self.history) - count :], trace])
+                for variant in (calm(whole), whole):
+                    if rate := self.first_rate(variant, kind):
+                        return rate
+        self.keeps_tokens = True
+        for self.is_fresh in places:
+            if rate := self.first_rate(trace, kind):
+                return rate
+        self.keeps_tokens = False
+        return 0.0
+
+    def first_rate(self, trace: Trace, kind: str) -> float:
+        """A trace that fails is kept."""
+        times, last = self.fails(trace, kind, FIRST_REPLAYS)
+        if last is not None:
+            self.keep(last)
+        return times / FIRST_REPLAYS
+
+    def keep(self, failed: Failed) -> None:
+        self.kept.append((failed, self.earlier))
+        self.best = with_failed(self.best, failed)
+
+    def confirm(self, kind: str, least: int) -> None:
+        """Takes the smallest trace that fails in `least` of LAST_REPLAYS, else the one that fails most often."""
+        before = () if self.is_fresh else (self.short(),)
+        tried: dict[int, tuple[int, Failed | None]] = {}
+
+        def times(index: int) -> int:
+            if index not in tried:
+                tried[index] = self.fails(self.kept[index][0][0], kind, LAST_REPLAYS, before)
+                if tried[index][0] > self.best.rate[0] or index == len(self.kept) - 1:
+                    self.settle(*tried[index], before)
+            return tried[index][0]
+
+        index = last_that(lambda index: times(index) >= least, len(self.kept))
+        if index is not None:
+            self.settle(*tried[index], before)
+        elif not self.is_fresh:
+            self.confirm_behind(kind, least, before)
+
+    def confirm_behind(self, kind: str, least: int, short: tuple[Trace, ...]) -> None:
+        """Takes the smallest trace, behind as little as it needs of what was played before it when it failed."""
+        (trace, _, _), earlier = self.kept[-1]
+
+        def always_fails(before: Sequence[Trace]) -> bool:
+            fits = all(self.unfit(other) is None for other in before)
+            return fits and self.fails(trace, kind, FIRST_REPLAYS, (*short, *before))[0] == FIRST_REPLAYS
+
+        for count in HISTORIES[1:]:
+            before = earlier[-count:]
+            if always_fails(before):
+                for other in before:
+                    fewer = tuple(each for each in before if each is not other)
+                    before = fewer if fewer and always_fails(fewer) else before
+                times, last = self.fails(trace, kind, LAST_REPLAYS, (*short, *before))
+                if times >= least:
+                    self.settle(times, last, (*short, *before))
+                    return
+
+    def settle(self, times: int, last: Failed | None, before: tuple[Trace, ...]) -> None:
+        if last is not None:
+            self.best = replace(with_failed(self.best, last), before=before)
+        self.best = replace(self.best, rate=(times, LAST_REPLAYS))
+
+    def short(self) -> Trace:
+        """Short requests, one after another, so that a server remembers nothing of the trace before them."""
+        sent = Sent((*self.around.first, self.around.alphabet[0]))
+        return calm(Trace((sent,) * min(MOST_SHORT, self.around.slots)))
+
+    def shrink(self, kind: str, replays: int, began: float) -> None:
+        needed = 2 if self.is_live else 1  # a single failure may be luck, and repeated luck ends in a rare failure
+
+        def still_fails(trace: Trace) -> bool:
+            if self.unfit(trace):
+                return False
+            failures = 0
+            for tried in range(1, needed * replays + 1):
+                failed = self.replay(trace, kind)
+                failures += failed is not None
+                if failed is not None and failures == needed:
+                    self.keep(failed)
+                    return True
+                if tried >= replays and not failures:
+                    break
+            return False
+
+        shrunk(self.best.trace, still_fails, lambda: self.has_time(began))
+
+    def has_time(self, began: float) -> bool:
+        """To shrink what began to be shrunk then."""
+        return time.monotonic() - began < self.shrink_seconds
+
+
+def size_of(trace: Trace) -> str:
+    return f"{len(trace.requests)} requests, {trace.num_tokens} tokens"
+
+
+def with_failed(failure: Failure, failed: Failed) -> Failure:
+    trace, played, finding = failed
+    return replace(failure, trace=trace, played=played, finding=finding)
+
+
+def last_that(holds: Callable[[int], bool], count: int) -> int | None:
+    """The last index below `count` that holds, found by steps back of 1, 2, 4, ... and bisection; None if none does."""
+    above, step = count, 1
+    index = count - 1
+    while index >= 0 and not holds(index):
+        if index == 0:
+            return None
+        above, index, step = index, max(0, index - step), 2 * step
+    while above - index > 1:
+        middle = (index + above) // 2
+        index, above = (middle, above) if holds(middle) else (index, middle)
+    return index
+
+
+def replays_for(rate: float) -> int:
+    """So many that a trace that fails at this rate passes all of them with a probability of MISSED."""
+    return 1 if rate >= 1.0 else min(MOST_REPLAYS, math.ceil(math.log(MISSED) / math.log(1.0 - rate)))
+
+
+def known_traces(again: Sequence[Trace], campaign: Campaign, times: int) -> Iterator[Failure]:
+    """Those of earlier runs that fail again, each played up to so many times: as it is, then with other tokens."""
+    for trace in again:
+        for number in range(times):
+            campaign.is_fresh = campaign.is_quick
+            fresh = campaign.relabelled(trace, next(campaign.label)) if number else trace
+            played, finding = campaign.play(fresh)
+            campaign.is_fresh = False
+            campaign.counts.traces += 1
+            if finding is None:
+                continue
+            yield campaign.minimize(fresh, played, finding)
+            campaign.raise_interrupt()
+            if campaign.is_lost(finding):
+                return
+            break

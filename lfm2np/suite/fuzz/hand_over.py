@@ -1,0 +1,347 @@
+"""Writes a failure into a folder: the trace, a script that reproduces it, a report and the text of an issue."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lfm2np.checkpoint.strict_json import read_bytes
+from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.records import Answer, answer_as_json, parse_line
+from lfm2np.oracle.report.as_html import as_html
+from lfm2np.oracle.report.report import WRONG, Code, Finding, Report, Section, Table
+from lfm2np.suite.fuzz.campaign import Failure
+from lfm2np.suite.fuzz.finding import MEANS
+from lfm2np.suite.fuzz.judge import Judge
+from lfm2np.suite.fuzz.play_http import HttpPlayer
+from lfm2np.suite.fuzz.reproducer import reproducer
+from lfm2np.suite.fuzz.right import Right
+from lfm2np.suite.fuzz.timeline import timeline
+from lfm2np.suite.fuzz.trace import Sent, Trace, as_json, from_json, joined
+from lfm2np.whole_file import write_whole
+from scheduler.checksum import FIELD, damage, sealed
+
+TRACE, SCRIPT, REPORT, ISSUE = "trace.json", "reproduce.py", "report.html", "issue.md"
+HEADS = ("request", "prompt tokens", "new tokens", "sent", "shares a beginning of", "special")
+COMPARED = ("output token", "expected", "seen", "expected log-probability", "seen log-probability")
+MOST_BYTES = 64 * 2**20
+MOST_TOKENS = 64  # of a prompt that a report shows
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a report says besides the failure."""
+
+    target: str
+    engine: str
+    format_name: str
+    why_format: str  # where it was not declared
+    checkpoint: str
+    command: str
+
+
+def hand_over(out: Path, failure: Failure, judge: Judge, player: Any, context: Context) -> Path:
+    """Writes the folder, as a whole or not at all, and returns it."""
+    right = {
+        index: judge.right(sent, seen_of(failure, index))
+        for index, sent in enumerate(failure.trace.requests)
+        if sent.abort_after is None
+    }
+    record = json.loads(json.dumps(as_record(failure, context)))  # with names that are strings
+    texts = {TRACE: json.dumps(sealed(record), indent=1) + "\n"}
+    if isinstance(player, HttpPlayer):
+        whole, before = joined([*failure.before, failure.trace]), num_before(failure)
+        ends = () if player.dialect.ignores_eos else judge.ends
+        rows = [
+            row_of(whole, index, player.body(index, sent), right.get(index - before), ends)
+            for index, sent in enumerate(whole.requests)
+        ]
+        alone = [judge.alone(sent) for sent in failure.trace.requests]
+        for index, sent in enumerate(alone):
+            rows[before + index] |= {} if sent is None else {"alone": player.body(index, sent)}
+        title = f"{context.engine}: {failure.finding.what}"
+        words, is_alone = server_words(failure), any(alone)
+        texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, words, before, is_alone)
+    shown = (failure, context, right, how_to_see(failure, context, SCRIPT in texts), judge.expected)
+    texts |= {REPORT: as_html(report_of(*shown), context.command), ISSUE: as_issue(*shown)}
+    return written(out, failure.finding.kind, texts)
+
+
+def written(out: Path, kind: str, texts: Mapping[str, str]) -> Path:
+    """All files, in the folder KIND-NUMBER with the first free number. RequestError if it can't be written."""
+    beside = out / f".{secrets.token_hex(8)}.part"
+    try:
+        beside.mkdir(parents=True)
+        for name, text in texts.items():
+            write_whole(beside / name, text)
+        for number in itertools.count(1):
+            folder = out / f"{kind}-{number}"
+            if not folder.exists():
+                beside.rename(folder)
+                break
+    except OSError as problem:
+        raise RequestError(f"{out}: can't be written: {problem.strerror or problem}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def require_place(out: Path) -> None:
+    """RequestError for a folder that can't be made, before hours are spent on its content."""
+    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise RequestError(f"--out {out}: {existing} is no folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise RequestError(f"--out {out}: {existing} can't be written to")
+
+
+def seen_of(failure: Failure, index: int) -> Answer | None:
+    if index == failure.finding.request and failure.finding.seen is not None:
+        return failure.finding.seen
+    answers = failure.played.replies[index].answers
+    return answers[0] if answers else None
+
+
+def as_record(failure: Failure, context: Context) -> dict[str, Any]:
+    """The content of trace.json: what `lfm2np fuzz TARGET --replay` reads, and the answers."""
+    return {
+        **as_json(failure.trace),
+        **({"before": [as_json(each)["requests"] for each in failure.before]} if failure.before else {}),
+        "finding": {"kind": failure.finding.kind, "what": failure.finding.what, "request": failure.finding.request},
+        "rate": list(failure.rate),
+        "same_tokens": failure.same_tokens,
+        "engine": context.engine,
+        "format": context.format_name,
+        "seen": [[answer_as_json(answer) for answer in reply.answers] for reply in failure.played.replies],
+    }
+
+
+def read_trace(path: Path) -> Trace:
+    """From a trace.json, or a file with a trace alone; joined to the traces that must come before it.
+
+    RequestError that names the file, also for a wrong checksum; `hand_over` writes one, files from elsewhere need none.
+    """
+    raw = parse_line(read_bytes(path, MOST_BYTES, RequestError).decode(errors="replace"), str(path))
+    if not isinstance(raw, dict) or "requests" not in raw:
+        raise RequestError(f"{path}: expected an object with `requests`")
+    if FIELD in raw and (changed := damage(raw)):
+        raise RequestError(f"{path}: {changed}; a trace of your own needs none")
+    before = raw.get("before", [])
+    if not isinstance(before, list):
+        raise RequestError(f"{path}: before: expected a list of lists of requests")
+    try:
+        return joined([from_json({"requests": requests}) for requests in (*before, raw["requests"])])
+    except RequestError as problem:
+        raise RequestError(f"{path}: {problem}") from None
+
+
+def row_of(
+    trace: Trace, index: int, body: Mapping[str, Any], right: Sequence[Right] | None, ends: Collection[int]
+) -> dict[str, Any]:
+    """What the script needs of a request. It judges neither multiple samples, nor sampled answers with a stop string.
+
+    ends  tokens behind which the server stops
+    """
+    sent = trace.requests[index]
+    moments = {name: getattr(sent, name) for name in ("after", "after_tokens", "abort_after")}
+    row: dict[str, Any] = {"body": body} | {name: value for name, value in moments.items() if value is not None}
+    row |= {"pause": sent.pause} if sent.pause else {}
+    row |= {"streamed": True} if trace.is_streamed(index) else {}
+    if right and sent.samples == 1 and (sent.stop is None or not sent.temperature):
+        last = next((index for index, token in enumerate(right) if token.token_id in ends), len(right))
+        expected = right[: last + 1]
+        row["right"] = [[token.token_id, token.logprob, token.bound, token.decided] for token in expected]
+        row |= {"may_go_on": True} if len(expected) < len(right) else {}
+    return row
+
+
+def num_before(failure: Failure) -> int:
+    return sum(len(trace.requests) for trace in failure.before)
+
+
+def server_words(failure: Failure) -> str:
+    """In what state the server was when it failed, as a sentence."""
+    if failure.is_fresh:
+        return "It failed on a server that had just been started: start it anew."
+    sentence = "It failed on a server that had served other requests before; it was not tried on a new one."
+    if failure.needs_before:
+        return f"It needs what came before: {num_before(failure)} requests, which are sent first. {sentence}"
+    if failure.before:
+        return f"{sentence} Before each replay came {num_before(failure)} short requests, which are sent first."
+    return sentence
+
+
+def moment(trace: Trace, index: int) -> str:
+    sent = trace.requests[index]
+    when = "at once" if sent.after is None else f"when request {sent.after} has ended"
+    if sent.after_tokens is not None:
+        when = f"after {sent.after_tokens} tokens of request {sent.after}"
+    return when + (f", then {sent.pause} ms" if sent.pause else "")
+
+
+def special(sent: Sent) -> str:
+    words = [f"aborted after {sent.abort_after} tokens"] if sent.abort_after is not None else []
+    if sent.temperature:
+        words.append(f"temperature {sent.temperature:g}, seed {sent.seed}, {sent.samples} samples")
+    words += ["stop " + repr(sent.stop).replace("|", "\\x7c")] if sent.stop is not None else []
+    words += ["cold"] if sent.cold else []
+    words += ["streamed"] if sent.streamed else []
+    return "; ".join(words)
+
+
+def shown_ids(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:MOST_TOKENS]))
+    return shown + (f", ... {len(ids)} tokens" if len(ids) > MOST_TOKENS else "")
+
+
+def sharing(trace: Trace, index: int) -> str:
+    prompt = trace.requests[index].prompt
+    lengths = [num_shared(prompt, other.prompt) for other in trace.requests[:index]]
+    longest = max(lengths, default=0)
+    return f"{longest} with request {lengths.index(longest)}" if longest else "none"
+
+
+def num_shared(ids: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(ids, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(ids), len(other)))
+
+
+class Cell(NamedTuple):
+    text: str
+    is_wrong: bool = False
+
+
+def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) -> list[list[Cell]]:
+    """Rows of COMPARED for the wrong request. Behind the first other token both texts differ, so nothing is marked."""
+    index = failure.finding.request
+    if index is None:
+        return []
+    position, seen = failure.finding.position, seen_of(failure, index)
+    at = None if position is None else position.row - len(failure.trace.requests[index].prompt) + 1
+    tokens = () if seen is None else seen.token_ids or ()
+    logprobs = () if seen is None else seen.logprobs or ()
+    rows, is_same = [], True
+    for place, (expected, token, logprob) in enumerate(zip_longest(right.get(index, ()), tokens, logprobs)):
+        here = position if place == at else None
+        is_other = expected is not None and token is not None and expected.token_id != token
+        is_bad = here is not None and here.is_flip
+        is_off = here is not None and not here.is_flip
+        if expected is not None and is_other:
+            is_bad |= expected.decided
+        elif expected is not None and logprob is not None:
+            is_off |= abs(logprob - expected.logprob) > expected.bound
+        rows.append(
+            [
+                Cell(str(place)),
+                Cell("" if expected is None else str(expected.token_id)),
+                Cell("" if token is None else str(token), is_same and is_bad),
+                Cell("" if expected is None else f"{expected.logprob:.6f}"),
+                Cell("" if logprob is None else f"{logprob:.6f}", is_same and is_off),
+            ]
+        )
+        is_same &= not is_other
+    return rows[:MOST_TOKENS]
+
+
+def facts(failure: Failure, context: Context) -> dict[str, str]:
+    failed, replays = failure.rate
+    tokens = (
+        "the same tokens: with others it did not fail" if failure.same_tokens else "other tokens in the same places"
+    )
+    rate = "not played again: the server is gone, and nothing was given that starts it"
+    if replays:
+        rate = f"fails in {failed} of {replays} replays, each with {tokens}. {server_words(failure)}"
+    drawn, small = (
+        f"{len(trace.requests)} requests, {trace.num_tokens} tokens" for trace in (failure.drawn, failure.trace)
+    )
+    return {
+        "engine": context.engine,
+        "checkpoint": context.checkpoint,
+        "format": f"{context.format_name} ({context.why_format or 'declared'})",
+        "replays": rate,
+        "found": f"after {failure.traces} traces and {failure.seconds:.0f} s",
+        "size": f"drawn with {drawn}; shrunk to {small} in {failure.shrinking:.0f} s",
+    }
+
+
+def rows_of(trace: Trace) -> list[list[Any]]:
+    return [
+        [index, len(sent.prompt), sent.max_tokens, moment(trace, index), sharing(trace, index), special(sent)]
+        for index, sent in enumerate(trace.requests)
+    ]
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of a table, and an empty one; nothing without rows."""
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows), ""] if rows else []
+
+
+def marked(cell: Cell, around: str) -> str:
+    return f"{around}{cell.text} (wrong){around}" if cell.is_wrong else cell.text
+
+
+def how_to_see(failure: Failure, context: Context, has_script: bool) -> str:
+    if not has_script:
+        return f"`{context.command} --replay {TRACE}` plays them again."
+    return (
+        f"`{SCRIPT}` (standard library only) sends these requests and says what it expected and saw: "
+        f"`python {SCRIPT} {context.target}`. {server_words(failure)}"
+    )
+
+
+def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], how: str, expected: str) -> str:
+    return "\n".join(
+        [
+            f"# {MEANS[failure.finding.kind][0].upper()}{MEANS[failure.finding.kind][1:]}",
+            "",
+            *(f"- {name}: {value}" for name, value in facts(failure, context).items()),
+            "",
+            "## What goes wrong",
+            "",
+            f"- {failure.finding.what}",
+            "",
+            *markdown(COMPARED, [[marked(cell, "**") for cell in row] for row in expected_and_seen(failure, right)]),
+            expected,
+            "",
+            "## The requests",
+            "",
+            *markdown(HEADS, rows_of(failure.trace)),
+            "## How to see it",
+            "",
+            how,
+            "",
+        ]
+    )
+
+
+def report_of(
+    failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], how: str, expected: str
+) -> Report:
+    """With the same content as the issue, and the timeline."""
+    trace, finding = failure.trace, failure.finding
+    compared = [[marked(cell, "") for cell in row] for row in expected_and_seen(failure, right)]
+    prompts = [f"{index}: {shown_ids(sent.prompt)}" for index, sent in enumerate(trace.requests)]
+    tokens = [Table("Tokens of the wrong request", COMPARED, compared, ())] if compared else []
+    return Report(
+        command="fuzz",
+        verdict=finding.kind.upper(),
+        exit_code=WRONG,
+        means=f"{MEANS[finding.kind][0].upper()}{MEANS[finding.kind][1:]}.",
+        findings=[Finding(finding.kind, finding.what)],
+        facts=facts(failure, context),
+        next_steps=[how],
+        sections=[
+            Section("Who overlapped whom", [timeline(failure)]),
+            Section("Expected and seen", [*tokens, expected]),
+            Section("The requests", [Table("Requests", HEADS, rows_of(trace), (0, 3, 4, 5)), Code(prompts)]),
+        ],
+    )

@@ -1,0 +1,108 @@
+"""The right answer to a request, in exact arithmetic, how far off the declared format may be, and where it stops.
+
+Stop strings are judged only where each token has a text: some servers leave special tokens out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.loading import Model
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.oracle.agreement import UNFINISHED, all_text
+from lfm2np.oracle.check import fitting
+from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.noise import DRAWS
+from lfm2np.oracle.judging.position import margins, most_shift
+from lfm2np.oracle.judging.scored import Known, truths_of
+from lfm2np.oracle.judging.verdict import LIMIT
+from lfm2np.suite.fuzz.trace import Sent, Trace
+
+
+@dataclass(frozen=True)
+class Right:
+    """One token. `bound` in nats; `decided`: another token is wrong here, not only as good."""
+
+    token_id: int
+    logprob: float
+    bound: float
+    decided: bool
+
+
+def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None) -> list[Right]:
+    """For a greedy request the oracle's tokens; for a sampled one those that the engine gave."""
+    tokens = fitted_tokens(model, sent, seen) if sent.temperature else greedy(model, sent)
+    if not tokens:
+        return []
+    ask, known = Ask("right", "fuzz", sent.prompt, len(tokens)), Known()
+    pair = (ask, Answer("right", tuple(tokens)))
+    positions = judge(model, format_name, [pair], known=known, stages=[DRAWS])
+    (truth,) = truths_of(model, [pair], known).values()
+    allowed = margins(truth, known.noises[format_name, truth.spoken], format_named(format_name).bits)
+    answer = []
+    for position in positions:
+        index, column = position.row - truth.first, truth.at(position.row, position.token_id)
+        bound = float(allowed.units[index] + LIMIT * allowed.scales[index, column]) + most_shift(truth.vocab_size)
+        decided = not sent.temperature and position.margin_ratio > LIMIT
+        answer.append(Right(position.token_id, float(truth.logprobs[index, column]), bound, decided))
+    return answer
+
+
+def fitted_tokens(model: Model, sent: Sent, seen: Answer | None) -> tuple[int, ...]:
+    """Empty for an answer that can't be scored."""
+    if seen is None:
+        return ()
+    return fitting(Ask("right", "fuzz", sent.prompt, sent.max_tokens), seen, model.config, True).token_ids or ()
+
+
+def greedy(model: Model, sent: Sent) -> tuple[int, ...]:
+    """Up to the token that completes the stop text; not ended by an end-of-sequence token."""
+    engine = Engine(model)
+    stop = (sent.stop,) if sent.stop is not None and model.has_tokenizer else ()
+    params = SamplingParams(temperature=0.0, max_tokens=sent.max_tokens, ignore_eos=True, stop=stop)
+    engine.add_request("right", sent.prompt, params)
+    tokens: tuple[int, ...] = ()
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens = tuple(output.outputs[0].token_ids)
+    return tokens
+
+
+def stop_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: Answer) -> str | None:
+    """Why an answer can't be right: it goes on behind its stop string, or ends though that never came; or None."""
+    ids = answer.token_ids
+    if not ids or sent.stop is None or not all_text(tokenizer, ids):
+        return None
+    if sent.stop in tokenizer.decode(ids[:-1]):
+        return f"stop {sent.stop!r} stands in the text of its first {len(ids) - 1} tokens, yet it goes on"
+    if len(ids) < sent.max_tokens and sent.stop not in tokenizer.decode(ids) and ids[-1] not in ends:
+        return f"ends after {len(ids)} of {sent.max_tokens} tokens, and stop {sent.stop!r} is not in its text"
+    return None
+
+
+def with_stops(model: Model, trace: Trace) -> Trace:
+    """The trace with stop strings that its requests will meet: see Sent.stop_in."""
+    if not model.has_tokenizer or all(sent.stop_in is None for sent in trace.requests):
+        return trace
+    return Trace(tuple(replace(sent, stop=stop_in(model, sent) or sent.stop) for sent in trace.requests))
+
+
+def stop_in(model: Model, sent: Sent) -> str | None:
+    """A text that begins in the token before number `stop_in` of the right answer, and ends within that token if it has
+    more than one character: an engine that looks only at the ends of tokens misses it. None where there is none."""
+    if sent.stop_in is None or sent.temperature or sent.stop is None:
+        return None
+    first = replace(sent, stop=None, max_tokens=min(sent.max_tokens, sent.stop_in + 1))
+    ids = greedy(model, first)
+    if not all_text(model.tokenizer, ids):
+        return None
+    before, whole = model.tokenizer.decode(ids[:-1]), model.tokenizer.decode(ids)
+    if UNFINISHED in whole:
+        return None
+    last = whole[len(before) :]
+    return (before[-1:] + (last[:-1] or last)) or None

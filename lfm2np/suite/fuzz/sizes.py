@@ -1,0 +1,64 @@
+"""The engine's sizes, around which lengths are drawn: as given, else as reported, else plausible ones in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # they need NumPy and Hypothesis, which a help does not
+    from lfm2np.suite.fuzz.draw_traces import Around
+    from lfm2np.suite.fuzz.played import Takes
+
+GIVEN, REPORTED, MODELS, ASSUMED = "given", "reported", "the model's", "assumed"
+BLOCKS, CHUNKS, SLOTS = (16, 64), (64, 256, 512), (8,)  # of vLLM, SGLang and small engines
+CONTEXT = 6  # chunks, of which a chunk that is assumed sees at most so many: more and shorter requests to a trace
+
+
+@dataclass(frozen=True)
+class Size:
+    """`values` are tried in turn; `source` is one of the words above."""
+
+    values: tuple[int, ...]
+    source: str
+
+
+Sizes = Mapping[str, Size]  # by the names of engine_protocol.TOLD
+
+
+def sizes_of(given: Mapping[str, int | None], takes: Takes, longest: Size) -> Sizes:
+    """`longest`: most tokens of a request."""
+
+    def size(name: str, reported: int | None, assumed: Sequence[int]) -> Size:
+        number = given[name]
+        if number is not None:
+            return Size((number,), GIVEN)
+        return Size(tuple(assumed), ASSUMED) if reported is None else Size((reported,), REPORTED)
+
+    return {
+        "block_size": size("block_size", takes.block, BLOCKS),
+        "max_num_batched_tokens": size("max_num_batched_tokens", takes.chunk, CHUNKS),
+        "max_num_seqs": size("max_num_seqs", takes.slots, SLOTS),
+        "max_model_len": longest,
+    }
+
+
+def arounds_of(around: Around, sizes: Sizes) -> tuple[Around, ...]:
+    """One for each combination of sizes that may be the engine's."""
+    blocks, chunks, slots = (sizes[name] for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"))
+    (longest,) = sizes["max_model_len"].values
+    return tuple(
+        replace(
+            around,
+            block=block,
+            chunk=chunk,
+            slots=slot,
+            longest=min(longest, CONTEXT * chunk) if chunks.source == ASSUMED else longest,
+        )
+        for block, chunk, slot in product(blocks.values, chunks.values, slots.values)
+    )
+
+
+def assumed(sizes: Sizes) -> list[str]:
+    return [name for name, size in sizes.items() if size.source == ASSUMED]

@@ -1,0 +1,242 @@
+"""pytest's plugin: the options of `pytest --pyargs lfm2np.suite`, and one test a property.
+
+It is loaded into every run of pytest where this package is installed, so it must import little and disturb no one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROFILES = ("quick", "ci", "deep")
+# The names of judging.formats.FORMATS, which would load NumPy here.
+MOST_OF_AN_ANNOTATION = 1000  # characters
+NUMBER_FORMATS = ("float32", "float16", "bfloat16", "q8", "w8a8", "int8", "int4")
+
+
+SIZES = {  # option -> its name in engine_protocol.TOLD, and what it is
+    "--block-size": ("block_size", "tokens of one of the engine's blocks"),
+    "--max-num-batched-tokens": ("max_num_batched_tokens", "most tokens of a step of the engine"),
+    "--max-num-seqs": ("max_num_seqs", "requests that the engine runs at once"),
+    "--max-model-len": ("max_model_len", "most tokens of a request"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    """Options only where the suite is asked for: anyone else's --model or --profile are his own."""
+    if asks_for_suite(args):
+        add_options(parser)
+
+
+def asks_for_suite(args: Iterable[object]) -> bool:
+    return any("lfm2np.suite" in str(arg) or "lfm2np/suite" in str(arg) for arg in args)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lfm2np.suite")
+    options: dict[str, dict[str, Any]] = {
+        "--engine": {"metavar": "MODULE:FACTORY", "help": "the engine to test (default: lfm2np's own)"},
+        "--scheduler": {
+            "metavar": "MODULE:FACTORY",
+            "help": "a scheduler or a block manager to test instead, without a model: see scheduler/protocol.py",
+        },
+        "--server": {
+            "metavar": "URL",
+            "help": "a server to hold against itself instead, of any model: see `lfm2np check --against itself`",
+        },
+        "--vocab-size": {"metavar": "N", "help": "with --server: ids below N are sent"},
+        "--budget": {"metavar": "MINUTES", "help": "with --server: ask nothing new after so many minutes"},
+        "--bitwise": {"action": "store_const", "const": "yes", "help": "with --server: expect equal bits"},
+        "--schedules": {"metavar": "DIR", "help": "where schedules that break a demand go, for lfm2np draw"},
+        "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
+        "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
+        "--number-format": {
+            "choices": NUMBER_FORMATS,
+            "help": "how the engine computes: what that explains is no failure (default: it is exact). The same as "
+            "--format of lfm2np check; --numerics is lfm2np's own arithmetic",
+        },
+        "--model": {"metavar": "DIR", "help": "a checkpoint of your own, in the place of drawn ones"},
+    }
+    for name, (_, meaning) in SIZES.items():
+        options[name] = {"metavar": "N", "help": f"{meaning}: lengths are drawn around its multiples"}
+    for name, settings in options.items():
+        with contextlib.suppress(ValueError):  # another plugin has an option of that name: see `option`
+            group.addoption(name, **settings)
+
+
+def option(config: pytest.Config, name: str) -> str | None:
+    """--engine, --xfails and so on; where another plugin owns that name, LFM2NP_ENGINE, LFM2NP_XFAILS."""
+    value = getattr(config.option, name.replace("-", "_"), None)
+    value = value if isinstance(value, str) else None
+    return value or os.environ.get(f"LFM2NP_{name.upper().replace('-', '_')}")
+
+
+def chosen_profile(config: pytest.Config) -> str:
+    name = option(config, "profile") or "quick"
+    if name not in PROFILES:
+        raise pytest.UsageError(f"profile {name!r}: expected one of {', '.join(PROFILES)}")
+    return name
+
+
+TERMS, ADVICE = pytest.StashKey[Any](), pytest.StashKey[str]()
+ASKING = pytest.StashKey[Any]()  # invariance.asked.Asking and its Spread
+FILES = {"scheduler": "test_schedulers.py", "server": "test_server.py", "": "test_conformance.py"}  # by option
+OUTCOME = pytest.StashKey[Any]()  # schedulers.suite.Outcome
+
+
+def terms_of(config: pytest.Config) -> Any:
+    """runner.Terms: the given checkpoint and sizes, and what the engine was found to lack so far."""
+    if TERMS not in config.stash:
+        config.stash[TERMS] = given_terms(config)
+    return config.stash[TERMS]
+
+
+def given_terms(config: pytest.Config) -> Any:
+    """UsageError for a size or a checkpoint that is none."""
+    from lfm2np.errors import Lfm2npError
+    from lfm2np.suite.runner import Terms
+    from lfm2np.suite.strategies.tiny_models import Checkpoint, loaded
+
+    path = option(config, "model")
+    try:
+        model = None if path is None else Checkpoint(str(Path(path).absolute()))
+        if model is not None:
+            loaded(model)
+    except Lfm2npError as error:
+        raise pytest.UsageError(str(error)) from None
+    return Terms(model, given_sizes(config))
+
+
+def known_failures(path: str | None, known: Collection[str]) -> dict[str, str]:
+    """Property id -> the line's comment. UsageError for a file that can't be read or an id that is not known."""
+    if path is None:
+        return {}
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise pytest.UsageError(f"--xfails {path}: {problem}") from None
+    failures = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        property_id, _, comment = (part.strip() for part in line.partition("#"))
+        if property_id and property_id not in known:
+            raise pytest.UsageError(f"--xfails {path}, line {number}: {property_id!r} is no property")
+        if property_id:
+            failures[property_id] = comment or "known to fail"
+    return failures
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """UsageError at once for a --scheduler that is none."""
+    if not asks_for_suite((*config.invocation_params.args, *config.args)):
+        return
+    if getattr(config.option, "scheduler", None) == "":
+        raise pytest.UsageError("--scheduler: an empty name, expected package.module:factory")
+    subjects = [f"--{name}" for name in ("scheduler", "engine", "server") if option(config, name) is not None]
+    if len(subjects) > 1:
+        raise pytest.UsageError(f"{' and '.join(subjects)}: expected one of them")
+    name = option(config, "scheduler")
+    if name is None:
+        return
+    from lfm2np.errors import RequestError
+    from lfm2np.suite.schedulers.suite import require_scheduler
+
+    try:
+        require_scheduler(name)
+    except (RequestError, AssertionError) as error:
+        raise pytest.UsageError(f"--scheduler {name}: {error}") from None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """One of the files: an engine's properties, the demands on a scheduler, or a server's relations."""
+    chosen = next((file for name, file in FILES.items() if name and option(config, name)), FILES[""])
+    ours = Path(__file__).parent in collection_path.parents
+    return True if ours and collection_path.name in {*FILES.values()} - {chosen} else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__ == "lfm2np.suite.test_conformance" and "property_" in metafunc.fixturenames:
+        from lfm2np.suite.catalogue import ALL
+
+        metafunc.parametrize("property_", cases({prop.id: prop for prop in ALL}, metafunc.config))
+    if metafunc.module.__name__ == "lfm2np.suite.test_server":
+        from lfm2np.suite.itself.relations import RELATIONS
+
+        metafunc.parametrize("relation", cases({each.name: each for each in RELATIONS}, metafunc.config))
+    if metafunc.module.__name__ == "lfm2np.suite.test_schedulers":
+        from lfm2np.suite.schedulers.suite import sentences
+
+        metafunc.parametrize("demand", cases({name: name for name in sentences()}, metafunc.config))
+
+
+def given_sizes(config: pytest.Config) -> dict[str, Any]:
+    """By names of SIZES; UsageError for one that is none."""
+    from lfm2np.errors import Lfm2npError
+    from lfm2np.suite.strategies.lengths import lengths_of
+
+    sizes: dict[str, Any] = {}
+    try:
+        for name, (size, _) in SIZES.items():
+            value = option(config, name.removeprefix("--"))
+            if value is not None:
+                sizes[size] = int(value) if value.isdecimal() else value
+                lengths_of({size: sizes[size]}, name)
+    except Lfm2npError as error:
+        raise pytest.UsageError(str(error)) from None
+    return sizes
+
+
+def cases(values: dict[str, Any], config: pytest.Config) -> list[Any]:
+    """A parameter for each value, by its id; those of --xfails must fail."""
+    xfails = known_failures(option(config, "xfails"), values)
+    return [
+        pytest.param(
+            value, id=name, marks=[pytest.mark.xfail(reason=xfails[name], strict=True)] if name in xfails else []
+        )
+        for name, value in values.items()
+    ]
+
+
+def github_lines(reports: Iterable[Any]) -> list[str]:
+    """GitHub's lines for failed tests of the suite: one each, as a workflow shows it."""
+    lines = []
+    for report in reports:
+        text = str(report.longrepr).strip().splitlines() or ["failed"]
+        message = " ".join(text)[:MOST_OF_AN_ANNOTATION].replace("%", "%25")
+        lines.append(f"::error title=lfm2np {report.nodeid.rpartition('[')[2].rstrip(']')}::{message}")
+    return lines
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    config = terminalreporter.config
+    if os.environ.get("GITHUB_ACTIONS") == "true" and asks_for_suite((*config.invocation_params.args, *config.args)):
+        for line in github_lines(terminalreporter.stats.get("failed", ())):
+            terminalreporter.write_line(line)
+    if ASKING in terminalreporter.config.stash:
+        asking, spread = terminalreporter.config.stash[ASKING]
+        kind = "measured" if spread.is_measured else "of the format"
+        terminalreporter.write_line(
+            f"{asking.requests} requests, {asking.tokens} tokens; spread {spread.nats:.2g} ({kind})"
+        )
+        for line in dict.fromkeys(asking.unanswered):
+            terminalreporter.write_line(f"WARNING: not answered: {line}", yellow=True)
+        return
+    if OUTCOME in terminalreporter.config.stash:
+        for line in terminalreporter.config.stash[OUTCOME].summary():
+            terminalreporter.write_line(line)
+        return
+    if "lfm2np.suite.runner" in sys.modules:
+        runner = sys.modules["lfm2np.suite.runner"]
+        terminalreporter.write_line(runner.totals())
+        terminalreporter.write_line(runner.met())
+        for line in runner.unmet():
+            terminalreporter.write_line(f"WARNING: never met {line}", yellow=True)
+    if ADVICE in terminalreporter.config.stash:
+        terminalreporter.write_line("what the engine raised on, and does not declare; its class may say:")
+        terminalreporter.write_line(terminalreporter.config.stash[ADVICE])

@@ -1,0 +1,54 @@
+"""What a property is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
+
+from lfm2np.oracle.engines.protocol import Factory
+
+
+@dataclass(frozen=True)
+class Property:
+    """A statement about an engine, tried with many examples. `check` raises for an example that breaks it.
+
+    law    of the design: 1 order cannot matter; 2 one truth, reference.py; 3 a batch is one flat array; 4 the plan is
+           plain data; 5 publish after write, write only what one owns; 7 fail early, and harm no one else
+    needs  levels of the protocol
+    bugs   real ones that it would have caught
+    weight the number of examples, relative to the profile's
+    strategy gives examples; with `at_length` it takes Lengths, and then gives such as reach over an engine's own blocks
+           and chunks; with `only_at_length` all of them are such. Drawn models are dense: runner.py tries examples
+           with experts after them
+    """
+
+    id: str
+    sentence: str
+    law: int
+    needs: tuple[str, ...]
+    bugs: tuple[str, ...]
+    strategy: Callable[..., SearchStrategy[Any]]
+    check: Callable[[Factory, Any], None]
+    weight: float = 1.0
+    at_length: bool = False
+    only_at_length: bool = False
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The same, with a state machine: calls in any order.
+
+    `make` gives the class for an engine and for what turns a drawn model or request into one that it can be given.
+    """
+
+    id: str
+    sentence: str
+    law: int
+    needs: tuple[str, ...]
+    bugs: tuple[str, ...]
+    make: Callable[[Factory, Callable[[Any], Any]], Any]
+    steps: int = 20  # of one run
+    weight: float = 1.0

@@ -1,0 +1,376 @@
+"""Runs properties under a profile, and says what came of each: for the plugin, for `lfm2np faults`, for a script."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.errors import HypothesisException, UnsatisfiedAssumption
+from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.strategies import SearchStrategy
+
+from lfm2np.oracle.engines.protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
+from lfm2np.suite.properties.driver import TOTALS, WIDE, Violation, make
+from lfm2np.suite.properties.property import Machine, Property
+from lfm2np.suite.properties.rounding import Rounding, format_of, unjudged
+from lfm2np.suite.shrinking import bounded_shrinking, seconds_left
+from lfm2np.suite.strategies.families import FAMILIES, Family, has_model, of_family_by_itself, varied
+from lfm2np.suite.strategies.features import WORDS, advice, fit, place, promised, sparing_words
+from lfm2np.suite.strategies.lengths import Lengths, lengths_of
+from lfm2np.suite.strategies.scenarios import size_of
+from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel
+
+EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
+SHARE_AT_LENGTH = 0.1  # examples at the engine's own lengths come on top, so many to a small one
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one property. `status` is passed, failed or skipped."""
+
+    id: str
+    status: str
+    examples: int = 0  # tried before the first failure, that one included; all of them if it passed
+    seconds: float = 0.0
+    message: str = ""  # why it was skipped, or the first difference and a script that shows it
+    size: int | None = None  # of the smallest example that fails
+    undeclared: frozenset[str] = frozenset()  # words of `lacks` that would have spared the engine what it raised
+    advice: str = ""  # the line that declares them
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run is made on, beside the engine."""
+
+    model: Checkpoint | None = None  # in the place of drawn models
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of engine_protocol.TOLD, before the engine's
+    lacks: frozenset[str] = frozenset()  # what the engine was found not to do, though it does not declare it
+    spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
+
+
+def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
+    """Hypothesis's settings: `deep` draws new examples, the others always the same."""
+    phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
+    return settings(
+        max_examples=max(2, int(EXAMPLES[name] * weight)),
+        derandomize=name != "deep",
+        deadline=None,
+        phases=phases if shrink else phases[:-1],
+        suppress_health_check=list(HealthCheck),
+        print_blob=name == "deep",
+        report_multiple_bugs=False,
+        database=DirectoryBasedExampleDatabase(".hypothesis/lfm2np") if name == "deep" else None,
+    )
+
+
+def run_property(
+    prop: Property | Machine, factory: Factory, name: str, shrink: bool = True, terms: Terms | None = None
+) -> Result:
+    """One property under a profile; never raises for what the engine does."""
+    began, terms = time.perf_counter(), terms or Terms()
+    try:
+        engine = first_engine(factory, terms)
+    except Exception as error:
+        return Result(prop.id, "failed", message=f"the factory makes no engine: {described(error)}")
+    lacks = lacking(engine) | unjudged(factory)
+    reason = missing(engine, prop.needs) or withheld(prop, factory, terms)
+    if reason is not None:
+        return Result(prop.id, "skipped", message=reason)
+    trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms), terms.model)
+    with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, terms.spent)) as stopped:
+        run, undeclared, notes = tried(trial, engine, lacks, terms)
+    after = [*stopped[:1], *(promised(prop.needs, lacks) if isinstance(run.error, Violation) else ())]
+    return Result(
+        id=prop.id,
+        status="failed" if run.error or notes else "passed",
+        examples=run.examples,
+        seconds=time.perf_counter() - began,
+        message="\n".join([notes + run.message, *after]),
+        size=run.size,
+        undeclared=undeclared,
+        advice=advice(terms.lacks | undeclared, lacking(engine)) if undeclared else "",
+    )
+
+
+def tried(trial: Trial, engine: Any, lacks: frozenset[str], terms: Terms) -> tuple[Run, frozenset[str], str]:
+    """The run, without what the engine raises on and does not declare; the words of that, and what to say of them."""
+    prop = trial.prop
+    run, undeclared, notes = trial.run(lacks | terms.lacks), frozenset[str](), ""
+    while run.error is not None and not hasattr(engine, "is_lfm2np"):
+        words = trial.sparing(run, lacks | terms.lacks | undeclared)
+        if not words:
+            break
+        undeclared |= words
+        notes += asked_to_declare(run, words, lacking(engine) | terms.lacks | undeclared)
+        if undeclared.intersection(prop.needs):
+            run = Run(run.examples)
+            notes += "Without that nothing of this property is left."
+            break
+        run = trial.run(lacks | terms.lacks | undeclared)
+        notes += "Without that: " + ("" if run.error else f"it holds, with {run.examples} examples.")
+    return run, undeclared, notes
+
+
+def first_engine(factory: Factory, terms: Terms) -> Any:
+    """One on a plain drawn model; where that can't be run, on one with the shapes of published checkpoints."""
+    if terms.model is not None:
+        return make(factory, terms.model, {})
+    try:
+        return make(factory, fit(TinyModel(), terms.lacks), {})
+    except Exception:
+        return make(factory, fit(TinyModel(), PUBLISHED_ONLY), {})
+
+
+def withheld(prop: Property | Machine, factory: Factory, terms: Terms) -> str | None:
+    """Why these terms allow no verdict, or None."""
+    for need in prop.needs:
+        if need in unjudged(factory):
+            return f"{need}: not judged where an engine computes in {format_of(factory)}"
+        if need in terms.lacks:
+            return f"the engine lacks {need}, and does not declare it"
+        if need == "drawn" and terms.model is not None:
+            return "it draws models of its own: not with --model"
+    return None
+
+
+def lengths_at(engine: Any, terms: Terms) -> Lengths:
+    sizes = {**told(engine), **terms.sizes}
+    lengths = lengths_of(sizes, "sizes of the engine")
+    longest = lengths.longest if terms.model is None else min(lengths.longest, terms.model.positions)
+    return replace(lengths, longest=longest)
+
+
+def asked_to_declare(run: Run, words: frozenset[str], lacks: frozenset[str]) -> str:
+    named = " and ".join(word for word in WORDS if word in words)
+    return (
+        f"{run.message}\nWithout {named} the engine does not raise this. If that is more than it can do, let its class "
+        f"say so; if not, this is a bug.\n{advice(words, lacks)}\n"
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """Examples until the first failure; the smallest that fails, and how much there is to read in it."""
+
+    examples: int
+    error: Exception | None = None
+    smallest: Any = None
+    size: int | None = None
+    message: str = ""
+    has_models: bool = False  # whether one of them draws a model
+
+    def then(self, other: Run) -> Run:
+        """The other one, which followed it, with the examples of both."""
+        return replace(other, examples=self.examples + other.examples)
+
+
+@dataclass(frozen=True)
+class Trial:
+    prop: Property | Machine
+    factory: Factory
+    chosen: settings
+    lengths: Lengths
+    model: Checkpoint | None
+
+    def run(self, lacks: frozenset[str]) -> Run:
+        """Examples with dense models, then with models of each other family that the engine has.
+
+        What is drawn for dense models does not change with what follows it.
+        """
+        most, few = self.chosen.max_examples, 0
+        if isinstance(self.prop, Property) and self.prop.at_length and "long-contexts" not in lacks:
+            few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is the smallest
+        run = self.of_family(None, most, few, lacks)
+        for family in FAMILIES if run.has_models and self.model is None else ():
+            if run.error is None and family.word not in lacks:
+                some, fewer = max(3, int(most * family.share)), max(2, int(few * family.share)) if few else 0
+                run = run.then(self.of_family(family, some, fewer, lacks))
+        return run
+
+    def of_family(self, family: Family | None, most: int, few: int, lacks: frozenset[str]) -> Run:
+        """So many small examples, then a few such as reach over blocks and chunks of the engine's own size; with dense
+        models, or those of a family."""
+        prop = self.prop
+        if isinstance(prop, Machine):
+            return self.programs(family, most, lacks)
+
+        def at_length() -> SearchStrategy[Any]:
+            return prop.strategy(self.lengths)
+
+        def drawn(strategy: Callable[[], SearchStrategy[Any]]) -> Callable[[], SearchStrategy[Any]]:
+            return strategy if family is None else lambda: varied(family, strategy())
+
+        run = self.examples(drawn(at_length if prop.only_at_length else prop.strategy), most, lacks)
+        if few and run.error is None:
+            run = run.then(self.examples(drawn(at_length), few, lacks))
+        return run
+
+    def examples(self, strategy: Callable[[], SearchStrategy[Any]], most: int, lacks: frozenset[str]) -> Run:
+        assert isinstance(self.prop, Property)
+        has_models = False
+
+        def placed(example: Any) -> Any:
+            nonlocal has_models
+            has_models = has_models or has_model(example)
+            return place(example, self.model)
+
+        prop = replace(self.prop, strategy=lambda: strategy().map(placed))
+        run = _run_examples(prop, self.factory, settings(self.chosen, max_examples=most), lacks)
+        return replace(run, has_models=has_models)
+
+    def programs(self, family: Family | None, most: int, lacks: frozenset[str]) -> Run:
+        assert isinstance(self.prop, Machine)
+        has_models = False
+
+        def adapt(example: Any) -> Any:
+            nonlocal has_models
+            has_models = has_models or has_model(example)
+            changed = example if family is None else of_family_by_itself(family, example)
+            return place(fit(changed, lacks), self.model)
+
+        run = _run_machine(self.prop, self.factory, settings(self.chosen, max_examples=most), adapt)
+        return replace(run, has_models=has_models)
+
+    def sparing(self, run: Run, lacks: frozenset[str]) -> frozenset[str]:
+        """The words that would have spared the engine what it raised; none for a Violation, or if nothing helps.
+
+        A machine's program can't be tried again without a feature: all programs are, few of them.
+        """
+        if isinstance(run.error, Violation | HypothesisException):
+            return frozenset()
+        if not isinstance(self.prop, Machine):
+            check = self.prop.check
+            return sparing_words(run.smallest, lacks, self.prop.needs, lambda example: check(self.factory, example))
+        few = replace(self, chosen=profile("quick", shrink=False))
+        for word in WORDS:
+            error = None if word in lacks else few.run(lacks | {word}).error
+            if word not in lacks and (error is None or isinstance(error, Violation)):
+                return frozenset({word})
+        return frozenset()
+
+
+def _run_examples(prop: Property, factory: Factory, chosen: settings, lacks: frozenset[str]) -> Run:
+    """Examples until the first failure. Hypothesis draws by the text of `test`: what it draws changes with that."""
+    tried, first_failure, smallest = 0, None, None
+
+    @chosen
+    @given(prop.strategy())
+    def test(example: Any) -> None:
+        nonlocal tried, first_failure, smallest
+        tried += 1
+        example = fit(example, lacks)
+        try:
+            prop.check(factory, example)
+        except Exception:
+            first_failure = tried if first_failure is None else first_failure
+            smallest = example
+            raise
+
+    try:
+        test()
+    except Exception as error:
+        message = f"{described(error)}\n{script_of(prop.id, factory, smallest)}"
+        return Run(first_failure or tried, error, smallest, size_of(smallest), message)
+    return Run(tried)
+
+
+def _run_machine(machine: Machine, factory: Factory, chosen: settings, adapt: Callable[[Any], Any]) -> Run:
+    """The same with a state machine; its size is the number of calls of the shortest failing program."""
+    kind = machine.make(factory, adapt)
+    tried, first_failure = 0, None
+
+    class Counted(kind):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            nonlocal tried
+            tried += 1
+            super().__init__()
+
+        def teardown(self) -> None:
+            nonlocal first_failure
+            problem = sys.exception()
+            if isinstance(problem, Exception) and not isinstance(problem, UnsatisfiedAssumption):
+                first_failure = tried if first_failure is None else first_failure
+            try:
+                super().teardown()
+            except Exception:
+                first_failure = tried if first_failure is None else first_failure
+                raise
+
+    Counted.__name__ = Counted.__qualname__ = kind.__name__
+    try:
+        run_state_machine_as_test(Counted, settings=settings(chosen, stateful_step_count=machine.steps))
+    except Exception as error:
+        program = "\n".join(getattr(error, "__notes__", ()))
+        calls = sum(line.startswith("state.") for line in program.splitlines())
+        return Run(first_failure or tried, error, None, calls or None, f"{described(error)}\n{program}")
+    return Run(tried)
+
+
+def totals() -> str:
+    return f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens)"
+
+
+def met() -> str:
+    """How often this process met the situations in which engines break, and which of them never."""
+    counted = {
+        "runs with prefix hits": TOTALS.hits,
+        f"steps with batches over {WIDE}": TOTALS.wide,
+        "preemptions": TOTALS.preemptions,
+        "forks": TOTALS.forks,
+        "aborts": TOTALS.aborts,
+    }
+    often = ", ".join(f"{count:,} {name}" for name, count in counted.items() if count) or "nothing"
+    never = ", ".join(name for name, count in counted.items() if not count) or "nothing"
+    return f"met: {often}; never: {never}"
+
+
+def unmet() -> list[str]:
+    """What was tried and not met, with what may be the reason."""
+    warnings = []
+    if TOTALS.shared and not TOTALS.hits:
+        warnings.append(
+            f"prefix hits: {TOTALS.shared:,} requests began with full blocks of an earlier one, and the engine's "
+            "metrics() gave no cached_tokens: it has no prefix cache, does not count, or its blocks are larger than "
+            "its `sizes` say (block_size, or --block-size)"
+        )
+    if TOTALS.crowds and not TOTALS.wide:
+        warnings.append(
+            f"batches over {WIDE}: {TOTALS.crowds:,} times that many requests were there at once, and no step gave "
+            "each of them a token: the engine's max_num_seqs or max_num_batched_tokens is less, or it has no step()"
+        )
+    return warnings
+
+
+def described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def script_of(property_id: str, factory: Factory, example: Any) -> str:
+    number_format = format_of(factory)
+    made_by = factory.factory if isinstance(factory, Rounding) else factory
+    engine = f"{made_by.__module__}:{made_by.__qualname__}"
+    rounding = "" if number_format is None else f", {number_format!r}"
+    call = f"check({property_id!r}, {engine!r}, {short(example)}{rounding})"
+    return f"# shows it again:\nfrom lfm2np.suite.again import *\n{call}"
+
+
+def short(example: Any) -> str:
+    """As repr, but of a dataclass only the fields that are not the default."""
+    if dataclasses.is_dataclass(example) and not isinstance(example, type):
+        fields = []
+        for each in dataclasses.fields(example):
+            value = getattr(example, each.name)
+            if value != each.default or each.default is dataclasses.MISSING:
+                fields.append(f"{each.name}={short(value)}")
+        return f"{type(example).__name__}({', '.join(fields)})"
+    if isinstance(example, tuple):
+        return f"({', '.join(map(short, example))}{',' if len(example) == 1 else ''})"
+    if isinstance(example, list):
+        return f"[{', '.join(map(short, example))}]"
+    return repr(example)

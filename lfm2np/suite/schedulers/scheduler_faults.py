@@ -1,0 +1,450 @@
+"""The catalogue of bugs that faulty.py puts into any scheduler: each is a function or a class with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from lfm2np.suite.schedulers.faulty import Faulty, of_calls, of_entry, of_step
+from lfm2np.suite.schedulers.named_memory import STATES
+from scheduler.protocol import Entry, Refused, Request, Step
+
+
+def later(each: Entry, count: int) -> Entry:
+    """Without its first `count` tokens."""
+    window = each.window
+    if window is not None:
+        window = replace(window, writes=list(window.writes)[count:])
+    ids, writes = list(each.token_ids)[count:], list(each.writes)[count:]
+    return replace(each, start=each.start + count, token_ids=ids, writes=writes, window=window, num_drafts=0)
+
+
+def exchanged(step: Step, rows: Sequence[int], change: Callable[[Entry, Entry], Entry]) -> Step:
+    """The first two of these rows changed, each by the other; nothing where there are fewer."""
+    if min(len(rows), len(step.entries)) < 2:
+        return step
+    entries, (first, second) = list(step.entries), rows[:2]
+    entries[first] = change(step.entries[first], step.entries[second])
+    entries[second] = change(step.entries[second], step.entries[first])
+    return replace(step, entries=entries)
+
+
+# --- reads
+
+
+@of_entry("Every cached token is read one place behind its own.", seen=("vLLM 27547",))
+def reads_one_place_late(self: Faulty, each: Entry) -> Entry:
+    return replace(each, reads=[place + 1 for place in each.reads[: each.start]] + list(each.reads[each.start :]))
+
+
+@of_entry("The first two blocks of a table are exchanged.")
+def reads_blocks_in_wrong_order(self: Faulty, each: Entry) -> Entry:
+    size, reads = self.block_size, list(each.reads)
+    if each.start < 2 * size:
+        return each
+    return replace(each, reads=[*reads[size : 2 * size], *reads[:size], *reads[2 * size :]])
+
+
+@of_entry("The block before the last is read twice, the last never.", seen=("pegainfer 291",))
+def reads_last_block_as_its_predecessor(self: Faulty, each: Entry) -> Entry:
+    size, reads = self.block_size, list(each.reads)
+    first = (len(reads) - 1) // size * size
+    return replace(each, reads=[*reads[:first], *reads[first - size : len(reads) - size]]) if first >= size else each
+
+
+@of_step("Each row attends to the blocks of the next row of the batch.", seen=("mlx-lm 1169", "mlx-lm 1736"))
+def reads_the_neighbours_table(self: Faulty, step: Step) -> Step:
+    entries = list(step.entries)
+    for index, each in enumerate(step.entries):
+        other = step.entries[(index + 1) % len(step.entries)]
+        cached = list(other.reads[: each.start])
+        if other is not each and len(cached) == each.start:
+            entries[index] = replace(each, reads=cached + list(each.reads[each.start :]))
+    return replace(step, entries=entries)
+
+
+@of_step("A row's table is that of whoever had the same row in the step before.", seen=("vLLM 41657",))
+def reads_the_row_of_the_step_before(self: Faulty, step: Step) -> Step:
+    entries = []
+    for each, before in zip(step.entries, [*self.rows, *[None] * len(step.entries)], strict=False):
+        stale = None if before is None or before.request_id == each.request_id else list(before.reads[: each.start])
+        fits = stale is not None and len(stale) == each.start
+        entries.append(replace(each, reads=[*(stale or ()), *each.reads[each.start :]]) if fits else each)
+    return replace(step, entries=entries)
+
+
+@of_entry("The first block is one that an ended request had.", seen=("mini-sglang 142", "vLLM 45357"))
+def reads_a_block_of_an_ended_request(self: Faulty, each: Entry) -> Entry:
+    size = self.block_size
+    places = self.ended[-1].reads[:size] if self.ended else ()
+    if each.start < size or len(places) < size:
+        return each
+    return replace(each, reads=[*places, *each.reads[size:]])
+
+
+# --- writes
+
+
+@of_entry("A decode writes its keys and values behind their place.")
+def writes_one_place_late(self: Faulty, each: Entry) -> Entry:
+    most = self.sizes.get("num_blocks", 0) * self.block_size
+    place = each.writes[0] + 1
+    return replace(each, writes=[place]) if self.is_decode(each) and place < most else each
+
+
+@of_entry(
+    "The place of writing is not advanced: a decode overwrites the token before it.",
+    seen=("vmlx-swift 211", "nntrainer 3998"),
+)
+def writes_over_the_token_before(self: Faulty, each: Entry) -> Entry:
+    return replace(each, writes=[each.reads[each.start - 1]]) if self.is_decode(each) else each
+
+
+@of_entry("Whatever is not the first chunk is written from the table's first place on.", seen=("ferrox 37",))
+def writes_begin_at_the_tables_start(self: Faulty, each: Entry) -> Entry:
+    return replace(each, writes=list(each.reads[: len(each.writes)])) if each.start else each
+
+
+@of_step("The first two rows write their last token to each other's place.")
+def writes_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
+    return exchanged(step, (0, 1), lambda each, other: replace(each, writes=[*each.writes[:-1], other.writes[-1]]))
+
+
+@of_entry("What a chunk has beyond its first block goes into this block again.", seen=("ssd 23",))
+def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry) -> Entry:
+    size = self.block_size
+    if len(each.writes) <= size:
+        return each
+    return replace(each, writes=[each.writes[index % size] for index in range(len(each.writes))])
+
+
+# --- tokens and positions
+
+
+@of_entry("A request's first chunk begins at its second token.")
+def first_token_left_out(self: Faulty, each: Entry) -> Entry:
+    return later(each, 1) if self.is_new(each) and len(each.token_ids) > 1 else each
+
+
+@of_entry("A decode computes the token before in the place of the newest.", seen=("nano-vllm 217", "vLLM 5349"))
+def last_token_computed_twice(self: Faulty, each: Entry) -> Entry:
+    before = self.last.get(each.request_id)
+    if before is None or not self.is_decode(each):
+        return each
+    reads, window = list(each.reads)[:-1], each.window
+    if window is not None:
+        places = list(window.reads)[:-1]
+        writes = window.writes if window.is_ring else places[-1:]
+        window = replace(window, writes=writes, reads=places) if places else None
+    return replace(
+        each, start=each.start - 1, token_ids=before.token_ids[-1:], writes=reads[-1:], reads=reads, window=window
+    )
+
+
+@of_step("Two decodes of a batch compute each other's last token.", seen=("vLLM 5639", "R-KV 25"))
+def rows_get_each_others_tokens(self: Faulty, step: Step) -> Step:
+    decodes = [index for index, each in enumerate(step.entries) if self.is_decode(each)]
+    return exchanged(step, decodes, lambda each, other: replace(each, token_ids=other.token_ids))
+
+
+@of_entry("A decode computes the token before in the newest one's place.", seen=("vLLM 16832", "vllm-gaudi 524"))
+def newest_token_lost(self: Faulty, each: Entry) -> Entry:
+    before = self.last.get(each.request_id)
+    decodes = before is not None and self.is_decode(each)
+    return replace(each, token_ids=[before.token_ids[-1]]) if decodes and before is not None else each
+
+
+@of_entry("Each chunk's positions begin at 0.")
+def positions_start_again(self: Faulty, each: Entry) -> Entry:
+    window = each.window
+    if window is not None:
+        window = replace(window, reads=[] if window.is_ring else list(window.reads)[-len(each.token_ids) :], first=0)
+    return replace(each, start=0, reads=list(each.reads[each.start :]), window=window) if each.start else each
+
+
+@of_entry(
+    "The second chunk of a prompt leaves a gap of one token behind the first.",
+    needs=("chunks",),
+    seen=("transformers 45513",),
+)
+def chunk_ends_early(self: Faulty, each: Entry) -> Entry:
+    return later(each, 1) if not self.is_new(each) and len(each.token_ids) > 1 else each
+
+
+# --- the prefix cache
+
+
+@of_entry("A hit takes one block more than is cached.", needs=("prefix-caching",), seen=("vLLM 56525", "SGLang 38319"))
+def hit_of_a_block_not_yet_written(self: Faulty, each: Entry) -> Entry:
+    size = self.block_size
+    return later(each, size) if self.is_new(each) and each.start and len(each.token_ids) > size else each
+
+
+@of_entry(
+    "A prompt that is cached as a whole leaves nothing to compute.", needs=("prefix-caching",), seen=("vLLM 3239",)
+)
+def hit_covers_the_last_token(self: Faulty, each: Entry) -> Entry:
+    return later(each, len(each.token_ids)) if self.is_new(each) and each.start else each
+
+
+@of_entry(
+    "The first block of a hit is another request's: its hash says too little.",
+    needs=("prefix-caching",),
+    seen=("vLLM 12621", "vLLM 44701"),
+)
+def hit_of_another_prompt(self: Faulty, each: Entry) -> Entry:
+    size = self.block_size
+    others = [entry for name, entry in self.last.items() if name != each.request_id and len(entry.reads) >= size]
+    if not (self.is_new(each) and each.start >= size and others):
+        return each
+    return replace(each, reads=[*others[-1].reads[:size], *each.reads[size:]])
+
+
+@of_entry(
+    "After a hit, the prompt's first tokens are written where those behind the hit belong.",
+    needs=("prefix-caching",),
+    seen=("ferrox 37",),
+)
+def adopted_prefix_computed_over(self: Faulty, each: Entry) -> Entry:
+    hit = self.is_new(each) and each.start > 0
+    return replace(each, writes=list(each.reads[: len(each.writes)])) if hit else each
+
+
+# --- limits
+
+
+@of_step("The first request of a step stands in it once more.", seen=("SGLang 24252",))
+def request_scheduled_twice(self: Faulty, step: Step) -> Step:
+    return replace(step, entries=[*step.entries, *step.entries[:1]])
+
+
+class Exceeding(Faulty):
+    """One that is given larger limits than it says."""
+
+    def step(self) -> Step:
+        step = super().step()
+        tokens = sum(len(each.token_ids) for each in step.entries)
+        beyond = len(step.entries) > self.sizes["max_num_seqs"] or tokens > self.sizes["max_num_batched_tokens"]
+        self.applied += beyond
+        return step
+
+
+@of_calls("A step takes more tokens than max_num_batched_tokens.", needs=("budget",))
+class BudgetIgnored(Exceeding):
+    more: ClassVar = {"max_num_batched_tokens": 8}
+
+
+@of_calls("A step takes more requests than max_num_seqs.")
+class SlotsIgnored(Exceeding):
+    more: ClassVar = {"max_num_seqs": 2}
+
+
+# --- ends
+
+
+@of_step("A request that has ended is in one more step.")
+def ended_request_runs_on(self: Faulty, step: Step) -> Step:
+    return replace(step, entries=[*step.entries, self.ended[-1]]) if self.ended else step
+
+
+class Reporting(Faulty):
+    """One that changes which requests are said to have ended."""
+
+    def update(self, tokens: Mapping[str, Sequence[int]]) -> Collection[str] | None:
+        ended = super().update(tokens)
+        if ended is None:
+            return None
+        changed = self.report(list(ended), tokens)
+        self.applied += changed != list(ended)
+        return changed
+
+    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+        return ended
+
+
+@of_calls("The last request to end in a step is not said to have ended.")
+class EndNotReported(Reporting):
+    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+        return ended[:-1]
+
+
+@of_calls("Whoever got a token is said to have ended.")
+class EndReportedEarly(Reporting):
+    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+        return list(tokens)
+
+
+@of_calls("An abort does nothing.", needs=("abort",), seen=("vLLM 14326", "vLLM 46283"))
+class AbortForgotten(Faulty):
+    def abort(self, request_id: str) -> None:
+        self.applied += 1
+
+
+@of_calls("A third request is accepted, and never run.", seen=("SGLang 24252",))
+class RequestForgotten(Faulty):
+    added = 0
+
+    def add(self, request: Request) -> None:
+        self.added += 1
+        if self.added == 3:
+            self.applied += 1
+        else:
+            self.inner.add(request)
+
+
+@of_calls("What can never run is accepted.", seen=("nano-vllm 274",))
+class TooLargeAccepted(Faulty):
+    def add(self, request: Request) -> None:
+        try:
+            self.inner.add(request)
+        except ValueError:
+            self.applied += 1
+
+
+@of_calls("A prompt of more than one block is refused.")
+class FittingRefused(Faulty):
+    def add(self, request: Request) -> None:
+        if len(request.prompt_token_ids) > self.block_size:
+            self.applied += 1
+            raise Refused("too long")
+        self.inner.add(request)
+
+
+# --- memory that is free
+
+
+class Freeing(Faulty):
+    """One that changes which blocks are free, once a request has ended."""
+
+    def free_blocks(self) -> Collection[int] | int:
+        free = self.inner.free_blocks()
+        if not self.ended or isinstance(free, int):
+            return free if not self.ended else self.count(free)
+        changed = self.blocks(list(free))
+        self.applied += changed != list(free)
+        return changed
+
+    def count(self, free: int) -> int:
+        return free
+
+    def blocks(self, free: list[int]) -> list[int]:
+        return free
+
+
+@of_calls("A block of a request that ended is never free again.", needs=("free",), seen=("vLLM 18485", "SGLang 16067"))
+class BlockLeaked(Freeing):
+    def count(self, free: int) -> int:
+        self.applied += 1
+        return free - 1
+
+    def blocks(self, free: list[int]) -> list[int]:
+        leaked = self.ended[0].reads[0] // self.block_size
+        return [block for block in free if block != leaked]
+
+
+@of_calls(
+    "A block of a request that ended is put on the free list twice.",
+    needs=("free",),
+    seen=("sglang-jax 982", "mistral.rs 2306"),
+)
+class BlockFreedTwice(Freeing):
+    def count(self, free: int) -> int:
+        self.applied += 1
+        return free + 1
+
+    def blocks(self, free: list[int]) -> list[int]:
+        return [*free, *free[:1]]
+
+
+@of_calls("The first block of a request that runs is free.", needs=("free",), seen=("vLLM 45357", "SGLang 35049"))
+class BlockFreedWhileInUse(Freeing):
+    def free_blocks(self) -> Collection[int] | int:
+        free = self.inner.free_blocks()
+        if isinstance(free, int) or not self.last:
+            return free  # type: ignore[no-any-return]
+        self.applied += 1
+        return [*free, next(iter(self.last.values())).reads[0] // self.block_size]
+
+
+# --- copies
+
+
+@of_step(
+    "Nothing is copied before a step: no copy on write, no swap, no restored state.",
+    needs=("fork",),
+    seen=("vLLM 417", "xLLM 1984"),
+)
+def copies_dropped(self: Faulty, step: Step) -> Step:
+    return replace(step, copies=())
+
+
+@of_step("Blocks and states are copied from their destination to their source.", needs=("fork",))
+def copies_backwards(self: Faulty, step: Step) -> Step:
+    return replace(
+        step, copies=[replace(c, source=c.destination, destination=c.source) if c.source else c for c in step.copies]
+    )
+
+
+# --- states
+
+
+@of_step("The first two rows of a step read each other's state.", needs=("states",), seen=("SGLang 23975",))
+def states_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
+    return exchanged(step, (0, 1), lambda each, other: replace(each, state_from=other.state_from))
+
+
+@of_step(
+    "A new request's state is not set to zeros, and the slot is read as it is.",
+    needs=("states",),
+    seen=("SGLang 24717", "vLLM 32118"),
+)
+def state_of_the_tenant_before(self: Faulty, step: Step) -> Step:
+    copies = [each for each in step.copies if each.source is not None or each.destination[0] not in STATES]
+    entries = [replace(each, state_from=each.state_to) if each.start == 0 else each for each in step.entries]
+    return replace(step, copies=copies, entries=entries)
+
+
+@of_entry(
+    "The state of a block is taken one token before its end.", needs=("states",), seen=("SGLang 34760", "vLLM 55178")
+)
+def checkpoint_one_token_off(self: Faulty, each: Entry) -> Entry:
+    return replace(
+        each, checkpoints=[(tokens - 1, slot) for tokens, slot in each.checkpoints if tokens - 1 > each.start]
+    )
+
+
+@of_entry("A chunk's state goes to the slot beside its own.", needs=("states",))
+def state_written_elsewhere(self: Faulty, each: Entry) -> Entry:
+    return replace(each, state_to=each.state_to + 1) if each.state_to is not None else each
+
+
+@of_entry(
+    "After a prefix hit a recurrent layer begins with no state.",
+    needs=("states", "prefix-caching"),
+    seen=("vLLM 43090", "vLLM 47861"),
+)
+def hit_without_its_state(self: Faulty, each: Entry) -> Entry:
+    return replace(each, state_from=None) if self.is_new(each) and each.start else each
+
+
+# --- windows
+
+
+@of_entry("A windowed layer has lost the oldest block that its rows still see.", needs=("windows",))
+def window_freed_one_block_early(self: Faulty, each: Entry) -> Entry:
+    window, size = each.window, self.block_size
+    if window is None or each.start - window.first < size:
+        return each
+    return replace(each, window=replace(window, reads=list(window.reads)[size:], first=window.first + size))
+
+
+@of_entry("Windowed layers use the block table of the others.", needs=("windows",))
+def window_reads_the_other_table(self: Faulty, each: Entry) -> Entry:
+    window = each.window
+    most = self.sizes.get("num_window_blocks", 0) * self.block_size
+    if window is None or max(each.reads, default=0) >= most:
+        return each
+    return replace(
+        each, window=replace(window, reads=list(each.reads)[window.first : window.first + len(window.reads)])
+    )

@@ -1,0 +1,66 @@
+"""One test a relation of a server with itself: held, broken with where, or skipped with the reason. See --server."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from lfm2np.checkpoint.loaded import checkpoint_path
+from lfm2np.errors import Lfm2npError
+from lfm2np.suite.itself.asked import Asking
+from lfm2np.suite.itself.invariance_report import score_words, what_of
+from lfm2np.suite.itself.relations import Relation
+from lfm2np.suite.itself.rounding_spread import Outcome, Spread
+from lfm2np.suite.itself.target_engine import Options, engine_of
+from lfm2np.suite.plugin import ASKING, given_sizes, option
+
+
+@pytest.fixture(scope="session")
+def asking(request: pytest.FixtureRequest) -> Iterator[tuple[Asking, Spread]]:
+    """The server with its spread measured. A server that is not there, or can't be compared, ends the run."""
+    config = request.config
+    try:
+        with engine_of(option(config, "server") or "", options_of(config)) as engine:
+            budget, name = number(config, "budget"), option(config, "number-format") or "float32"
+            until = math.inf if budget is None else time.monotonic() + 60 * budget
+            asking = Asking(engine.players, engine.takes, engine.sizes, name, until=until)
+            asking.is_bitwise = option(config, "bitwise") is not None
+            config.stash[ASKING] = (asking, asking.begin())
+            yield config.stash[ASKING]
+    except Lfm2npError as error:
+        pytest.exit(f"--server {option(config, 'server')}: {error}", returncode=error.exit_code)
+
+
+def options_of(config: pytest.Config) -> Options:
+    sizes, vocab = given_sizes(config), number(config, "vocab-size")
+    return Options(
+        model=checkpoint_path(option(config, "model")),
+        vocab=None if vocab is None else int(vocab),
+        block=sizes.get("block_size"),
+        chunk=sizes.get("max_num_batched_tokens"),
+        slots=sizes.get("max_num_seqs"),
+        longest=sizes.get("max_model_len"),
+    )
+
+
+def number(config: pytest.Config, name: str) -> float | None:
+    """UsageError for an option that is no positive number."""
+    text = option(config, name)
+    try:
+        value = None if text is None else float(text)
+    except ValueError:
+        value = math.nan
+    if value is not None and not 0 < value < 1e9:
+        raise pytest.UsageError(f"--{name} {text!r}: expected a number above 0")
+    return value
+
+
+def test_relation(relation: Relation, asking: tuple[Asking, Spread]) -> None:
+    held = asking[0].ask(relation, asking[1])
+    if held.outcome in (Outcome.NOT_ASKED, Outcome.UNKNOWN):
+        pytest.skip(held.why or "the server reports nothing that could be compared")
+    if held.outcome is Outcome.BROKEN:
+        pytest.fail(f"{relation.sentence}\n{relation.name}: {what_of(held)}\n{score_words(held.score)}", pytrace=False)

@@ -1,0 +1,353 @@
+"""Memory: the pool of key/value blocks over time, their owners, and the state that does not grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lfm2np.oracle.report.markup import Markup, counted, details, element, joined, number, scrolled, table, visible
+from lfm2np.teaching.drawings.page.svg import figure, rectangle, words
+from lfm2np.teaching.drawings.page.view import (
+    NUM_COLOURS,
+    View,
+    by_step,
+    cell,
+    columns,
+    legend,
+    short_names,
+    step_numbers,
+    step_text,
+    steps_between,
+    view_of_run,
+)
+from lfm2np.teaching.drawings.runs.derive import Pool, behind_windows, colours, loads, num_kept, pools
+from lfm2np.teaching.drawings.runs.paged import Contents, contents
+from lfm2np.teaching.drawings.runs.recorded_run import Entry, Run, Step, in_windows
+from lfm2np.teaching.drawings.views.positions_view import chart as reach
+from scheduler import FREED
+
+SIDE, LEFT, TOP = 22.0, 70.0, 16.0
+MOST_MAPS = 64  # steps with a map; a longer run has one for every so many
+MOVES = {
+    "zero_state": "state slot {1} is set to zeros: a request that begins",
+    "restore_state": "the checkpoint of block {0} is copied to state slot {1}: a prefix hit brings attention AND state",
+    "copy_block": "block {0} is copied to block {1}: copy-on-write, since another request shares it",
+    "copy_state": "state slot {0} is copied to slot {1}: a fork goes on by itself",
+    "save_block": "block {0} is saved to host block {1}: swapped out",
+    "load_block": "host block {0} is loaded to block {1}: swapped in",
+    "save_state": "state slot {0} is saved with host block {1}",
+    "load_state": "the state with host block {0} is loaded to slot {1}",
+    "copy_window_block": "block {0} of windowed layers is copied to block {1}: copy-on-write there",
+    "save_window_block": "block {0} of windowed layers is saved with host block {1}",
+    "load_window_block": "what host block {0} has of windowed layers is loaded to their block {1}",
+}
+MOST_SEEN = 64  # rows of a step, and positions, of which it is drawn what they see
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a pool: of layers with full attention, or of windowed ones, which have a pool of their own."""
+
+    run: Run  # as these layers have it: see in_windows
+    pools: Sequence[Pool]  # of each step, as what follows
+    held: Sequence[Contents]
+    behind: Sequence[Mapping[int, str]] | None = None  # of windowed layers: blocks that were given back, and by whom
+
+
+def memory(run: Run) -> View:
+    of_all = Blocks(run, pools(run), list(contents(run)))
+    of_windows = windowed(run)
+    every = -(-len(run.steps) // MOST_MAPS)
+
+    def of_step(step: Step) -> Markup:
+        """Side by side where there is room."""
+        drawn: list[object] = []
+        if step.number % every == 0:
+            drawn.append(map_of(of_all, step.number))
+            drawn += windows_of(run, of_windows, step) if of_windows else []
+        return element("div", [element("div", part) for part in (*drawn, now(run, step))], class_="pair")
+
+    return view_of_run(
+        run,
+        "memory",
+        "Memory",
+        "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
+        "is a few columns for each request, however long it is.",
+        [map_legend(run, of_windows is not None), by_step(run, of_step)],
+        element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
+        element("h3", "All steps"),
+        scrolled(chart(of_all, "Blocks and their owners"), "Block pool"),
+        windows_chart(of_windows) if of_windows else None,
+        growth(run),
+        details("The numbers of the figure", pool_table(of_all)),
+        details("The numbers of windowed layers", pool_table(of_windows)) if of_windows else None,
+    )
+
+
+def windowed(run: Run) -> Blocks | None:
+    """None of a model without windowed layers."""
+    windows = in_windows(run)
+    if windows is None:
+        return None
+    known = pools(run, windows)
+    return Blocks(windows, known, list(contents(windows)), behind_windows(windows, known))
+
+
+def windows_of(run: Run, of_windows: Blocks, step: Step) -> list[object]:
+    """The map of a step's windowed layers, and what each of its rows sees."""
+    drawn = map_of(of_windows, step.number)
+    if not step.entries:
+        return [drawn]
+    if step.num_tokens > MOST_SEEN or max(entry.stop for entry in step.entries) > MOST_SEEN:
+        return [drawn, element("p", "This step has too many rows or positions to draw what each row sees.")]
+    text = (
+        f"A row of a layer with full attention sees every position up to its own, of a windowed layer the last "
+        f"{run.config['sliding_window']}; \u00d7 stands where windowed layers have given the block back."
+    )
+    return [drawn, [element("p", text), scrolled(reach(run, step), f"What rows see in step {step.number}")]]
+
+
+def windows_chart(of_windows: Blocks) -> Markup:
+    title = "Blocks of windowed layers and their owners"
+    return joined(
+        element("p", "Windowed layers: a bar that ends before its request does was given back behind the window."),
+        scrolled(chart(of_windows, title), title),
+    )
+
+
+def chart(drawn: Blocks, title_of_all: str) -> Markup:
+    run, owned = drawn.run, [pool.owners for pool in drawn.pools]
+    numbers, names = colours(run), short_names(run.requests)
+    blocks = int(run.config["num_blocks"])
+    used = 1 + max((block for blocks_of_step in owned for block in blocks_of_step), default=0)
+    shown = blocks if blocks <= MOST_BLOCKS else min(blocks, used, 2 * MOST_BLOCKS)
+    width, height = LEFT + SIDE * len(run.steps) + 10, TOP + SIDE * shown + 24
+    shapes: list[object] = [columns(len(run.steps), SIDE, LEFT, TOP - 4, TOP + SIDE * shown + 4)]
+    for block in range(shown):
+        shapes.append(words(LEFT - 8, TOP + (block + 0.5) * SIDE, f"block {block}", "end", class_="tick"))
+    for block, first, stop, requests in held(owned):
+        if block >= shown:
+            continue
+        letter = names[requests[0]] if len(requests) == 1 else f"{names[requests[0]]}+"
+        title = f"{steps_between(first, stop - 1)}, block {block}: {', '.join(map(visible, requests))}"
+        x, y = LEFT + first * SIDE + 1, TOP + block * SIDE + 1
+        shapes.append(cell(x, y, SIDE * (stop - first) - 2, SIDE - 2, numbers[requests[0]], letter, "", title))
+    shapes += step_numbers(len(run.steps), SIDE, LEFT, height - 8)
+    description = "A row for each block of the pool and a column for each step; a filled bar is owned by a request."
+    return figure(title_of_all, description, width, height, shapes)
+
+
+def held(owned: Sequence[Mapping[int, tuple[str, ...]]]) -> list[tuple[int, int, int, tuple[str, ...]]]:
+    """Block, first step, step after the last, owners: for as long as a block's owners are the same."""
+    bars = []
+    for block in sorted({block for of_step in owned for block in of_step}):
+        first = 0
+        for step in range(1, len(owned) + 1):
+            before = owned[first].get(block, ())
+            if step == len(owned) or owned[step].get(block, ()) != before:
+                if before:
+                    bars.append((block, first, step, before))
+                first = step
+    return bars
+
+
+def now(run: Run, step: Step) -> Markup:
+    """What moves in this step, and the block tables of those that take part."""
+    moves = [MOVES[kind].format(source, destination) for kind, source, destination in step.moves]
+    hits = [
+        f"{visible(entry.request_id)} enters with {entry.start} tokens found in the prefix cache"
+        for entry in step.entries
+        if entry.request_id in step.admitted and entry.start and not loads(step, entry)
+    ]
+    rows = []
+    for entry in step.entries:
+        blocks = table_text(entry.block_table)
+        of_windows = [table_text(entry.window_table)] if "sliding_window" in run.config else []
+        rows.append([visible(entry.request_id), blocks, *of_windows, written(step, entry), entry.slot])
+    windowed = ["of windowed layers"] if "sliding_window" in run.config else []
+    head = ["request", "block table", *windowed, "positions written", "state slot"]
+    return joined(
+        element("ul", [element("li", text) for text in (*hits, *moves)]) if hits or moves else None,
+        table(f"Block tables in step {step.number}", head, rows),
+    )
+
+
+def table_text(table: Sequence[int]) -> str:
+    return ", ".join("\u00d7" if block == FREED else str(block) for block in table) or "none"
+
+
+def written(step: Step, entry: Entry) -> str:
+    """The positions that stay: not those of rejected drafts."""
+    kept = 0 if step.abandoned else num_kept(step, entry)
+    return f"{entry.start} to {entry.start + kept - 1}" if kept else "none"
+
+
+def growth(run: Run) -> Markup:
+    """Keys and values against the state, in numbers; from the shapes of recorded operations."""
+    sizes = sizes_of(run)
+    if sizes is None:
+        return element(
+            "p", "How many numbers a block and a state are is known where the run was recorded with --trace-detail."
+        )
+    token, state, in_a_window = sizes
+    window = int(run.config.get("sliding_window", 1))
+    rows = [[length, token * length + in_a_window * min(window, length), state] for length in (1, 4, 16, 64, 256, 1024)]
+    full = (
+        f" and {in_a_window:,} more in windowed layers, kept of the last {window} positions only" if in_a_window else ""
+    )
+    return joined(
+        element("h3", "What grows and what does not"),
+        element(
+            "p",
+            f"A token has {token:,} numbers of keys and values{full}; a request has {state:,} numbers of convolution "
+            f"state, as much as {state / (token + in_a_window):.1f} tokens, and never more."
+            if token + in_a_window
+            else f"Without attention there are no keys and values; a request has {state:,} numbers of state.",
+        ),
+        table("Numbers held for one request", ["tokens so far", "keys and values", "convolution state"], rows),
+    )
+
+
+def sizes_of(run: Run) -> tuple[int, int, int] | None:
+    """Numbers of keys and values a token, of convolution state a request, and of keys and values in windowed layers."""
+    step = next((step for step in run.steps if step.operations and step.entries), None)
+    if step is None:
+        return None
+    in_windows = {operation["layer"] for operation in step.operations if "window" in operation}
+    token = state = in_a_window = 0
+    for operation in step.operations:
+        if operation["operation"] == "cache_entries":
+            numbers = 2 * math.prod(operation["inputs"]["keys"]["shape"][1:])
+            if operation["layer"] in in_windows:
+                in_a_window += numbers
+            else:
+                token += numbers
+        elif operation["operation"] == "convolve":
+            state += math.prod(operation["inputs"]["history"]["shape"])
+    return token, state // len(step.entries), in_a_window
+
+
+def pool_table(counted_blocks: Blocks) -> Markup:
+    is_windowed = counted_blocks.behind is not None  # a trace has the number of free blocks of the other pool only
+    rows = []
+    for step, pool in zip(counted_blocks.run.steps, counted_blocks.pools, strict=True):
+        shared = sum(len(names) > 1 for names in pool.owners.values())
+        free = [] if is_windowed else ["\u2013" if step.abandoned else step.free_blocks]
+        rows.append([step.number, len(pool.owners), shared, *free, len(step.moves)])
+    head = ["step", "owned", "shared", *([] if is_windowed else ["free after it"]), "moves"]
+    return table("Blocks by step", head, rows)
+
+
+# --- the map of a step: every block with its tokens, owners and checkpoint, and the state slots
+
+
+HEAD, BODY, GAP, MAP_TOP = 18.0, 24.0, 10.0, 4.0
+MOST_BLOCKS = 64  # that are drawn
+WIDE = 860.0  # of the map, more where a single block is wider
+SLOT = 70.0
+
+
+def map_legend(run: Run, is_windowed: bool) -> Markup:
+    where = " (of windowed layers: by its prefix alone)" if is_windowed else ""
+    numbers, names = colours(run), short_names(run.requests)
+    owners = [(name, short) for name, short in names.items() if name != short]
+    return legend(
+        ("a block, its number and its owner", cell(1, 1, 16, 16, 0, "a")),
+        ("shared by several requests", cell(1, 1, 16, 16, 0, "+")),
+        ("free", cell(1, 1, 16, 16, None, "")),
+        *([("given back behind its request's window", cell(1, 1, 16, 16, None, "\u2039a"))] if is_windowed else []),
+        ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
+        (f"can be found by its prefix: it has a checkpoint of the state after its last token{where}", checkpoint(9, 9)),
+        *((visible(name), cell(1, 1, 16, 16, numbers[name], short)) for name, short in owners),
+    )
+
+
+def checkpoint(x: float, y: float) -> Markup:
+    return rectangle(x - 4, y - 4, 8, 8, class_="checkpoint", transform=f"rotate(45 {x:g} {y:g})")
+
+
+def map_of(drawn: Blocks, index: int) -> Markup:
+    """Owners and slots while a step computes, with the tokens that it leaves; windowed layers have no slots."""
+    run, pool, step = drawn.run, drawn.pools[index], drawn.run.steps[index]
+    behind = None if drawn.behind is None else drawn.behind[index]
+    blocks, size = int(run.config["num_blocks"]), int(run.config["block_size"])
+    shown = min(blocks, MOST_BLOCKS)
+    place = max(9.0, min(38.0, 190.0 / size))
+    width = size * place
+    across = max(1, int(WIDE // (width + GAP)))
+    shapes = []
+    for block in range(shown):
+        x, y = (block % across) * (width + GAP), MAP_TOP + (block // across) * (HEAD + BODY + GAP)
+        shapes.append(of_block(drawn, index, block, (x + 1, y, place)))
+    bottom = MAP_TOP + -(-shown // across) * (HEAD + BODY + GAP)
+    if behind is None:
+        where, given_back, height = "", "", bottom + HEAD + BODY + 34
+        title = f"Memory in step {step.number}"
+        holds = "the tokens that it holds, its owners and its checkpoint"
+        text = f"Each block of the pool with {holds}; below, the state slots."
+        shapes.append(slots(run, pool.slots, bottom + 8))
+    else:
+        where, height = "in windowed layers ", bottom + 4
+        given_back = f" Given back behind a window: {table_text(sorted(behind))}." if behind else ""
+        title = f"Memory of windowed layers in step {step.number}"
+        text = "Each block of the windowed layers' pool with the tokens that it holds and its owners."
+    more = f" Blocks from {shown} on are not drawn." if blocks > shown else ""
+    findable = f", {pool.cached} of them with a prefix that can be found" if pool.cached is not None else ""
+    free = f"{counted(blocks - len(pool.owners), 'block')} free{findable}.{given_back}"
+    owned = f"{where}{len(pool.owners)} of {counted(blocks, 'block')} owned"
+    return joined(
+        step_text(step, f"While it computes, {owned}; {free}{more}"),
+        scrolled(figure(title, text, across * (width + GAP) + 8, height, shapes), title),
+    )
+
+
+def of_block(drawn: Blocks, step: int, block: int, at: tuple[float, float, float]) -> Markup:
+    run, pool, held = drawn.run, drawn.pools[step], drawn.held[step]
+    behind = drawn.behind[step].get(block) if drawn.behind else None
+    (x, y, place), owners = at, pool.owners.get(block, ())
+    size = int(run.config["block_size"])
+    numbers, names, tokens = colours(run), short_names(run.requests), held.tokens.get(block, {})
+    fill = f"o{numbers[owners[0]] % NUM_COLOURS}" if owners else "none"
+    whose = "+".join(names[name] for name in owners) or (f"\u2039{names[behind]}" if behind else "free")
+    free = f"given back behind the window of {visible(behind)}" if behind else "free"
+    text = " ".join(run.word(tokens[index]) for index in sorted(tokens))
+    shapes: list[object] = [
+        element("title", f"block {block}, {', '.join(map(visible, owners)) or free}: {visible(text)}"),
+        words(x, y + HEAD / 2, block, class_="tick"),
+        words(x + size * place, y + HEAD / 2, whose, "end", class_="label"),
+        rectangle(x, y + HEAD, size * place, BODY, class_="cell none"),
+    ]
+    written = sorted(index for index in tokens if (block, index) in held.written)
+    if owners and tokens:  # they fill a block from its beginning; what a step writes of it is at their end
+        shapes.append(rectangle(x, y + HEAD, len(tokens) * place, BODY, class_=f"cell {fill}"))
+        shapes.append(element("path", d=between(x, y + HEAD, place, len(tokens)), class_="cell"))
+    if written:
+        size_ = len(written) * place
+        shapes.append(rectangle(x + written[0] * place, y + HEAD, size_, BODY, class_="cell written"))
+    for index in sorted(tokens) if place >= 20 else ():
+        token = visible(run.word(tokens[index]))[: max(1, int(place / 7))]
+        middle = x + (index + 0.5) * place
+        shapes.append(words(middle, y + HEAD + BODY / 2, token, class_="in" if owners else "was"))
+    if block in pool.published:
+        shapes.append(checkpoint(x + size * place, y + HEAD + BODY / 2))
+    return element("g", shapes)
+
+
+def between(x: float, y: float, place: float, count: int) -> str:
+    return "".join(f"M{number(x + index * place)} {number(y)}v{BODY:g}" for index in range(1, count))
+
+
+def slots(run: Run, held: Mapping[int, str], y: float) -> Markup:
+    """One box a state slot, of the same size whatever its request's length."""
+    numbers, names = colours(run), short_names(run.requests)
+    count = 1 + max((entry.slot for step in run.steps for entry in step.entries), default=0)
+    shapes: list[object] = [
+        words(0, y + HEAD / 2, "state slots: the last columns of every convolution", class_="label")
+    ]
+    for slot in range(count):
+        name, x = held.get(slot), slot * (SLOT + GAP) + 1
+        title = f"slot {slot}: {visible(name) if name else 'free'}"
+        colour, text = (numbers[name], names[name]) if name else (None, "free")
+        shapes.append(cell(x, y + HEAD, SLOT, BODY, colour, f"{slot}: {text}", "", title))
+    return joined(*shapes)

@@ -1,0 +1,222 @@
+"""Law 1 read off the source: which operations the exact path is made of.
+
+A sum of unrounded numbers, or NumPy's own exp, can give the same bits on the machine that runs the tests. So the text
+of every file between a token and its logits, log-probabilities and choice is read too: each NumPy function, method of
+an array, builtin, power, product and import in it is one of EVERYWHERE, or one that LISTED allows in those functions,
+for that reason. What is not in either fails, so what nobody thought of does.
+"""
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lfm2np
+
+TOP = Path(lfm2np.__file__).parent
+FILES = (
+    *(f"numerics/{name}.py" for name in ("exact", "integers", "grids", "weight_grids", "matrix", "elementary", "rope")),
+    *(f"numerics/{name}.py" for name in ("attention", "convolution_windows", "pieces", "routing", "shapes")),
+    *(f"numerics/products/{name}.py" for name in ("product", "tiles", "fastest", "exactness", "blas")),
+    *("truth/processor.py", "reference.py", "engine/step.py", "engine/ragged.py", "engine/cache.py"),
+    *("engine/sampling/choice.py", "engine/sampling/logprobs.py"),
+)
+ARRAY = {*dir(np.ndarray), *dir(np.ufunc), *dir(float), "getattr"}  # attributes with these names are operations
+PRODUCTS = {  # functions that multiply matrices: a call is as much of an operation as `@`
+    *("without_tiles", "by_vectors", "turned_round", "products_of_blocks", "product_of_tiles", "by_tiles"),
+    *("join_scores", "stacked_scores", "weighted_values", "by_whole_products", "rounded_product"),
+}
+
+EVERYWHERE = {
+    # elementwise, and defined to the last bit by IEEE 754, or for integers
+    *("np.abs", "np.add", "np.clip", "np.frexp", "np.ldexp", "np.maximum", "np.multiply", "np.rint", "np.sqrt"),
+    *("math.sqrt", "2**", "2.0**", ".astype", ".view", "np.float32", "np.float64", "np.int32", "np.int64", "np.uint32"),
+    *("np.isfinite", "np.array_equal", "float", "int", "bool"),
+    # choices among values: whatever the order, the same
+    *(".max", ".min", ".any", ".all", "np.any", "np.where", "np.argmax", "np.argwhere", "np.nonzero", "np.flatnonzero"),
+    *("np.argsort", "np.unique", "max", "min", "any", "all", "sorted"),
+    # memory, shapes, views and copies
+    *("np.arange", "np.array", "np.asarray", "np.ascontiguousarray", "np.concatenate", "np.copyto", "np.empty"),
+    *("np.full", "np.pad", "np.repeat", "np.split", "np.stack", "np.take_along_axis", "np.zeros", "np.zeros_like"),
+    *("np.bool_", "np.dtype", "np.errstate", "np.inf", "np.nan", "np.result_type", "np.ufunc", "np.uint64"),
+    *(".T", ".dtype", ".itemsize", ".nbytes", ".ndim", ".reshape", ".shape", ".size", ".tolist", ".transpose"),
+    # Python
+    *("dict", "enumerate", "isinstance", "iter", "len", "list", "next", "object", "property", "range", "slice", "str"),
+    *("tuple", "type", "zip", "BaseException", "IndexError", "RuntimeError", "OSError"),
+    *("import math", "import numpy as np", "import os", "import threading", "import time", "import contextlib"),
+    *("functools.cache", "functools.cached_property", "functools.partial", "itertools.pairwise"),
+}
+TYPES = (
+    *("__future__.", "typing.", "collections.", "dataclasses.", "contextvars.", "contextlib.", "pathlib.", "queue."),
+    *("numpy.typing.", "scheduler."),
+)
+NO_ARITHMETIC = (  # of ours
+    *("errors", "values", "progress", "checkpoint.", "model.", "sampling.params", "reference", "numerics.Numerics"),
+    "numerics.ReferenceNumerics",
+)
+
+# Operations that are allowed in these functions only, and why there.
+LISTED: list[tuple[set[str], dict[str, set[str]], str]] = [
+    (
+        {".sum"},
+        {
+            "arithmetic/grids.py": {"exact_sum", "sum_units"},
+            "arithmetic/weight_grids.py": {"largest_row_sum"},
+            "truth/integers.py": {"exact_sum", "prepare_matrix", "mix_values"},
+            "arithmetic/products/exactness.py": {"operands"},
+        },
+        "of integers, at most 2**53 together by the function's docstring (int64 sums of integers.py up to 2**54)",
+    ),
+    (
+        {"@"},
+        {
+            "truth/integers.py": {"linear", "head_scores", "mix_values"},
+            "arithmetic/products/exactness.py": {"is_exact"},
+        },
+        "of int64, at most 2**53 by the function's docstring",
+    ),
+    (
+        {"@", "np.matmul", *PRODUCTS},
+        {
+            "arithmetic/products/product.py": {"*"},
+            "arithmetic/products/tiles.py": {"compute", "product_of_tiles", "products_of_blocks"},
+            "arithmetic/attention.py": {"compute", "join_scores", "weighted_values"},
+            "arithmetic/products/exactness.py": {"", "tiled", "scores", "values"},
+        },
+        "of whatever they are given: the next rows say who gives it to them",
+    ),
+    (
+        {"rounded_product", "by_tiles", "by_whole_products", "without_tiles"},
+        {"arithmetic/exact.py": {"linear", "rounded_product", "by_whole_products"}},
+        "linear puts its inputs on the matrix's grid, so no sum of products exceeds 2**53",
+    ),
+    (
+        {"stacked_scores", "weighted_values"},
+        {"arithmetic/exact.py": {"attend_spans", "mix_values"}},
+        "of on_grid's queries and keys, and of share_units and value_units, at most 2**53 by their docstrings",
+    ),
+    (
+        {"np.cumsum"},
+        {"engine/sampling/choice.py": {"keep_top_p", "draw"}},
+        "of integer weights, at most 2**62 together",
+    ),
+    ({"np.cumsum", "np.diff", "np.prod"}, {"engine/ragged.py": {"runs_of"}, "engine/cache.py": {"*"}}, "of counts"),
+    ({"sum"}, {"arithmetic/attention.py": {"*"}, "engine/cache.py": {"*"}}, "of counts of tokens and bytes"),
+    ({"np.bincount", "np.partition"}, {"engine/sampling/choice.py": {"*"}}, "counts of ids; the k-th largest value"),
+    (
+        {"np.searchsorted", ".as_integer_ratio"},
+        {"engine/sampling/choice.py": {"*"}},
+        "a place among integers; an exact ratio",
+    ),
+    (
+        {"np.random.Philox", "import hashlib"},
+        {"engine/sampling/choice.py": {"*"}},
+        "counter-based, integers: not of floats",
+    ),
+    (
+        {"math.factorial", "-1.0**", ".fromhex"},
+        {"truth/elementary.py": {""}},
+        "constants, one exact or rounded step",
+    ),
+    (
+        {"hasattr", ".put", "lfm2np.system"},
+        {"arithmetic/pieces.py": {"*"}},
+        "what the system has; a queue's, not an array's",
+    ),
+    ({"import ctypes", "getattr", "np.show_config"}, {"arithmetic/products/blas.py": {"*"}}, "asks which BLAS: names"),
+]
+
+
+def operations(source: str) -> Iterator[tuple[str, str]]:
+    """(function, operation) of each in the text; "" outside functions."""
+    yield from below(ast.parse(source), "")
+
+
+def below(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
+    match node:
+        case ast.FunctionDef():
+            function = node.name
+        case ast.Attribute():
+            name = ast.unparse(node)
+            if re.fullmatch(r"(np|math)[.\w]+", name):
+                yield function, name
+                return
+            if node.attr in ARRAY or node.attr.startswith("__"):
+                yield function, f".{node.attr}"
+        case ast.Name(id=name) if name in ("np", "math") or name in PRODUCTS or hasattr(builtins, name):
+            yield function, name  # NumPy itself too: it could be asked for anything
+        case ast.BinOp(op=ast.MatMult()) | ast.AugAssign(op=ast.MatMult()):
+            yield function, "@"
+        case ast.BinOp(left=base, op=ast.Pow()) | ast.AugAssign(target=base, op=ast.Pow()):
+            yield function, f"{ast.unparse(base)}**"
+        case ast.Call(func=ast.Attribute(attr="argsort"), keywords=given):
+            if not any(ast.unparse(keyword) == "kind='stable'" for keyword in given):
+                yield function, "argsort that may reorder equal numbers"
+        case ast.Import():
+            yield from ((function, f"import {ast.unparse(name)}") for name in node.names)
+        case ast.ImportFrom():
+            yield from ((function, f"{node.module}.{name.name}") for name in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from below(child, function)
+
+
+def is_module(operation: str) -> bool:
+    """An import of types or of Python's containers, of the exact path itself, or of what computes nothing."""
+    ours = (*(file.removesuffix(".py").replace("/", ".") for file in FILES), *NO_ARITHMETIC)
+    return operation.startswith((*TYPES, *(f"lfm2np.{name}" for name in ours)))
+
+
+def listed(file: str, function: str) -> set[str]:
+    return {name for names, places, _ in LISTED for name in names if {function, "*"} & places.get(file, set())}
+
+
+def refused(file: str, source: str) -> set[tuple[str, str]]:
+    return {
+        (function, name)
+        for function, name in operations(source)
+        if name not in EVERYWHERE and name not in listed(file, function) and not is_module(name)
+    }
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_operation_of_the_exact_path_is_one_that_is_allowed(file: str):
+    assert refused(file, (TOP / file).read_text(encoding="utf-8")) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("math.e ** x", "x ** y", "x ** 2", "x **= 0.5", "pow(2.0, x)", "math.pow(2.0, x)", "math.exp(x)"),
+        *("math.log(x)", "math.fsum(x)", "np.exp(x)", "np.log(x)", "np.sin(x)", "np.sum(x)", "np.mean(x)"),
+        *("np.dot(x, y)", "x @ y", "np.einsum('i,i', x, y)", "np.add.reduce(x)", "np.linalg.norm(x)", "x @= y"),
+        *("x.sum()", "x.mean()", "x.dot(y)", "x.std()", "x.cumsum()", "x.trace()", "total = x.sum"),
+        *("np.float32.__pow__(x, y)", "x.__matmul__(y)"),
+        *("sum(x)", "getattr(np, 'exp')(x)", "vars(np)", "numpy = np", "operation.reduce(x)", "eval('x')"),
+        *("from numpy import exp", "from math import exp", "import operator", "from functools import reduce"),
+        *("from lfm2np.arithmetic.ieee import FLOAT32", "import scipy", "weighted_values(x, y)", "np.argsort(x)"),
+    ],
+)  # fmt: skip
+def test_what_could_round_by_the_order_or_by_the_machine_is_refused(line: str):
+    """In an operation of exact.py that sums nothing, and outside functions."""
+    file = "arithmetic/exact.py"
+    source = (TOP / file).read_text(encoding="utf-8")
+    body = '    """gate / (1 + exp(-gate)) * up; computed in float64, then rounded to float32."""\n'
+    assert body in source
+    assert refused(file, source.replace(body, f"{body}    {line}\n"))
+    assert refused(file, f"{source}\n{line}\n")
+
+
+def test_nothing_is_allowed_that_is_not_used():
+    """Else a list outlives its reason. The control of `below`, too: it finds all of them."""
+    used = {(file, *operation) for file in FILES for operation in operations((TOP / file).read_text(encoding="utf-8"))}
+    names = {name for _, _, name in used}
+    assert names >= EVERYWHERE
+    for allowed, places, _ in LISTED:
+        assert names >= allowed
+        for file, functions in places.items():
+            for function in functions:
+                assert any(path == file and function in (where, "*") and name in allowed for path, where, name in used)

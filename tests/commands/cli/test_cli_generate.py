@@ -1,0 +1,298 @@
+"""`lfm2np generate` with several requests, --prove, --sequential, --trace; `lfm2np replay`."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np.commands.cli import generate, main
+
+CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 26"]
+ANSWERS = ["1 2 4 7 9", "117", "23 24 25 26"]
+
+
+def chats() -> list[str]:
+    return [word for chat in CHATS for word in ("--chat", chat)]
+
+
+def test_several_prompts_are_batched_and_proved(capsys: pytest.CaptureFixture[str]):
+    assert main(["generate", *chats(), "--prove"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[38:] for line in lines[:3]] == ANSWERS
+    assert lines[-1] == "verified: every token and every logit equals sequential generation, bit for bit"
+
+
+def test_json_holds_outputs_and_summary(capsys: pytest.CaptureFixture[str]):
+    assert main(["generate", *chats(), "--prove", "--json", "--block-size", "1", "--max-num-batched-tokens", "5"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [output["outputs"][0]["text"] for output in report["outputs"]] == ANSWERS
+    assert report["summary"]["proved"] is True
+    assert report["summary"]["steps"] > 9
+
+
+def test_sequential_prints_the_same_texts(capsys: pytest.CaptureFixture[str]):
+    assert main(["generate", *chats(), "--sequential"]) == 0
+    assert [line[38:] for line in capsys.readouterr().out.splitlines()] == ANSWERS
+
+
+@pytest.mark.parametrize("options", [[], ["--seed", "3"], ["--sequential"], ["--block-size", "2"], ["--trace", "FILE"]])
+def test_one_prompt_is_answered_by_its_text_alone(tmp_path: Path, capsys, options: list[str]):
+    words = [str(tmp_path / "trace.jsonl") if word == "FILE" else word for word in options]
+    assert main(["generate", "--chat", CHATS[0], *words]) == 0
+    assert capsys.readouterr().out == f"{ANSWERS[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "row"),
+    [(["--prove"], "speed-up over sequential"), (["--speculative", "ngram"], "mean accepted length")],
+)
+def test_figures_follow_the_text_of_one_prompt_where_they_were_asked_for(capsys, options: list[str], row: str):
+    assert main(["generate", "--chat", CHATS[0], *options]) == 0
+    text, empty, *figures = capsys.readouterr().out.splitlines()
+    assert (text, empty) == (ANSWERS[0], "")
+    assert any(line.startswith(row) for line in figures)
+
+
+class Written(io.StringIO):
+    """Standard output that is no terminal, and what each write to it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("way", [[], ["--sequential"]])
+def test_text_of_one_prompt_comes_as_it_is_generated(monkeypatch: pytest.MonkeyPatch, way: list[str]):
+    written = Written()
+    monkeypatch.setattr("sys.stdout", written)
+    assert main(["generate", "--chat", CHATS[2], *way]) == 0
+    assert [piece for piece in written.pieces if piece] == [*re.findall(r" ?\d", ANSWERS[2]), "\n"]
+
+
+@pytest.mark.parametrize("way", [[], ["--sequential"]])
+def test_log_probabilities_of_several_prompts_stand_under_their_lines(capsys, way: list[str]):
+    assert main(["generate", "--chat", CHATS[1], "--logprobs", "1"]) == 0
+    alone = capsys.readouterr().out.splitlines()
+    assert len(alone) == 4
+    assert main(["generate", *chats(), "--logprobs", "1", *way]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith(CHATS[1]))
+    assert lines[first][38:] == ANSWERS[1]
+    assert lines[first + 1 : first + 5] == alone
+    assert lines[first + 5].startswith(CHATS[2])
+
+
+@pytest.mark.rounding
+def test_float32_is_not_batch_invariant_and_the_proof_says_so(capsys: pytest.CaptureFixture[str]):
+    """The control: --prove can fail, with exit code 1 and the first difference, wherever this machine has it."""
+    longer = ["--chat", "count: 23 to 31"]
+    code = main(["generate", *chats(), *longer, "--prove", "--numerics", "float32"])
+    captured = capsys.readouterr()
+    assert code == 1
+    assert re.search(
+        r"ProofError: request \d: output token \d+: logits: logit of token \d+ is -?[\d.e-]+, alone it is -?[\d.e-]+$",
+        captured.err,
+        re.MULTILINE,
+    )
+
+
+def test_a_request_file_gives_each_request_its_own_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    lines = [
+        {"prompt": "sort: 3 1 2 ->", "max_tokens": 5, "request_id": "a"},
+        {"prompt_token_ids": [1, 17, 42], "temperature": 1.5, "seed": 3, "n": 2, "arrival_step": 4, "priority": 1},
+    ]
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    options = ["generate", "--requests", str(file), "--prove", "--json", "--policy", "priority"]
+    assert main([*options, "--trace", str(tmp_path / "trace.jsonl")]) == 0
+    first, second = json.loads(capsys.readouterr().out)["outputs"]
+    assert first["request_id"] == "a"
+    assert len(second["outputs"]) == 2
+    assert main(["replay", str(tmp_path / "trace.jsonl"), "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)["outputs"]
+    assert replayed["1#1"] == second["outputs"][1]["token_ids"]
+
+
+BAD_FILES = [
+    ("", "no requests"),
+    ("{", "line 1"),
+    ('{"max_tokens": 3}', "either prompt or prompt_token_ids"),
+    ('{"prompt": "a", "prompt_token_ids": [1]}', "either prompt or prompt_token_ids"),
+    ('{"prompt": 3}', "prompt 3"),
+    ('{"prompt": "a"}\n{"prompt": "a", "tempreature": 1}', "line 2"),
+    ('{"prompt": "a", "temperature": NaN}', "line 1"),
+    ('{"prompt": "a", "arrival_step": -1}', "arrival_step -1"),
+    ('{"prompt": "a", "stop": ""}', "line 1"),
+    ('{"prompt": "a", "request_id": "x"}\n{"prompt": "a", "request_id": "x"}', "one request_id"),
+]
+
+
+@pytest.mark.parametrize(("content", "fragment"), BAD_FILES)
+def test_a_bad_request_file_is_one_line_and_exit_code_2(tmp_path, capsys, content: str, fragment: str):
+    file = tmp_path / "requests.jsonl"
+    file.write_text(content)
+    assert main(["generate", "--requests", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert fragment in captured.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--block-size", "0"],
+        ["--num-blocks", "1", "--block-size", "1"],
+        ["--max-num-seqs", "0"],
+        ["--seed", "-1"],
+        ["--temperature", "nan"],
+        ["--trace", "/nowhere/x"],
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], options: list[str]):
+    assert main(["generate", *chats(), *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("lfm2np: RequestError: ")
+
+
+def test_a_broken_trace_is_exit_code_1_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trace = tmp_path / "trace.jsonl"
+    assert main(["generate", *chats(), "--trace", str(trace)]) == 0
+    lines = trace.read_text().splitlines()
+    trace.write_text("\n".join([*lines[:-2], lines[-1]]))
+    capsys.readouterr()
+    assert main(["replay", str(trace)]) == 1
+    assert f"line {len(lines) - 1}: " in capsys.readouterr().err
+
+
+def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wished(tmp_path: Path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    assert main(["generate", *chats(), "--trace", str(trace)]) == 0
+    lines = trace.read_text().splitlines(keepends=True)
+    for count in range(1, len(lines)):
+        trace.write_text("".join(lines[:count]))
+        capsys.readouterr()
+        assert main(["replay", str(trace)]) == 1
+        assert f"no end after line {count}: the file was cut off, or its run broke off" in capsys.readouterr().err
+        assert main(["replay", str(trace), "--partial", "--json"]) == 0
+        replayed = json.loads(capsys.readouterr().out)
+        assert (replayed["unfinished"] > 0) == (1 < count < len(lines) - 1)
+    assert main(["draw", str(trace), "--terminal"]) == 2
+    assert main(["draw", str(trace), "--terminal", "--partial"]) == 0
+
+
+def test_a_difference_is_named_by_request_and_position():
+    truth, mine = generate.Record(), generate.Record()
+    for record, token in ((truth, 5), (mine, 6)):
+        record.tokens["r"], record.rows["r"] = [token], [np.zeros(8, np.float32)]
+    assert generate.compare(mine, truth) == "request r: output token 0: token: 6, alone it is 5"
+    assert generate.compare(truth, truth) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("text", "x"), ("finish_reason", "x"), ("stop_reason", 7), ("logprobs", ())]
+)
+def test_a_proof_names_what_is_reported_otherwise_than_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], field: str, value: object
+):
+    """With the same tokens and logits."""
+    run_sequential = generate.run_sequential
+
+    def altered(*arguments: Any) -> generate.Ran:
+        ran = run_sequential(*arguments)
+        (name, output), *_ = ran.outputs.items()
+        samples = tuple(replace(sample, **{field: value}) for sample in output.outputs)
+        return replace(ran, outputs={**ran.outputs, name: replace(output, outputs=samples)})
+
+    monkeypatch.setattr(generate, "run_sequential", altered)
+    assert main(["generate", "--prompt-ids", "1,17,42", "--max-tokens", "2", "--prove"]) == 1
+    assert f": {field}: " in capsys.readouterr().err
+
+
+# --- speculative decoding
+
+
+@pytest.mark.parametrize("kind", ["ngram", "draft"])
+def test_speculation_changes_the_steps_and_nothing_else(capsys: pytest.CaptureFixture[str], kind: str):
+    assert main(["generate", *chats(), "--speculative", kind]) == 0
+    text = capsys.readouterr().out
+    assert [line[38:] for line in text.splitlines()[:3]] == ANSWERS
+    assert "\nmean accepted length " in text
+    assert (
+        main(["generate", *chats(), "--prove", "--json", "--speculative", kind, "--num-speculative-tokens", "3"]) == 0
+    )
+    report = json.loads(capsys.readouterr().out)
+    drafts = report["summary"]["speculative"]
+    assert drafts["drafter"] == kind
+    assert drafts["proposed"] == sum(drafts["proposed_at"]) > 0
+    assert (
+        drafts["accepted"]
+        == sum(drafts["accepted_at"])
+        == sum(o["metrics"]["accepted_tokens"] for o in outputs(report))
+    )
+    assert drafts["steps_saved"] == report["summary"]["generated_tokens"] - sum(
+        o["metrics"]["steps"] for o in outputs(report)
+    )
+    assert len(drafts["proposed_at"]) == 3
+    assert drafts["proposed_at"] == sorted(drafts["proposed_at"], reverse=True)
+    assert all(
+        accepted <= proposed for accepted, proposed in zip(drafts["accepted_at"], drafts["proposed_at"], strict=True)
+    )
+    assert report["summary"]["steps"] < 9 or kind == "ngram"
+
+
+def outputs(report: dict[str, list[dict]]) -> list[dict]:
+    return report["outputs"]
+
+
+def test_random_drafts_are_proved_against_one_position_after_the_other(tmp_path: Path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    options = ["--speculative", "draft", "--draft-sampling", "random", "--temperature", "1.4", "--trace", str(trace)]
+    assert main(["generate", *chats(), "--prove", "--json", *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["summary"]["speculative"]["accepted"] > 0
+    assert main(["replay", str(trace), "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)["outputs"]
+    assert replayed == {output["request_id"]: output["outputs"][0]["token_ids"] for output in report["outputs"]}
+    drafts = [json.loads(line).get("drafts") for line in trace.read_text().splitlines()]
+    assert any(drafts)
+
+
+def test_the_draft_fixture_is_the_default_only_for_the_trained_one(capsys: pytest.CaptureFixture[str]):
+    trained, draft = str(lfm2np.trained_fixture()), str(lfm2np.draft_fixture())
+    assert main(["generate", *chats(), "--speculative", "draft", "--model", trained, "--draft-model", draft]) == 0
+    capsys.readouterr()
+    assert main(["generate", *chats(), "--speculative", "draft", "--model", trained]) == 2
+    assert "--model needs a --draft-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "fragment"),
+    [
+        (["--num-speculative-tokens", "3"], 2, "--num-speculative-tokens goes with"),
+        (["--speculative", "none", "--num-speculative-tokens", "3"], 2, "--num-speculative-tokens goes with"),
+        (["--speculative", "ngram", "--num-speculative-tokens", "0"], 2, "num_speculative_tokens 0"),
+        (["--speculative", "ngram", "--draft-model", "x"], 2, "--draft-model goes with --speculative draft"),
+        (["--draft-sampling", "random"], 2, "--draft-sampling goes with --speculative draft"),
+        (["--speculative", "draft", "--draft-model", "/nowhere"], 3, "/nowhere"),
+        (["--speculative", "draft", "--draft-model", "WIDE"], 3, "vocab_size 79, expected 512"),
+    ],
+)
+def test_bad_speculative_options_are_one_line(capsys, options: list[str], code: int, fragment: str):
+    wide = str(Path(__file__).parents[3] / "fixtures" / "torture" / "wide_heads")
+    assert main(["generate", *chats(), *(wide if word == "WIDE" else word for word in options)]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert fragment in captured.err

@@ -1,0 +1,112 @@
+"""Memory that arrays leave is used again, unless the environment says otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from lfm2np import malloc
+
+IS_GLIBC = platform.libc_ver()[0] == "glibc"
+FAULTS = """
+import json, resource, sys
+import numpy as np
+from lfm2np.malloc import keep_freed_memory
+
+def step():
+    arrays = [np.ones(2**20) for _ in range(12)]
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+kept = keep_freed_memory() if sys.argv[1] == "keep" else None
+step()
+step()
+print(json.dumps([kept, faults()]))
+"""
+
+
+def faults(argument: str, variables: Mapping[str, str] | None = None) -> tuple[bool | None, int]:
+    """What the call says, and how often the system mapped memory in ten steps of a hundred megabytes each."""
+    environment = {name: value for name, value in os.environ.items() if name not in malloc.ENVIRONMENT}
+    command = [sys.executable, "-c", FAULTS, argument]
+    done = subprocess.run(command, env=environment | dict(variables or {}), capture_output=True, text=True, check=True)
+    kept, count = json.loads(done.stdout)
+    return kept, count
+
+
+@pytest.mark.skipif(not IS_GLIBC, reason="mallopt is glibc's")
+def test_what_a_step_leaves_is_not_mapped_anew_in_the_next():
+    _, without = faults("leave")
+    kept, count = faults("keep")
+    assert kept
+    assert count < without / 10
+
+
+@pytest.mark.skipif(not IS_GLIBC, reason="mallopt is glibc's")
+def test_who_decides_it_by_the_environment_is_left_alone():
+    kept, count = faults("keep", {"MALLOC_TRIM_THRESHOLD_": "131072"})
+    assert not kept
+    assert count > 10
+
+
+def test_another_c_library_has_no_such_thing(monkeypatch: pytest.MonkeyPatch):
+    for name in malloc.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    for library in (lambda _: object(), lambda _: (_ for _ in ()).throw(OSError), lambda _: int(_)):
+        monkeypatch.setattr("ctypes.CDLL", library)
+        assert not malloc.keep_freed_memory()
+
+
+def test_a_limit_that_is_refused_is_asked_for_smaller(monkeypatch: pytest.MonkeyPatch):
+    """glibc before 2.35 takes 2**25 bytes at most."""
+    for name in malloc.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    taken: dict[int, int] = {}
+
+    class Old:
+        def mallopt(self, what: int, value: int) -> int:
+            is_taken = what == malloc.M_TRIM_THRESHOLD or value <= 2**25
+            taken.update({what: value} if is_taken else {})
+            return int(is_taken)
+
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Old())
+    assert malloc.keep_freed_memory()
+    assert taken == {malloc.M_MMAP_THRESHOLD: 2**25, malloc.M_TRIM_THRESHOLD: 2**29}
+
+
+def test_commands_and_their_workers_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    from lfm2np.commands.cli import main
+    from lfm2np.commands.cli.shared import work
+
+    asked: list[str] = []
+    monkeypatch.setattr("lfm2np.keep_freed_memory", lambda: asked.append("command"))
+    monkeypatch.setattr(work, "keep_freed_memory", lambda: asked.append("worker"))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert main(["info", "--json"]) == 0
+    work.begin_worker()
+    assert asked == ["command", "worker"]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(("name", "kept"), [("exact", True), ("floor-float32", True), ("transformers-float32", False)])
+def test_our_sides_of_a_benchmark_keep_it(monkeypatch: pytest.MonkeyPatch, name: str, kept: bool):
+    from lfm2np.commands.bench.sides import side
+
+    asked: list[str] = []
+    monkeypatch.setattr("sys.argv", ["side", name, ".", "1"])
+    monkeypatch.setattr("os.dup2", lambda *_: None)
+    monkeypatch.setattr(side, "keep_freed_memory", lambda: asked.append(name))
+    monkeypatch.setattr(side, "make_side", lambda _: None)  # transformers need not be there
+    monkeypatch.setattr(side, "serve", lambda *_: None)
+    side.main()
+    assert asked == [name] * kept

@@ -1,0 +1,344 @@
+"""What clients get is what the reference computes, however it is asked for, whole or in pieces, alone or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from served_app import Served, model, serving
+
+import lfm2np
+from lfm2np.commands.serve.replies.shared import token_name
+from lfm2np.engine.outputs import RequestOutput
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.sequential import answer_alone
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(model()) as one:
+        yield one
+
+
+def alone(ids: list[int], **params: Any) -> RequestOutput:
+    """The same request through reference.py."""
+    return list(answer_alone(model(), "alone", ids, SamplingParams(**params), 0))[-1]
+
+
+token_ids = st.integers(0, 511)
+prompts = st.one_of(
+    st.lists(token_ids, min_size=1, max_size=30),
+    st.text(st.characters(codec="utf-8"), max_size=20),
+    st.sampled_from(["sort: 7 2 9 ->", "add: 34 + 58 ->", ""]),
+)
+asked = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "temperature": st.sampled_from([0, 0.7, 1.0, 3]),
+        "seed": st.integers(0, 2**64 - 1),
+        "max_tokens": st.integers(1, 12),
+    },
+    optional={
+        "top_k": st.integers(-1, 20),
+        "top_p": st.floats(0.1, 1.0),
+        "min_p": st.floats(0.0, 0.5),
+        "repetition_penalty": st.floats(0.5, 2.0),
+        "presence_penalty": st.floats(-2.0, 2.0),
+        "frequency_penalty": st.floats(-2.0, 2.0),
+        "logit_bias": st.dictionaries(st.integers(0, 511).map(str), st.floats(-5.0, 5.0), max_size=3),
+        "banned_token_ids": st.lists(token_ids, max_size=3),
+        "stop_token_ids": st.lists(token_ids, max_size=3),
+        "stop": st.sampled_from([" ", ["1", "4 "], "\u2603"]),
+        "include_stop_str_in_output": st.booleans(),
+        "ignore_eos": st.booleans(),
+        "profile": st.sampled_from(["vllm", "transformers"]),
+        "cache_salt": st.sampled_from(["", "a"]),
+        "priority": st.integers(-2, 2),
+    },
+)
+FREE_OF_SAMPLING = ("prompt", "cache_salt", "priority")
+
+
+def expected(fields: Mapping[str, Any], **more: Any) -> RequestOutput:
+    params = {name: value for name, value in fields.items() if name not in FREE_OF_SAMPLING} | more
+    if "logit_bias" in params:
+        params["logit_bias"] = {int(key): bias for key, bias in params["logit_bias"].items()}
+    return alone(model().prompt_ids(fields["prompt"]), **params)
+
+
+@pytest.mark.slow
+@given(lot=st.lists(asked, min_size=1, max_size=6))
+@settings(deadline=None, max_examples=30)
+def test_each_of_many_clients_gets_what_the_reference_says(served: Served, lot: list[dict[str, Any]]):
+    more = {"return_token_ids": True, "logprobs": 2}
+
+    def one(number: int) -> tuple[int, Any]:
+        return served.ask("/v1/completions", {**lot[number // 2], **more, "stream": bool(number % 2)})
+
+    with ThreadPoolExecutor(12) as pool:
+        replies = list(pool.map(one, range(2 * len(lot))))
+    for number, (status, reply) in enumerate(replies):
+        assert status == 200, reply
+        (sample,) = expected(lot[number // 2], logprobs=2).outputs
+        choice = reply["choices"][0] if number % 2 == 0 else joined(reply)[0]
+        assert choice["token_ids"] == list(sample.token_ids)
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
+            *(sample.text, sample.finish_reason, sample.stop_reason),
+        )
+        assert choice["logprobs"]["token_logprobs"] == [each.logprob for each in sample.logprobs or ()]
+    served.wait_until_empty()
+
+
+def joined(events: list[Any]) -> dict[int, Any]:
+    """The choices of a stream, put together."""
+    whole: dict[int, Any] = {}
+    for event in events:
+        for piece in event["choices"]:
+            choice = whole.setdefault(piece["index"], {"text": "", "token_ids": [], "logprobs": None})
+            choice["text"] += piece["text"]
+            choice["token_ids"] += piece.get("token_ids", [])
+            if piece["logprobs"] is not None:
+                logprobs = choice["logprobs"] = choice["logprobs"] or {name: [] for name in piece["logprobs"]}
+                for name, values in piece["logprobs"].items():
+                    logprobs[name] += values
+            assert "finish_reason" not in choice or choice["finish_reason"] is None, "told after its end"
+            choice |= {name: piece[name] for name in ("index", "finish_reason", "stop_reason")}
+    return whole
+
+
+@pytest.mark.slow
+@given(lot=st.lists(st.lists(token_ids, min_size=1, max_size=12), min_size=1, max_size=3), n=st.integers(1, 3))
+@settings(deadline=None, max_examples=20)
+def test_several_prompts_and_samples_are_numbered_prompt_after_prompt(served: Served, lot: list[list[int]], n: int):
+    fields = {"prompt": lot, "n": n, "seed": 7, "max_tokens": 5, "return_token_ids": True, "logprobs": 1}
+    status, reply = served.ask("/v1/completions", fields)
+    assert status == 200, reply
+    samples = [choice["token_ids"] for choice in reply["choices"]]
+    outputs = [alone(ids, n=n, seed=7, max_tokens=5) for ids in lot]
+    assert samples == [list(sample.token_ids) for output in outputs for sample in output.outputs]
+    assert [choice["index"] for choice in reply["choices"]] == list(range(n * len(lot)))
+    assert [choice["prompt_token_ids"] for choice in reply["choices"]] == [ids for ids in lot for _ in range(n)]
+    new = sum(map(len, samples))
+    assert reply["usage"]["completion_tokens"] == new
+    assert reply["usage"]["prompt_tokens"] == sum(map(len, lot))
+    assert reply["usage"]["total_tokens"] == new + sum(map(len, lot))
+    status, events = served.ask(
+        "/v1/completions", {**fields, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    pieces = joined(events)
+    for choice in reply["choices"]:
+        for name in ("text", "token_ids", "logprobs", "finish_reason", "stop_reason"):
+            assert pieces[choice["index"]][name] == choice[name], name
+    assert events[-1]["choices"] == []
+    assert {**events[-1]["usage"], "prompt_tokens_details": None} == {**reply["usage"], "prompt_tokens_details": None}
+    assert all(event["usage"] is None for event in events[:-1])
+
+
+@given(ids=st.lists(token_ids, min_size=1, max_size=30), is_streamed=st.booleans(), goes_on=st.booleans())
+@example(ids=[172], is_streamed=False, goes_on=True)  # a byte that is no whole character by itself
+@settings(deadline=None, max_examples=30)
+def test_an_echoed_prompt_has_the_log_probabilities_that_scoring_it_gives(
+    served: Served, ids: list[int], is_streamed: bool, goes_on: bool
+):
+    fields = {"prompt": ids, "echo": True, "logprobs": 1, "temperature": 0, "max_tokens": 3 * goes_on}
+    status, reply = served.ask("/v1/completions", {**fields, "stream": is_streamed})
+    assert status == 200, reply
+    choice = joined(reply)[0] if is_streamed else reply["choices"][0]
+    logprobs = choice["logprobs"]
+    (sample,) = alone(ids, temperature=0, max_tokens=3).outputs
+    new = list(sample.token_ids) if goes_on else []
+    assert logprobs["tokens"] == [token_name(model(), token_id) for token_id in [*ids, *new]]
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    scores = model().score([*ids, *new]) if len(ids) + len(new) > 1 else []
+    assert logprobs["token_logprobs"][1:] == [score.logprob for score in scores]
+    best = [max(top, key=lambda token: top[token]) for top in logprobs["top_logprobs"][1:]]
+    assert [likeliest == name for likeliest, name in zip(best, logprobs["tokens"][1:], strict=True)] == [
+        score.rank == 1 for score in scores
+    ]
+    text = model().tokenizer.decode(ids) + (sample.text or "" if goes_on else "")
+    assert choice["text"] == text
+    starts = [len(told_text(ids[:count])) for count in range(len(ids))]
+    starts += [len(model().tokenizer.decode(ids)) + len(told_text(new[:count])) for count in range(len(new))]
+    assert logprobs["text_offset"] == starts
+    if not goes_on:
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+    if not is_streamed:
+        assert reply["usage"]["completion_tokens"] == len(new)
+
+
+def told_text(ids: list[int]) -> str:
+    """What these tokens complete: an unfinished character at their end is not there yet."""
+    stream = model().tokenizer.stream()
+    return "".join(stream.push(token_id) for token_id in ids)
+
+
+def test_offsets_say_where_a_token_begins(served: Served):
+    _, reply = served.ask(
+        "/v1/completions", {"prompt": "sort: 7 2 ->", "max_tokens": 6, "logprobs": 0, "temperature": 0}
+    )
+    (choice,) = reply["choices"]
+    logprobs = choice["logprobs"]
+    for token, start in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        if not token.startswith("<|"):
+            assert choice["text"][start:].startswith(token)
+    assert all(len(top) == 1 for top in logprobs["top_logprobs"])
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_conversation_is_answered_as_the_engine_answers_its_tokens(served: Served, is_streamed: bool):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "sort: "}, {"type": "text", "text": "7 2 9 4"}]}]
+    fields = {"messages": messages, "temperature": 0, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    status, reply = served.ask("/v1/chat/completions", {**fields, "stream": is_streamed})
+    assert status == 200, reply
+    ids = model().tokenizer.encode_chat([{"role": "user", "content": "sort: 7 2 9 4"}])
+    (sample,) = alone(ids, temperature=0, max_tokens=40, logprobs=2).outputs
+    if is_streamed:
+        pieces = [event["choices"][0] for event in reply]
+        assert [piece["delta"].get("role") for piece in pieces] == ["assistant", *[None] * (len(pieces) - 1)]
+        assert all(event["object"] == "chat.completion.chunk" for event in reply)
+        text = "".join(piece["delta"]["content"] for piece in pieces)
+        logprobs = [reported for piece in pieces for reported in piece["logprobs"]["content"]]
+        new = [token_id for piece in pieces for token_id in piece["token_ids"]]
+        assert [piece["finish_reason"] for piece in pieces] == [*[None] * (len(pieces) - 1), "stop"]
+        assert reply[0]["prompt_token_ids"] == ids and "prompt_token_ids" not in reply[1]
+    else:
+        (choice,) = reply["choices"]
+        assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "stop"
+        text, logprobs, new = choice["message"]["content"], choice["logprobs"]["content"], choice["token_ids"]
+        assert reply["prompt_token_ids"] == ids
+    assert (text, new) == (sample.text, list(sample.token_ids))
+    assert text == "2 4 7 9"
+    for reported, reference in zip(logprobs, sample.logprobs or (), strict=True):
+        assert reported["logprob"] == reference.logprob
+        assert [top["logprob"] for top in reported["top_logprobs"]] == [logprob for _, logprob in reference.top]
+        spelled = model().tokenizer.token_bytes(reference.token_id)
+        assert reported["bytes"] == (list(spelled) or None)
+
+
+def test_without_a_seed_two_answers_differ_and_with_one_they_do_not(served: Served):
+    def told(**more: Any) -> list[int]:
+        fields = {
+            "prompt": "add: 1",
+            "temperature": 2.0,
+            "max_tokens": 20,
+            "return_token_ids": True,
+            "ignore_eos": True,
+        }
+        return list(served.ask("/v1/completions", fields | more)[1]["choices"][0]["token_ids"])
+
+    assert told() != told()
+    assert told(seed=1) == told(seed=1)
+
+
+def test_prompt_log_probabilities_are_told_as_vllm_does(served: Served):
+    fields = {"prompt": [1, 5, 9], "max_tokens": 1, "prompt_logprobs": 0, "echo": True, "logprobs": 3}
+    _, reply = served.ask("/v1/completions", fields)
+    assert all(len(logprob) == 1 for logprob in reply["choices"][0]["prompt_logprobs"][1:]), "none but the prompt's own"
+    first, *rest = reply["choices"][0]["prompt_logprobs"]
+    assert first is None
+    scores = model().score([1, 5, 9])
+    assert [likely[str(token)]["logprob"] for likely, token in zip(rest, [5, 9], strict=True)] == [
+        score.logprob for score in scores
+    ]
+
+
+def test_tokens_as_ids_where_that_is_asked_for(served: Served):
+    _, reply = served.ask(
+        "/v1/completions",
+        {"prompt": [1], "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True},
+    )
+    (choice,) = reply["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+
+
+def test_no_two_tokens_share_a_name():
+    names = [token_name(model(), token_id) for token_id in range(model().config.vocab_size)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_prefix_that_is_known_is_counted_and_a_salt_keeps_it_apart(served: Served):
+    ids = list(range(20, 44))
+
+    def cached(**more: Any) -> int:
+        reply = served.ask("/v1/completions", {"prompt": ids, "max_tokens": 1, **more})[1]
+        return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    cached()
+    assert cached() == 20, "or a preemption, of which nothing is told"
+    assert cached(cache_salt="another") == 0
+
+
+def test_tokenize_and_detokenize_are_each_others_reverse(served: Served):
+    _, tokenized = served.ask("/tokenize", {"prompt": "sort: 7 2", "return_token_strs": True})
+    assert tokenized["tokens"] == model().tokenizer.encode("sort: 7 2") and tokenized["count"] == len(
+        tokenized["tokens"]
+    )
+    assert tokenized["token_strs"][0] == "<|startoftext|>"
+    _, back = served.ask("/detokenize", {"tokens": tokenized["tokens"]})
+    assert back == {"prompt": "sort: 7 2"}
+    _, without = served.ask("/tokenize", {"prompt": "sort: 7 2", "add_special_tokens": False})
+    assert without["tokens"] == tokenized["tokens"][1:]
+    messages = [{"role": "user", "content": "sort: 7"}]
+    assert served.ask("/tokenize", {"messages": messages})[1]["tokens"] == model().tokenizer.encode_chat(messages)
+
+
+def test_the_model_says_what_it_is(served: Served):
+    status, listed = served.get("/v1/models")
+    assert status == 200
+    (entry,) = listed["data"]
+    assert entry["id"] == "trained" and entry["checkpoint_sha256"] == model().sha256
+    assert served.get("/v1/models/trained") == (200, entry)
+    _, reply = served.ask("/v1/completions", {"prompt": "a", "max_tokens": 1, "model": "trained"})
+    assert reply["system_fingerprint"] == f"lfm2np-{lfm2np.__version__}-exact-{model().sha256}"
+
+
+def test_the_document_describes_what_is_told(served: Served):
+    _, document = served.get("/openapi.json")
+    asks: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 2, "echo": True, "return_token_ids": True}),
+        ("/v1/completions", {"prompt": [[3, 4]], "prompt_logprobs": 1, "n": 2, "seed": 3}),
+        ("/v1/completions", {"prompt": "a", "temperature": -1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "max_tokens": 3}),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}),
+        ("/detokenize", {"tokens": [1, 2]}),
+        ("/detokenize", {"tokens": [-1]}),
+    ]
+    for path, fields in asks:
+        status, reply = served.ask(path, fields)
+        content = document["paths"][path]["post"]["responses"][str(status)]["content"]
+        schema = content["application/json"]["schema"] | {"components": document["components"]}
+        Draft202012Validator(schema).validate(reply)
+        with pytest.raises(Exception, match=r"is not of type|is a required property"):
+            Draft202012Validator(schema).validate({})
+
+
+def test_metrics_count_what_was_done(served: Served):
+    before = numbers(served.get("/metrics")[1])
+    served.ask("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True})
+    served.wait_until_empty()
+    after = numbers(served.get("/metrics")[1])
+    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert grown["lfm2np:generation_tokens_total"] == 4
+    assert grown["lfm2np:engine_steps_total"] == 4
+    assert grown['lfm2np:request_total{how="200"}'] == 1
+    assert grown["lfm2np:time_to_first_token_seconds_count"] == 1
+    assert after["lfm2np:num_requests_running"] == after["lfm2np:kv_cache_usage_perc"] == 0
+
+
+def numbers(text: str) -> dict[str, float]:
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+def test_an_event_is_one_line_of_json(served: Served):
+    with served.connection() as connection:
+        fields = {"prompt": "a", "max_tokens": 3, "stream": True, "temperature": 0}
+        connection.request("POST", "/v1/completions", json.dumps(fields), {"Content-Type": "application/json"})
+        lines = connection.getresponse().read().split(b"\n\n")
+    assert all(line.startswith(b"data: ") and b"\n" not in line for line in lines[:-1])

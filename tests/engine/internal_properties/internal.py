@@ -1,0 +1,38 @@
+"""How a property of this package's own parts is written: a decorator of its check, which takes an example only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
+
+from lfm2np.suite.properties.property import Property
+
+Check = Callable[[Any], None]
+
+
+def internal(
+    property_id: str,
+    sentence: str,
+    law: int,
+    strategy: Callable[..., SearchStrategy[Any]],
+    weight: float = 1.0,
+    at_length: bool = False,
+    bugs: tuple[str, ...] = (),
+) -> Callable[[Check], Check]:
+    """The arguments are Property's fields; the check stays a function, and raises for an example that is wrong."""
+
+    def noted(check: Check) -> Check:
+        run = lambda factory, example: check(example)  # noqa: E731
+        check.prop = Property(property_id, sentence, law, (), bugs, strategy, run, weight, at_length)
+        return check
+
+    return noted
+
+
+def properties_of(module: ModuleType) -> list[Property]:
+    """Those that a module defines, in their order."""
+    checks = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    return [check.prop for check in checks if hasattr(check, "prop")]

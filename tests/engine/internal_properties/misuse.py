@@ -1,0 +1,349 @@
+"""What goes wrong: interrupts, drafters that fail, aborted queues, damaged traces. Nothing wrong comes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from internal_properties.internal import internal
+from internal_properties.state_machines.compare import require, require_at_most
+from internal_properties.state_machines.engine_books import sample_names
+from lfm2np.engine.drafters import Draft, DraftContext
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.proposals import propose
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.step import forward
+from lfm2np.suite.adapters import own
+from lfm2np.suite.properties.driver import Violation, generate, make, require_truth, run
+from lfm2np.suite.strategies.scenarios import Scenario, greedy_params, scenarios
+from lfm2np.suite.strategies.tiny_models import loaded
+from scheduler import Request, Scheduler, SchedulerConfig, TraceError, replay
+from scheduler.checksum import sealed
+
+
+@internal(
+    "interrupted-steps",
+    "A step that is interrupted while it computes is as if it had not begun.",
+    7,
+    lambda: st.tuples(scenarios(kinds=("abort",), most=3), st.lists(st.integers(1, 12), min_size=1, max_size=3)),
+    weight=0.5,
+    bugs=("vLLM 56525",),
+)
+def interrupted_steps(example: tuple[Scenario, list[int]]) -> None:
+    """Steps that are interrupted while they compute are as if they had not begun."""
+    scenario, hits = example
+    engine = make(own, scenario.model, {**scenario.sizes, "drafter": "ngram"})
+    calls = 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = forward(*arguments)
+        if calls in hits:
+            raise KeyboardInterrupt
+        return result
+
+    class Patient:
+        """Steps again after an interrupt."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+        def step(self) -> Any:
+            try:
+                return engine.step()
+            except KeyboardInterrupt:
+                return {}
+
+    with patch("lfm2np.engine.engine.forward", interrupted):
+        outcome = run(Patient(), scenario)
+    require_truth(own, scenario, outcome)
+    replay(engine.trace(), is_whole=False)
+    if engine.state()["free_blocks"] != engine.state()["num_blocks"]:
+        raise Violation("after an interrupt some blocks are lost")
+
+
+WRONG_DRAFTS = {  # what a drafter does to a request, and what its error says
+    "raises": "ValueError: no draft for",
+    "none": "AttributeError: 'NoneType' object has no attribute",
+    "too many": " tokens, expected at most ",
+    "no id": r"ids\[0\]: 24, expected 0 to vocab_size-1=23",
+    "weights": " distributions, expected none, as it is not random",
+    "too few weights": r"\d distributions, expected \d",
+    "no integers": r"drafter: weights float64 \(24,\), expected int64 \(24,\) >= 0",
+    "other size": r"drafter: weights int64 \(23,\), expected int64 \(24,\) >= 0",
+    "negative": r"drafter: weights int64 \(24,\), expected int64 \(24,\) >= 0",
+    "impossible": r"drafter: weight of token 3 is 0, or all sum to more than 2\*\*62",
+    "heavy": r"drafter: weight of token 3 is 0, or all sum to more than 2\*\*62",
+}
+WRONG_NUMBER = r"RequestError: drafter: [02] drafts for 1 context, expected 1"
+OF_RANDOM = tuple(kind for kind in WRONG_DRAFTS if kind != "weights")
+
+
+class WrongDrafter:
+    """Does to each request what it is told, if anything; to the rest it gives no drafts. Notes who was asked."""
+
+    def __init__(self, wrong: Mapping[str, str], is_random: bool, number: str) -> None:
+        self.wrong, self.is_random, self.number = wrong, is_random, number
+        self.engine: Engine | None = None
+        self.most = 0
+        self.asked: list[tuple[str, ...]] = []
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Any]:
+        self.asked.append(tuple(context.request_id for context in contexts))
+        self._require_contexts(contexts)
+        drafts = [self._draft(context) for context in contexts]
+        if self.number == "right" or (self.number == "right alone" and len(contexts) == 1):
+            return drafts
+        return drafts[1:] if self.number != "one more" else [*drafts, Draft()]
+
+    def _require_contexts(self, contexts: Sequence[DraftContext]) -> None:
+        """What is said of a request, and how many drafts are asked for, is right."""
+        assert self.engine is not None
+        scheduler, plan = self.engine.scheduler, self.engine.scheduler.in_flight
+        assert plan is not None
+        room = scheduler.config.max_num_batched_tokens - plan.num_tokens
+        for context in contexts:
+            request = scheduler.requests[context.request_id]
+            actual = (context.token_ids, context.num_prompt_tokens)
+            require(actual, (tuple(request.token_ids), len(request.prompt_token_ids)), "is told of", context.request_id)
+            left = request.max_tokens - request.num_output_tokens - 1
+            needed = self.is_random and context.params.temperature != 0.0
+            require(context.count > 0 or needed, True, f"is asked for {context.count} drafts:", context.request_id)
+            require_at_most(context.count, min(self.most, room, left), "drafts asked for", context.request_id)
+            if any((context.request_id,) == entry.samples for entry in plan.scheduled):
+                require(context.count, max(0, min(self.most, room, left)), "drafts asked for", context.request_id)
+
+    def _draft(self, context: DraftContext) -> Draft | None:
+        kind = self.wrong.get(context.request_id)
+        count = context.count + self.is_random
+        weights = np.ones(24, np.int64)
+        if kind is None:
+            return Draft()
+        if kind == "raises":
+            raise ValueError(f"no draft for {context.request_id}")
+        if kind == "none":
+            return None
+        if kind == "too many":
+            return Draft((3,) * (count + 1), (weights,) * (count + 1) if self.is_random else None)
+        if kind == "no id":
+            return Draft((24,), (weights,) if self.is_random else None)
+        if kind == "weights":
+            return Draft((3,), (weights,))
+        if kind == "too few weights":
+            return Draft((3,) * count, (weights,) * (count - 1))
+        return Draft((3,), (wrong_weights(kind),))
+
+
+def wrong_weights(kind: str) -> NDArray[Any]:
+    weights = np.ones(24, np.int64)
+    if kind == "no integers":
+        return weights.astype(np.float64)
+    if kind == "other size":
+        return weights[1:]
+    if kind == "negative":
+        weights[5] = -1
+    if kind == "impossible":
+        weights[3] = 0
+    if kind == "heavy":
+        weights[7] = 2**62 - 22  # with the others one more than the most
+    return weights
+
+
+@st.composite
+def wrong_drafts(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], bool, str, int]:
+    scenario, is_random = draw(scenarios(most=3)), draw(st.booleans())
+    kinds = OF_RANDOM if is_random else tuple(WRONG_DRAFTS)[:5]
+    wrong = tuple(draw(st.sampled_from((None, *kinds))) for _ in scenario.requests)
+    number = draw(st.sampled_from(["right", "right", "right alone", "one less", "one more"]))
+    return scenario, wrong, is_random, number, draw(st.integers(1, 4))
+
+
+@internal(
+    "failing-drafters-cost-drafts",
+    "A drafter that raises, or whose drafts can't be used, costs the request its drafts, and nobody anything else.",
+    7,
+    wrong_drafts,
+    weight=2.0,
+)
+def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str, int]) -> None:
+    """A drafter that fails costs its request the drafts, tells why, and is not asked for it again; no one else's."""
+    scenario, kinds, is_random, number, most = example
+    plain = generate(own, scenario)
+    wrong = {
+        request.request_id: kind for request, kind in zip(scenario.requests, kinds, strict=True) if kind is not None
+    }
+    drafter = WrongDrafter(wrong, is_random, number)
+    drafter.most = most
+    engine = Engine(loaded(scenario.model), drafter=drafter, num_speculative_tokens=most, **scenario.sizes)
+    drafter.engine = engine
+    for request in scenario.requests:
+        engine.add_request(
+            request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt
+        )
+    outputs = {output.request_id: output for output in engine.stream()}
+    asked = [name for names in drafter.asked for name in names]
+    for request in scenario.requests:
+        said = [answer.token_ids for answer in outputs[request.request_id].outputs]
+        expected = [answer.token_ids for answer in plain.completions[request.request_id]]
+        require(said, expected, "tokens beside drafters that fail", request.request_id)
+        metrics = outputs[request.request_id].metrics
+        error = metrics.draft_error if metrics else None
+        never = number in ("one less", "one more")
+        fails = any(name in asked and (name in wrong or never) for name in sample_names(request))
+        require(error is not None, fails, "is told why its drafter failed:", request.request_id)
+        if error is not None:
+            kind = wrong.get(request.request_id)
+            why = WRONG_NUMBER if never and kind != "raises" else WRONG_DRAFTS[kind or "raises"]
+            said_why = re.search(why, error) is not None
+            require(said_why, True, f"{error!r} says why:", request.request_id)
+    failed = {name for name in asked if name in wrong or number in ("one less", "one more")}
+    require(engine.metrics.draft_failures, len(failed), "drafters that failed", "of the run")
+    for name in failed:
+        require_at_most(asked.count(name), 2, "calls for one that fails, with others and alone:", name)
+
+
+@internal(
+    "drafts-are-used",
+    "A step computes with the drafts that were asked for; the last drawn one only decides the position after them.",
+    2,
+    lambda: st.tuples(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=3),
+        st.booleans(),
+        st.sampled_from([2, 2**62, 2**62 + 1]),
+    ),
+    weight=10.0,
+)
+def drafts_are_used(example: tuple[list[tuple[int, int]], bool, int]) -> None:
+    """What a step computes with: at most as many as were asked for, and of drawn ones never the last, which decides."""
+    pairs, is_random, total = example
+    weights = np.zeros(24, np.int64)
+    weights[3], weights[5] = 1, total - 1
+
+    class Fixed:
+        def __init__(self) -> None:
+            self.is_random = is_random
+
+        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+            lengths = [
+                min(length, context.count + is_random) for context, (_, length) in zip(contexts, pairs, strict=True)
+            ]
+            return [Draft((3,) * length, (weights,) * length if is_random else None) for length in lengths]
+
+    params = SamplingParams()
+    contexts = [DraftContext(str(index), (3,), 1, params, 0, 0, count) for index, (count, _) in enumerate(pairs)]
+    said = propose(Fixed(), contexts, 24)
+    if is_random and total > 2**62:
+        refused = {str(index) for index, (count, length) in enumerate(pairs) if min(length, count + 1)}
+        require(set(said.errors), refused, "have weights that sum to more than 2**62:", "those")
+        return
+    require(said.errors, {}, "errors of drafts that can be used", str(pairs))
+    fed = said.fed(contexts)
+    for one, (count, length) in zip(contexts, pairs, strict=True):
+        kept = min(length, count + is_random)
+        expected = (3,) * min(count, kept - 1 if is_random and kept else kept)
+        require(fed.get(one.request_id, ()), expected, "drafts to compute with", one.request_id)
+        require(one.request_id in fed, bool(expected), "is computed with drafts:", one.request_id)
+        require(said.drafts[one.request_id].token_ids, (3,) * kept, "drafts", one.request_id)
+
+
+@internal(
+    "many-leave-the-queue",
+    "A queue from which most are aborted serves the rest, in order.",
+    7,
+    lambda: st.tuples(st.integers(1, 202), st.integers(1, 40), st.lists(st.integers(0, 199), max_size=3)),
+    weight=0.3,
+    bugs=("vLLM 46283",),
+)
+def many_leave(example: tuple[int, int, list[int]]) -> None:
+    """A long queue from which most are aborted while they wait: the rest is served, in order, and counted right."""
+    count, every, more = example
+    subject = Scheduler(SchedulerConfig(num_blocks=30, max_num_seqs=2))
+    for index in range(count):
+        subject.add(Request(str(index), (1, 2), 1))
+    stay = [index for index in range(count) if index % every == 0 and index not in more]
+    for index in range(count):
+        if index not in stay:
+            subject.abort(str(index))
+    if len(subject.waiting) != len(stay):
+        raise Violation(f"{len(subject.waiting)} wait, expected {len(stay)}")
+    served = []
+    while subject.has_unfinished:
+        plan = subject.schedule()
+        served += [int(entry.request_id) for entry in plan.scheduled]
+        subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
+        if not plan.scheduled:
+            raise Violation(f"nothing is scheduled, but {len(subject.requests)} are unfinished")
+    if served != stay:
+        raise Violation(f"served {served}, expected {stay}")
+
+
+@internal(
+    "damaged-traces-are-named",
+    "A trace with a line missing, twice or changed does not replay, and the error names a line.",
+    4,
+    lambda: st.tuples(scenarios(greedy_params(), most=2), st.integers(0, 20), st.sampled_from(DAMAGES)),
+)
+def damaged_traces(example: tuple[Scenario, int, str]) -> None:
+    """A trace with a line missing, twice, renamed or changed does not replay, and the error names a line."""
+    scenario, place, damage = example
+    engine = make(own, scenario.model, scenario.sizes)
+    run(engine, scenario)
+    lines = engine.trace()
+    steps = [index for index, line in enumerate(lines) if '"kind":"step"' in line]
+    index = steps[place % len(steps)]
+    line = json.loads(lines[index])
+    said = "line "
+    if damage == "missing":
+        assume(index != steps[-1])  # a trace may end early
+        del lines[index]
+    elif damage == "twice":
+        lines.insert(index, lines[index])
+    else:
+        changed, said = damaged(line, damage)
+        lines[index] = json.dumps(changed if damage == "checksum" else sealed(changed))
+        said = f"line {index + 1}: {said}"
+    try:
+        replay(lines, is_whole=False)
+    except TraceError as error:
+        if not str(error).startswith(said):
+            raise Violation(f"a trace with damage {damage!r}: {str(error)!r}, expected {said!r}") from None
+        return
+    raise Violation(f"a trace with damage {damage!r} at line {index + 1} replays")
+
+
+def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any], str]:
+    """A step's line, changed, and what the error must say."""
+    plan, free = line["plan"], line["free_blocks"]
+    if damage == "renamed":
+        return {**line, "kind": "leap"}, "kind 'leap': expected add, finish, fork, preempt, step, abandon, "
+    if damage == "free blocks":
+        return {**line, "free_blocks": free + 1}, f"free_blocks: the replay has {free}, the trace {free + 1}"
+    if damage == "number":
+        return {**line, "plan": {**plan, "step": -1}}, f"plan.step: the replay has {plan['step']}, the trace -1"
+    if damage == "rows":
+        other = [] if plan["scheduled"] else ["x"]  # a step after the last request schedules nothing
+        said = f"plan.scheduled: the replay has {str(plan['scheduled'])[:200]}, the trace {other}"
+        return {**line, "plan": {**plan, "scheduled": other}}, said
+    if damage == "moves":
+        long = ["x" * 300]
+        said = f"plan.moves: the replay has {str(plan['moves'])[:200]}, the trace {str(long)[:200]}"
+        return {**line, "plan": {**plan, "moves": long}}, said
+    if damage == "checksum":
+        return {**line, "seconds": -1}, f"sha256 '{line['sha256']}', expected "
+    if damage == "endings":
+        return {**line, "finished": {"nobody": "stop"}}, ""
+    return {key: value for key, value in line.items() if key != "tokens"}, ""
+
+
+DAMAGES = (
+    *("twice", "renamed", "checksum", "free blocks", "number", "rows", "moves", "endings", "no tokens", "missing"),
+)

@@ -1,0 +1,156 @@
+"""The scheduler, where no token shows it: what update() takes, what never changes, defaults."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+
+from hypothesis import strategies as st
+
+from internal_properties.internal import internal
+from lfm2np.suite.properties.driver import Violation
+from scheduler import PlanError, Request, Scheduler, SchedulerConfig
+from scheduler.request import Status
+
+# --- what may be told to update()
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> tuple[int, int, int, tuple[int, ...]]:
+    """max_tokens, min_tokens, tokens so far, drafts; token 2 is the stop token."""
+    so_far = draw(st.integers(0, 4))
+    drafts = draw(st.lists(st.sampled_from((2, 0)), max_size=4))
+    return so_far + draw(st.integers(1, 6)), draw(st.integers(0, so_far + 5)), so_far, tuple(drafts)
+
+
+@internal(
+    "answers-are-judged",
+    "What does not answer the plan is refused, what does is taken, and a request ends where it must.",
+    7,
+    turns,
+    weight=5.0,
+)
+def answers_are_judged(example: tuple[int, int, int, tuple[int, ...]]) -> None:
+    """Right drafts and then any token, up to too many; and drafts that were not planned."""
+    drafts = example[3]
+    right = [(*drafts[:count], token) for count in range(len(drafts) + 1) for token in (0, 2)]
+    wrong = [(*(1 for _ in drafts[:count]), 0) for count in range(1, len(drafts) + 1)]
+    for answer in ((), *right, *wrong, (*drafts, 0, 0)):
+        answer_is_judged(*example, answer)
+
+
+def answer_is_judged(most: int, least: int, so_far: int, drafts: tuple[int, ...], answer: tuple[int, ...]) -> None:
+    """Taken if and only if: as many as asked for, the drafts first, and nothing behind the token that ends it."""
+    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2))
+    subject.add(Request("a", (1,), most, stop_token_ids=frozenset([2]), min_tokens=least))
+    for _ in range(so_far):
+        subject.update(subject.schedule(), {"a": [0]})
+    plan = subject.add_drafts(subject.schedule(), {"a": drafts})
+    fitting = drafts[: most - so_far - 1]
+    if plan.scheduled[0].drafts != fitting:
+        raise Violation(f"of the drafts {drafts} the plan has {plan.scheduled[0].drafts}, expected {fitting}")
+
+    def ends(place: int) -> bool:
+        count = so_far + place + 1
+        return count >= most or (answer[place] == 2 and count >= least)
+
+    allowed = 1 <= len(answer) <= 1 + len(fitting) and answer[:-1] == fitting[: len(answer) - 1]
+    allowed = allowed and not any(ends(place) for place in range(len(answer) - 1))
+    try:
+        finished = subject.update(plan, {"a": answer})
+    except PlanError:
+        if allowed:
+            raise
+        return
+    if not allowed:
+        raise Violation(f"update() took {answer} for drafts {fitting}")
+    if bool(finished) != ends(len(answer) - 1):
+        raise Violation(f"after {answer}: finished {bool(finished)}, expected {ends(len(answer) - 1)}")
+
+
+# --- what holds without being asked for
+
+DEFAULTS = SchedulerConfig(
+    num_blocks=1,
+    block_size=16,
+    max_num_seqs=64,
+    max_num_batched_tokens=2048,
+    policy="fcfs",
+    waiting_served_ratio=0.3,
+    max_waiting_tokens=20,
+    prefix_caching=True,
+    watermark=0.01,
+    num_host_blocks=0,
+)
+
+
+ASKED = (
+    "request_id",
+    "prompt_token_ids",
+    "max_tokens",
+    "stop_token_ids",
+    "min_tokens",
+    "priority",
+    "cache_salt",
+    "prompt_logits",
+)
+NEW: dict[str, object] = {
+    "stop_token_ids": frozenset(),
+    "min_tokens": 0,
+    "priority": 0,
+    "cache_salt": "",
+    "prompt_logits": False,
+    "token_ids": [1],
+    "status": Status.WAITING,
+    "finish_reason": None,
+    "arrival": -1,
+    "arrival_step": -1,
+    "num_computed_tokens": 0,
+    "block_table": (),
+    "window_table": (),
+    "block_keys": [],
+    "slot": None,
+    "host_blocks": (),
+    "forks": [],
+    "awaits_split": False,
+    "num_cached_tokens": 0,
+    "num_preemptions": 0,
+    "num_recomputed_tokens": 0,
+    "furthest_computed": 0,
+    "num_steps": 0,
+    "most_blocks": 0,
+}
+
+
+@internal(
+    "defaults-are-documented",
+    "Sizes that nobody asked for are those that the documentation names; sizes and plans never change.",
+    7,
+    lambda: st.just("all"),
+)
+def defaults(example: str) -> None:
+    """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; configurations and plans never change."""
+    if SchedulerConfig(1) != DEFAULTS:
+        raise Violation(f"defaults {SchedulerConfig(1)}, expected {DEFAULTS}")
+    names = [each.name for each in fields(Request) if each.init]
+    if names != list(ASKED):
+        raise Violation(f"a request is made of {names}, expected {ASKED}")
+    new = Request("a", (1,), 1)
+    actual = {each.name: getattr(new, each.name) for each in fields(Request) if each.name not in ASKED[:3]}
+    if actual != NEW:
+        raise Violation(f"a new request has {actual}, expected {NEW}")
+    if new == Request("a", (1,), 1):
+        raise Violation("two requests are equal, but each is one of its own")
+    subject = Scheduler(DEFAULTS)
+    subject.add(new)
+    plan = subject.schedule()
+    for item, name in (
+        (DEFAULTS, "num_blocks"),
+        (plan, "step"),
+        (plan.moves[0], "source"),
+        (plan.scheduled[0], "start"),
+    ):
+        try:
+            setattr(item, name, 2)
+        except FrozenInstanceError:
+            continue
+        raise Violation(f"{type(item).__name__}.{name} can be changed")

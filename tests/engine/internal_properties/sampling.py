@@ -1,0 +1,297 @@
+"""Sampling, noise, and the acceptance of draft tokens: each by its definition."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from internal_properties.internal import internal
+from lfm2np.arithmetic import numerics_named
+from lfm2np.engine.acceptance import Guess, is_accepted, next_token, replacement
+from lfm2np.engine.sampling.choice import (
+    NOISE_BITS,
+    choose,
+    distribution,
+    draw,
+    integer_weights,
+    philox,
+    process,
+    request_seed,
+    uniform,
+)
+from lfm2np.engine.sampling.logprobs import token_logprobs
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.suite import plain
+from lfm2np.suite.properties.driver import Violation
+from lfm2np.suite.strategies.scenarios import sampling_params
+
+EOS = (2,)
+
+
+# --- sampling
+
+Ids = tuple[int, ...]
+Row = tuple[float, ...]
+
+
+HUGE = 2.0**1000  # what any logit is cut to
+BIASES = (None, {6: 2.0}, {6: 2.0}, {6: HUGE, 7: 1.5 * HUGE}, {6: HUGE / 2, 7: 0.75 * HUGE}, {6: -HUGE, 7: -1.5 * HUGE})
+
+
+ONE_CHANGED: tuple[tuple[str, Any], ...] = (
+    *((name, value) for name in ("frequency_penalty", "presence_penalty") for value in (1.0, -1.0)),
+    *(("repetition_penalty", 2.0), ("logit_bias", {6: 2.0}), ("banned_token_ids", (7, 3)), ("min_tokens", 3)),
+    *(("allowed_token_ids", (3, 6)), ("top_k", 1), ("top_k", 13), ("min_p", 1.0), ("top_p", 0.5)),
+)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
+    """Logits in eighths, so that they tie often; and what was said before."""
+    size = draw(st.sampled_from([12, 12, 60]))
+    numbers = random.Random(draw(st.integers(0, 2**32)))
+    short = st.lists(st.integers(-16, 16), min_size=12, max_size=12)
+    row = draw(short) if size == 12 else [numbers.randint(-64, 64) for _ in range(size)]
+    ids = st.lists(st.integers(0, 11), max_size=6).map(tuple)
+    params = draw(sampling_params())
+    kind = draw(st.sampled_from(["any", "one changed", "many changed"]))
+    if kind == "one changed":  # whatever a shortcut asks for
+        name, value = draw(st.sampled_from(ONE_CHANGED))
+        changed: dict[str, Any] = {"temperature": draw(st.sampled_from([0.0, 1.0])), name: value}
+        params = SamplingParams(**changed)
+    if kind == "many changed":
+        penalties = st.sampled_from([0.0, 1.0, -1.0, 0.5])
+        params = replace(
+            params,
+            logit_bias=draw(st.sampled_from(BIASES)),
+            repetition_penalty=draw(st.sampled_from([1.0, 2.0, 0.5])),
+            frequency_penalty=draw(penalties),
+            presence_penalty=draw(penalties),
+            top_k=draw(st.sampled_from([0, 1, 2, 11, 12, 13])),
+            top_p=draw(st.sampled_from([1.0, 0.2, 0.95])),
+            min_p=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        )
+    return tuple(value / 8 for value in row), params, draw(ids) or (3,), draw(ids)
+
+
+@internal(
+    "sampling-is-its-definition",
+    "Processors, in the order of the profile, give the documented distribution; greedy takes the lowest of equals.",
+    2,
+    rows,
+    weight=16.0,
+    bugs=("vLLM 5639",),
+)
+def sampling_is_its_definition(example: tuple[Row, SamplingParams, Ids, Ids]) -> None:
+    row, params, prompt, output = example
+    array = np.array(row, np.float32)
+    weights = distribution(array, params, prompt, output, EOS)
+    expected = plain.probabilities(list(row), params, prompt, output, EOS)
+    total = int(weights.sum())
+    require_weights(array, params, prompt, output, weights.tolist())
+    mine = [int(weight) / total for weight in weights]
+    likely = sorted(p for p in plain.probabilities(list(row), bare(params), prompt, output, EOS) if p)
+    ties = any(low != high and high - low < 1e-9 for low, high in pairwise(likely))
+    assume(not ties)  # a border of top_p may fall between two values that only rounding tells apart
+    far = [token for token in range(len(row)) if abs(mine[token] - expected[token]) > 1e-9]
+    if far and not on_a_border(list(row), params, prompt, output):
+        token = far[0]
+        raise Violation(f"token {token}: probability {mine[token]:.9f}, by definition {expected[token]:.9f}")
+    if params.temperature == 0.0:
+        chosen = choose(array, params, prompt, output, EOS, 0, 0)
+        if expected[chosen] != 1.0:
+            raise Violation(f"greedy takes {chosen}, by definition {expected.index(1.0)}")
+
+
+def require_weights(array: NDArray[Any], params: SamplingParams, prompt: Ids, output: Ids, weights: list[int]) -> None:
+    """Greedy is a single 1; else the likeliest has 2**45, and all are those of the processed logits."""
+    processed = process(array, params, prompt, output, EOS)
+    if params.temperature == 0.0:
+        if sorted(weights)[-2:] != [0, 1] or weights.index(1) != int(np.argmax(processed)):
+            raise Violation(f"greedy has weights {weights}")
+        return
+    if max(weights) != 2**45 or weights != integer_weights(processed).tolist():
+        raise Violation(f"weights {weights}, expected 2**45 at most, and {integer_weights(processed).tolist()}")
+    if processed.max() != 0.0 or max(integer_weights(array.astype(np.float64)).tolist()) != 2**45:
+        raise Violation(f"processed logits {processed.tolist()}, expected 0 for the largest, and 2**45 as its weight")
+
+
+@internal(
+    "top-p-takes-just-enough",
+    "The fewest tokens that together reach top_p stay, to the unit.",
+    2,
+    lambda: st.just("all"),
+)
+def top_p_takes_just_enough(example: str) -> None:
+    """On the border: tokens that reach top_p to the unit are enough, and one unit less is not."""
+    least = np.float32(-31.2)  # its weight is one unit, where the likeliest has 2**45
+    for row, top_p, expected in (
+        ([0.0, 0.0, 0.0, 0.0], 0.5, [2**45, 2**45, 0, 0]),
+        ([0.0, least], 1.0 - 2.0**-50, [2**45, 1]),
+        ([0.0, least], 1.0 - 2.0**-45, [2**45, 0]),
+    ):
+        actual = distribution(np.array(row, np.float32), SamplingParams(top_p=top_p), (0,), (), ()).tolist()
+        if actual != expected:
+            raise Violation(f"logits {row} with top_p {top_p}: weights {actual}, expected {expected}")
+
+
+@internal(
+    "logprobs-are-their-definition",
+    "Log-probabilities are those of the raw logits, and the likeliest tokens are told in their order.",
+    2,
+    lambda: st.tuples(
+        st.lists(st.integers(-16, 16).map(lambda value: value / 8), min_size=12, max_size=12).map(tuple),
+        st.integers(0, 11),
+        st.integers(0, 12),
+    ),
+    weight=2.0,
+)
+def logprobs_are_their_definition(example: tuple[Row, int, int]) -> None:
+    """Of one token and of the likeliest ones, best first, of equal ones the lower id first."""
+    row, token, count = example
+    actual = token_logprobs(numerics_named("exact"), np.array(row, np.float32), token, count)
+    expected = plain.log_softmax(row)
+    best = sorted(range(len(row)), key=lambda index: (-row[index], index))[:count]
+    said = [index for index, _ in actual.top]
+    if actual.token_id != token or said != best:
+        raise Violation(f"token {actual.token_id} and the likeliest {said}, expected {token} and {best}")
+    for index, logprob in ((token, actual.logprob), *actual.top):
+        if abs(logprob - expected[index]) > 1e-6:
+            raise Violation(f"token {index}: log-probability {logprob}, by definition {expected[index]}")
+
+
+def bare(params: SamplingParams) -> SamplingParams:
+    return replace(params, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def on_a_border(row: list[float], params: SamplingParams, prompt: Ids, output: Ids) -> bool:
+    """Whether a hair more or less of top_p or min_p changes the support: then rounding decides."""
+    supports = set()
+    for hair in (-1e-7, 1e-7):
+        top_p = params.top_p if params.top_p == 1.0 else params.top_p + hair
+        min_p = params.min_p if params.min_p == 0.0 else params.min_p + hair
+        probabilities = plain.probabilities(row, replace(params, top_p=top_p, min_p=min_p), prompt, output, EOS)
+        supports.add(tuple(p > 0 for p in probabilities))
+    return len(supports) > 1
+
+
+@internal(
+    "noise-is-of-its-place",
+    "Noise is Philox of (seed, sample, position, purpose); tokens are drawn by their shares of it.",
+    2,
+    lambda: st.tuples(
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 5),
+        st.integers(0, 200),
+        st.integers(0, 2),
+        st.text("ab#é", max_size=4),
+        weights(),
+    ),
+    weight=8.0,
+    bugs=("vLLM 51226", "vLLM 31081"),
+)
+def noise_is_of_its_place(example: tuple[int, int, int, int, str, list[int]]) -> None:
+    """Philox of its place; a request without a seed has one of the engine's and its name; draws are by shares."""
+    seed, sample, position, purpose, name, weights = example
+    words = plain.noise_words(seed, sample, position, purpose)
+    noise = sum(word << 64 * (3 - index) for index, word in enumerate(words))
+    if philox(seed, sample, position, purpose) != noise or uniform(seed, sample, position, purpose) != noise >> 128:
+        raise Violation(f"noise of seed {seed}, sample {sample}, position {position} is not Philox of its place")
+    digest = hashlib.sha256(seed.to_bytes(8, "big") + name.encode()).digest()
+    if request_seed(SamplingParams(), seed, name) != int.from_bytes(digest[:8], "big"):
+        raise Violation(f"request {name!r} under the engine's seed {seed}: not SHA-256 of both")
+    place = (noise >> 128) * sum(weights) >> 128
+    expected = next(token for token in range(len(weights)) if sum(weights[: token + 1]) > place)
+    if draw(np.array(weights, np.int64), noise >> 128) != expected:
+        raise Violation(f"noise {noise >> 128:#x} falls on token {expected} of weights {weights}")
+
+
+# --- acceptance
+
+
+def least_noise(holds: Callable[[int], bool], bits: int) -> int:
+    """The least noise of [0, 2**bits) from which on `holds`, a monotone predicate, is true; 2**bits if it never is."""
+    low, high = 0, 1 << bits
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def weights() -> st.SearchStrategy[list[int]]:
+    return st.lists(st.one_of(st.integers(0, 3), st.just(2**45)), min_size=4, max_size=4).filter(any)
+
+
+def said(least: int) -> st.SearchStrategy[Ids]:
+    return st.lists(st.integers(0, 3), min_size=least, max_size=6).map(tuple)
+
+
+@internal(
+    "rejection-is-exact",
+    "A checked guess and its replacement give each token with the model's probability.",
+    2,
+    lambda: st.tuples(weights(), weights()),
+)
+def rejection_is_exact(example: tuple[list[int], list[int]]) -> None:
+    """Over all guesses and noises, a token comes as often as the model gives it: to 2**-120, in fractions."""
+    p, q = (np.array(ids, np.int64) for ids in example)
+    came = [Fraction(0)] * len(p)
+    for token in np.flatnonzero(q).tolist():
+        guessed = Fraction(int(q[token]), int(q.sum()))
+        guess = Guess(token, q)
+        border = least_noise(lambda noise, g=guess: not is_accepted(p, g, noise), NOISE_BITS)  # type: ignore[misc]
+        accepted = Fraction(border, 1 << NOISE_BITS)
+        came[token] += guessed * accepted
+        if accepted < 1:
+            borders = [
+                least_noise(lambda noise, i=i: replacement(p, q, noise) > i, 2 * NOISE_BITS)  # type: ignore[misc]
+                for i in range(len(p) - 1)
+            ]
+            ends = [0, *borders, 1 << 2 * NOISE_BITS]
+            for other in range(len(p)):
+                share = Fraction(ends[other + 1] - ends[other], 1 << 2 * NOISE_BITS)
+                came[other] += guessed * (1 - accepted) * share
+    for token, mine in enumerate(came):
+        expected = Fraction(int(p[token]), int(p.sum()))
+        if abs(mine - expected) > Fraction(1, 1 << 120) or bool(mine) != bool(expected):
+            raise Violation(
+                f"token {token} comes with probability {float(mine):.6f}, the model has {float(expected):.6f}"
+            )
+
+
+@internal(
+    "guesses-use-their-own-noise",
+    "Whether a guess is taken, and what replaces it, are decided by two noises of its place.",
+    2,
+    lambda: st.tuples(weights(), weights(), st.integers(0, 99), said(1), said(0), st.integers(0, 2)),
+    weight=8.0,
+)
+def guesses_use_their_own_noise(example: tuple[list[int], list[int], int, Ids, Ids, int]) -> None:
+    """A drawn guess is decided by the noise of its place and of purpose 1, and replaced by that of purpose 2."""
+    p, q, seed, prompt, output, index = example
+    row = np.log(np.maximum(np.array(p, np.float64), 1e-30)).astype(np.float32)
+    weights, params = np.array(q, np.int64), SamplingParams()
+    position = len(prompt) + len(output)
+    target = distribution(row, params, prompt, output, ())
+    guess = Guess(int(np.flatnonzero(weights)[-1]), weights)
+    expected = guess.token_id
+    if not is_accepted(target, guess, plain.uniform_noise(seed, index, position, 1)):
+        expected = replacement(target, weights, philox(seed, index, position, 2))
+    if next_token(row, params, prompt, output, (), seed, index, guess) != expected:
+        raise Violation(f"seed {seed}: a guess is not decided by its own noise")
+    plainly = draw(target, plain.uniform_noise(seed, index, position))
+    if next_token(row, params, prompt, output, (), seed, index) != plainly:
+        raise Violation(f"seed {seed}: without a guess {plainly} comes")
+    greedy = SamplingParams(temperature=0.0)
+    if next_token(row, greedy, prompt, output, (), seed, index, guess) != int(np.argmax(row)):
+        raise Violation("a guess changes a greedy token")

@@ -1,0 +1,327 @@
+"""Work on executors and in files: the same bits as here, resumed, merged, and refused where they differ."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lfm2np
+from lfm2np.commands.cli.shared.work import WORKS
+from lfm2np.engine.loading import Model, load
+from lfm2np.engine.teacher_forcing import SCORE, score_many
+from lfm2np.engine.work import place as work
+from lfm2np.engine.work.place import Place, Work, compute, model_of, source_of
+from lfm2np.engine.work.results_file import ResultsFile, decoded, encoded, line_fields, merged, spot_check
+from lfm2np.errors import ProofError, RequestError, WorkerError
+from scheduler.checksum import json_sha256
+
+SEQUENCES = [[random.Random(seed).randrange(8, 500) for _ in range(3 + seed % 9)] for seed in range(40)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load()
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model) -> str:
+    return repr([model.score(ids) for ids in SEQUENCES])
+
+
+def processes(workers: int = 2) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+@pytest.mark.parametrize("executor", [functools.partial(ThreadPoolExecutor, 3), processes])
+def test_scores_have_the_same_bits_on_any_executor(model: Model, alone: str, executor: Callable[[], Executor]) -> None:
+    assert repr(score_many(model, SEQUENCES, Place(executor, max_num_batched_tokens=32))) == alone
+    with executor() as mine:
+        assert repr(score_many(model, SEQUENCES, mine)) == alone
+
+
+def test_a_worker_process_that_is_killed_midway_changes_nothing(model: Model, alone: str, tmp_path: Path) -> None:
+    """One is killed as soon as the first results come, before the last shards are sent."""
+    pools: list[ProcessPoolExecutor] = []
+    killed: list[int] = []
+
+    def pool() -> ProcessPoolExecutor:
+        pools.append(processes())
+        return pools[-1]
+
+    def kill_one(done: int, total: int) -> None:
+        if done and not killed:
+            killed.append(next(iter(pools[0]._processes)))
+            os.kill(killed[0], signal.SIGKILL)
+
+    with ResultsFile(tmp_path / "results.jsonl", model) as record:
+        place = Place(pool, record, at_once=4, max_num_batched_tokens=8)
+        scores = score_many(model, SEQUENCES, place, kill_one)
+        assert repr(scores) == alone
+        assert len(record.entries) == len(SEQUENCES)
+    assert len(pools) > 1, "the control: a pool broke"
+
+
+def test_a_broken_executor_leaves_a_file_from_which_another_goes_on(model: Model, alone: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+
+    def kill_all(done: int, total: int) -> None:
+        for process in list(executor._processes) if done else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    executor = processes()
+    with ResultsFile(path, model) as record, executor, pytest.raises(WorkerError, match=r"score of items \d"):
+        score_many(model, SEQUENCES, Place(executor, record, at_once=4, max_num_batched_tokens=8), kill_all)
+    kept = len(path.read_text().splitlines())
+    assert 0 < kept < len(SEQUENCES)
+    with ResultsFile(path, model) as record:
+        place = Place(functools.partial(ThreadPoolExecutor, 2), record)
+        assert repr(score_many(model, SEQUENCES, place)) == alone
+        known = [entry.item for entry in list(record.entries.values())[:kept]]
+    assert place.num_tokens == sum(len(ids) - 1 for ids in SEQUENCES) - sum(len(ids) - 1 for ids in known)
+
+
+# --- the model of a worker
+
+
+def test_a_worker_with_another_checkpoint_refuses(model: Model, tmp_path: Path) -> None:
+    """The directory has other weights by now than those that the parent loaded."""
+    directory = shutil.copytree(model.path, tmp_path / "model")
+    changed = load(directory)
+    assert changed.sha256 == model.sha256
+    shutil.copy(lfm2np.draft_fixture() / "model.safetensors", directory)
+    shutil.copy(lfm2np.draft_fixture() / "config.json", directory)
+    with pytest.raises(WorkerError, match=rf"weights of SHA-256 {load(directory).sha256}, expected {model.sha256}"):
+        score_many(changed, SEQUENCES[:2], functools.partial(ThreadPoolExecutor, 1))
+
+
+def test_a_worker_loads_a_model_once(model: Model) -> None:
+    source = source_of(load(model.path, weights="streamed"))
+    work.load_source.cache_clear()
+    with ThreadPoolExecutor(4) as threads:
+        models = list(threads.map(model_of, [source] * 8))
+    assert all(item is models[0] for item in models)
+    assert models[0].sha256 == model.sha256
+    assert models[0].where_weights == "streamed", "as the parent has them"
+
+
+def test_config_and_weights_make_the_checkpoints_hash(model: Model, tmp_path: Path) -> None:
+    directory = shutil.copytree(model.path, tmp_path / "model")
+    (directory / "config.json").write_text((directory / "config.json").read_text() + "\n")
+    assert load(directory).sha256 != model.sha256
+
+
+# --- files of results
+
+
+NUMBERS = st.floats(allow_nan=False, width=64) | st.sampled_from([0.0, -0.0, 5e-324, float("inf")])
+ARRAYS = st.builds(
+    lambda values, dtype: np.array(values).astype(dtype),
+    st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=1, max_size=4),
+    st.sampled_from(["<f8", "<f4"]),
+)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text() | ARRAYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@given(PLAIN)
+def test_plain_data_comes_back_from_json_bit_for_bit(value: Any) -> None:
+    text = json.dumps(encoded(value))
+    again = decoded(json.loads(text), "here")
+    assert json.dumps(encoded(again)) == text
+    assert json_sha256(json.loads(text)) == json_sha256(encoded(value))
+
+
+def test_a_single_bit_makes_another_hash() -> None:
+    first = np.array([[1.0, 2.0]])
+    other = first.copy()
+    other.view(np.int64)[0, 1] ^= 1
+    assert json_sha256(encoded({"a": first})) != json_sha256(encoded({"a": other}))
+
+
+def lines_for(model: Model, path: Path, sequences: Sequence[list[int]]) -> list[dict[str, Any]]:
+    with ResultsFile(path, model) as record:
+        score_many(model, sequences, Place(record=record))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_what_a_file_knows_is_not_computed(model: Model, alone: str, tmp_path: Path) -> None:
+    lines_for(model, tmp_path / "results.jsonl", SEQUENCES[:25])
+    with ResultsFile(tmp_path / "results.jsonl", model) as record:
+        place = Place(record=record)
+        assert repr(score_many(model, SEQUENCES, place)) == alone
+    assert place.num_tokens == sum(len(ids) - 1 for ids in SEQUENCES[25:])
+
+
+def test_files_are_merged_by_their_lines_and_computed_again_by_a_seed(model: Model, alone: str, tmp_path: Path) -> None:
+    lines_for(model, tmp_path / "one.jsonl", SEQUENCES[:22])
+    lines_for(model, tmp_path / "two.jsonl", SEQUENCES[18:])
+    entries = list(merged([tmp_path / "two.jsonl", tmp_path / "one.jsonl"], model).values())
+    assert len(entries) == len(SEQUENCES), "those that both have stand once"
+    checked = spot_check(model, entries, WORKS, 5, seed=3)
+    assert [str(mismatch) for mismatch in checked] == [
+        str(mismatch) for mismatch in spot_check(model, entries, WORKS, 5, seed=3)
+    ]
+    assert [str(mismatch) for mismatch in checked] != [
+        str(mismatch) for mismatch in spot_check(model, entries, WORKS, 5, seed=4)
+    ]
+    with pytest.raises(RequestError, match="41 items to compute again: expected 0 to 40"):
+        spot_check(model, entries, WORKS, 41, seed=0)
+
+
+def flip_a_bit(line: dict[str, Any], with_its_hash: bool) -> None:
+    logprobs = decoded(line["result"]["logprobs"], "")
+    logprobs.view(np.int64)[1] ^= 1
+    line["result"]["logprobs"] = encoded(logprobs)
+    if with_its_hash:
+        hash_again(line)
+
+
+def hash_again(line: dict[str, Any]) -> None:
+    line |= line_fields(*(line[name] for name in ("checkpoint", "kind", "item", "result")))
+
+
+def test_a_result_of_a_machine_that_computes_otherwise_is_refused(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.jsonl"
+    lines = lines_for(model, path, SEQUENCES[:6])
+    right = lines[4]["sha256"]
+    flip_a_bit(lines[4], with_its_hash=True)
+    write(path, lines)
+    entries = list(merged([path], model).values())
+    where = rf"wrong.jsonl line 5: score of \[{SEQUENCES[4][0]}, .*"
+    with pytest.raises(ProofError, match=rf"{where}: a line of SHA-256 {lines[4]['sha256']}, expected {right}, as c"):
+        spot_check(model, entries, WORKS, len(entries), seed=0)
+
+
+def test_two_files_that_contradict_each_other_are_refused(model: Model, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    lines = lines_for(model, one, SEQUENCES[:6])
+    right = lines[4]["sha256"]
+    flip_a_bit(lines[4], with_its_hash=True)
+    write(two, lines)
+    wrong = lines[4]["sha256"]
+    expected = rf"two.jsonl line 5: score of .*: a line of SHA-256 {wrong}, expected {right}, as .*one.jsonl line 5 has"
+    with pytest.raises(ProofError, match=expected):
+        merged([one, two], model)
+
+
+def damage(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(line: dict[str, Any]) -> None:
+        *way, last = path.split(".")
+        inner = functools.reduce(lambda row, name: row[name], way, line)
+        inner[last] = value
+        if path.startswith("result."):
+            hash_again(line)
+
+    return edit
+
+
+DAMAGED = [
+    (
+        lambda line: flip_a_bit(line, with_its_hash=False),
+        ProofError,
+        "sha256 '.*', expected .* of its other fields: changed since it was written",
+    ),
+    (
+        lambda line: line["item"].__setitem__(1, line["item"][1] ^ 1),
+        ProofError,
+        "sha256 '.*', expected .* of its other fields",
+    ),
+    (damage("kind", "truth"), ProofError, "sha256 '.*', expected .* of its other fields"),
+    (damage("format_version", 1), RequestError, "format_version 1, expected 2; the SHA-256 of version 1 does not"),
+    (damage("format_version", True), RequestError, "format_version True, expected 2$"),
+    (damage("checkpoint", "0" * 64), RequestError, "of the checkpoint of SHA-256 '0000.*', expected .*, that of /"),
+    (damage("format_version", 3), RequestError, "format_version 3, expected 2$"),
+    (damage("more", 2), RequestError, "item, kind, more, result, sha256: expected checkpoint, format_version"),
+    (damage("result.ranks.dtype", "|O"), RequestError, r"an array of dtype '\|O', expected one of"),
+    (damage("result.ranks.shape", [7]), RequestError, "an array that can't be read"),
+    (damage("result.ranks.base64", "?"), RequestError, "an array that can't be read"),
+]
+
+
+@pytest.mark.parametrize(("edit", "error", "message"), DAMAGED)
+def test_a_damaged_line_is_named(
+    model: Model, tmp_path: Path, edit: Callable[[dict[str, Any]], None], error: type[Exception], message: str
+) -> None:
+    path = tmp_path / "results.jsonl"
+    lines = lines_for(model, path, SEQUENCES[:3])
+    edit(lines[1])
+    write(path, lines)
+    with pytest.raises(error, match=rf"results.jsonl line 2: .*{message}"), ResultsFile(path, model) as record:
+        score_many(model, SEQUENCES[:3], Place(record=record))
+
+
+def test_only_exact_results_are_kept(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="numerics float32, expected exact"):
+        ResultsFile(tmp_path / "results.jsonl", load(None, "float32"))
+    rounded = dataclasses.replace(SCORE, is_exact=False)
+    with ResultsFile(tmp_path / "results.jsonl", model) as record:
+        compute(rounded, model, SEQUENCES[:2], Place(record=record))
+    assert (tmp_path / "results.jsonl").read_bytes() == b""
+
+
+def test_a_second_run_on_the_same_file_is_refused_before_it_computes(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ResultsFile(path, model) as first:
+        second = ResultsFile(path, model)
+        with pytest.raises(RequestError, match=r"results\.jsonl: .* another run writes to it"), second:
+            pass
+        score_many(model, SEQUENCES[:1], Place(record=first))
+    late = ResultsFile(path, model)
+    lines_for(model, path, SEQUENCES[:2])
+    with pytest.raises(RequestError, match=r"results\.jsonl: .* bytes, expected .*"), late:
+        pass
+    assert len(merged([path], model)) == 2
+
+
+def test_a_torn_last_line_is_computed_again(model: Model, alone: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    lines_for(model, path, SEQUENCES)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.warns(UserWarning, match="line 40: torn"), ResultsFile(path, model) as record:
+        assert repr(score_many(model, SEQUENCES, Place(record=record))) == alone
+    assert len(path.read_text().splitlines()) == len(SEQUENCES)
+
+
+def test_a_kind_of_work_that_is_not_known_is_refused(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    lines = lines_for(model, path, SEQUENCES[:1])
+    lines[0]["kind"] = "guess"
+    hash_again(lines[0])
+    write(path, lines)
+    with pytest.raises(RequestError, match=re.escape("'guess': no known kind of work, expected one of score, truth")):
+        spot_check(model, list(merged([path], model).values()), WORKS, 1, 0)
+
+
+def miscounted(model: Model, items: Sequence[Any]) -> list[Any]:
+    return [None]
+
+
+def test_a_function_that_returns_too_few_results_is_a_mistake(model: Model) -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        compute(Work("none", miscounted, len), model, SEQUENCES[:3])

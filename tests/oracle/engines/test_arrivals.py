@@ -1,0 +1,145 @@
+"""Each answer is handed over when it comes, not when its round is over: an interrupt loses none that came."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_player import ask_of, model, playing, target_of
+
+from lfm2np.oracle.check import ask_all
+from lfm2np.oracle.engines.exec_target import ExecTarget
+from lfm2np.oracle.engines.file_target import Transcript
+from lfm2np.oracle.engines.protocol import Completion, Request
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.target import Abilities, Target, ignored
+
+pytestmark = pytest.mark.rounding
+
+ASKS = [ask_of(name, max_tokens=count) for count, name in enumerate(("a", "b", "never"), 1)]
+
+
+class Stuck:
+    """Ends a request after as many steps as it has tokens, and never a third one."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.requests)
+
+    def add(self, request: Request) -> None:
+        self.requests.append(request)
+
+    def step(self) -> dict[str, list[Completion]]:
+        first = self.requests.pop(0)
+        assert not first.request_id.endswith("never"), "the answers before it were not handed over"
+        return {first.request_id: [Completion((5,) * (first.params.max_tokens or 1), "length")]}
+
+    def abort(self, request_id: str) -> None:
+        pass
+
+
+def stuck(path: str, sizes: dict[str, Any]) -> Stuck:
+    return Stuck()
+
+
+STUCK = """
+import json, sys, time
+say = lambda line: print(json.dumps(line), flush=True)
+for line in sys.stdin:
+    ask = json.loads(line)
+    if ask["kind"] == "hello":
+        numbers = {"logprobs": False, "top_logprobs": 0, "prompt_logprobs": False, "at_once": 8, "abort": False}
+        say({"kind": "hello", "protocol": 1, "engine": "stuck", **numbers})
+    elif ask["kind"] == "ask" and "never" not in ask["id"]:
+        say({"kind": "answer", "id": ask["id"], "token_ids": [5] * ask["max_tokens"], "finish_reason": "length"})
+"""
+
+
+@contextlib.contextmanager
+def stuck_target(route: str) -> Iterator[Target]:
+    with contextlib.ExitStack() as stack:
+        if route == "python":
+            target: Target = PythonTarget("test_arrivals:stuck", model().path)
+        elif route == "exec":
+            target = ExecTarget(shlex.join([sys.executable, "-c", STUCK]), model().path, 512, patience=20.0)
+        else:
+            player = stack.enter_context(playing("vllm"))
+            player.trouble = lambda handler: never(player.seen[-1][2], player.freed.wait)
+            target = target_of(player)
+        stack.callback(target.close)
+        yield target
+
+
+def never(body: dict[str, Any], wait: Callable[[float], bool]) -> bool:
+    return body.get("max_tokens") == 3 and wait(20.0)
+
+
+@pytest.mark.parametrize("route", ["python", "exec", "http"])
+def test_an_interrupt_finds_what_came_before_it(route: str) -> None:
+    came: list[str] = []
+
+    def arrived(answer: Answer) -> None:
+        came.append(answer.id)
+        if len(came) == 2:
+            raise KeyboardInterrupt
+
+    with stuck_target(route) as target, pytest.raises(KeyboardInterrupt):
+        target.probe()
+        target.answer(ASKS, (), arrived)
+    assert sorted(set(came)) == ["a", "b"]
+
+
+class Interrupted:
+    """Answers three requests of a round of several, once; then it is interrupted. Later it answers all."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.is_late = False
+
+    def probe(self) -> Abilities:
+        return Abilities("interrupted", at_once=8)
+
+    def answer(
+        self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Callable[[Answer], None] = ignored
+    ) -> list[Answer]:
+        answers = [Answer(ask.id, (3,) * ask.max_tokens, finish_reason="length") for ask in asks]
+        self.sent += [ask.id for ask in asks]
+        for answer in answers[:3] if not self.is_late and len(asks) > 3 else answers:
+            arrived(answer)
+        if not self.is_late and len(asks) > 3:
+            raise KeyboardInterrupt
+        return answers
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_check_that_is_interrupted_within_a_round_keeps_what_it_had_and_goes_on(tmp_path: Path) -> None:
+    path, target = tmp_path / "answers.jsonl", Interrupted()
+    with pytest.raises(KeyboardInterrupt), Transcript(path) as transcript:
+        ask_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
+    before = path.read_bytes()
+    first = [ask.id for ask, _ in Transcript(path).pairs()]
+    assert len(first) == 3
+    path.write_bytes(before + b'{"ask": {"id"')  # and a line that was torn
+    target.is_late = True
+    with pytest.warns(match="torn"):
+        transcript = Transcript(path)
+    with transcript:
+        asked = ask_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
+    after = path.read_bytes()
+    assert after.startswith(before)
+    assert after.count(b"\n") == len(asked.pairs) + 1  # each answer once, and the end
+    target.sent.clear()
+    with Transcript(path) as transcript:
+        assert ask_all(model(), target, 8, cases=["neighbours"], transcript=transcript).pairs == asked.pairs
+    assert not target.sent

@@ -1,0 +1,97 @@
+"""exec-protocol.schema.json against real lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import lfm2np
+from lfm2np import oracle
+from lfm2np.oracle.engines import exec_target
+from lfm2np.oracle.engines.exec_target import ExecTarget
+from lfm2np.oracle.engines.records import Ask
+
+SCHEMA = json.loads((Path(oracle.__file__).parent / "schemas" / "exec-protocol.schema.json").read_text())
+
+
+def fits(value: Any, definition: str) -> bool:
+    return Draft202012Validator({**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{definition}"}]}).is_valid(value)
+
+
+def is_to_engine(line: Any) -> bool:
+    return fits(line, "toEngine")
+
+
+def is_from_engine(line: Any) -> bool:
+    return fits(line, "fromEngine")
+
+
+@pytest.mark.rounding
+def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
+    """Both directions of a conversation with the example engine, tapped on the way."""
+    tap = "import json, subprocess, sys\n"
+    tap += "engine = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+    tap += "log, owed = open(sys.argv[1], 'w'), 0\n"
+    tap += "for line in sys.stdin.buffer:\n"
+    tap += " engine.stdin.write(line); engine.stdin.flush(); kind = json.loads(line)['kind']\n"
+    tap += " log.write('>' + line.decode()); owed += kind in ('ask', 'hello')\n"
+    tap += " while owed and kind in ('hello', 'run'):\n"
+    tap += "  said = engine.stdout.readline(); log.write('<' + said.decode()); owed -= 1\n"
+    tap += "  sys.stdout.buffer.write(said); sys.stdout.flush()\n"
+    log = tmp_path / "log"
+    engine = [sys.executable, "-m", "lfm2np.oracle.example_engine", "--numerics", "float32"]
+    command = shlex.join([sys.executable, "-c", tap, str(log), *engine])
+    target = ExecTarget(command, lfm2np.trained_fixture(), 512)
+    asks = [
+        *(Ask(name, "case", (1, 2, 3), 2) for name in ("a", "b")),
+        Ask("prompt", "case", (1, 2, 3), 3, prompt_logprobs=True),
+        Ask("bad", "case", (999,), 1),
+    ]
+    answers = target.answer(asks, aborted=["b"])
+    assert [answer.error is None for answer in answers] == [True, True, True, False]
+    target.close()
+    lines = [(line[0], json.loads(line[1:])) for line in log.read_text().splitlines()]
+    for direction, line in lines:
+        assert (is_to_engine(line), is_from_engine(line)) == (direction == ">", direction == "<"), line
+    said = [f"{direction}{line['kind']}" for direction, line in lines]
+    assert said == [">hello", "<hello", *[">ask"] * 2, ">abort", *[">ask"] * 2, ">run", *["<answer"] * 4, ">bye"]
+
+
+def test_the_schema_is_one() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_every_example_of_the_schema_and_of_the_docstring_is_a_line() -> None:
+    for name, definition in SCHEMA["$defs"].items():
+        for example in definition.get("examples", []):
+            assert fits(example, name), example
+    documented = re.sub(r",\n {7}", ",", exec_target.__doc__ or "")
+    lines = re.findall(r"^ {4}([<>]) (\{.*\})$", documented, re.MULTILINE)
+    assert len(lines) == 9
+    for direction, line in lines:
+        assert is_to_engine(json.loads(line)) if direction == ">" else is_from_engine(json.loads(line))
+
+
+def test_the_schema_refuses_what_the_reader_refuses() -> None:
+    hello = SCHEMA["$defs"]["engineHello"]["examples"][0]
+    answer = {"kind": "answer", "id": "0:a", "token_ids": [1]}
+    assert is_from_engine(hello) and is_from_engine(answer)
+    for change in (
+        {"protocol": 2},
+        {"protocol": True},
+        {"at_once": 0},
+        {"top_logprobs": -1},
+        {"abort": 1},
+        {"more": 1},
+    ):
+        assert not is_from_engine(hello | change)
+    changes = ({"token_ids": [True]}, {"token_ids": [-1]}, {"token_ids": None}, {"logits": []}, {"error": 3})
+    for change in (*changes, {"id": 0}, {"kind": "say"}, {"top_logprobs": [{"x": 0.0}]}, {"logprobs": ["nan"]}):
+        assert not is_from_engine(answer | change)

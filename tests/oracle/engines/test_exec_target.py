@@ -1,0 +1,381 @@
+"""exec:COMMAND with an engine that is right, and with engines that do everything wrong. POSIX and CPython assumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lfm2np
+from lfm2np.commands.cli import check, main
+from lfm2np.errors import RequestError
+from lfm2np.oracle.check import Checked
+from lfm2np.oracle.engines import exec_target
+from lfm2np.oracle.engines.exec_target import ExecTarget
+from lfm2np.oracle.engines.records import NO_ABORT, Answer, Ask
+from lfm2np.oracle.engines.target import Target, TargetError
+
+PRELUDE = """
+import json, os, subprocess, sys, time
+def read(): return json.loads(sys.stdin.readline() or '{"kind": "bye"}')
+def raw(content): os.write(1, content)
+def write(line): raw(json.dumps(line).encode() + b"\\n")
+def answer(name, **fields): write({"kind": "answer", "id": name, "token_ids": [1, 2], **fields})
+def hello(**other):
+    write({"kind": "hello", "protocol": 1, "engine": "tiny 1", "logprobs": True, "top_logprobs": 0,
+           "prompt_logprobs": False, "at_once": 8, "abort": False} | other)
+def asks():
+    names = []
+    while (line := read())["kind"] != "run":
+        if line["kind"] == "bye": sys.exit()
+        if line["kind"] == "ask": names.append(line["id"])
+    return names
+read()
+"""
+ASKS = [Ask(name, "case", (1, 2, 3), 2) for name in ("a", "b")]
+Make = Callable[..., ExecTarget]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """An engine of a few lines of Python, ended after the test."""
+    targets: list[ExecTarget] = []
+
+    def build(script: str, patience: float = 20.0, prelude: str = PRELUDE) -> ExecTarget:
+        command = shlex.join([sys.executable, "-I", "-S", "-c", prelude + script])
+        targets.append(ExecTarget(command, "model", 512, patience))
+        return targets[-1]
+
+    yield build
+    for target in targets:
+        target.close()
+
+
+@pytest.fixture(scope="module")
+def example(model: lfm2np.Model) -> Iterator[ExecTarget]:
+    command = shlex.join([sys.executable, "-m", "lfm2np.oracle.example_engine", "--numerics", "exact"])
+    target = ExecTarget(command, model.path, model.config.vocab_size)
+    yield target
+    target.close()
+
+
+# --- an engine that is right
+
+
+def test_the_example_engine_says_what_the_reference_computes(example: ExecTarget, model: lfm2np.Model) -> None:
+    target: Target = example
+    abilities = target.probe()
+    assert abilities.tells_logprobs and abilities.tells_prompt_logprobs and abilities.can_abort
+    asks = [Ask(f"ask {n}", "case", tuple(range(5, 6 + n)), 3 + n, prompt_logprobs=n % 2 == 1) for n in range(4)]
+    for ask, answer in zip(asks, target.answer(asks), strict=True):
+        assert answer.error is None and answer.token_ids is not None and len(answer.token_ids) == ask.max_tokens
+        scores = model.score((*ask.prompt_token_ids, *answer.token_ids))
+        prompt, new = scores[: len(ask.prompt_token_ids) - 1], scores[len(ask.prompt_token_ids) - 1 :]
+        assert [entry.rank for entry in new] == [1] * ask.max_tokens
+        assert answer.logprobs == tuple(entry.logprob for entry in new)
+        assert answer.top_logprobs is not None
+        assert [max(top, key=top.__getitem__) for top in answer.top_logprobs] == list(answer.token_ids)
+        expected = tuple(entry.logprob for entry in prompt) if ask.prompt_logprobs else None
+        assert answer.prompt_logprobs == expected
+    assert example.complaints == []
+
+
+def test_an_aborted_ask_has_half_of_its_tokens_and_its_neighbour_all(example: ExecTarget) -> None:
+    asks = [Ask("cut", "case", (1, 9, 30), 9), Ask("whole", "case", (1, 9, 30), 9), Ask("at once", "case", (1,), 1)]
+    cut, whole, at_once = example.answer(asks, aborted=["cut", "at once"])
+    assert whole.token_ids is not None and len(whole.token_ids) == 9
+    assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:4], "abort")
+    assert (at_once.token_ids, at_once.finish_reason) == ((), "abort")
+
+
+def test_a_request_that_cannot_be_met_harms_no_other(example: ExecTarget) -> None:
+    asks = [Ask("bad", "case", (1, 512), 1), Ask("good", "case", (1, 2), 2)]
+    bad, good = example.answer(asks, aborted=["bad"])
+    assert bad == Answer("bad", error="ids[1]: 512, expected 0 to vocab_size-1=511")
+    assert good.error is None
+
+
+def test_the_same_ask_may_be_put_twice(make: Make) -> None:
+    target = make("hello()\nwhile True:\n for name in asks(): answer(name)")
+    assert target.answer([ASKS[0], ASKS[0]]) == [Answer("a", (1, 2))] * 2
+    assert target.answer(ASKS[:1]) == [Answer("a", (1, 2))]
+
+
+def test_answers_come_in_any_order_and_are_returned_in_that_of_the_asks(make: Make) -> None:
+    target = make("hello()\nfor n, name in enumerate(reversed(asks())): answer(name, logprobs=[n, -0.5])")
+    assert [answer.logprobs for answer in target.answer(ASKS)] == [(1.0, -0.5), (0.0, -0.5)]
+
+
+def test_no_run_has_more_asks_than_the_engine_takes_at_once(make: Make) -> None:
+    target = make(
+        "hello(at_once=2)\nwhile True:\n names = asks()\n for one in names: answer(one, text=str(len(names)))"
+    )
+    asks = [Ask(str(n), "case", (1,), 2) for n in range(5)]
+    assert [answer.text for answer in target.answer(asks)] == ["2", "2", "2", "2", "1"]
+
+
+def test_without_abort_an_aborted_ask_is_not_put(make: Make) -> None:
+    target = make("hello()\nnames = asks()\nfor one in names: answer(one, text=str(len(names)))")
+    assert target.answer(ASKS, aborted=["a"]) == [Answer("a", error=NO_ABORT), Answer("b", (1, 2), text="1")]
+
+
+# --- bad answers: an error for that ask, and the other one is answered. One engine gives them all, run after run
+
+BAD_ANSWERS = {
+    "NaN": ('bad(b\'"token_ids":[1],"logprobs":[NaN]\')', "NaN is no JSON"),
+    "infinity": ("bad(b'\"logprobs\":[-Infinity]')", "-Infinity is no JSON"),
+    "overflow": ('bad(b\'"token_ids":[1],"logprobs":[1e999]\')', "expected a finite number"),
+    "text for NaN": ("answer(a, logprobs=['nan', 0.0])", "expected a finite number"),
+    "null for NaN": ("answer(a, logprobs=[None, 0.0])", "expected a finite number"),
+    "not JSON": ("bad(b'')", "not JSON"),
+    "not UTF-8": ('bad(b\'"text":"\\xff"\')', "not UTF-8: byte"),
+    "too few log-probabilities": ("answer(a, logprobs=[0.0])", "logprobs: 1 entries for 2 token_ids"),
+    "too many of the prompt": ("answer(a, prompt_logprobs=[0.0] * 3)", "prompt_logprobs: 3 entries, expected 2"),
+    "a field that is none": ("answer(a, logits=[])", "answer field 'logits'"),
+    "true for a token": ("answer(a, token_ids=[True])", "token_ids[0] True"),
+    "a negative token": ("answer(a, token_ids=[-1])", "token_ids[0] -1"),
+    "no tokens": ("write({'kind': 'answer', 'id': a})", "token_ids: missing"),
+    "an error": ("write({'kind': 'answer', 'id': a, 'error': 'too\\nlong'})", "too long"),
+    "an error that is none": ("write({'kind': 'answer', 'id': a, 'error': 3})", "error 3: expected text"),
+    "twice": ("answer(a); answer(a)", "answered twice"),
+    "other tops": ("answer(a, top_logprobs=[{'x': 0.0}, {}])", "key 'x', expected a token id"),
+    "too long": ("bad(b'\"text\":\"' + b'x' * 2**21 + b'\"')", "a line of more than 1048576 bytes"),
+}
+NOISE = {
+    "a log line": ("raw(b'loading...\\n')", "not JSON"),
+    "an empty line": ("raw(b'\\n')", "not JSON"),
+    "a number": ("raw(b'5\\n')", "int, expected a JSON object"),
+    "another kind": ("write({'kind': 'log', 'id': a})", "expected a line of kind answer"),
+    "an id that is none": ("write({'kind': 'answer', 'id': 0})", "expected a line of kind answer with an id"),
+    "an unknown id": ("answer('0:c', error=5)", "an answer to '0:c', not asked in this run"),
+    "bytes": ("raw(bytes(range(11, 256)) + b'\\n')", "not UTF-8"),
+    "deep": ("raw(b'[' * 100_000 + b'\\n')", "not JSON"),
+}
+RUNS = """
+def bad(content): raw(b'{"kind":"answer","id":"%s",%s}\\n' % (a.encode(), content))
+hello()
+for script in json.loads(sys.argv[1]):
+    a, b = asks()
+    exec(script)
+"""
+
+
+def in_runs(scripts: list[str]) -> list[tuple[list[Answer], list[str]]]:
+    """Of each script, as one run of one engine: the two answers, and the complaints that it added."""
+    command = shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + RUNS, json.dumps(scripts)])
+    target, results = ExecTarget(command, "model", 512, 20.0), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exec_target, "MAX_LINE", 2**20)
+        for _ in scripts:
+            before = len(target.complaints)
+            answers = target.answer(ASKS)
+            results.append((answers, target.complaints[before:]))
+    target.close()
+    return results
+
+
+def test_a_bad_answer_is_an_error_of_its_ask_alone() -> None:
+    results = in_runs([f"{script}; answer(b)" for script, _ in BAD_ANSWERS.values()])
+    for (name, (_, error)), ((bad, good), complaints) in zip(BAD_ANSWERS.items(), results, strict=True):
+        refuted = True if "entries, expected" in error else None  # an answer, but none that a right engine gives
+        assert bad.error is not None and error in bad.error, name
+        assert bad == Answer("a", error=bad.error, refuted=refuted), name
+        assert good == Answer("b", (1, 2)), name
+        assert complaints == [], name
+
+
+def test_noise_is_told_and_harms_no_answer() -> None:
+    results = in_runs([f"{script}; answer(a); answer(b)" for script, _ in NOISE.values()])
+    for (name, (_, expected)), (answers, complaints) in zip(NOISE.items(), results, strict=True):
+        assert answers == [Answer("a", (1, 2)), Answer("b", (1, 2))], name
+        assert len(complaints) == 1 and expected in complaints[0], name
+
+
+def test_an_answer_that_comes_too_late_is_none_to_the_same_ask_put_again(make: Make) -> None:
+    target = make("hello()\n(a,) = asks()\nanswer(a); answer(a, token_ids=[9])\n(a,) = asks()\nanswer(a)")
+    assert [target.answer(ASKS[:1]) for _ in range(2)] == [[Answer("a", (1, 2))]] * 2
+    assert target.complaints == ["an answer to '0:a', not asked in this run"]
+
+
+# --- engines that go
+
+
+def test_what_was_answered_before_it_died_is_kept(make: Make) -> None:
+    script = "hello()\na, b = asks()\nanswer(a, logprobs=[-0.5, -0.5])\n"
+    target = make(script + "print('out of\\tmemory', file=sys.stderr)\nsys.exit(7)")
+    kept, lost = target.answer(ASKS)
+    assert kept == Answer("a", (1, 2), (-0.5, -0.5))
+    assert lost.error is not None
+    assert lost.error.endswith("it ended with exit code 7; last on stderr: out of memory")
+    with pytest.raises(TargetError, match="exit code 7"):
+        target.answer(ASKS)
+    with pytest.raises(TargetError, match="exit code 7"):
+        target.probe()
+
+
+def test_an_engine_that_dies_before_any_answer_is_a_target_error(make: Make) -> None:
+    script = "hello()\nasks()\nprint('a', 'b', sep='\\n', file=sys.stderr, flush=True)\nos.kill(os.getpid(), 9)"
+    with pytest.raises(TargetError, match=r"it ended by SIGKILL; last on stderr: a \| b$"):
+        make(script).answer(ASKS)
+
+
+def test_half_a_line_is_no_answer(make: Make) -> None:
+    target = make('hello()\na, b = asks()\nanswer(b)\nraw(b\'{"kind":"answer","id":"0:a","token_ids":[1\')')
+    half, good = target.answer(ASKS)
+    assert half.error is not None and "half a line" in half.error
+    assert good == Answer("b", (1, 2))
+    with pytest.raises(TargetError, match="exit code 0"):
+        target.answer(ASKS)
+
+
+HANGS = {
+    "it says nothing": "time.sleep(60)",
+    "half a line": "raw(b'{'); time.sleep(60)",
+    "a flood of garbage": "while True: raw(b'x' * 1000 + b'\\n')",
+    "a flood without lines": "while True: raw(b'x' * 100_000)",
+    "it closes its output": "os.close(1); time.sleep(60)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", HANGS.values(), ids=HANGS)
+def test_an_engine_that_hangs_is_ended_and_what_it_answered_is_kept(make: Make, script: str) -> None:
+    target = make(f"hello()\na, b = asks()\nanswer(a)\n{script}", patience=20.0)
+    target.probe()
+    assert target._process is not None
+    target._process.patience = 2.0  # from now on: a busy machine may take its time to start a process
+    kept, lost = target.answer(ASKS)
+    assert kept == Answer("a", (1, 2)) and lost.error is not None
+    assert "no answer in 2 s" in lost.error or "closed its output, and still runs" in lost.error
+
+
+def test_an_engine_that_does_not_read_is_not_waited_for_longer(make: Make) -> None:
+    target = make("hello()\ntime.sleep(60)", patience=0.4)
+    asks = [Ask(str(n), "case", tuple(range(500)), 2) for n in range(200)]  # more than any pipe holds
+    with pytest.raises(TargetError, match="no answer in"):
+        target.answer(asks)
+
+
+def test_a_flood_on_stderr_stops_nothing_and_its_end_is_kept(make: Make) -> None:
+    script = "hello()\na, b = asks()\nfor n in range(200_000): os.write(2, b'line %d\\n' % n) if n % 20 == 0 else 0\n"
+    target = make(script + "os.write(2, b'x' * 1_000_000 + b'\\nlast')\nanswer(a)\nsys.exit(1)")
+    kept, lost = target.answer(ASKS)
+    assert kept.error is None and lost.error is not None and lost.error.endswith(" | last")
+    assert len(lost.error) < 1001
+
+
+CHILD = """
+child = "import sys, time\\nwhile True: open(sys.argv[1], 'a').write('x'); time.sleep(.01)"
+subprocess.Popen([sys.executable, "-I", "-S", "-c", child, sys.argv[1]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["asks()", "sys.exit(5)", "time.sleep(60)"])
+def test_what_an_engine_leaves_behind_is_ended_with_it(
+    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child holds the engine's pipes open, so their end is no sign of the engine's."""
+    monkeypatch.setattr(exec_target, "SILENCE_AFTER_THE_END", 0.2)
+    monkeypatch.setattr(exec_target, "GRACE", 0.2)
+    beats = tmp_path / "beats"
+    script = f"{PRELUDE}{CHILD}hello()\na, b = asks()\nwhile not os.path.exists(sys.argv[1]): pass\nanswer(a)\n{end}"
+    command = shlex.join([sys.executable, "-I", "-S", "-c", script, str(beats)])
+    target = ExecTarget(command, "model", 512, patience=20.0)
+    target.probe()
+    assert target._process is not None
+    target._process.patience = 2.0
+    kept, lost = target.answer(ASKS)
+    assert kept == Answer("a", (1, 2)) and lost.error is not None
+    assert ("exit code 5" in lost.error) == (end == "sys.exit(5)")
+    target.close()
+    size = beats.stat().st_size
+    time.sleep(0.1)
+    assert beats.stat().st_size == size
+
+
+def test_an_engine_that_heeds_no_bye_is_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exec_target, "GRACE", 0.1)
+    target = make("hello()\ntime.sleep(60)")
+    target.probe()
+    process = target._process
+    assert process is not None
+    target.close()
+    assert process._process.poll() == -9
+    target.close()
+    with pytest.raises(TargetError, match="was closed"):
+        target.answer(ASKS)
+
+
+def test_an_engine_that_heeds_bye_is_not_killed(make: Make, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    target = make(f"hello()\nassert read() == {{'kind': 'bye'}}\nopen({str(mark)!r}, 'w').close()")
+    target.probe()
+    target.close()
+    assert mark.exists()
+
+
+# --- hellos and commands
+
+HELLOS = {
+    "other protocol": ("hello(protocol=2)", "hello: protocol 2, expected 1"),
+    "true is not 1": ("hello(protocol=True)", "hello: protocol True, expected a whole number"),
+    "nothing at once": ("hello(at_once=0)", "hello: at_once 0, expected at least 1"),
+    "less than none": ("hello(top_logprobs=-1)", "hello: top_logprobs -1, expected at least 0"),
+    "1 is not true": ("hello(abort=1)", "hello: abort 1, expected true or false"),
+    "a field more": ("hello(batch=3)", "hello: 'batch', expected no more than"),
+    "a field less": ("write({'kind': 'hello', 'protocol': 1})", "hello: engine missing, expected text"),
+    "another kind": ("write({'kind': 'answer'})", "expected kind hello"),
+    "a banner": ("raw(b'Welcome\\n')", "its first line: not JSON"),
+    "a list": ("raw(b'[]\\n')", "its first line: list"),
+    "too long": ("raw(b'x' * 2**21 + b'\\n')", "a line of more than"),
+    "nothing": ("sys.exit('no model')", "exit code 1; last on stderr: no model"),
+    "silence": ("time.sleep(60)", "no answer in"),
+}
+
+
+@pytest.mark.parametrize(("script", "error"), HELLOS.values(), ids=HELLOS)
+def test_another_hello_is_a_target_error(make: Make, script: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exec_target, "MAX_LINE", 2**20)
+    target = make(f"{script}\nasks()", patience=0.4 if error == "no answer in" else 20.0)
+    with pytest.raises(TargetError) as caught:
+        target.probe()
+    assert error in str(caught.value)
+
+
+def test_a_command_is_checked() -> None:
+    for command in ("", "  ", "engine 'half"):
+        with pytest.raises(RequestError, match="exec:"):
+            ExecTarget(command, "model", 512).probe()
+    with pytest.raises(TargetError, match=r"exec:no-such-engine --fast: can't be started: .*no-such-engine"):
+        ExecTarget("no-such-engine --fast", "model", 512).probe()
+    with pytest.raises(RequestError, match="patience"):
+        ExecTarget("engine", "model", 512, patience=0.0).probe()
+
+
+@pytest.mark.rounding
+def test_a_check_ends_the_engine_before_it_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A large model would hold its memory beside the oracle's."""
+    script = f"""
+open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+hello()
+while True:
+    for name in asks(): answer(name)
+"""
+
+    def judged(*arguments: Any, **options: Any) -> Checked:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 0)
+        raise TargetError("as far as here")
+
+    monkeypatch.setattr(check, "judged", judged)
+    target = "exec:" + shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + script])
+    assert main(["check", target, "--cases", "short-prompts"]) == 3
+    assert "as far as here" in capsys.readouterr().err

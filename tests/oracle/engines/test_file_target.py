@@ -1,0 +1,293 @@
+"""FILE.jsonl: what was recorded is read as it was written, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.engines import file_target
+from lfm2np.oracle.engines.file_target import FileTarget, Transcript
+from lfm2np.oracle.engines.records import Answer, Ask, answer_as_json, ask_as_json
+from lfm2np.oracle.engines.target import Target, TargetError
+
+PAIRS = [
+    (
+        Ask(
+            "a", "case", (1, 2), 2, prompt_text="x\u2028y\n", prompt_logprobs=True, factors={"border": 16, "of": (1, 2)}
+        ),
+        Answer("a", (5, 6), (-0.1, -1e-300), ({5: -0.1, 7: -3.0}, {}), (-2.5,), "é", "length"),
+    ),
+    (Ask("b", "case", (1,), 1), Answer("b", error="it died")),
+    (Ask("c", "case", (3,), 1), Answer("c", (), finish_reason="abort")),
+]
+ONE = {"ask": ask_as_json(PAIRS[0][0]), "answer": answer_as_json(PAIRS[0][1])}
+
+
+def asks_in(path: Path) -> list[Ask]:
+    return [ask for ask, _ in FileTarget(path).pairs()]
+
+
+@pytest.fixture(autouse=True)
+def no_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of the three, of a check that goes on."""
+    with Transcript(tmp_path / "run.jsonl") as transcript:
+        for pair in PAIRS:
+            transcript.append(*pair)
+    return tmp_path / "run.jsonl"
+
+
+@pytest.fixture
+def ended(path: Path) -> Path:
+    """The same, of one that came to its end."""
+    with Transcript(path) as transcript:
+        transcript.end()
+    return path
+
+
+def line_of(ask: Ask, answer: Answer) -> str:
+    return json.dumps({"ask": ask_as_json(ask), "answer": answer_as_json(answer)})
+
+
+def test_what_was_appended_is_read_again(path: Path) -> None:
+    assert path.read_bytes().count(b"\n") == 3
+    again = Transcript(path)
+    assert [answer for _, answer in again.pairs()] == [answer for _, answer in PAIRS]
+    for ask, answer in PAIRS:
+        assert again.known(ask) == answer
+
+
+def test_an_answer_is_known_to_exactly_its_ask(path: Path) -> None:
+    transcript = Transcript(path)
+    ask = PAIRS[1][0]
+    assert transcript.known(ask) is not None
+    assert transcript.known(Ask("z", "case", (1,), 1)) is None
+    for other in (
+        Ask("b", "other", (1,), 1),
+        Ask("b", "case", (2,), 1),
+        Ask("b", "case", (1,), 2),
+        Ask("b", "case", (1,), 1, prompt_logprobs=True),
+        Ask("b", "case", (1,), 1, factors={"border": 16}),
+    ):
+        with pytest.raises(RequestError, match="'b' is another request there"):
+            transcript.known(other)
+
+
+def test_every_line_is_there_before_append_returns(tmp_path: Path) -> None:
+    transcript = Transcript(tmp_path / "run.jsonl")
+    for count, pair in enumerate(PAIRS, 1):
+        transcript.append(*pair)
+        assert len(Transcript(tmp_path / "run.jsonl").pairs()) == count
+    transcript.close()
+    transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))  # opens it again
+    assert len(Transcript(tmp_path / "run.jsonl").pairs()) == 4
+    transcript.close()
+    transcript.close()
+
+
+def test_the_last_answer_to_an_id_stands(path: Path) -> None:
+    other = Ask("b", "case", (1, 9), 1)
+    with Transcript(path) as transcript:
+        transcript.append(other, Answer("b", (4,)))
+    again = Transcript(path)
+    assert again.known(other) == Answer("b", (4,))
+    assert [ask.id for ask, _ in again.pairs()] == ["a", "b", "c"]
+
+
+def test_a_torn_last_line_is_dropped_with_a_warning_wherever_it_tore(path: Path) -> None:
+    content = path.read_bytes()
+    start = content.rindex(b"\n", 0, -1) + 1
+    for end in range(start + 1, len(content) - 1):
+        path.write_bytes(content[:end])
+        with pytest.warns(UserWarning, match="line 3: torn"):
+            torn = Transcript(path)
+        assert len(torn.pairs()) == 2
+    torn.append(*PAIRS[2])
+    torn.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
+    torn.close()
+    assert path.read_bytes().startswith(content)
+    assert len(Transcript(path).pairs()) == 4
+
+
+def test_a_whole_last_line_without_its_end_is_kept(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with Transcript(path) as transcript:
+        assert len(transcript.pairs()) == 3
+        transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
+    assert path.read_bytes().startswith(content)
+    assert len(Transcript(path).pairs()) == 4
+
+
+GOOD = line_of(*PAIRS[1])
+BAD_LINES = {
+    "torn, but not the last": (GOOD[:-3], "not JSON"),
+    "an empty line": ("", "not JSON"),
+    "a list": ("[]", "list, expected an object with ask and answer"),
+    "no answer": ('{"ask": {}}', "ask, expected an object with ask and answer"),
+    "more": (GOOD[:-1] + ', "more": 1}', "expected an object with ask and answer"),
+    "another's answer": (line_of(PAIRS[1][0], PAIRS[0][1]), "an answer to 'a', expected one to 'b'"),
+    "NaN": (GOOD.replace('"error": "it died"', '"token_ids": [1], "logprobs": [NaN]'), "NaN is no JSON"),
+    "an unknown field": (GOOD.replace('"error"', '"eror"'), "answer field 'eror'"),
+    "no tokens to make": (GOOD.replace('"max_tokens": 1', '"max_tokens": 0'), "max_tokens 0"),
+    "too long": (GOOD.replace("it died", "x" * 5000), "more than 4096 bytes"),
+}
+
+
+@pytest.mark.parametrize(("line", "error"), BAD_LINES.values(), ids=BAD_LINES)
+def test_a_bad_line_is_refused_by_its_number(
+    tmp_path: Path, line: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_target, "MAX_LINE", 4096)
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join([line_of(*PAIRS[0]), line, line_of(*PAIRS[2]), ""]))
+    for read in (Transcript, asks_in, FileTarget(path).probe):
+        with pytest.raises(RequestError) as caught:
+            read(path) if read in (Transcript, asks_in) else read()  # type: ignore[operator, call-arg]
+        assert str(caught.value).startswith(f"{path} line 2: ") and error in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_refused(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b'{"ask": "\xff"}\n')
+    with pytest.raises(RequestError, match="line 4: not UTF-8: byte 9"):
+        Transcript(path)
+
+
+def test_a_file_that_another_writes_to_is_not_cut(path: Path) -> None:
+    mine = Transcript(path)
+    with Transcript(path) as other:
+        other.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
+    content = path.read_bytes()
+    with pytest.raises(RequestError, match="something else writes to it"):
+        mine.append(Ask("e", "case", (1,), 1), Answer("e", (1,)))
+    assert path.read_bytes() == content
+
+
+def test_what_is_no_json_is_not_written(path: Path) -> None:
+    content = path.read_bytes()
+    with Transcript(path) as transcript:
+        with pytest.raises(RequestError, match="ask 'd': can't be written"):
+            transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,), (float("nan"),)))
+        with pytest.raises(RequestError, match="answer 'e': expected that to ask 'd'"):
+            transcript.append(Ask("d", "case", (1,), 1), Answer("e", (1,)))
+    assert path.read_bytes() == content
+    with pytest.raises(RequestError, match="can't be written"), Transcript(path / "not a directory") as transcript:
+        transcript.append(*PAIRS[0])
+
+
+def test_a_file_is_a_target(ended: Path) -> None:
+    target: Target = FileTarget(ended)
+    abilities = target.probe()
+    assert abilities.engine == "recorded in run.jsonl"
+    assert (abilities.tells_token_ids, abilities.tells_logprobs, abilities.tells_prompt_logprobs) == (True, True, True)
+    assert (abilities.num_top_logprobs, abilities.at_once, abilities.can_abort) == (2, 3, True)
+    unknown = Ask("d", "case", (1,), 1)
+    asks = [PAIRS[2][0], unknown, PAIRS[0][0]]
+    assert target.answer(asks) == [PAIRS[2][1], Answer("d", error="not recorded"), PAIRS[0][1]]
+    target.close()
+    target.close()
+
+
+def test_the_asks_of_a_file_are_those_that_it_answers(ended: Path) -> None:
+    asks = asks_in(ended)
+    assert [ask.id for ask in asks] == ["a", "b", "c"]
+    assert FileTarget(ended).answer(asks) == [answer for _, answer in PAIRS]
+
+
+def replaced(old: str, new: str) -> Callable[[list[str]], list[str]]:
+    """Changes the first line."""
+    return lambda lines: [lines[0].replace(old, new, 1), *lines[1:]]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        (lambda lines: lines[:-1], "no end behind the last 3 of its answers: its check broke off, and is to be res"),
+        (lambda lines: lines[:1] + lines[2:], "line 3: the end of 3 answers, expected 2, as stand before it"),
+        (lambda lines: [*lines, lines[0]], "no end behind the last 1 of its answers"),
+        (replaced('"token_ids": [', '"token_ids": [1'), "line 1: sha256 '.*', expected .* of its other fields"),
+        (replaced('"sha256": "', '"sha256": "0'), "line 1: sha256 '0.*, expected"),
+        (replaced('"sha256"', '"sha257"'), "line 1: answer, ask, sha257, expected an object with ask and answer"),
+        (replaced('"a"', '"c"'), "line 1: sha256 '.*', expected"),
+        (lambda lines: [json.dumps({"ask": ONE["ask"] | {"id": "e"}, "answer": ONE["answer"]})], "to 'a', .* to 'e'"),
+        (lambda lines: ['{"end": 0}'], "line 1: an end without sha256, expected an object with ask and answer"),
+    ],
+)
+def test_a_damaged_file_is_no_target(ended: Path, damaged: Callable[[list[str]], list[str]], said: str) -> None:
+    """A line is missing, there once more, or changed: its answer, checksum, the checksum's name, the request's id."""
+    lines = damaged(ended.read_text().splitlines())
+    ended.write_text("".join(line + "\n" for line in lines))
+    with pytest.raises(RequestError, match=said):
+        FileTarget(ended).probe()
+
+
+def test_lines_of_ones_own_need_neither_checksum_nor_end(path: Path) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({"ask": line["ask"], "answer": line["answer"]}) + "\n" for line in lines))
+    assert [ask.id for ask in asks_in(path)] == ["a", "b", "c"]
+    with Transcript(path) as transcript:  # what a check adds to them has both
+        transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
+        transcript.end()
+        transcript.end()
+    assert len(path.read_text().splitlines()) == 5 and len(asks_in(path)) == 4
+
+
+def test_a_file_that_is_not_there_is_a_target_error_but_an_empty_transcript(tmp_path: Path) -> None:
+    assert Transcript(tmp_path / "run.jsonl").pairs() == []
+    with pytest.raises(TargetError, match=r"run\.jsonl: no such file"):
+        FileTarget(tmp_path / "run.jsonl").probe()
+    with pytest.raises(TargetError, match="no such file"):
+        asks_in(tmp_path)
+    (tmp_path / "run.jsonl").touch()
+    abilities = FileTarget(tmp_path / "run.jsonl").probe()
+    assert (abilities.tells_token_ids, abilities.at_once) == (False, 1)
+
+
+def test_a_target_whose_later_line_contradicts_an_earlier_answer_is_refused(tmp_path: Path) -> None:
+    ask, answer = PAIRS[2]
+    other = dataclasses.replace(answer, text="another")
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(line_of(ask, reply) + "\n" for reply in (other, answer)))
+    with pytest.raises(RequestError, match=r"line 2: .* another ask or answer than an earlier line's"):
+        FileTarget(path).probe()
+    assert Transcript(path).known(ask) == answer, "a resumed check takes the last"
+    failed = Answer(ask.id, error="no connection")
+    path.write_text("".join(line_of(ask, reply) + "\n" for reply in (failed, answer, answer)))
+    assert FileTarget(path).answer([ask]) == [answer]
+
+
+def test_a_length_that_is_not_the_prompts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    ask = dataclasses.replace(PAIRS[2][0], factors={"length": 2})
+    path.write_text(line_of(ask, PAIRS[2][1]))
+    with pytest.raises(RequestError, match=r"line 1: factors\.length 2: expected 1, as many as prompt_token_ids"):
+        FileTarget(path).probe()
+
+
+def test_a_file_is_read_once_so_that_a_torn_line_warns_once(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b"torn")
+    target = FileTarget(path)
+    with pytest.warns(UserWarning, match="torn") as warned:
+        target.probe()
+        assert target.pairs() == []
+    assert len(warned) == 1
+
+
+def test_an_empty_object_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(b"{}\n")
+    with pytest.raises(RequestError, match="line 1: no fields, expected an object"):
+        FileTarget(path).pairs()

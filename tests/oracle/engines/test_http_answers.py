@@ -1,0 +1,330 @@
+"""What servers in each dialect reveal; and replies that can't be true, each an error that names its field."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from http_player import (
+    TEXTS,
+    Handler,
+    Player,
+    ask_of,
+    computed,
+    model,
+    play_llama,
+    play_mlx,
+    play_sglang,
+    play_vllm,
+    playing,
+    target_of,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.check import judged as judged_check
+from lfm2np.oracle.check_report import limits
+from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
+from lfm2np.oracle.engines.http_target import judged
+from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
+from lfm2np.oracle.judging.verdict import Verdict
+
+pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
+
+
+@pytest.fixture
+def vllm() -> Iterator[Player]:
+    with playing("vllm") as player:
+        yield player
+
+
+# What servers in each dialect reveal
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "tells", "logprobs", "top", "prompt", "slots", "engine"),
+    [
+        ("vllm", True, True, True, 5, True, None, "vllm dialect, version 0.33.0"),
+        ("sglang", True, True, True, 5, True, 200, "sglang dialect, version 0.5.23"),
+        ("llama.cpp", True, True, True, 5, False, 32, "llama.cpp dialect, version b1-0c1e570"),
+        ("mlx", False, True, True, 0, False, None, "text dialect, version 0.32.2-0.32.4"),
+        ("text", False, False, False, 0, False, None, "text dialect, version not told"),
+    ],
+)
+def test_the_probe_finds_what_a_server_reveals(
+    name: str, takes: bool, tells: bool, logprobs: bool, top: int, prompt: bool, slots: int | None, engine: str
+) -> None:
+    with playing(name) as player:
+        abilities = target_of(player).probe()
+    assert abilities.engine == engine
+    assert (abilities.takes_token_ids, abilities.tells_token_ids, abilities.tells_logprobs) == (takes, tells, logprobs)
+    assert (abilities.num_top_logprobs, abilities.tells_prompt_logprobs, abilities.slots) == (top, prompt, slots)
+    assert abilities.at_once == (AT_ONCE if slots is None else min(slots, MOST_AT_ONCE))
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp", "mlx"])
+def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
+    with playing(name) as player:
+        target: Target = target_of(player)
+        abilities = target.probe()
+        asks = [ask_of(text, text, 9, prompt_logprobs=True) for text in TEXTS]
+        answers = target.answer(asks)
+    for ask, answer in zip(asks, answers, strict=True):
+        output = computed(ask.prompt_token_ids, 9, name in ("vllm", "sglang"))
+        (completion,) = output.outputs
+        assert answer.error is None
+        assert (answer.id, answer.token_ids, answer.text) == (ask.id, completion.token_ids, completion.text)
+        assert answer.finish_reason == completion.finish_reason
+        assert answer.logprobs == tuple(each.logprob for each in completion.logprobs)
+        if abilities.num_top_logprobs:
+            assert answer.top_logprobs == tuple(dict(each.top) for each in completion.logprobs)
+        if abilities.tells_prompt_logprobs:
+            assert answer.prompt_logprobs == tuple(each.logprob for each in output.prompt_logprobs[1:])
+
+
+def test_a_server_that_returns_text_only_has_no_token_ids() -> None:
+    with playing("text") as player:
+        target = target_of(player)
+        (answer,) = target.answer([ask_of("a")])
+        (other,) = target.answer([Ask("b", "case", (1, 2, 3), 4)])
+    assert answer.error is None and answer.text and answer.token_ids is None and answer.logprobs is None
+    assert other.error is not None and "prompt_text" in other.error
+
+
+def test_a_dialect_of_token_ids_must_return_them(vllm: Player) -> None:
+    vllm.play = lambda path, body: {"choices": [{"text": "x", "finish_reason": "length"}]}
+    abilities = target_of(vllm).probe()
+    assert (abilities.engine, abilities.tells_token_ids) == ("text dialect, version not told", False)
+
+
+def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) -> None:
+    """Pinned: "no answer told the ids of its tokens", and nothing of why."""
+    text_only = {"choices": [{"text": "x", "finish_reason": "length"}]}
+    vllm.play = lambda path, body: text_only if path == "/v1/completions" else None
+    abilities = target_of(vllm).probe()
+    where = "choices[0].token_ids or choices[0].logprobs.tokens"
+    with_prompts = "with log-probabilities of the prompt"
+    assert abilities.refused == (
+        f"vllm (/v1/completions, {with_prompts}): no token ids in the reply, expected {where}",
+        f"sglang (/generate, {with_prompts}): HTTP 404: no such thing",
+        "llama.cpp (/completion, with log-probabilities): HTTP 404: no such thing",
+    )
+    pair = ask_of("a"), Answer("a", text="x", finish_reason="length")
+    result = judged_check(model(), abilities, "float32", [pair])
+    assert result.total.verdict is Verdict.INCONCLUSIVE
+    assert result.total.reasons[-1] == f"probed as {'; '.join(abilities.refused)}"
+    assert f"was probed as {abilities.refused[1]}" in limits(abilities)
+
+
+def test_a_server_that_refuses_log_probabilities_of_prompts_is_said_to(vllm: Player) -> None:
+    vllm.play = lambda path, body: None if "prompt_logprobs" in body else play_vllm(path, body)
+    (refused,) = target_of(vllm).probe().refused
+    assert refused == "vllm (/v1/completions, with log-probabilities of the prompt): HTTP 404: no such thing"
+
+
+def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:
+    vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
+    with pytest.raises(TargetError, match="text 5: expected text"):
+        target_of(vllm).probe()
+
+
+def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
+    for name in ("vllm", "sglang", "llama.cpp"):
+        with playing(name) as player:
+            target_of(player).answer([ask_of("a", factors={"cold": True})])
+        body = player.seen[-1][2]
+        sampling = body.get("sampling_params", body)
+        assert (sampling["temperature"], sampling["top_p"], sampling["min_p"]) == (0.0, 1.0, 0.0)
+        assert sampling.get("repetition_penalty", sampling.get("repeat_penalty")) == 1.0
+        assert sampling["ignore_eos"] is (name != "llama.cpp")
+        assert body.get("cache_prompt", False) is False and ("cache_salt" in body) is (name == "vllm")
+
+
+def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
+    ask = ask_of("s", stop="end", seed=7)
+    for dialect in (VLLM, LLAMA_CPP):
+        body = dialect.request(ask, Extras())
+        assert (body["stop"], body["seed"], body["temperature"]) == (["end"], 7, 1.0)
+    assert SGLANG.request(ask, Extras())["sampling_params"]["stop"] == ["end"]
+    assert [dialect.takes_stops for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, True, True, False]
+    assert [dialect.takes_seeds for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, False, True, False]
+    plain = VLLM.request(ask_of("s"), Extras())
+    assert "stop" not in plain and "seed" not in plain and plain["temperature"] == 0.0
+
+
+def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less(vllm: Player) -> None:
+    def refuse(handler: Handler) -> bool:
+        body = handler.server.seen[-1][2]
+        if "prompt_logprobs" in body or body.get("logprobs"):
+            handler.say({"error": "not allowed here"}, 400)
+            return True
+        return False
+
+    vllm.trouble = refuse
+    target = target_of(vllm)
+    assert not target.probe().tells_prompt_logprobs
+    (answer,) = target.answer([ask_of("a", prompt_logprobs=True)])
+    assert answer.error is None and answer.prompt_logprobs is None and answer.logprobs is not None
+
+
+def test_ids_of_keys_serve_where_token_ids_are_missing(vllm: Player) -> None:
+    vllm.spoil = lambda reply: reply["choices"][0].pop("token_ids")
+    (answer,) = target_of(vllm).answer([ask_of("a")])
+    assert answer.token_ids == computed(ask_of("a").prompt_token_ids, 4, True).outputs[0].token_ids
+
+
+def test_llama_cpp_without_an_entry_for_a_part_of_a_character_has_no_logprobs() -> None:
+    with playing("llama.cpp") as player:
+        target = target_of(player)
+        target.probe()
+        player.spoil = lambda reply: reply["completion_probabilities"].pop(1)
+        (answer,) = target.answer([ask_of("a")])
+    assert answer.token_ids is not None and answer.logprobs is None and answer.error is None
+
+
+def test_the_model_is_named_only_where_it_is_given_or_wanted(vllm: Player) -> None:
+    target_of(vllm).probe()
+    assert all("model" not in body for _, _, body in vllm.seen)
+    target_of(vllm, model_name="other").probe()
+    assert vllm.seen[-2][2]["model"] == "other"
+
+
+# Answers that can't be true
+
+
+def vllm_reply(ask: Ask) -> dict[str, Any]:
+    reply = play_vllm("/v1/completions", VLLM.request(ask, Extras()))
+    assert reply is not None
+    return copy.deepcopy(reply)
+
+
+def choice_of(reply: dict[str, Any]) -> dict[str, Any]:
+    return reply["choices"][0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda c: c.update(token_ids=[1, 2, 3, -1], logprobs=None), "token_ids[3] -1: expected a whole number"),
+        (lambda c: c.update(token_ids=[1, 2, 3, 512], logprobs=None), "token_ids: token id 512: expected 0 to 511"),
+        (lambda c: c.update(token_ids=[1, 2, 3, 4.0], logprobs=None), "token_ids[3] 4.0: expected a whole number"),
+        (lambda c: c.update(token_ids=[1, 2, 3, True], logprobs=None), "token_ids[3] True: expected a whole number"),
+        (lambda c: c.update(token_ids=[1, 2, 3, "4"], logprobs=None), "token_ids[3] '4': expected a whole number"),
+        (lambda c: c.update(token_ids="1234", logprobs=None), "token_ids: str, expected a list"),
+        (lambda c: c.update(token_ids=[1, 2, 3, 4, 5], logprobs=None), "but the server counted 4 new tokens"),
+        (lambda c: c["token_ids"].reverse(), "logprobs.tokens: other tokens"),
+        (lambda c: c["logprobs"]["token_logprobs"].pop(), "logprobs: 3 entries for 4 token_ids"),
+        (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, None]), "logprobs[3] None: expected a finite number"),
+        (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, "0"]), "logprobs[3] '0': expected a finite number"),
+        (lambda c: c["logprobs"]["top_logprobs"].pop(), "top_logprobs: 3 entries for 4 token_ids"),
+        (
+            lambda c: c["logprobs"]["top_logprobs"][2].update({"token_id:600": 0}),
+            "top_logprobs[2]: token id 600: expected",
+        ),
+        (lambda c: c["logprobs"]["top_logprobs"][2].update({"cat": 0}), 'expected objects with keys like "token_id:'),
+        (lambda c: c["logprobs"].pop("tokens"), "tokens: NoneType, expected a list"),
+        (lambda c: c["prompt_logprobs"].pop(), "prompt_logprobs: 7 entries, expected 8"),
+        (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "prompt_logprobs[3]: expected an entry of"),
+        (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
+        (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
+        (lambda c: c.update(text=["a"]), "text ['a']: expected text"),
+    ],
+)
+def test_an_answer_that_cannot_be_true_names_its_field(spoil: Callable[[dict[str, Any]], Any], error: str) -> None:
+    ask = ask_of("a", prompt_logprobs=True)
+    reply = vllm_reply(ask)
+    assert judged(ask, VLLM.read(reply, ask), 512).error is None
+    spoil(choice_of(reply))
+    assert error in why_not(VLLM, reply, ask)
+
+
+@pytest.mark.parametrize(
+    ("usage", "error"),
+    [
+        ({"prompt_tokens": 9}, "prompt tokens: the server counted 9, expected 8"),
+        ({"completion_tokens": 3}, "token_ids: 4, but the server counted 3"),
+    ],
+)
+def test_what_the_server_counts_must_agree(usage: dict[str, int], error: str) -> None:
+    ask = ask_of("a")
+    assert error in why_not(VLLM, vllm_reply(ask) | {"usage": usage}, ask)
+
+
+def test_more_or_fewer_tokens_than_asked_are_refused_but_an_end_is_not() -> None:
+    ask = ask_of("a")
+    for asked, reason, is_fine in ((3, "length", False), (8, "length", False), (8, None, False), (8, "stop", True)):
+        reply = vllm_reply(ask)
+        choice_of(reply)["finish_reason"] = reason
+        other = ask_of("a", max_tokens=asked)
+        answer = judged(other, VLLM.read(reply, other), 512)
+        assert (answer.error is None) is is_fine
+        words = "4 tokens, 3 were" if asked == 3 else f"finish_reason {reason!r} after 4 of 8 tokens"
+        assert is_fine or words in (answer.error or "")
+
+
+def test_other_dialects_say_when_their_parts_contradict() -> None:
+    ask = ask_of("a", prompt_logprobs=True)
+    sglang = play_sglang("/generate", SGLANG.request(ask, Extras()))
+    llama = play_llama("/completion", LLAMA_CPP.request(ask, Extras()))
+    assert sglang is not None and llama is not None
+    entries = sglang["meta_info"]["output_token_logprobs"]
+    twice = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
+    for part, error in (
+        ({"output_token_logprobs": entries[::-1]}, "output_token_logprobs: other tokens than output_ids"),
+        ({"output_token_logprobs": [[1]] * 4}, "output_token_logprobs[0]: expected [logprob, id, text]"),
+        ({"input_token_logprobs": entries}, "input_token_logprobs: other tokens than the prompt"),
+        ({"output_top_logprobs": twice}, "a token stands twice among the most probable"),
+        ({"finish_reason": {"type": "abort"}, "output_token_logprobs": entries[:2]}, "other tokens than output_ids"),
+    ):
+        assert error in why_not(SGLANG, {**sglang, "meta_info": sglang["meta_info"] | part}, ask)
+    for part, error in (
+        ({"tokens": llama["tokens"][::-1]}, "completion_probabilities: other tokens than `tokens`"),
+        ({"tokens_evaluated": 9}, "prompt tokens: the server counted 9"),
+        ({"tokens": llama["tokens"][:3], "completion_probabilities": [], "tokens_predicted": 3}, "after 3 of 4 tokens"),
+    ):
+        assert error in why_not(LLAMA_CPP, llama | part, ask)
+
+
+def why_not(dialect: Dialect, reply: dict[str, Any], ask: Ask) -> str:
+    try:
+        return judged(ask, dialect.read(reply, ask), 512).error or "nothing"
+    except RequestError as problem:
+        return str(problem)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+PLAYED: list[tuple[Dialect, Any, str]] = [
+    (VLLM, play_vllm, "/v1/completions"),
+    (SGLANG, play_sglang, "/generate"),
+    (LLAMA_CPP, play_llama, "/completion"),
+    (TEXT, play_mlx, "/v1/completions"),
+]
+
+
+@given(st.sampled_from(PLAYED), st.data())
+def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(
+    played: tuple[Dialect, Any, str], data: st.DataObject
+) -> None:
+    dialect, play, path = played
+    ask = ask_of("a", prompt_logprobs=True)
+    reply = copy.deepcopy(play(path, dialect.request(ask, Extras())))
+    holder, key = data.draw(st.sampled_from(list(places(reply))))
+    holder[key] = data.draw(ANYTHING)
+    why = why_not(dialect, json.loads(json.dumps(reply)), ask)
+    assert why and why.isprintable()
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Everything that can be replaced in a JSON value: (container, key)."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield value, key
+        yield from places(inner)

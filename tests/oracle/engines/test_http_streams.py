@@ -1,0 +1,166 @@
+"""Server-sent events put together: the whole reply of each dialect, and events that are none."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.dialects import DIALECTS, LLAMA_CPP, SGLANG, TEXT, VLLM
+from lfm2np.oracle.engines.dialects.dialect import Dialect
+from lfm2np.oracle.engines.dialects.openai import split_choices
+
+COUNT = 5
+Events = list[dict[str, Any]]
+
+
+def vllm_choice(index: int, tokens: list[int], reason: str | None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": "".join(chr(97 + token) for token in tokens),
+        "token_ids": tokens,
+        "logprobs": {
+            "tokens": [f"token_id:{token}" for token in tokens],
+            "token_logprobs": [-token / 8 for token in tokens],
+            "top_logprobs": [{f"token_id:{token}": -token / 8} for token in tokens],
+        },
+        "finish_reason": reason,
+    }
+
+
+def cut(tokens: list[int], sizes: list[int]) -> list[list[int]]:
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(tokens[start : start + size])
+        start += size
+    return [*pieces, tokens[start:]]
+
+
+rows = st.lists(st.integers(0, 20), min_size=1, max_size=COUNT)
+sizes = st.lists(st.integers(0, 2), max_size=COUNT)
+
+
+@given(st.lists(rows, min_size=1, max_size=3), sizes, st.randoms())
+def test_vllms_choices_come_together_whatever_the_order_of_their_events(
+    samples: list[list[int]], sizes: list[int], order: random.Random
+) -> None:
+    queues = []
+    for index, tokens in enumerate(samples):
+        pieces = cut(tokens, sizes)
+        last = len(pieces) - 1
+        queues.append([vllm_choice(index, piece, "length" if n == last else None) for n, piece in enumerate(pieces)])
+    events: Events = []
+    while any(queues):
+        queue = order.choice([queue for queue in queues if queue])
+        events.append({"id": "q", "choices": [queue.pop(0)], "usage": None})
+    usage = {"prompt_tokens": 3, "completion_tokens": sum(map(len, samples))}
+    events.append({"id": "q", "choices": [], "usage": usage})
+    choices = [vllm_choice(index, tokens, "length") for index, tokens in enumerate(samples)]
+    assert VLLM.joined(events) == {"id": "q", "choices": choices, "usage": usage}
+
+
+@given(rows, sizes)
+def test_llamas_events_hold_what_is_new_and_the_last_the_counts(tokens: list[int], sizes: list[int]) -> None:
+    def event_of(of: list[int]) -> dict[str, Any]:
+        entries = [{"id": token, "logprob": -token / 8, "top_logprobs": []} for token in of]
+        return {"content": "x" * len(of), "tokens": of, "completion_probabilities": entries}
+
+    last = {"stop": True, "stop_type": "limit", "tokens_predicted": len(tokens), "tokens_evaluated": 3}
+    events: Events = [{**event_of(piece), "stop": False} for piece in cut(tokens, sizes)]
+    events.append({**last, "content": "", "tokens": []})
+    assert LLAMA_CPP.joined(events) == {**event_of(tokens), **last}
+
+
+def test_sglangs_last_event_is_the_reply() -> None:
+    events: Events = [
+        {"text": "a", "output_ids": [1], "meta_info": {"output_token_logprobs": [[-1.0, 1, None]]}},
+        {
+            "text": "ab",
+            "output_ids": [1, 2],
+            "meta_info": {"output_token_logprobs": [[-1.0, 1, None], [-2.0, 2, None]]},
+        },
+    ]
+    assert SGLANG.joined(events) == events[-1]
+
+
+@given(rows)
+def test_the_entries_of_mlx_come_together(tokens: list[int]) -> None:
+    def choice(of: list[int], reason: str | None) -> dict[str, Any]:
+        content = [{"id": token, "logprob": -token / 8} for token in of]
+        return {"index": 0, "text": "x" * len(of), "logprobs": {"content": content}, "finish_reason": reason}
+
+    events: Events = [{"choices": [choice([token], None)]} for token in tokens[:-1]]
+    events.append({"choices": [choice(tokens[-1:], "stop")]})
+    assert TEXT.joined(events) == {"choices": [choice(tokens, "stop")]}
+
+
+def test_of_two_finish_reasons_the_last_counts() -> None:
+    events: Events = [
+        {"choices": [{"index": 0, "text": "a", "finish_reason": reason}]} for reason in ("stop", "length")
+    ]
+    assert VLLM.joined(events)["choices"] == [{"index": 0, "text": "aa", "finish_reason": "length"}]
+
+
+def test_fields_that_each_event_repeats_are_not_joined() -> None:
+    events: Events = [{"choices": [{"index": 0, "prompt_token_ids": [1, 2], "text": "a"}]} for _ in range(3)]
+    events[1]["choices"][0]["prompt_token_ids"] = None
+    assert VLLM.joined(events)["choices"] == [{"index": 0, "prompt_token_ids": [1, 2], "text": "aaa"}]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "events", "words"),
+    [
+        *((dialect, [], "a stream without an event") for dialect in DIALECTS),
+        (VLLM, [{}], "choices: NoneType, expected a list"),
+        (VLLM, [{"choices": {}}], "choices: dict, expected a list"),
+        (VLLM, [{"choices": [1]}], "choices: expected objects"),
+        (VLLM, [{"choices": [{"index": [0]}]}], "choices: index [0], expected a whole number"),
+        (VLLM, [{"choices": [{"index": "0"}]}], "choices: index '0', expected a whole number"),
+        (VLLM, [{"choices": [{"index": {}}]}], "choices: index {}, expected a whole number"),
+        (VLLM, [{"choices": [{"text": "a"}]}, {"choices": [{"text": ["b"]}]}], "text: expected texts, or lists"),
+        (VLLM, [{"choices": [{"token_ids": 1}]}, {"choices": [{"token_ids": [2]}]}], "token_ids: expected texts"),
+        (TEXT, [{"choices": [{"logprobs": [1]}]}, {"choices": [{"logprobs": "a"}]}], "logprobs: expected texts"),
+        (LLAMA_CPP, [{"tokens": 5}], "tokens: expected texts, or lists"),
+        (LLAMA_CPP, [{"content": "a"}, {"content": [1]}], "content: expected texts, or lists"),
+    ],
+)
+def test_hostile_events_are_refused_by_name(dialect: Dialect, events: Events, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        dialect.joined(events)
+    assert words in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(allow_nan=False) | st.sampled_from(["", "a", "b"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["index", "text", "x"]), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+NAMES = ("choices", "tokens", "content", "usage", "completion_probabilities", "error")
+EVENTS = st.lists(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3), max_size=4)
+CHOICES = st.lists(st.dictionaries(st.sampled_from(("index", "text", "token_ids", "logprobs")), JSON), max_size=2)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+@settings(max_examples=40)
+@given(st.data())
+def test_any_events_make_a_reply_or_a_request_error(dialect: Dialect, data: st.DataObject) -> None:
+    some = st.builds(lambda fields, choices: {**fields, "choices": choices}, st.just({}), CHOICES)
+    events = data.draw(EVENTS | st.lists(some, max_size=4))
+    try:
+        reply = dialect.joined(events)
+    except RequestError as problem:
+        assert "\n" not in str(problem)
+        return
+    assert isinstance(reply, dict) and all(isinstance(part, dict) for part in split_choices(reply))
+
+
+def test_split_choices_are_a_reply_each_without_usage() -> None:
+    reply = {"id": "q", "choices": [{"index": 0}, {"index": 1}], "usage": {"completion_tokens": 4}}
+    assert split_choices(reply) == [{"id": "q", "choices": [{"index": 0}]}, {"id": "q", "choices": [{"index": 1}]}]
+    reply = {"choices": [{"index": 0}], "usage": {"completion_tokens": 2}}
+    assert split_choices(reply) == [reply]
+    assert split_choices({"content": "a"}) == [{"content": "a"}]

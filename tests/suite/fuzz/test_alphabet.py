@@ -1,0 +1,65 @@
+"""Tokens of which any row is a text."""
+
+from pathlib import Path
+
+import pytest
+from builders import write_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lfm2np
+from lfm2np.suite.fuzz.draw_traces import CONTROL, LARGEST, alphabet_of, is_plain, row_text
+
+MODEL = lfm2np.load()
+TOKENIZER = MODEL.tokenizer
+ALPHABET = alphabet_of(TOKENIZER, MODEL.config.vocab_size)
+
+
+@given(st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=60))
+def test_any_row_is_a_text_with_these_very_tokens(row: list[int]) -> None:
+    text = row_text(TOKENIZER, row)
+    assert text is not None and text.isprintable()
+    assert TOKENIZER.encode_more(text) == row
+    assert TOKENIZER.encode(text) == [TOKENIZER.bos_token_id, *row]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_is_the_same_for_the_same_seed_each_token_once_and_none_special(seed: int) -> None:
+    alphabet = alphabet_of(TOKENIZER, MODEL.config.vocab_size, seed)
+    assert alphabet == alphabet_of(TOKENIZER, MODEL.config.vocab_size, seed)
+    assert len(set(alphabet)) == len(alphabet) and 8 <= len(alphabet) <= LARGEST
+    assert all(TOKENIZER.token_bytes(token).decode().isprintable() for token in alphabet)
+    assert not set(alphabet) & {0, *MODEL.config.eos_token_ids, TOKENIZER.bos_token_id}
+
+
+def test_other_seeds_give_others() -> None:
+    assert len({alphabet_of(TOKENIZER, MODEL.config.vocab_size, seed) for seed in range(4)}) == 4
+
+
+def test_specials_pieces_of_characters_and_controls_are_not_plain() -> None:
+    vocabulary = range(MODEL.config.vocab_size)
+    texts = {token: TOKENIZER.token_bytes(token) for token in vocabulary}
+    newline = next(token for token, text in texts.items() if text == b"\n")
+    piece = next(token for token, text in texts.items() if text and text[0] >= 0x80)
+    plain = next(token for token, text in texts.items() if text == b"a")
+    assert [is_plain(TOKENIZER, token) for token in (1, 7, newline, piece, plain)] == [False] * 4 + [True]
+
+
+def test_without_a_tokenizer_it_is_any_tokens_but_the_first_few() -> None:
+    alphabet = alphabet_of(None, 300)
+    assert len(alphabet) == LARGEST and len(set(alphabet)) == LARGEST
+    assert all(CONTROL <= token < 300 for token in alphabet)
+    assert alphabet_of(None, 9) == (8,)
+    assert alphabet_of(None, 2) == (1,)
+
+
+def test_the_tokenizer_of_a_random_checkpoint_has_one_as_well(tmp_path: Path) -> None:
+    model = lfm2np.load(write_model(tmp_path / "model"))
+    alphabet = alphabet_of(model.tokenizer, model.config.vocab_size)
+    assert len(alphabet) > 20 and row_text(model.tokenizer, list(alphabet) * 3) is not None
+
+
+def test_each_two_of_its_tokens_are_a_text_in_both_orders() -> None:
+    """From which any row follows: tokens of byte pairs that stay apart two by two stay apart."""
+    broken = [(a, b) for a in ALPHABET for b in ALPHABET if row_text(TOKENIZER, [a, b]) is None]
+    assert broken == []

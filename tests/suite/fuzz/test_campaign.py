@@ -1,0 +1,343 @@
+"""Runs against one engine: what is found, replayed, shrunk and kept, whatever the engine and the user do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from served_here import model
+
+import lfm2np
+from lfm2np.oracle.engines.target import TargetError
+from lfm2np.suite.fuzz.campaign import (
+    BATCH,
+    FIRST_REPLAYS,
+    LAST_REPLAYS,
+    Campaign,
+    Failure,
+    known_traces,
+    last_that,
+    replays_for,
+)
+from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of
+from lfm2np.suite.fuzz.judge import ByTruth
+from lfm2np.suite.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
+from lfm2np.suite.fuzz.trace import Sent, Trace
+
+A = alphabet_of(None, 300)
+TRAINED = lfm2np.trained_fixture()
+AROUND = Around(block=4, chunk=16, slots=3, longest=60, alphabet=A, sampling=True)
+Says = Callable[[Trace], Trouble | None]
+BAD = Trouble(FAILED, "it broke")
+
+
+class Scripted:
+    """A player whose engine does what a function says of each trace; `played` is all that it got."""
+
+    def __init__(self, says: Says, counted: dict[str, float] | None = None) -> None:
+        self.says, self.counted = says, counted or {}
+        self.played: list[Trace] = []
+
+    def probe(self) -> Takes:
+        raise AssertionError("it is not asked")
+
+    def play(self, trace: Trace) -> Played:
+        self.played.append(trace)
+        trouble = self.says(trace)
+        return Played((Reply((), trouble), *(Reply() for _ in trace.requests[1:])), None, self.counted)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def campaign_on(says: Says, **fields: Any) -> tuple[Campaign, Scripted]:
+    player = Scripted(says)
+    return Campaign(ByTruth(model(), "float32"), player, AROUND, **fields), player
+
+
+def long_prompt(trace: Trace) -> Trouble | None:
+    return BAD if any(len(request.prompt) >= 7 for request in trace.requests) else None
+
+
+def test_what_fails_is_found_shrunk_and_measured() -> None:
+    campaign, player = campaign_on(long_prompt)
+    (failure,) = campaign.run(0, 100, None)
+    assert failure.finding.kind == FAILED and failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
+    (request,) = failure.trace.requests
+    assert request == Sent(request.prompt) and len(request.prompt) == 7
+    assert failure.drawn.num_tokens >= failure.trace.num_tokens
+    assert failure.traces == campaign.counts.traces and campaign.counts.findings == 1
+    assert len(player.played) == campaign.counts.traces + campaign.counts.replays + LAST_REPLAYS * len(failure.before)
+    assert sum(len(trace.requests) for trace in player.played) == campaign.counts.requests
+
+
+def test_each_replay_is_of_other_tokens() -> None:
+    campaign, player = campaign_on(long_prompt)
+    (failure,) = campaign.run(0, 100, None)
+    last = [trace.requests[0].prompt for trace in player.played[-2 * LAST_REPLAYS :]][1::2]  # each behind short ones
+    assert len(set(last)) == LAST_REPLAYS and failure.trace.requests[0].prompt == last[-1]
+
+
+def test_a_right_engine_gets_as_many_traces_as_were_asked_for() -> None:
+    campaign, player = campaign_on(lambda trace: None)
+    assert list(campaign.run(3, 60, None)) == []
+    assert campaign.counts.traces == len(player.played) == 60 and campaign.counts.replays == 0
+    assert list(campaign.run(3, None, 0.0)) == [] and len(player.played) == 60  # no time
+
+
+def test_it_ends_after_so_many_findings() -> None:
+    for most in (1, 3):
+        campaign, _ = campaign_on(long_prompt, shrink_seconds=0.0)
+        assert len(list(campaign.run(0, 10_000, None, most))) == most
+
+
+def test_without_time_to_shrink_what_was_drawn_is_handed_over() -> None:
+    campaign, _ = campaign_on(long_prompt, shrink_seconds=0.0)
+    (failure,) = campaign.run(0, 100, None)
+    assert len(failure.trace.requests) == len(failure.drawn.requests)
+    assert failure.trace.num_tokens == failure.drawn.num_tokens and failure.rate == (10, 10)
+
+
+def test_what_fails_now_and_then_has_its_rate() -> None:
+    turns = itertools.cycle([True, False])
+    campaign, _ = campaign_on(lambda trace: BAD if long_prompt(trace) and next(turns) else None)
+    (failure,) = campaign.run(0, 1000, None)
+    assert failure.rate == (5, 10) and len(failure.trace.requests[0].prompt) == 7
+
+
+def test_what_never_fails_again_is_handed_over_as_it_was() -> None:
+    once = iter([BAD])
+    campaign, player = campaign_on(lambda trace: long_prompt(trace) and next(once, None))
+    (failure,) = campaign.run(0, 1000, None)
+    assert failure.rate == (0, FIRST_REPLAYS) and failure.trace == failure.drawn
+    assert len(player.played) > campaign.counts.traces
+
+
+def test_what_fails_only_behind_another_is_replayed_behind_it() -> None:
+    """The engine breaks on its second trace, and is then as new."""
+    marked = []
+
+    def says(trace: Trace) -> Trouble | None:
+        is_bad = any(request.after is not None for request in trace.requests) and sum(
+            request.after is None for request in trace.requests
+        )
+        marked.append(len(trace.requests))
+        return BAD if len(trace.requests) >= 5 and is_bad else None
+
+    campaign, _ = campaign_on(says)
+    campaign.history = [Trace((Sent(A[:3], 2),) * 3)]
+    campaign.counts.findings = 0
+    drawn = Trace((Sent(A[:2]), Sent(A[:2])))
+    failure = campaign.minimize(drawn, Played((Reply((), BAD), Reply())), finding())
+    assert failure.rate == (10, 10) and len(failure.trace.requests) == 5 and failure.drawn == drawn
+
+
+class LeavesBehind:
+    """A server on which whatever comes within two traces after a long prompt fails."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def __call__(self, trace: Trace) -> Trouble | None:
+        is_bad = self.left > 0
+        self.left = 2 if long_prompt(trace) else max(0, self.left - 1)
+        return BAD if is_bad else None
+
+
+@pytest.mark.parametrize("number", (1, 2, 3, 4, 5, 7))
+def test_what_fails_by_what_came_before_is_handed_over_with_it(number: int) -> None:
+    """Larger traces left in the server by which smaller ones failed: those failed in 0 of 10 replays at the end."""
+    campaign, _ = campaign_on(LeavesBehind())
+    (failure,) = campaign.run(number, 1000, None)
+    assert failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
+    new = LeavesBehind()
+    assert [new(trace) for trace in (*failure.before, failure.trace)][-1] == BAD
+    assert failure.needs_before == (long_prompt(failure.trace) is None) and len(failure.before) <= 2
+
+
+def test_a_trace_that_fails_with_its_own_tokens_only_is_replayed_with_them() -> None:
+    """Wrong for one token id, say: with other tokens in its place nothing fails."""
+    wanted: list[tuple[int, ...]] = []
+
+    def says(trace: Trace) -> Trouble | None:
+        if not wanted and long_prompt(trace):
+            wanted.append(trace.requests[0].prompt[:1])
+        return (
+            BAD if wanted and trace.requests[0].prompt[:1] == wanted[0] and len(trace.requests[0].prompt) > 2 else None
+        )
+
+    campaign, _ = campaign_on(says)
+    (failure,) = campaign.run(0, 1000, None)
+    assert failure.same_tokens and failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
+    assert len(failure.trace.requests[0].prompt) == 3 and not campaign.keeps_tokens
+
+
+@pytest.mark.parametrize("holds", [{0}, {0, 1, 2}, {0, 1, 2, 3, 4, 5, 6}, set(), set(range(20))])
+def test_the_last_that_holds_is_found(holds: set[int]) -> None:
+    assert last_that(lambda index: index in holds, 20) == max(holds, default=None)
+
+
+def finding(kind: str = FAILED) -> Any:
+    from lfm2np.suite.fuzz.finding import Finding
+
+    return Finding(kind, "it broke", 0)
+
+
+@pytest.mark.parametrize("kind", [DEAD, HANG])
+def test_without_a_server_nothing_is_replayed(kind: str) -> None:
+    """It would fail whatever the trace holds, and the smallest of all would be handed over."""
+    is_gone: list[bool] = []
+
+    def says(trace: Trace) -> Trouble | None:
+        if long_prompt(trace):
+            is_gone.append(True)
+        return Trouble(kind, "gone") if is_gone else None
+
+    campaign, player = campaign_on(says)
+    (failure,) = campaign.run(0, 1000, None, most=9)
+    assert failure.rate == (0, 0) and failure.trace == failure.drawn == player.played[-1]
+    assert campaign.counts.replays == 0
+
+
+def test_a_server_that_dies_is_started_anew_before_the_next_trace() -> None:
+    log: list[str] = []
+
+    def says(trace: Trace) -> Trouble | None:
+        log.append("long" if long_prompt(trace) else "short")
+        return Trouble(DEAD, "gone") if long_prompt(trace) else None
+
+    campaign, _ = campaign_on(says, restart=lambda: log.append("start"))
+    (failure,) = campaign.run(0, 1000, None)
+    assert failure.rate == (10, 10) and len(failure.trace.requests[0].prompt) == 7 and not failure.is_fresh
+    assert all(after == "start" for before, after in itertools.pairwise(log) if before == "long")
+    assert all(before == "long" for before, after in itertools.pairwise(log) if after == "start")
+
+
+def test_a_finding_is_kept_whose_server_does_not_start_again() -> None:
+    def restart() -> None:
+        raise TargetError("it does not start")
+
+    campaign, _ = campaign_on(lambda trace: long_prompt(trace) and Trouble(DEAD, "gone"), restart=restart)
+    runs = campaign.run(0, 1000, None, most=2)
+    failure = next(runs)
+    assert failure.finding.kind == DEAD and failure.trace == failure.drawn
+    with pytest.raises(TargetError, match="does not start"):
+        next(runs)
+
+
+def test_where_a_start_is_quick_each_replay_has_a_new_server() -> None:
+    log: list[str] = []
+
+    def says(trace: Trace) -> Trouble | None:
+        log.append("trace")
+        return long_prompt(trace)
+
+    campaign, _ = campaign_on(says, restart=lambda: log.append("start"), is_quick=True)
+    (failure,) = campaign.run(0, 1000, None)
+    replays = campaign.counts.replays
+    assert failure.is_fresh and log[-2 * replays :] == ["start", "trace"] * replays
+    drawn = log[: -2 * replays]
+    assert drawn[0] == "start" and drawn.count("trace") == campaign.counts.traces
+    assert drawn.count("start") == -(-campaign.counts.traces // BATCH)  # one a batch
+    assert not campaign.is_fresh
+
+
+def test_what_fails_on_no_fresh_server_is_replayed_on_the_old_one() -> None:
+    started = [0]
+
+    def restart() -> None:
+        started[0] += 1
+
+    campaign, _ = campaign_on(
+        lambda trace: None if started[0] > 1 else long_prompt(trace), restart=restart, is_quick=True
+    )
+    failure = next(campaign.run(0, 1000, None))
+    assert failure.rate == (0, FIRST_REPLAYS) and not failure.is_fresh
+
+
+@pytest.mark.parametrize("when", [1, 2, 5, 12, 30])
+def test_an_interrupt_while_shrinking_keeps_what_is_small_so_far(when: int) -> None:
+    campaign, player = campaign_on(long_prompt)
+
+    def says(trace: Trace) -> Trouble | None:
+        if campaign.counts.replays == when:
+            raise KeyboardInterrupt
+        return long_prompt(trace)
+
+    player.says = says
+    runs = campaign.run(0, 1000, None, most=5)
+    failure = next(runs)
+    assert long_prompt(failure.trace) and failure.trace.num_tokens <= failure.drawn.num_tokens
+    with pytest.raises(KeyboardInterrupt):
+        next(runs)
+
+
+def test_an_interrupt_while_drawing_goes_through() -> None:
+    def says(trace: Trace) -> Trouble | None:
+        raise KeyboardInterrupt
+
+    campaign, _ = campaign_on(says)
+    with pytest.raises(KeyboardInterrupt):
+        next(campaign.run(0, 10, None))
+
+
+def test_what_the_engine_can_not_be_asked_is_not_tried_while_shrinking() -> None:
+    """A text server puts the BOS before each text: a prompt that lost it would be judged as another."""
+    first = Around(4, 16, 3, 60, A, (1,), True)
+    player = Scripted(long_prompt)
+    campaign = Campaign(ByTruth(model(), "float32"), player, first)
+    (failure,) = campaign.run(0, 1000, None)
+    assert failure.trace.requests[0].prompt[0] == 1 and len(failure.trace.requests[0].prompt) == 7
+    assert all(
+        request.prompt[0] == 1 and len(request.prompt) > 1 for trace in player.played for request in trace.requests
+    )
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 10.0])
+def test_counters_that_are_not_finite_do_not_steer(value: float) -> None:
+    player = Scripted(lambda trace: None, {"hits": value})
+    campaign = Campaign(ByTruth(model(), "float32"), player, AROUND)
+    assert list(campaign.run(0, 20, None)) == [] and campaign.counts.traces == 20
+
+
+@pytest.mark.parametrize(("rate", "replays"), [(1.0, 1), (2 / 3, 3), (1 / 3, 6), (0.5, 4), (0.01, 6)])
+def test_the_rarer_it_fails_the_more_replays_a_smaller_trace_gets(rate: float, replays: int) -> None:
+    assert replays_for(rate) == replays
+
+
+# Of earlier runs
+
+
+def test_an_earlier_failure_is_played_as_it_is_and_then_with_other_tokens() -> None:
+    campaign, player = campaign_on(lambda trace: None)
+    trace = Trace((Sent(A[:5], 3), Sent(A[:5], 2, after=0)))
+    assert list(known_traces([trace], campaign, 10)) == []
+    assert player.played[0] == trace and campaign.counts.traces == len(player.played) == 10
+    assert all(shrunk != trace and shrunk.requests[1].after == 0 for shrunk in player.played[1:])
+
+
+def test_each_earlier_failure_that_fails_again_is_reported_once() -> None:
+    campaign, _ = campaign_on(long_prompt)
+    good, bad = Trace((Sent(A[:2]),)), Trace((Sent(A[:9]),))
+    failures = list(known_traces([bad, good, bad], campaign, 3))
+    assert [failure.drawn for failure in failures] == [bad, bad] and campaign.counts.traces == 5
+
+
+def test_earlier_failures_end_where_the_server_is_gone() -> None:
+    campaign, _ = campaign_on(lambda trace: Trouble(DEAD, "gone"))
+    assert len(list(known_traces([Trace((Sent(A[:2]),))] * 4, campaign, 3))) == 1
+
+
+def test_an_interrupt_in_an_earlier_failure_takes_effect_when_it_is_handed_over() -> None:
+    campaign, player = campaign_on(long_prompt)
+    player.says = lambda trace: long_prompt(trace) if campaign.counts.replays < 2 else interrupt()
+    runs = known_traces([Trace((Sent(A[:9]),))], campaign, 3)
+    assert isinstance(next(runs), Failure)
+    with pytest.raises(KeyboardInterrupt):
+        next(runs)
+
+
+def interrupt() -> Any:
+    raise KeyboardInterrupt

@@ -1,0 +1,339 @@
+"""`lfm2np fuzz` as people and scripts see it, against servers that are processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_here import folder, serving
+
+from lfm2np.commands.cli import main
+from lfm2np.commands.cli.program import build_parser
+from lfm2np.oracle.engines.target import TargetError
+from lfm2np.suite.faults import inject
+from lfm2np.suite.fuzz import campaign, started
+from lfm2np.suite.fuzz.campaign import Campaign
+from lfm2np.suite.fuzz.started import StartedServer
+
+pytestmark = pytest.mark.rounding
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+OWN = "lfm2np.suite.adapters:own"
+SMALL = ("--block-size", "4", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--max-model-len", "28")
+KEYS = {"engine", "format", "why_format", "traces", "replays", "requests", "tokens", "seconds"}
+KEYS |= {"sizes", "assumed"}
+ROW = {"folder", "failed", "replays", "requests", "tokens", "drawn_requests", "drawn_tokens", "traces"}
+ROW |= {"same_tokens", "before", "needs_before"}
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a folder of its own, with as few replays as tell."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(campaign, "FIRST_REPLAYS", 1)
+    monkeypatch.setattr(campaign, "LAST_REPLAYS", 2)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def served_command(*arguments: str) -> list[str]:
+    return [sys.executable, str(FIXTURES / "served.py"), "--model", str(folder()), "--numerics", "exact", *arguments]
+
+
+@contextlib.contextmanager
+def served_process(*arguments: str) -> Iterator[str]:
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(served_command(*arguments), stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def run(*arguments: str, model: Path | None = None) -> int:
+    return main(["fuzz", *arguments, "--model", str(model or folder())])
+
+
+def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["fuzz", "--help"])
+    printed = capsys.readouterr().out
+    assert done.value.code == 0
+    assert "example:\n  lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10" in printed
+    for code in (
+        "0    no trace failed",
+        "1    a trace failed",
+        "2    inconclusive",
+        "3    it could not",
+        "130  interrupted",
+    ):
+        assert f"\n  {code}" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ftp://x"], "ftp"),
+        (["http://127.0.0.1:1"], "127.0.0.1:1"),
+        (["nothing"], "'nothing'"),
+        (["no.module:factory"], "no.module:factory"),
+        ([OWN, "--examples", "0"], "--examples 0: expected at least 1"),
+        ([OWN, "--findings", "-1"], "--findings -1: expected at least 1"),
+        ([OWN, "--block-size", "0"], "--block-size 0"),
+        ([OWN, "--without", "aborted,stops"], "--without 'stops': expected some of aborted, cold,"),
+        ([OWN, "--max-num-batched-tokens", "0"], "--max-num-batched-tokens 0"),
+        ([OWN, "--max-num-seqs", "0"], "--max-num-seqs 0"),
+        ([OWN, "--minutes", "0"], "--minutes 0.0: expected more than 0"),
+        ([OWN, "--minutes", "nan"], "--minutes nan"),
+        ([OWN, "--timeout", "-1"], "--timeout -1.0"),
+        ([OWN, "--start-seconds", "10"], "--start-seconds: only with --start"),
+        (["http://127.0.0.1:1", "--start", "x", "--start-seconds", "0"], "--start-seconds 0.0"),
+        ([OWN, "--name", "x"], "--name: only with a server as TARGET"),
+        ([OWN, "--against", "itself", "--save", "x"], "--save: not with --against"),
+        ([OWN, "--vocab-size", "99"], "--vocab-size: only with --against"),
+        ([OWN, "--shrink-minutes", "-1"], "--shrink-minutes -1.0: expected at least 0"),
+        ([OWN, "--max-model-len", "3"], "--max-model-len 3: expected at least 4"),
+        ([OWN, "--max-model-len", "129"], "--max-model-len 129: expected at most 128: max_position_embeddings"),
+        ([OWN, "--seed", "-1"], "--seed -1"),
+        ([OWN, "--start", "x"], "--start: expected a server as TARGET"),
+        (["http://127.0.0.1:1", "--start", ""], "--start: expected a command"),
+        (["http://127.0.0.1:1", "--start", "'"], "--start"),
+        (["http://127.0.0.1:1", "--start", "/no/such/program"], "--start /no/such/program: No such file or directory"),
+        ([OWN, "--replay", "none.json"], "none.json"),
+        ([OWN, "--out", "/dev/null/x"], "--out /dev/null/x: /dev/null is no folder"),
+        ([OWN, "--format", "int3"], "int3"),
+        ([OWN, "--examples", "many"], "many"),
+        ([], "TARGET"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_3(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(started, "GRACE", 0.1)
+    try:
+        code = run("--examples", "1", *arguments)
+    except SystemExit as done:
+        code = int(done.code or 0)
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (3, "")
+    assert captured.err.startswith("lfm2np") and captured.err.count("\n") == 1 and told in captured.err
+
+
+def test_a_factory_that_fails_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "failing_engine.py").write_text("def make(model, sizes):\n    raise ValueError('no memory')\n")
+    assert run("failing_engine:make") == 3
+    assert capsys.readouterr().err == "lfm2np: TargetError: failing_engine:make: ValueError: no memory\n"
+
+
+def test_an_engine_that_reports_no_tokens_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
+    def text_only(handler: Any, _: Any) -> bool:
+        body = b"{}"
+        if handler.command == "POST":
+            fields = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+            if isinstance(fields.get("prompt"), str):
+                body = b'{"choices": [{"text": "x", "finish_reason": "length"}]}'
+        handler.send(200, body, "application/json")
+        return True
+
+    with serving() as here:
+        here.trouble = text_only
+        assert run(here.url, "--examples", "1") == 2
+    assert "does not report token ids" in capsys.readouterr().err
+
+
+def test_a_right_engine_ends_with_0_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(OWN, *SMALL, "--examples", "5") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("verdict    no finding\n") and "played     5 traces and 0 replays" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def one_line(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    code = run(*arguments, "--json")
+    return code, json.loads(capsys.readouterr().out)
+
+
+def script(path: Path, url: str) -> int:
+    (path.parent / "empty").mkdir(exist_ok=True)
+    command = [sys.executable, "-I", str(path), url]
+    return subprocess.run(command, capture_output=True, cwd=path.parent / "empty", check=False).returncode
+
+
+@pytest.mark.slow
+def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with served_process("--fault", "rotation-backwards") as url:
+        code, report = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
+        assert code == 1 and set(report["figures"]) == KEYS
+        (finding,) = report["findings"]
+        row = finding["evidence"]
+        assert set(row) == ROW | {"seconds", "shrinking_seconds"}
+        assert (finding["kind"], row["requests"], row["failed"], row["replays"]) == ("wrong", 1, 2, 2)
+        assert row["folder"] == str(Path("found") / "wrong-1")
+        directory = tmp_path / "found" / "wrong-1"
+        assert sorted(path.name for path in directory.iterdir()) == [
+            "issue.md",
+            "report.html",
+            "reproduce.py",
+            "trace.json",
+        ]
+        assert script(directory / "reproduce.py", url) == 1
+        again = ("--replay", str(directory / "trace.json"), "--out", "again")
+        code, report = one_line(url, *SMALL, *again, capsys=capsys)
+        assert (code, report["figures"]["traces"], report["findings"][0]["kind"]) == (1, 1, "wrong")
+        code, report = one_line(url, *SMALL, "--examples", "50", "--out", "found", capsys=capsys)
+        assert (code, report["figures"]["traces"]) == (1, 1)  # the earlier failure comes first
+    with serving() as here:
+        assert script(directory / "reproduce.py", here.url) == 0
+        code, report = one_line(here.url, *SMALL, *again, capsys=capsys)
+        assert (code, report["figures"]["traces"], report["findings"]) == (0, 10, [])
+    assert script(directory / "reproduce.py", url) == 2
+    assert run(url, *again) == 3
+    capsys.readouterr()
+
+
+def test_traces_that_do_not_fit_are_left_out_or_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "found" / "wrong-1" / "trace.json"
+    trace.parent.mkdir(parents=True)
+    trace.write_text('{"requests": [{"prompt": [300]}]}')
+    assert run(OWN, *SMALL, "--replay", str(trace)) == 3
+    assert capsys.readouterr().err.endswith("requests[0].prompt: token 300, expected ids below vocab_size=300\n")
+    assert run(OWN, *SMALL, "--examples", "1", "--out", "found") == 0
+    assert "trace.json: left out: requests[0].prompt: token 300" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_interrupt_while_shrinking_keeps_what_was_found(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    if is_known:
+        known = tmp_path / "found" / "wrong-1"
+        known.mkdir(parents=True)
+        (known / "trace.json").write_text('{"requests": [{"prompt": [50, 51]}, {"prompt": [50, 51]}]}')
+    play = Campaign.replay
+
+    def replay(self: Campaign, *arguments: Any) -> Any:
+        if self.counts.replays == 3:
+            raise KeyboardInterrupt
+        return play(self, *arguments)
+
+    monkeypatch.setattr(Campaign, "replay", replay)
+    with inject("convolution-crosses-requests"):
+        assert run(OWN, *SMALL, "--out", "found") == 130
+    captured = capsys.readouterr()
+    directory = tmp_path / "found" / ("wrong-2" if is_known else "wrong-1")
+    assert sorted(path.name for path in directory.iterdir()) == ["issue.md", "report.html", "trace.json"]
+    assert captured.out == "" and captured.err.endswith("lfm2np: interrupted\n") and "lfm2np: found: " in captured.err
+
+
+DYING = """
+import os, sys
+sys.path.insert(0, {fixtures!r})
+import served
+params_of = served.params_of
+def dying(fields):
+    if len(fields["prompt"]) > 8:
+        os._exit(7)
+    return params_of(fields)
+served.params_of = dying
+served.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING.format(fixtures=str(FIXTURES)))
+    port = free_port()
+    start = f"{sys.executable} dying.py --model {folder()} --numerics exact --port {port}"
+    url = f"http://127.0.0.1:{port}"
+    code, report = one_line(url, *SMALL, "--shrink-minutes", "0", "--start", start, capsys=capsys)
+    (finding,) = report["findings"]
+    row = finding["evidence"]
+    assert (code, finding["kind"], row["failed"], row["replays"]) == (1, "dead", 2, 2)
+    text = (tmp_path / row["folder"] / "issue.md").read_text()
+    assert "# The server is gone\n" in text and "on a server that had just been started" in text
+    with socket.socket() as sock:
+        assert sock.connect_ex(("127.0.0.1", port)) != 0  # it was ended
+
+
+# The process of --start
+
+
+STUB = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def stub(tmp_path: Path, port: int) -> StartedServer:
+    (tmp_path / "stub.py").write_text(STUB)
+    return StartedServer(f"{sys.executable} -S stub.py {port}", lambda: is_up(port), 30.0)
+
+
+def is_up(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_server_is_started_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(started, "LOOK", 0.02)
+    port = free_port()
+    server = stub(tmp_path, port)
+    server.start()
+    first = server._process
+    assert first is not None and is_up(port) and 0 < server.took < 30
+    os.kill(first.pid, signal.SIGKILL)
+    server.start()
+    assert server._process is not None and server._process.pid != first.pid and is_up(port)
+    server.start()
+    assert is_up(port)
+    server.close()
+    server.close()
+    assert not is_up(port)
+
+
+def test_somebody_else_on_its_port_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(started, "GRACE", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        server = stub(tmp_path, other.getsockname()[1])
+        with pytest.raises(TargetError, match="another server answers there already"):
+            server.start()
+        assert server._process is None
+
+
+def test_a_server_that_ends_or_never_answers_is_reported(tmp_path: Path) -> None:
+    ends = StartedServer(f"{sys.executable} -S -c 'raise SystemExit(5)'", lambda: False, 30.0)
+    with pytest.raises(TargetError, match="it ended with 5 before it answered"):
+        ends.start()
+    silent = StartedServer(f"{sys.executable} -S -c 'import time; time.sleep(600)'", lambda: False, 0.05)
+    with pytest.raises(TargetError, match=r"no answer within 0\.05 s"):
+        silent.start()
+    assert silent._process is None
+
+
+def test_the_budget_of_a_step_has_vllms_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = build_parser("fuzz").parse_args(["fuzz", OWN, "--max-num-batched-tokens", "64"])
+    assert chosen.max_num_batched_tokens == 64
+    with pytest.raises(SystemExit):
+        build_parser("fuzz").parse_args(["fuzz", OWN, "--chunk", "64"])
+    assert "--chunk" in capsys.readouterr().err

@@ -1,0 +1,226 @@
+"""What is drawn: valid, within its limits, and of every kind that breaks engines."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from any_traces import any_traces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lfm2np.suite.fuzz.draw_traces import (
+    DRAWN,
+    FAR,
+    MOST_TOKENS_OF_A_TRACE,
+    SPECIAL,
+    Around,
+    content,
+    lengths,
+    traces,
+    unfit,
+)
+from lfm2np.suite.fuzz.trace import Sent, Trace, from_json
+from lfm2np.suite.fuzz.trace import as_json as plain
+
+ALPHABET = tuple(range(20, 60))
+VOCABULARY = 64
+SMALL = Around(16, 40, 4, 400, ALPHABET, (1,), False, (" ", "e"), True, True)
+ROUND = settings(max_examples=20)
+
+
+@st.composite
+def arounds(draw: st.DrawFn) -> Around:
+    return Around(
+        block=draw(st.sampled_from([1, 4, 16, 256])),
+        chunk=draw(st.sampled_from([1, 24, 512, 8192])),
+        slots=draw(st.sampled_from([1, 4, 300])),
+        longest=draw(st.sampled_from([4, 5, 64, 1000, 128_000])),
+        alphabet=draw(st.sampled_from([ALPHABET, ALPHABET[:2]])),
+        first=draw(st.sampled_from([(), (1,)])),
+        needs_first=draw(st.booleans()),
+        stops=draw(st.sampled_from([(), (" ",)])),
+        samples=draw(st.booleans()),
+        sampling=draw(st.booleans()),
+    )
+
+
+def is_of_draws(trace: Trace, around: Around) -> bool:
+    """Whether it is one of the seldom traces of many short sampled requests."""
+    return around.sampling and len(trace.requests) == DRAWN and all(request.temperature for request in trace.requests)
+
+
+@given(st.data(), arounds())
+def test_each_trace_is_valid_and_within_what_may_be_asked(data: st.DataObject, around: Around) -> None:
+    trace = data.draw(traces(around))
+    assert unfit(around, VOCABULARY, trace) is None
+    assert trace.num_tokens <= MOST_TOKENS_OF_A_TRACE
+    assert len(trace.requests) <= min(12, around.slots + 3) or is_of_draws(trace, around)
+    assert (
+        from_json(
+            {"requests": [{**request, "prompt": list(request["prompt"])} for request in plain(trace)["requests"]]}
+        )
+        == trace
+    )
+    for request in trace.requests:
+        begins = request.prompt[: len(around.first)] == around.first
+        suffix = request.prompt[len(around.first) :] if begins else request.prompt
+        assert set(suffix) <= set(around.alphabet)
+        assert begins or not around.needs_first
+
+
+def kinds(trace: Trace, around: Around) -> set[str]:
+    """What is special about a trace, by names."""
+    features = set()
+    prompts = [request.prompt for request in trace.requests]
+    for index, request in enumerate(trace.requests):
+        features |= {"left before the first token"} if request.abort_after == 0 else set()
+        features |= {"left midway"} if request.abort_after else set()
+        features |= {name for name in ("cold", "streamed", "stop", "pause") if getattr(request, name)}
+        features |= {"several"} if request.samples > 1 else {"sampled"} if request.temperature else set()
+        features |= {"again"} if request.prompt in prompts[:index] else set()
+        features |= (
+            {"longer"}
+            if any(request.prompt[:-1] and request.prompt[:-1] == other for other in prompts[:index])
+            else set()
+        )
+        same = [other for other in prompts[:index] if len(other) > 1 and other[:-1] == request.prompt[:-1]]
+        features |= {"another last token"} if any(other != request.prompt for other in same) else set()
+        features |= (
+            {"waits for tokens"}
+            if request.after_tokens
+            else {"waits for an end"}
+            if request.after is not None
+            else set()
+        )
+        features |= (
+            {"long after short"}
+            if request.after is not None and len(request.prompt) > 3 * len(prompts[request.after])
+            else set()
+        )
+        off = len(request.prompt) % around.block
+        features |= {{0: "at a border", 1: "behind a border", around.block - 1: "before a border"}.get(off, "between")}
+        features |= {"over a chunk"} if len(request.prompt) > around.chunk else set()
+        features |= {"tiny"} if len(request.prompt) <= 3 else set()
+        features |= {"with BOS"} if request.prompt[:1] == around.first else {"without BOS"}
+    at_once = sum(request.after is None for request in trace.requests)
+    return features | ({"more than slots"} if at_once > around.slots else set())
+
+
+@pytest.mark.slow
+def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=250, derandomize=True, database=None)
+    @given(traces(SMALL))
+    def one(trace: Trace) -> None:
+        seen.update(kinds(trace, SMALL))
+
+    one()
+    wanted = """left before the first token;left midway;cold;streamed;stop;pause;several;sampled;again;longer;
+        another last token;waits for tokens;waits for an end;long after short;at a border;behind a border;
+        before a border;between;over a chunk;tiny;with BOS;without BOS;more than slots"""
+    assert {name.strip() for name in wanted.split(";")} - {name for name, count in seen.items() if count >= 3} == set()
+
+
+@ROUND
+@given(traces(Around(4, 24, 4, 90, ALPHABET)))
+def test_what_the_engine_does_not_take_is_not_drawn(trace: Trace) -> None:
+    assert all(request.stop is None and request.temperature == 0 and request.samples == 1 for request in trace.requests)
+
+
+@ROUND
+@given(traces(replace(SMALL, without=tuple(text for text in SPECIAL if text))))
+def test_what_is_left_out_is_not_drawn(trace: Trace) -> None:
+    assert {
+        replace(request, prompt=(1,), max_tokens=1, after=None, after_tokens=None, pause=0)
+        for request in trace.requests
+    } == {Sent((1,), 1)}
+
+
+@ROUND
+@given(lengths(SMALL))
+def test_lengths_stay_within_half_of_the_context_or_are_near_a_far_border(length: int) -> None:
+    assert 1 <= length <= 200 or 252 <= length <= 304
+
+
+@pytest.mark.parametrize(
+    ("longest", "wanted"),
+    [(258, set()), (259, {256}), (514, {256}), (128_000, {256, 512})],
+)
+def test_requests_cross_256_and_512_where_the_context_holds_them(longest: int, wanted: set[int]) -> None:
+    """With small blocks and chunks none did, however long the context: what goes wrong from there on was missed."""
+    seen: Counter[int] = Counter()
+
+    @settings(max_examples=40, derandomize=True, database=None)
+    @given(traces(Around(16, 64, 4, longest, ALPHABET)))
+    def one(trace: Trace) -> None:
+        ends = {len(sent.prompt) + sent.max_tokens for sent in trace.requests}
+        seen.update(border for border in FAR for end in [max(ends)] if end > border + 1)
+
+    one()
+    assert {border for border, count in seen.items() if count >= 3} == wanted
+
+
+def test_many_lengths_are_at_the_borders_of_blocks_and_chunks() -> None:
+    seen: Counter[int] = Counter()
+    rows = st.lists(lengths(Around(100, 1000, 4, 100_000, ALPHABET)), min_size=10, max_size=10)
+
+    @settings(max_examples=40, derandomize=True, database=None)
+    @given(rows)
+    def one(row: list[int]) -> None:
+        seen.update((length + 1) % 100 for length in row)
+
+    one()
+    assert all(seen[off] >= 12 for off in (0, 1, 2)), seen  # one before, at, and behind
+
+
+def test_the_prompts_of_one_trace_stay_within_its_budget() -> None:
+    whole: list[int] = []
+
+    @settings(max_examples=40, derandomize=True, database=None)
+    @given(traces(Around(300, 700, 12, 100_000, ALPHABET)))
+    def one(trace: Trace) -> None:
+        whole.append(trace.num_tokens)
+
+    one()
+    assert 1000 < max(whole) <= MOST_TOKENS_OF_A_TRACE
+
+
+@given(st.integers(0, 99), st.integers(0, 40), st.integers(0, 40))
+def test_a_longer_content_begins_with_a_shorter_of_its_seed(seed: int, short: int, more: int) -> None:
+    assert content(SMALL, seed, short + more)[:short] == content(SMALL, seed, short)
+
+
+def test_every_special_word_does_something() -> None:
+    assert set(SPECIAL) == {"", "aborted", "cold", "sampled", "samples", "stop", "streamed"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"max_tokens": 399}, "requests[0]: 401 tokens of prompt and answer, expected at most 400"),
+        ({"prompt": [1, 64]}, "requests[0].prompt: token 64, expected ids below vocab_size=64"),
+        ({"prompt": [20, 21]}, "requests[0].prompt: expected (1,) and more"),
+        ({"prompt": [1]}, "requests[0].prompt: expected (1,) and more"),
+        ({"stop": "x"}, "requests[0].stop 'x': this engine takes none"),
+        ({"temperature": 1.0}, "requests[0].temperature 1: this engine is asked greedily only"),
+    ],
+)
+def test_what_a_right_engine_may_refuse_is_unfit(fields: dict[str, object], told: str) -> None:
+    around = Around(16, 40, 4, 400, ALPHABET, (1,), True)
+    good = {"prompt": [1, 20], "max_tokens": 398}
+    assert unfit(around, VOCABULARY, from_json({"requests": [good]})) is None
+    why = unfit(around, VOCABULARY, from_json({"requests": [{**good, **fields}]}))
+    assert why is not None and why.startswith(told)
+
+
+def test_several_samples_are_unfit_where_one_is_given() -> None:
+    around = Around(16, 40, 4, 400, ALPHABET, sampling=True)
+    trace = from_json({"requests": [{"prompt": [20], "temperature": 1.0, "samples": 2}]})
+    assert unfit(around, VOCABULARY, trace) == "requests[0].samples 2: this engine gives one"
+
+
+@ROUND
+@given(any_traces())
+def test_unfit_raises_for_no_trace(trace: Trace) -> None:
+    assert unfit(Around(4, 4, 4, 9, ALPHABET, (1,), True), VOCABULARY, trace) != ""

@@ -1,0 +1,293 @@
+"""What is wrong with an answer is found, and what a right engine of the declared format may say is not."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from served_here import model
+
+import lfm2np
+from lfm2np.oracle.engines.records import Answer
+from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of, draws
+from lfm2np.suite.fuzz.finding import DIFFERS, MEANS, STOP, TEXT, WRONG, finding_of
+from lfm2np.suite.fuzz.play_engine import StepsPlayer
+from lfm2np.suite.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble
+from lfm2np.suite.fuzz.right import right_answer
+from lfm2np.suite.fuzz.trace import Sent, Trace
+
+pytestmark = pytest.mark.rounding
+A = alphabet_of(model().tokenizer, 300)
+EOS = 4
+PROMPT = A[:9]
+Right = list[tuple[int, float, dict[int, float]]]  # token, log-probability, of the most probable
+
+
+@functools.cache
+def right(prompt: tuple[int, ...], count: int = 6) -> Right:
+    """The exact greedy answer."""
+    engine = lfm2np.Engine(model())
+    params = lfm2np.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=5)
+    engine.add_request("q", list(prompt), params)
+    while engine.has_unfinished:
+        outputs = engine.step()
+    (output,) = outputs[0].outputs
+    return [(each.token_id, each.logprob, dict(each.top)) for each in output.logprobs]
+
+
+def answer(tokens: list[int], logprobs: list[float] | None = None, reason: str = "length") -> Answer:
+    return Answer("0", tuple(tokens), None if logprobs is None else tuple(logprobs), finish_reason=reason)
+
+
+def found(said: Answer, format_name: str = "float32", left: bool = False, **fields: Any) -> Any:
+    sent = Sent(PROMPT, **{"max_tokens": 6, **fields})
+    return finding_of(model(), format_name, Trace((sent,)), Played((Reply((said,), left=left),)))
+
+
+def test_the_right_answer_is_not_found() -> None:
+    tokens, logprobs, _ = zip(*right(PROMPT), strict=True)
+    assert found(answer(list(tokens), list(logprobs))) is None
+    assert found(answer(list(tokens))) is None
+
+
+@pytest.mark.parametrize("place", [0, 3, 5])
+@pytest.mark.parametrize("format_name", ["float32", "bfloat16"])
+def test_a_flipped_token_is_found_where_it_stands(place: int, format_name: str) -> None:
+    tokens = [token for token, _, _ in right(PROMPT)]
+    best = max(right(PROMPT)[place][1], -1e9)
+    far = next(token for token in A if token not in right(PROMPT)[place][2])
+    tokens[place] = far
+    finding = found(answer(tokens[: place + 1], reason="stop"), format_name, max_tokens=place + 1)
+    assert finding is not None and (finding.kind, finding.request) == (WRONG, 0) and best <= 0
+    assert finding.position.row == len(PROMPT) - 1 + place
+    assert finding.what.startswith(
+        f"request 0, output token {place}: {far}, but the oracle's is {finding.position.best}"
+    )
+    assert finding.seen.token_ids == tuple(tokens[: place + 1])
+
+
+@pytest.mark.parametrize(("format_name", "off"), [("float32", 0.01), ("bfloat16", 3.0)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_log_probability_that_is_off_is_found(format_name: str, off: float, sign: int) -> None:
+    tokens, logprobs, _ = map(list, zip(*right(PROMPT), strict=True))
+    logprobs[2] = min(0.0, logprobs[2] + sign * off) if logprobs[2] < -off else logprobs[2] - off
+    finding = found(answer(tokens, logprobs), format_name)
+    assert finding is not None and finding.kind == WRONG
+    assert f"output token 2: token {tokens[2]} with a log-probability that is off by" in finding.what
+
+
+def test_the_first_wrong_token_of_the_first_wrong_request_is_reported() -> None:
+    tokens, logprobs, _ = map(list, zip(*right(PROMPT), strict=True))
+    wrong = answer(tokens, [*logprobs[:3], -50.0, -50.0, logprobs[5]])
+    trace = Trace((Sent(PROMPT, 6),) * 3)
+    replies = (Reply((answer(tokens, logprobs),)), Reply((wrong,)), Reply((answer(tokens, [-50.0] * 6),)))
+    finding = finding_of(model(), "float32", trace, Played(replies))
+    assert finding is not None and finding.what.startswith("request 1, output token 3:") and finding.seen == wrong
+
+
+def ties() -> tuple[tuple[int, ...], int, int]:
+    """A prompt, and where in its answer bfloat16 may take the second instead."""
+    for start in range(30):
+        prompt = A[start : start + 9]
+        for index, token in enumerate(right_answer(model(), "bfloat16", Sent(prompt, 6), None)):
+            top = sorted(right(prompt)[index][2].items(), key=lambda pair: -pair[1])
+            behind = top[0][1] - top[1][1]
+            if not token.decided and behind > 0.02:
+                return prompt, index, top[1][0]
+    pytest.fail("no tie in thirty answers")
+
+
+def test_a_tie_of_the_declared_format_is_not_found() -> None:
+    prompt, index, second = ties()
+    tokens = [*(token for token, _, _ in right(prompt)[:index]), second]
+    trace, played = Trace((Sent(prompt, index + 1),)), Played((Reply((answer(tokens),)),))
+    assert finding_of(model(), "bfloat16", trace, played) is None
+    finding = finding_of(model(), "float32", trace, played)
+    assert finding is not None and finding.kind == WRONG
+
+
+@pytest.mark.parametrize("numerics", ["bfloat16", "float32"])
+def test_the_noise_of_a_right_engine_is_not_found_under_its_format(numerics: str) -> None:
+    from lfm2np.suite.adapters import Own
+
+    player = StepsPlayer("own", model().path, lambda: Own(model(numerics), {}))
+    trace = Trace(tuple(Sent(A[start : start + 12], 6) for start in range(0, 40, 10)))
+    played = player.play(trace)
+    assert finding_of(model(), numerics, trace, played) is None
+    if numerics == "bfloat16":
+        finding = finding_of(model(), "float32", trace, played)
+        assert finding is not None and finding.kind == WRONG  # so there was noise
+
+
+def test_of_a_sampled_token_only_the_log_probability_is_judged() -> None:
+    token, logprob = list(right(PROMPT)[0][2].items())[4]
+    said = {"max_tokens": 1, "temperature": 1.0}
+    assert found(answer([token], [logprob]), max_tokens=1) is not None  # greedy, it is a flip
+    assert found(answer([token], [logprob]), **said) is None
+    assert found(answer([token]), **said) is None
+    finding = found(answer([token], [logprob - 0.5]), **said)
+    assert finding is not None and finding.kind == WRONG and "log-probability that is off by -0.5" in finding.what
+
+
+def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
+    """A server that ignores temperature: each token and each log-probability is right."""
+    trace = draws(Around(16, 64, 4, 300, A, sampling=True), 100)
+    greedy = [tuple(token for token, _, _ in right(request.prompt, 2)) for request in trace.requests]
+    played = Played(tuple(Reply((Answer(str(index), ids),)) for index, ids in enumerate(greedy)))
+    finding = finding_of(model(), "float32", trace, played)
+    assert finding is not None and finding.kind == WRONG
+    assert finding.what.endswith("tokens drawn so far at temperature 1 are drawn as if greedily")
+    params = [lfm2np.SamplingParams(temperature=1.0, seed=request.seed, max_tokens=2) for request in trace.requests]
+    drawn = lfm2np.LLM(model()).generate([list(request.prompt) for request in trace.requests], params)
+    ids = [output.outputs[0].token_ids for output in drawn]
+    played = Played(tuple(Reply((Answer(str(index), token_id),)) for index, token_id in enumerate(ids)))
+    assert finding_of(model(), "float32", trace, played) is None
+
+
+def test_an_early_end_without_a_reason_is_found_and_one_at_an_end_of_sequence_is_not() -> None:
+    tokens = [token for token, _, _ in right(PROMPT)][:3]
+    assert EOS not in tokens and model().config.eos_token_ids == (EOS,)
+    finding = found(answer(tokens, reason="stop"))
+    assert (finding.kind, finding.what) == (
+        IMPOSSIBLE,
+        "request 0: 3 tokens with finish_reason 'stop', expected 6",
+    )
+    assert found(answer(tokens, reason="stop"), left=True) is None
+    ended = found(answer([EOS], reason="stop"), temperature=1.0)
+    assert ended is None
+    assert found(answer([], reason="stop")).kind == IMPOSSIBLE
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sentence"),
+    [
+        ([A[0], A[1], A[2], A[3]], "stop {stop!r} stands in the text of its first 3 tokens, yet it goes on"),
+        ([A[2], A[2]], "stop {stop!r} stands in the text of its first 1 tokens, yet it goes on"),
+        ([A[0], A[1]], "ends after 2 of 6 tokens, and stop {stop!r} is not in its text"),
+        ([A[0], A[2]], None),
+        ([A[0], A[1], EOS], None),
+    ],
+)
+def test_where_a_stop_text_ends_an_answer(tokens: list[int], sentence: str | None) -> None:
+    stop = model().tokenizer.decode([A[2]])
+    finding = found(answer(tokens, reason="stop"), stop=stop, temperature=1.0)
+    if sentence is None:
+        assert finding is None
+    else:
+        assert (finding.kind, finding.what) == (STOP, "request 0: " + sentence.format(stop=stop))
+    assert found(answer(tokens, reason="stop"), stop=stop, temperature=1.0, left=True) is None
+
+
+TEXTS_OF_THREE = [model().tokenizer.decode(A[:count]) for count in range(4)]
+
+
+def drawn(text: str | None, reason: str | None = "length", count: int = 3, **fields: Any) -> Any:
+    """What is found of the first `count` tokens of A with such a text."""
+    said = replace(answer(list(A[:count]), reason=reason or ""), text=text, finish_reason=reason)
+    return found(said, **{"temperature": 1.0, "max_tokens": 3, **fields})
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        lambda: drawn(TEXTS_OF_THREE[3]),
+        lambda: drawn(None),
+        lambda: drawn(None, None),
+        lambda: drawn(TEXTS_OF_THREE[3], "eos_token"),  # a word that nobody defined
+        lambda: drawn(TEXTS_OF_THREE[1], "stop", 2, stop=TEXTS_OF_THREE[2][len(TEXTS_OF_THREE[1]) :]),
+        lambda: drawn(TEXTS_OF_THREE[2], "length", stop=TEXTS_OF_THREE[3][len(TEXTS_OF_THREE[2]) :]),  # both are true
+        lambda: drawn("anything", left=True),
+    ],
+)
+def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
+    assert finding() is None
+
+
+@pytest.mark.parametrize(
+    ("finding", "sentence"),
+    [
+        (lambda: drawn(""), "text '', expected "),
+        (lambda: drawn(f" {TEXTS_OF_THREE[3]}"), "that of its tokens"),
+        (lambda: drawn(TEXTS_OF_THREE[2]), "that of its tokens"),
+        (lambda: drawn(TEXTS_OF_THREE[3], "stop"), "finish_reason 'stop' after 3 tokens, expected 'length'"),
+        (lambda: drawn(TEXTS_OF_THREE[2], "stop", 2, stop=TEXTS_OF_THREE[2][-1]), "its tokens before stop"),
+    ],
+)
+def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, sentence: str) -> None:
+    shown = finding()
+    assert (shown.kind, sentence in shown.what) == (TEXT, True), shown
+
+
+def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
+    sent, said = Sent(PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
+    played = Played((Reply((said,)),))
+    assert finding_of(model(), "float32", Trace((sent,)), played, texts=False) is None
+    assert finding_of(model(), "float32", Trace((sent,)), played) is not None
+
+
+def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
+    assert found(answer([A[0]] * 6), stop=model().tokenizer.decode([A[2]]), temperature=1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (answer([300] * 6), "token id 300: expected 0 to 299"),
+        (answer([A[0]] * 7), "7 tokens, 6 were asked for"),
+        (answer([A[0]] * 2), "finish_reason 'length' after 2 of 6 tokens"),
+        (answer([A[0]] * 6, reason="abort"), "finish_reason 'abort' after 6 of 6 tokens"),
+        (answer([A[0]] * 6, [0.0] * 5 + [0.1]), "log-probability 0.1: expected at most 0"),
+        (Answer("0", error="it said no"), "it said no"),
+    ],
+)
+def test_answers_of_impossible_form_are_found(said: Answer, sentence: str) -> None:
+    finding = found(said)
+    assert (finding.kind, sentence in finding.what) == (IMPOSSIBLE, True)
+
+
+def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
+    tokens = [token for token, _, _ in right(PROMPT)]
+    good, bad = Reply((answer(tokens),)), Reply((answer([A[0]] * 7),))
+    broken = replace(good, answers=(), trouble=Trouble(BROKEN, "it broke"))
+    trace = Trace((Sent(PROMPT, 6),) * 2)
+
+    def kind(replies: tuple[Reply, ...], trouble: Trouble | None) -> Any:
+        finding = finding_of(model(), "float32", trace, Played(replies, trouble))
+        return finding and (finding.kind, finding.what, finding.request)
+
+    dead, leak = Trouble(DEAD, "gone"), Trouble(LEAK, "held")
+    assert kind((broken, bad), dead) == (DEAD, "gone", None)
+    assert kind((bad, broken), leak) == (BROKEN, "request 1: it broke", 1)
+    assert kind((good, bad), leak) == (IMPOSSIBLE, "request 1: 7 tokens, 6 were asked for", 1)
+    assert kind((good, good), leak) == (LEAK, "held", None)
+    assert kind((good, good), None) is None
+
+
+def test_each_kind_of_finding_says_what_it_means() -> None:
+    assert set(MEANS) == {WRONG, STOP, TEXT, DIFFERS, DEAD, HANG, FAILED, BROKEN, REFUSED, IMPOSSIBLE, LEAK}
+
+
+# What is right
+
+
+def test_right_is_the_greedy_answer_up_to_its_stop_text() -> None:
+    token_ids = [token for token, _, _ in right(PROMPT)]
+    answer_tokens = right_answer(model(), "float32", Sent(PROMPT, 6), None)
+    assert [token.token_id for token in answer_tokens] == token_ids
+    assert [token.logprob for token in answer_tokens] == [logprob for _, logprob, _ in right(PROMPT)]
+    stop = next(text for text in (model().tokenizer.decode([token_id]) for token_id in token_ids[:4]) if text)
+    at = next(i for i in range(6) if stop in model().tokenizer.decode(token_ids[: i + 1]))
+    cut = right_answer(model(), "float32", Sent(PROMPT, 6, stop=stop), None)
+    assert [token.token_id for token in cut] == token_ids[: at + 1]
+
+
+def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:
+    sent = Sent(PROMPT, 2, temperature=1.0)
+    answer_tokens = right_answer(model(), "float32", sent, answer([A[5], A[6]]))
+    assert [token.token_id for token in answer_tokens] == [A[5], A[6]] and not any(
+        token.decided for token in answer_tokens
+    )
+    for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer("0", error="none")):
+        assert right_answer(model(), "float32", sent, seen) == []

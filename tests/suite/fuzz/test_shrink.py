@@ -1,0 +1,162 @@
+"""Shrinking by predicates without a server, whose smallest traces are known."""
+
+from collections.abc import Callable
+
+import pytest
+from any_traces import any_traces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lfm2np.suite.fuzz.shrink import less_overlap, shrunk, without
+from lfm2np.suite.fuzz.trace import Sent, Trace
+
+Fails = Callable[[Trace], bool]
+SEVEN = (10, 11, 12, 13, 14, 15, 16)
+BIG = Trace(
+    (
+        Sent((17, 11), 6, streamed=True),
+        Sent((*SEVEN, 17, 17), 6, after=0, after_tokens=2, temperature=1.0, seed=3, samples=2),
+        Sent((15,), 4, stop="x", cold=True),
+        Sent((*SEVEN, 10, 11, 12), 5, after=1, pause=5, abort_after=3),
+        Sent((12, 13), 2, after=3, after_tokens=1),
+    )
+)
+
+
+def shares(trace: Trace) -> bool:
+    """A request that waits for the end of another and begins with the same five tokens."""
+    for request in trace.requests:
+        if request.after is not None and request.after_tokens is None:
+            other = trace.requests[request.after]
+            if len(request.prompt) >= 5 and request.prompt[:5] == other.prompt[:5]:
+                return True
+    return False
+
+
+def test_a_shared_beginning_ends_as_two_bare_requests_of_five_tokens() -> None:
+    small = shrunk(BIG, shares)
+    first, second = small.requests
+    assert first == Sent(first.prompt) and second == Sent(first.prompt, after=0)
+    assert len(first.prompt) == 5
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [
+        (lambda trace: True, Trace((Sent((12,)),))),
+        (lambda trace: len(trace.requests) >= 3, None),
+        (lambda trace: any(13 in request.prompt for request in trace.requests), Trace((Sent((13,)),))),
+        (lambda trace: any(request.cold for request in trace.requests), Trace((Sent((15,), cold=True),))),
+        (lambda trace: any(request.stop for request in trace.requests), Trace((Sent((15,), stop="x"),))),
+        (lambda trace: any(request.max_tokens >= 3 for request in trace.requests), None),
+        (lambda trace: any(request.abort_after is not None for request in trace.requests), None),
+    ],
+)
+def test_what_is_not_needed_goes(fails: Fails, expected: Trace | None) -> None:
+    small = shrunk(BIG, fails)
+    assert fails(small)
+    if expected is not None:
+        assert small == expected
+
+
+def test_tokens_and_moments_end_at_the_least_that_fails() -> None:
+    (request,) = shrunk(BIG, lambda trace: any(request.max_tokens >= 3 for request in trace.requests)).requests
+    assert request == Sent(request.prompt, 3) and len(request.prompt) == 1
+    (left,) = shrunk(BIG, lambda trace: any(request.abort_after is not None for request in trace.requests)).requests
+    assert left == Sent(left.prompt, abort_after=0)
+    waits = shrunk(BIG, lambda trace: any(request.after_tokens is not None for request in trace.requests))
+    assert [request.after_tokens for request in waits.requests] == [None, 1]
+    three = shrunk(BIG, lambda trace: len(trace.requests) >= 3)
+    assert [request.after for request in three.requests] == [None, 0, 1]  # one after another
+    assert all(request == Sent(request.prompt, after=request.after) for request in three.requests)
+
+
+def test_prompts_that_must_stay_equal_are_cut_together() -> None:
+    def equal(trace: Trace) -> bool:
+        return len({request.prompt for request in trace.requests}) < len(trace.requests)
+
+    first, second = shrunk(Trace((Sent(SEVEN, 2), Sent((9, 8)), Sent(SEVEN, 3, after=0))), equal).requests
+    assert first.prompt == second.prompt and len(first.prompt) == 1
+
+
+def test_several_samples_go_before_the_temperature_does() -> None:
+    (request,) = shrunk(BIG, lambda trace: any(request.temperature for request in trace.requests)).requests
+    assert (request.samples, request.temperature) == (1, 1.0)
+
+
+def test_requests_go_first_then_tokens_then_what_is_special_then_overlap() -> None:
+    tried: list[Trace] = []
+
+    def fails(trace: Trace) -> bool:
+        tried.append(trace)
+        return False
+
+    assert shrunk(BIG, fails) == BIG
+
+    def changed(trace: Trace) -> str:
+        if len(trace.requests) < len(BIG.requests):
+            return "requests"
+        pairs = list(zip(trace.requests, BIG.requests, strict=True))
+        if any(first.prompt != other.prompt for first, other in pairs):
+            return "prompts"
+        moments = any(
+            (first.after, first.after_tokens is None) != (two.after, two.after_tokens is None) for first, two in pairs
+        )
+        return "overlap" if moments else "special"
+
+    order = list(dict.fromkeys(map(changed, tried)))
+    assert order == ["requests", "prompts", "special", "overlap"]
+    assert [len(trace.requests) for trace in tried[:4]] == [3, 3, 4, 4]
+
+
+def test_it_stops_when_there_is_no_time_left() -> None:
+    left = iter([True] * 3 + [False] * 1000)
+    tried: list[Trace] = []
+    shrunk(BIG, lambda trace: bool(tried.append(trace)), lambda: next(left))
+    assert len(tried) == 3
+    assert shrunk(BIG, lambda trace: pytest.fail("tried"), lambda: False) == BIG
+
+
+@settings(max_examples=60)
+@given(any_traces(), st.integers(0, 2**16))
+def test_it_ends_and_tries_only_traces_that_differ_from_the_best(trace: Trace, bits: int) -> None:
+    """Whatever the predicate says; a trace that is none can't be made: its constructor raises."""
+    best, tried = [trace], 0
+
+    def fails(candidate: Trace) -> bool:
+        nonlocal tried
+        tried += 1
+        assert candidate != best[0]
+        assert tried < 5000
+        failed = hash(candidate) & bits == 0
+        best[0] = candidate if failed else best[0]
+        return failed
+
+    assert shrunk(trace, fails) == best[0]
+
+
+@given(any_traces(), st.integers(0, 4), st.integers(1, 4))
+def test_those_that_waited_for_one_that_is_gone_wait_for_what_it_waited_for(
+    trace: Trace, start: int, size: int
+) -> None:
+    left = without(trace, start, size)
+    gone = set(range(start, start + size)) & set(range(len(trace.requests)))
+    if not gone or len(gone) == len(trace.requests):
+        assert left is None
+        return
+    assert left is not None
+    kept = [index for index in range(len(trace.requests)) if index not in gone]
+    for new, old in enumerate(kept):
+        after = trace.requests[old].after
+        while after in gone:
+            after = trace.requests[after].after
+        assert left.requests[new].after == (None if after is None else kept.index(after))
+
+
+def test_overlap_becomes_less_by_waiting_for_the_one_before() -> None:
+    trace = Trace((Sent((5,), 4), Sent((6,)), Sent((7,), after=0, after_tokens=2)))
+    moments = [
+        [(request.after, request.after_tokens) for request in edit(trace).requests] for edit in less_overlap(trace)
+    ]
+    first, waits = (None, None), (0, 2)
+    assert moments == [[first, (0, None), waits], [first, first, (1, None)], [first] * 3]

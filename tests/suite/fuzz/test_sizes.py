@@ -1,0 +1,101 @@
+"""Sizes that nobody gave: several are tried in turn, and a run without a finding says that they were assumed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from served_here import folder
+
+from lfm2np.commands.cli import main
+from lfm2np.oracle.engines.target import Abilities
+from lfm2np.suite.adapters import Own
+from lfm2np.suite.faults import inject
+from lfm2np.suite.fuzz import campaign
+from lfm2np.suite.fuzz.draw_traces import Around, traces_around
+from lfm2np.suite.fuzz.played import Takes
+from lfm2np.suite.fuzz.sizes import MODELS, Size, arounds_of, sizes_of
+from lfm2np.suite.fuzz.trace import Trace
+
+OWN = "lfm2np.suite.adapters:own"
+pytestmark = pytest.mark.rounding
+NOTHING = dict.fromkeys(("block_size", "max_num_batched_tokens", "max_num_seqs"))
+GIVEN = ("--block-size", "4", "--max-num-batched-tokens", "16", "--max-num-seqs", "2", "--max-model-len", "28")
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fuzz(*arguments: str) -> int:
+    return main(["fuzz", "--examples", "2", *arguments, "--model", str(folder())])
+
+
+def test_a_run_without_a_finding_warns_of_sizes_that_were_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fuzz(OWN) == 0
+    verdict, not_tested, *_, sizes = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    assert "max_num_batched_tokens 64 or 256 or 512 (assumed)" in sizes and "(the model's)" in sizes
+    assert verdict == "verdict    no finding" and not_tested.startswith("not tested ")
+    assert "assumed: give --block-size, --max-num-batched-tokens" in not_tested
+    assert fuzz(OWN, *GIVEN) == 0
+    shown = capsys.readouterr().out
+    assert "max_num_batched_tokens 16 (given)" in shown and "not tested" not in shown
+
+
+@pytest.mark.slow
+def test_a_stale_state_after_preemption_is_found_without_any_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 traces around blocks of 16 and chunks of 512 alone had not found it."""
+    monkeypatch.setattr(campaign, "FIRST_REPLAYS", 1)
+    monkeypatch.setattr(campaign, "LAST_REPLAYS", 2)
+    assert main(["fuzz", "stale_engine:factory", "--examples", "24", "--shrink-minutes", "0", "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    row = finding["evidence"]
+    assert (finding["kind"], row["failed"]) == ("wrong", 2)
+    assert main(["fuzz", "stale_engine:right", "--examples", str(row["traces"]), "--out", "right"]) == 0
+
+
+class Reports(Own):
+    sizes: ClassVar = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 2, "max_model_len": 28}
+
+
+def test_sizes_that_an_engine_reports_are_not_assumed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lfm2np.suite.adapters.Own", Reports)
+    assert fuzz(OWN, "--json") == 0
+    report = json.loads(capsys.readouterr().out)["figures"]
+    assert report["assumed"] == []
+    assert report["sizes"] == {name: {"values": [size], "from": "reported"} for name, size in Reports.sizes.items()}
+
+
+def test_prompts_lie_around_the_chunks_of_small_engines_and_of_large_ones() -> None:
+    """Around 512 alone, two prompts were most of a trace: a pool of 1,024 tokens was hardly ever full of short ones."""
+    takes = Takes(Abilities("an engine", tells_logprobs=True))
+    around = Around(16, 512, 8, 1024, tuple(range(20, 60)))
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=60, derandomize=True, database=None)
+    @given(traces_around(arounds_of(around, sizes_of(NOTHING, takes, Size((1024,), MODELS)))))
+    def draw(trace: Trace) -> None:
+        lengths = [len(sent.prompt) for sent in trace.requests]
+        seen.update(chunk for chunk in (64, 256, 512) if any(abs(length - chunk) <= 1 for length in lengths))
+        at_once = sum(sent.num_tokens for sent in trace.requests if sent.after is None)
+        seen["full"] += at_once > 1024 and max(lengths) <= 300
+
+    draw()
+    assert all(seen[chunk] >= 3 for chunk in (64, 256, 512)) and seen["full"] >= 2, seen
+
+
+def test_shrinking_says_when_it_begins_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+    with inject("convolution-crosses-requests"):
+        assert fuzz(OWN, *GIVEN, "--examples", "50", "--shrink-minutes", "0") == 1
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith("lfm2np: shrinking ") and "limit 0 s" in first
+    assert second.startswith("lfm2np: shrunk to ") and second.endswith("; the limit 0 s was reached")

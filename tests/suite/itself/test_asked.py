@@ -1,0 +1,311 @@
+"""Every relation holds on an engine that only rounds, and is broken by a bug of its kind and by no other's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pretend_engine import VOCAB, Bug, Circumstances, Pretend
+
+from lfm2np.errors import InconclusiveError
+from lfm2np.oracle.engines.records import Answer
+from lfm2np.oracle.engines.target import TargetError
+from lfm2np.oracle.report.as_text import as_text
+from lfm2np.oracle.report.report import OPEN
+from lfm2np.suite.fuzz.played import DEAD, Played, Reply, Trouble
+from lfm2np.suite.fuzz.trace import Trace
+from lfm2np.suite.itself.asked import Asking, Checked, between
+from lfm2np.suite.itself.invariance_report import Result, report_of
+from lfm2np.suite.itself.questions import Sizes
+from lfm2np.suite.itself.relations import NAMES, RELATIONS
+from lfm2np.suite.itself.rounding_spread import Outcome
+
+SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
+
+
+def asking(player: Pretend, format_name: str = "float32", other: Pretend | None = None, **fields: object) -> Asking:
+    players = {"": player, "sizes": other or player, "varied": other or player}
+    return Asking(players, player.probe(), SIZES, format_name, **fields)  # type: ignore[arg-type]
+
+
+def outcomes(checked: Checked) -> dict[str, Outcome]:
+    return {held.relation.name: held.outcome for held in checked.held}
+
+
+def broken(checked: Checked) -> set[str]:
+    return {held.relation.name for held in checked.broken}
+
+
+def test_an_engine_whose_bits_never_change_has_equal_bits_under_every_relation() -> None:
+    checked = asking(Pretend()).run()
+    assert outcomes(checked) == dict.fromkeys(NAMES, Outcome.EQUAL)
+    assert not checked.spread.is_measured
+    for held in checked.held:
+        assert held.score is not None and held.score.positions == held.score.equal > 0
+        assert held.score.largest == held.score.kl == held.score.flips == 0
+
+
+@pytest.mark.parametrize(("format_name", "noise"), [("float32", 1e-6), ("float16", 5e-3), ("bfloat16", 0.05)])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+def test_an_engine_that_rounds_is_within_its_spread(format_name: str, noise: float, seed: int) -> None:
+    checked = asking(Pretend(noise), format_name, seed=seed).run()
+    assert broken(checked) == set()
+    assert checked.spread.is_measured and noise / 3 < checked.spread.nats < 3 * noise
+    assert outcomes(checked)["batch"] is Outcome.WITHIN
+
+
+def seldom(now: Circumstances) -> bool:
+    return now.sent.prompt[-1] % 2 == 0
+
+
+BUGS: dict[str, tuple[Bug, set[str]]] = {
+    "place": (lambda now, position: now.place == 1 and now.beside > 0, {"batch", "neighbours", "warm-batch"}),
+    "decode": (lambda now, position: position > 0, {"decode", "score", "prefixes", "samples", "warm-batch"}),
+    "scores": (lambda now, position: position < 0, {"score", "samples"}),
+    "stream": (lambda now, position: now.sent.streamed and position == 1, {"stream"}),
+    "cached": (lambda now, position: now.cached > 0 and position == 0, {"warm", "prefixes", "warm-batch", "evicted"}),
+    "odd hits": (lambda now, position: now.cached % 4 == 3, {"prefixes"}),
+    "branches": (lambda now, position: now.shared > 1 and not now.sent.cold, {"branches"}),
+    "short after long": (lambda now, position: now.after > len(now.sent.prompt) + 20, {"reuse"}),
+    "beside aborts": (lambda now, position: now.aborted_beside > 0, {"aborts"}),
+    "arrives late": (lambda now, position: now.waits_for_tokens and seldom(now), {"chunks"}),
+    "waits": (lambda now, position: now.place >= 8, {"burst", "aborts"}),
+    "many": (lambda now, position: now.number > 300, {"later"}),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 1e-6])
+def test_a_bug_breaks_its_relations(name: str, noise: float) -> None:
+    bug, expected = BUGS[name]
+    chosen = [each for each in RELATIONS if name == "many" or each.name in expected]
+    checked = asking(Pretend(noise, bug, 0.1)).run(chosen)
+    assert expected - {"samples", "seeds"} <= broken(checked), outcomes(checked)
+    held = checked.broken[0]
+    assert held.broken is not None and held.broken.trace is not None and held.rounds[0] == 2
+
+
+@pytest.mark.slow
+def test_every_relation_is_broken_by_some_bug() -> None:
+    """`order` and `repeat` by one that counts; `sizes` and `varied` by another instance; `seeds` by one without."""
+    broken_names: set[str] = set()
+    for bug, _ in BUGS.values():
+        broken_names |= broken(asking(Pretend(1e-6, bug, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6, lambda now, position: now.number % 5 == 4, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6), other=Pretend(1e-6, lambda now, position: True, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
+    broken_names |= broken(asking(Pretend(1e-6, late_stop=1)).run())
+    broken_names |= broken(asking(Pretend(1e-6, second_at=2)).run())
+    assert broken_names == set(NAMES)
+
+
+def test_a_wrong_answer_that_is_the_same_everywhere_is_not_seen() -> None:
+    assert broken(asking(Pretend(1e-6, lambda now, position: True)).run()) == set()
+
+
+def test_what_is_seen_once_is_said_but_does_not_break() -> None:
+    checked = asking(Pretend(1e-6, lambda now, position: now.number == 120, 0.5)).run()  # of `stop`
+    once = [held for held in checked.held if held.outcome is Outcome.ONCE]
+    assert broken(checked) == set() and len(once) == 1 and once[0].rounds == (1, 3) and once[0].broken is not None
+
+
+def test_equal_bits_can_be_demanded() -> None:
+    tiny = Pretend(0.0, lambda now, position: now.cached > 0, 1e-7)
+    assert broken(asking(tiny).run()) == set()
+    assert {"warm", "prefixes"} <= broken(asking(tiny, is_bitwise=True).run())
+
+
+def test_noise_beyond_the_declared_format_breaks() -> None:
+    checked = asking(Pretend(0.05), "float32").run()
+    assert "batch" in broken(checked) and checked.spread.nats == checked.spread.most
+    assert broken(asking(Pretend(0.05), "bfloat16").run()) == set()
+
+
+def test_a_batch_that_moves_answers_more_than_anything_else_breaks() -> None:
+    checked = asking(Pretend(1e-6, lambda now, position: now.beside > 0, 5e-4)).run()
+    assert "batch" in broken(checked) and "decode" not in broken(checked)
+
+
+def test_two_engines() -> None:
+    def compared(first: Pretend, second: Pretend) -> Outcome:
+        left, other = asking(first), asking(second)
+        return between(left, other, (left.begin(), other.begin())).outcome
+
+    assert compared(Pretend(), Pretend()) is Outcome.EQUAL
+    assert compared(Pretend(1e-6), Pretend(1e-6, salt=1)) is Outcome.WITHIN
+    assert compared(Pretend(1e-6), Pretend(1e-6, lambda now, position: position == 3, 0.01)) is Outcome.BROKEN
+
+
+def test_what_is_not_reported_is_not_judged() -> None:
+    checked = asking(Pretend(tells_logprobs=False, noise=1e-6)).run()
+    assert outcomes(checked)["score"] is Outcome.NOT_ASKED
+    assert broken(checked) == set()
+
+
+def test_other_tokens_without_a_log_probability_leave_the_verdict_open() -> None:
+    bug: Bug = lambda now, position: now.cached > 0 and position == 0  # noqa: E731
+    report = report_of(Result((asking(Pretend(0.0, bug, 5.0, tells_logprobs=False)).run(),)))
+    assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", OPEN)
+    words = {finding.where: finding.words for finding in report.findings if finding.kind == "not judged"}
+    assert "prefixes" in words and words["warm"].startswith("prompt of ") and " instead of " in words["warm"]
+
+
+class Curt(Pretend):
+    """Reports the log-probabilities of the tokens that it chose alone."""
+
+    def answer(self, now: Circumstances, sample: int) -> Answer:
+        return replace(super().answer(now, sample), top_logprobs=None)
+
+
+@pytest.mark.parametrize(("format_name", "noise"), [("float32", 1e-6), ("float16", 5e-3), ("bfloat16", 0.05)])
+def test_near_ties_of_an_engine_that_reports_chosen_tokens_alone_are_explained(format_name: str, noise: float) -> None:
+    checked = asking(Curt(noise), format_name).run()
+    assert broken(checked) == set()
+    assert [name for name, shown in outcomes(checked).items() if shown is Outcome.UNKNOWN] == ["greedy"]
+    flips = sum(held.score.flips for held in checked.held if held.score is not None)
+    assert flips > 9 or format_name != "bfloat16"
+
+
+class Withholds(Curt):
+    """Beside others it gives other tokens, and no numbers."""
+
+    def answer(self, now: Circumstances, sample: int) -> Answer:
+        answer = super().answer(now, sample)
+        others = tuple((token + 1) % VOCAB for token in answer.token_ids or ())
+        return replace(answer, token_ids=others, logprobs=None, text=None) if now.beside else answer
+
+
+class SecondBest(Pretend):
+    """Beside others it takes the second best token, and reports the right numbers."""
+
+    def answer(self, now: Circumstances, sample: int) -> Answer:
+        self.second_at = 1 if now.beside else None
+        return super().answer(now, sample)
+
+
+@pytest.mark.parametrize("engine", [Withholds, SecondBest])
+@pytest.mark.parametrize(("format_name", "noise"), [("float32", 1e-6), ("bfloat16", 0.05)])
+def test_other_tokens_beside_others_break_whatever_is_reported(
+    engine: type[Pretend], format_name: str, noise: float
+) -> None:
+    chosen = [relation for relation in RELATIONS if relation.name in ("batch", "decode", "twins", "burst")]
+    assert broken(asking(engine(noise), format_name).run(chosen)) == {"batch", "twins", "burst"}
+
+
+def test_a_coarser_format_that_would_explain_it_is_named() -> None:
+    report = report_of(Result((asking(Pretend(0.002), "float32").run(),)))
+    assert report.findings and "float16 would explain all of it: is --format float32 right?" in report.next_steps
+    leaking = asking(Pretend(1e-6, lambda now, position: now.beside > 0, 2.0)).run()
+    assert leaking.broken and "would explain" not in as_text(report_of(Result((leaking,))))
+
+
+class Poisoned(Pretend):
+    """Answers nothing after the first batch."""
+
+    is_broken = False
+
+    def play(self, trace: Trace) -> Played:
+        if self.is_broken:
+            return Played((Reply(trouble=Trouble("5xx", "HTTP 500")),) * len(trace.requests))
+        self.is_broken = len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests)
+        return super().play(trace)
+
+
+def test_an_engine_that_answers_no_more_breaks_the_relation_in_which_that_shows() -> None:
+    checked = asking(Poisoned()).run()
+    assert checked.broken[0].relation.name == "batch" and checked.broken[0].broken is not None
+    assert "HTTP 500; since then no question was answered" in checked.broken[0].broken.what
+
+
+class DiesInABatch(Pretend):
+    def play(self, trace: Trace) -> Played:
+        if len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests):
+            return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+        return super().play(trace)
+
+
+def test_an_engine_that_dies_while_the_spread_is_measured() -> None:
+    checked = asking(DiesInABatch()).run()
+    (held,) = checked.broken
+    assert held.relation.name == "batch" and held.broken is not None and held.broken.trace is not None
+    others = {each.why for each in checked.held if each is not held}
+    assert others == {"the engine is gone"}
+
+
+def test_relations_after_the_time_are_not_begun() -> None:
+    checked = asking(Pretend(), until=0.0).run()
+    named = {held.relation.name: held.why for held in checked.held if held.outcome is Outcome.NOT_ASKED}
+    assert set(named) == {each.name for each in RELATIONS if not each.measures} and set(named.values()) == {
+        "out of time"
+    }
+
+
+class Silent(Pretend):
+    def play(self, trace: Trace) -> Played:
+        return Played((Reply(trouble=Trouble("refused", "HTTP 400: no")),) * len(trace.requests))
+
+
+class Choosy(Pretend):
+    def play(self, trace: Trace) -> Played:
+        refused = Reply(trouble=Trouble("5xx", "HTTP 500"))
+        replies = super().play(trace).replies
+        pairs = zip(trace.requests, replies, strict=True)
+        return Played(tuple(refused if len(sent.prompt) == 1 else reply for sent, reply in pairs))
+
+
+def test_a_question_that_is_not_answered_alone_is_said() -> None:
+    checked = asking(Choosy()).run()
+    assert checked.unanswered == ("a prompt of 1 tokens alone: HTTP 500",)
+    assert {held.relation.name for held in checked.broken} == set()
+    report = report_of(Result((checked,)))
+    assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", OPEN)
+    assert report.findings[0].words == "not answered: a prompt of 1 tokens alone: HTTP 500"
+    assert report.figures["engines"][0]["unanswered"] == list(checked.unanswered)
+
+
+class Mortal(Pretend):
+    def play(self, trace: Trace) -> Played:
+        if any(sent.streamed for sent in trace.requests):
+            return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+        return super().play(trace)
+
+
+def test_an_engine_that_dies_breaks_the_relation_and_what_came_before_stays() -> None:
+    checked = asking(Mortal()).run()
+    (held,) = checked.broken
+    assert held.relation.name == "stream" and held.broken is not None and held.broken.what == "no connection any more"
+    after = [each for each in checked.held if each.why == "the engine is gone"]
+    assert after and all(each.outcome is Outcome.NOT_ASKED for each in after)
+    assert outcomes(checked)["repeat"] is Outcome.EQUAL
+    assert "stream: no connection any more" in as_text(report_of(Result((checked,))))
+
+
+class Gone(Pretend):
+    def play(self, trace: Trace) -> Played:
+        return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+
+
+def test_an_engine_that_answers_nothing_is_inconclusive_and_one_that_is_gone_is_an_error() -> None:
+    with pytest.raises(InconclusiveError, match="HTTP 400: no"):
+        asking(Silent()).run()
+    with pytest.raises(TargetError, match="no connection any more"):
+        asking(Gone()).run()
+
+
+class Short(Pretend):
+    """As an engine in Python does: a request that is too long ends when it is added, and the run with it."""
+
+    def play(self, trace: Trace) -> Played:
+        played = super().play(trace)
+        first = next((index for index, sent in enumerate(trace.requests) if len(sent.prompt) > 45), len(trace.requests))
+        replies = [*played.replies[:first], *[Reply(sent=3.0)] * (len(trace.requests) - first)]
+        if first < len(replies):
+            replies[first] = Reply(trouble=Trouble("5xx", "RequestError: too long"), sent=3.0, ended=3.0)
+        return Played(tuple(replies))
+
+
+def test_a_refused_request_beside_the_questions_breaks_nothing() -> None:
+    checked = asking(Short(1e-6)).run()
+    named = {held.relation.name: held.why for held in checked.held if "too long" in held.why}
+    assert broken(checked) == set()
+    assert "--max-model-len" in named["evicted"] and outcomes(checked)["evicted"] is Outcome.UNKNOWN

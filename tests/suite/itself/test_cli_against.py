@@ -1,0 +1,313 @@
+"""`check`, `fuzz` and the pytest plugin against itself and against another engine, over HTTP and in this process."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import beside_others
+import pytest
+from jsonschema import Draft202012Validator
+from served_here import serving
+
+import lfm2np
+from lfm2np.commands.cli import check as check_command
+from lfm2np.commands.cli import fuzz as fuzz_command
+from lfm2np.commands.cli import main
+from lfm2np.commands.cli.program import build_parser
+from lfm2np.errors import Lfm2npError
+from lfm2np.suite.faults import inject
+from lfm2np.suite.itself.relations import NAMES
+from lfm2np.suite.plugin import github_lines
+
+pytestmark = pytest.mark.rounding
+SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text())
+FAULT = "prefix-hit-without-its-state"
+OWN = "lfm2np.suite.adapters:own"
+SIZES = ("--block-size", "4", "--max-num-batched-tokens", "8", "--max-num-seqs", "2", "--max-model-len", "36")
+SIZES += ("--vocab-size", "300")
+FEW = ("--relations", "repeat,warm,prefixes")
+
+
+def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]:
+    """Exit code, what --json printed, and the last line on stderr."""
+    code = main(["check", *words, *SIZES, "--json"])
+    captured = capsys.readouterr()
+    report = json.loads(captured.out) if captured.out else None
+    if report is not None:
+        Draft202012Validator(SCHEMA).validate(report)
+    return code, report, (captured.err.splitlines() or [""])[-1]
+
+
+def outcomes(report: Any, number: int = 0) -> dict[str, str]:
+    return {row["relation"]: row["outcome"] for row in report["figures"]["engines"][number]["relations"]}
+
+
+def reproduced(script: Path, url: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", str(script), url]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_right_server_holds_and_what_it_does_not_take_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving("float32") as here:
+        code, report, _ = check(capsys, here.url, "--against", "itself", *FEW[:1], "repeat,warm,stream,sizes,varied")
+        assert code == 0 and (report["verdict"], report["facts"]["relations"]) == ("HOLDS", "3 of 5 hold")
+        rows = {row["relation"]: row for row in report["figures"]["engines"][0]["relations"]}
+        assert rows["sizes"]["why"] == "only an engine in Python that steps is made again in other sizes"
+        assert rows["varied"]["why"] == "no --vary was given"
+        code, report, _ = check(
+            capsys, here.url, "--against", "itself", "--relations", "varied", "--vary", '{"seed": 1}'
+        )
+        assert code == 0 and outcomes(report)["varied"] in ("equal bits", "within spread")
+
+
+def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> None:
+    with inject(FAULT), serving("float32") as here:
+        code, report, last = check(capsys, here.url, "--against", "itself", "--relations", "repeat,warm,prefixes")
+    assert code == 1 and last.startswith("lfm2np: ProofError: BROKEN: warm: prompt of ")
+    assert [(row["kind"], row["where"]) for row in report["findings"]] == [
+        ("relation", "warm"),
+        ("relation", "prefixes"),
+    ]
+    broken = next(row for row in report["figures"]["engines"][0]["relations"] if row["relation"] == "warm")
+    assert broken["broken_rounds"] == 2 and broken["largest"] > 1e-3 and broken["trace"]["requests"]
+
+
+@pytest.mark.slow
+def test_what_a_fault_breaks_is_shrunk_and_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    reports = ("--html", str(tmp_path / "r.html"), "--junit", str(tmp_path / "r.xml"), "--out", str(tmp_path / "found"))
+    with serving("float32") as right:
+        with inject(FAULT), serving("float32") as here:
+            code, report, _ = check(capsys, here.url, "--against", "itself", *FEW, *reports)
+            assert code == 1 and [row["where"] for row in report["findings"]] == ["warm", "prefixes"]
+            assert outcomes(report)["repeat"] in ("equal bits", "within spread")
+            folders = sorted(path.name for path in (tmp_path / "found").iterdir())
+            assert folders and all(name.startswith("differs-") for name in folders)
+            script = tmp_path / "found" / folders[0] / "reproduce.py"
+            ran = subprocess.run(
+                [sys.executable, "-I", str(script), here.url], capture_output=True, text=True, check=False
+            )
+            assert ran.returncode == 1 and "expected" in ran.stdout
+            assert "its answers to each request alone" in script.read_text()
+        # The same script on a right server.
+        ran = subprocess.run(
+            [sys.executable, "-I", str(script), right.url], capture_output=True, text=True, check=False
+        )
+        assert (ran.returncode, ran.stderr) == (0, "")
+    issue = (script.parent / "issue.md").read_text()
+    assert "this engine's own answer to the same request, alone" in issue and "exact" not in issue
+    cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "r.xml").getroot()}
+    assert cases["warm"].find("failure") is not None and cases["repeat"].find("failure") is None
+    page = (tmp_path / "r.html").read_text()
+    assert "\u2715 BROKEN" in page and "<bdi>prefixes: prompt of " in page and "<script" not in page
+
+
+@pytest.mark.parametrize("kind", ["python", "exec", "http"])
+def test_an_engine_that_gives_other_tokens_beside_others_is_broken(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It reports -0.001 for each token that it chose, and nothing of others: no difference of what both report."""
+    with contextlib.ExitStack() as stack:
+        target = {"python": "beside_others:likely", "exec": beside_others.command("likely")}.get(kind)
+        if target is None:
+            server = stack.enter_context(contextlib.closing(beside_others.Server(beside_others.Engine(-0.001))))
+            target = f"http://127.0.0.1:{server.server_address[1]}"
+        code, report, _ = check(capsys, target, "--against", "itself", "--relations", "batch,twins")
+    assert code == 1 and [row["where"] for row in report["findings"]] == ["batch", "twins"]
+    (row, _) = report["figures"]["engines"][0]["relations"]
+    assert row["flips"] and row["noise"] > 9 and "at least 9.8 nat" in row["what"]
+
+
+def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left_open(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    few = ("--against", "itself", "--relations", "batch")
+    page = tmp_path / "r.html"
+    code, report, _ = check(capsys, "beside_others:undecided", *few, "--html", str(page))
+    assert code == 1 and "positions have other tokens" in report["figures"]["engines"][0]["relations"][0]["what"]
+    assert "positions have other tokens" in page.read_text(encoding="utf-8")
+    code, report, _ = check(capsys, "beside_others:silent", *few)
+    assert code == 2 and report["verdict"] == "INCONCLUSIVE" and report["findings"][0]["where"] == "batch"
+    code, report, _ = check(capsys, "beside_others:certain", *few)
+    assert code == 1 and 20 < report["figures"]["engines"][0]["relations"][0]["noise"] < 30
+    assert check(capsys, "beside_others:right", *few)[0] == 0
+
+
+def test_fuzz_finds_other_tokens_beside_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--against", "itself", *SIZES, "--examples", "20", "--shrink-minutes", "0", "--json"]
+    words += ["--out", str(tmp_path)]
+    for name, code in (("likely", 1), ("undecided", 1), ("right", 0)):
+        assert main(["fuzz", f"beside_others:{name}", *words]) == code, name
+        found = json.loads(capsys.readouterr().out)["findings"]
+        assert [finding["kind"] for finding in found] == ["differs"] * code
+
+
+@pytest.mark.slow
+def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["fuzz", "--against", "itself", *SIZES, "--examples", "60", "--shrink-minutes", "0.05", "--json"]
+    words += ["--out", str(tmp_path)]
+    with inject(FAULT), serving("float32") as here:
+        assert main([*words, here.url]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["kind"] == "differs" and Path(finding["evidence"]["folder"], "reproduce.py").exists()
+    with serving("float32") as here:
+        assert main([*words[:-2], "--out", str(tmp_path / "none"), here.url]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving("float32") as first, serving("exact") as second:
+        code, report, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
+        assert (
+            code == 0
+            and len(report["figures"]["engines"]) == 2
+            and report["figures"]["between"]["outcome"] == "within spread"
+        )
+    with serving("float32") as first, serving("bfloat16") as second:
+        code, report, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
+        assert (
+            code == 1
+            and report["figures"]["between"]["outcome"] == "BROKEN"
+            and report["findings"][-1]["where"] == "other"
+        )
+        assert outcomes(report)["repeat"] in ("equal bits", "within spread")
+
+
+def test_what_is_wrong_alike_everywhere_is_not_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    with inject("rotation-backwards"), serving("float32") as here:
+        assert check(capsys, here.url, "--against", "itself", *FEW)[0] == 0
+
+
+@pytest.mark.slow
+def test_an_exact_engine_in_this_process_has_equal_bits_under_every_relation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, report, _ = check(capsys, OWN, "--against", "itself", "--bitwise")
+    assert code == 0
+    asked = {name: value for name, value in outcomes(report).items() if value != "not asked"}
+    assert asked.pop("greedy") == "not judged"  # it reports its own tokens' log-probabilities alone
+    assert set(asked.values()) == {"equal bits"} and set(NAMES) - set(asked) == {"stream", "varied", "greedy"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--cases", "long"], "--cases: not with --against"),
+        (["--first"], "--first: not with --against"),
+        (["--workers", "2"], "--workers: not with --against"),
+        (["--kv-format", "float8"], "--kv-format: not with --against"),
+        (["--rope", "transformers"], "--rope: not with --against"),
+        (["--name", "x"], "--name: only with a server as TARGET"),
+        (["--relations", "batch,none"], "--relations 'none': expected some of batch"),
+        (["--format", "auto"], "--format auto: it is read from a checkpoint"),
+        (["--vocab-size", "3"], "--vocab-size 3: expected at least 16"),
+        (["--minutes", "0"], "--minutes 0.0: expected more than 0"),
+        (["--vary", "[1]"], "--vary '[1]': expected fields of a request"),
+        (["--vary", "{"], "--vary: not JSON"),
+        (["--against", "no"], "--against 'no': expected `itself`"),
+        (["--out", "README.md/none"], "--out README.md/none"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_3(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", OWN, "--against", "itself", *words]) == 3
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--vocab-size", "300"], ["--bitwise"], ["--relations", "warm"], ["--max-num-batched-tokens", "8"]]
+)
+def test_options_without_a_use_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", OWN, *words]) == 3
+    assert f"{words[0]}: only with --against" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seed", "1"], ["--timeout", "9"], ["--cases", "stops"]])
+def test_a_file_of_answers_asks_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "answers.jsonl", *words]) == 3
+    assert f"{words[0]}: not with a file of answers" in capsys.readouterr().err
+
+
+class Read(argparse.Namespace):
+    """Arguments that remember which of them were read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        vars_ = super().__getattribute__("__dict__")
+        if name in vars_:
+            READ.add(name)
+        return super().__getattribute__(name)
+
+
+READ: set[str] = set()
+
+
+@pytest.mark.parametrize(("command", "module"), [("check", check_command), ("fuzz", fuzz_command)])
+def test_each_option_is_used_or_refused_with_against(
+    command: str, module: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [command, "beside_others:likely", "--against", "itself", *SIZES, "--out", str(tmp_path / "out")]
+    words += ["--relations", "batch"] if command == "check" else ["--examples", "3", "--shrink-minutes", "0"]
+    arguments = build_parser(command).parse_args(words)
+    READ.clear()
+    with pytest.raises(Lfm2npError):
+        module.run(Read(**vars(arguments)))
+    assert not set(vars(arguments)) - {"command", "run"} - READ
+
+
+def test_no_server_and_no_token_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "http://127.0.0.1:9", "--against", "itself"]) == 3
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
+
+
+# --- pytest --pyargs lfm2np.suite --server
+
+
+def suite(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "lfm2np.suite"]
+    there = {**os.environ, "GITHUB_ACTIONS": "true"}
+    words = ("--server", url, *words)
+    return subprocess.run([*command, *words], cwd=folder, env=there, capture_output=True, text=True, check=False)
+
+
+def test_the_plugin_has_a_test_for_each_relation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite", *SIZES]
+    chosen = ["-k", "repeat or prefixes or sizes", "--junit-xml", "j.xml"]
+    with inject(FAULT), serving("float32") as here:
+        code = pytest.main([*command, "--server", here.url, *chosen])
+    printed = capsys.readouterr().out
+    assert code == 1 and "1 failed, 1 passed, 1 skipped" in printed, printed
+    assert "a cached prefix of every length = without" in printed
+    assert "\n::error title=lfm2np prefixes::a cached prefix of every length = without prefixes: prompt of " in printed
+    assert (tmp_path / "j.xml").exists()
+
+
+@pytest.mark.slow
+def test_the_plugin_without_a_server_is_one_line(tmp_path: Path) -> None:
+    ran = suite(tmp_path, "http://127.0.0.1:9")
+    assert ran.returncode == 3 and "--server http://127.0.0.1:9: " in ran.stdout + ran.stderr
+    ran = suite(tmp_path, "http://127.0.0.1:9", "--engine", OWN)
+    assert ran.returncode == 4 and "--engine and --server: expected one of them" in ran.stderr
+    ran = suite(tmp_path, "http://127.0.0.1:9", "--vocab-size", "x")
+    assert "--vocab-size 'x': expected a number above 0" in ran.stdout + ran.stderr
+
+
+def test_a_workflow_gets_a_line_for_each_failure() -> None:
+    class Report:
+        nodeid = "lfm2np/suite/test_server.py::test_relation[warm]"
+        longrepr = "with cached prefixes = without\n50 % of it"
+
+    (line,) = github_lines([Report()])
+    assert line == "::error title=lfm2np warm::with cached prefixes = without 50 %25 of it"

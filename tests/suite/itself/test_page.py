@@ -1,0 +1,27 @@
+"""docs/engine/17-itself.md has every relation, as relations.py names it, and the tables of the recorded runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lfm2np.suite.itself.relations import NEEDS, RELATIONS
+
+TOP = Path(__file__).parents[3]
+PAGE = (TOP / "docs" / "engine" / "17-itself.md").read_text(encoding="utf-8")
+
+
+def test_every_relation_stands_on_the_page() -> None:
+    rows = [f"| `{each.name}` | {each.sentence} |" for each in RELATIONS]
+    assert "\n".join(["| relation | must hold |", "|---|---|", *rows]) in PAGE
+    assert {need for each in RELATIONS for need in each.needs} == set(NEEDS)
+
+
+@pytest.mark.parametrize("name", ["itself_engines", "itself_faults"])
+def test_the_tables_are_those_of_the_recorded_runs(name: str) -> None:
+    command = [sys.executable, str(TOP / "fixtures" / f"{name}.py"), "--table"]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert table and table in PAGE

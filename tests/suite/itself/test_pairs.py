@@ -1,0 +1,136 @@
+"""Two answers to the same tokens, against brute force."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfm2np.oracle.engines.records import Answer
+from lfm2np.suite.itself.pairs import LEAST_UNIT, compared, flip, lead, scored, unit
+
+TWO = math.log(2.0)
+
+
+def answer(ids: tuple[int, ...], logprobs: tuple[float, ...] | None = None, **fields: object) -> Answer:
+    return Answer("0", ids, logprobs, **fields)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.floats(-6, 6), min_size=2, max_size=8), st.data())
+def test_the_unit_is_the_length_of_the_gradient_of_a_log_probability(logits: list[float], data: st.DataObject) -> None:
+    token = data.draw(st.integers(0, len(logits) - 1))
+    logprobs = np.array(logits) - np.logaddexp.reduce(logits)
+    gradient = np.eye(len(logits))[token] - np.exp(logprobs)
+    others = [float(value) for index, value in enumerate(logprobs) if index != token]
+    assert unit(float(logprobs[token]), others) == pytest.approx(max(LEAST_UNIT, float(np.linalg.norm(gradient))))
+
+
+def test_equal_answers() -> None:
+    here = answer((1, 2, 3), (-0.5, -1.0, -2.0), finish_reason="length", text="abc")
+    pair = compared(here, here, is_whole=True)
+    assert pair.fault is None and all(each.is_equal and each.difference == 0.0 for each in pair.positions)
+    assert [each.position for each in pair.positions] == [0, 1, 2]
+
+
+def test_a_difference_is_of_the_second_minus_the_first_and_in_units_of_a_logit() -> None:
+    pair = compared(answer((1,), (-TWO,)), answer((1,), (-TWO + 0.01,)))
+    (position,) = pair.positions
+    assert position.difference == pytest.approx(0.01) and not position.is_equal
+    assert position.noise == pytest.approx((0.02,))  # p = 1/2: half of each logit's noise
+
+
+def test_what_follows_another_token_is_not_compared() -> None:
+    pair = compared(answer((1, 2, 3), (-0.1, -0.7, -0.1)), answer((1, 9, 9), (-0.1, -0.69, -5.0)))
+    assert [each.is_flip for each in pair.positions] == [False, True] and pair.fault is None
+
+
+def test_a_continuation_is_compared_from_its_token_on() -> None:
+    whole = answer((1, 2, 3, 4), (-0.1, -0.2, -0.3, -0.4))
+    pair = compared(whole, answer((3, 4), (-0.3, -0.4)), start=2, most=4)
+    assert [each.position for each in pair.positions] == [2, 3] and all(each.is_equal for each in pair.positions)
+    assert compared(whole, answer((3,), (-0.3,)), start=2, most=1).fault is None
+    assert (
+        compared(whole, answer((3,), (-0.3,)), start=2, most=2).fault == "1 tokens, expected 2 as in the other answer"
+    )
+
+
+def test_other_lengths_texts_and_reasons_are_faults() -> None:
+    here = answer((1, 2), finish_reason="length", text="ab")
+    assert compared(here, answer((1,)), is_whole=True).fault == "1 tokens, expected 2 as in the other answer"
+    more = compared(here, answer((1, 2, 3), finish_reason="stop"), is_whole=True).fault
+    assert more == "3 tokens, finish_reason 'stop', expected 2 as in the other answer"
+    other = answer((1, 2), finish_reason="length", text="ac")
+    assert (
+        compared(here, other, is_whole=True).fault
+        == "text 'ac' of the same tokens, expected 'ab' as in the other answer"
+    )
+    ended = answer((1, 2), finish_reason="stop", text="ab")
+    assert (compared(here, ended, is_whole=True).fault or "").startswith("finish_reason 'stop' of the same tokens")
+    assert compared(here, Answer("0", error="HTTP 500")).fault == "HTTP 500"
+    assert compared(here, Answer("0")).fault == "no token ids were reported"
+
+
+def test_another_token_needs_the_leads_of_both_runs() -> None:
+    here, there = {1: -0.5, 2: -0.8, 3: -4.0}, {1: -0.75, 2: -0.65, 3: -4.0}
+    assert flip(here, there, 1, 2) == (pytest.approx(0.3 + 0.1), False)
+    assert flip({1: -0.5, 3: -4.0}, there, 1, 2) == (pytest.approx(3.5 + 0.1), True)  # at most as likely as the least
+    assert flip({}, {5: -1.0}, 1, 2) == (None, False)
+
+
+def test_a_token_that_is_alone_reported_leads_by_what_it_leaves_to_others() -> None:
+    alone = -0.001 - math.log(1.0 - math.exp(-0.001))
+    assert flip({5: -0.001}, {9: -0.001}, 5, 9) == (pytest.approx(2 * alone), True)
+    assert flip({5: -0.001}, {9: -0.001, 5: -8.0}, 5, 9) == (pytest.approx(alone + 7.999), True)
+    assert flip({5: -0.001}, {}, 5, 9) == flip({}, {9: -0.001}, 5, 9) == (pytest.approx(alone), True)
+    assert flip({5: -1.5}, {9: -1.5}, 5, 9) == (0.0, True)  # any lead may be behind that
+    assert flip({5: -1.5}, {9: -1.9}, 5, 9) == (pytest.approx(0.4), True)  # of the likeliest tokens of both runs
+    (position,) = compared(answer((5,), (-0.001,)), answer((9,), (-0.001,))).positions
+    assert position.noise == (pytest.approx(2 * alone / math.sqrt(2.0)),) and position.is_open
+
+
+@pytest.mark.parametrize("certain", [0.0, -0.0, 1e-7, -1e-300])
+def test_a_certain_token_has_a_lead_that_json_can_hold(certain: float) -> None:
+    assert 15 < lead({5: certain}, 5) == lead({5: certain}, 5, 9) < 20
+    size, _ = flip({5: certain}, {9: certain}, 5, 9)
+    assert size is not None and math.isfinite(size)
+
+
+def test_a_token_that_its_own_run_finds_less_likely_than_the_other_has_no_lead_to_take_away() -> None:
+    """An engine that takes the second best beside others: both runs report the same numbers."""
+    same = {5: -0.1, 9: -2.5}
+    assert flip(same, same, 5, 9) == (pytest.approx(2.4), False)
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=3, max_size=6), st.data())
+def test_other_tokens_differ_by_at_least_the_size_and_by_that_if_both_are_reported(
+    logits: list[tuple[float, float]], data: st.DataObject
+) -> None:
+    """By how much the gap of two tokens' logits differs between two runs that each choose their likeliest."""
+    runs = [np.array(run) - np.logaddexp.reduce(run) for run in zip(*logits, strict=True)]
+    token, other = (int(run.argmax()) for run in runs)
+    counts = [data.draw(st.integers(1, len(logits)), label="reported") for _ in runs]
+    order = [run.argsort()[::-1][:count] for run, count in zip(runs, counts, strict=True)]
+    here, there = ({int(i): float(run[i]) for i in best} for run, best in zip(runs, order, strict=True))
+    if token == other or token not in here or other not in there:
+        return
+    size, is_open = flip(here, there, token, other)
+    gaps = [float(run[token] - run[other]) for run in runs]
+    assert size is not None and size <= gaps[0] - gaps[1] + 1e-6  # of a rest that is the difference to 1
+    assert is_open == (other not in here or token not in there)
+    assert is_open or size == pytest.approx(gaps[0] - gaps[1])
+
+
+def test_another_token_that_was_drawn_shows_no_lead() -> None:
+    first = answer((1,), (-0.7,), top_logprobs=({1: -0.7, 2: -0.7},))
+    second = answer((2,), (-0.7,), top_logprobs=({1: -0.7, 2: -0.7},))
+    (drawn,) = compared(first, second, is_drawn=True).positions
+    assert drawn.is_flip and drawn.is_open and drawn.noise == (0.0, 0.0) and drawn.difference == 0.0
+
+
+def test_scores_of_a_prompt_begin_with_its_second_token() -> None:
+    pair = scored(answer((5, 6), (-1.0, -2.0)), (-9.0, -9.0, -1.0, -2.5), prompt=3)
+    assert [each.difference for each in pair.positions] == [0.0, -0.5]
+    assert [each.is_equal for each in pair.positions] == [True, False]

@@ -1,0 +1,190 @@
+"""Lengths: examples reach over an engine's own blocks and chunks, and what goes wrong only there is found."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.protocol import TOLD, told
+from lfm2np.suite import adapters
+from lfm2np.suite.catalogue import ALL, by_id
+from lfm2np.suite.faults import inject
+from lfm2np.suite.properties import checks, driver
+from lfm2np.suite.properties.property import Property
+from lfm2np.suite.runner import Terms, run_property
+from lfm2np.suite.strategies.lengths import Lengths, common_text, lengths_of
+from lfm2np.suite.strategies.scenarios import counts, greedy_params, scenarios
+from lfm2np.suite.strategies.tiny_models import TinyModel
+
+AT_LENGTH = [prop for prop in ALL if isinstance(prop, Property) and prop.at_length]
+
+
+def drawn(strategy: st.SearchStrategy[Any], count: int = 60) -> list[Any]:
+    """Examples, always the same."""
+    examples = []
+
+    @settings(max_examples=count, derandomize=True, database=None, deadline=None)
+    @given(strategy)
+    def keep(example: Any) -> None:
+        examples.append(example)
+
+    keep()
+    return examples
+
+
+def test_lengths_stand_around_multiples_of_blocks_and_chunks():
+    lengths = set(drawn(counts(Lengths(16, 100, 8, 320), 320), 300))
+    assert {1, 15, 16, 17, 99, 100, 101, 299, 300, 301, 320} <= lengths
+    for length in lengths - {1, 320}:
+        assert min(abs(length - unit * round(length / unit)) for unit in (16, 100)) <= 1
+
+
+def test_the_common_text_begins_the_same_and_has_no_short_period():
+    assert common_text(600)[:300] == common_text(300)
+    assert common_text(5) == (3, 4, 3, 5, 4)
+    text = common_text(600)[14:]  # without the beginning, which is written out
+    assert all(text[period:] != text[:-period] for period in range(1, 300))
+
+
+def test_scenarios_at_length_fit_the_model_and_the_memory():
+    lengths = Lengths(16, 48, 8, 240)
+    longest = 0
+    for scenario in drawn(scenarios(greedy_params(), lengths=lengths)):
+        assert scenario.model.positions == 240
+        for request in scenario.requests:
+            total = len(request.prompt_token_ids) + request.params.max_tokens
+            assert total <= 240
+            assert -(-total // scenario.sizes["block_size"]) <= scenario.sizes["num_blocks"]
+            longest = max(longest, total)
+    assert longest > 150
+
+
+def test_small_examples_are_drawn_as_before():
+    for scenario in drawn(scenarios(greedy_params())):
+        assert scenario.model.positions == 96
+        assert all(len(request.prompt_token_ids) <= 14 for request in scenario.requests)
+
+
+class Recording(adapters.Own):
+    """Keeps what it was made with and asked for."""
+
+    seen: ClassVar[list[tuple[dict[str, Any], int]]] = []
+
+    def __init__(self, model: Any, sizes: dict[str, Any]) -> None:
+        super().__init__(model, sizes)
+        self.wishes = sizes
+
+    def generate(self, requests):
+        Recording.seen.extend([(self.wishes, len(request.prompt_token_ids)) for request in requests])
+        return super().generate(requests)
+
+
+def run_recorded(terms: Terms, **attributes: Any) -> list[tuple[dict[str, Any], int]]:
+    Recording.seen.clear()
+    kind = type("Told", (Recording,), attributes)
+    result = run_property(
+        by_id("equals-reference"), lambda model, sizes: kind(adapters.load_once(Path(model)), sizes), "ci", terms=terms
+    )
+    assert result.status == "passed", result.message
+    return list(Recording.seen)
+
+
+@pytest.mark.slow
+def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
+    engine_sizes = {"block_size": 20, "max_num_batched_tokens": 30, "max_model_len": 130}
+    for seen, chunk in (
+        (run_recorded(Terms(), sizes=engine_sizes), 30),
+        (run_recorded(Terms(sizes={"max_num_batched_tokens": 26}), sizes=engine_sizes), 26),
+    ):
+        long = [(wishes, length) for wishes, length in seen if length > 20]
+        assert {wishes["block_size"] for wishes, _ in long} == {20}
+        assert {wishes["max_num_batched_tokens"] for wishes, _ in long} == {chunk, chunk // 2 + 1}
+        assert 100 < max(length for _, length in long) <= 130
+        assert len(seen) > 3 * len(long)
+
+
+@pytest.mark.slow
+def test_an_engine_for_short_contexts_is_asked_none_that_are_long():
+    seen = run_recorded(Terms(), lacks={"long-contexts"})
+    assert max(length for _, length in seen) <= 14
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fragment"),
+    [
+        ({"block_size": 0}, "here: block_size 0: expected a whole number of at least 1"),
+        ({"max_num_seqs": True}, "max_num_seqs True"),
+        ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens 'many'"),
+        ({"max_model_len": 31}, "at least 32"),
+    ],
+)
+def test_sizes_that_are_none_are_refused(sizes: dict[str, Any], fragment: str):
+    with pytest.raises(RequestError, match=fragment):
+        lengths_of(sizes, "here")
+
+
+def test_what_is_not_given_follows_from_what_is():
+    assert lengths_of({}, "") == Lengths()
+    assert lengths_of({"max_num_batched_tokens": 512}, "") == Lengths(16, 512, 8, 2560)
+    assert lengths_of({"block_size": 256, "max_model_len": 1000}, "") == Lengths(256, 256, 8, 1000)
+
+
+def test_an_engine_may_tell_known_sizes_only():
+    class Wrong:
+        def __init__(self) -> None:
+            self.sizes = {"blocks": 3}
+
+    with pytest.raises(RequestError, match=f"sizes 'blocks': expected names among {TOLD[0]}"):
+        told(Wrong())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        ("positions-stop-at-40", "equals-reference"),
+        ("chunk-deep-in-a-prompt-ignores-the-past-state", "every-schedule"),
+    ],
+)
+def test_what_goes_wrong_only_at_length_is_found_under_quick(fault: str, name: str):
+    with inject(fault):
+        result = run_property(by_id(name), adapters.own, "quick")
+    assert result.status == "failed"
+    assert result.size is not None
+    assert result.size < 120  # of what was shrunk; the longest are some 700
+
+
+def test_parts_of_attention_are_held_against_a_second_implementation():
+    with inject("partitions-joined-without-rescaling"):
+        assert run_property(by_id("is-lfm2"), adapters.own, "ci", shrink=False).status == "failed"
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_on_small_requests_is_still_shown_with_small_ones():
+    with inject("state-never-advanced"):
+        result = run_property(by_id("equals-reference"), adapters.own, "quick")
+    assert result.status == "failed"
+    assert result.size is not None
+    assert result.size < 10
+
+
+def test_most_properties_are_tried_at_length():
+    assert len(AT_LENGTH) == 21
+    for prop in AT_LENGTH:
+        assert drawn(prop.strategy(Lengths()), 2)
+    assert TinyModel().positions == 96
+
+
+@pytest.mark.parametrize("name", ["prefix-hits", "wide-batches"])
+def test_quick_meets_hits_and_wide_batches_at_the_engine_s_own_block_size(name: str, monkeypatch: pytest.MonkeyPatch):
+    totals = driver.Totals()
+    for module in (driver, checks):
+        monkeypatch.setattr(module, "TOTALS", totals)
+    kind = type("Blocks", (adapters.Own,), {"sizes": {"block_size": 16, "max_num_batched_tokens": 64}})
+    result = run_property(by_id(name), lambda model, sizes: kind(adapters.load_once(Path(model)), sizes), "quick")
+    assert result.status == "passed", result.message
+    assert totals.hits if name == "prefix-hits" else totals.wide
+    assert totals.shared > totals.hits or name == "wide-batches"

@@ -1,0 +1,661 @@
+"""The suite for schedulers: ours passes it, planted bugs are caught, bad adapters end in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lfm2np.commands.cli import main
+from lfm2np.errors import RequestError
+from lfm2np.suite.schedulers import adapter_calls, own, suite
+from lfm2np.suite.schedulers.demands import ALWAYS, DEMANDS
+from lfm2np.suite.schedulers.fault_trials import FAULTS, chosen, try_fault
+from lfm2np.suite.schedulers.faulty import with_fault
+from lfm2np.suite.schedulers.managed import ManagedScheduler
+from lfm2np.suite.schedulers.program_run import Run, Violation
+from lfm2np.suite.schedulers.programs import carry_out
+from lfm2np.suite.schedulers.schedule_text import read_schedule, schedule_text
+from lfm2np.teaching.drawings.schedule import schedule_page
+from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, Window, entry
+
+SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+EVERYTHING = frozenset(suite.sentences())
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 150)
+
+
+@pytest.fixture
+def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where any program shows it, or all that is shown is that programs run."""
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 40)
+
+
+class Tiny:
+    """A block table a request, taken whole; no preemption, no chunks."""
+
+    lacks = frozenset({"prefix-caching", "priorities", "salts", "stops", "children", "states", "windows", "chunks"})
+
+    def __init__(self, sizes):
+        self.sizes = sizes
+        self.free = list(range(sizes["num_blocks"]))
+        self.waiting, self.running, self.batch = [], {}, {}
+
+    def add(self, request):
+        if self.needs(request) > self.sizes["num_blocks"]:
+            raise Refused(request.request_id)
+        self.waiting.append(request)
+
+    def needs(self, request):
+        return -(-(len(request.prompt_token_ids) + request.max_tokens - 1) // self.sizes["block_size"])
+
+    def step(self):
+        left, entries, self.batch = self.sizes["max_num_batched_tokens"], [], {}
+        running = list(self.running.values())
+        while (
+            self.waiting and len(running) < self.sizes["max_num_seqs"] and self.needs(self.waiting[0]) <= len(self.free)
+        ):
+            request = self.waiting.pop(0)
+            table = [self.free.pop() for _ in range(self.needs(request))]
+            running.append([request, list(request.prompt_token_ids), 0, table])
+            self.running[request.request_id] = running[-1]
+        for request, ids, done, table in running:
+            if len(ids) - done <= left:
+                left -= len(ids) - done
+                self.batch[request.request_id] = len(ids)
+                entries.append(entry(request.request_id, ids, done, len(ids), table, self.sizes["block_size"]))
+        return Step(entries)
+
+    def update(self, tokens):
+        ended = []
+        for name, stop in self.batch.items():
+            request, ids, _, table = self.running[name]
+            self.running[name][2] = stop
+            ids += tokens[name]
+            if len(ids) == len(request.prompt_token_ids) + request.max_tokens:
+                self.free += table
+                del self.running[name]
+                ended.append(name)
+        return ended
+
+    def free_blocks(self):
+        return list(self.free)
+
+
+# --- what is right passes
+
+
+def test_our_scheduler_meets_every_demand_and_meets_every_situation(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 250)
+    outcome = suite.try_scheduler(own.factory)
+    assert outcome.broken == {} and outcome.programs == 250 and not outcome.lacks
+    assert {outcome.status(demand)[0] for demand in DEMANDS} == {"passed"}
+    assert not [line for line in outcome.summary() if "never met" in line]
+
+
+def test_a_scheduler_without_much_passes_and_is_told_what_was_left_out(fewer):
+    outcome = suite.try_scheduler(Tiny)
+    assert outcome.broken == {}
+    assert outcome.status("states") == ("skipped", "the scheduler lacks states: recurrent states")
+    assert outcome.status("fcfs")[0] == "skipped" and outcome.met["finished"] > 25
+
+
+# --- what is wrong is caught
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_caught_on_our_scheduler(name, few):
+    row = try_fault(own.factory, FAULTS[name], frozenset(), EVERYTHING, "quick")
+    assert row["caught"] and row["by"] not in ("calls", "reports", "verify") and row["applied"], row
+
+
+def test_every_fault_is_caught_on_another_scheduler(few):
+    lacks = adapter_calls.Calls(Tiny, SIZES).lacks
+    rows = [try_fault(Tiny, fault, lacks, EVERYTHING, "quick") for fault in chosen([], lacks)]
+    assert len(rows) > 25 and [row["name"] for row in rows if not row["caught"]] == []
+
+
+def test_the_page_names_every_feature():
+    page = (Path(__file__).parents[2] / "docs" / "engine" / "14-schedulers.md").read_text(encoding="utf-8")
+    assert [f"| `{name}` | {meaning} |" for name, meaning in FEATURES.items()] == [
+        line
+        for line in page.splitlines()
+        if line.startswith("| `") and line.split("`")[1] in FEATURES and line.count("|") == 3
+    ]
+
+
+def test_another_plugins_option_is_its_own(tmp_path: Path):
+    """The plugin is loaded into every run of pytest where this package is installed."""
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--scheduler')")
+    folder = tmp_path / "conformance"
+    folder.mkdir()
+    (folder / "test_theirs.py").write_text("def test_theirs(pytestconfig): assert pytestconfig.option.scheduler == ''")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--scheduler=", "conformance"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_numbers_of_programs_and_faults_in_prose_are_right():
+    top = Path(__file__).parents[2]
+    page = " ".join((top / "docs" / "engine" / "14-schedulers.md").read_text(encoding="utf-8").split())
+    quick, ci, deep = (f"{suite.PROGRAMS[name]:,}" for name in ("quick", "ci", "deep"))
+    assert f"`quick` ({quick} programs), `ci` ({ci}) or `deep` ({deep}," in page
+    assert f"puts {len(FAULTS)} bugs of real engines into it" in (top / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_real_schedulers_is_of_the_results():
+    top = Path(__file__).parents[2]
+    command = [sys.executable, str(top / "fixtures" / "schedulers" / "run.py"), "--table"]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    page = top / "docs" / "engine" / "14-schedulers.md"
+    assert table.count("\n") > 10 and table in page.read_text(encoding="utf-8")
+
+
+def test_faults_have_a_sentence_and_need_features_that_there_are():
+    for fault in FAULTS.values():
+        assert fault.sentence.endswith(".") and set(fault.needs) <= FEATURES.keys()
+
+
+@pytest.mark.parametrize(
+    ("promised", "policy", "caching"),
+    [
+        ("fcfs", "priority", True),
+        ("priority", "fcfs", True),
+        ("decodes-always", "prefill-first", True),
+        ("finds-prefixes", "fcfs", False),
+    ],
+)
+def test_a_policy_that_is_promised_and_not_kept(promised, policy, caching, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 600)
+
+    class Promising(own.OwnScheduler):
+        def __init__(self, sizes):
+            super().__init__({**sizes, "policy": policy, "prefix_caching": caching, "sliding_window": None})
+            self.sizes, self.policies, self.lacks = {"sliding_window": None}, {promised}, {"windows"}
+
+    assert first_broken(Promising) == promised
+
+
+def first_broken(factory) -> str | None:
+    """The demand that the first program breaks that breaks one, unshrunk."""
+    broken = []
+
+    def judge(sizes, program):
+        try:
+            carry_out(Run(factory, sizes), program)
+        except Violation as violation:
+            broken.append(violation.demand)
+            raise
+
+    with contextlib.suppress(Violation):
+        suite.drawn(judge, adapter_calls.Calls(factory, suite.FIRST_SIZES).lacks, "quick", shrinks=False)
+    return broken[0] if broken else None
+
+
+def test_whoever_preempts_the_first_does_not_preempt_the_last():
+    class First(Tiny):
+        policies = frozenset({"preempts-last"})
+        steps = 0
+
+        def step(self):
+            self.steps += 1
+            if self.steps < 2:
+                return super().step()
+            name = next(iter(self.running))
+            return Step([], preempted=[name])
+
+    run = Run(First, SIZES)
+    run.add("r0", [0, 1], 3)
+    run.add("r1", [0, 2], 3)
+    with pytest.raises(Violation, match="preempts-last: r0 is preempted, and r1, which came later, runs on"):
+        run.step(2)
+
+
+# --- the smallest program
+
+
+class Leaking(Tiny):
+    def update(self, tokens):
+        before = list(self.free)
+        ended = super().update(tokens)
+        if ended:
+            self.free = before + self.free[len(before) + 1 :]
+        return ended
+
+
+def test_a_failure_is_shrunk_to_a_program_that_shows_it_again(fewer):
+    lacks = adapter_calls.Calls(Leaking, SIZES).lacks
+    broken = suite.smallest(Leaking, "somewhere:Leaking", lacks, "leaks", 1, "quick")
+    assert broken.message.startswith("leaks: no request is left, and 1 of ")
+    assert broken.script.count("run.add(") == 1 and "run.drain()" in broken.script
+    again = broken.script.replace("'somewhere:Leaking'", "Leaking")
+    with pytest.raises(Violation) as raised:
+        exec(again, {"Leaking": Leaking})
+    assert str(raised.value) == broken.message
+
+
+def test_a_run_is_the_same_by_hand():
+    run = Run(Leaking, SIZES)
+    assert run.add("r0", [0], 1)
+    assert not run.add("r1", [0] * 12, 2)
+    with pytest.raises(Violation, match="leaks: no request is left, and 1 of 6 blocks are not free"):
+        run.drain()
+    assert run.log == ["add('r0', [0], 1)", f"add('r1', {[0] * 12}, 2)", "drain()"]
+
+
+def test_a_wrong_schedule_is_drawn(fewer, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    fault = with_fault(Tiny, "writes-over-the-token-before")
+    outcome = suite.try_scheduler(fault, name="tiny")
+    schedule = outcome.broken["reads"].schedule
+    file = tmp_path / "reads.json"
+    file.write_text(json.dumps(schedule))
+    main(["draw", str(file), "--terminal"])
+    text = capsys.readouterr().out
+    assert text.count("!") == 2 and text.rstrip().endswith(schedule["message"])  # the place, and the legend
+    assert text in outcome.status("reads")[1]  # a failing test shows it at once
+    main(["draw", str(file), "-o", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('class="wrong"') == 2 and "run" in page and schedule["calls"][0].split("(")[0] in page
+    assert "a token of r0" in page[page.index('class="legend"') :]
+    assert read_schedule("{}") is None and read_schedule("no JSON") is None
+    with pytest.raises(RequestError, match="a schedule without what it must have"):
+        read_schedule('{"kind": "schedule"}')
+    drawn = read_schedule(json.dumps(schedule))
+    assert drawn is not None and schedule_text(drawn) + "\n" == text and "tiny" in schedule_page(drawn, "a", "b")
+
+
+# --- adapters that are wrong themselves
+
+
+def changed(**fields):
+    """Tiny, whose entries have other values in these fields."""
+
+    class Changed(Tiny):
+        def step(self):
+            step = super().step()
+            for each in step.entries:
+                for name, value in fields.items():
+                    object.__setattr__(each, name, value)
+            return step
+
+    return Changed
+
+
+class Raising(Tiny):
+    def step(self):
+        raise KeyError("a")
+
+
+class Endless(Tiny):
+    def update(self, tokens):
+        while True:
+            pass
+
+
+class Speechless(Tiny):
+    def step(self):
+        super().step()
+
+
+class Lost(Tiny):
+    def step(self):
+        step = super().step()
+        return Step(step.entries, [Copy(("blocks", 0), ("block", 1))])
+
+
+class Generating(Tiny):
+    def step(self):
+        step = super().step()
+        return Step(each for each in step.entries)
+
+
+class Twice(Tiny):
+    def update(self, tokens):
+        return super().update(tokens) * 2
+
+
+class Numbering(Tiny):
+    def update(self, tokens):
+        super().update(tokens)
+        return 3
+
+
+class Exiting(Tiny):
+    def step(self):
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "line"),
+    [
+        (Raising, r"calls: step\(\) raised KeyError: 'a' \(test_scheduler_suite.py, line \d+\)"),
+        (Exiting, r"calls: step\(\) raised SystemExit: 3"),
+        (Generating, r"reports: step\(\): entries: generator, expected a list or a tuple"),
+        (Numbering, r"reports: update\(\): int, expected request ids"),
+        (Twice, r"ends: update\(\) says 2 times that r0 ends"),
+        (changed(writes=None), r"reports: step\(\): entries\[0\].writes: NoneType, expected a list or a tuple"),
+        (changed(request_id=["r0"]), r"reports: step\(\): entries\[0\].request_id: list, expected a str"),
+        (changed(checkpoints=[3]), r"reports: step\(\): entries\[0\].checkpoints\[0\]: 3, expected \(tokens, "),
+        (Endless, r"calls: update\(.*\) raised Endless: update\(\) has not returned for 0.2 seconds"),
+        (Speechless, r"reports: step\(\) returned NoneType, expected a Step"),
+        (Lost, r"reports: step\(\): copies\[0\]: \('blocks', 0\), expected \(memory, number\), one of block, "),
+        (changed(start=-1), r"reports: step\(\): entries\[0\].start: -1, expected an integer of at least 0"),
+        (changed(writes=[0]), r"reports: step\(\): entries\[0\].writes: 1 places, expected 2"),
+        (changed(reads=[0, 99]), r"reports: step\(\): entries\[0\].reads\[1\]: 99, expected 0 to 11"),
+        (changed(reads=[0, "1"]), r"reports: step\(\): entries\[0\].reads\[1\]: '1', expected 0 to 11"),
+        (changed(request_id="x"), r"ends: x is scheduled: no such request was added"),
+        (changed(token_ids=[7, 7]), r"tokens: r0: token ids \[7, 7\] from position 0 on, expected \[0, 1\]"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else case.__name__,
+)
+def test_a_bad_adapter_ends_in_one_line(adapter, line, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(adapter_calls, "SECONDS", 0.2)
+    run = Run(adapter, SIZES)
+    run.add("r0", [0, 1], 1 if adapter is Twice else 2)
+    with pytest.raises(Violation, match=f"^{line}") as raised:
+        run.step()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"lacks": {"swaps"}}, "lacks 'swaps': expected names among abort, "),
+        ({"policies": {"fair"}}, "policies 'fair': expected names among fcfs, "),
+        ({"sizes": {"blocks": 3}}, "sizes 'blocks': expected names among block_size, "),
+        ({"sizes": {"block_size": "4"}}, "sizes 'block_size': '4', expected an integer of at least 1"),
+        ({"sizes": None}, "sizes None: expected a mapping"),
+        ({"lacks": "states"}, "lacks 'states': expected a set of names"),
+        ({"lacks": ("fork" for _ in range(10**12))}, "lacks <generator .*: expected a set of names"),
+        ({"lacks": [["fork"]]}, r"lacks \['fork'\]: expected names among abort, "),
+        ({"lacks": {"x" * 10**6}}, r"^lacks 'x+\.\.\.x+': expected names"),
+    ],
+)
+def test_what_is_declared_wrong_is_named(fields, line):
+    def factory(sizes):
+        engine = Tiny(sizes)
+        for name, value in fields.items():
+            setattr(engine, name, value)
+        return engine
+
+    with pytest.raises(RequestError, match=line):
+        Run(factory, SIZES)
+
+
+@pytest.mark.parametrize(("free", "shown"), [(None, "NoneType"), ("abc", "'abc'"), (-1, "-1"), ([0, "1"], "list")])
+def test_blocks_that_are_none_are_named(free, shown):
+    class Wrong(Tiny):
+        def free_blocks(self):
+            return free
+
+    with pytest.raises(Violation, match=rf"reports: free_blocks\(\) returned {shown}, expected block numbers"):
+        Run(Wrong, SIZES).add("r0", [0], 1)
+
+
+def test_numpy_numbers_are_numbers():
+    class Arrays(Tiny):
+        def step(self):
+            step = super().step()
+            for each in step.entries:
+                object.__setattr__(each, "writes", np.array(each.writes))
+                object.__setattr__(each, "reads", np.array(each.reads))
+                object.__setattr__(each, "start", np.int64(each.start))
+            return step
+
+        def update(self, tokens):
+            return np.array(super().update(tokens))
+
+        def free_blocks(self):
+            return np.array(self.free)
+
+    run = Run(Arrays, SIZES)
+    run.add("r0", [0, 1, 2], 3)
+    run.drain()
+
+
+def test_a_scheduler_that_runs_nothing_has_passed_nothing(fewer):
+    outcome = suite.try_scheduler(Raising)
+    statuses = {demand: outcome.status(demand)[0] for demand in DEMANDS}
+    assert statuses.pop("calls") == "failed" and statuses.pop("reports") == "passed"
+    assert set(statuses.values()) == {"skipped"}
+    assert outcome.status("reads")[1] == "not seen: no request ended in any program"
+
+
+def test_a_call_that_does_not_return_is_waited_for_once(fewer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(adapter_calls, "SECONDS", 0.2)
+    outcome = suite.try_scheduler(Endless)
+    assert list(outcome.broken) == ["calls"] and outcome.stopped["calls"] == 1
+    assert outcome.broken["calls"].script.count("\nrun.")
+
+
+def test_what_is_no_scheduler_is_named():
+    with pytest.raises(RequestError, match="dict: neither a scheduler"):
+        Run(dict, SIZES)
+
+
+def test_demands_and_policies_have_sentences():
+    assert set(ALWAYS) <= DEMANDS.keys() and not DEMANDS.keys() & POLICIES.keys()
+    assert all(sentence.endswith(".") for sentence in DEMANDS.values())
+
+
+# --- a block manager
+
+
+class Ring(Tiny):
+    """Beside its blocks, a ring of a window's size for each request."""
+
+    lacks = Tiny.lacks - {"windows"}
+    phase, is_read_first = 0, True
+
+    def __init__(self, sizes):
+        super().__init__({**sizes, "num_window_blocks": None})
+
+    def step(self):
+        size = self.sizes["sliding_window"]
+        entries = super().step().entries
+        return Step([replace(each, window=self.window(each, size)) for each in entries] if size else entries)
+
+    def window(self, each, size):
+        base, stop = size * int(each.request_id[1:]), each.start + len(each.token_ids)
+        first = max(0, each.start - size + 1)
+        writes = [base + at % size if at >= stop - size else None for at in range(each.start, stop)]
+        last = each.start if self.is_read_first else stop
+        reads = [base + (at + self.phase) % size for at in range(first, last)]
+        return Window(writes, reads, first, is_ring=self.is_read_first)
+
+
+class OutOfPhase(Ring):
+    phase = 1
+
+
+class ReadLast(Ring):
+    is_read_first = False
+
+
+class Samples(Tiny):
+    """Each sample of a prompt computes it itself."""
+
+    lacks = Tiny.lacks - {"children"}
+    reports = True
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.parted = []
+
+    def add(self, request):
+        for name in (request.request_id, *request.children):
+            super().add(replace(request, request_id=name, children=()))
+        self.parted += request.children
+
+    def step(self):
+        parted, self.parted = self.parted if self.reports else [], []
+        return replace(super().step(), parted=parted)
+
+
+class Silent(Samples):
+    reports = False
+
+
+@pytest.mark.parametrize(
+    ("factory", "broken"),
+    [(Ring, None), (OutOfPhase, "windows"), (ReadLast, "windows"), (Samples, None), (Silent, "calls")],
+)
+def test_rings_and_samples_that_part_early(factory, broken, fewer):
+    assert first_broken(factory) == broken
+
+
+class Tables:
+    """Blocks by request; a child of a fork has copies of its own, at once."""
+
+    lacks = frozenset({"prefix-caching", "salts"})
+
+    def __init__(self, sizes):
+        self.size, self.free_list, self.tables, self.lengths = sizes["block_size"], [], {}, {}
+        self.free_list = list(range(sizes["num_blocks"]))
+
+    def allocate(self, name, token_ids, cache_salt):
+        self.tables[name], self.lengths[name] = [], 0
+        if self.append(name, token_ids) is False:
+            del self.tables[name]
+            return None
+        return 0
+
+    def append(self, name, token_ids):
+        missing = -(-(self.lengths[name] + len(token_ids)) // self.size) - len(self.tables[name])
+        if missing > len(self.free_list):
+            return False
+        self.tables[name] += [self.free_list.pop() for _ in range(missing)]
+        self.lengths[name] += len(token_ids)
+        return True
+
+    def places(self, name):
+        return [block * self.size + offset for block in self.tables[name] for offset in range(self.size)][
+            : self.lengths[name]
+        ]
+
+    def free(self, name):
+        self.free_list += self.tables.pop(name)
+
+    def free_blocks(self):
+        return list(self.free_list)
+
+
+def test_a_block_manager_runs_under_a_small_scheduler(fewer):
+    outcome = suite.try_scheduler(Tables)
+    assert outcome.broken == {} and outcome.met["preemptions"] and outcome.met["chunks"] and outcome.met["aborts"]
+    assert isinstance(Run(Tables, SIZES).calls.adapted, ManagedScheduler)
+
+
+class Sharing(Tables):
+    """A child has its parent's blocks; whoever writes to a block of both gets a copy first."""
+
+    def fork(self, parent, child):
+        self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
+
+    def owners(self, block):
+        return sum(block in table for table in self.tables.values())
+
+    def append(self, name, token_ids):
+        table, copies = self.tables[name], []
+        if self.lengths[name] % self.size and self.owners(table[-1]) > 1:
+            if not self.free_list:
+                return False
+            copies = [Copy(("block", table[-1]), ("block", self.free_list[-1]))]
+            table[-1] = self.free_list.pop()
+        return copies if super().append(name, token_ids) else self.undone(table, copies)
+
+    def undone(self, table, copies):
+        for copy in copies:
+            self.free_list.append(table[-1])
+            table[-1] = copy.source[1]
+        return False
+
+    def free(self, name):
+        table = self.tables.pop(name)
+        self.free_list += [block for block in table if not self.owners(block)]
+
+
+def test_a_block_manager_that_forks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(suite.PROGRAMS, "quick", 150)
+    outcome = suite.try_scheduler(Sharing)
+    assert outcome.broken == {} and outcome.met["forks"] and outcome.met["copies"]
+    missing = type("Missing", (Sharing,), {"owners": lambda self, block: 1})
+    assert first_broken(missing) in ("ownership", "reads", "leaks")
+
+
+def test_the_small_scheduler_preempts_who_came_last_after_a_fork():
+    run = Run(Sharing, {"block_size": 2, "num_blocks": 3, "max_num_seqs": 3, "max_num_batched_tokens": 3})
+    run.add("r0", [0], 1)
+    run.add("r1", [0], 2)
+    run.add("r2", [3], 2)
+    run.add("r3", [3, 3], 2)
+    run.step(1)
+    run.fork("r1", "r4", 3)
+    run.drain()
+    assert run.met["preemptions"]
+
+
+def test_a_block_manager_that_frees_too_much_is_caught(few):
+    class Shared(Tables):
+        def free(self, name):
+            self.free_list += self.tables[name]
+            self.free_list += self.tables.pop(name)[:1]
+
+    assert first_broken(Shared) in ("ownership", "leaks")
+
+
+# --- from the command line
+
+
+def test_pytest_runs_it_and_writes_schedules(
+    fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """In this process, so that it draws few programs."""
+    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
+    (tmp_path / "wrong_adapter.py").write_text(
+        "from lfm2np.suite.schedulers import own\n"
+        "from lfm2np.suite.schedulers.fault_trials import with_fault\n"
+        "factory = with_fault(own.factory, 'newest-token-lost')\n"
+    )
+    (tmp_path / "known.txt").write_text("tokens  # known\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["--scheduler", "wrong_adapter:factory", "--schedules", "failed", "--xfails", "known.txt"]
+    code = pytest.main([*command, *options])
+    printed = capsys.readouterr().out
+    assert code == 0 and "1 xfailed" in printed and "40 programs" in printed, printed
+    assert read_schedule((tmp_path / "failed" / "tokens.json").read_text()) is not None
+    assert pytest.main([*command, "--scheduler", "wrong_adapter:no"]) == 4
+    assert "has no attribute 'no'" in capsys.readouterr().err
+    assert pytest.main([*command, "--scheduler", ""]) == 4
+    assert "--scheduler: an empty name" in capsys.readouterr().err
+    assert pytest.main([*command, "--scheduler", "wrong_adapter:factory", "--engine", "a:b"]) == 4
+    assert "--scheduler and --engine: expected one of them" in capsys.readouterr().err
+
+
+def test_faults_of_a_scheduler_from_the_command_line(fewer, capsys: pytest.CaptureFixture[str]):
+    target = ["faults", "--scheduler", "lfm2np.suite.schedulers.own:factory", "--profile", "quick"]
+    main([*target, "block-leaked", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["broken"] == [] and [row["by"] for row in printed["faults"]] == ["leaks"]
+    script = "run = Run(with_fault('lfm2np.suite.schedulers.own:factory', 'block-leaked')"
+    assert script in printed["faults"][0]["message"]
+    main([*target, "block-leaked", "--show"])
+    assert "run = Run(with_fault('lfm2np.suite.schedulers.own:factory', 'block-leaked')" in capsys.readouterr().out
+    main(["faults", "--scheduler", "any", "--list"])
+    assert capsys.readouterr().out.count("\n") == 2 * len(FAULTS)
+    main(["faults", "--scheduler", "any", "--list", "--json"])
+    assert [fault["name"] for fault in json.loads(capsys.readouterr().out)["faults"]] == list(FAULTS)
+
+
+def test_a_request_is_plain_data():
+    assert Request("a", (1,), 2) == Request("a", (1,), 2, frozenset(), 0, "", ())

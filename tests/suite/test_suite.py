@@ -1,0 +1,282 @@
+"""The suite on our own engine, on a broken one, and as a plugin of pytest."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lfm2np.commands.cli import main
+from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.protocol import FEATURES, LEVELS, SIZES, lacking, load_factory, missing
+from lfm2np.suite import adapters
+from lfm2np.suite.again import Request, SamplingParams, Scenario, TinyModel, check
+from lfm2np.suite.catalogue import ALL, by_id
+from lfm2np.suite.plugin import known_failures
+from lfm2np.suite.properties.driver import Violation
+from lfm2np.suite.runner import run_property, short
+from lfm2np.suite.strategies.features import fit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prop", ALL, ids=lambda case: case.id)
+def test_our_engine_has_every_property(prop):
+    result = run_property(prop, adapters.own, "quick")
+    assert (result.status, result.message) == ("passed", "")
+    assert result.examples >= 1
+
+
+def test_ids_are_unique_and_every_need_is_known():
+    assert len({prop.id for prop in ALL}) == len(ALL)
+    for prop in ALL:
+        assert set(prop.needs) <= {*LEVELS, *FEATURES, *SIZES}
+        assert prop.sentence.endswith(".")
+
+
+FOUND = {  # planted bug -> properties that see it
+    "equals-reference",
+    "every-schedule",
+    "engine-machine",
+}
+
+
+@pytest.mark.slow
+def test_the_broken_engine_is_found_broken():
+    results = {prop.id: run_property(prop, adapters.broken, "ci", shrink=False) for prop in ALL if prop.id in FOUND}
+    assert {result.status for result in results.values()} == {"failed"}
+    skipped = run_property(by_id("is-lfm2"), adapters.broken, "quick")
+    assert (skipped.status, skipped.message) == ("skipped", "the engine has no score()")
+
+
+@pytest.mark.slow
+def test_each_planted_bug_is_seen_by_itself(monkeypatch: pytest.MonkeyPatch):
+    for planted in adapters.PLANTED:
+        monkeypatch.setattr(adapters, "PLANTED", (planted,))
+        failed = [
+            name
+            for name in ("every-schedule", "cold-is-warm", "seed-of-its-own")
+            if run_property(by_id(name), adapters.broken, "ci", shrink=False).status == "failed"
+        ]
+        assert failed, planted
+
+
+@pytest.mark.slow
+def test_a_failure_prints_a_script_that_shows_it_again():
+    result = run_property(by_id("every-schedule"), adapters.broken, "ci")
+    script = result.message[result.message.index("from lfm2np") :].partition("\nshrunk for")[0]  # on a slow machine
+    assert result.size is not None
+    assert result.size < 60
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "Violation: " in ended.stderr
+    assert ended.returncode == 1
+    right = subprocess.run(
+        [sys.executable, "-c", script.replace(":broken", ":own")], capture_output=True, text=True, check=False
+    )
+    assert (right.returncode, right.stderr) == (0, "")
+
+
+def test_an_example_is_written_with_what_differs_from_the_default():
+    scenario = Scenario(TinyModel(taps=2), (Request("a", (3,), SamplingParams(n=2)),), {"block_size": 1}, (("step",),))
+    text = short((scenario, [1, (True,)]))
+    assert text == (
+        "(Scenario(model=TinyModel(taps=2), requests=(Request(request_id='a', prompt_token_ids=(3,), "
+        "params=SamplingParams(n=2)),), sizes={'block_size': 1}, ops=(('step',),)), [1, (True,)])"
+    )
+    assert eval(text)[0] == scenario
+
+
+def test_check_is_silent_for_what_holds_and_refuses_machines():
+    scenario = Scenario(TinyModel(), (Request("a", (3, 4), SamplingParams(temperature=0.0, max_tokens=3)),))
+    check("equals-reference", "lfm2np.suite.adapters:own", scenario)
+    with pytest.raises(RequestError, match="state machine"):
+        check("engine-machine", "lfm2np.suite.adapters:own", None)
+    with pytest.raises(RequestError, match="property 'nothing'"):
+        check("nothing", "lfm2np.suite.adapters:own", None)
+
+
+class Greedy:
+    """An engine that lacks much: it repeats the last token."""
+
+    lacks = frozenset({"sampling", "samples", "processors", "stops", "convolution-only"})
+
+    def generate(self, requests):
+        for request in requests:
+            assert request.params.temperature == 0.0
+            assert request.params.n == 1
+            assert request.params.repetition_penalty == 1.0
+            assert not request.params.stop_token_ids
+        return [
+            [adapters.Completion((request.prompt_token_ids[-1],) * request.params.max_tokens)] for request in requests
+        ]
+
+
+@pytest.mark.slow
+def test_examples_are_drawn_without_what_an_engine_lacks():
+    results = {prop.id: run_property(prop, lambda model, sizes: Greedy(), "quick") for prop in ALL}
+    assert results["equals-reference"].status == "failed"
+    assert "the reference has" in results["equals-reference"].message
+    for name in ("batched-is-sequential", "neighbours", "sizes"):
+        assert results[name].status == "passed", results[name].message
+    assert results["every-schedule"].message == "the engine has no add()"
+    assert results["noise-differs"].message == "the engine lacks sampling"
+    assert results["one-bos"].message == "the engine has no encode()"
+    assert fit(TinyModel(layers="cc"), Greedy.lacks).layers == "ccA"
+
+
+def test_unknown_engines_and_features_are_refused():
+    for name, fragment in (
+        ("nothing", "expected package.module:factory"),
+        ("nothing:x", "can't be imported"),
+        ("json:nothing", "can't be imported"),
+        ("sys:version", "str, expected a factory"),
+    ):
+        with pytest.raises(RequestError, match=fragment):
+            load_factory(name)
+
+    class Wrong:
+        lacks = frozenset({"everything"})
+
+    with pytest.raises(RequestError, match="lacks 'everything'"):
+        lacking(Wrong())
+    assert missing(Greedy(), ("steps",)) == "the engine has no add()"
+
+
+def test_violations_name_request_and_place():
+    scenario = Scenario(TinyModel(), (Request("a", (3, 4), SamplingParams(temperature=0.0, max_tokens=3)),))
+
+    class Wrong(adapters.Own):
+        def generate(self, requests):
+            (answer,) = super().generate(requests)
+            *first, last = answer[0].token_ids
+            return [[adapters.Completion((*first, (last + 1) % 24), "length")]]
+
+    def factory(model, sizes):
+        return Wrong(adapters.load_once(Path(model)), sizes)
+
+    with pytest.raises(Violation, match=r"request a, output token 2: \d+, the reference has \d+"):
+        by_id("equals-reference").check(factory, scenario)
+
+
+# --- the plugin
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-rsxX", "-p", "no:cacheprovider", "--pyargs", "lfm2np.suite"]
+    return subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_plugin_tests_a_broken_engine_and_takes_known_failures(tmp_path: Path):
+    """As another engine's author would run it: from an empty folder, with a file of known failures."""
+    broken = ["--engine", "lfm2np.suite.adapters:broken"]
+    wanted = ["-k", "seed-of-its-own or is-lfm2 or noise-differs"]
+    first = run_pytest(tmp_path, *broken, *wanted)
+    assert first.returncode == 1
+    assert "1 failed, 1 passed, 1 skipped" in first.stdout
+    assert "check('seed-of-its-own', 'lfm2np.suite.adapters:broken'" in first.stdout
+    assert "the engine has no score()" in first.stdout
+    assert "runs of an engine" in first.stdout
+    xfails = tmp_path / "known.txt"
+    xfails.write_text("# ours\nseed-of-its-own  # issue 17\n\n")
+    second = run_pytest(tmp_path, *broken, *wanted, "--xfails", str(xfails))
+    assert second.returncode == 0
+    assert "1 passed, 1 skipped" in second.stdout
+    assert "issue 17" in second.stdout
+    third = run_pytest(tmp_path, "-k", "noise-differs", "--xfails", str(xfails))
+    assert third.returncode == 0
+
+
+CONSOLE = {"lfm2np": "from lfm2np.commands.cli import main", "pytest": "from pytest import main"}
+SUITE = ["-p", "no:cacheprovider", "--pyargs", "lfm2np.suite", "-k", "seed-of", "--engine"]
+ASKED = {
+    "check": ("lfm2np", ["check", "engine_here:factory", "--cases", "short-prompts"], "verdict    EXACT"),
+    "suite": ("pytest", [*SUITE, "engine_here:factory"], "1 passed"),
+}
+
+
+def console(folder: Path, name: str, *arguments: str, options: str = "") -> subprocess.CompletedProcess[str]:
+    """As pip installs it: a script elsewhere, whose own folder Python searches in the place of the current one."""
+    script = folder / "bin" / name
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(f"{CONSOLE[name]}\nraise SystemExit(main())\n")
+    command = [sys.executable, *options.split(), str(script), *arguments]
+    checkout = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(command, cwd=folder, env=os.environ | checkout, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_console_command_finds_an_engine_in_the_current_folder(tmp_path: Path, asked: str):
+    script, arguments, sentence = ASKED[asked]
+    (tmp_path / "neighbour.py").write_text("from lfm2np.suite.adapters import own\n")
+    (tmp_path / "engine_here.py").write_text(
+        "def factory(model, sizes):\n    import neighbour\n\n    return neighbour.own(model, sizes)\n"
+    )
+    done = console(tmp_path, script, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sentence in done.stdout
+
+
+def test_the_current_folder_is_not_searched_where_python_must_not(tmp_path: Path):
+    (tmp_path / "engine_here.py").write_text("from lfm2np.suite.adapters import own as factory\n")
+    done = console(tmp_path, "lfm2np", *ASKED["check"][1], options="-P")
+    assert done.returncode == 3
+    assert "engine 'engine_here:factory': can't be imported: No module named 'engine_here'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (["--engine", "nothing:x"], "engine 'nothing:x': can't be imported"),
+        pytest.param(["--profile", "slow"], "invalid choice", marks=pytest.mark.slow),  # as any choice of argparse
+    ],
+)
+def test_the_plugin_names_wrong_arguments(
+    tmp_path: Path,
+    arguments: list[str],
+    fragment: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite", "-k", "one-bos"]
+    assert pytest.main([*command, *arguments]) != 0
+    captured = capsys.readouterr()
+    assert fragment in captured.out + captured.err
+
+
+def test_a_missing_file_of_known_failures_is_named():
+    with pytest.raises(pytest.UsageError, match=r"--xfails missing\.txt: .*No such file"):
+        known_failures("missing.txt", ())
+
+
+@pytest.mark.slow
+def test_an_unknown_property_among_the_known_failures_is_named(tmp_path: Path):
+    xfails = tmp_path / "known.txt"
+    xfails.write_text("every-schedule\nnothing\n")
+    ended = run_pytest(tmp_path, "--xfails", str(xfails))
+    assert "line 2: 'nothing' is no property" in ended.stdout + ended.stderr
+
+
+def test_the_properties_can_be_listed(capsys: pytest.CaptureFixture[str]):
+    assert main(["conformance", "list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["properties"]
+    assert [row["id"] for row in rows] == [prop.id for prop in ALL]
+    assert main(["conformance", "list"]) == 0
+    assert "engine-machine  (law 2; needs steps)" in capsys.readouterr().out
+
+
+def test_an_admitted_request_may_wait_for_its_first_tokens():
+    """A false alarm of work-adds-up: static batches admit beyond a step's budget, also where a prefix is found."""
+
+    def one(name: str, *ids: int) -> Request:
+        return Request(name, ids, SamplingParams(temperature=0.0, max_tokens=1))
+
+    requests = (one("a", 3), one("b", 4), one("c", 5), one("d", 3, 3))
+    sizes = {"block_size": 1, "num_blocks": 20, "max_num_batched_tokens": 1, "policy": "static"}
+    come = (("add", 0), ("step",), ("add", 1), ("add", 2), ("add", 3))
+    for rest in ((), (("step",), ("abort", 3))):
+        scenario = Scenario(TinyModel(), requests, sizes, (*come, *rest))
+        check("work-adds-up", "lfm2np.suite.adapters:own", scenario)

@@ -1,0 +1,339 @@
+"""The page in a real browser, driven without a screen: pytest -m browser tests/teaching/drawings; the extra `browser`, chromium.
+
+Nothing here has a time limit but the browser's own: whether it is fluent, `fixtures/page_speed.py` measures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_checks import CONTRAST, Opened, each_view, go
+
+import lfm2np
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.oracle.report.markup import number, visible
+from lfm2np.teaching.drawings import demo
+from lfm2np.teaching.drawings.all_views import draw
+from lfm2np.teaching.drawings.page.view import fullest
+from lfm2np.teaching.drawings.runs.derive import LETTERS, moments, num_kept
+from lfm2np.teaching.drawings.runs.expert_choices import routes
+from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
+from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
+
+pytestmark = pytest.mark.browser
+
+VIEWS = (
+    *("single", "batching", "positions", "ledger", "isolation", "memory", "timeline", "policies"),
+    *("speculation", "worksheet", "order"),
+)
+
+
+SPARSE = Path(__file__).parents[3] / "fixtures" / "torture" / "moe_published"
+
+
+@pytest.fixture(scope="module")
+def sparse_run() -> Run:
+    return read_run(demo.main_lines(lfm2np.load(SPARSE)))
+
+
+@pytest.fixture(scope="module")
+def sparse_file(sparse_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "experts.html"
+    path.write_text(draw(sparse_run, lfm2np.load(), "the demo", "lfm2np draw --demo --model ..."), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return read_run(demo.main_lines(lfm2np.load()))
+
+
+@pytest.fixture(scope="module")
+def file(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(draw(run, lfm2np.load(), "the demo", "lfm2np draw --demo -o page.html"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def opened(browser: Any, file: Path) -> Iterator[Opened]:
+    """A page as it is loaded."""
+    fresh = Opened(browser, file)
+    yield fresh
+    fresh.context.close()
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Any, file: Path) -> Iterator[Opened]:
+    """One page for all that does not ask how it begins."""
+    tab = Opened(browser, file)
+    yield tab
+    assert tab.complaints == []
+    tab.context.close()
+
+
+def test_every_view_renders_without_complaints_or_requests(opened: Opened, run: Run, file: Path) -> None:
+    page = opened.page
+    assert [one.get_attribute("id") for one in page.query_selector_all(".view")] == list(VIEWS)
+    page.click('.side a[href="#memory"]')
+    page.wait_for_selector("#memory.current")
+    for view in each_view(page):
+        section = page.query_selector(f"#{view}")
+        assert section.bounding_box()["height"] > 100
+        assert section.query_selector("h2").inner_text()
+    for step in range(len(run.steps)):
+        go(page, "main", step)
+    page.eval_on_selector_all("details", "all => all.forEach(each => each.open = true)")
+    assert opened.complaints == []
+    assert opened.requests == [file.as_uri()]
+
+
+def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
+    page, compared = shared.page, 0
+    states = moments(run)
+    rows = page.eval_on_selector_all(
+        "#timeline details table tbody tr", "rows => rows.map(row => [...row.children].map(one => one.textContent))"
+    )
+    for step, cells in zip(run.steps, rows, strict=True):
+        shares = [
+            f"{LETTERS[state[step.number].state]}{state[step.number].tokens or ''}"
+            if state[step.number].state in LETTERS
+            else ""
+            for state in states.values()
+        ]
+        assert cells == [
+            str(one) for one in (step.number, step.num_tokens, *shares, step.waiting, step.running, step.free_blocks)
+        ]
+        compared += len(cells)
+    for step in run.steps:
+        tables = page.query_selector_all(f'#memory .at[data-step="{step.number}"] tbody tr')
+        in_tables = [table.evaluate("row => [...row.children].map(one => one.textContent)") for table in tables]
+        for entry, cells in zip(step.entries, in_tables, strict=True):
+            blocks = ", ".join(map(str, entry.block_table))
+            written = f"{entry.start} to {entry.start + num_kept(step, entry) - 1}"
+            assert cells == [visible(entry.request_id), blocks, written, str(entry.slot)]
+            compared += len(cells)
+    step = max(run.steps, key=lambda one: one.num_tokens)
+    shown = page.eval_on_selector_all(
+        f'#ledger .at[data-step="{step.number}"] .ledger li:first-child .matrices > table:last-child td',
+        "cells => cells.map(one => one.textContent)",
+    )
+    printed = {
+        number(value, 3) for operation in step.operations for row in operation["output"]["values"] for value in row
+    }
+    assert shown
+    assert set(shown) <= printed
+    assert compared + len(shown) >= 200
+
+
+def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
+    page, last = opened.page, len(run.steps) - 1
+    page.evaluate("location.hash = 'timeline'")
+    page.wait_for_selector("#player-main:not([hidden])")  # not wait_for_function: the page's policy forbids eval
+
+    def shown() -> list[int]:
+        parts = page.query_selector_all("#timeline .at:not([hidden])")
+        return [int(part.get_attribute("data-step")) for part in parts]
+
+    assert shown() == [fullest(run)]
+    page.keyboard.press("End")
+    assert shown() == [last]
+    page.keyboard.press("ArrowLeft")
+    assert shown() == [last - 1]
+    page.keyboard.press("Home")
+    assert shown() == [0]
+    page.keyboard.press("ArrowRight")
+    assert shown() == [1]
+    assert page.evaluate("location.hash") == "#timeline:1"
+    page.click("#player-main .on")
+    assert shown() == [2]
+    page.click("#player-main .back")
+    page.click("#player-main .first")
+    assert shown() == [0]
+    page.fill("#player-main input", "5")
+    assert shown() == [5]
+    assert page.inner_text("#player-main output") == f"step 5 of {last}"
+    page.keyboard.press("End")
+    page.click("#player-main .play")
+    page.wait_for_selector('#timeline .at[data-step="2"]:not([hidden])')
+    page.click("#player-main .play")
+    marked = page.query_selector_all("#timeline .mark.now")
+    assert {element.get_attribute("data-step") for element in marked} == {str(shown()[0])}
+
+
+def test_arrows_step_after_a_click_on_a_figure_that_does_not_scroll(shared: Opened) -> None:
+    page = shared.page
+    page.evaluate("location.hash = 'memory:3'")
+    page.wait_for_selector("#memory.current")
+    page.click("#memory .at:not([hidden]) .scroll")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#player-main output").startswith("step 4 of")
+
+
+def test_a_step_in_the_address_is_shown(browser: Any, file: Path) -> None:
+    opened = Opened(browser, file)
+    opened.page.goto(f"{file.as_uri()}#memory:3")
+    opened.page.reload()
+    parts = opened.page.query_selector_all("#memory .at:not([hidden])")
+    assert [part.get_attribute("data-step") for part in parts] == ["3"]
+    opened.context.close()
+
+
+def test_quiz_and_leaks(shared: Opened) -> None:
+    page = shared.page
+    page.click('.side a[href="#ledger"]')
+    page.check("input.quiz")
+    item = page.query_selector("#ledger .at:not([hidden]) .ledger li")
+    assert not item.query_selector(".class").is_visible()
+    item.query_selector('.guess[data-right="yes"]').click()
+    assert item.query_selector(".guesses output").inner_text() == "right"
+    assert page.inner_text(".score") == "1 of 1 right"
+    page.uncheck("input.quiz")
+    assert item.query_selector(".class").is_visible()
+    page.click('.side a[href="#isolation"]')
+    assert len([element for element in page.query_selector_all("#isolation .choice") if element.is_visible()]) == 1
+    page.check('input[name=leak][value="1"]')
+    assert "WRONG: it should be" in page.inner_text("#isolation")
+    assert page.query_selector("#isolation .choice:not([hidden]) .leak").is_visible()
+
+
+def test_every_control_has_a_name(shared: Opened) -> None:
+    session = shared.context.new_cdp_session(shared.page)
+    roles = ("button", "slider", "checkbox", "radio", "link", "img", "region", "DisclosureTriangle")
+    count = 0
+    for view in each_view(shared.page):
+        root = session.send("DOM.getDocument")["root"]["nodeId"]
+        nodes = [session.send("Accessibility.queryAXTree", {"nodeId": root, "role": role})["nodes"] for role in roles]
+        controls = [node for of_role in nodes for node in of_role if not node.get("ignored")]
+        assert len(controls) > 10, view
+        for control in controls:
+            assert control.get("name", {}).get("value", "").strip(), json.dumps(control)[:300]
+        count += len(controls)
+    assert count > 200
+
+
+def test_text_has_contrast(shared: Opened) -> None:
+    page = shared.page
+    for view in each_view(page):
+        page.eval_on_selector_all(
+            f"#{view} .at:not([hidden]) details, #{view} > details", "all => all.forEach(each => each.open = true)"
+        )
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate(CONTRAST) == [], (view, scheme)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [channel / 12.92 if channel <= 0.03928 else ((channel + 0.055) / 1.055) ** 2.4 for channel in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_letters_on_owners_colours_have_contrast() -> None:
+    css = (Path(lfm2np.__file__).parent / "drawings" / "assets" / "page.css").read_text()
+    ink = luminance(re.search(r"--ink: (#\w+)", css)[1])  # type: ignore[index]
+    grounds = re.findall(r"--ground\d: (#\w+)", css)
+    assert len(grounds) == 8
+    for ground in grounds:
+        dimmed = luminance(ground) * 0.8  # under a stripe
+        assert (dimmed + 0.05) / (ink + 0.05) >= 4.5, ground
+
+
+def test_nothing_is_wider_than_the_page(shared: Opened) -> None:
+    require_narrow(shared.page, 360, 768, 1280, 1920)
+
+
+def require_narrow(page: Any, *widths: int) -> None:
+    for width in widths:  # to lay out all anew for each view takes three times as long
+        page.set_viewport_size({"width": width, "height": 900})
+        for view in each_view(page):
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+
+
+def test_paper_has_every_view_and_no_controls(opened: Opened) -> None:
+    opened.page.emulate_media(media="print")
+    assert len([view for view in opened.page.query_selector_all(".view") if view.is_visible()]) == len(VIEWS)
+    controls = ".player, nav, .readout, button"
+    assert opened.page.eval_on_selector_all(controls, "all => all.some(each => each.checkVisibility())") is False
+
+
+def test_without_the_script_the_last_step_stands(browser: Any, file: Path, run: Run) -> None:
+    opened = Opened(browser, file, java_script_enabled=False)
+    page = opened.page
+    assert not any(element.is_visible() for element in page.query_selector_all(".player"))
+    assert page.is_visible(f'#timeline .at[data-step="{len(run.steps) - 1}"]')
+    assert not page.is_visible('#timeline .at[data-step="0"]')
+    assert page.is_visible("#isolation .choice >> nth=2")
+    assert not any(element.is_visible() for element in page.query_selector_all(".needs-script, .readout"))
+    opened.context.close()
+
+
+def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
+    hostile = "</script><script>document.title='x'</script><img src=x onerror=\"document.title='x'\">\u202e\0<!--"
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    model = lfm2np.load()
+    run = read_run(recorded(model, [Coming(hostile, hostile, params), Coming("b", "ann", params)]))
+    file = tmp_path / "page.html"
+    file.write_text(draw(run, model, hostile, hostile), encoding="utf-8")
+    opened = Opened(browser, file)
+    assert opened.page.title() == "Continuous batching of LFM2, on real numbers"
+    assert opened.complaints == []
+    assert opened.requests == [file.as_uri()]
+    assert [view.get_attribute("id") for view in opened.page.query_selector_all(".view")] == list(VIEWS)
+    assert "<script>document.title" in opened.page.inner_text("#timeline")
+    opened.context.close()
+
+
+def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_run: Run) -> None:
+    opened = Opened(browser, sparse_file)
+    page = opened.page
+    assert [view.get_attribute("id") for view in page.query_selector_all(".view")] == [
+        *VIEWS[:4],
+        "experts",
+        *VIEWS[4:],
+    ]
+    page.click('.side a[href="#experts"]')
+    compared = 0
+    for step in sparse_run.steps:
+        go(page, "main", step.number)
+        (part,) = page.query_selector_all("#experts .at:not([hidden])")
+        assert part.get_attribute("data-step") == str(step.number)
+        rows = [
+            row.evaluate("row => [...row.children].map(one => one.textContent)")
+            for row in part.query_selector_all(".rows tbody tr")
+        ]
+        assert [[int(cell or 0) for cell in cells[1:]] for cells in rows] == [
+            [*route.rows, route.num_choices, route.num_read] for route in routes(step)
+        ]
+        squares = part.query_selector_all("svg .cell")
+        assert len(squares) == step.num_tokens + routes(step)[0].num_choices
+        assert all(square.is_visible() for square in squares)
+        compared += sum(map(len, rows))
+    assert compared > 400
+    page.click('.side a[href="#ledger"]')
+    for summary in page.query_selector_all("#ledger .at:not([hidden]) summary"):
+        summary.evaluate("one => one.parentElement.open = true")
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+    assert opened.complaints == []
+    assert opened.requests == [sparse_file.as_uri()]
+    opened.context.close()
+
+
+def test_the_quiz_has_the_fourth_class_and_experts_are_no_wider_than_the_page(browser: Any, sparse_file: Path) -> None:
+    opened = Opened(browser, sparse_file)
+    opened.page.click('.side a[href="#ledger"]')
+    opened.page.check("input.quiz")
+    items = opened.page.query_selector_all("#ledger .at:not([hidden]) .ledger li")
+    item = next(entry for entry in items if "feed_forward.experts" in entry.inner_text())
+    assert len(item.query_selector_all(".guess")) == 4
+    item.query_selector('.guess[data-right="yes"]').click()
+    assert item.query_selector(".class").inner_text() == "one product per expert"
+    assert item.query_selector(".guesses output").inner_text() == "right"
+    require_narrow(opened.page, 360, 1920)
+    opened.context.close()

@@ -1,0 +1,125 @@
+"""A run of an LFM3 drawn: the pool of windowed layers, what is given back while a request runs, the gates' numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from drawn import demo_run
+
+import lfm2np
+from lfm2np.engine.loading import Model
+from lfm2np.suite.faults import inject
+from lfm2np.teaching.drawings import demo
+from lfm2np.teaching.drawings.all_views import draw
+from lfm2np.teaching.drawings.runs.derive import behind_windows, num_kept, pools
+from lfm2np.teaching.drawings.runs.paged import contents
+from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
+from lfm2np.teaching.drawings.runs.recorded_run import Run, in_windows, read_run
+from lfm2np.teaching.drawings.terminal_drawing import as_text
+from lfm2np.teaching.drawings.views.batched_operations import blocks
+from lfm2np.teaching.drawings.views.batching import batching
+from lfm2np.teaching.drawings.views.policies_view import policies
+from lfm2np.teaching.drawings.views.pool_view import sizes_of
+from scheduler import FREED
+
+SIZES: dict[str, Any] = {"block_size": 4, "max_num_batched_tokens": 8, "watermark": 0.0}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load(lfm2np.lfm3_fixture())
+
+
+def run_of(model: Model, **sizes: Any) -> Run:
+    """Two long requests with one prompt, and a short one."""
+    coming = [Coming(name, "count: 23 to 31 ->", demo.greedy(24)) for name in "ab"]
+    return read_run(recorded(model, [*coming, Coming("c", "copy: zo sa ->", demo.greedy(6), 3)], **SIZES, **sizes))
+
+
+@pytest.fixture(scope="module")
+def windowed_run(model: Model) -> Run:
+    return run_of(model, num_blocks=32)
+
+
+def test_a_run_without_windows_has_none(windowed_run: Run) -> None:
+    assert in_windows(demo_run()) is None
+    windows = in_windows(windowed_run)
+    assert windows is not None and windows.config["num_blocks"] == windowed_run.config["num_window_blocks"]
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_windowed_blocks_hold_what_the_next_row_sees(model: Model, windowed_run: Run, swaps: bool) -> None:
+    """Also of requests that were swapped out and in, whose blocks are others then."""
+    run = run_of(model, num_blocks=13, num_host_blocks=16) if swaps else windowed_run
+    kinds = {kind for step in run.steps for kind, _, _ in step.moves}
+    assert swaps == ({"save_window_block", "load_window_block"} <= kinds)
+    windows = in_windows(run)
+    assert windows is not None
+    known = {name: list(asked.prompt) for name, asked in run.requests.items()}
+    for step, held in zip(windows.steps, contents(windows), strict=True):
+        for entry in step.entries:
+            count = entry.start + num_kept(step, entry)
+            text = known[entry.request_id] = [
+                *known[entry.request_id][: entry.start],
+                *entry.token_ids[: count - entry.start],
+                *known[entry.request_id][count:],
+            ]
+            for at in range(max(0, count - 16), count):
+                assert held.tokens[entry.block_table[at // 4]][at % 4] == text[at]
+
+
+def test_a_block_is_given_back_while_its_request_runs(windowed_run: Run) -> None:
+    windows = in_windows(windowed_run)
+    assert windows is not None
+    known = pools(windowed_run, windows)
+    behind = behind_windows(windows, known)
+    seen = {name for blocks_of_step in behind for name in blocks_of_step.values()}
+    assert {"a", "b"} <= seen
+    for step, pool, back in zip(windows.steps, known, behind, strict=True):
+        for entry in step.entries:
+            owned = {block for block, names in pool.owners.items() if entry.request_id in names}
+            assert set(entry.block_table) - {FREED} <= owned and len(owned) <= (16 - 1 + 8 + 2) // 4 + 1
+        assert not set(back) & set(pool.owners)
+        assert set(back.values()) <= set(pool.slots.values())
+
+
+def test_a_broken_schedule_has_windows_by_its_plans(model: Model) -> None:
+    with inject("budget-ignored"):
+        run = run_of(model, num_blocks=32)
+    windows = in_windows(run)
+    assert all(pool.cached is None and FREED not in pool.owners for pool in pools(run, windows))
+
+
+def test_numbers_of_windowed_layers_are_counted_apart(windowed_run: Run) -> None:
+    """Two layers with full attention and one in a window, 2 heads of 48; 4 convolutions of 6 columns of 128."""
+    assert sizes_of(windowed_run) == (2 * 2 * 2 * 48, 4 * 6 * 128, 2 * 2 * 48)
+
+
+def test_the_operations_have_both_rotations_the_gates_and_the_norms_behind(windowed_run: Run) -> None:
+    groups = dict(blocks(windowed_run.steps[0].operations))
+    full, window = groups["Block 2: attention"], groups["Block 4: attention in a window of 16"]
+    rotations = []
+    for group in (full, window):
+        named = {operation["name"]: operation for operation in group}
+        assert {"post_operator_norm", "post_ffn_norm", "self_attn.g_proj"} <= set(named)
+        gates = named["gates of the heads"]["output"]
+        assert gates["shape"] == [8, 4] and all(0 < gate < 1 for row in gates["values"] for gate in row)
+        rotations.append(named["rotary"]["inputs"]["cos"]["values"])
+    assert rotations[0] != rotations[1]
+
+
+def test_the_page_and_the_terminal_show_windows(windowed_run: Run) -> None:
+    page = draw(windowed_run, lfm2np.load(), "a run", "lfm2np draw run.jsonl -o page.html")
+    assert "Blocks of windowed layers and their owners" in page and "given back behind the window of a" in page
+    assert "and windowed ones gave its block back" in page
+    assert "attention in a window of 16" in page and "gates of the heads" in page and "experts&#x27; scores" not in page
+    last = as_text(windowed_run, 12, False)
+    assert "blocks of 4 tokens in windowed layers:" in last and "blocks of 4 tokens:" in last
+
+
+def test_a_longer_request_than_the_windows_pool_is_drawn(model: Model) -> None:
+    """Policies that reserve take the whole length of it; the pool that fits the recorded one may not."""
+    coming = [Coming("a", "count: 23 to 31 ->", demo.greedy(30))]
+    run = read_run(recorded(model, coming, **SIZES, num_blocks=32, num_window_blocks=8))
+    assert policies(run).picture and batching(run).picture

@@ -1,0 +1,415 @@
+"""The page of a model with a mixture of experts: its rows, classes and numbers are the recorded run's, and the routes
+are those of reference.py."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections import Counter
+from fractions import Fraction
+from html.parser import HTMLParser
+from pathlib import Path
+
+import drawn
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lfm2np
+from lfm2np.commands.cli import main
+from lfm2np.engine.loading import Model
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.oracle.judging.routes import routed as keeping_routes
+from lfm2np.oracle.report.markup import counted, number
+from lfm2np.teaching.drawings import demo
+from lfm2np.teaching.drawings.all_views import draw
+from lfm2np.teaching.drawings.runs.derive import DECODE, moments
+from lfm2np.teaching.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, Kept
+from lfm2np.teaching.drawings.runs.expert_choices import Routes, by_decodes, read_evenly, readings, routes
+from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
+from lfm2np.teaching.drawings.runs.recorded_run import Run, Step, read_run
+from lfm2np.teaching.drawings.terminal_drawing import as_text
+from lfm2np.teaching.drawings.views.batched_operations import grouped, labels_of
+from lfm2np.teaching.drawings.views.worksheet import of_experts, routed
+from lfm2np.truth import reference
+from lfm2np.truth.weights import FeedForwardWeights
+
+TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
+SPARSE = ("moe_published", "moe_fused_no_bias", "moe_one_a_token", "moe_all_experts", "moe_one_expert", "moe_near_ties")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+PROMPTS = {"a": [1, 17, 30, 5, 9], "b": [1, 3, 8], "c": [1, *range(11, 22)]}
+
+
+def three(model: Model) -> Run:
+    coming = [Coming(name, ids, GREEDY, 2 * (name == "c")) for name, ids in PROMPTS.items()]
+    return read_run(recorded(model, coming, max_num_batched_tokens=10))
+
+
+@functools.cache
+def recorded_on(name: str) -> tuple[Model, Run]:
+    model = lfm2np.load(TORTURE / name)
+    return model, three(model)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return recorded_on("moe_published")[0]
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return recorded_on("moe_published")[1]
+
+
+@pytest.fixture(scope="module")
+def demo_lines(model: Model) -> list[str]:
+    return demo.main_lines(model)
+
+
+@pytest.fixture(scope="module")
+def demo_run(demo_lines: list[str]) -> Run:
+    return read_run(demo_lines)
+
+
+@pytest.fixture(scope="module")
+def page(demo_run: Run) -> str:
+    return draw(demo_run, lfm2np.load(), "the demo's run on moe_published", "lfm2np draw --demo")
+
+
+def routes_alone(model: Model, ids: list[int]) -> list[list[tuple[int, ...]]]:
+    """By sparse layer and position the experts that the whole sequence, computed by itself, goes to."""
+    numerics, kept = keeping_routes(model.numerics)
+    reference.hidden_states(model.weights, model.config, numerics, ids)
+    return [[tuple(map(int, row)) for row in layer] for layer in kept.chosen().transpose(1, 0, 2)]
+
+
+# --- what is recorded
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_recorded_routes_and_tokens_are_those_of_each_request_alone(name: str) -> None:
+    model, run = recorded_on(name)
+    for request, prompt in PROMPTS.items():
+        said = [token for step in run.steps for token in step.tokens.get(request, ())]
+        rows = model.logits([*prompt, *said])[len(prompt) - 1 : -1]
+        assert said == [int(np.argmax(row)) for row in rows]
+        alone = routes_alone(model, [*prompt, *said])
+        for step in run.steps:
+            first = 0
+            for entry in step.entries:
+                rows = slice(first, first + len(entry.token_ids))
+                first = rows.stop
+                if entry.request_id == request:
+                    assert [list(route.chosen[rows]) for route in routes(step)] == [
+                        layer[entry.start : entry.stop] for layer in alone
+                    ]
+
+
+def test_every_expert_has_its_products_and_no_other(run: Run) -> None:
+    """Two products an expert that some token chose, over as many rows as chose it, named as the checkpoint names it."""
+    for step in run.steps:
+        for layer in routes(step):
+            rows: dict[str, int] = {}
+            for operation in step.operations:
+                if operation["layer"] == layer.layer and operation["class"] == EXPERT:
+                    assert operation["operation"] == "linear"
+                    rows[operation["name"]] = operation["output"]["shape"][0]
+                    assert f".experts.{operation['expert']}." in operation["name"]
+            assert rows == {
+                f"feed_forward.experts.{expert}.{part}": count
+                for expert, count in enumerate(layer.rows)
+                if count
+                for part in ("w1, w3", "w2")
+            }
+            assert sum(layer.rows) == layer.num_choices == 2 * step.num_tokens
+
+
+def test_the_router_is_a_product_over_all_tokens_and_the_rest_row_by_row(model: Model, run: Run) -> None:
+    for step in run.steps:
+        for operation in step.operations:
+            if (
+                operation["class"] not in (REQUEST, EXPERT)
+                and operation["name"] != "lm_head"
+                and "expert" not in operation
+            ):
+                assert operation["output"]["shape"][0] == step.num_tokens
+        for layer in range(model.config.num_hidden_layers):
+            mine = [
+                operation
+                for operation in step.operations
+                if operation["layer"] == layer and operation["name"].startswith("feed_forward")
+            ]
+            products = [operation for operation in mine if operation["class"] == PRODUCT]
+            sparse = model.config.is_sparse(layer)
+            assert [operation["name"] for operation in products] == (
+                ["feed_forward.gate"] if sparse else ["feed_forward.w1, w3", "feed_forward.w2"]
+            )
+            assert any(operation["class"] == EXPERT for operation in mine) == sparse
+    names = Counter(operation["operation"] for step in run.steps for operation in step.operations)
+    assert names["sigmoid"] == names["prefer"] == names["best"] == names["shares"] == names["mix"] == 3 * len(run.steps)
+
+
+def test_an_experts_numbers_are_its_weights_times_the_rows_that_chose_it(model: Model, run: Run) -> None:
+    compared = 0
+    for step in run.steps:
+        for operation in step.operations:
+            values = operation["inputs"]["x"]["values"] if operation["class"] == EXPERT else ()
+            if not len(values) or len(values[0]) != operation["inputs"]["x"]["shape"][1]:
+                continue  # not recorded whole
+            mixture = model.weights.layers[operation["layer"]].feed_forward
+            assert not isinstance(mixture, FeedForwardWeights)
+            weights = mixture.expert(operation["expert"])
+            matrix = weights.gate_up_proj if operation["name"].endswith("w3") else weights.down_proj
+            output = model.numerics.linear(np.array(values, np.float32), matrix)
+            for row, value in zip(output, operation["output"]["values"], strict=False):  # of a large one the first rows
+                assert np.array_equal(np.float32(value), row[: len(value)])
+                compared += len(value)
+    assert compared > 500
+
+
+def test_numbers_are_kept_of_few_experts_and_sizes_of_all(run: Run) -> None:
+    seen = False
+    for step in run.steps:
+        for layer in routes(step):
+            of = [
+                operation
+                for operation in step.operations
+                if operation["layer"] == layer.layer and operation["class"] == EXPERT
+            ]
+            first = [operation for operation in of if operation["name"].endswith("w3")]
+            assert [bool(operation["output"]["values"]) for operation in first] == [
+                index < Kept().calls for index in range(len(first))
+            ]
+            seen |= len(first) > Kept().calls
+    assert seen
+
+
+def test_streamed_experts_are_recorded_too(model: Model, run: Run) -> None:
+    streamed = lfm2np.load(TORTURE / "moe_published", weights="streamed")
+    assert [step.tokens for step in three(streamed).steps] == [step.tokens for step in run.steps]
+
+
+def test_a_dense_run_has_no_experts() -> None:
+    run, text = drawn.demo_run(), drawn.demo_page()
+    assert not any(routes(step) for step in run.steps)
+    assert of_experts(run) == []
+    assert EXPERT not in text
+    assert 'id="experts"' not in text
+    assert "expert" not in as_text(run, 0, colour=False)
+
+
+# --- what follows from it
+
+
+@given(st.integers(1, 5), st.data(), st.integers(1, 3))
+def test_read_evenly_is_the_average_over_all_choices(experts: int, data: st.DataObject, tokens: int) -> None:
+    per_token = data.draw(st.integers(1, experts))
+    ways = list(itertools.combinations(range(experts), per_token))
+    drawn = list(itertools.product(ways, repeat=tokens))
+    if len(drawn) > 1000:
+        return
+    mean = Fraction(sum(len(set().union(*map(set, one))) for one in drawn), len(drawn))
+    assert read_evenly(experts, per_token, tokens) == pytest.approx(float(mean), rel=1e-9)
+
+
+@given(st.lists(st.permutations(range(6)), min_size=1, max_size=9), st.integers(1, 6))
+def test_rows_are_tokens_that_chose(orders: list[list[int]], per_token: int) -> None:
+    layer = Routes(3, 6, tuple(tuple(order[:per_token]) for order in orders))
+    assert layer.rows == [len(layer.tokens_of(expert)) for expert in range(6)]
+    assert sum(layer.rows) == layer.num_choices == per_token * len(orders)
+    assert layer.num_read == sum(count > 0 for count in layer.rows)
+
+
+def test_readings_add_up(demo_run: Run) -> None:
+    states = moments(demo_run)
+    step_readings = readings(demo_run, states)
+    assert [counts.step for counts in step_readings] == [step.number for step in demo_run.steps if step.entries]
+    for counts in step_readings:
+        step = demo_run.steps[counts.step]
+        assert counts.prefills + counts.decodes == step.num_tokens
+        assert counts.decodes == sum(
+            row[counts.step].tokens for row in states.values() if row[counts.step].state == DECODE
+        )
+        assert counts.choices == 2 * 3 * step.num_tokens
+        products = [operation for operation in step.operations if operation["class"] == EXPERT]
+        assert 2 * counts.read == len(products)
+        assert counts.most_rows == max(product["output"]["shape"][0] for product in products)
+        assert counts.held == 3 * 8
+    only = by_decodes(step_readings)
+    assert [counts for steps in only.values() for counts in steps] == sorted(
+        (counts for counts in step_readings if not counts.prefills), key=lambda counts: counts.decodes
+    )
+    assert all(counts.decodes == tokens for tokens, steps in only.items() for counts in steps)
+    assert any(counts.prefills and counts.decodes for counts in step_readings)
+    assert len(only) > 1
+
+
+def test_calls_of_experts_stand_together_with_their_own_tokens(run: Run) -> None:
+    step = max(run.steps, key=lambda one: one.num_tokens)
+    layer = routes(step)[0]
+    mine = [operation for operation in step.operations if operation["layer"] == layer.layer]
+    groups = [group for group in grouped(mine) if group[0]["class"] == EXPERT]
+    assert [[entry["expert"] for entry in group] for group in groups] == [
+        [expert for expert, count in enumerate(layer.rows) if count]
+    ] * 2
+    labels, tokens = labels_of(run, step), labels_of(run, step)(mine[0])
+    assert len(tokens) == step.num_tokens
+    for entry in groups[0]:
+        assert labels(entry) == [tokens[row] for row in layer.tokens_of(entry["expert"])]
+
+
+# --- the page, exercises and the terminal
+
+
+class Cells(HTMLParser):
+    """Tables by caption: rows of cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self._caption, self._row, self._inside = "", list[str](), ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("caption", "td", "th"):
+            self._inside = tag
+            self._row += [""] if tag != "caption" else []
+        if tag == "caption":
+            self._caption = ""
+        if tag == "tr":
+            self._row = []
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "caption":
+            self.tables[self._caption] = []
+        if tag == "tr":
+            self.tables[self._caption].append(self._row)
+        self._inside = "" if tag in ("caption", "td", "th") else self._inside
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "caption":
+            self._caption += data
+        elif self._inside:
+            self._row[-1] += data
+
+
+def view_of(page: str) -> str:
+    return re.split(r'(?=<section id=")', page[page.index('<section id="experts"') :])[1]
+
+
+def test_the_page_shows_the_routing_of_the_run(page: str, demo_run: Run) -> None:
+    view = view_of(page)
+    tables = Cells(view).tables
+    for step in demo_run.steps:
+        rows = tables[f"Step {step.number}: rows of each expert"][1:]
+        assert rows == [
+            [
+                f"block {route.layer}",
+                *(str(count or "") for count in route.rows),
+                str(route.num_choices),
+                str(route.num_read),
+            ]
+            for route in routes(step)
+        ]
+    step_readings = readings(demo_run, moments(demo_run))
+    assert [row[:5] + row[5:6] + row[7:] for row in tables["All sparse blocks of each step together"][1:]] == [
+        [str(value) for value in (o.step, o.prefills, o.decodes, o.choices, o.read, o.held, o.most_rows)]
+        for o in step_readings
+    ]
+    averages = tables["Steps that only decode: of one block, on average"][1:]
+    for (tokens, steps), row in zip(by_decodes(step_readings).items(), averages, strict=True):
+        read = sum(counts.read for counts in steps) / (3 * len(steps))
+        assert row[:4] == [str(tokens), str(len(steps)), str(2 * tokens), number(read, 3)]
+
+
+def test_the_figure_has_a_square_for_every_choice(page: str, demo_run: Run) -> None:
+    for step in demo_run.steps:
+        layer = routes(step)[0]
+        title = f"Step {step.number}, block {layer.layer}: the rows of each expert"
+        figure = next(picture for picture in re.findall(r"<svg.*?</svg>", view_of(page)) if f">{title}<" in picture)
+        squares = re.findall(r"<title>row (\d+): [^<]*?: expert (\d+)</title>", figure)
+        assert [(int(row), int(expert)) for row, expert in squares] == [
+            (row, expert) for expert in range(8) for row in layer.tokens_of(expert)
+        ]
+        labels = [counted(count, "row") if count else "not read" for count in layer.rows]
+        assert re.findall(r">(\d+ rows?|not read)</text>", figure) == labels
+
+
+def test_the_classes_of_the_page_have_the_fourth(page: str, demo_run: Run) -> None:
+    ledger = page[page.index('<section id="ledger"') : page.index('<section id="experts"')]
+    assert "<dt>one product per expert</dt>" in ledger
+    assert 'class="class c3">one product per expert</span>' in ledger
+    assert "mixture of experts</h3>" in ledger
+    guesses = ledger.count('class="guess"')
+    assert guesses == 4 * ledger.count('class="guesses"')
+    calls = [sum(operation["class"] == EXPERT for operation in step.operations) for step in demo_run.steps]
+    rows = re.findall(r'<th scope="row">one product per expert</th><td>(\d+)</td>', ledger)
+    assert [int(row) for row in rows] == calls
+
+
+def solved(run: Run) -> dict[str, str]:
+    return {title: answer for title, _, answer in of_experts(run)}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_exercises_have_the_answers_of_the_run(name: str) -> None:
+    model, run = recorded_on(name)
+    mixture = model.config.mixture
+    assert mixture is not None
+    questions = {title: str(question) for title, question, _ in of_experts(run)}
+    answers = solved(run)
+    closest = max(routed(run), key=lambda token: token.margin)
+    best = sorted(range(mixture.num_experts), key=lambda expert: -closest.preferred[expert])
+    assert answers["A router."] == " and ".join(map(str, best[: mixture.num_experts_per_tok]))
+    scores = [closest.scores[expert] for expert in closest.chosen]
+    scale = mixture.routed_scaling_factor / (sum(scores) + 1e-6 if mixture.norm_topk_prob else 1)
+    assert f" are {', '.join(number(value, 3) for value in scores)}. " in questions["Their weights."]
+    weights = [float(value) for value in answers["Their weights."].split(", ")]
+    assert weights == pytest.approx([value * scale for value in scores], rel=6e-3)
+    assert ("plus the bias" in questions["A router."]) == mixture.use_expert_bias
+    listed = re.findall(r"\u201d ([\d, ]+)", questions["Products of experts."])
+    rows = Counter(int(expert) for line in listed for expert in line.rstrip(", ").split(", "))
+    counts = ", ".join(f"expert {expert} over {counted(rows[expert], 'row')}" for expert in sorted(rows))
+    assert answers["Products of experts."] == f"{len(rows)}: {counts}"
+    assert answers["Weights that are read."] == f"{sum(rows.values())} times, and {len(rows)} times"
+
+
+def test_the_terminal_shows_rows_of_each_expert(run: Run) -> None:
+    for step in run.steps:
+        lines = as_text(run, step.number, colour=False).splitlines()
+        for layer in routes(step):
+            (line,) = [text for text in lines if text.startswith(f"  block {layer.layer} ")]
+            words = line.split()
+            assert [0 if word == "." else int(word) for word in words[2:10]] == layer.rows
+            assert line.endswith(f"{counted(layer.num_read, 'expert')} for {counted(layer.num_choices, 'choice')}")
+
+
+def operations(path: Path) -> list[Step]:
+    return list(read_run(path.read_text().splitlines()).steps)
+
+
+def test_the_commands_record_replay_and_draw_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], demo_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, out = tmp_path / "run.jsonl", tmp_path / "page.html"
+    directory = str(TORTURE / "moe_published")
+    asked = ["generate", "--model", directory, "--prompt-ids", "1,17,42", "--max-tokens", "3"]
+    assert main([*asked, "--trace", str(trace), "--trace-detail", "--prove"]) == 0
+    assert all(len(routes(step)) == 3 for step in operations(trace))
+    assert main(["replay", str(trace)]) == 0
+    assert main(["draw", str(trace), "-o", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 3
+    assert 'id="experts"' in out.read_text(encoding="utf-8")
+
+    def lines_of(model: Model) -> list[str]:
+        assert str(model.path) == directory
+        return demo_lines
+
+    monkeypatch.setattr(demo, "main_lines", lines_of)
+    assert main(["draw", "--demo", "--model", directory, "--terminal", "--step", "0"]) == 0
+    assert "rows of each expert" in capsys.readouterr().out
+    assert main(["draw", str(trace), "--model", directory, "--terminal"]) == 2
+    assert "--model goes with --demo" in capsys.readouterr().err

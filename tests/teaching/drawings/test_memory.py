@@ -1,0 +1,137 @@
+"""What is worked out of a trace: the tokens in every block, and what attention finds there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from drawn import demo_run
+from hypothesis import given
+
+import lfm2np
+from lfm2np.suite.adapters import own
+from lfm2np.suite.faults import inject
+from lfm2np.suite.properties.driver import make
+from lfm2np.suite.properties.driver import run as run_scenario
+from lfm2np.suite.strategies.scenarios import Scenario, scenarios
+from lfm2np.teaching.drawings import demo
+from lfm2np.teaching.drawings.runs.derive import by_plans, num_kept, pools
+from lfm2np.teaching.drawings.runs.paged import Cells, before_steps, contents, context
+from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
+from lfm2np.teaching.drawings.runs.recorded_run import Run, Step, read_run
+from lfm2np.teaching.drawings.views.picture import scores_of, softmax
+
+
+@pytest.mark.slow
+@given(scenarios(kinds=("abort", "preempt", "fork")))
+def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
+    """Block by block, the tokens at a table's places are the request's own, after every step, also when swapped in."""
+    engine = make(own, scenario.model, scenario.sizes)
+    run_scenario(engine, scenario)
+    holds_what_was_computed(read_run(engine.trace(), is_whole=False))
+
+
+@pytest.mark.slow
+@given(scenarios(kinds=("abort", "preempt")))
+def test_no_free_block_is_owned(scenario: Scenario) -> None:
+    """After each step, by the scheduler's own count. (Others are reserved, and in no table yet.)"""
+    engine = make(own, scenario.model, scenario.sizes)
+    run_scenario(engine, scenario)
+    run = read_run(engine.trace(), is_whole=False)
+    for step, owned in zip(run.steps, [pool.owners for pool in pools(run)], strict=True):
+        if not step.abandoned:
+            still = {block for block, names in owned.items() if set(names) - set(step.finished)}
+            assert len(still) <= run.config["num_blocks"] - step.free_blocks, step.number
+
+
+@pytest.mark.slow
+@given(scenarios(kinds=("abort", "preempt", "fork")))
+def test_the_schedule_once_more_is_the_trace(scenario: Scenario) -> None:
+    """Tables and slots of the plan are among what the scheduler holds; what it holds is not free."""
+    engine = make(own, scenario.model, scenario.sizes)
+    run_scenario(engine, scenario)
+    run = read_run(engine.trace(), is_whole=False)
+    for step, pool in zip(run.steps, pools(run), strict=True):
+        assert pool.cached is not None and pool.cached + len(pool.owners) <= run.config["num_blocks"]
+        for entry in step.entries:
+            assert pool.slots[entry.slot] == entry.request_id
+            assert all(entry.request_id in pool.owners[block] for block in entry.block_table)
+
+
+def test_a_schedule_that_no_sound_scheduler_makes_is_told() -> None:
+    model = lfm2np.load()
+    sizes = {"num_blocks": 8, "block_size": 4, "max_num_batched_tokens": 12}
+    coming = [Coming(name, "copy: tivu zo sa mi ->", demo.greedy(6)) for name in "ab"]
+    with inject("budget-ignored"):
+        run = read_run(recorded(model, coming, **sizes))
+    assert pools(run) == by_plans(run)
+    assert all(pool.cached is None for pool in pools(run))
+    assert all(pool.cached is not None for pool in pools(read_run(recorded(model, coming, **sizes))))
+
+
+def test_in_the_demo_all_blocks_that_are_not_free_are_owned() -> None:
+    """A sample without a slot waits, and has no blocks (it had, on the page)."""
+    run = demo_run()
+    for step, owned in zip(run.steps, [pool.owners for pool in pools(run)], strict=True):
+        rejected = sum(entry.num_drafts for entry in step.entries)
+        still = {block for block, names in owned.items() if set(names) - set(step.finished)}
+        assert 0 <= len(still) - (run.config["num_blocks"] - step.free_blocks) <= rejected, step.number
+
+
+def test_the_map_holds_no_rejected_draft() -> None:
+    run = demo_run()
+    assert any(num_kept(step, entry) < len(entry.token_ids) for step in run.steps for entry in step.entries)
+    holds_what_was_computed(run)
+
+
+def holds_what_was_computed(run: Run) -> None:
+    size = int(run.config["block_size"])
+    known = {name: list(asked.prompt) for name, asked in run.requests.items()}
+    for step, held in zip(run.steps, contents(run), strict=True):
+        for entry in step.entries:
+            if step.abandoned:
+                continue
+            computed = entry.start + num_kept(step, entry)
+            tokens = [held.tokens[entry.block_table[at // size]][at % size] for at in range(computed)]
+            parent = run.requests[entry.request_id].parent
+            if parent is not None and entry.start > len(known[entry.request_id]):  # forked behind its prompt
+                known[entry.request_id] = known[parent]
+            before = known[entry.request_id][: entry.start]
+            assert tokens == [*before, *entry.token_ids[: computed - entry.start]]
+            known[entry.request_id] = tokens
+            assert all(
+                set(held.tokens[block]) <= set(range(size)) for block in entry.block_table if block in held.tokens
+            )
+            number, filled = divmod(computed, size)
+            if filled:
+                assert sorted(held.tokens[entry.block_table[number]]) == list(range(filled))
+
+
+def test_weights_worked_out_of_keys_give_what_attention_gave() -> None:
+    """Scores and weights are no part of a trace: with the values, they have to give its outputs."""
+    model, words, _ = demo.hand_model()
+    compared = 0
+    for run in (demo.hand_alone(model, words), demo.hand_together(model, words)):
+        for step, cells in zip(run.steps, before_steps(run), strict=True):
+            for layer in (1, 3):
+                compared += same_attention(run, step, cells, layer)
+    assert compared == 64  # rows
+
+
+def same_attention(run: Run, step: Step, cells: Cells, layer: int) -> int:
+    mine = [operation for operation in step.operations if operation["layer"] == layer]
+    queries = next(operation["output"]["values"] for operation in mine if operation["operation"] == "rotate")
+    (new,) = [operation["inputs"] for operation in mine if operation["operation"] == "cache_entries"]
+    first = 0
+    for entry, attention in zip(
+        step.entries, [operation for operation in mine if operation["operation"] == "attend"], strict=True
+    ):
+        span = slice(first, first + len(entry.token_ids))
+        keys, values = context(cells, layer, entry.block_table, entry.start, int(run.config["block_size"]))
+        keys, values = [*keys, *new["keys"]["values"][span]], [*values, *new["values"]["values"][span]]
+        for head in (0, 1):
+            scores = scores_of([row[2 * head : 2 * head + 2] for row in queries[span]], keys, slice(0, 2))
+            for line, answer in zip(scores, attention["output"]["values"], strict=True):
+                weights = [weight or 0.0 for weight in softmax(line)]
+                assert np.array(weights) @ np.array(values) == pytest.approx(answer[2 * head : 2 * head + 2], abs=2e-6)
+        first += len(entry.token_ids)
+    return first

@@ -1,0 +1,385 @@
+"""The laboratory in a browser, as a learner uses it: pytest -m browser tests/teaching/lab; the extras `browser` and `serve`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from links import read_settings
+from page_checks import CONTRAST, each_view
+
+from lfm2np.commands.lab_app import limits_of, make_app
+from lfm2np.commands.serve.server import serving_beside
+from lfm2np.teaching.lab.lessons import LESSONS
+from lfm2np.teaching.lab.settings import CHOICES, TEACHING_FAULTS, query_of
+from lfm2np.teaching.lab.worker import Worker
+
+pytestmark = pytest.mark.browser
+
+Fill = Mapping[str, str]  # field -> what is typed or chosen
+HOSTILE = "</script><script>document.title='x'</script><img src=x onerror=\"document.title='x'\">"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    limits = limits_of()
+    with Worker() as worker, serving_beside(make_app(worker, limits), limits) as port:
+        yield f"http://127.0.0.1:{port}/"
+
+
+def open_form(page: Any) -> None:
+    page.eval_on_selector_all(".settings, .more-settings", "all => all.forEach(details => details.open = true)")
+
+
+def fill(page: Any, fields: Fill) -> None:
+    """Types or chooses, each in a form that is open."""
+    open_form(page)
+    for name, text in fields.items():
+        field = page.locator(f"#{name}")
+        if field.evaluate("field => field.tagName") == "SELECT":
+            field.select_option(text)
+        else:
+            while not field.is_visible():
+                page.click(".more")
+            field.fill(text)
+
+
+class Laboratory:
+    """A tab, with what it complained of and where its requests went."""
+
+    def __init__(self, browser: Any, address: str, **options: Any) -> None:
+        self.address = address
+        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.noted(request.url))
+        self.page.goto(address)
+
+    def noted(self, url: str) -> None:
+        if not url.startswith((self.address, "data:")):
+            self.elsewhere.append(url)
+
+    def open_form(self) -> None:
+        open_form(self.page)
+
+    def run(self, fields: Fill) -> None:
+        """Fills fields, and runs; the answer is there when this returns."""
+        fill(self.page, fields)
+        with self.page.expect_response(lambda response: response.request.resource_type == "fetch") as answer:
+            self.page.click(".run")
+        if answer.value.ok:
+            self.page.wait_for_event("load")
+        self.page.wait_for_selector(".run:not([aria-disabled])", state="attached")
+
+    @property
+    def settings(self) -> Any:
+        return read_settings(parse_qsl(urlsplit(self.page.url).query, keep_blank_values=True))
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Any, address: str) -> Iterator[Laboratory]:
+    shared = Laboratory(browser, address)
+    yield shared
+    shared.context.close()
+
+
+@pytest.fixture
+def lab(tab: Laboratory) -> Iterator[Laboratory]:
+    """The shared tab, with the default run."""
+    tab.page.goto(tab.address)
+    yield tab
+    assert tab.elsewhere == []
+    assert [each for each in tab.complaints if "status of 400" not in each] == []  # as the browser notes each of them
+
+
+# --- a run
+
+
+def test_every_control_changes_the_run(lab: Laboratory) -> None:
+    changes = {
+        "prompt-0": "copy: red ->",
+        "arrival-1": "2",
+        "tokens-2": "3",
+        "policy": "static",
+        "block-size": "8",
+        "blocks": "20",
+        "budget": "9",
+        "slots": "2",
+        "chunked": "off",
+        "prefix-cache": "off",
+        "drafts": "1",
+        "fault": "positions-are-rows-of-the-batch",
+    }
+    lab.run(changes)
+    settings = lab.settings
+    requests = settings.requests
+    assert (requests[0].prompt, requests[1].arrival, requests[2].max_tokens) == ("copy: red ->", 2, 3)
+    assert (settings.policy, settings.block_size, settings.num_blocks) == ("static", 8, 20)
+    assert (settings.budget, settings.slots) == (9, 2)
+    assert (settings.chunked, settings.prefix_caching, settings.drafts) == (False, False, 1)
+    assert settings.fault == "positions-are-rows-of-the-batch"
+    lab.open_form()
+    for name, text in changes.items():
+        assert lab.page.input_value(f"#{name}") == text
+    assert TEACHING_FAULTS[settings.fault] in lab.page.inner_text("#result")
+    lab.run(
+        {
+            "model": "paper",
+            "prompt-0": "the cat",
+            "prompt-1": "",
+            "prompt-2": "",
+            **dict.fromkeys(("prompt-3", "prompt-4", "prompt-5"), ""),
+        }
+    )
+    assert lab.settings.model == "paper"
+    assert len(lab.settings.requests) == 1
+
+
+def test_a_request_can_be_added(lab: Laboratory) -> None:
+    lab.run({"prompt-6": "copy: red ->", "slots": "8", "blocks": "40"})
+    assert len(lab.settings.requests) == 7
+    lab.open_form()
+    assert lab.page.inner_text(".asked:nth-child(7) td:nth-of-type(4)") == "red"
+
+
+def test_each_policy_gives_the_same_answers(lab: Laboratory) -> None:
+    answers = ".asked:not([hidden]) td:nth-of-type(4)"
+    before = lab.page.eval_on_selector_all(answers, "all => all.map(one => one.textContent)")
+    for policy in CHOICES["policy"][1]:
+        lab.run({"policy": policy, "blocks": "60"})
+        assert lab.settings.policy == policy
+        assert lab.page.eval_on_selector_all(answers, "all => all.map(one => one.textContent)") == before
+    assert all(before)
+
+
+def test_a_run_is_a_link(lab: Laboratory, browser: Any, address: str) -> None:
+    lab.page.click('.side a[href="#memory"]')
+    lab.run({"blocks": "11", "budget": "7"})
+    assert urlsplit(lab.page.url).fragment.startswith("memory"), "the view in sight stays"
+    first = lab.page.inner_html("#memory")
+    other = Laboratory(browser, address)
+    other.page.goto(lab.page.url)
+    assert other.page.inner_html("#memory") == first
+    other.context.close()
+    lab.page.go_back()
+    lab.page.wait_for_selector("#views")
+    assert lab.page.input_value("#blocks") == "8"
+
+
+def test_without_a_script_the_form_runs(browser: Any, address: str) -> None:
+    lab = Laboratory(browser, address, java_script_enabled=False)
+    lab.page.click(".more-settings summary")
+    lab.page.fill("#blocks", "12")
+    with lab.page.expect_navigation():
+        lab.page.click(".run")
+    assert lab.settings.num_blocks == 12
+    assert lab.page.is_visible("#memory")
+    assert lab.page.is_visible("#timeline")
+    lab.context.close()
+
+
+# --- what can't be run
+
+
+@pytest.mark.parametrize(
+    ("fields", "where", "told"),
+    [
+        ({"prompt-0": "", **{f"prompt-{index}": "" for index in range(1, 6)}}, "prompt-0", "There is no prompt"),
+        ({"blocks": "1"}, "blocks", "need"),
+        ({"arrival-1": "soon", "slots": "0"}, "arrival-1", "expected a whole number, 0 to 60."),
+    ],
+)
+def test_what_cannot_be_run_is_said_where_it_was_entered(lab: Laboratory, fields: Fill, where: str, told: str) -> None:
+    before = lab.page.url
+    lab.run(fields)
+    problem = lab.page.locator(f"#problem-{where}")
+    assert told in problem.inner_text()
+    assert lab.page.get_attribute(f"#{where}", "aria-describedby") == f"problem-{where}"
+    assert lab.page.evaluate("document.activeElement.id") == where
+    for name, text in fields.items():
+        assert lab.page.input_value(f"#{name}") == text
+    assert lab.page.url == before
+    assert lab.page.is_visible("#batching"), "the run before stays"
+    if "blocks" in fields:  # what is mended runs
+        lab.run({"blocks": "40"})
+        assert lab.settings.num_blocks == 40
+        assert not lab.page.query_selector_all(".problem")
+
+
+def test_rows_below_an_emptied_one_move_up_so_that_fields_and_letters_are_right(lab: Laboratory) -> None:
+    lab.run({"prompt-1": "", "arrival-2": "x"})
+    assert lab.page.input_value("#arrival-1") == "x"
+    assert lab.page.input_value("#prompt-1") == "sort: 7 2 9 4 1 ->"
+    assert lab.page.get_attribute("#arrival-1", "aria-invalid") == "true"
+    assert not lab.page.is_visible("#prompt-5")
+    lab.run({"arrival-1": "1", "blocks": "3"})
+    letter = lab.page.inner_text("#problem-blocks").split("request ")[1][0]
+    assert lab.page.input_value(f"#prompt-{'abcdefgh'.index(letter)}").startswith("count:")
+
+
+def test_where_the_keyboard_goes_on_after_a_run(lab: Laboratory) -> None:
+    lab.run({"blocks": "17"})
+    assert lab.page.evaluate("document.activeElement.id") == "result"
+    lab.page.goto(f"{lab.address}?lesson=5")
+    lab.run({"blocks": "13"})
+    assert lab.page.evaluate("document.activeElement.id") == "verdict"
+
+
+def test_a_fault_that_ends_the_engine_is_said_and_what_came_before_is_drawn(lab: Laboratory) -> None:
+    lab.run({"fault": "full-cache-raises-instead-of-evicting"})
+    assert "With this fault the engine ended" in lab.page.inner_text("#problem-fault")
+    assert lab.page.query_selector_all("#memory .at")
+    lab.run({"fault": ""})
+    assert not lab.page.query_selector_all(".problem")
+
+
+def test_a_hostile_prompt_runs_nothing(lab: Laboratory) -> None:
+    lab.run({"prompt-0": HOSTILE, "blocks": "120"})
+    assert lab.page.title() == "A laboratory of continuous batching"
+    lab.open_form()
+    assert lab.page.input_value("#prompt-0") == HOSTILE
+    for view in each_view(lab.page):
+        assert lab.page.title() == "A laboratory of continuous batching", view
+
+
+def test_two_tabs_and_one_that_is_closed_in_mid_run(browser: Any, address: str) -> None:
+    first, second = Laboratory(browser, address), Laboratory(browser, address)
+    leaving = Laboratory(browser, address)
+    leaving.open_form()
+    leaving.page.fill("#blocks", "33")
+    leaving.page.evaluate("document.querySelector('.run').click()")
+    leaving.context.close()
+    first.run({"blocks": "21"})
+    second.run({"blocks": "22"})
+    assert (first.settings.num_blocks, second.settings.num_blocks) == (21, 22)
+    for lab in (first, second):
+        assert lab.complaints == lab.elsewhere == []
+        lab.context.close()
+
+
+def test_a_laboratory_that_has_ended_is_said(browser: Any) -> None:
+    limits = limits_of()
+    with Worker() as worker, serving_beside(make_app(worker, limits), limits) as port:
+        lab = Laboratory(browser, f"http://127.0.0.1:{port}/")
+    lab.page.click(".run")
+    lab.page.wait_for_selector("#problem-form")
+    assert "does lfm2np lab still run?" in lab.page.inner_text("#problem-form")
+    lab.context.close()
+
+
+# --- lessons
+
+COPIES = {"prompt-0": "copy: tivu zo sa ->", "prompt-1": "copy: zo sa zo sa zo sa zo sa ->", "drafts": "4"}
+ANSWERS: dict[int, tuple[Fill, str, Fill, str]] = {  # wrong and what is said, right and what is said
+    1: ({"budget": "1"}, "The run took 9 steps", {"budget": "2"}, "chunks of 2 and 2 rows"),
+    2: ({"policy": "fcfs"}, "wastes 68 cells", {"policy": "waiting-served"}, "wastes 4 cells"),
+    3: ({"fault": ""}, "The fault is gone", {"slots": "1"}, "would never find the bug"),
+    4: ({"budget": "8"}, "request f", {"budget": "8", "policy": "prefill-first", "slots": "6"}, "request e has its"),
+    5: ({"blocks": "13"}, "request d is preempted in step 9", {"blocks": "14"}, "with 13 request d is preempted"),
+    6: ({"drafts": "4"}, "expected at most 12 with drafts", COPIES, "take 3 steps with drafts and 9 without"),
+}
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_a_lesson_is_failed_and_solved(lab: Laboratory, number: int) -> None:
+    lesson = LESSONS[number]
+    wrong, seen, right, explanation = ANSWERS[number]
+    with lab.page.expect_navigation():
+        lab.page.click(f".lessons li:nth-child({number + 1}) a")
+    assert lab.page.inner_text(".lesson-text h2") == f"Lesson {number}: {lesson.title}"
+    assert lab.page.is_visible(f"#{lesson.view}.current")
+    assert not lab.page.query_selector_all("#verdict")
+    lab.run(wrong)
+    verdict = lab.page.inner_text("#verdict")
+    assert verdict.startswith("Not yet. ") and seen in verdict
+    lab.page.goto(f"{lab.address}?{query_of(lesson.start)}")
+    lab.run(right)
+    verdict = lab.page.inner_text("#verdict")
+    assert verdict.startswith("Right. ") and explanation in verdict
+    assert lab.settings.lesson == number
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_a_guess_is_judged_where_it_stands_and_stays(browser: Any, address: str, has_script: bool) -> None:
+    lab = Laboratory(browser, address, java_script_enabled=has_script)
+    lab.page.goto(f"{address}?lesson=5")
+    exercise = lab.page.get_by_role("form", name="Exercise 2")
+    for guess, sentence in (
+        ("c", "Not yet. Request c does not belong"),
+        ("D", "Right. In step 5"),
+        ("", "no guess yet"),
+    ):
+        exercise.get_by_role("textbox", name="Your guess (letters, or none)").fill(guess)
+        with lab.page.expect_navigation():
+            lab.page.keyboard.press("Enter")
+        assert sentence in exercise.get_by_role("status" if guess else "alert").inner_text()
+        assert lab.page.input_value("#guess-2") == guess
+        assert lab.page.locator("#guess-2:focus").count() == 1, "the keyboard goes on there"
+    with lab.page.expect_navigation():
+        lab.page.fill("#guess-1", "4")
+        lab.page.keyboard.press("Enter")
+    if has_script:
+        lab.run({"blocks": "13"})
+        assert lab.page.inner_text("#verdict").startswith("Not yet. With 13 blocks")
+        assert lab.page.inner_text("#verdict-guess-1").startswith("Right. 9 tokens of the prompt")
+        assert lab.settings.num_blocks == 13
+    with lab.page.expect_navigation():
+        lab.page.click("text=See the run that exercise 1 is about")
+    assert len(lab.settings.requests) == 1
+    assert lab.page.inner_text("#verdict-guess-1").startswith("Right. ")
+    assert not lab.complaints
+    lab.context.close()
+
+
+# --- how it looks
+
+
+def test_text_has_contrast_in_the_form_too(lab: Laboratory) -> None:
+    lab.page.goto(f"{lab.address}?{query_of(LESSONS[3].start)}&guess-1=b+c&guess-2=x")
+    lab.run({"fault": ""})
+    lab.open_form()
+    for fields in ({}, {"slots": "0"}):
+        if fields:
+            lab.run(fields)
+        for scheme in ("light", "dark"):
+            lab.page.emulate_media(color_scheme=scheme)
+            assert lab.page.evaluate(CONTRAST) == [], (fields, scheme)
+
+
+def test_nothing_is_wider_than_the_page(browser: Any, address: str) -> None:
+    lab = Laboratory(browser, address)
+    for query in (f"?{query_of(LESSONS[1].start)}", f"?{query_of(LESSONS[2].start)}&guess-1=13&guess-2=x"):
+        lab.page.goto(address + query)
+        lab.open_form()
+        for width in (1920, 1280, 768, 360):  # the views at each width: tests/teaching/drawings/test_browser.py
+            lab.page.set_viewport_size({"width": width, "height": 900})
+            assert lab.page.evaluate("document.documentElement.scrollWidth") <= width, (query[:20], width)
+        for view in each_view(lab.page):
+            assert lab.page.evaluate("document.documentElement.scrollWidth") <= 360, (query[:20], view)
+    lab.context.close()
+
+
+def test_every_control_has_a_name_and_is_reached_by_keys(lab: Laboratory) -> None:
+    lab.page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    session = lab.context.new_cdp_session(lab.page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    roles = ("button", "slider", "checkbox", "radio", "link", "textbox", "combobox", "DisclosureTriangle")
+    controls = [node for node in nodes if node.get("role", {}).get("value") in roles and not node.get("ignored")]
+    assert len(controls) > 50
+    for control in controls:
+        assert control.get("name", {}).get("value", "").strip(), json.dumps(control)[:300]
+    lab.open_form()
+    lab.page.focus("#blocks")
+    lab.page.keyboard.press("End")
+    lab.page.keyboard.press("Backspace")
+    lab.page.keyboard.type("30")
+    with lab.page.expect_navigation():
+        lab.page.keyboard.press("Enter")
+    assert lab.settings.num_blocks == 30

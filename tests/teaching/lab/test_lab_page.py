@@ -1,0 +1,148 @@
+"""The form is what a browser sends back without any script: the run that it shows, or what was typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from urllib.parse import parse_qsl, urlencode
+
+import pytest
+from links import read_settings
+
+from lfm2np.teaching.lab.lab_page import answer, lab_page
+from lfm2np.teaching.lab.lessons import LESSONS
+from lfm2np.teaching.lab.models import Models
+from lfm2np.teaching.lab.settings import (
+    NAMES,
+    PAPER_REQUESTS,
+    TEACHING_FAULTS,
+    Asked,
+    Settings,
+    examine,
+    query_of,
+    typed_of,
+)
+
+
+class Form(HTMLParser):
+    """The fields that a browser would send, and what belongs to what."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.sent: list[tuple[str, str]] = []
+        self.ids: list[str] = []
+        self.labelled: set[str] = set()
+        self.described: set[str] = set()
+        self.fields: set[str] = set()  # ids of what can be typed
+        self._select = self._form = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = {key: value or "" for key, value in attrs}
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.described |= set(attributes.get("aria-describedby", "").split())
+        if tag == "form":
+            self._form = attributes.get("id", "")
+        if tag == "label":
+            self.labelled.add(attributes["for"])
+        if tag in ("input", "select") and "name" in attributes and attributes.get("type") != "hidden":
+            self.fields.add(attributes["id"])
+            self.labelled |= {attributes["id"]} if attributes.get("aria-label") else set()
+        if self._form != "settings":
+            return
+        if tag == "input" and "name" in attributes:
+            self.sent.append((attributes["name"], attributes["value"]))
+        if tag == "select":
+            self._select = attributes["name"]
+        if tag == "option" and "selected" in attributes:
+            self.sent.append((self._select, attributes["value"]))
+
+
+def form_of(query: str, problems: Mapping[str, str]) -> Form:
+    return Form(lab_page(typed_of(parse_qsl(query, keep_blank_values=True)), None, problems, None, None))
+
+
+RUNS = [
+    Settings(),
+    Settings(model="paper", requests=PAPER_REQUESTS, chunked=False, prefix_caching=False),
+    Settings(requests=tuple(Asked(f"<\"&'> {name} \u00e9\u4e2d", 3, 9) for name in NAMES), drafts=2, policy="static"),
+    Settings(fault=next(iter(TEACHING_FAULTS)), requests=(Asked("a"),)),
+    *(lesson.start for lesson in LESSONS.values()),
+]
+
+
+@pytest.mark.parametrize("settings", RUNS)
+def test_the_form_sends_the_run_that_it_shows(settings: Settings):
+    sent = form_of(query_of(settings), {}).sent
+    assert read_settings(parse_qsl(urlencode(sent), keep_blank_values=True)) == settings
+
+
+@pytest.mark.parametrize(("query", "model"), [("", "trained"), ("model=paper", "paper")])
+def test_an_empty_link_shows_the_defaults(query: str, model: str):
+    expected = Settings() if model == "trained" else Settings(model="paper", requests=PAPER_REQUESTS)
+    assert read_settings(form_of(query, {}).sent) == expected
+
+
+def test_a_row_can_be_added():
+    sent = form_of(query_of(Settings(requests=(Asked("a"),))), {}).sent
+    assert sum(key == "prompt" for key, _ in sent) == 8
+    second = [place for place, (key, _) in enumerate(sent) if key == "prompt"][1]
+    sent[second] = ("prompt", "b")
+    assert [asked.prompt for asked in read_settings(sent).requests] == ["a", "b"]
+
+
+def test_every_field_has_a_label_and_every_description_is_there():
+    query = urlencode([("prompt", ""), ("slots", "0"), ("policy", "x"), ("lesson", "9"), ("z", "1")])
+    _, problems = examine(parse_qsl(query, keep_blank_values=True))
+    assert problems.keys() == {"", "prompt-0", "slots", "policy", "lesson"}
+    form = form_of(query, problems)
+    assert form.fields <= form.labelled
+    assert form.described == {"problem-prompt-0", "problem-slots", "problem-policy"} <= set(form.ids)
+    assert {"problem-form", "problem-lesson"} <= set(form.ids)
+    assert len(form.ids) == len(set(form.ids))
+
+
+def test_what_was_typed_is_sent_again_also_where_it_is_wrong():
+    query = urlencode([("prompt", "a"), ("arrival", "soon"), ("slots", ""), ("policy", "lifo"), ("blocks", "<b>")])
+    sent = form_of(query, {}).sent
+    assert {("arrival", "soon"), ("slots", ""), ("policy", "lifo"), ("blocks", "<b>")} <= set(sent)
+
+
+@pytest.mark.parametrize(
+    ("query", "problems", "is_open"),
+    [("", {}, False), ("prompt=a&policy=fcfs", {}, False), ("budget=3", {}, True), ("", {"slots": "0"}, True)],
+)
+def test_the_form_is_short_until_a_setting_is_changed(query: str, problems: dict[str, str], is_open: bool):
+    """Pinned: it took more than half of the first screen."""
+    page = lab_page(typed_of(parse_qsl(query)), None, problems, None, None)
+    (opened,) = re.findall(r'<details class="more-settings"( open)?>', page)
+    assert bool(opened) == is_open
+    for help_ in ("most tokens of a step", "on: long prompts in pieces", "tokens guessed ahead; 0: none"):
+        assert f"<small>{help_}</small>" in page
+
+
+def test_lessons_are_links():
+    page = lab_page(typed_of([]), None, {}, None, None)
+    for lesson in LESSONS.values():
+        assert query_of(lesson.start).replace("&", "&amp;") in page
+
+
+def test_a_broken_engine_is_not_shown_as_sound(models: Models):
+    page = answer("lesson=3", models)[1]
+    checked = re.search(r'name="leak"[^>]* checked[^>]*>([^<]*)', page)
+    assert "Broken: </strong>" in page and checked and checked[1].strip() == "the convolution crosses requests"
+
+
+def test_a_run_that_wastes_nothing_shows_no_hatched_cells(models: Models):
+    page = answer("lesson=1", models)[1]
+    assert "hatched" not in page[page.index('id="batching"') : page.index('id="positions"')]
+
+
+def test_the_prefix_cache_has_the_same_tokens_above_and_below_and_one_menu_has_numbers(models: Models):
+    """One request is preempted, and finds again what it has computed."""
+    page = answer("", models)[1]
+    above = re.search(r"<strong>(\d+) tokens</strong> from the prefix cache", page)
+    below = re.search(r"without the (\d+) tokens that the prefix cache has", page)
+    assert above and below and above[1] == below[1] and "Look at the hatched cells" in page
+    assert "Lesson 1: " in page and 'class="num"' not in page and "press Run" in page

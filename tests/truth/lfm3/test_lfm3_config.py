@@ -1,0 +1,222 @@
+"""config.json of an LFM3: defaults, the two readings of the rotation's label, refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np.checkpoint.config_json import parse_config
+from lfm2np.checkpoint.lfm3 import DEFAULT_ROPES
+from lfm2np.commands.cli.program import main
+from lfm2np.engine.work.place import model_of, source_of
+from lfm2np.errors import CheckpointError, ConfigError, RequestError
+from lfm2np.oracle.recorders import mlx_recorder
+from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint, raw_config
+from lfm2np.truth.rope import Rope, inverse_frequencies
+
+MINIMAL = {"model_type": "lfm3", "architectures": ["Lfm3ForCausalLM"]}
+
+
+def test_absent_keys_are_those_of_lfm3_1_7b():
+    config = parse_config(MINIMAL, "config.json")
+    assert (config.hidden_size, config.feed_forward_size, config.num_hidden_layers) == (2048, 7680, 24)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (16, 4, 128)
+    assert (config.conv_L_cache, config.sliding_window, config.vocab_size) == (7, 256, 128_000)
+    assert config.layer_types[:7] == (
+        *("conv", "conv", "full_attention", "conv"),
+        *("sliding_attention", "conv", "full_attention"),
+    )
+    assert config.use_sandwich_norm and config.use_attention_gate and not config.attention_bias
+    assert config.rope("full_attention") == Rope(1e6, 0.5, True)
+    assert config.rope("sliding_attention") == Rope(1e4, 1.0, True)
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_ids) == (124_893, 124_894, (124_900,))
+
+
+def test_the_first_half_of_the_frequencies_turns():
+    """As transformers' "proportional": of 24 pairs of a head of 48 the first 12, with the frequencies of all 24."""
+    half, whole = (inverse_frequencies(48, Rope(1e6, share)) for share in (0.5, 1.0))
+    assert np.array_equal(half[:12], whole[:12]) and not half[12:].any() and whole[12:].all()
+
+
+def labelled(label: str) -> dict[str, object]:
+    full = {"rope_type": label, "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+    return {**MINIMAL, "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_theta": 1e4}}}
+
+
+@pytest.mark.parametrize(
+    ("label", "reading", "share", "is_relabelled"),
+    [
+        ("proportional", "trained", 0.5, False),
+        ("proportional", "transformers", 0.5, False),
+        ("default", "trained", 0.5, True),
+        ("default", "transformers", 1.0, True),
+    ],
+)
+def test_the_two_readings_of_the_label(label: str, reading: str, share: float, is_relabelled: bool):
+    config = parse_config(labelled(label), "config.json", reading)
+    assert (config.partial_rotary_factor, config.is_rope_relabelled) == (share, is_relabelled)
+
+
+def test_both_readings_are_computed(tmp_path: Path):
+    """Those of one file are the networks of the two files that say it without a doubt."""
+    tiny = TinyModel(lfm3=True, layers="cA", head_dim=8)
+    raw, weights = raw_config(tiny), (checkpoint(tiny) / "model.safetensors").read_bytes()
+    full = raw["rope_parameters"]["full_attention"]  # type: ignore[index]
+
+    def logits(name: str, changed: dict[str, object], rope: str = "trained") -> bytes:
+        place = tmp_path / name
+        place.mkdir(exist_ok=True)
+        entries = {**raw["rope_parameters"], "full_attention": {**full, **changed}}  # type: ignore[dict-item]
+        (place / "config.json").write_text(json.dumps({**raw, "rope_parameters": entries}))
+        (place / "model.safetensors").write_bytes(weights)
+        return lfm2np.load(place, rope=rope).logits([3, 4, 5, 6]).tobytes()
+
+    default = {"rope_type": "default"}
+    proportional, whole = logits("half", {}), logits("whole", {"partial_rotary_factor": 1.0})
+    assert proportional != whole
+    with pytest.warns(UserWarning, match=r'labelled "default" .* read as "proportional", as it was trained: 0.5 of'):
+        assert logits("label", default) == proportional
+    with pytest.warns(UserWarning, match="read as transformers reads it: all of each head is rotated"):
+        assert logits("label", default, "transformers") == whole
+
+
+def test_a_label_of_the_window_s_rotation_is_read_as_transformers_does_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Of it nobody says that something else was trained; both entries are told in one line."""
+    tiny = TinyModel(lfm3=True, layers="cSA", head_dim=8)
+    raw = raw_config(tiny)
+    shutil.copytree(checkpoint(tiny), tmp_path, dirs_exist_ok=True)
+    for kind in ("sliding_attention", "full_attention"):
+        entry = raw["rope_parameters"][kind]  # type: ignore[index]
+        entry |= {"rope_type": "default", "partial_rotary_factor": 0.5}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        line = r"rope_parameters\.sliding_attention: labelled .* read as transformers reads it: all of each head"
+        of_both = rf"full_attention: .* 0\.5 of each head is rotated; {line}" if kind == "full_attention" else line
+        with pytest.warns(UserWarning, match=of_both) as caught:
+            model = lfm2np.load(tmp_path)
+        assert len(caught) == 1
+        assert (model.config.sliding_partial_rotary_factor, model.config.partial_rotary_factor) == (1.0, 0.5)
+        assert model.config.is_rope_relabelled == (kind == "full_attention")
+        assert model.logits([3, 4, 5, 6]).tobytes() == lfm2np.load(checkpoint(tiny)).logits([3, 4, 5, 6]).tobytes()
+    assert main(["info", "--model", str(tmp_path)]) == 0
+    assert "rope_parameters.sliding_attention: labelled" in capsys.readouterr().out
+    entry = raw["rope_parameters"]["sliding_attention"]  # type: ignore[index]
+    assert parse_config({**raw, "rope_parameters": {**DEFAULT_ROPES, "sliding_attention": entry}}, "x").rope(
+        "sliding_attention"
+    ) == Rope(10.0, 1.0, True)
+    entry["rope_type"] = "proportional"
+    config = parse_config(raw, "config.json")
+    assert config.rope("sliding_attention") == Rope(10.0, 0.5, True) and not config.is_sliding_factor_ignored
+
+
+def test_another_reading_is_another_model(tmp_path: Path):
+    """Results of both must not be mixed, and a worker process reads as its parent does."""
+    tiny = TinyModel(lfm3=True, layers="cA", head_dim=8)
+    shutil.copytree(checkpoint(tiny), tmp_path, dirs_exist_ok=True)
+    raw = raw_config(tiny)
+    raw["rope_parameters"]["full_attention"]["rope_type"] = "default"  # type: ignore[index]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.warns(UserWarning, match="labelled"):
+        trained, whole = lfm2np.load(tmp_path), lfm2np.load(tmp_path, rope="transformers")
+    assert trained.sha256 != whole.sha256
+    with pytest.warns(UserWarning, match="read as transformers reads it"):
+        assert model_of(source_of(whole)).config == whole.config
+
+
+def test_compare_refuses_lfm3s_of_two_windows(capsys: pytest.CaptureFixture[str]):
+    base, other = (str(checkpoint(TinyModel(lfm3=True, layers="cSA", window=window))) for window in (3, 4))
+    assert main(["compare", base, other, "--text", "x"]) == 2
+    assert "sliding_window: 4, expected 3, as " in capsys.readouterr().err
+
+
+def test_a_recorder_of_another_engine_refuses_an_lfm3():
+    with pytest.raises(RequestError, match="mlx: a model of type lfm3 can't be recorded there, expected lfm2 or"):
+        mlx_recorder.record(checkpoint(TinyModel(lfm3=True)), [[1, 2]], 0, 1, "float32")
+
+
+def test_info_says_what_an_lfm3_is(capsys: pytest.CaptureFixture[str]):
+    assert main(["info", "--model", str(checkpoint(TinyModel(lfm3=True, layers="cSA")))]) == 0
+    text = capsys.readouterr().out
+    assert "3: cSA (c = convolution, A = attention, S = attention in a window)" in text
+    assert "sliding window                3 positions (S), their rope_theta 10\n" in text
+    assert "share of a head that turns    0.5 in A, 1 in S\n" in text
+    assert "norms after, gate, biases     true, true, false\n" in text
+
+
+WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "a key of LFM2": ({"block_ff_dim": 10}, "block_ff_dim: 10, expected no such key in an lfm3"),
+    "attention's list of LFM2": ({"full_attn_idxs": [1]}, "full_attn_idxs"),
+    "a flat rotation": ({"rope_parameters": {"rope_theta": 1e4}}, "expected an object for each of full_attention, sli"),
+    "no rotation": (
+        {"rope_parameters": {}},
+        "rope_parameters: {}, expected an object for each of full_attention, sliding_attention",
+    ),
+    "another rotation": (
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e6}, "sliding_attention": {}}},
+        "rope_parameters.full_attention.rope_type: 'yarn', expected 'default' or 'proportional'",
+    ),
+    "a rotation that is scaled": (
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "factor": 2.0}, "sliding_attention": {}}},
+        "rope_parameters.full_attention.factor: 2.0 is not implemented",
+    ),
+    "no theta": (
+        {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
+        "rope_parameters.full_attention.rope_theta: absent",
+    ),
+    "no window": ({"sliding_window": None}, "sliding_window: null, expected a size for layers of sliding_attention"),
+    "an empty window": ({"sliding_window": 0}, "sliding_window: 0, expected an integer from 1"),
+    "experts": ({"num_experts": 4}, "num_experts: 4"),
+    "a theta below 1": (
+        {"rope_parameters": {"full_attention": {"rope_theta": -1.0}, "sliding_attention": {"rope_theta": 1e4}}},
+        "rope_parameters.full_attention.rope_theta: -1.0, expected a number from 1.0",
+    ),
+    "LFM2's class": (
+        {"architectures": ["Lfm2ForCausalLM"]},
+        "architectures: 'Lfm2ForCausalLM', expected one of Lfm3ForCausalLM, Lfm3VlForConditionalGeneration",
+    ),
+    "an encoder": ({"architectures": ["Lfm3Model"]}, "architectures: 'Lfm3Model'"),
+    "both ways": ({"is_causal": False}, "is_causal: false"),
+    "windows switched off": (
+        {"use_sliding_window": False},
+        "use_sliding_window: false is not implemented",
+    ),
+    "a window in an LFM2": (
+        {"model_type": "lfm2", "architectures": None, "sliding_window": 8},
+        "sliding_window: 8 is not implemented",
+    ),
+    "a kind of layer in an LFM2": (
+        {"model_type": "lfm2", "architectures": None, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+        "sliding_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize(("keys", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_no_lfm3_is_refused(keys: dict[str, object], message: str):
+    with pytest.raises(ConfigError) as problem:
+        parse_config({**MINIMAL, **keys}, "config.json")
+    assert message in str(problem.value)
+
+
+def test_another_reading_is_refused():
+    with pytest.raises(lfm2np.RequestError, match="rope 'half': expected one of trained, transformers"):
+        lfm2np.load(rope="half")
+
+
+def test_messages_use_the_names_of_the_file(tmp_path: Path):
+    tiny = TinyModel(lfm3=True, layers="cA")
+    place = checkpoint(tiny)
+    raw = json.loads((place / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "num_attention_heads": 4}))
+    (tmp_path / "model.safetensors").write_bytes((place / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"self_attn\.(g_proj|o_proj|q_proj)\.weight: shape"):
+        lfm2np.load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes((checkpoint(TinyModel()) / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"k_layernorm\.weight: expected .*k_norm\.weight in an lfm3"):
+        lfm2np.load(tmp_path)
