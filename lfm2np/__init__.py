@@ -13,82 +13,93 @@ lfm2np.rollouts("rollouts.jsonl")           # who errs, sampler or trainer
 lfm2np.vet(candidates, url)                 # which checkpoint answers there
 """
 
+from __future__ import annotations
+
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lfm2np.before_numpy  # noqa: F401  (first, as it says)
-from lfm2np.checkpoint.loaded import draft_fixture, lfm3_fixture, moe_fixture, trained_fixture
-from lfm2np.engine.draft_model import ModelDrafter
-from lfm2np.engine.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
-from lfm2np.engine.engine import Engine
-from lfm2np.engine.generation import Completion, GeneratedToken
-from lfm2np.engine.llm import LLM
-from lfm2np.engine.loading import Model, load
-from lfm2np.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from lfm2np.engine.sampling.logprobs import TokenLogprobs
-from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.engine.teacher_forcing import TokenScore, score_many
-from lfm2np.errors import (
-    CheckpointError,
-    ConfigError,
-    Lfm2npError,
-    NumericsError,
-    RequestError,
-    TokenizerError,
-)
-from lfm2np.malloc import keep_freed_memory
-
-_LAZY = {  # functions that need what stands on this package: imported when they are used
-    "check": "lfm2np.oracle.api",
-    "rollouts": "lfm2np.oracle.rollouts.api",
-    "vet": "lfm2np.oracle.vet.api",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
-
+if TYPE_CHECKING:  # what editors and type checkers see; at run time a name is imported when it is first used
+    from lfm2np.checkpoint.loaded import draft_fixture as draft_fixture
+    from lfm2np.checkpoint.loaded import lfm3_fixture as lfm3_fixture
+    from lfm2np.checkpoint.loaded import moe_fixture as moe_fixture
+    from lfm2np.checkpoint.loaded import trained_fixture as trained_fixture
+    from lfm2np.engine.draft_model import ModelDrafter as ModelDrafter
+    from lfm2np.engine.drafters import Draft as Draft
+    from lfm2np.engine.drafters import DraftContext as DraftContext
+    from lfm2np.engine.drafters import Drafter as Drafter
+    from lfm2np.engine.drafters import NgramDrafter as NgramDrafter
+    from lfm2np.engine.drafters import ScriptedDrafter as ScriptedDrafter
+    from lfm2np.engine.engine import Engine as Engine
+    from lfm2np.engine.generation import Completion as Completion
+    from lfm2np.engine.generation import GeneratedToken as GeneratedToken
+    from lfm2np.engine.llm import LLM as LLM
+    from lfm2np.engine.loading import Model as Model
+    from lfm2np.engine.loading import load as load
+    from lfm2np.engine.outputs import CompletionOutput as CompletionOutput
+    from lfm2np.engine.outputs import RequestMetrics as RequestMetrics
+    from lfm2np.engine.outputs import RequestOutput as RequestOutput
+    from lfm2np.engine.sampling.logprobs import TokenLogprobs as TokenLogprobs
+    from lfm2np.engine.sampling.params import SamplingParams as SamplingParams
+    from lfm2np.engine.teacher_forcing import TokenScore as TokenScore
+    from lfm2np.engine.teacher_forcing import score_many as score_many
+    from lfm2np.errors import CheckpointError as CheckpointError
+    from lfm2np.errors import ConfigError as ConfigError
+    from lfm2np.errors import Lfm2npError as Lfm2npError
+    from lfm2np.errors import NumericsError as NumericsError
+    from lfm2np.errors import RequestError as RequestError
+    from lfm2np.errors import TokenizerError as TokenizerError
+    from lfm2np.oracle.api import check as check
+    from lfm2np.oracle.rollouts.api import rollouts as rollouts
+    from lfm2np.oracle.vet.api import vet as vet
+    from lfm2np.system import keep_freed_memory as keep_freed_memory
 
 __version__ = "0.2.0"  # the one place; pyproject.toml reads it here
 
-__all__ = [
-    "LLM",
-    "CheckpointError",
-    "Completion",
-    "CompletionOutput",
-    "ConfigError",
-    "Draft",
-    "DraftContext",
-    "Drafter",
-    "Engine",
-    "GeneratedToken",
-    "Lfm2npError",
-    "Model",
-    "ModelDrafter",
-    "NgramDrafter",
-    "NumericsError",
-    "RequestError",
-    "RequestMetrics",
-    "RequestOutput",
-    "SamplingParams",
-    "ScriptedDrafter",
-    "TokenLogprobs",
-    "TokenScore",
-    "TokenizerError",
-    "check",
-    "draft_fixture",
-    "keep_freed_memory",
-    "lfm3_fixture",
-    "load",
-    "moe_fixture",
-    "rollouts",
-    "score_many",
-    "trained_fixture",
-    "vet",
-]
+_WHERE = {
+    "CheckpointError": "lfm2np.errors",
+    "Completion": "lfm2np.engine.generation",
+    "CompletionOutput": "lfm2np.engine.outputs",
+    "ConfigError": "lfm2np.errors",
+    "Draft": "lfm2np.engine.drafters",
+    "DraftContext": "lfm2np.engine.drafters",
+    "Drafter": "lfm2np.engine.drafters",
+    "Engine": "lfm2np.engine.engine",
+    "GeneratedToken": "lfm2np.engine.generation",
+    "LLM": "lfm2np.engine.llm",
+    "Lfm2npError": "lfm2np.errors",
+    "Model": "lfm2np.engine.loading",
+    "ModelDrafter": "lfm2np.engine.draft_model",
+    "NgramDrafter": "lfm2np.engine.drafters",
+    "NumericsError": "lfm2np.errors",
+    "RequestError": "lfm2np.errors",
+    "RequestMetrics": "lfm2np.engine.outputs",
+    "RequestOutput": "lfm2np.engine.outputs",
+    "SamplingParams": "lfm2np.engine.sampling.params",
+    "ScriptedDrafter": "lfm2np.engine.drafters",
+    "TokenLogprobs": "lfm2np.engine.sampling.logprobs",
+    "TokenScore": "lfm2np.engine.teacher_forcing",
+    "TokenizerError": "lfm2np.errors",
+    "check": "lfm2np.oracle.api",
+    "draft_fixture": "lfm2np.checkpoint.loaded",
+    "keep_freed_memory": "lfm2np.system",
+    "lfm3_fixture": "lfm2np.checkpoint.loaded",
+    "load": "lfm2np.engine.loading",
+    "moe_fixture": "lfm2np.checkpoint.loaded",
+    "rollouts": "lfm2np.oracle.rollouts.api",
+    "score_many": "lfm2np.engine.teacher_forcing",
+    "trained_fixture": "lfm2np.checkpoint.loaded",
+    "vet": "lfm2np.oracle.vet.api",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*_WHERE, "__version__"])

@@ -1,10 +1,11 @@
-"""A value from outside: shown in a message, and checked where it is a whole number (counts, sizes, seeds)."""
+"""Values from outside, shown in a message and checked (counts, sizes, seeds); and callbacks that report progress."""
 
 from __future__ import annotations
 
 import math
 import operator
 import reprlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,3 +68,10 @@ def same(left: object, right: object) -> bool:
 
 def is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
+
+
+# --- progress
+
+
+Progress = Callable[[int, int], None]  # units done, units in all
+ProgressOf = Callable[[str, int, int], None]  # what is being done, then the same

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from lfm2np import child_processes
-from lfm2np.child_processes import kill_session, session, split_command, terminate_session
+from lfm2np import system
 from lfm2np.oracle.engines.exec_target import LineProcess
 from lfm2np.suite.fuzz.started import StartedServer
+from lfm2np.system import kill_session, session, split_command, terminate_session
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
 COMMANDS = ("python -m engine --name 'two words'", 'a "b c" d\\ e', "  ", "# x")
@@ -31,7 +31,7 @@ def windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     program.write_text(f'#!/bin/sh\necho "$@" >>{shlex.quote(str(noted))}\n', encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(child_processes, "IS_WINDOWS", True)
+    monkeypatch.setattr(system, "IS_WINDOWS", True)
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0, raising=False)
     monkeypatch.setattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM, raising=False)
     monkeypatch.delattr(os, "killpg", raising=False)

@@ -1,8 +1,8 @@
-"""The house: which room may import which, read off the source; no circle.
+"""Eight packages: each imports only from those above it in the table, and nothing runs in a circle.
 
 An import counts wherever it stands, inside a function and under TYPE_CHECKING too: whoever reads the file must know the
 other. Not counted is what stands in a string (faults name functions so, processes are started so), and that Python runs
-a room's `__init__` before any of its modules.
+a package's `__init__` before any of its modules.
 """
 
 from __future__ import annotations
@@ -17,112 +17,19 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parent.parent
-
-# What every room may use, and what each may use beside that: only rooms that stand before it in this table, so that the
-# table itself shows that there is no circle of rooms. A module's room is the longest name that covers it.
-ALL_USE = {
-    "lfm2np.child_processes",
-    "lfm2np.errors",
-    "lfm2np.progress",
-    "lfm2np.system",
-    "lfm2np.values",
-    "lfm2np.whole_file",
-}
-READ = {"lfm2np.checkpoint", "lfm2np.truth", "lfm2np.arithmetic"}
-COMPUTE = {*READ, "lfm2np.truth.reference", "lfm2np.engine"}
-RUN = {*COMPUTE, "lfm2np.engine.sampling", "lfm2np.engine", "lfm2np.engine", "lfm2np.engine.work", "lfm2np.engine"}
-CALL = {*RUN, "lfm2np.engine.loading", "lfm2np.malloc", "lfm2np", "scheduler"}
-ORACLE = {"lfm2np.oracle", "lfm2np.oracle.engines", "lfm2np.oracle.judging"}
-PROTOCOL = "lfm2np.oracle.engines.protocol"
-SUITE = [f"lfm2np.suite.{name}" for name in ("draining", "strategies", "properties")]
-SCHEDULERS, SHRINKING = "lfm2np.suite.schedulers", "lfm2np.suite.shrinking"
-ROOMS: dict[str, set[str]] = {
-    "scheduler": set(),
-    "lfm2np.before_numpy": set(),
-    "lfm2np.child_processes": set(),
-    "lfm2np.errors": set(),
-    "lfm2np.progress": set(),
-    "lfm2np.system": set(),
-    "lfm2np.values": set(),
-    "lfm2np.whole_file": set(),
-    "lfm2np.malloc": set(),
-    "lfm2np.arithmetic": set(),
-    "lfm2np.truth": {"lfm2np.arithmetic"},
-    "lfm2np.checkpoint": {"lfm2np.truth", "lfm2np.arithmetic"},
-    "lfm2np.truth.reference": {"lfm2np.truth", "lfm2np.arithmetic"},
-    "lfm2np.commands.cli.trusted": set(),
-    "lfm2np.engine": {"lfm2np.truth", "lfm2np.arithmetic", "lfm2np.truth.reference", "scheduler"},
-    "lfm2np.engine.sampling": READ,
-    "lfm2np.suite.plain": {"lfm2np.engine.sampling"},
-    "lfm2np.engine": {*READ, "lfm2np.engine.sampling"},
-    "lfm2np.engine.work": {"lfm2np.checkpoint", "scheduler"},
-    "lfm2np.engine": {*COMPUTE, "lfm2np.engine.sampling", "lfm2np.engine", "scheduler"},
-    "lfm2np.engine": {*COMPUTE, "lfm2np.engine.work"},
-    "lfm2np.engine.loading": RUN,
-    "lfm2np.engine.llm": {*RUN, "lfm2np.engine.loading"},
-    "lfm2np": {*RUN, "lfm2np.engine.loading", "lfm2np.engine.llm", "lfm2np.before_numpy", "lfm2np.malloc"},
-    PROTOCOL: {"lfm2np.engine.sampling"},
-    "lfm2np.suite.faults": set(),
-    "lfm2np.oracle.engines": {*READ, "lfm2np.engine.sampling", "lfm2np.engine.work", PROTOCOL, "scheduler"},
-    "lfm2np.oracle.judging": {
-        *COMPUTE,
-        "lfm2np.engine.sampling",
-        "lfm2np.engine.work",
-        "lfm2np.engine",
-        "lfm2np.oracle.engines",
-    },
-    "lfm2np.oracle": {*CALL, "lfm2np.oracle.engines", "lfm2np.oracle.judging", PROTOCOL},
-    "lfm2np.oracle.report": {"lfm2np", "lfm2np.arithmetic"},
-    "lfm2np.oracle.reports": {*ORACLE, "lfm2np", "lfm2np.arithmetic"},
-    "lfm2np.oracle.api": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
-    "lfm2np.oracle.compare": {*CALL, *ORACLE, "lfm2np.oracle.reports"},
-    "lfm2np.oracle.vet": {*CALL, *ORACLE, "lfm2np.oracle.reports"},
-    "lfm2np.oracle.rollouts": {*CALL, *ORACLE, "lfm2np.oracle.reports", "lfm2np.oracle.compare"},
-    "lfm2np.oracle.locate": {*CALL, "lfm2np.oracle.judging"},
-    "lfm2np.oracle.recorders": {*CALL, *ORACLE, "lfm2np.oracle.locate", PROTOCOL},
-    "lfm2np.oracle.wrong_engine": {*CALL, PROTOCOL, "lfm2np.oracle.recorders"},
-    "lfm2np.oracle.vectors": {*CALL, *ORACLE, "lfm2np.oracle.locate", "lfm2np.oracle.recorders"},
-    SUITE[0]: {PROTOCOL},
-    SUITE[1]: {*CALL, PROTOCOL, *SUITE[:1]},
-    SUITE[2]: {*CALL, *ORACLE, "lfm2np.suite.plain", PROTOCOL, *SUITE[:2]},
-    SHRINKING: set(),
-    SCHEDULERS: {PROTOCOL, SHRINKING, "scheduler"},
-    "lfm2np.suite.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
-    "lfm2np.commands.simulate": {"scheduler"},
-    "lfm2np.suite.itself": {*CALL, *ORACLE, "lfm2np.oracle.reports", "lfm2np.suite.fuzz", PROTOCOL},
-    "lfm2np.suite": {
-        *CALL,
-        *(PROTOCOL, *SUITE, SHRINKING, SCHEDULERS),
-        *("lfm2np.suite.faults", "lfm2np.suite.itself", "lfm2np.oracle.engines"),
-    },
-    "lfm2np.teaching.drawings.runs": {*CALL, "lfm2np.suite.faults"},
-    "lfm2np.teaching.drawings.page": {"lfm2np.teaching.drawings.runs"},
-    "lfm2np.teaching.drawings.views": {"scheduler", "lfm2np.teaching.drawings.runs", "lfm2np.teaching.drawings.page"},
-    "lfm2np.teaching.drawings": {
-        *CALL,
-        SCHEDULERS,
-        *(f"lfm2np.teaching.drawings.{name}" for name in ("runs", "page", "views")),
-    },
-    "lfm2np.commands.serve": CALL,
-    "lfm2np.teaching.lab": {
-        *CALL,
-        "lfm2np.suite.faults",
-        "lfm2np.teaching.drawings",
-        *(f"lfm2np.teaching.drawings.{name}" for name in ("runs", "page", "views")),
-        "lfm2np.commands.serve",
-    },
-    "lfm2np.commands.simulate.page": {"lfm2np.commands.simulate", "lfm2np.oracle.report"},
-    "lfm2np.commands.bench.sides": {*CALL, *ORACLE, "lfm2np.commands.serve"},
-    "lfm2np.commands.bench": {
-        *CALL,
-        "lfm2np.commands.bench.sides",
-        "lfm2np.commands.serve",
-        "lfm2np.commands.simulate",
-    },
-}
-ROOMS["lfm2np.commands.cli.shared"] = set(ROOMS)  # all of them
-ROOMS["lfm2np.commands.cli"] = set(ROOMS)
-ROOMS["lfm2np.__main__"] = {"lfm2np.commands.cli"}
+PACKAGES = (
+    "truth",  # what has to be believed: the network for one sequence, in integers
+    "arithmetic",  # the same operations fast
+    "checkpoint",  # files -> config, weights, tokens, rendered chats
+    "engine",  # paged, ragged, continuously batched
+    "oracle",  # verdicts on other engines
+    "suite",  # property-based: engines, schedulers, fuzz, itself
+    "teaching",  # a run -> pictures, lessons, laboratory
+    "commands",  # the command line, serve, simulate
+)
+ALL_USE = ("lfm2np.errors", "lfm2np.system", "lfm2np.values")  # which import nothing but each other
+PUBLIC = "lfm2np"  # the names of the engine and, lazily, of what stands on it: for those above it
+SCHEDULER_FROM = "engine"  # what stands above it knows of no scheduler, but for its checksums of lines
 
 
 def module_of(path: Path) -> str:
@@ -132,11 +39,27 @@ def module_of(path: Path) -> str:
 SOURCES = {module_of(path): path for folder in ("lfm2np", "scheduler") for path in sorted((TOP / folder).rglob("*.py"))}
 
 
-def room_of(module: str) -> str:
-    """The longest name of ROOMS that covers it; `lfm2np` itself covers only its own `__init__`."""
-    matching = [name for name in ROOMS if module == name or (module.startswith(f"{name}.") and name != "lfm2np")]
-    assert matching, f"{module}: in no room of the table"
-    return max(matching, key=len)
+def package_of(module: str) -> str | None:
+    """The name in PACKAGES, or None for what stands beside them."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "lfm2np" and len(parts) > 1 and parts[1] in PACKAGES else None
+
+
+def may_import(module: str, other: str) -> bool:
+    package, theirs = package_of(module), package_of(other)
+    if other in ALL_USE or other.partition(".")[0] == module.partition(".")[0] == "scheduler":
+        return True
+    if module in ALL_USE or module.startswith("scheduler"):
+        return False
+    if module == PUBLIC:
+        return theirs is None or PACKAGES.index(theirs) <= PACKAGES.index("suite")
+    if package is None:  # __main__
+        return True
+    if other == PUBLIC:
+        return PACKAGES.index(package) > PACKAGES.index("engine")
+    if other.startswith("scheduler"):
+        return PACKAGES.index(package) >= PACKAGES.index(SCHEDULER_FROM)
+    return theirs is not None and PACKAGES.index(theirs) <= PACKAGES.index(package)
 
 
 def imported(source: str) -> Iterator[str]:
@@ -161,32 +84,41 @@ def wrong_ways(imports: dict[str, set[str]]) -> list[str]:
     return [
         f"{module} -> {other}"
         for module, others in imports.items()
-        for other in sorted(others & SOURCES.keys())
-        if room_of(other) not in {room_of(module), *ROOMS[room_of(module)], *ALL_USE}
+        for other in sorted(others & SOURCES.keys() - {module})
+        if not may_import(module, other)
     ]
 
 
-def test_the_table_itself_runs_one_way():
-    order = list(ROOMS)
-    for room, others in ROOMS.items():
-        assert room in SOURCES, f"{room}: there is no such room"
-        assert all(order.index(other) < order.index(room) for other in others), room
+def test_there_are_these_packages_and_no_others():
+    folders = {path.parent.name for path in (TOP / "lfm2np").glob("*/__init__.py")}
+    assert folders == set(PACKAGES)
+    assert {module for module in SOURCES if module.count(".") == 1 and package_of(module) is None} <= {
+        "lfm2np.__main__",
+        *ALL_USE,
+        *(module for module in SOURCES if module.startswith("scheduler.")),
+    }
 
 
-def test_imports_run_down():
+def test_imports_run_up_the_table():
     assert wrong_ways(imports()) == []
 
 
-def test_an_import_upwards_is_seen():
-    """The control: inside a function, and of a type only."""
-    upwards = "def f():\n    from lfm2np.engine.engine import Engine\n"
-    typing_only = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lfm2np.commands.cli import main\n"
-    for source in (upwards, typing_only):
-        assert len(wrong_ways({"lfm2np.engine.step": set(imported(source))})) == 1
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    from lfm2np.oracle.check import check\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lfm2np.commands.cli import main\n",
+        "import lfm2np\n",
+    ],
+)
+def test_an_import_of_what_stands_below_is_seen(source: str):
+    """The control: inside a function, of a type only, and of the public names."""
+    assert len(wrong_ways({"lfm2np.engine.step": set(imported(source))})) == 1
 
 
 def test_no_module_imports_itself_through_others():
-    graph = {module: others & SOURCES.keys() - {module} for module, others in imports().items()}
+    at_once = {module: others for module, others in imports().items() if module != PUBLIC}  # which imports when asked
+    graph = {module: others & SOURCES.keys() - {module} for module, others in at_once.items()}
     TopologicalSorter(graph).prepare()
     with pytest.raises(CycleError):
         TopologicalSorter({**graph, "lfm2np.errors": {"lfm2np.engine.engine"}}).prepare()
@@ -194,12 +126,12 @@ def test_no_module_imports_itself_through_others():
 
 def test_the_scheduler_needs_the_standard_library_only():
     for module, others in imports().items():
-        if room_of(module) == "scheduler":
+        if module.startswith("scheduler"):
             foreign = {other.partition(".")[0] for other in others} - sys.stdlib_module_names - {"scheduler"}
             assert not foreign, module
 
 
-def test_every_room_says_what_lives_there():
+def test_every_package_says_what_lives_there():
     for module, path in SOURCES.items():
         if path.name == "__init__.py":
             docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))

@@ -63,3 +63,10 @@ def test_a_factory_that_fails_is_named():
 
     with pytest.raises(TargetError, match=r"broken: .*no GPU"):
         lfm2np.check(broken)
+
+
+def test_what_editors_see_is_what_is_imported() -> None:
+    tree = ast.parse(Path(lfm2np.__file__).read_text(encoding="utf-8"))
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: line.module for line in typed.body if isinstance(line, ast.ImportFrom) for alias in line.names}
+    assert seen == lfm2np._WHERE

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from lfm2np import malloc, system
+from lfm2np import system
 from lfm2np.arithmetic import pieces
 from lfm2np.checkpoint.text import chat_sandbox
 from lfm2np.errors import TokenizerError
@@ -25,11 +25,11 @@ def test_without_threads_the_caller_computes_all_pieces(monkeypatch: pytest.Monk
 
 
 def test_the_c_library_of_a_browser_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in malloc.ENVIRONMENT:
+    for name in system.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("ctypes.CDLL", lambda _: pytest.fail("asked"))
     monkeypatch.setattr(system, "IS_WASM", True)
-    assert not malloc.keep_freed_memory()
+    assert not system.keep_freed_memory()
 
 
 def test_without_processes_a_chat_template_is_rendered_here(monkeypatch: pytest.MonkeyPatch) -> None:

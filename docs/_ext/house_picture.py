@@ -10,9 +10,9 @@ from rooms import Arrows
 
 ANYWHERE = (
     "lfm2np.errors",
-    "lfm2np.progress",
     "lfm2np.values",
-    "lfm2np.whole_file",
+    "lfm2np.values",
+    "lfm2np.system",
 )  # every room may use them: boxes, no arrows
 WIDTH, BOX, ROW, MARGIN = 860, 36, 82, 12  # in units of the drawing; a row is a box and the room for arrows below it
 LETTER = 8.2

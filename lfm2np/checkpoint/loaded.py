@@ -30,11 +30,11 @@ from lfm2np.checkpoint.strict_json import is_directory, is_present
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import CheckpointError, RequestError
-from lfm2np.progress import Progress
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import parameter_count
 from lfm2np.truth.processor import require_ieee
 from lfm2np.truth.weights import ModelWeights
+from lfm2np.values import Progress
 
 WEIGHTS = ("resident", "streamed")
 PUBLISHED = r"LFM\d(\.\d)?-[\d.]+[MB](-[A-Z]\w*)*"  # LFM2-350M, LFM2-8B-A1B, LFM2.5-1.2B-Instruct

@@ -30,7 +30,7 @@ from lfm2np.arithmetic.matrix import Grid, Matrix
 from lfm2np.arithmetic.pieces import over_pieces
 from lfm2np.checkpoint.strict_json import is_present, parse_object
 from lfm2np.errors import CheckpointError, RequestError
-from lfm2np.whole_file import replaced
+from lfm2np.system import replaced
 
 VERSION = 1  # raised with any change of this format, or of a bit or the grid of a prepared matrix
 PAGE = 2**12  # bytes

@@ -17,9 +17,9 @@ from lfm2np.arithmetic.weight_grids import left_over, prove_grid
 from lfm2np.checkpoint.config_json import reading_of
 from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.checkpoint.weights import joined
-from lfm2np.progress import Progress
 from lfm2np.truth.config import ATTENTION, CONV, SLIDING, ModelConfig
 from lfm2np.truth.layers import expected_tensors, key_value_numbers, matrix_parts, parameter_count, state_shape
+from lfm2np.values import Progress
 
 LETTERS = {CONV: "c", ATTENTION: "A", SLIDING: "S"}  # of layers
 

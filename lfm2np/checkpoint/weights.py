@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, require_whole, widen
-from lfm2np.progress import Progress
 from lfm2np.truth.config import CONV, SLIDING, ModelConfig
 from lfm2np.truth.integers import Weights, attention_scale
 from lfm2np.truth.layers import expert_parts, matrix_parts
@@ -26,6 +25,7 @@ from lfm2np.truth.weights import (
     ShortConvWeights,
     tensors_of,
 )
+from lfm2np.values import Progress
 
 if TYPE_CHECKING:  # each arithmetic brings its own; none is loaded for this file's sake
     from lfm2np.arithmetic import Numerics

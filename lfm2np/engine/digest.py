@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 
 from lfm2np.arithmetic import Numerics
-from lfm2np.progress import Progress
 from lfm2np.truth import reference
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.weights import ModelWeights
+from lfm2np.values import Progress
 
 LENGTHS = (1, 2, 3, 4, 5, 8, 17, 64, 500)
 

@@ -31,9 +31,8 @@ from lfm2np.engine.samples import Answer, Group, Sample, fork_group, make_group,
 from lfm2np.engine.sampling.params import MAX_SEED, SamplingParams
 from lfm2np.engine.step import StepResult, commit_step, forward, forward_again_without_drafts
 from lfm2np.errors import Lfm2npError, RequestError, told
-from lfm2np.progress import Progress
 from lfm2np.truth.config import SLIDING
-from lfm2np.values import plain_number, require_count, show
+from lfm2np.values import Progress, plain_number, require_count, show
 from scheduler import (
     BatchPlan,
     FinishReason,

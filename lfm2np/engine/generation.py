@@ -14,8 +14,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.engine.sampling.logprobs import TokenLogprobs
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import error_told
-from lfm2np.progress import Progress
-from lfm2np.values import require_count
+from lfm2np.values import Progress, require_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,7 @@ from lfm2np.engine.loading import load
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-from lfm2np.progress import Progress
-from lfm2np.values import show
+from lfm2np.values import Progress, show
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 Messages = Sequence[Mapping[str, str]]

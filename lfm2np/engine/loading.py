@@ -15,8 +15,8 @@ from lfm2np.engine.digest import digest
 from lfm2np.engine.generation import Completion, GeneratedToken
 from lfm2np.engine.teacher_forcing import TokenScore, score
 from lfm2np.errors import RequestError
-from lfm2np.progress import Progress
 from lfm2np.truth import reference
+from lfm2np.values import Progress
 
 
 class Model(LoadedModel):

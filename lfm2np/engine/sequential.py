@@ -30,8 +30,8 @@ from lfm2np.engine.sampling.logprobs import TokenLogprobs, token_logprobs
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sampling.stop_strings import StopChecker
 from lfm2np.errors import Lfm2npError, told
-from lfm2np.progress import Progress
 from lfm2np.truth import reference
+from lfm2np.values import Progress
 
 
 @dataclass(frozen=True, eq=False)

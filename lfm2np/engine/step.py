@@ -26,12 +26,12 @@ from lfm2np.arithmetic import Numerics
 from lfm2np.arithmetic.shapes import require_context, require_finite_rows
 from lfm2np.engine.cache import Cache, Kept, block_runs, commit, move, read_tokens
 from lfm2np.errors import NumericsError
-from lfm2np.progress import Progress
 from lfm2np.truth import reference
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.processor import require_ieee
 from lfm2np.truth.reference import Mixing, final_states
 from lfm2np.truth.weights import AttentionWeights, ModelWeights, ShortConvWeights
+from lfm2np.values import Progress
 from scheduler import FREED, BatchPlan, ScheduledTokens
 
 Array = NDArray[Any]

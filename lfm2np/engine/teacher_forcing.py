@@ -16,10 +16,10 @@ from lfm2np.checkpoint.text.tokenizer import require_ids
 from lfm2np.engine import ragged
 from lfm2np.engine.work.place import AnyPlace, Work, compute
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.progress import Progress
 from lfm2np.truth import reference
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.weights import ModelWeights
+from lfm2np.values import Progress
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of the logits; under exact no choice can change a bit
 Array = NDArray[Any]

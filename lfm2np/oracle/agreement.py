@@ -150,7 +150,7 @@ def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dic
 
 
 def stream_mismatches(pairs: Sequence[Pair]) -> dict[str, str]:
-    """By id, streams whose text differs from that of the same sampled tokens in one piece; see suite/itself/pairs.py."""
+    """By id, streams whose text differs from that of the same sampled tokens in one piece; see itself/pairs.py."""
     whole = {sampled_as(ask): answer for ask, answer in pairs if ask.seed is not None and not ask.streamed}
     faults = {}
     for ask, answer in pairs:

@@ -38,8 +38,8 @@ from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import WRONG, Position, is_in_doubt
 from lfm2np.oracle.total import Total, total, with_causes
 from lfm2np.oracle.workloads import LONG, SAMPLES, Round, Writer, noted, noted_behind, rounds
-from lfm2np.progress import ProgressOf
 from lfm2np.truth.config import ModelConfig
+from lfm2np.values import ProgressOf
 
 SCORING = "scoring"  # the progress that counts tokens
 MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request

@@ -35,7 +35,7 @@ from lfm2np.oracle.judging.verdict import (
     size_of,
 )
 from lfm2np.oracle.workloads import CASES
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 MOST_FLIPS = 0.5  # of an engine's new tokens: a format that flips more explains anything
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise

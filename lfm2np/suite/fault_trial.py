@@ -32,7 +32,7 @@ MOST_SECONDS_OF_SHRINKING = 20  # Hypothesis takes up to 300; a table of sizes n
 
 def suite() -> tuple[Property | Machine, ...]:
     """The properties of any engine; in a checkout also those of this package's own parts, which stand in tests/."""
-    tests = Path(__file__).parents[2] / "tests"
+    tests = Path(__file__).parents[2] / "tests" / "engine"
     if not (tests / "internal_properties").is_dir():
         return ALL
     sys.path.append(str(tests))

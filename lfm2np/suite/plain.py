@@ -3,7 +3,7 @@
 The network, the distribution of the next token, the noise and the stop strings, each written from its definition. A
 mistake in code that the reference and the engine share would change both alike; here it shows as a difference.
 Sources: the LFM2 report (arXiv 2511.23404); transformers 5.23, models/lfm2 and models/lfm2_moe, whose class stands in
-each docstring; the rules in the docstrings of engine/sampling/choice.py and engine/sampling/stop_strings.py; Salmon et al. (SC 2011)
+each docstring; the rules in the docstrings of sampling/choice.py and stop_strings.py; Salmon et al. (SC 2011)
 for the noise.
 
 T tokens, V vocabulary, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, L convolution taps,

@@ -2,7 +2,7 @@
 
 Whatever else computes the network (batched, paged, chunked) has to equal this file bit for bit.
 Sources: the LFM2 report (arXiv 2511.23404); transformers 5.23, models/lfm2/modeling_lfm2.py and, for the mixture of
-experts, models/lfm2_moe/modeling_lfm2_moe.py, whose class stands in each docstring. Only `Numerics` does arithmetic, so
+experts, models/lfm2_moe/modeling_lfm2_moe.py, whose class stands in each docstring. Only `Operations` do arithmetic, so
 this text is the same for every number format.
 
 T tokens, V vocabulary, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, L convolution taps,
@@ -13,14 +13,14 @@ Activations are float32 between operations (float64 in the arithmetic of that na
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError
-from lfm2np.progress import Progress
 from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.operations import Operations
 from lfm2np.truth.processor import require_ieee
 from lfm2np.truth.rope import RotaryTable, rotary_table
 from lfm2np.truth.weights import (
@@ -31,9 +31,7 @@ from lfm2np.truth.weights import (
     ModelWeights,
     ShortConvWeights,
 )
-
-if TYPE_CHECKING:  # what an arithmetic offers; none of them is loaded for this file's sake
-    from lfm2np.arithmetic import ReferenceNumerics as Numerics
+from lfm2np.values import Progress
 
 Array = NDArray[Any]
 Rotary = Mapping[str, tuple[Array, Array]]  # by kind of attention: cosines and sines [T, E/2] of T positions
@@ -49,7 +47,7 @@ class Mixing(NamedTuple):
     attend: Callable[[AttentionWeights, Array, Array, Array], Array]  # [T, H, E], twice [T, G, E] -> [T, H, E]
 
 
-def one_sequence(numerics: Numerics) -> Mixing:
+def one_sequence(numerics: Operations) -> Mixing:
     """Each token sees itself and those before it, from position 0 on; zeros stand before the first."""
 
     def convolve(weights: ShortConvWeights, u: Array) -> Array:
@@ -65,7 +63,7 @@ def one_sequence(numerics: Numerics) -> Mixing:
 def hidden_states(
     weights: ModelWeights,
     config: ModelConfig,
-    numerics: Numerics,
+    numerics: Operations,
     token_ids: Sequence[int],
     progress: Progress | None = None,
 ) -> Array:
@@ -82,7 +80,7 @@ def hidden_states(
 def final_states(
     weights: ModelWeights,
     config: ModelConfig,
-    numerics: Numerics,
+    numerics: Operations,
     ids: NDArray[np.int64],
     positions: NDArray[np.int64],
     mixing: Mixing,
@@ -112,7 +110,7 @@ def rotary_of(
 
 
 def block(
-    layer: LayerWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: Rotary, mixing: Mixing
+    layer: LayerWeights, config: ModelConfig, numerics: Operations, x: Array, rotary: Rotary, mixing: Mixing
 ) -> Array:
     """One layer, [T, D] -> [T, D]: an operator, then the feed-forward, each on a residual (Lfm2DecoderLayer).
 
@@ -133,7 +131,7 @@ def block(
     return numerics.add(x, fed)
 
 
-def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array, mixing: Mixing) -> Array:
+def short_conv(weights: ShortConvWeights, numerics: Operations, x: Array, mixing: Mixing) -> Array:
     """Gated short convolution, [T, D] -> [T, D] (Lfm2ShortConv): no activation."""
     projected = numerics.linear(x, weights.in_proj, weights.in_bias)  # [T, 3D]
     gate_in, gate_out, value = np.split(projected, 3, axis=-1)  # the paper's B, C, x, each [T, D]
@@ -142,7 +140,7 @@ def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array, mixing: 
 
 
 def attention(
-    weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: Rotary, mixing: Mixing
+    weights: AttentionWeights, config: ModelConfig, numerics: Operations, x: Array, rotary: Rotary, mixing: Mixing
 ) -> Array:
     """Causal grouped-query attention, [T, D] -> [T, D] (Lfm2Attention): per-head norms BEFORE the rotation.
 
@@ -157,7 +155,7 @@ def attention(
 
 
 def queries_keys_values(
-    weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: Rotary
+    weights: AttentionWeights, config: ModelConfig, numerics: Operations, x: Array, rotary: Rotary
 ) -> tuple[Array, Array, Array]:
     """Queries [T, H, E], keys and values [T, G, E]; queries and keys normed, then rotated."""
     heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -170,7 +168,7 @@ def queries_keys_values(
 
 
 def feed_forward(
-    weights: FeedForwardWeights | MixtureWeights, config: ModelConfig, numerics: Numerics, x: Array
+    weights: FeedForwardWeights | MixtureWeights, config: ModelConfig, numerics: Operations, x: Array
 ) -> Array:
     """Dense, or of each token's own experts, [T, D] -> [T, D]."""
     if isinstance(weights, FeedForwardWeights):
@@ -178,13 +176,13 @@ def feed_forward(
     return mixture_of_experts(weights, config, numerics, x)
 
 
-def gated(weights: FeedForwardWeights, numerics: Numerics, x: Array) -> Array:
+def gated(weights: FeedForwardWeights, numerics: Operations, x: Array) -> Array:
     """w2(silu(w1 x) * w3 x), [T, D] -> [T, D] (Lfm2MLP)."""
     gate, up = np.split(numerics.linear(x, weights.gate_up_proj), 2, axis=-1)  # each [T, F]
     return numerics.linear(numerics.swiglu(gate, up), weights.down_proj)
 
 
-def mixture_of_experts(weights: MixtureWeights, config: ModelConfig, numerics: Numerics, x: Array) -> Array:
+def mixture_of_experts(weights: MixtureWeights, config: ModelConfig, numerics: Operations, x: Array) -> Array:
     """The outputs of each token's experts, by their weights, [T, D] -> [T, D] (Lfm2MoeSparseMoeBlock).
 
     An expert is one product over all tokens that chose it, as its rows do not depend on each other.
@@ -197,7 +195,7 @@ def mixture_of_experts(weights: MixtureWeights, config: ModelConfig, numerics: N
     return numerics.combine_experts(outputs, gate_weights)
 
 
-def route(weights: MixtureWeights, config: ModelConfig, numerics: Numerics, x: Array) -> tuple[Array, Array]:
+def route(weights: MixtureWeights, config: ModelConfig, numerics: Operations, x: Array) -> tuple[Array, Array]:
     """Each token's experts and their weights, each [T, K] (Lfm2MoeTopKRouter): the bias chooses, and does not weigh."""
     mixture = config.mixture
     assert mixture is not None
@@ -208,14 +206,14 @@ def route(weights: MixtureWeights, config: ModelConfig, numerics: Numerics, x: A
     return chosen, numerics.routing_weights(chosen_scores, mixture.norm_topk_prob, mixture.routed_scaling_factor)
 
 
-def output_logits(weights: ModelWeights, numerics: Numerics, states: Array) -> Array:
+def output_logits(weights: ModelWeights, numerics: Operations, states: Array) -> Array:
     """Hidden states [T, D] -> logits [T, V] (Lfm2ForCausalLM). NumericsError where one is not finite."""
     with np.errstate(all="ignore"):
         result = numerics.linear(states, weights.head)
     return require_finite_logits(result, numerics)
 
 
-def require_finite_logits(result: Array, numerics: Numerics) -> Array:
+def require_finite_logits(result: Array, numerics: Operations) -> Array:
     """The logits [T, V]; NumericsError names the first that is not finite."""
     if not np.isfinite(result).all():
         row, token = np.argwhere(~np.isfinite(result))[0]
@@ -225,6 +223,6 @@ def require_finite_logits(result: Array, numerics: Numerics) -> Array:
     return result
 
 
-def logits(weights: ModelWeights, config: ModelConfig, numerics: Numerics, token_ids: Sequence[int]) -> Array:
+def logits(weights: ModelWeights, config: ModelConfig, numerics: Operations, token_ids: Sequence[int]) -> Array:
     """Logits [T, V] of a sequence; row t predicts token t + 1."""
     return output_logits(weights, numerics, hidden_states(weights, config, numerics, token_ids))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from lfm2np.truth.config import ATTENTION, CONV, SLIDING
 from lfm2np.truth.integers import AttentionScale, Weights
 
-if TYPE_CHECKING:  # each arithmetic brings its own; none is loaded for this file's sake
-    from lfm2np.arithmetic.matrix import Matrix
-
 Float32 = NDArray[np.float32]
+Matrix = Any  # whatever `prepare_matrix` of an arithmetic makes of [outputs, inputs]
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.embedding_norm.weight", "lm_head.weight"
 
 

@@ -302,9 +302,15 @@ def test_the_environment_says_how_many(environment: dict[str, str], expected: in
 def test_the_threads_of_blas_are_told_to_rest_unless_somebody_told_them_otherwise(
     given: dict[str, str], expected: str
 ) -> None:
-    """While they wait for the next product they would keep the cores from the threads here: see before_numpy.py."""
-    asked = "import os, sys, lfm2np; names = list(sys.modules); "
-    asked += "print(os.environ['OPENBLAS_THREAD_TIMEOUT'], names.index('lfm2np.before_numpy') < names.index('numpy'))"
+    """While they wait for the next product they would keep the cores from the threads here. A command says so before
+    NumPy is loaded; the package changes nothing in a process that imports it."""
+    asked = "import os; before = dict(os.environ); import lfm2np; lfm2np.load; "
+    command = "import os, lfm2np.commands.cli; "
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_THREAD_TIMEOUT"} | given
-    ran = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout == f"{expected} True\n"
+    for words, shown in (
+        (asked + "print(before == dict(os.environ))", "True"),
+        (command + "print(os.environ['OPENBLAS_THREAD_TIMEOUT'])", expected),
+        ("import sys, lfm2np; print('numpy' in sys.modules)", "False"),  # so that a command can say so in time
+    ):
+        ran = subprocess.run([sys.executable, "-c", words], env=environment, capture_output=True, text=True, check=True)
+        assert ran.stdout == f"{shown}\n"

@@ -14,8 +14,17 @@ from lfm2np.commands.cli import trusted
 from lfm2np.errors import RequestError
 from lfm2np.truth import integers
 
-BASE = {"reference.py", "truth/integers.py", "truth/elementary.py", "truth/rope.py", "truth/processor.py"}
-READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py", "system.py")
+BASE = {"truth/reference.py", "truth/integers.py", "truth/elementary.py", "truth/rope.py", "truth/processor.py"}
+READING = (
+    "checkpoint/",
+    "truth/config.py",
+    "truth/config_values.py",
+    "truth/layers.py",
+    "truth/weights.py",
+    "errors.py",
+    "values.py",
+    "system.py",
+)
 
 
 def executed(function: Callable[[], object]) -> set[str]:
@@ -38,15 +47,15 @@ def executed(function: Callable[[], object]) -> set[str]:
 @pytest.mark.parametrize("fixture", [lfm2np.trained_fixture, moe_fixture, lfm3_fixture])
 def test_nothing_but_the_base_and_the_reading_of_files_runs(fixture: Callable[[], Path]):
     ran = executed(lambda: lfm2np.load(fixture(), "integers").logits([1, 17, 42]))
-    choosing = {"loading.py", "arithmetic/__init__.py"}  # by name, and who calls the reference
+    choosing = {"engine/loading.py", "arithmetic/__init__.py"}  # by name, and who calls the reference
     assert {name for name in ran if not name.startswith(READING)} == BASE | choosing
     assert "arithmetic/pieces.py" in executed(lambda: lfm2np.load(fixture()).logits([1, 17, 42])), "the control"
 
 
 def test_the_base_is_what_the_command_lists():
     listed = {file.file for file in trusted.trusted_files() if not file.is_reading}
-    assert listed == BASE
-    assert sum(file.lines for file in trusted.trusted_files() if not file.is_reading) <= 760
+    assert listed == BASE | {"truth/operations.py"}  # which only declares
+    assert sum(file.lines for file in trusted.trusted_files() if not file.is_reading) <= 860
     assert all(file.file.startswith(READING) for file in trusted.trusted_files() if file.is_reading)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from lfm2np.commands.bench.measure import Turns
 from lfm2np.commands.bench.sides.side_process import SideProcess
 from lfm2np.commands.bench.table import columns
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 FORMATS = ("float32", "bfloat16")  # that an engine of ours computes in
 ENGINES = {  # what is measured: the engine, and whether the check ends with its first wrong answer

@@ -31,7 +31,7 @@ from lfm2np.commands.bench.sides.filled_engines import (
 )
 from lfm2np.commands.bench.sides.side_process import SideProcess
 from lfm2np.commands.bench.table import columns
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 SAMPLED_LENGTHS = 8
 CAUSES = {"cache": (WITHOUT_CACHE, ONE_BY_ONE), "batch": (ONE_BY_ONE, PADDED), "no padding": (PADDED, CONTINUOUS)}

@@ -15,7 +15,7 @@ from lfm2np.commands.bench.sides.cells import DECODE, Cell
 from lfm2np.commands.bench.sides.engine_side import STEP_TOKENS
 from lfm2np.commands.bench.sides.side_process import SideProcess
 from lfm2np.commands.bench.table import columns
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 CONTEXTS = (128, 384, 768, 1024, 1536, 2048, 3072, 4096)
 REQUESTS = (1, 16)

@@ -17,8 +17,8 @@ from lfm2np.commands.bench.measure import Turns
 from lfm2np.commands.bench.sides.cells import Cell, cells_named
 from lfm2np.commands.bench.sides.side_process import SideProcess
 from lfm2np.commands.bench.table import columns
-from lfm2np.progress import Progress
 from lfm2np.truth.layers import parameter_count
+from lfm2np.values import Progress
 
 CELLS = cells_named("prefill-128,decode-1x128,decode-16x128")
 SPARE = 7 * 2**30  # bytes that may be held beside the weights as stored, which the system may give back

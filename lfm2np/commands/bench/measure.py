@@ -18,9 +18,9 @@ from lfm2np.commands.bench.sides.cells import PREFILL, Cell
 from lfm2np.commands.bench.sides.peak_memory import available_bytes
 from lfm2np.commands.bench.sides.side_process import SideProcess
 from lfm2np.errors import RequestError
-from lfm2np.progress import Progress
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import key_value_numbers, parameter_count
+from lfm2np.values import Progress
 
 OURS = ("exact", "float32")
 FLOORS = ("floor-float64", "floor-float32")

@@ -24,10 +24,10 @@ from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.lfm3 import in_file
 from lfm2np.checkpoint.tensors import SINGLE
 from lfm2np.errors import CheckpointError
-from lfm2np.progress import Progress
 from lfm2np.system import cache_directory
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import expected_tensors
+from lfm2np.values import Progress
 
 SEED = 350
 ROWS = 2**12  # of a tensor, made at a time

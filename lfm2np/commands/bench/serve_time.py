@@ -20,7 +20,7 @@ from lfm2np.commands.bench.sides.side_process import SideProcess
 from lfm2np.commands.bench.table import columns
 from lfm2np.commands.serve.extra import require_extra
 from lfm2np.errors import RequestError
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 from scheduler import POLICIES
 
 CLIENTS, EACH = 16, 2  # clients, and how often each asks

@@ -10,7 +10,7 @@ from typing import Any
 from lfm2np.commands.simulate.presets import preset
 from lfm2np.commands.simulate.scenario import Scenario, Traffic, simulation_of
 from lfm2np.errors import ProofError
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 from scheduler import SchedulerConfig
 
 COST = "H100:LFM2-1.2B"

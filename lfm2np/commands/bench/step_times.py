@@ -20,7 +20,7 @@ from lfm2np.commands.simulate.cost import StepShape, shape_of
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 from scheduler import BatchPlan, FinishReason, Request, TraceWriter
 
 MOST_STEPS = 16  # of an episode

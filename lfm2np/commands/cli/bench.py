@@ -22,8 +22,7 @@ from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option
 from lfm2np.commands.cli.shared.terminal import progress_bar
 from lfm2np.commands.serve.extra import require_extra
 from lfm2np.errors import RequestError
-from lfm2np.progress import Progress
-from lfm2np.values import require_count
+from lfm2np.values import Progress, require_count
 
 EXAMPLE = """lfm2np bench
   lfm2np bench --quick --without-peers

@@ -56,9 +56,9 @@ from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import FORMS, Record, record_of, shows_answers_only
 from lfm2np.oracle.report.report import WRONG
 from lfm2np.oracle.workloads import CASES, LONG
-from lfm2np.progress import ProgressOf
 from lfm2np.suite.itself.relations import NAMES
 from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, SLOTS
+from lfm2np.values import ProgressOf
 
 EXIT_CODES = """exit codes:
   0    right: every difference is within what the declared format explains

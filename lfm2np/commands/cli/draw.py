@@ -15,12 +15,12 @@ from lfm2np.engine.loading import Model, load
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.oracle.report.markup import counted
 from lfm2np.suite.schedulers.schedule_text import Schedule, read_schedule, schedule_text
+from lfm2np.system import write_whole
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw, slides
 from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
 from lfm2np.teaching.drawings.schedule import schedule_page
 from lfm2np.teaching.drawings.terminal_drawing import as_text
-from lfm2np.whole_file import write_whole
 from scheduler import TraceError, replay
 
 EXAMPLE = """lfm2np draw --demo -o page.html

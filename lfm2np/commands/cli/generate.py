@@ -34,8 +34,8 @@ from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.engine.samples import sample_name
 from lfm2np.engine.sequential import answer_alone, difference_at, tokens_of_passes
 from lfm2np.errors import ProofError, RequestError, error_told
+from lfm2np.system import write_whole
 from lfm2np.teaching.drawings.runs.recorded import DetailedTrace
-from lfm2np.whole_file import write_whole
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from lfm2np.oracle.locate.locate_report import report_of, shortened
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.engine_versions import require_request
 from lfm2np.oracle.recorders.registry import FORMS, format_of, record_of
-from lfm2np.whole_file import write_whole
+from lfm2np.system import write_whole
 
 EXIT_CODES = """exit codes:
   0    every tensor is within its bound

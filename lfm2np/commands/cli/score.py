@@ -29,7 +29,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import TokenScore, score_many
 from lfm2np.engine.work.results_file import line_of, merged, spot_check
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.whole_file import write_whole
+from lfm2np.system import write_whole
 
 EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
   lfm2np score --requests requests.jsonl --workers 2 --save results.jsonl --json

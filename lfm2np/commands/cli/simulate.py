@@ -36,8 +36,8 @@ from lfm2np.engine.loading import load
 from lfm2np.engine.work.results_file import LineFile
 from lfm2np.engine.work.shards import map_shards
 from lfm2np.errors import ProofError, RequestError
+from lfm2np.system import replaced, write_whole
 from lfm2np.values import require_count, show
-from lfm2np.whole_file import replaced, write_whole
 from scheduler import POLICIES, TraceWriter
 from scheduler.checksum import damage, sealed
 

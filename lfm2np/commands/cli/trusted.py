@@ -10,9 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-TOP = Path(__file__).parent
-ROOTS = ("reference.py", "truth/integers.py", "checkpoint/files.py", "checkpoint/weights.py")
-READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py", "system.py")
+TOP = Path(__file__).parents[2]
+ROOTS = ("truth/reference.py", "truth/integers.py", "checkpoint/files.py", "checkpoint/weights.py")
+READING = (
+    "checkpoint/",
+    "truth/config.py",
+    "truth/config_values.py",
+    "truth/layers.py",
+    "truth/weights.py",
+    "errors.py",
+    "values.py",
+    "system.py",
+)
 
 
 @dataclass(frozen=True)

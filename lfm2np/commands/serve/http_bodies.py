@@ -19,7 +19,7 @@ from lfm2np.commands.serve.desk import RETRY_SECONDS
 from lfm2np.commands.serve.limits import Limits, Refusal, refusal_of
 from lfm2np.commands.serve.service import Settings
 from lfm2np.errors import RequestError
-from lfm2np.malloc import trim_memory
+from lfm2np.system import trim_memory
 
 B = TypeVar("B", bound=BaseModel)
 LARGE = 2**16  # bytes: from here on a body is counted, and parsed beside the event loop

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
+from lfm2np.system import write_whole
 from lfm2np.values import show_json
-from lfm2np.whole_file import write_whole
 from scheduler import BatchPlan
 
 Count = Any  # int, or for many steps at once an int64 array [steps]

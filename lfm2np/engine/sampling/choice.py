@@ -3,7 +3,7 @@
 Nothing here depends on the machine or on a neighbour in the batch. Logits go through elementwise IEEE float64
 operations and `elementary.exp`; the probabilities are then integers, so that every sum is exact in any order. The
 distribution that a token is drawn from IS weights / sum(weights): tests and speculative decoding compute with it as
-fractions. Log-probabilities come from the raw logits, as vLLM's do by default: lfm2np.engine.sampling.logprobs.token_logprobs.
+fractions. Log-probabilities come from the raw logits, as vLLM's do by default: logprobs.token_logprobs.
 
 The order of the processors, by `SamplingParams.profile`:
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.engine.work.shards import AT_ONCE, AnyExecutor, map_shards
 from lfm2np.errors import WorkerError
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 MAX_NUM_BATCHED_TOKENS = 512  # of one shard: bounds a ragged pass; twice as large ones are hardly faster
 _loading = threading.Lock()

@@ -21,7 +21,7 @@ from lfm2np.oracle.compare.figures import Figures, digest, figures_of
 from lfm2np.oracle.compare.pair import Files, Part, files_of, longest, part_name, parts_of, require_same_network
 from lfm2np.oracle.compare.positions import compare_work, sum_of_squares
 from lfm2np.oracle.compare.sequences import GREEDY, REQUESTS, Scored, continued
-from lfm2np.progress import Progress, ProgressOf
+from lfm2np.values import Progress, ProgressOf
 
 GENERATING, COMPARING, WEIGHTS = "generating", "comparing", "weights"  # stages that progress reports
 

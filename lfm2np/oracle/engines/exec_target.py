@@ -45,10 +45,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from lfm2np.checkpoint.strict_json import decode_text
-from lfm2np.child_processes import kill_session, session, split_command
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import NO_ABORT, Answer, Ask, checked_answer, failed, parse_line, shortened
 from lfm2np.oracle.engines.target import Abilities, Arrived, TargetError, ignored
+from lfm2np.system import kill_session, session, split_command
 
 PROTOCOL = 1
 PATIENCE = 120.0  # seconds to wait for a line

@@ -27,10 +27,10 @@ from lfm2np.oracle.judging.noise import noise_item, noise_of, said_by
 from lfm2np.oracle.judging.position import most_shift
 from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
-from lfm2np.progress import Progress
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import parameter_count
 from lfm2np.truth.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
+from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
 STEP = 2.0**-6  # of itself, by which a constant is changed,

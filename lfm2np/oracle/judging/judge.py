@@ -38,7 +38,7 @@ from lfm2np.oracle.judging.scored import (
 )
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 MOST_REROUTED = 16  # answers for which near ties are tried
 FAR = 5.0  # errors beyond LIMIT * FAR count as wrong in a wrong engine: few emulated ones may underestimate the scale

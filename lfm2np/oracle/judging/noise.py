@@ -42,10 +42,10 @@ from lfm2np.oracle.judging.emulate import Emulated, emulated
 from lfm2np.oracle.judging.formats import format_named, inputs_of
 from lfm2np.oracle.judging.routes import routed
 from lfm2np.oracle.judging.truth import Truth, given_routes, num_fed_tokens, num_shared_tokens
-from lfm2np.progress import Progress
 from lfm2np.truth import reference
 from lfm2np.truth.rope import RotaryTable, rotary_table
 from lfm2np.truth.weights import ModelWeights
+from lfm2np.values import Progress
 
 Array = NDArray[Any]
 DRAWS = tuple(range(8))  # numbers of emulated engines

@@ -15,7 +15,7 @@ from lfm2np.oracle.judging.noise import Noise, joined, noise_of
 from lfm2np.oracle.judging.routes import as_key, margins
 from lfm2np.oracle.judging.truth import Ids, Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 Pair = tuple[Ask, Answer]
 

@@ -17,8 +17,8 @@ from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.engine.work.place import AnyPlace, Work, compute
 from lfm2np.errors import NumericsError
 from lfm2np.oracle.judging.routes import OWN, from_key, routed
-from lfm2np.progress import Progress
 from lfm2np.truth import elementary, reference
+from lfm2np.values import Progress
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]

@@ -1,7 +1,7 @@
 """Exact log-probabilities of sampled tokens under several readings of one distribution: raw, tempered, filtered.
 
 A view is the processing that an engine may have applied before it sampled or reported: penalties, temperature, then
-min_p, top_k and top_p in the order of the view's profile (engine/sampling/choice.py). All views of a sequence share one pass
+min_p, top_k and top_p in the order of the view's profile (sampling/choice.py). All views of a sequence share one pass
 through the network.
 
 Each filter keeps the likeliest tokens, so what is kept is the beginning of the tokens in descending order, and a view

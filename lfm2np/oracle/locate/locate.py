@@ -33,9 +33,9 @@ from lfm2np.oracle.locate.patterns import (
 )
 from lfm2np.oracle.locate.rounded_inputs import rounds
 from lfm2np.oracle.locate.spread import LIMIT, PRECISIONS, Measured, Precision, joined_rows, precision_named, rounded
-from lfm2np.progress import Progress
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.processor import require_ieee
+from lfm2np.values import Progress
 
 Array = NDArray[Any]
 EMBEDDINGS = "model.embed_tokens"

@@ -22,7 +22,7 @@ from lfm2np.oracle.locate.dump import Dump, parse_dump
 from lfm2np.oracle.locate.locate import Report, locate, logits_at
 from lfm2np.oracle.locate.locate_report import finding_lines, shortened
 from lfm2np.oracle.recorders.registry import Record
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first
 MOST_BESIDE = 7  # others that one is tried with

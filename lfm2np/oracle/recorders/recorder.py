@@ -28,7 +28,7 @@ from safetensors.numpy import save
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import CHECKSUM, IDS, STEPS, dump_sha256
 from lfm2np.oracle.locate.spread import PRECISIONS
-from lfm2np.whole_file import write_whole
+from lfm2np.system import write_whole
 
 Array = NDArray[Any]
 KINDS = "fiub"  # of numbers that can be kept: real, whole, truth values

@@ -25,7 +25,7 @@ from lfm2np.oracle.rollouts.reported_side import BEFORE, Fit, Predicted, Spread,
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import OTHERS, PENALTIES, Scores, ids_of, item_of
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
 Variant = dict[str, Any]

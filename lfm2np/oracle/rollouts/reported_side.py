@@ -26,7 +26,7 @@ from lfm2np.oracle.judging.position import FLOAT32_UNITS, most_shift
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.rollouts.scores import ALL_READINGS, TOLERANCES, Scores, temperature_of
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]

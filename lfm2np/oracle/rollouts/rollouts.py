@@ -42,7 +42,7 @@ from lfm2np.oracle.rollouts.reported_side import SIDES, Fit, fit, predicted, spr
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.scores import ALL_READINGS, OTHERS, Scores, ids_of, scores_of
 from lfm2np.oracle.total import MOST_SIZE
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

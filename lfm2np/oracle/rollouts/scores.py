@@ -27,7 +27,7 @@ from lfm2np.oracle.judging.routes import as_key
 from lfm2np.oracle.judging.truth import Ids, Spoken, Truth
 from lfm2np.oracle.judging.views import VIEWS, view_of
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]

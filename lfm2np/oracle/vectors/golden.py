@@ -37,8 +37,8 @@ from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.oracle.vectors.chosen import NOTES, Chosen, choose, mentioned
 from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, tensors_bytes
 from lfm2np.oracle.vectors_plain import allowances
-from lfm2np.progress import Progress, ProgressOf
 from lfm2np.truth import reference
+from lfm2np.values import Progress, ProgressOf
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]

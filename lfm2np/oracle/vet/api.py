@@ -27,7 +27,7 @@ from lfm2np.oracle.vet.questions import Question, open_questions
 from lfm2np.oracle.vet.token_plan import Plan, planned
 from lfm2np.oracle.vet.vet_report import report_of
 from lfm2np.oracle.vet.vetting import PLANNING, Bounds, Session, Vetted, require_same_vocabulary, vetted
-from lfm2np.progress import ProgressOf
+from lfm2np.values import ProgressOf
 
 ALPHA, MAX_TOKENS, PLANNED = 0.01, 32, 16  # the last: answers of the plan
 CLAIMED_SAMPLING = "temperature=1"

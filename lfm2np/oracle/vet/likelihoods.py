@@ -28,7 +28,7 @@ from lfm2np.oracle.judging.views import VIEWS, view_items, view_of
 from lfm2np.oracle.vet.hypotheses import Candidate, Hypotheses
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.token_ids import LeftOut, Tokens
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
 ROUNDED_VIEWS = Work("views-rounded", view_items, num_fed_tokens, is_exact=False)

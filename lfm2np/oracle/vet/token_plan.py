@@ -31,8 +31,8 @@ from lfm2np.oracle.vet.hypotheses import Candidate, Hypotheses
 from lfm2np.oracle.vet.likelihoods import RAW, Scorer, cells_of, rounding_scales, tolerance_of
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.reported import RIGHT, expected_gain
-from lfm2np.progress import Progress
 from lfm2np.truth import reference
+from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]  # prompts and answers

@@ -21,7 +21,7 @@ from lfm2np.oracle.vet.provider_answers import Reply, ReplyFile
 from lfm2np.oracle.vet.questions import Question
 from lfm2np.oracle.vet.token_ids import LeftOut, Tokens, tokens_of
 from lfm2np.oracle.vet.token_plan import Plan
-from lfm2np.progress import ProgressOf
+from lfm2np.values import ProgressOf
 
 SCORING, PLANNING = "scoring", "planning"  # stages that progress reports
 ROUND = 8  # questions between two looks at the evidence

@@ -26,7 +26,7 @@ from lfm2np.suite.fuzz.reproducer import reproducer
 from lfm2np.suite.fuzz.right import Right
 from lfm2np.suite.fuzz.timeline import timeline
 from lfm2np.suite.fuzz.trace import Sent, Trace, as_json, from_json, joined
-from lfm2np.whole_file import write_whole
+from lfm2np.system import write_whole
 from scheduler.checksum import FIELD, damage, sealed
 
 TRACE, SCRIPT, REPORT, ISSUE = "trace.json", "reproduce.py", "report.html", "issue.md"

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from lfm2np.errors import InconclusiveError
 from lfm2np.oracle.engines.target import TargetError
-from lfm2np.progress import Progress
 from lfm2np.suite.fuzz.played import DEAD, REFUSED, Played, Player, Takes
 from lfm2np.suite.fuzz.trace import Trace
 from lfm2np.suite.itself import relations
@@ -27,6 +26,7 @@ from lfm2np.suite.itself.rounding_spread import (
     spread_of,
     words_of,
 )
+from lfm2np.values import Progress
 
 OUT_OF_TIME = "out of time"
 NOTHING = Score(0, 0, 0, None, None, None)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.report.markup import Markup, element, joined
-from lfm2np.progress import Progress
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.page.deck import deck
 from lfm2np.teaching.drawings.page.run_page import page
@@ -26,6 +25,7 @@ from lfm2np.teaching.drawings.views.single import Weights, single
 from lfm2np.teaching.drawings.views.speculation import speculation
 from lfm2np.teaching.drawings.views.timeline import timeline
 from lfm2np.teaching.drawings.views.worksheet import worksheet
+from lfm2np.values import Progress
 
 TITLE = "Continuous batching of LFM2, on real numbers"
 START = "batching"  # a picture that needs no explanation; the first view has twenty matrices

@@ -1,4 +1,4 @@
-"""The process that computes: `python -m lfm2np.teaching.lab.child`, started by worker.py. A query in, a status and a page out.
+"""The process that computes (`python -m lfm2np.teaching.lab.child`), started by worker.py: a query in, a page out.
 
 Faults change the functions of this process, so runs are one at a time, and a run that never ends is ended with it. It
 may not use more than the memory below (on systems that have such a limit), and ends when its starter has.
@@ -26,7 +26,7 @@ def main() -> None:
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=read_queries, args=(sys.stdin.buffer, asked), daemon=True).start()
     limit_memory()
-    from lfm2np.malloc import keep_freed_memory
+    from lfm2np.system import keep_freed_memory
     from lfm2np.teaching.lab.lab_page import reply
     from lfm2np.teaching.lab.models import load_models
 

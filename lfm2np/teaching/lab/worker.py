@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from lfm2np.child_processes import session
+from lfm2np.system import session
 from lfm2np.teaching.lab.lab_page import FAILED, NO_MEMORY
 
 COMMAND = (sys.executable, "-m", "lfm2np.teaching.lab.child")

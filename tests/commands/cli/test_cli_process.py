@@ -86,7 +86,8 @@ def test_an_error_never_goes_where_the_answer_goes(model):
 
 
 def test_the_missing_template_engine_is_said_in_one_line(model):
-    script = "import sys; sys.modules['jinja2'] = None; from lfm2np.commands.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    script = "import sys; sys.modules['jinja2'] = None; from lfm2np.commands.cli import main; "
+    script += "raise SystemExit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "generate", "--model", str(model), "--chat", "a", "--max-tokens", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from lfm2np import malloc
+from lfm2np import system
 
 IS_GLIBC = platform.libc_ver()[0] == "glibc"
 FAULTS = """
 import json, resource, sys
 import numpy as np
-from lfm2np.malloc import keep_freed_memory
+from lfm2np.system import keep_freed_memory
 
 def step():
     arrays = [np.ones(2**20) for _ in range(12)]
@@ -37,7 +37,7 @@ print(json.dumps([kept, faults()]))
 
 def faults(argument: str, variables: Mapping[str, str] | None = None) -> tuple[bool | None, int]:
     """What the call says, and how often the system mapped memory in ten steps of a hundred megabytes each."""
-    environment = {name: value for name, value in os.environ.items() if name not in malloc.ENVIRONMENT}
+    environment = {name: value for name, value in os.environ.items() if name not in system.ENVIRONMENT}
     command = [sys.executable, "-c", FAULTS, argument]
     done = subprocess.run(command, env=environment | dict(variables or {}), capture_output=True, text=True, check=True)
     kept, count = json.loads(done.stdout)
@@ -60,28 +60,28 @@ def test_who_decides_it_by_the_environment_is_left_alone():
 
 
 def test_another_c_library_has_no_such_thing(monkeypatch: pytest.MonkeyPatch):
-    for name in malloc.ENVIRONMENT:
+    for name in system.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     for library in (lambda _: object(), lambda _: (_ for _ in ()).throw(OSError), lambda _: int(_)):
         monkeypatch.setattr("ctypes.CDLL", library)
-        assert not malloc.keep_freed_memory()
+        assert not system.keep_freed_memory()
 
 
 def test_a_limit_that_is_refused_is_asked_for_smaller(monkeypatch: pytest.MonkeyPatch):
     """glibc before 2.35 takes 2**25 bytes at most."""
-    for name in malloc.ENVIRONMENT:
+    for name in system.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     taken: dict[int, int] = {}
 
     class Old:
         def mallopt(self, what: int, value: int) -> int:
-            is_taken = what == malloc.M_TRIM_THRESHOLD or value <= 2**25
+            is_taken = what == system.M_TRIM_THRESHOLD or value <= 2**25
             taken.update({what: value} if is_taken else {})
             return int(is_taken)
 
     monkeypatch.setattr("ctypes.CDLL", lambda _: Old())
-    assert malloc.keep_freed_memory()
-    assert taken == {malloc.M_MMAP_THRESHOLD: 2**25, malloc.M_TRIM_THRESHOLD: 2**29}
+    assert system.keep_freed_memory()
+    assert taken == {system.M_MMAP_THRESHOLD: 2**25, system.M_TRIM_THRESHOLD: 2**29}
 
 
 def test_commands_and_their_workers_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -31,7 +31,7 @@ from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_junit import as_junit
 from lfm2np.oracle.report.as_text import as_text, visible
 from lfm2np.oracle.report.report import environment, number
-from lfm2np.whole_file import replaced, write_whole
+from lfm2np.system import replaced, write_whole
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
 

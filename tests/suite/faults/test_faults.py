@@ -174,7 +174,7 @@ def test_nothing_computed_under_a_fault_is_left_when_its_catch_is_tried_without_
 
 def test_an_installed_copy_tries_the_suite_for_any_engine_and_a_checkout_all(monkeypatch, tmp_path: Path):
     assert fault_trial.suite() == PROPERTIES
-    monkeypatch.setattr(fault_trial, "__file__", str(tmp_path / "lfm2np" / "conformance" / "fault_trial.py"))
+    monkeypatch.setattr(fault_trial, "__file__", str(tmp_path / "lfm2np" / "suite" / "fault_trial.py"))
     assert fault_trial.suite() == ALL
 
 
@@ -223,4 +223,4 @@ def test_no_hook_stands_in_the_engine():
         for path in Path(package).rglob("*.py")
         if "lfm2np.suite.faults" in path.read_text()
     }
-    assert users == {"faults", "conformance", "cli", "drawings", "lab"}
+    assert users == {"suite", "teaching", "commands"}

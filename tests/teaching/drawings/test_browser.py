@@ -1,4 +1,4 @@
-"""The page in a real browser, driven without a screen: pytest -m browser tests/teaching/drawings; the extra `browser`, chromium.
+"""The page in a real browser: pytest -m browser tests/teaching/drawings; the extra `browser`, chromium.
 
 Nothing here has a time limit but the browser's own: whether it is fluent, `fixtures/page_speed.py` measures.
 """

@@ -1,4 +1,4 @@
-"""The moving picture and the slides in a browser: pytest -m browser tests/teaching/drawings; the extra `browser`, chromium."""
+"""The moving picture and slides: pytest -m browser tests/teaching/drawings; the extra `browser`, chromium."""
 
 from __future__ import annotations
 

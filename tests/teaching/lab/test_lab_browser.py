@@ -1,4 +1,4 @@
-"""The laboratory in a browser, as a learner uses it: pytest -m browser tests/teaching/lab; the extras `browser` and `serve`."""
+"""The laboratory as learners use it: pytest -m browser tests/teaching/lab; the extras `browser` and `serve`."""
 
 from __future__ import annotations
 

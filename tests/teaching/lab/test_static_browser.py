@@ -1,4 +1,4 @@
-"""The laboratory without a server, in Chromium: pytest -m browser tests/teaching/lab; the extra `browser`, Pyodide by pip."""
+"""The laboratory without a server: pytest -m browser tests/teaching/lab; the extra `browser`, Pyodide by pip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of the laboratory without a server, as it is written; tests/teaching/lab/test_static_browser.py opens it."""
+"""The folder of the laboratory without a server, as it is written; test_static_browser.py opens it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of one side: `python -m lfm2np.commands.bench.sides.side NAME MODEL THREADS`, then one JSON object a line.
+"""The process of one side: `python -m lfm2np.commands.bench.sides.side NAME MODEL THREADS`; a JSON object a line.
 
 {"ask": "load"}                                        {"load_seconds": 7.1, "peak_bytes": ..., "versions": {...}}
 {"ask": "time", "cell": "decode-5x128", "steps": 3}    {"steps": [{"seconds": 0.07}, ...], "peak_bytes": ...}
@@ -33,7 +33,7 @@ from lfm2np.commands.bench.sides.profile_side import ProfileSide
 from lfm2np.commands.bench.sides.serve_side import ServeSide
 from lfm2np.commands.bench.sides.transformers_side import TransformersSide
 from lfm2np.errors import Lfm2npError
-from lfm2np.malloc import keep_freed_memory
+from lfm2np.system import keep_freed_memory
 
 # By the first word of a name, as in "floor-float64". All but the last two have steps to time.
 SIDES: dict[str, Callable[[str], Any]] = {

@@ -15,7 +15,7 @@ from lfm2np.commands.cli.shared.requests import Job
 from lfm2np.commands.cli.shared.terminal import entry, progress_bar, terminal_text
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.engine.sampling.logprobs import TokenLogprobs
-from lfm2np.progress import Progress
+from lfm2np.values import Progress
 
 FORMAT_VERSION = 1  # of the JSON object: schemas/generate.schema.json
 Outputs = Mapping[str, RequestOutput]  # by request id, as far as they have come

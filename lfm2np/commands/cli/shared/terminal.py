@@ -22,8 +22,8 @@ from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_junit import as_junit
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN, WRONG, Report
-from lfm2np.progress import Progress, ProgressOf
-from lfm2np.whole_file import write_whole
+from lfm2np.system import write_whole
+from lfm2np.values import Progress, ProgressOf
 
 MAX_PROMPT_BYTES = 64 * 2**20
 

