@@ -1,7 +1,9 @@
 """What `import lfm2np` shows, and `lfm2np.check`, the command as a function."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
