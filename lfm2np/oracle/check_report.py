@@ -295,7 +295,7 @@ def first_wrong(position: Position | None, verdict: Verdict) -> list[Code]:
         f"first wrong position: {position.verdict}{by_itself}",
         f"request    {position.ask.id} of {position.ask.case}, {prompt}",
         f"position   row {position.row}, which predicts token {position.row + 1} of the sequence ({phase(position)})",
-        f"token      {position.token_id}; {behind}",
+        *([f"token      {position.token_id}; {behind}"] if position.is_new else []),  # else the engine chose none
         f"error      {error_words(position)}",
     ]
     return [Code(found)]

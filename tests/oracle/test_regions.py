@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.causes import findings as findings_module
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.findings import lines as in_lines
 from lfm2np.oracle.causes.regions import described
@@ -190,9 +191,7 @@ def test_every_level_that_an_ask_can_have_has_words() -> None:
 # --- findings
 
 
-EVERYWHERE = (
-    "wrong everywhere, and no format errs like this: a wrong operator, weight or constant (--locate says which)"
-)
+EVERYWHERE = f"wrong everywhere, and no format errs like this: {findings_module.EVERYWHERE}"
 
 
 def lines(judged: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[str]:

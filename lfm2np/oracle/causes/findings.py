@@ -28,6 +28,10 @@ SURE_CHANCE = 1e-9
 SURE_SHARE, LIKELY_SHARE = 0.5, 0.2  # of what is explained: a wrong operator is right by luck here and there
 ALONE_CHANCE = 1e-3  # of such a difference between repeats alone and beside others: one hypothesis, not ten thousand
 CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
+EVERYWHERE = (
+    "a wrong operator, weight or constant (--locate says which), another checkpoint (lfm2np vet), or what requests "
+    "before this check left behind (start the engine anew)"
+)
 
 
 @dataclass(frozen=True)
@@ -143,9 +147,7 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
     right = [name for name in asked if name not in set(wrong)]
     if not wrong or not right:
         words = "wrong everywhere, and no format errs like this"
-        return Suspicion(
-            CERTAIN, words, "a wrong operator, weight or constant (--locate says which)", len(wrong), len(asked)
-        )
+        return Suspicion(CERTAIN, words, EVERYWHERE, len(wrong), len(asked))
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
     words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing in the requests sets apart; {word}: {names}"

@@ -170,6 +170,7 @@ def prompt_lines(name: str, ids: Sequence[int]) -> list[str]:
     """All ids of a prompt, or the first MOST_IDS and where the others are."""
     starts = range(0, min(len(ids), MOST_IDS), IDS_OF_A_LINE)
     lines = [",".join(map(str, ids[start : start + IDS_OF_A_LINE])) for start in starts]
+    lines = [f"{line}," for line in lines[:-1]] + lines[-1:]  # so that they can be put together again
     rest = [f"... {len(ids)} in all: cause.prompts of --json"] if ids[MOST_IDS:] else []
     return [f"{'' if index else name:<20}{line}" for index, line in enumerate([*lines, *rest])]
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,9 +35,16 @@ def progress_bar(description: str, unit: str = "it") -> Iterator[Progress]:
 
     It shows how many units are done a second.
     """
-    scale = unit != "it"
+    scale, columns = unit != "it", shutil.get_terminal_size().columns  # a terminal may not say how wide it is
     with tqdm(
-        desc=description, delay=2, leave=False, disable=None, file=sys.stderr, unit=unit, unit_scale=scale
+        desc=description,
+        unit=unit,
+        unit_scale=scale,
+        ncols=columns,
+        delay=2,
+        leave=False,
+        disable=None,
+        file=sys.stderr,
     ) as bar:
 
         def show(done: int, total: int) -> None:
