@@ -19,10 +19,11 @@ import lfm2np
 
 TOP = Path(lfm2np.__file__).parent
 FILES = (
-    *(f"numerics/{name}.py" for name in ("exact", "integers", "grids", "weight_grids", "matrix", "elementary", "rope")),
-    *(f"numerics/{name}.py" for name in ("attention", "convolution_windows", "pieces", "routing", "shapes")),
-    *(f"numerics/products/{name}.py" for name in ("product", "tiles", "fastest", "exactness", "blas")),
-    *("truth/processor.py", "reference.py", "engine/step.py", "engine/ragged.py", "engine/cache.py"),
+    *(f"truth/{name}.py" for name in ("reference", "integers", "elementary", "rope", "processor")),
+    *(f"arithmetic/{name}.py" for name in ("exact", "grids", "weight_grids", "matrix", "attention")),
+    *(f"arithmetic/{name}.py" for name in ("convolution_windows", "pieces", "routing", "shapes")),
+    *(f"arithmetic/products/{name}.py" for name in ("product", "tiles", "fastest", "exactness", "blas")),
+    *("engine/step.py", "engine/ragged.py", "engine/cache.py"),
     *("engine/sampling/choice.py", "engine/sampling/logprobs.py"),
 )
 ARRAY = {*dir(np.ndarray), *dir(np.ufunc), *dir(float), "getattr"}  # attributes with these names are operations
@@ -55,8 +56,8 @@ TYPES = (
     *("numpy.typing.", "scheduler."),
 )
 NO_ARITHMETIC = (  # of ours
-    *("errors", "values", "progress", "checkpoint.", "model.", "sampling.params", "reference", "numerics.Numerics"),
-    "numerics.ReferenceNumerics",
+    *("errors", "values", "checkpoint.", "truth.config", "truth.layers", "truth.weights", "truth.reference"),
+    *("truth.operations", "engine.sampling.params", "arithmetic.Numerics"),
 )
 
 # Operations that are allowed in these functions only, and why there.
