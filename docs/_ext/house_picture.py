@@ -8,12 +8,7 @@ from itertools import chain
 
 from rooms import Arrows
 
-ANYWHERE = (
-    "lfm2np.errors",
-    "lfm2np.values",
-    "lfm2np.values",
-    "lfm2np.system",
-)  # every room may use them: boxes, no arrows
+ANYWHERE = ("lfm2np.errors", "lfm2np.system", "lfm2np.values")  # every room may use them: boxes, no arrows
 WIDTH, BOX, ROW, MARGIN = 860, 36, 82, 12  # in units of the drawing; a row is a box and the room for arrows below it
 LETTER = 8.2
 
