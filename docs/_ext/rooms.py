@@ -34,18 +34,24 @@ class Module:
 
     @property
     def offered(self) -> dict[str, str]:
-        """What `__all__` names: name -> where it comes from (its full name there)."""
+        """What `__all__` names, or `_WHERE` by its modules: name -> where it comes from (its full name there)."""
         sources = {
             alias.asname or alias.name: f"{node.module}.{alias.name}"
             for node in self.tree.body
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
-        for node in self.tree.body:
-            if isinstance(node, ast.Assign) and any(
-                isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets
-            ):
-                return {name: sources.get(name, f"{self.name}.{name}") for name in ast.literal_eval(node.value)}
+        assigned = {
+            target.id: node.value
+            for node in self.tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        if "_WHERE" in assigned:
+            return {name: f"{module}.{name}" for name, module in ast.literal_eval(assigned["_WHERE"]).items()}
+        if "__all__" in assigned:
+            return {name: sources.get(name, f"{self.name}.{name}") for name in ast.literal_eval(assigned["__all__"])}
         return {}
 
 
