@@ -36,6 +36,7 @@ QUICK = (
     *("tests/oracle/test_check.py", "tests/oracle/judging/test_noise.py"),
     *("tests/oracle/vectors/test_vectors_answers.py", "tests/oracle/locate/test_locate.py"),
     *("tests/oracle/locate/test_locate_faults.py", "tests/arithmetic", "tests/test_goldens.py"),
+    "tests/truth/test_integers.py",
     *("tests/commands/cli/test_cli_generate.py", "tests/suite/test_plain.py"),
 )
 

@@ -42,7 +42,7 @@ EXACT = [
         "products/fastest",
     )
 ]
-COMPARISON = TOP / "tests" / "numerics" / "test_integers.py"
+COMPARISON = TOP / "tests" / "truth" / "test_integers.py"
 COMPARED = {  # by where the mutant is, words in the names of the tests that run it; else all
     "attention": ("attention",),
     "convolution_windows": ("convolution",),
@@ -50,10 +50,7 @@ COMPARED = {  # by where the mutant is, words in the names of the tests that run
     **dict.fromkeys(("matrix", "weight_grids", "product", "tiles", "fastest"), ("products", "weights", "refused")),
 }
 EXAMPLES = 60  # of each test
-COMPARED_SECONDS, WHOLE_SECONDS = (
-    15,
-    120,
-)  # of processor time, for the drawn examples, then whole models: they take 3, 30
+COMPARED_SECONDS, WHOLE_SECONDS = 15, 120  # of processor time: drawn examples, then whole models; they take 3, 30
 IDLE, IDLE_SECONDS = 99, 15  # the exit code of a process that takes no processor time for so long
 MEMORY = 4 << 30
 

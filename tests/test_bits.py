@@ -35,7 +35,8 @@ import hashlib, json, sys
 import numpy as np
 from lfm2np.engine.loading import load
 from lfm2np.commands.cli.shared.work import WORKS
-from lfm2np.arithmetic import elementary, exact, grids
+from lfm2np.arithmetic import exact, grids
+from lfm2np.truth import elementary
 from lfm2np.engine.work.results_file import encoded
 from scheduler.checksum import json_sha256
 

@@ -54,6 +54,8 @@ class Transcript:
         self._num_open = 0  # lines with a checksum behind the last end
         for where, line in self._lines.read():
             if line.startswith(RESULTS):
+                if is_target and (problem := damage(parse_line(decode_text(line, where, RequestError), where))):
+                    raise RequestError(f"{where}: {problem}")
                 continue
             raw = read_line(line, where)
             if "verdict" in raw:

@@ -174,8 +174,8 @@ def test_own_engine_cancels_midway_and_its_neighbour_does_not_notice() -> None:
 
 
 def test_no_hypothesis_is_needed() -> None:
-    modules = ("conformance.protocol", "conformance.adapters", "oracle.targets.python_target")
-    modules += ("oracle.targets.exec_target", "oracle.targets.file_target", "oracle.targets.transformers_target")
+    modules = ("oracle.engines.protocol", "suite.adapters", "oracle.engines.python_target")
+    modules += ("oracle.engines.exec_target", "oracle.engines.file_target", "oracle.engines.transformers_target")
     modules += ("oracle.example_engine",)
     script = "import sys\nfor name in ('hypothesis', 'pytest', 'torch', 'transformers'): sys.modules[name] = None\n"
     script += "".join(f"import lfm2np.{name}\n" for name in modules)

@@ -235,7 +235,7 @@ def luminance(colour: str) -> float:
 
 
 def test_letters_on_owners_colours_have_contrast() -> None:
-    css = (Path(lfm2np.__file__).parent / "drawings" / "assets" / "page.css").read_text()
+    css = (Path(lfm2np.__file__).parent / "teaching" / "drawings" / "assets" / "page.css").read_text()
     ink = luminance(re.search(r"--ink: (#\w+)", css)[1])  # type: ignore[index]
     grounds = re.findall(r"--ground\d: (#\w+)", css)
     assert len(grounds) == 8

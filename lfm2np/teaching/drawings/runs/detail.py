@@ -25,7 +25,7 @@ from lfm2np.truth.layers import expert_parts
 from lfm2np.truth.weights import FeedForwardWeights, LayerWeights, ModelWeights, named_weights, tensors_of
 
 Array = NDArray[Any]
-PACKAGE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[3]
 PRODUCT, EXPERT = "one product over all tokens", "one product per expert"
 ROW, REQUEST = "row by row", "per request"
 FIRST_ROWS, FIRST_COLUMNS = 3, 5
