@@ -119,7 +119,8 @@ class Recorder:
         array = np.array(values)
         if array.dtype.kind not in KINDS or array.ndim == 0:
             raise DumpError(f"{name}: {array.dtype} {array.shape}, expected numbers with a row for each token")
-        if len(array) == 1 < step.count and array.shape[1:2] == (step.count,) and not name.endswith(STATE):
+        is_row = name.endswith(STATE) or (name == LOGITS and array.ndim == 2)  # of as many numbers as there are tokens
+        if len(array) == 1 < step.count and array.shape[1:2] == (step.count,) and not is_row:
             array = array[0]  # a batch of one
         self._require_place(name, len(array), step.count)
         step.tensors[name] = array

@@ -197,3 +197,16 @@ def test_what_a_window_hides_was_not_read() -> None:
     assert describe_reads(mask, steps, context) == "positions 4 to 5 of 6, as step 1 read them"
     assert steps.place(context, 2 + 5 + 3) == "position 4 as step 2 read it"
     assert describe_steps(mask, steps, context) == "step 1 of 3"
+
+
+def test_a_row_of_logits_is_no_batch_of_one_where_the_vocabulary_is_as_large_as_the_step() -> None:
+    """Pinned: shapes () and (3,) in different steps, of a model of 37 ids and a prompt of 37 tokens."""
+    recorder = Recorder()
+    for token_ids in ([0, 1, 2], [1]):
+        recorder.step(token_ids)
+        recorder.keep("lm_head", np.zeros((1, 3), np.float32))
+    assert recorder.tensors()["lm_head"].shape == (2, 3)
+    recorder = Recorder()
+    recorder.step([0, 1, 2])
+    recorder.keep("lm_head", np.zeros((1, 3, 3), np.float32))
+    assert recorder.tensors()["lm_head"].shape == (3, 3)

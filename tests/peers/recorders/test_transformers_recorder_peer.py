@@ -95,7 +95,7 @@ def test_eager_attention_shows_its_weights_also_beside_longer_prompts(format_nam
 
 def test_weights_that_are_wrong_are_named_and_not_what_comes_of_them() -> None:
     recorder = recorded(TRAINED, "float32", prepare=eager)
-    recorder._kept["model.layers.2.self_attn.weights"][0][3, :8] *= 1.01  # head 0, its 8 positions
+    recorder._steps[0].tensors["model.layers.2.self_attn.weights"][3, :8] *= 1.01  # head 0, its 8 positions
     first, *others = report_of(TRAINED, recorder).findings
     assert (first.name, first.rows) == ("model.layers.2.self_attn.weights", "only row 3")
     assert [other.name for other in others] == ["model.layers.2.self_attn.attended"]  # of weights that were not these
