@@ -246,13 +246,13 @@ def messages(checked: Checked) -> list[tuple[str, int]]:
 
 def missing(checked: Checked) -> list[str]:
     """What the engine can't do or does not report, and requests that were not sent."""
-    found = [f"the engine {words}" for words in limits(checked.abilities)]
+    gaps = [f"the engine {words}" for words in limits(checked.abilities)]
     if checked.left:
-        found.append(f"{plural(checked.left, 'request')} not sent or not judged: an earlier one is certainly wrong")
+        gaps.append(f"{plural(checked.left, 'request')} not sent or not judged: an earlier one is certainly wrong")
     if checked.not_put:
         by_case = ", ".join(f"{case} {count}" for case, count in not_put_by_case(checked).items())
-        found.append(f"not sent: {plural(len(checked.not_put), 'request')} ({by_case})")
-    return found
+        gaps.append(f"not sent: {plural(len(checked.not_put), 'request')} ({by_case})")
+    return gaps
 
 
 def limits(abilities: Abilities) -> list[str]:
@@ -291,14 +291,14 @@ def first_wrong(position: Position | None, verdict: Verdict) -> list[Code]:
         behind = "the oracle's too"
     by_itself = "" if position.verdict is verdict else f" by itself, {verdict} with all others"
     prompt = f"prompt of {plural(len(ids), 'token')}: {some_ids(ids)}"
-    found = [
+    facts = [
         f"first wrong position: {position.verdict}{by_itself}",
         f"request    {position.ask.id} of {position.ask.case}, {prompt}",
         f"position   row {position.row}, which predicts token {position.row + 1} of the sequence ({phase(position)})",
         *([f"token      {position.token_id}; {behind}"] if position.is_new else []),  # else the engine chose none
         f"error      {error_words(position)}",
     ]
-    return [Code(found)]
+    return [Code(facts)]
 
 
 def phase(position: Position) -> str:

@@ -163,8 +163,8 @@ def sections_of(result: Result) -> Iterator[Section]:
 def seen_besides(result: Result) -> list[str]:
     """What the findings do not say."""
     is_open = result.exit_code == OPEN
-    told = (Outcome.BROKEN, Outcome.UNKNOWN) if is_open else (Outcome.BROKEN,)
-    others = [held for held in result.held if held.outcome not in told and what_of(held)]
+    relevant = (Outcome.BROKEN, Outcome.UNKNOWN) if is_open else (Outcome.BROKEN,)
+    others = [held for held in result.held if held.outcome not in relevant and what_of(held)]
     return [
         *([] if is_open else [f"not answered: {line}" for line in unanswered_of(result)]),
         *(f"{held.relation.name}: {what_of(held)}" for held in others),
