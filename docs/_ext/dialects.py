@@ -15,7 +15,7 @@ from typing import Any
 
 from lfm2np.oracle.engines.dialects import DIALECTS
 from lfm2np.oracle.engines.dialects.dialect import Dialect
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import greedy
 
 PAGE = Path(__file__).parents[1] / "engine" / "2-targets.md"
 BEGIN = "<!-- made by docs/_ext/dialects.py --write -->"
@@ -33,7 +33,7 @@ WORDS = {
     "prompt_tokens": "prompt length (compared)",
     "new_tokens": "new tokens (compared)",
 }
-ASK = Ask("", "", (1, 17, 42), 16, "The cat", prompt_logprobs=True)
+ASK = greedy("", (1, 17, 42), 16, case="", prompt_text="The cat", prompt_logprobs=0)
 
 
 def made() -> str:
@@ -74,7 +74,7 @@ def packed(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 def added(dialect: Dialect) -> dict[str, object]:
     """Fields of a request with a stop string and a seed that others have not, or have otherwise."""
     asked = replace(ASK, stop=" sat" if dialect.takes_stops else None, seed=1 if dialect.takes_seeds else None)
-    plain, drawn = (dialect.request(ask, dialect.extras[0]) for ask in (ASK, asked))
+    plain, drawn = (dialect.request(request, dialect.extras[0]) for request in (ASK, asked))
     for name, value in plain.items():
         if isinstance(value, dict):
             plain, drawn = value, drawn[name]

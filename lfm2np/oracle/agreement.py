@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.oracle.engines.records import Answer, Ask, failed
-from lfm2np.oracle.judging.scored import Pair
+from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Pair, Request, failed
 from lfm2np.oracle.judging.verdict import SPREAD, Position, so_many_or_more
 
 LONGEST_STOP, LEAST_TEXT = 3, 4  # characters of a stop string, and of a text that one is taken from
@@ -59,7 +58,10 @@ def with_mismatches(
     faults = seed_mismatches(pairs, positions) | stream_mismatches(pairs) | end_mismatches(pairs, ends) | dict(more)
     if tokenizer is not None:
         faults |= stop_mismatches(pairs, tokenizer) | text_mismatches(pairs, tokenizer, ends)
-    return [(ask, failed(ask, faults[ask.id], refuted=True) if ask.id in faults else answer) for ask, answer in pairs]
+    return [
+        (request, failed(faults[request.request_id], IMPOSSIBLE) if request.request_id in faults else answer)
+        for request, answer in pairs
+    ]
 
 
 def without_refusals(pairs: Sequence[Pair]) -> list[Pair]:
@@ -67,38 +69,53 @@ def without_refusals(pairs: Sequence[Pair]) -> list[Pair]:
     engine without such a feature is not wrong, and it is not tested.
     """
     refused = {
-        name: all(answer.error is not None and not answer.refuted for ask, answer in pairs if special(ask) == name)
-        for name in {special(ask) for ask, _ in pairs} - {""}
+        name: all(
+            answer.error is not None and not answer.is_refuted for request, answer in pairs if special(request) == name
+        )
+        for name in {special(request) for request, _ in pairs} - {""}
     }
     return [pair for pair in pairs if not refused.get(special(pair[0]), False)]
 
 
-def special(ask: Ask) -> str:
+def special(request: Request) -> str:
     """The most demanding of what a greedy request in one piece lacks."""
-    more = {"stop": ask.stop, "samples": ask.samples > 1, "stream": ask.streamed, f"{ask.temperature}": ask.temperature}
-    return next((name for name, value in more.items() if value), "" if ask.seed is None else "seed")
+    temperature = request.params.temperature
+    more = {
+        "stop": request.stop,
+        "samples": request.params.n > 1,
+        "stream": request.streamed,
+        f"{temperature}": temperature not in (0.0, 1.0),
+    }
+    return next((name for name, value in more.items() if value), "" if request.params.seed is None else "seed")
 
 
 def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, str]:
     """By id, texts that do not end where their stop string begins, or whose tokens continue."""
     pairs = without_empty_texts(pairs)
-    whole = {(ask.prompt_token_ids, ask.max_tokens): answer.token_ids for ask, answer in pairs if not special(ask)}
+    whole = {
+        (request.prompt_token_ids, request.max_tokens): answer.token_ids
+        for request, answer in pairs
+        if not special(request)
+    }
     faults = {}
-    for ask, answer in pairs:
-        ids = whole.get((ask.prompt_token_ids, ask.max_tokens))
-        if ask.stop and answer.token_ids and ids and (fault := stop_fault(ask.stop, answer, ids, tokenizer)):
-            faults[ask.id] = fault
+    for request, answer in pairs:
+        ids = whole.get((request.prompt_token_ids, request.max_tokens))
+        if request.stop and answer.token_ids and ids and (fault := stop_fault(request.stop, answer, ids, tokenizer)):
+            faults[request.request_id] = fault
     return faults
 
 
 def text_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer, ends: Collection[int]) -> dict[str, str]:
     """By id, complete answers without a stop string whose text or finish_reason contradicts their tokens."""
     complete = [
-        (ask, answer)
-        for ask, answer in without_empty_texts(pairs)
-        if not ask.stop and len(answer.token_ids or ()) == ask.max_tokens
+        (request, answer)
+        for request, answer in without_empty_texts(pairs)
+        if not request.stop and len(answer.token_ids or ()) == request.max_tokens
     ]
-    faults = {ask.id: text_fault(tokenizer, ends, None, ask.max_tokens, answer) for ask, answer in complete}
+    faults = {
+        request.request_id: text_fault(tokenizer, ends, None, request.max_tokens, answer)
+        for request, answer in complete
+    }
     return {name: fault for name, fault in faults.items() if fault is not None}
 
 
@@ -106,7 +123,7 @@ def without_empty_texts(pairs: Sequence[Pair]) -> Sequence[Pair]:
     """An engine all of whose texts are empty reports none."""
     if any(answer.text for _, answer in pairs):
         return pairs
-    return [(ask, replace(answer, text=None)) for ask, answer in pairs]
+    return [(request, replace(answer, text=None)) for request, answer in pairs]
 
 
 def stop_fault(stop: str, answer: Answer, whole: Sequence[int], tokenizer: Tokenizer) -> str | None:
@@ -135,68 +152,82 @@ def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dic
     """
     scales: dict[str, list[float]] = {}
     for position in positions:
-        if position.ask.seed is not None:
-            scales.setdefault(position.ask.id, []).append(position.scale)
+        if position.request.params.seed is not None:
+            scales.setdefault(position.request.request_id, []).append(position.scale)
     faults: dict[str, str] = {}
     for is_beside, words in ((False, "alone"), (True, "beside others")):
-        compared = [repeat for repeat in repeats(pairs) if bool(repeat[1].factors.get("beside")) == is_beside]
-        wrong = [ask for first, ask, answer in compared if answer.token_ids != first.token_ids]
-        chances = [min(1.0, SPREAD * math.fsum(scales.get(ask.id, [1.0]))) for _, ask, _ in compared]
+        compared = [repeat for repeat in repeats(pairs) if bool(repeat[1].tags.get("beside")) == is_beside]
+        wrong = [request for first, request, answer in compared if answer.token_ids != first.token_ids]
+        chances = [min(1.0, SPREAD * math.fsum(scales.get(request.request_id, [1.0]))) for _, request, _ in compared]
         if wrong and so_many_or_more(len(wrong), chances) < SEEDS_LIMIT:
             share = f"{len(wrong)} of {len(compared)}"
-            for ask in wrong:
-                faults[ask.id] = f"seed {ask.seed}: other tokens than the same request before, {words} in {share}"
+            for request in wrong:
+                faults[request.request_id] = (
+                    f"seed {request.params.seed}: other tokens than the same request before, {words} in {share}"
+                )
     return faults
 
 
 def stream_mismatches(pairs: Sequence[Pair]) -> dict[str, str]:
     """By id, streams whose text differs from that of the same sampled tokens in one piece; see itself/pairs.py."""
-    whole = {sampled_as(ask): answer for ask, answer in pairs if ask.seed is not None and not ask.streamed}
+    whole = {
+        sampled_as(request): answer
+        for request, answer in pairs
+        if request.params.seed is not None and not request.streamed
+    }
     faults = {}
-    for ask, answer in pairs:
-        other = whole.get(sampled_as(ask))
-        if not ask.streamed or other is None or answer.token_ids is None or answer.token_ids != other.token_ids:
+    for request, answer in pairs:
+        other = whole.get(sampled_as(request))
+        if not request.streamed or other is None or answer.token_ids is None or answer.token_ids != other.token_ids:
             continue
         if answer.text is not None and other.text is not None and answer.text != other.text:
             words = f"{excerpt(answer.text)}, expected {excerpt(other.text)}"
-            faults[ask.id] = f"streamed text {words}, as in one piece, of the same tokens"
+            faults[request.request_id] = f"streamed text {words}, as in one piece, of the same tokens"
     return faults
 
 
 def end_mismatches(pairs: Sequence[Pair], ends: Collection[int]) -> dict[str, str]:
     """By id, samples that ended at an end-of-sequence token behind which another of the same request went on."""
     passed = {
-        (ask.prompt_token_ids, ask.seed, token)
-        for ask, answer in pairs
-        if ask.samples > 1
+        (request.prompt_token_ids, request.params.seed, token)
+        for request, answer in pairs
+        if request.params.n > 1
         for token in (answer.token_ids or ())[:-1]
         if token in ends
     }
     faults = {}
-    for ask, answer in pairs:
+    for request, answer in pairs:
         ids = answer.token_ids or ()
-        is_cut = ask.samples > 1 and ids and len(ids) < ask.max_tokens and not ask.stop
-        if is_cut and (ask.prompt_token_ids, ask.seed, ids[-1]) in passed:
-            ended = (
-                f"sample {ask.sample} ended at token {ids[-1]} (end of sequence), {len(ids)} of {ask.max_tokens} tokens"
+        is_cut = request.params.n > 1 and ids and len(ids) < request.max_tokens and not request.stop
+        if is_cut and (request.prompt_token_ids, request.params.seed, ids[-1]) in passed:
+            count = f"{len(ids)} of {request.max_tokens} tokens"
+            ended = f"sample {request.sample} ended at token {ids[-1]} (end of sequence), {count}"
+            faults[request.request_id] = (
+                f"{ended}; another of the {request.params.n} went on behind it: ignore_eos is for all of them"
             )
-            faults[ask.id] = f"{ended}; another of the {ask.samples} went on behind it: ignore_eos is for all of them"
     return faults
 
 
-def sampled_as(ask: Ask) -> tuple[object, ...]:
+def sampled_as(request: Request) -> tuple[object, ...]:
     """What decides which tokens are drawn."""
-    return ask.prompt_token_ids, ask.seed, ask.max_tokens, ask.temperature, ask.samples, ask.sample
+    return (
+        request.prompt_token_ids,
+        request.params.seed,
+        request.max_tokens,
+        request.params.temperature,
+        request.params.n,
+        request.sample,
+    )
 
 
-def repeats(pairs: Sequence[Pair]) -> Iterator[tuple[Answer, Ask, Answer]]:
+def repeats(pairs: Sequence[Pair]) -> Iterator[tuple[Answer, Request, Answer]]:
     """The first answer to each prompt and seed, with each later request and its answer."""
     first: dict[tuple[object, ...], Answer] = {}
-    for ask, answer in pairs:
-        if ask.seed is not None and answer.token_ids:
-            key = sampled_as(ask)
+    for request, answer in pairs:
+        if request.params.seed is not None and answer.token_ids:
+            key = sampled_as(request)
             if key in first:
-                yield first[key], ask, answer
+                yield first[key], request, answer
             else:
                 first[key] = answer
 

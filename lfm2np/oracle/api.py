@@ -53,7 +53,16 @@ def check(
     target = (
         PythonTarget(engine, oracle.path, None, most)
         if callable(engine)
-        else target_named(engine, oracle, format.partition(KV)[0], name, most, timeout)
+        else target_named(
+            engine,
+            oracle.path,
+            oracle.config.vocab_size,
+            oracle.tokenizer_or_none,
+            format.partition(KV)[0],
+            name,
+            most,
+            timeout,
+        )
     )
     with contextlib.closing(target):
         return as_json(report_of(checked(oracle, target, format, most, first, cases, executor=place)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from lfm2np.engine import ragged
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request
 from lfm2np.oracle.workloads import LONG, left_out_lengths
 from lfm2np.truth.weights import AttentionWeights
 
@@ -31,16 +31,18 @@ class Cost:
     seconds: float  # estimated, of the truth on this machine
 
 
-def cost_of(model: Model, asks: Sequence[Ask]) -> Cost | None:
+def cost_of(model: Model, requests: Sequence[Request]) -> Cost | None:
     """None if no request is long. Takes a fraction of a second to measure; seconds for a large model."""
-    sequences = sorted({(*ask.prompt_token_ids, *[UNKNOWN] * ask.max_tokens) for ask in asks if ask.case == LONG})
+    sequences = sorted(
+        {(*request.prompt_token_ids, *[UNKNOWN] * request.max_tokens) for request in requests if request.case == LONG}
+    )
     if not sequences:
         return None
     shared = [0]  # of each sequence, tokens that the one before it has
     for before, ids in itertools.pairwise(sequences):
         shared.append(0 if model.config.sparse_layers else ragged.common_prefix(before, ids))
     spans = [(first, len(ids)) for first, ids in zip(shared, sequences, strict=True)]
-    prompts = [len(ask.prompt_token_ids) for ask in asks if ask.case == LONG]
+    prompts = [len(request.prompt_token_ids) for request in requests if request.case == LONG]
     return Cost(
         requests=len(prompts),
         engine_tokens=sum(prompts),

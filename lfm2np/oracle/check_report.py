@@ -14,7 +14,7 @@ from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.wrong_constants import would_show
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import early_ends
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.judging.verdict import WRONG as WRONG_VERDICTS
@@ -142,7 +142,7 @@ class CaseRow:
     """One case of the workloads, all its requests together."""
 
     case: str
-    asks: int
+    requests: int
     unanswered: int
     group: factors.Group
     flips: int
@@ -153,10 +153,10 @@ def case_rows(checked: Checked) -> list[CaseRow]:
     """Every requested case, also without a usable answer, in the order of the workloads."""
     positions: dict[str, list[Position]] = {}
     for position in checked.positions:
-        positions.setdefault(position.ask.case, []).append(position)
-    asked = Counter(ask.case for ask, _ in checked.pairs)
+        positions.setdefault(position.request.case, []).append(position)
+    asked = Counter(request.case for request, _ in checked.pairs)
     unanswered = set(checked.total.unanswered)
-    silent = Counter(ask.case for ask, _ in checked.pairs if ask.id in unanswered)
+    silent = Counter(request.case for request, _ in checked.pairs if request.request_id in unanswered)
     rows = []
     for case in in_order([*asked, *positions]):
         judged = positions.get(case, [])
@@ -167,7 +167,7 @@ def case_rows(checked: Checked) -> list[CaseRow]:
 
 def case_tables(checked: Checked) -> list[Table]:
     header = ("case", "requests", "positions", "reported", "RMS", "worst", "flips", "verdict")
-    rows = [[row.case, row.asks, *group_cells(row.group), row.flips, row.verdict] for row in case_rows(checked)]
+    rows = [[row.case, row.requests, *group_cells(row.group), row.flips, row.verdict] for row in case_rows(checked)]
     return [Table("", header, rows, (0, 7), shown=len(CASES))] if rows else []
 
 
@@ -197,13 +197,13 @@ def flips_of(checked: Checked) -> list[Position]:
 
 
 def flip_row(flip: Position) -> list[object]:
-    prompt, ratios = len(flip.ask.prompt_token_ids), (flip.gap, flip.gap_ratio, flip.margin_ratio)
-    return [flip.ask.id, prompt, flip.row, flip.token_id, flip.best, *map(number, ratios), flip.verdict]
+    prompt, ratios = len(flip.request.prompt_token_ids), (flip.gap, flip.gap_ratio, flip.margin_ratio)
+    return [flip.request.request_id, prompt, flip.row, flip.token_id, flip.best, *map(number, ratios), flip.verdict]
 
 
 def wrong_row(position: Position) -> list[object]:
     sizes = (position.gap, position.gap_ratio, position.error, position.error_ratio)
-    names = (position.ask.id, position.row, phase(position), position.token_id, position.best)
+    names = (position.request.request_id, position.row, phase(position), position.token_id, position.best)
     return [*names, *map(number, sizes), position.verdict]
 
 
@@ -238,8 +238,8 @@ def messages(checked: Checked) -> list[tuple[str, int]]:
     """Why requests got no usable answer, with counts, the most frequent first."""
     unanswered = set(checked.total.unanswered)
     counts: Counter[str] = Counter()
-    for ask, answer in checked.pairs:
-        if ask.id in unanswered:
+    for request, answer in checked.pairs:
+        if request.request_id in unanswered:
             counts[answer.error or ("no token ids reported" if answer.token_ids is None else "no tokens")] += 1
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
@@ -269,9 +269,9 @@ def limits(abilities: Abilities) -> list[str]:
     return [*(words for words, has_it in lacking.items() if not has_it), *refused]
 
 
-def case_of(ask_id: str) -> str:
+def case_of(request_id: str) -> str:
     """The case of an ask by its id: `Writer.ask` numbers them."""
-    return ask_id.rpartition("-")[0] or ask_id
+    return request_id.rpartition("-")[0] or request_id
 
 
 def not_put_by_case(checked: Checked) -> dict[str, int]:
@@ -285,7 +285,7 @@ def not_put_by_case(checked: Checked) -> dict[str, int]:
 def first_wrong(position: Position | None, verdict: Verdict) -> list[Code]:
     if position is None:
         return []
-    ids = position.ask.prompt_token_ids
+    ids = position.request.prompt_token_ids
     behind = f"the oracle's is {position.best}, the engine's is behind it by {gap_words(position)}"
     if position.token_id == position.best:
         behind = "the oracle's too"
@@ -293,7 +293,7 @@ def first_wrong(position: Position | None, verdict: Verdict) -> list[Code]:
     prompt = f"prompt of {plural(len(ids), 'token')}: {some_ids(ids)}"
     facts = [
         f"first wrong position: {position.verdict}{by_itself}",
-        f"request    {position.ask.id} of {position.ask.case}, {prompt}",
+        f"request    {position.request.request_id} of {position.request.case}, {prompt}",
         f"position   row {position.row}, which predicts token {position.row + 1} of the sequence ({phase(position)})",
         *([f"token      {position.token_id}; {behind}"] if position.is_new else []),  # else the engine chose none
         f"error      {error_words(position)}",
@@ -392,7 +392,7 @@ def figures_of(checked: Checked) -> dict[str, Any]:
         "first_wrong": None if total.first_wrong is None else position_json(total.first_wrong),
         "cause": None if checked.cause is None else dataclasses.asdict(checked.cause),
         "positions": [position_json(position) for position in odd],
-        "prompts": {position.ask.id: list(position.ask.prompt_token_ids) for position in odd},
+        "prompts": {position.request.request_id: list(position.request.prompt_token_ids) for position in odd},
         "asked": len(checked.pairs),
         "unanswered": [{"message": message, "count": count} for message, count in messages(checked)],
         "unanswered_ids": list(total.unanswered),
@@ -412,9 +412,9 @@ def groups_json(positions: Iterable[Position], factor: str) -> dict[str, Any]:
 def position_json(position: Position) -> dict[str, Any]:
     """Its numbers, and its request by id."""
     return {
-        "id": position.ask.id,
-        "case": position.ask.case,
-        "prompt_length": len(position.ask.prompt_token_ids),
+        "id": position.request.request_id,
+        "case": position.request.case,
+        "prompt_length": len(position.request.prompt_token_ids),
         **{name: getattr(position, name) for name in POSITION_FIELDS},
         "route": None if position.route is None else dataclasses.asdict(position.route),
         "verdict": str(position.verdict),
@@ -426,18 +426,20 @@ def position_json(position: Position) -> dict[str, Any]:
 
 def cases_of(checked: Checked) -> list[Case]:
     """A request each: wrong with a wrong token or log-probability, skipped where it can't be judged."""
-    by_ask: dict[str, list[Position]] = {}
+    by_request: dict[str, list[Position]] = {}
     for position in checked.positions:
-        by_ask.setdefault(position.ask.id, []).append(position)
-    cases = [case_of_ask(ask, answer, by_ask.get(ask.id, [])) for ask, answer in checked.pairs]
+        by_request.setdefault(position.request.request_id, []).append(position)
+    cases = [
+        case_of_request(request, answer, by_request.get(request.request_id, [])) for request, answer in checked.pairs
+    ]
     why = "not sent: the engine takes texts only, and no text encodes to this prompt"
     return [*cases, *(Case(case_of(name), name, skipped=why) for name in checked.not_put)]
 
 
-def case_of_ask(ask: Ask, answer: Answer, positions: Sequence[Position]) -> Case:
+def case_of_request(request: Request, answer: Answer, positions: Sequence[Position]) -> Case:
     failed = skipped = None
     wrong = [position_line(position) for position in positions if position.is_wrong]
-    if answer.refuted:
+    if answer.is_refuted:
         failed = f"no right engine gives this: {answer.error}"
     elif answer.error is not None:
         skipped = f"no usable answer: {answer.error}"
@@ -447,7 +449,7 @@ def case_of_ask(ask: Ask, answer: Answer, positions: Sequence[Position]) -> Case
         skipped = "INCONCLUSIVE: no log-probabilities were reported"
     elif wrong:
         failed = f"{len(wrong)} of {len(positions)} positions; {wrong[0]}"
-    return Case(ask.case, ask.id, failed, skipped, wrong)
+    return Case(request.case, request.request_id, failed, skipped, wrong)
 
 
 def position_line(position: Position) -> str:

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, text_of
+from lfm2np.oracle.engines.records import Pair, Request, greedy
 from lfm2np.oracle.engines.target import Abilities
-from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.oracle.workloads import CASES, DEFAULT_CASES, text_of
+from lfm2np.oracle.workloads import CASES, DEFAULT_CASES
 
 Kind = tuple[str, str, str]
 AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
@@ -34,11 +33,11 @@ MOST_TIMES = 4  # that one request is continued
 CONTINUES = "continues"  # the factor of such a request: the id of the one that ended early
 
 
-def kind(ask: Ask, is_decode: bool) -> Kind:
+def kind(request: Request, is_decode: bool) -> Kind:
     return (
         "decode" if is_decode else "prefill",
-        "batches" if ask.factors.get("beside") else "alone",
-        "after a prefix" if ask.factors.get("prefix") in AFTER else "without a prefix",
+        "batches" if request.tags.get("beside") else "alone",
+        "after a prefix" if request.tags.get("prefix") in AFTER else "without a prefix",
     )
 
 
@@ -48,10 +47,14 @@ def unseen(pairs: Sequence[Pair], positions: Sequence[Position]) -> list[str]:
     The first new token belongs to prefill: a server that reports no log-probabilities of prompts is judged there.
     """
     reported = [position for position in positions if position.error_ratio is not None]
-    seen_cases = {position.ask.case for position in reported}
-    silent = [case for case in dict.fromkeys(ask.case for ask, _ in pairs) if case not in seen_cases]
-    asked = {kind(ask, is_decode) for ask, _ in pairs for is_decode in (False, ask.max_tokens > 1 and not ask.stop)}
-    seen = {kind(position.ask, position.row >= len(position.ask.prompt_token_ids)) for position in reported}
+    seen_cases = {position.request.case for position in reported}
+    silent = [case for case in dict.fromkeys(request.case for request, _ in pairs) if case not in seen_cases]
+    asked = {
+        kind(request, is_decode)
+        for request, _ in pairs
+        for is_decode in (False, request.max_tokens > 1 and not request.stop)
+    }
+    seen = {kind(position.request, position.row >= len(position.request.prompt_token_ids)) for position in reported}
     words = [f"the case{'s' * (len(silent) > 1)} {', '.join(silent)}"] if silent else []
     return words + [", ".join(levels) for levels in smallest(asked - seen, asked)]
 
@@ -69,7 +72,7 @@ def smallest(missing: set[Kind], asked: set[Kind]) -> Iterator[tuple[str, ...]]:
 
 def largest_batch(abilities: Abilities, pairs: Sequence[Pair]) -> int:
     """The most requests that were in flight together, limited by what adapter and engine take at once."""
-    places = [int(ask.factors.get("place") or 0) for ask, _ in pairs if ask.factors.get("beside")]
+    places = [int(request.tags.get("place") or 0) for request, _ in pairs if request.tags.get("beside")]
     most = abilities.at_once if abilities.slots is None else min(abilities.at_once, abilities.slots)
     return min(most, 1 + max(places, default=0))
 
@@ -80,7 +83,7 @@ def not_tested(
     """What this check does not cover, in words: not wanted, not possible, or not answered."""
     batch, early = largest_batch(abilities, pairs), early_ends(pairs)
     silent = sum(position.error_ratio is None for position in positions)
-    asked = {ask.case for ask, _ in pairs}
+    asked = {request.case for request, _ in pairs}
     possible = [name for name in DEFAULT_CASES if abilities.at_once > 1 or not CASES[name].needs_batches]
     cases = [name for name in possible if name not in {*asked, "stops", "seeds", *OPTIONS}]
     lines = []
@@ -97,7 +100,7 @@ def not_tested(
     lines.append(f"batches of more than {batch}" if batch > 1 else "batches")
     if not abilities.can_abort:
         lines.append("cancelled requests")
-    if not any(ask.stop for ask, _ in pairs):
+    if not any(request.stop for request, _ in pairs):
         lines.append("stop strings")
     if "seeds" not in asked:
         lines.append("seeds")
@@ -123,35 +126,37 @@ class EarlyEnds:
 
 def missing_tokens(pair: Pair) -> int:
     """How many an answer with some tokens lacks."""
-    ask, answer = pair
-    if answer.error is not None or not answer.token_ids or ask.stop or answer.finish_reason != "stop":
+    request, answer = pair
+    if answer.error is not None or not answer.token_ids or request.stop or answer.finish_reason != "stop":
         return 0
-    return max(0, ask.max_tokens - len(answer.token_ids))
+    return max(0, request.max_tokens - len(answer.token_ids))
 
 
-def continuations(pairs: Sequence[Pair], tokenizer: Tokenizer | None, takes_token_ids: bool) -> tuple[Ask, ...]:
+def continuations(pairs: Sequence[Pair], tokenizer: Tokenizer | None, takes_token_ids: bool) -> tuple[Request, ...]:
     """Requests for the missing tokens, whose place is not yet noted; none for sampled answers, as a seed would start
     again."""
-    asks = []
-    for ask, answer in pairs:
-        missing, ids = missing_tokens((ask, answer)), (*ask.prompt_token_ids, *(answer.token_ids or ()))
+    requests = []
+    for request, answer in pairs:
+        missing, ids = missing_tokens((request, answer)), (*request.prompt_token_ids, *(answer.token_ids or ()))
         text = text_of(tokenizer, ids) if tokenizer is not None and missing else None
-        if missing and not ask.is_sampled and (takes_token_ids or text is not None):
-            factors = {**ask.factors, "length": len(ids), "prefix": "warm", "seen": len(ids), CONTINUES: ask.id}
-            name = f"{ask.id}+{len(ids) - len(ask.prompt_token_ids)}"
-            asks.append(Ask(name, ask.case, ids, missing, text, prompt_logprobs=False, factors=factors))
-    return tuple(asks)
+        if missing and not request.is_sampled and (takes_token_ids or text is not None):
+            seen = {"length": len(ids), "prefix": "warm", "seen": len(ids), CONTINUES: request.request_id}
+            name = f"{request.request_id}+{len(ids) - len(request.prompt_token_ids)}"
+            requests.append(greedy(name, ids, missing, prompt_text=text, tags={**request.tags, **seen}))
+    return tuple(requests)
 
 
 def without_vain(pairs: Sequence[Pair]) -> list[Pair]:
     """Without continuations that brought no token: those tokens are lost, but no answer is missing."""
     return [
-        (ask, answer) for ask, answer in pairs if CONTINUES not in ask.factors or answer.token_ids or answer.refuted
+        (request, answer)
+        for request, answer in pairs
+        if CONTINUES not in request.tags or answer.token_ids or answer.is_refuted
     ]
 
 
 def early_ends(pairs: Sequence[Pair]) -> EarlyEnds:
-    first = [missing_tokens(pair) for pair in pairs if CONTINUES not in pair[0].factors]
-    continued = {ask.factors.get(CONTINUES) for ask, _ in pairs}
-    lost = sum(missing_tokens(pair) for pair in pairs if pair[0].id not in continued)
+    first = [missing_tokens(pair) for pair in pairs if CONTINUES not in pair[0].tags]
+    continued = {request.tags.get(CONTINUES) for request, _ in pairs}
+    lost = sum(missing_tokens(pair) for pair in pairs if pair[0].request_id not in continued)
     return EarlyEnds(sum(map(bool, first)), sum(first), lost)

@@ -27,38 +27,35 @@ def main() -> None:
 def serve(numerics: str) -> None:
     hello = read()
     model = lfm2np.load(hello["model"], numerics)
-    if hello["protocol"] != 1 or hello["vocab_size"] != model.config.vocab_size:
-        sys.exit(f"{hello}: expected protocol 1 and vocab_size {model.config.vocab_size}")
+    if hello["protocol"] != 2 or hello["vocab_size"] != model.config.vocab_size:
+        sys.exit(f"{hello}: expected protocol 2 and vocab_size {model.config.vocab_size}")
     name = f"lfm2np {lfm2np.__version__} {numerics}"
     abilities = {"logprobs": True, "top_logprobs": TOP, "prompt_logprobs": True, "at_once": AT_ONCE, "abort": True}
-    write({"kind": "hello", "protocol": 1, "engine": name, **abilities, "stops": model.has_tokenizer})
+    write({"kind": "hello", "protocol": 2, "engine": name, **abilities, "stops": model.has_tokenizer})
     engine = lfm2np.Engine(model, max_num_seqs=AT_ONCE)
     limits: dict[str, int] = {}  # request id -> after how many tokens it ends, or is to be aborted
     while (line := read())["kind"] != "bye":
-        if line["kind"] == "ask" and add(engine, line):
-            limits[line["id"]] = line["max_tokens"]
-        elif line["kind"] == "abort" and line["id"] in limits:
-            limits[line["id"]] = line["after_tokens"]
+        if line["kind"] == "request" and add(engine, line):
+            limits[line["request_id"]] = line.get("abort_after", line["max_tokens"])
         elif line["kind"] == "run":
             run(engine, limits)
             limits = {}
 
 
-def add(engine: lfm2np.Engine, ask: dict[str, Any]) -> bool:
+def add(engine: lfm2np.Engine, request: dict[str, Any]) -> bool:
     """Whether it can run; if not, it is answered at once with an error."""
-    prompt_logprobs = 0 if ask["prompt_logprobs"] else None
     try:
         params = lfm2np.SamplingParams(
             temperature=0.0,
-            max_tokens=ask["max_tokens"],
+            max_tokens=request["max_tokens"],
             ignore_eos=True,
             logprobs=TOP,
-            prompt_logprobs=prompt_logprobs,
-            stop=ask.get("stop") or (),
+            prompt_logprobs=request.get("prompt_logprobs"),
+            stop=request.get("stop") or (),
         )
-        engine.add_request(ask["id"], ask["prompt_token_ids"], params)
+        engine.add_request(request["request_id"], request["prompt_token_ids"], params)
     except lfm2np.Lfm2npError as problem:
-        write({"kind": "answer", "id": ask["id"], "error": str(problem)})
+        write({"kind": "answer", "request_id": request["request_id"], "error": str(problem)})
         return False
     return True
 
@@ -78,12 +75,12 @@ def run(engine: lfm2np.Engine, limits: dict[str, int]) -> None:
 def answer(output: lfm2np.RequestOutput) -> None:
     (completion,) = output.outputs
     if completion.error is not None:
-        write({"kind": "answer", "id": output.request_id, "error": completion.error})
+        write({"kind": "answer", "request_id": output.request_id, "error": completion.error})
         return
     logprobs = completion.logprobs or ()
     line: dict[str, Any] = {
         "kind": "answer",
-        "id": output.request_id,
+        "request_id": output.request_id,
         "token_ids": completion.token_ids,
         "logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [dict(each.top) for each in logprobs],

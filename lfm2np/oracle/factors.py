@@ -55,18 +55,18 @@ def row_bin(position: Position) -> str:
 
 
 def phase_of(position: Position) -> str:
-    return "decode" if position.row >= len(position.ask.prompt_token_ids) else "prefill"
+    return "decode" if position.row >= len(position.request.prompt_token_ids) else "prefill"
 
 
 def place_of(position: Position) -> str:
     """Its request's place in the round; see workloads.noted."""
-    if not position.ask.factors.get("beside"):
+    if not position.request.tags.get("beside"):
         return "alone"
-    return "later" if position.ask.factors.get("place") else "first"
+    return "later" if position.request.tags.get("place") else "first"
 
 
 def abort_of(position: Position) -> str:
-    return str(position.ask.factors.get("abort", "none"))
+    return str(position.request.tags.get("abort", "none"))
 
 
 def length_bin(length: int) -> str:
@@ -74,11 +74,11 @@ def length_bin(length: int) -> str:
 
 
 FACTORS: dict[str, Callable[[Position], str]] = {
-    "case": lambda position: position.ask.case,
+    "case": lambda position: position.request.case,
     "row": row_bin,
-    "prompt length": lambda position: length_bin(len(position.ask.prompt_token_ids)),
-    "company": lambda position: "beside others" if position.ask.factors.get("beside") else "alone",
-    "prefix": lambda position: str(position.ask.factors.get("prefix", "cold")),
+    "prompt length": lambda position: length_bin(len(position.request.prompt_token_ids)),
+    "company": lambda position: "beside others" if position.request.tags.get("beside") else "alone",
+    "prefix": lambda position: str(position.request.tags.get("prefix", "cold")),
     "phase": phase_of,
     "place": place_of,
     "abort": abort_of,

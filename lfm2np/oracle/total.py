@@ -17,11 +17,12 @@ from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
 from lfm2np.oracle.causes.wrong_constants import constant_cause, constants_of
 from lfm2np.oracle.coverage import unseen
+from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.constants import ConstantSearch
 from lfm2np.oracle.judging.formats import format_named, others
 from lfm2np.oracle.judging.judge import is_far_off, judge
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.scored import Evidence, Known, Pair
+from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.verdict import (
     FLIPS_LIMIT,
     LIMIT,
@@ -84,7 +85,9 @@ def total(
     flips, chance = flip_probability(positions)
     rerouted, route_chance = route_probability(positions)
     wrong = [position for position in positions if position.is_wrong]
-    unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
+    unanswered = tuple(
+        request.request_id for request, answer in pairs if answer.error is not None or not answer.token_ids
+    )
     evidence = Evidence(model, format_name, pairs, positions, Known() if known is None else known, progress)
     is_off = bool(wrong) or size_of(positions) > factors.OFF
     causes = findings(positions) if is_off else []
@@ -100,7 +103,7 @@ def total(
         verdict, reasons, causes = Verdict.BUG, wrong_reasons(format_name, positions), [cause]
     if wrong:
         reasons += contradictions(pairs)
-    if refuted := [answer for _, answer in pairs if answer.refuted]:
+    if refuted := [answer for _, answer in pairs if answer.is_refuted]:
         reasons = refuted_reasons(pairs, reasons if verdict in WRONG else None)
         verdict = Verdict.BUG
         causes = causes if 2 * len(refuted) < len(pairs) else []  # they are of the few answers that were judged
@@ -150,11 +153,11 @@ def decided(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, lis
 def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list[str]:
     """The first answer that no right engine gives, and what else is wrong; if nothing is, the cases of such answers,
     unless those are most of the cases."""
-    refuted = [(ask, answer) for ask, answer in pairs if answer.refuted]
-    ask, answer = refuted[0]
-    summary = f"{len(refuted)} answers that no right engine gives, first of {ask.id}: {answer.error}"
-    wrong = {ask.case for ask, _ in refuted}
-    asked = dict.fromkeys(ask.case for ask, _ in pairs)
+    refuted = [(request, answer) for request, answer in pairs if answer.is_refuted]
+    request, answer = refuted[0]
+    summary = f"{len(refuted)} answers that no right engine gives, first of {request.request_id}: {answer.error}"
+    wrong = {request.case for request, _ in refuted}
+    asked = dict.fromkeys(request.case for request, _ in pairs)
     named = [case for case in asked if case in wrong and case in CASES] if 2 * len(wrong) <= len(asked) else []
     return [summary, *([f"wrong in {case}: {CASES[case].suspect}" for case in named] if others is None else others)]
 
@@ -177,7 +180,7 @@ def wrong_reasons(format_name: str, positions: Sequence[Position]) -> list[str]:
 
 def unanswered_words(pairs: Sequence[Pair], unanswered: Sequence[str]) -> str:
     """How many requests got no usable answer, and the first with its reason."""
-    why = next((answer.error for ask, answer in pairs if ask.id == unanswered[0]), None)
+    why = next((answer.error for request, answer in pairs if request.request_id == unanswered[0]), None)
     first = f"{unanswered[0]}: {why or 'no answer reported the ids of its tokens'}"
     return f"{len(unanswered)} of {len(pairs)} requests got no usable answer, first {first}"
 
@@ -211,7 +214,7 @@ def explaining_format(evidence: Evidence) -> str | None:
     model, pairs, known, progress = evidence.model, evidence.pairs, evidence.known, evidence.progress
     regions = described(evidence.positions)
     worst = max(evidence.positions, key=lambda at: max(at.gap_ratio * at.is_flip, abs(at.error_ratio or 0.0)))
-    first = [pair for pair in pairs if pair[0].id == worst.ask.id]
+    first = [pair for pair in pairs if pair[0].request_id == worst.request.request_id]
     tensors = read_tensors(model.path, model.config)
     is_quantised = any(tensor.is_quantised for tensor in tensors.values())
     states_inputs = bool(input_roundings(model.path, model.config))

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, text_of
 from lfm2np.engine.ragged import common_prefix
 from lfm2np.errors import TokenizerError
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request, Trace, changed, greedy
 from lfm2np.truth.config import ModelConfig
 from lfm2np.values import require_count
 
@@ -51,21 +51,14 @@ SHORT_CHAT = [{"role": "user", "content": "add: 3 + 4"}]
 LONG = "long"  # the case of long prompts
 LENGTHS = (4096, 32768)  # of its longest prompts; and as many tokens as the model takes
 FAR_BORDERS = (16, 32, 64, 128, 256, 512, 2048, 8192)  # of blocks and chunks, far from the beginning
+ABORT_AFTER = 3  # tokens of a request that is cancelled
 FEW = 4  # tokens generated a request: with one prefill for all of a length, late positions cost little
 SCORED = ("short-prompts", "borders", "long-prompts", "neighbours")  # elsewhere engines must be free to skip prompts
 
 
-@dataclass(frozen=True)
-class Round:
-    """Asks that are in flight together; those in `aborted` are cancelled midway, and not judged."""
-
-    asks: tuple[Ask, ...]
-    aborted: tuple[str, ...] = ()
-
-
 @dataclass(eq=False)
 class Writer:
-    """Draws prompts for one model, and numbers the asks."""
+    """Draws prompts for one model, and numbers the requests."""
 
     config: ModelConfig
     tokenizer: Tokenizer | None
@@ -116,17 +109,20 @@ class Writer:
             text += self.tokenizer.encode_more(TEXTS[(start + index) % len(TEXTS)])
         return tuple((text * (1 + length // len(text)))[:length])
 
-    def ask(self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any) -> Ask:
+    def request(
+        self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any
+    ) -> Request:
         self.count += 1
-        return Ask(
-            id=f"{case}-{self.count}",
+        return greedy(
+            f"{case}-{self.count}",
+            tuple(ids),
+            max(1, min(new, self.config.max_position_embeddings - len(ids))),
             case=case,
-            prompt_token_ids=tuple(ids),
-            max_tokens=max(1, min(new, self.config.max_position_embeddings - len(ids))),
             prompt_text=None if self.tokenizer is None else text_of(self.tokenizer, ids),
-            prompt_logprobs=case in SCORED and len(ids) > 1,
-            factors={"length": len(ids), **factors},
             seed=seed,
+            temperature=0.0 if seed is None else 1.0,
+            prompt_logprobs=0 if case in SCORED and len(ids) > 1 else None,
+            tags={"length": len(ids), **factors},
         )
 
     def long_ids(self, length: int) -> tuple[int, ...]:
@@ -143,37 +139,21 @@ class Writer:
             ids = self.tokenizer.encode(text)
         return tuple(ids[:length])
 
-    def alone(self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any) -> Round:
-        return Round((self.ask(case, ids, new, seed, beside=False, **factors),))
+    def alone(self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any) -> Trace:
+        return Trace((self.request(case, ids, new, seed, beside=False, **factors),))
 
-    def samples(self, case: str, ids: Sequence[int], new: int, seed: int, count: int, **factors: Any) -> list[Ask]:
-        """The asks for all samples of one request."""
-        ask = self.ask(case, ids, new, seed, **factors)
-        return [replace(ask, id=f"{ask.id}#{index}", samples=count, sample=index) for index in range(count)]
-
-    def together(self, case: str, prompts: Iterable[Sequence[int]], new: int = NEW, **factors: Any) -> Round:
-        return Round(tuple(self.ask(case, ids, new, beside=True, **factors) for ids in prompts))
+    def together(self, case: str, prompts: Iterable[Sequence[int]], new: int = NEW, **factors: Any) -> Trace:
+        return Trace(tuple(self.request(case, ids, new, beside=True, **factors) for ids in prompts))
 
 
-def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-    """A text that encodes to exactly these ids, if there is one; never an empty one, which servers take differently."""
-    return exact_text(tokenizer, ids) or None
-
-
-def exact_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-    bos = tokenizer.bos_token_id
-    text = tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
-    return text if tokenizer.encode(text) == list(ids) else None
-
-
-def short_prompts(writer: Writer) -> Iterator[Round]:
+def short_prompts(writer: Writer) -> Iterator[Trace]:
     """1 to L+2 tokens, each alone."""
     for length in range(1, writer.config.conv_L_cache + 3):
         for _ in range(2):
             yield writer.alone("short-prompts", writer.ids(length))
 
 
-def borders(writer: Writer) -> Iterator[Round]:
+def borders(writer: Writer) -> Iterator[Trace]:
     """One token less than a border, the border, one more; each alone."""
     for border in BORDERS:
         for length in (border - 1, border, border + 1):
@@ -181,29 +161,29 @@ def borders(writer: Writer) -> Iterator[Round]:
                 yield writer.alone("borders", writer.ids(length))
 
 
-def neighbours(writer: Writer) -> Iterator[Round]:
+def neighbours(writer: Writer) -> Iterator[Trace]:
     """The same kinds of prompt together: a ragged batch whose members end at different times."""
     lengths = [1, 2, 3, writer.config.conv_L_cache + 1, 15, 16, 17, 33, 64, 100]
     for turn in range(4):
-        asks = []
+        requests = []
         for index in range(writer.at_once + 2):  # more than fit at once: later ones take over slots that are left
             length = lengths[(index * 3 + turn) % len(lengths)]
-            asks.append(writer.ask("neighbours", writer.ids(length), NEW - (index % 4) * 3, beside=True))
-        yield Round(tuple(asks))
+            requests.append(writer.request("neighbours", writer.ids(length), NEW - (index % 4) * 3, beside=True))
+        yield Trace(tuple(requests))
 
 
-def slot_reuse(writer: Writer) -> Iterator[Round]:
+def slot_reuse(writer: Writer) -> Iterator[Trace]:
     """Short requests where long ones have been, and the other way round."""
     for turn in range(3):
         for length in (90, 2, 40, 1):
-            asks = [
-                writer.ask("slot-reuse", writer.ids(length + index % 2), 8, beside=writer.at_once > 1)
+            requests = [
+                writer.request("slot-reuse", writer.ids(length + index % 2), 8, beside=writer.at_once > 1)
                 for index in range(max(1, writer.at_once))
             ]
-            yield Round(tuple(asks[: 2 + turn] if turn else asks))
+            yield Trace(tuple(requests[: 2 + turn] if turn else requests))
 
 
-def prefixes(writer: Writer) -> Iterator[Round]:
+def prefixes(writer: Writer) -> Iterator[Trace]:
     """The same prompt three times, then a longer one, one that branches off, and one with another first token."""
     for length in (17, 32, 50, 64, 96):
         ids = writer.ids(length)
@@ -217,7 +197,7 @@ def prefixes(writer: Writer) -> Iterator[Round]:
         yield writer.alone("prefixes", twin, prefix="twin")
 
 
-def families(writer: Writer) -> Iterator[Round]:
+def families(writer: Writer) -> Iterator[Trace]:
     """Prompts with a common beginning and different ends, all at once."""
     for length in (16, 33):
         start = writer.ids(length)
@@ -225,18 +205,19 @@ def families(writer: Writer) -> Iterator[Round]:
         yield writer.together("families", prompts, prefix="shared")
 
 
-def aborts(writer: Writer) -> Iterator[Round]:
+def aborts(writer: Writer) -> Iterator[Trace]:
     """Half of the requests are cancelled midway; neither the others nor later ones may be affected."""
     for turn in range(3):
-        asks = [
-            writer.ask("aborts", writer.ids(5 + 11 * index + turn), 4 * NEW if index % 2 else NEW, beside=True)
+        requests = [
+            writer.request("aborts", writer.ids(5 + 11 * index + turn), 4 * NEW if index % 2 else NEW, beside=True)
             for index in range(writer.at_once)
         ]
-        yield Round(tuple(asks), tuple(ask.id for ask in asks[1::2]))
+        left = [replace(request, abort_after=ABORT_AFTER) for request in requests[1::2]]
+        yield Trace((*requests[::2], *left))
         yield writer.together("aborts", [writer.ids(3 + 13 * index) for index in range(writer.at_once)])
 
 
-def long_prompts(writer: Writer) -> Iterator[Round]:
+def long_prompts(writer: Writer) -> Iterator[Trace]:
     """Prompts of several chunks, alone and beside short ones."""
     for length in (300, 515):
         if length <= writer.longest:
@@ -245,14 +226,14 @@ def long_prompts(writer: Writer) -> Iterator[Round]:
         yield writer.together("long-prompts", map(writer.ids, (200, 3, 130, 1)))
 
 
-def wide_batches(writer: Writer) -> Iterator[Round]:
+def wide_batches(writer: Writer) -> Iterator[Trace]:
     """As many short requests together as the engine takes, and two more: rows and slots that no other case uses."""
     if writer.most_at_once > BATCH:
         lengths = [1 + index % 18 for index in range(writer.most_at_once + 2)]
         yield writer.together("wide-batches", map(writer.ids, lengths), BATCH)
 
 
-def stops(writer: Writer) -> Iterator[Round]:
+def stops(writer: Writer) -> Iterator[Trace]:
     """Texts, each alone; check.stop_rounds sends each again, with a stop string from the answer."""
     if writer.tokenizer is None:
         return
@@ -260,7 +241,7 @@ def stops(writer: Writer) -> Iterator[Round]:
         yield writer.alone("stops", writer.tokenizer.encode(TEXTS[index])[: writer.longest])
 
 
-def seeds(writer: Writer) -> Iterator[Round]:
+def seeds(writer: Writer) -> Iterator[Trace]:
     """Sampled tokens, twice with the same seed alone, then beside each other; and more with other seeds. The prompts
     are random: a token that is certain is drawn with any seed.
     """
@@ -272,11 +253,13 @@ def seeds(writer: Writer) -> Iterator[Round]:
     for start in range(0, len(numbered), writer.at_once) if writer.at_once > 1 else ():
         together = numbered[start : start + writer.at_once]
         prefix = "warm" if start < len(SEEDS) else "cold"
-        asks = [writer.ask("seeds", ids, 2, seed, prefix=prefix, beside=len(together) > 1) for seed, ids in together]
-        yield Round(tuple(asks))
+        requests = [
+            writer.request("seeds", ids, 2, seed, prefix=prefix, beside=len(together) > 1) for seed, ids in together
+        ]
+        yield Trace(tuple(requests))
 
 
-def unchained(writer: Writer) -> Iterator[Round]:
+def unchained(writer: Writer) -> Iterator[Trace]:
     """Two prompts, then blocks of both in one, and the later blocks of one as a beginning: neither is a hit."""
     half = min(64, writer.longest // 2)
     first, second = (writer.drawn_ids(2 * half + 1) for _ in range(2))
@@ -286,7 +269,7 @@ def unchained(writer: Writer) -> Iterator[Round]:
         yield writer.alone("unchained", ids[: writer.longest], FEW, prefix="twin")
 
 
-def large_steps(writer: Writer) -> Iterator[Round]:
+def large_steps(writer: Writer) -> Iterator[Trace]:
     """More than 512 tokens together, behind short prompts that decode as soon as they can."""
     lengths = (1, 2, 280, 300)
     if max(lengths) <= writer.longest:
@@ -294,43 +277,45 @@ def large_steps(writer: Writer) -> Iterator[Round]:
         yield writer.together("large-steps", prompts, FEW, step=STEP)
 
 
-def samples(writer: Writer) -> Iterator[Round]:
+def samples(writer: Writer) -> Iterator[Trace]:
     """A chat, whose answer ends soon (see check.past_ends); then three samples of a prompt that ends within a block,
     alone and two such requests together."""
     if writer.tokenizer is not None:
         with contextlib.suppress(TokenizerError):  # no chat template, or none that can be rendered
             yield writer.alone(SAMPLES, writer.tokenizer.encode_chat(SHORT_CHAT)[: writer.longest], 2 * NEW)
     prompts = [writer.drawn_ids(length) for length in (6, 21, 19, 37)]
-    asked = [writer.samples(SAMPLES, ids, 8, 1000 + index, 3, beside=True) for index, ids in enumerate(prompts)]
-    for asks in asked[:2]:
-        yield Round(tuple(asks))
-    yield Round((*asked[2], *asked[3]))
+    asked = [
+        changed(writer.request(SAMPLES, ids, 8, 1000 + index, beside=True), n=3) for index, ids in enumerate(prompts)
+    ]
+    for request in asked[:2]:
+        yield Trace((request,))
+    yield Trace((asked[2], asked[3]))
 
 
-def temperatures(writer: Writer) -> Iterator[Round]:
+def temperatures(writer: Writer) -> Iterator[Trace]:
     """Sampled tokens again, at another temperature, of random prompts."""
     for start in range(0, 2 * DRAWN, writer.at_once):
         seeds = range(2000 + start, 2000 + min(start + writer.at_once, 2 * DRAWN))
         beside = len(seeds) > 1
-        asks = [writer.ask("temperatures", writer.drawn_ids(3), 2, seed, beside=beside) for seed in seeds]
-        yield Round(tuple(replace(ask, temperature=HALF) for ask in asks))
+        requests = [writer.request("temperatures", writer.drawn_ids(3), 2, seed, beside=beside) for seed in seeds]
+        yield Trace(tuple(changed(request, temperature=HALF) for request in requests))
 
 
-def streams(writer: Writer) -> Iterator[Round]:
+def streams(writer: Writer) -> Iterator[Trace]:
     """Greedy answers, then sampled ones that are also asked for in one piece: few others have characters of several
     tokens."""
     text = [] if writer.tokenizer is None else [writer.tokenizer.encode(MANY)[: writer.longest]]
     for ids in (writer.ids(5), writer.ids(33), *text):
-        yield Round((replace(writer.ask("streams", ids, beside=False), streamed=True),))
+        yield Trace((replace(writer.request("streams", ids, beside=False), streamed=True),))
     prompts = [(seed, writer.drawn_ids(3)) for seed in range(3000, 3000 + DRAWN)]
     for is_streamed in (False, True):
         for start in range(0, DRAWN, writer.at_once):
             some = prompts[start : start + writer.at_once]
-            asks = [writer.ask("streams", ids, 8, seed, beside=len(some) > 1) for seed, ids in some]
-            yield Round(tuple(replace(ask, temperature=HOT, streamed=is_streamed) for ask in asks))
+            requests = [writer.request("streams", ids, 8, seed, beside=len(some) > 1) for seed, ids in some]
+            yield Trace(tuple(changed(request, temperature=HOT, streamed=is_streamed) for request in requests))
 
 
-def long_contexts(writer: Writer) -> Iterator[Round]:
+def long_contexts(writer: Writer) -> Iterator[Trace]:
     """For each length one long prompt, cold and warm; then beginnings of it, around borders far out; then two prompts
     that leave it late, together. All share its tokens, so that the truth needs one prefill, and a prefix cache as well.
     """
@@ -378,7 +363,7 @@ class Case:
     needs_batches  whether it is left out for an engine that takes one request at a time
     """
 
-    make: Callable[[Writer], Iterator[Round]]
+    make: Callable[[Writer], Iterator[Trace]]
     suspect: str
     is_default: bool = True
     needs_batches: bool = False
@@ -414,7 +399,7 @@ CASES: dict[str, Case] = {
 DEFAULT_CASES = tuple(name for name, case in CASES.items() if case.is_default)
 
 
-def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Round]:
+def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Trace]:
     """The whole check, the simplest cases first."""
     for name, case in CASES.items():
         is_wanted = name in (DEFAULT_CASES if cases is None else cases)
@@ -422,38 +407,39 @@ def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Round
             yield from case.make(writer)
 
 
-def noted(plan: Iterable[Round]) -> list[Round]:
-    """The same asks, with factors that only the whole plan knows, by which bugs are distinguished:
+def noted(plan: Iterable[Trace]) -> list[Trace]:
+    """The same requests, with tags that only the whole plan knows, by which bugs are distinguished:
 
     order  its index among all
-    place  its index in its round, and `together` the size of that
+    place  its index in its trace, and `together` the size of that
     seen   how many of its first tokens an earlier prompt, or one before it in the round, shares
     abort  "beside" requests that are cancelled, or "after" such, or "none"
     tenant "first" if never before so many were in flight, so that its slot may be new; else "later"
     """
-    batches: list[Round] = []
+    batches: list[Trace] = []
     prompts: list[tuple[int, ...]] = []
     abort, most = "none", 0
     for batch in plan:
-        asks = []
-        for place, ask in enumerate(batch.asks):
-            seen = max((common_prefix(ask.prompt_token_ids, other) for other in prompts), default=0)
-            now = "beside" if batch.aborted else abort
-            notes = {"place": place, "seen": seen, "abort": now, "order": len(prompts), "together": len(batch.asks)}
+        requests = []
+        is_cut = any(request.abort_after is not None for request in batch.requests)
+        for place, request in enumerate(batch.requests):
+            seen = max((common_prefix(request.prompt_token_ids, other) for other in prompts), default=0)
+            now = "beside" if is_cut else abort
+            notes = {"place": place, "seen": seen, "abort": now, "order": len(prompts), "together": len(batch.requests)}
             notes["tenant"] = "first" if place >= most else "later"
-            asks.append(replace(ask, factors={**ask.factors, **notes}))
-            prompts.append(ask.prompt_token_ids)
-        abort, most = "after" if batch.aborted else abort, max(most, len(batch.asks))
-        batches.append(replace(batch, asks=tuple(asks)))
+            requests.append(changed(request, tags=notes))
+            prompts.append(request.prompt_token_ids)
+        abort, most = "after" if is_cut else abort, max(most, len(batch.requests))
+        batches.append(Trace(tuple(requests)))
     return batches
 
 
-def noted_behind(asks: Sequence[Ask], orders: Iterator[int]) -> Round:
-    """A round that a plan can't know, made of requests of it: its own place, company and order, not those of the
+def noted_behind(requests: Sequence[Request], orders: Iterator[int]) -> Trace:
+    """A trace that a plan can't know, made of requests of it: its own place, company and order, not those of the
     requests that it comes from. `orders` gives numbers that no other request has."""
-    noted_asks = []
-    for place, ask in enumerate(asks):
-        abort = "none" if ask.factors.get("abort", "none") == "none" else "after"
-        notes = {"place": place, "abort": abort, "order": next(orders), "together": len(asks), "tenant": "later"}
-        noted_asks.append(replace(ask, factors={**ask.factors, **notes, "beside": len(asks) > 1}))
-    return Round(tuple(noted_asks))
+    noted_requests = []
+    for place, request in enumerate(requests):
+        abort = "none" if request.tags.get("abort", "none") == "none" else "after"
+        notes = {"place": place, "abort": abort, "order": next(orders), "together": len(requests), "tenant": "later"}
+        noted_requests.append(changed(request, tags={**notes, "beside": len(requests) > 1}))
+    return Trace(tuple(noted_requests))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.stored import widen
-from lfm2np.oracle.engines.protocol import Completion, Request
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.recorders import Recorder
 
 Array = NDArray[Any]
@@ -62,7 +62,7 @@ class SmallEngine:
             for name, tensor in read_tensors(Path(model), self.config).items()
         }
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         return [[self.run(request.prompt_token_ids, request.params.max_tokens or 1)] for request in requests]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
@@ -72,7 +72,7 @@ class SmallEngine:
         """For `lfm2np record` and `lfm2np check --locate`."""
         self.run(prompts[request], max_tokens, recorder)
 
-    def run(self, prompt: Sequence[int], new: int, recorder: Recorder | None = None) -> Completion:
+    def run(self, prompt: Sequence[int], new: int, recorder: Recorder | None = None) -> Answer:
         """The greedy completion by `new` tokens; the recorder gets some tensors, step by step."""
         cache: dict[str, Any] = {}
         recorder = recorder or Recorder()  # discarded
@@ -83,7 +83,7 @@ class SmallEngine:
             rows = log_softmax(self.step(ids[-1:], len(prompt) + len(ids) - 1, cache, recorder))
             ids.append(int(rows[-1].argmax()))
             logprobs.append(float(rows[-1].max()))
-        return Completion(tuple(ids), "length", tuple(logprobs), prompt_logprobs)
+        return Answer(tuple(ids), finish_reason="length", logprobs=tuple(logprobs), prompt_logprobs=prompt_logprobs)
 
     @np.errstate(over="ignore")  # of silu, which is 0 there
     def step(self, ids: Sequence[int], start: int, cache: dict[str, Any], recorder: Recorder) -> Array:

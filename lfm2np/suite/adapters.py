@@ -16,8 +16,7 @@ from lfm2np.engine.loading import Model, load
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import transformers_target
-from lfm2np.oracle.engines.protocol import Completion, Request
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.suite.draining import drain
 
 load_once = lru_cache(maxsize=256)(load)
@@ -45,7 +44,7 @@ class Own:
         self._rows.setdefault(name, []).append(row.tobytes())
 
     # level a, b
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         for request in requests:
             self.add(request)
         completions = drain(self)
@@ -62,10 +61,10 @@ class Own:
             request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt
         )
 
-    def step(self) -> dict[str, list[Completion]]:
+    def step(self) -> dict[str, list[Answer]]:
         return {output.request_id: self._completions(output) for output in self.engine.step()}
 
-    def abort(self, request_id: str) -> list[Completion]:
+    def abort(self, request_id: str) -> list[Answer]:
         return self._completions(self.engine.abort(request_id))
 
     @property
@@ -104,13 +103,13 @@ class Own:
         model = self.engine.model
         return list(model.prompt_ids(prompt) if isinstance(prompt, str) else model.tokenizer.encode_chat(prompt))
 
-    def _completions(self, output: RequestOutput) -> list[Completion]:
+    def _completions(self, output: RequestOutput) -> list[Answer]:
         prompt = None if output.prompt_logprobs is None else tuple(p.logprob for p in output.prompt_logprobs[1:] if p)
         return [self._completion(output.request_id, sample, prompt) for sample in output.outputs]
 
-    def _completion(self, request_id: str, sample: CompletionOutput, prompt: tuple[float, ...] | None) -> Completion:
+    def _completion(self, request_id: str, sample: CompletionOutput, prompt: tuple[float, ...] | None) -> Answer:
         rows = self._rows.get(request_id if sample.index == 0 else f"{request_id}#{sample.index}", [])
-        return Completion(
+        return Answer(
             token_ids=sample.token_ids,
             finish_reason=sample.finish_reason,
             logprobs=None if sample.logprobs is None else tuple(each.logprob for each in sample.logprobs),
@@ -202,13 +201,12 @@ class TransformersPadded:
     def __init__(self, model: str) -> None:
         self._model = load_transformers(model, "float32")
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         for request in requests:
             if request.params.temperature != 0.0 or request.params.n != 1:
                 raise RequestError(f"request {request.request_id!r}: this adapter is greedy")
-        asks = [Ask(r.request_id, "conformance", r.prompt_token_ids, r.params.max_tokens or 1) for r in requests]
-        answers = transformers_target.generate(self._model, asks)
-        return [[Completion(tuple(answer["token_ids"]))] for answer in answers]
+        answers = transformers_target.generate(self._model, requests)
+        return [[Answer(tuple(answer["token_ids"]))] for answer in answers]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         return transformers_target.prompt_logprobs(self._model, token_ids)

@@ -6,7 +6,8 @@ from typing import Any
 
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.protocol import Request, load_factory
+from lfm2np.oracle.engines.protocol import load_factory
+from lfm2np.oracle.engines.records import Request
 from lfm2np.suite.catalogue import by_id
 from lfm2np.suite.properties.property import Machine
 from lfm2np.suite.properties.rounding import Rounding

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.protocol import Request
+from lfm2np.oracle.engines.records import Request
 from lfm2np.suite.properties import answer_checks, checks
 from lfm2np.suite.properties.engine_machine import engine_machine
 from lfm2np.suite.properties.property import Machine, Property

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from lfm2np.oracle.engines.protocol import Completion
+from lfm2np.oracle.engines.records import Answer
 
 
 class Violation(AssertionError):
     """An engine broke a property: what, where, first."""
 
 
-def drain(engine: Any, most: int = 5000) -> dict[str, list[Completion]]:
+def drain(engine: Any, most: int = 5000) -> dict[str, list[Answer]]:
     """Steps to the end, what came last of each request; Violation after that many: far more than any scenario takes."""
-    completions: dict[str, list[Completion]] = {}
+    completions: dict[str, list[Answer]] = {}
     for _ in range(most):
         if not engine.has_unfinished:
             return completions

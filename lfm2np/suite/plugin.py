@@ -31,11 +31,11 @@ SIZES = {  # option -> its name in engine_protocol.TOLD, and what it is
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
     """Options only where the suite is asked for: anyone else's --model or --profile are his own."""
-    if asks_for_suite(args):
+    if requests_for_suite(args):
         add_options(parser)
 
 
-def asks_for_suite(args: Iterable[object]) -> bool:
+def requests_for_suite(args: Iterable[object]) -> bool:
     return any("lfm2np.suite" in str(arg) or "lfm2np/suite" in str(arg) for arg in args)
 
 
@@ -134,7 +134,7 @@ def known_failures(path: str | None, known: Collection[str]) -> dict[str, str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """UsageError at once for a --scheduler that is none."""
-    if not asks_for_suite((*config.invocation_params.args, *config.args)):
+    if not requests_for_suite((*config.invocation_params.args, *config.args)):
         return
     if getattr(config.option, "scheduler", None) == "":
         raise pytest.UsageError("--scheduler: an empty name, expected package.module:factory")
@@ -215,7 +215,9 @@ def github_lines(reports: Iterable[Any]) -> list[str]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     config = terminalreporter.config
-    if os.environ.get("GITHUB_ACTIONS") == "true" and asks_for_suite((*config.invocation_params.args, *config.args)):
+    if os.environ.get("GITHUB_ACTIONS") == "true" and requests_for_suite(
+        (*config.invocation_params.args, *config.args)
+    ):
         for line in github_lines(terminalreporter.stats.get("failed", ())):
             terminalreporter.write_line(line)
     if ASKING in terminalreporter.config.stash:

@@ -26,7 +26,7 @@ def asking(request: pytest.FixtureRequest) -> Iterator[tuple[Asking, Spread]]:
         with engine_of(option(config, "server") or "", options_of(config)) as engine:
             budget, name = number(config, "budget"), option(config, "number-format") or "float32"
             until = math.inf if budget is None else time.monotonic() + 60 * budget
-            asking = Asking(engine.players, engine.takes, engine.sizes, name, until=until)
+            asking = Asking(engine.players, engine.abilities, engine.sizes, name, until=until)
             asking.is_bitwise = option(config, "bitwise") is not None
             config.stash[ASKING] = (asking, asking.begin())
             yield config.stash[ASKING]

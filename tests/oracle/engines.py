@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lfm2np.engine.loading import Model, load
-from lfm2np.oracle.check import Checked, ask_all, judged
+from lfm2np.oracle.check import Checked, judged, request_all
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.engines.target import Target
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.suite.adapters import Own
@@ -58,10 +58,10 @@ class Kept(PythonTarget):
 
     known: ClassVar[dict[str, list[Answer]]] = {}
 
-    def _together(self, asks: Sequence[Ask], aborted: Collection[str], *more: Any) -> list[Answer]:
-        key = repr((self._name, self._model, self._sizes, self._options, asks, sorted(aborted)))
+    def _together(self, requests: Sequence[Request], aborted: Collection[str], *more: Any) -> list[Answer]:
+        key = repr((self._name, self._model, self._sizes, self._options, requests, sorted(aborted)))
         if key not in self.known:
-            self.known[key] = super()._together(asks, aborted, *more)
+            self.known[key] = super()._together(requests, aborted, *more)
         return list(self.known[key])
 
 
@@ -103,7 +103,7 @@ def checked_target(
     model: Model, target: Target, form: str = "float32", cases: Sequence[str] = QUICK, at_once: int | None = 4
 ) -> Checked:
     """`check` without repeats and without a transcript, which scores nothing a second time."""
-    asked = ask_all(model, target, at_once, cases=cases)
+    asked = request_all(model, target, at_once, cases=cases)
     return judged(model, asked.abilities, form, asked.pairs, asked.not_put, known=known_of(model))
 
 

@@ -20,7 +20,8 @@ from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Ask, answer_as_json, checked_answer
+from lfm2np.oracle.engines.records import Answer, Request, greedy
+from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.factors import group_of
@@ -94,7 +95,7 @@ def test_a_bug_is_recognised_by_what_it_depends_on(model: Model, fault: str) -> 
         pairs = [
             pair
             for round_ in noted(rounds(Writer(model.config, model.tokenizer, 4), cases))
-            for pair in zip(round_.asks, target.answer(round_.asks), strict=True)
+            for pair in zip(round_.requests, target.answer(round_.requests), strict=True)
         ]
     result = judged(model, Abilities("broken"), "float32", pairs)
     assert result.total.verdict is Verdict.BUG
@@ -109,9 +110,9 @@ class Racing(Kept):
         super().__init__("engines:float32", model.path)
         self.every, self.count = every, 0
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+    def answer(self, requests: Sequence[Request], aborted: Collection[str] = ()) -> list[Answer]:
         answers = []
-        for answer in super().answer(asks, aborted):
+        for answer in super().answer(requests, aborted):
             self.count += 1
             is_hit = self.count % self.every == 0 and answer.logprobs is not None
             logprobs = tuple(logprob - 0.5 for logprob in answer.logprobs or ())
@@ -150,7 +151,7 @@ def test_a_certain_cause_needs_no_repeats(model: Model) -> None:
 
 
 def test_tokens_alone_are_not_enough(model: Model) -> None:
-    pairs = [(ask, replace(answer, logprobs=None, prompt_logprobs=None)) for ask, answer in told(model)]
+    pairs = [(request, replace(answer, logprobs=None, prompt_logprobs=None)) for request, answer in told(model)]
     result = judged(model, Abilities("silent"), "float32", pairs)
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert "no log-probabilities" in result.total.reasons[0]
@@ -158,7 +159,7 @@ def test_tokens_alone_are_not_enough(model: Model) -> None:
 
 def test_a_request_without_an_answer_is_not_right(model: Model) -> None:
     pairs = told(model)
-    pairs[1] = (pairs[1][0], Answer(pairs[1][0].id, error="late"))
+    pairs[1] = (pairs[1][0], Answer(error="late"))
     result = judged(model, Abilities("late"), "float32", pairs)
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert result.total.unanswered == (pairs[1][0].id,)
@@ -170,9 +171,9 @@ def test_nothing_at_all_is_inconclusive(model: Model) -> None:
 
 def test_one_wrong_token_among_all_is_a_bug(model: Model) -> None:
     pairs = told(model)
-    ask, answer = pairs[-1]
+    request, answer = pairs[-1]
     wrong = (answer.token_ids[0] + 1) % model.config.vocab_size  # type: ignore[index]
-    pairs[-1] = (replace(ask, max_tokens=1), Answer(answer.id, (wrong,), answer.logprobs[:1]))  # type: ignore[index]
+    pairs[-1] = (replace(request, max_tokens=1), Answer((wrong,), answer.logprobs[:1]))  # type: ignore[index]
     result = judged(model, Abilities("wrong once"), "float32", pairs)
     assert result.total.verdict is Verdict.BUG
     assert result.total.first_wrong is not None and result.total.first_wrong.token_id == wrong
@@ -185,26 +186,31 @@ def test_answers_that_no_right_engine_gives_are_a_bug(model: Model) -> None:
     assert "answers that no right engine gives, first of " in result.total.reasons[0]
     assert "were asked for" in result.total.reasons[0]
     pairs = told(model)
-    place = next(index for index, (ask, _) in enumerate(pairs) if len(ask.prompt_token_ids) > 2)
-    ask, answer = pairs[place]
-    fields = {**answer_as_json(answer), "prompt_logprobs": [-1.0] * (len(ask.prompt_token_ids) - 2)}
-    pairs[place] = (ask, checked_answer(ask, fields))
+    place = next(index for index, (request, _) in enumerate(pairs) if len(request.prompt_token_ids) > 2)
+    request, answer = pairs[place]
+    fields = {**answer_as_json(answer), "prompt_logprobs": [-1.0] * (len(request.prompt_token_ids) - 2)}
+    pairs[place] = (request, checked_answer(request, fields))
     judgement = judged(model, Abilities("forgets"), "float32", pairs).total
     assert judgement.verdict is Verdict.BUG
-    assert f"1 answers that no right engine gives, first of {ask.id}: prompt_logprobs: " in judgement.reasons[0]
+    assert (
+        f"1 answers that no right engine gives, first of {request.request_id}: prompt_logprobs: "
+        in judgement.reasons[0]
+    )
 
 
 def test_one_error_beyond_a_format_that_fits_all_others_is_a_bug_and_no_other_format(model: Model) -> None:
-    asks = [ask for round_ in rounds(Writer(model.config, model.tokenizer, 3)) for ask in round_.asks][:12]
+    requests = [request for round_ in rounds(Writer(model.config, model.tokenizer, 3)) for request in round_.requests][
+        :12
+    ]
     with_truth = Kept("engines:bfloat16", model.path)
-    pairs = list(zip(asks, with_truth.answer(asks), strict=True))
+    pairs = list(zip(requests, with_truth.answer(requests), strict=True))
     right = judge(model, "bfloat16", pairs)
     worst = next(one for one in right if one.is_new and one.error is not None and one.margin_ratio > 50)
-    index = worst.row + 1 - len(worst.ask.prompt_token_ids)
-    place = asks.index(worst.ask)
+    index = worst.row + 1 - len(worst.request.prompt_token_ids)
+    place = requests.index(worst.request)
     logprobs = list(pairs[place][1].logprobs or ())
     logprobs[index] -= 30.0 * max(abs(one.error or 0.0) for one in right)
-    pairs[place] = (asks[place], replace(pairs[place][1], logprobs=tuple(logprobs)))
+    pairs[place] = (requests[place], replace(pairs[place][1], logprobs=tuple(logprobs)))
     verdict = total(model, "bfloat16", pairs, judge(model, "bfloat16", pairs))
     assert verdict.verdict is Verdict.BUG
     assert "errs like" not in verdict.reasons[0]
@@ -216,12 +222,12 @@ def test_a_normalisers_shift_is_forgiven_at_all_positions_together(model: Model,
 
     def shifted(by: float) -> Verdict:
         pairs = []
-        for ask, answer in exact:
+        for request, answer in exact:
             values = {
                 name: tuple(min(0.0, value + by) for value in getattr(answer, name) or ())
                 for name in ("logprobs", "prompt_logprobs")
             }
-            pairs.append((ask, replace(answer, top_logprobs=None, **values)))
+            pairs.append((request, replace(answer, top_logprobs=None, **values)))
         return judged(model, Abilities("shifted"), "float32", pairs, known=known).total.verdict
 
     exact, known = told(model, "lfm2np.suite.adapters:own"), Known()
@@ -230,29 +236,31 @@ def test_a_normalisers_shift_is_forgiven_at_all_positions_together(model: Model,
     assert shifted(8.0 * sign * most) in WRONG
 
 
-def told(model: Model, engine: str = "engines:float32") -> list[tuple[Ask, Answer]]:
+def told(model: Model, engine: str = "engines:float32") -> list[tuple[Request, Answer]]:
     target = Kept(engine, model.path)
     target.probe()
-    asks = [ask for round_ in rounds(Writer(model.config, None, 1), ["short-prompts"]) for ask in round_.asks]
-    return list(zip(asks, target.answer(asks), strict=True))
+    requests = [
+        request for round_ in rounds(Writer(model.config, None, 1), ["short-prompts"]) for request in round_.requests
+    ]
+    return list(zip(requests, target.answer(requests), strict=True))
 
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (Answer("a", (512,)), "token_ids: token id 512: expected 0 to 511"),
-        (Answer("a", (3,), None, ({600: -1.0},)), "top_logprobs[0]: token id 600"),
-        (Answer("a", (3, 4, 5)), "3 tokens, 2 were asked for"),
-        (Answer("a", (3,), (0.5,)), "log-probability 0.5"),
-        (Answer("a", (3,), (-0.5,), None, (1.0,)), "log-probability 1.0"),
+        (Answer((512,)), "token_ids: token id 512: expected 0 to 511"),
+        (Answer((3,), None, ({600: -1.0},)), "top_logprobs[0]: token id 600"),
+        (Answer((3, 4, 5)), "3 tokens, 2 were asked for"),
+        (Answer((3,), (0.5,)), "log-probability 0.5"),
+        (Answer((3,), (-0.5,), None, (1.0,)), "log-probability 1.0"),
     ],
 )
 def test_an_answer_that_cannot_be_is_an_error(answer: Answer, problem: str) -> None:
-    ask = Ask("a", "short-prompts", (1, 2), 2)
-    refuted = validate(ask, answer, 512)
-    assert refuted.refuted and problem in (refuted.error or "")
-    fine = Answer("a", (3, 4), (-0.5, -0.5), ({3: -0.5}, {4: -0.5}), (-1.0,))
-    assert validate(ask, fine, 512) is fine
+    request = greedy("a", (1, 2), 2, case="short-prompts")
+    refuted = validate(request, answer, 512)
+    assert refuted.is_refuted and problem in (refuted.error or "")
+    fine = Answer((3, 4), (-0.5, -0.5), ({3: -0.5}, {4: -0.5}), (-1.0,))
+    assert validate(request, fine, 512) is fine
 
 
 # --- the parts
@@ -272,8 +280,8 @@ def test_positions_verdicts() -> None:
 
 
 def position(margin: float, flip: bool) -> Position:
-    ask = Ask("a", "borders", (1,), 1, factors={"length": 1})
-    return Position(ask, 0, True, int(flip), 0, 0.0, 0.0, margin, None, None, None, Verdict.EXACT)
+    request = greedy("a", (1,), 1, case="borders", tags={"length": 1})
+    return Position(request, 0, True, int(flip), 0, 0.0, 0.0, margin, None, None, None, Verdict.EXACT)
 
 
 @given(st.lists(st.tuples(st.floats(0, 6), st.booleans()), min_size=1, max_size=8))
@@ -352,26 +360,28 @@ def test_what_is_asked_fits_the_model_and_is_the_same_again(model: Model, at_onc
         tokenizer = subject.tokenizer if subject.has_tokenizer else None
         plan = list(rounds(Writer(subject.config, tokenizer, at_once)))
         assert plan == list(rounds(Writer(subject.config, tokenizer, at_once)))
-        asks = [ask for round_ in plan for ask in round_.asks]
-        assert len({ask.id for ask in asks}) == len(asks)
-        for ask in asks:
-            assert all(0 <= token_id < subject.config.vocab_size for token_id in ask.prompt_token_ids)
-            assert ask.max_tokens >= 1
-            assert len(ask.prompt_token_ids) + ask.max_tokens <= subject.config.max_position_embeddings
-            if ask.prompt_text is not None:
-                assert subject.tokenizer.encode(ask.prompt_text) == list(ask.prompt_token_ids)
-        assert {ask.case for ask in asks} == set(DEFAULT_CASES) - left_out - ({"stops"} if tokenizer is None else set())
+        requests = [request for round_ in plan for request in round_.requests]
+        assert len({request.request_id for request in requests}) == len(requests)
+        for request in requests:
+            assert all(0 <= token_id < subject.config.vocab_size for token_id in request.prompt_token_ids)
+            assert request.max_tokens >= 1
+            assert len(request.prompt_token_ids) + request.max_tokens <= subject.config.max_position_embeddings
+            if request.prompt_text is not None:
+                assert subject.tokenizer.encode(request.prompt_text) == list(request.prompt_token_ids)
+        assert {request.case for request in requests} == set(DEFAULT_CASES) - left_out - (
+            {"stops"} if tokenizer is None else set()
+        )
 
 
 def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Path) -> None:
     class Dying(Kept):
         calls = 0
 
-        def answer(self, asks, aborted=(), *more):  # type: ignore[no-untyped-def]
+        def answer(self, requests, aborted=(), *more):  # type: ignore[no-untyped-def]
             Dying.calls += 1
             if Dying.calls == 4:
                 raise KeyboardInterrupt
-            return super().answer(asks, aborted, *more)
+            return super().answer(requests, aborted, *more)
 
     path = tmp_path / "answers.jsonl"
     target = Dying("engines:float32", model.path)

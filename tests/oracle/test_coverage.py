@@ -16,7 +16,7 @@ from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.coverage import EarlyEnds, early_ends, not_tested
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Ask, failed
+from lfm2np.oracle.engines.records import Answer, Request, failed, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.report.as_text import as_text
@@ -29,15 +29,18 @@ pytestmark = pytest.mark.rounding
 class Changed(Kept):
     """Our own engine in float32, of whose answers something is left out or changed."""
 
-    def __init__(self, model: Model, change: Callable[[Ask, Answer], Answer], at_once: int = 4) -> None:
+    def __init__(self, model: Model, change: Callable[[Request, Answer], Answer], at_once: int = 4) -> None:
         super().__init__("engines:float32", model.path, at_once=at_once)
         self.change = change
 
-    def answer(self, asks, aborted=(), *more):  # type: ignore[no-untyped-def]
-        return [self.change(ask, answer) for ask, answer in zip(asks, super().answer(asks, aborted), strict=True)]
+    def answer(self, requests, aborted=(), *more):  # type: ignore[no-untyped-def]
+        return [
+            self.change(request, answer)
+            for request, answer in zip(requests, super().answer(requests, aborted), strict=True)
+        ]
 
 
-def without_new_logprobs(ask: Ask, answer: Answer) -> Answer:
+def without_new_logprobs(request: Request, answer: Answer) -> Answer:
     return replace(answer, logprobs=None, top_logprobs=None)
 
 
@@ -51,13 +54,15 @@ def test_decodes_of_which_no_log_probability_is_reported_are_not_right(model: Mo
 
 def test_an_engine_that_reports_no_log_probabilities_of_prompts_is_still_judged(model: Model) -> None:
     """Its first new token is what prefill gives: llama.cpp's server reports no others."""
-    target = Changed(model, lambda ask, answer: replace(answer, prompt_logprobs=None))
+    target = Changed(model, lambda request, answer: replace(answer, prompt_logprobs=None))
     assert checked_target(model, target).total.verdict is Verdict.EXACT
 
 
 def test_a_case_that_is_inconclusive_makes_the_whole_so_unless_something_is_wrong(model: Model) -> None:
-    def silent_in_batches(ask: Ask, answer: Answer) -> Answer:
-        return without_new_logprobs(ask, replace(answer, prompt_logprobs=None)) if ask.factors["beside"] else answer
+    def silent_in_batches(request: Request, answer: Answer) -> Answer:
+        return (
+            without_new_logprobs(request, replace(answer, prompt_logprobs=None)) if request.tags["beside"] else answer
+        )
 
     silent = Changed(model, silent_in_batches)
     result = checked_target(model, silent)
@@ -66,18 +71,18 @@ def test_a_case_that_is_inconclusive_makes_the_whole_so_unless_something_is_wron
     shown = as_text(report_of(result)).splitlines()
     assert shown[1].startswith("not tested errors in ") and "positions (no log-probability)" in shown[1]
 
-    def wrong_too(ask: Ask, answer: Answer) -> Answer:
-        if ask.id != "short-prompts-1":
-            return without_new_logprobs(ask, replace(answer, prompt_logprobs=None))
+    def wrong_too(request: Request, answer: Answer) -> Answer:
+        if request.request_id != "short-prompts-1":
+            return without_new_logprobs(request, replace(answer, prompt_logprobs=None))
         return replace(answer, logprobs=tuple(logprob - 3.0 for logprob in answer.logprobs or ()))
 
     assert checked_target(model, Changed(model, wrong_too)).total.verdict is Verdict.BUG
 
 
-def ends_after(count: int) -> Callable[[Ask, Answer], Answer]:
+def ends_after(count: int) -> Callable[[Request, Answer], Answer]:
     """As a server that takes some token for an end, though it was to go on."""
 
-    def change(ask: Ask, answer: Answer) -> Answer:
+    def change(request: Request, answer: Answer) -> Answer:
         tops = None if answer.top_logprobs is None else answer.top_logprobs[:count]
         logprobs = None if answer.logprobs is None else answer.logprobs[:count]
         ids = None if answer.token_ids is None else answer.token_ids[:count]
@@ -102,8 +107,12 @@ def test_tokens_missing_after_an_early_end_are_requested_again(model: Model) -> 
 def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer(model: Model, tmp_path: Path) -> None:
     """Also where the answers are read from a file."""
 
-    def refusing(ask: Ask, answer: Answer) -> Answer:
-        return failed(ask, "no prompts with this token") if "+" in ask.id else ends_after(6)(ask, answer)
+    def refusing(request: Request, answer: Answer) -> Answer:
+        return (
+            failed(request, "no prompts with this token")
+            if "+" in request.request_id
+            else ends_after(6)(request, answer)
+        )
 
     with Transcript(tmp_path / "answers.jsonl") as transcript:
         target = Changed(model, refusing)
@@ -126,8 +135,8 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     """8 requests at once were the most; now 16, and the report says so."""
 
     class Sharing(Kept):
-        def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
-            answers = super().answer(asks, aborted)
+        def answer(self, requests, aborted=()):  # type: ignore[no-untyped-def]
+            answers = super().answer(requests, aborted)
             for index in range(9, min(16, len(answers))):
                 ids = answers[index].token_ids or ()
                 mixed_up = ids[:-1] + (answers[8].token_ids or ())[-1:]
@@ -137,7 +146,9 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     target = Sharing("engines:float32", model.path)
     result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
     assert result.total.verdict is Verdict.BUG
-    assert {position.ask.case for position in result.positions if position.verdict is Verdict.BUG} == {"wide-batches"}
+    assert {position.request.case for position in result.positions if position.verdict is Verdict.BUG} == {
+        "wide-batches"
+    }
     few = checked_right(model, "float32")  # 4 at once
     assert "batches of more than 6" in few.not_tested and any("wide-batches" in words for words in few.not_tested)
 
@@ -153,12 +164,12 @@ def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: M
         result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
     assert few.total.verdict is Verdict.EXACT and "batches of more than 18" in few.not_tested
     assert result.total.verdict is Verdict.BUG and "batches of more than 24" in result.not_tested
-    assert {position.ask.case for position in result.positions if position.verdict in WRONG} == {"wide-batches"}
+    assert {position.request.case for position in result.positions if position.verdict in WRONG} == {"wide-batches"}
 
 
 def test_a_token_id_below_zero_is_named(model: Model) -> None:
-    def below(ask: Ask, answer: Answer) -> Answer:
-        return failed(ask, "token_ids[0] -1: expected a whole number, at least 0")
+    def below(request: Request, answer: Answer) -> Answer:
+        return failed(request, "token_ids[0] -1: expected a whole number, at least 0")
 
     result = checked_target(model, Changed(model, below), cases=("short-prompts",))
     assert result.total.verdict is Verdict.INCONCLUSIVE
@@ -190,13 +201,13 @@ def test_a_wrong_stop_string_or_seed_is_wrong_with_its_cause(model: Model, fault
 def test_right_stop_strings_and_seeds_are_right(model: Model, form: str) -> None:
     result = checked_target(model, Kept(f"engines:{form}", model.path), form, ("stops", "seeds"), at_once=8)
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE)
-    assert sum(ask.stop is not None for ask, _ in result.pairs) == 3
+    assert sum(request.stop is not None for request, _ in result.pairs) == 3
     assert not {"stop strings", "seeds"} & set(result.not_tested)
 
 
 def test_an_engine_that_refuses_stop_strings_and_seeds_is_right_and_they_are_not_tested(model: Model) -> None:
-    def poor(ask: Ask, answer: Answer) -> Answer:
-        return answer if ask.seed is None and ask.stop is None else failed(ask, "greedy only")
+    def poor(request: Request, answer: Answer) -> Answer:
+        return answer if request.params.seed is None and request.stop is None else failed(request, "greedy only")
 
     result = checked_target(model, Changed(model, poor), cases=("stops", "seeds"))
     assert result.total.verdict is Verdict.EXACT
@@ -212,8 +223,8 @@ def test_preemption_is_not_denied_where_it_may_have_happened(model: Model) -> No
     assert "preempted" in words and "unless" not in words
 
 
-def of_scale(ask: Ask, row: int, scale: float) -> Position:
-    return Position(ask, row, False, 3, 3, 0.0, 0.0, 4.0, None, None, None, Verdict.EXACT, scale=scale)
+def of_scale(request: Request, row: int, scale: float) -> Position:
+    return Position(request, row, False, 3, 3, 0.0, 0.0, 4.0, None, None, None, Verdict.EXACT, scale=scale)
 
 
 def test_draws_that_rounding_explains_are_no_mismatch() -> None:
@@ -221,9 +232,11 @@ def test_draws_that_rounding_explains_are_no_mismatch() -> None:
 
     def mismatches(count: int, scale: float) -> int:
         alone = {"length": 2, "beside": False}
-        asks = [Ask(str(i), "seeds", (1, i % 8), 2, factors=alone, seed=i % 8) for i in range(16)]
-        pairs = [(ask, Answer(ask.id, (3, int(8 <= i < 8 + count)))) for i, ask in enumerate(asks)]
-        positions = [of_scale(ask, row, scale) for ask in asks for row in (1, 2)]
+        requests = [
+            greedy(str(i), (1, i % 8), 2, case="seeds", seed=i % 8, temperature=1.0, tags=alone) for i in range(16)
+        ]
+        pairs = [(request, Answer((3, int(8 <= i < 8 + count)))) for i, request in enumerate(requests)]
+        positions = [of_scale(request, row, scale) for request in requests for row in (1, 2)]
         return len(seed_mismatches(pairs, positions))
 
     assert mismatches(4, 0.06) == 0 == mismatches(1, 1e-5)
@@ -232,6 +245,8 @@ def test_draws_that_rounding_explains_are_no_mismatch() -> None:
 
 def test_seeds_in_a_file_that_does_not_say_who_was_beside_whom_are_compared() -> None:
     """A file of answers need not have that factor; it ended in KeyError."""
-    asks = [Ask(f"s{index}", "seeds", (1, 2), 2, factors={"length": 2}, seed=7) for index in range(12)]
-    pairs = [(ask, Answer(ask.id, (3, 4 if index else 5))) for index, ask in enumerate(asks)]
+    requests = [
+        greedy(f"s{index}", (1, 2), 2, case="seeds", seed=7, temperature=1.0, tags={"length": 2}) for index in range(12)
+    ]
+    pairs = [(request, Answer((3, 4 if index else 5))) for index, request in enumerate(requests)]
     assert seed_mismatches(pairs, []) == {}  # nothing is known of rounding there, so it explains all

@@ -16,11 +16,11 @@ from lfm2np.engine import ragged
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place, cut
 from lfm2np.engine.work.results_file import ResultsFile
-from lfm2np.oracle.check import Asked, Checked, ask_all, judged
+from lfm2np.oracle.check import Asked, Checked, judged, request_all
 from lfm2np.oracle.check_cost import cost_lines, cost_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.judging import truth
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
@@ -60,7 +60,7 @@ def asked(
     model: Model, engine: str = "float32", transcript: Transcript | None = None, positions: int = POSITIONS
 ) -> Asked:
     target = PythonTarget(f"engines:{engine}", model.path)
-    return ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=positions)
+    return request_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=positions)
 
 
 def checked(model: Model, answers: Asked, place: Place | None = None) -> Checked:
@@ -81,15 +81,17 @@ def lfm3() -> Model:
 
 def test_long_is_sent_only_by_name(model: Model) -> None:
     writer = Writer(model.config, None, 4)
-    assert LONG not in {ask.case for batch in rounds(writer) for ask in batch.asks}
+    assert LONG not in {request.case for batch in rounds(writer) for request in batch.requests}
     assert LONG not in DEFAULT_CASES
 
 
 def test_the_longest_request_takes_the_last_position(model: Model) -> None:
-    asks = [ask for batch in rounds(Writer(model.config, model.tokenizer, 4), [LONG]) for ask in batch.asks]
-    lengths = [len(ask.prompt_token_ids) + ask.max_tokens for ask in asks]
+    requests = [
+        request for batch in rounds(Writer(model.config, model.tokenizer, 4), [LONG]) for request in batch.requests
+    ]
+    lengths = [len(request.prompt_token_ids) + request.max_tokens for request in requests]
     assert max(lengths) == model.config.max_position_embeddings
-    assert not any(ask.prompt_logprobs for ask in asks)
+    assert not any(request.is_scored for request in requests)
 
 
 def test_prompts_end_around_borders_far_out() -> None:
@@ -107,12 +109,14 @@ def test_lengths_that_the_model_cannot_hold_are_left_out() -> None:
 
 
 def test_the_cost_is_that_of_one_prefill_and_short_tails(model: Model) -> None:
-    asks = [
-        ask for batch in rounds(Writer(model.config, None, 4, max_model_len=POSITIONS), [LONG]) for ask in batch.asks
+    requests = [
+        request
+        for batch in rounds(Writer(model.config, None, 4, max_model_len=POSITIONS), [LONG])
+        for request in batch.requests
     ]
-    cost = cost_of(model, asks)
-    assert cost is not None and cost.requests == len(asks) and cost.longest == POSITIONS
-    fed = sorted({ask.prompt_token_ids for ask in asks})
+    cost = cost_of(model, requests)
+    assert cost is not None and cost.requests == len(requests) and cost.longest == POSITIONS
+    fed = sorted({request.prompt_token_ids for request in requests})
     assert POSITIONS <= cost.truth_tokens <= POSITIONS + len(fed) * (FEW + 8)
     assert cost.engine_tokens > 6 * cost.truth_tokens
     assert "4096, 32768" in cost_lines(cost, POSITIONS)[-1]
@@ -162,18 +166,18 @@ def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) ->
 class Dying(PythonTarget):
     left = 5
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), *more: Any) -> list[Answer]:
+    def answer(self, requests: Sequence[Request], aborted: Collection[str] = (), *more: Any) -> list[Answer]:
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt
-        return super().answer(asks, aborted, *more)
+        return super().answer(requests, aborted, *more)
 
 
 def test_an_interrupted_check_goes_on_to_the_same_report(model: Model, tmp_path: Path) -> None:
     answers, results = tmp_path / "answers.jsonl", tmp_path / "results.jsonl"
     with pytest.raises(KeyboardInterrupt), Transcript(answers) as transcript:
         target = Dying("engines:exact_small_steps", model.path)
-        ask_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=FEWEST)
+        request_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=FEWEST)
     with Transcript(answers) as transcript:
         assert len(transcript.pairs()) == 5
         resumed = asked(model, "exact_small_steps", transcript, FEWEST)

@@ -17,11 +17,10 @@ from lfm2np.commands.serve.server import serving_beside
 from lfm2np.commands.serve.service import Settings
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.check import ask_all, judged
+from lfm2np.oracle.check import judged, request_all
 from lfm2np.oracle.engines.http_target import HttpTarget
-from lfm2np.oracle.engines.protocol import Completion, Request
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
@@ -55,7 +54,7 @@ def other_temperature(model: str, sizes: dict[str, Any]) -> Own:
 class FirstSampleGoesOn(Own):
     """Heeds ignore_eos for the first sample of a request only."""
 
-    def step(self) -> Mapping[str, Sequence[Completion]]:
+    def step(self) -> Mapping[str, Sequence[Answer]]:
         ends = self.engine.model.config.eos_token_ids
         return {
             name: [each if index == 0 else ended(each, ends) for index, each in enumerate(completions)]
@@ -63,7 +62,7 @@ class FirstSampleGoesOn(Own):
         }
 
 
-def ended(completion: Completion, ends: Collection[int]) -> Completion:
+def ended(completion: Answer, ends: Collection[int]) -> Answer:
     ids = completion.token_ids
     count = next((index + 1 for index, token in enumerate(ids) if token in ends), len(ids))
     if count == len(ids):
@@ -123,9 +122,9 @@ def test_a_right_engine_is_right_in_all_of_them(model: Model, form: str, engine:
     target = PythonTarget(engine or f"engines:{form}", model.path)
     result = checked_target(model, target, "float32" if engine else form, OPTIONS, at_once=8)
     assert result.total.verdict is Verdict.EXACT, result.total.reasons
-    assert {ask.case for ask, _ in result.pairs} == {*OPTIONS} - {"streams"}
+    assert {request.case for request, _ in result.pairs} == {*OPTIONS} - {"streams"}
     assert "streamed answers (stream: true)" in result.not_tested
-    assert {ask.samples for ask, _ in result.pairs} == {1, 3}
+    assert {request.params.n for request, _ in result.pairs} == {1, 3}
 
 
 # --- over HTTP
@@ -139,27 +138,27 @@ def served(model: Model) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def as_it_is(model: Model, ask: Ask, answer: Answer) -> Answer:
+def as_it_is(model: Model, request: Request, answer: Answer) -> Answer:
     return answer
 
 
-def shifted(model: Model, ask: Ask, answer: Answer) -> Answer:
+def shifted(model: Model, request: Request, answer: Answer) -> Answer:
     """Each event has the log-probability of the token before it."""
-    if not ask.streamed:
+    if not request.streamed:
         return answer
     logprobs, tops = answer.logprobs or (), answer.top_logprobs or ()
     return replace(answer, logprobs=(logprobs[0], *logprobs[:-1]), top_logprobs=(tops[0], *tops[:-1]))
 
 
-def broken(model: Model, ask: Ask, answer: Answer) -> Answer:
+def broken(model: Model, request: Request, answer: Answer) -> Answer:
     """Each event's text is that of its own tokens."""
     texts = [model.tokenizer.decode([token]) for token in answer.token_ids or ()]
-    return replace(answer, text="".join(texts)) if ask.streamed else answer
+    return replace(answer, text="".join(texts)) if request.streamed else answer
 
 
-def cooled(model: Model, ask: Ask, answer: Answer) -> Answer:
+def cooled(model: Model, request: Request, answer: Answer) -> Answer:
     """The alternatives after temperature, the chosen token's before it."""
-    if ask.temperature != HALF:
+    if request.params.temperature != HALF:
         return answer
     tops = []
     for top in answer.top_logprobs or ():
@@ -168,7 +167,7 @@ def cooled(model: Model, ask: Ask, answer: Answer) -> Answer:
     return replace(answer, top_logprobs=tuple(tops))
 
 
-Change = Callable[[Model, Ask, Answer], Answer]
+Change = Callable[[Model, Request, Answer], Answer]
 CHANGES: dict[str, tuple[Change, str, str]] = {
     "log-probabilities of a stream shifted": (shifted, "streams", "in streamed requests"),
     "characters broken in a stream": (broken, "streams", "streamed text"),
@@ -180,11 +179,11 @@ def test_servers_that_are_wrong_in_streams_and_temperatures_are_seen(model: Mode
     """One right server; its answers are changed as a wrong one would give them."""
     cases = ("short-prompts", "streams", "samples", "temperatures")
     with served(model) as url, closing(HttpTarget(url, model.tokenizer)) as target:
-        asked = ask_all(model, target, 8, cases=cases)
-    assert {ask.case for ask, _ in asked.pairs} == {*cases}
+        asked = request_all(model, target, 8, cases=cases)
+    assert {request.case for request, _ in asked.pairs} == {*cases}
 
     def verdict(change: Change, cases: Sequence[str]) -> Total:
-        pairs = [(ask, change(model, ask, answer)) for ask, answer in asked.pairs if ask.case in cases]
+        pairs = [(request, change(model, request, answer)) for request, answer in asked.pairs if request.case in cases]
         return judged(model, asked.abilities, "float32", pairs, known=known_of(model)).total
 
     assert verdict(as_it_is, cases).verdict is Verdict.EXACT

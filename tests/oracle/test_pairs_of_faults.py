@@ -56,11 +56,13 @@ def model() -> Model:
 def plan() -> list[Round]:
     kept, counts = [], Counter[str]()
     for batch in rounds(Writer(model().config, None, 4), CASES):
-        case = batch.asks[0].case
+        case = batch.requests[0].case
         counts[case] += 1
-        asks = [replace(ask, max_tokens=NEW) for ask in batch.asks if len(ask.prompt_token_ids) <= LONGEST]
-        if asks and counts[case] <= MOST_ROUNDS.get(case, counts[case]):
-            kept.append(Round(tuple(asks)))
+        requests = [
+            replace(request, max_tokens=NEW) for request in batch.requests if len(request.prompt_token_ids) <= LONGEST
+        ]
+        if requests and counts[case] <= MOST_ROUNDS.get(case, counts[case]):
+            kept.append(Round(tuple(requests)))
     return noted(kept)
 
 

@@ -17,9 +17,9 @@ from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.findings import lines as in_lines
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.scales import SCALES
-from lfm2np.oracle.check import possible_asks
+from lfm2np.oracle.check import possible_requests
 from lfm2np.oracle.engines.file_target import Transcript
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.factors import abort_of, phase_of, place_of
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
@@ -28,9 +28,9 @@ from lfm2np.oracle.workloads import Round, noted
 NEW = 4  # tokens of each request
 
 
-def ask_of(index: int, prompt: Sequence[int], beside: bool = False) -> Ask:
-    return Ask(
-        f"neighbours-{index}", "neighbours", tuple(prompt), NEW, factors={"length": len(prompt), "beside": beside}
+def request_of(index: int, prompt: Sequence[int], beside: bool = False) -> Request:
+    return greedy(
+        f"neighbours-{index}", tuple(prompt), NEW, case="neighbours", tags={"length": len(prompt), "beside": beside}
     )
 
 
@@ -40,16 +40,20 @@ def plan() -> list[Round]:
     alone = []
     for length in range(1, 21):
         prompt = [next(count) + 1000 for _ in range(length)]
-        alone += [Round((ask_of(next(count), prompt),)) for _ in range(3)]
+        alone += [Round((request_of(next(count), prompt),)) for _ in range(3)]
     beside = []
     for turn in range(12):  # those of one round begin alike
         lengths = [3 * (1 + (turn + place) % 4) for place in range(4)]
         start = 2000 + 100 * turn
-        beside.append(Round(tuple(ask_of(next(count), range(start, start + size), beside=True) for size in lengths)))
+        beside.append(
+            Round(tuple(request_of(next(count), range(start, start + size), beside=True) for size in lengths))
+        )
     cancelled = []
     for first in range(3200, 3500, 50):  # every other one comes after a cancelled request, and is beside none
-        asks = tuple(ask_of(next(count), range(start, start + 5), beside=True) for start in range(first, first + 48, 8))
-        cancelled.append(Round(asks, () if first % 100 else (asks[0].id,)))
+        requests = tuple(
+            request_of(next(count), range(start, start + 5), beside=True) for start in range(first, first + 48, 8)
+        )
+        cancelled.append(Round(requests, () if first % 100 else (requests[0].id,)))
     return noted([*alone, *beside, *cancelled])
 
 
@@ -60,11 +64,11 @@ def positions(is_wrong: Callable[[Position], bool], of: Sequence[Round] = tuple(
     """Every row of every request that is judged. The wrong ones are a thousand times the noise off."""
     judged = []
     for round_ in of:
-        for ask in round_.asks:
-            if ask.id not in round_.aborted:
-                for row in range(len(ask.prompt_token_ids) - 1 + NEW):
-                    is_new = row >= len(ask.prompt_token_ids) - 1
-                    right = Position(ask, row, is_new, 5, 5, 0.0, 0.0, 99.0, 0.0, 0.0, 0.0, Verdict.EXACT)
+        for request in round_.requests:
+            if request.request_id not in round_.aborted:
+                for row in range(len(request.prompt_token_ids) - 1 + NEW):
+                    is_new = row >= len(request.prompt_token_ids) - 1
+                    right = Position(request, row, is_new, 5, 5, 0.0, 0.0, 99.0, 0.0, 0.0, 0.0, Verdict.EXACT)
                     wrong = replace(right, error=1.0, error_ratio=1e3, error_size=1e3, verdict=Verdict.DRIFT)
                     judged.append(wrong if is_wrong(right) else right)
     return judged
@@ -79,7 +83,7 @@ def later(position: Position) -> bool:
 
 
 def warm(position: Position) -> bool:
-    return position.ask.factors["seen"] >= 8
+    return position.request.tags["seen"] >= 8
 
 
 def words(judged: Sequence[Position]) -> tuple[list[str], list[str]]:
@@ -103,7 +107,7 @@ COLD = "prompts whose first 8 tokens are new"
         (warm, [COLD], [WARM]),
         (lambda position: position.row >= 8, ["before position 8"], ["from position 8 on"]),
         (
-            lambda position: len(position.ask.prompt_token_ids) < 3,
+            lambda position: len(position.request.prompt_token_ids) < 3,
             ["prompts of 3 tokens or more"],
             ["prompts of fewer than 3 tokens"],
         ),
@@ -151,18 +155,24 @@ def test_no_region_is_right_by_chance(share: float) -> None:
     """Requests that are wrong at random depend on nothing."""
     for seed in range(8):
         random = np.random.Generator(np.random.Philox(key=[seed, 0]))
-        wrong = {ask.id for round_ in PLAN for ask in round_.asks if random.random() < share}
-        assert described(positions(lambda position, wrong=wrong: position.ask.id in wrong)) is None  # type: ignore[misc]
+        wrong = {request.request_id for round_ in PLAN for request in round_.requests if random.random() < share}
+        assert described(positions(lambda position, wrong=wrong: position.request.request_id in wrong)) is None  # type: ignore[misc]
 
 
 def test_few_positions_are_no_region() -> None:
     few = positions(decode, PLAN[6:8])
-    assert {position.ask.id for position in few} == {PLAN[6].asks[0].id, PLAN[7].asks[0].id}
+    assert {position.request.request_id for position in few} == {PLAN[6].requests[0].id, PLAN[7].requests[0].id}
     assert described(few) is None
 
 
 SINGLE = st.sampled_from(
-    [decode, later, warm, lambda position: position.row >= 8, lambda position: len(position.ask.prompt_token_ids) < 3]
+    [
+        decode,
+        later,
+        warm,
+        lambda position: position.row >= 8,
+        lambda position: len(position.request.prompt_token_ids) < 3,
+    ]
 )
 
 
@@ -172,18 +182,18 @@ def test_the_right_region_is_right_and_what_is_wrong_by_itself_is_wrong(causes) 
     judged = positions(lambda position: any(cause(position) for cause in causes))
     regions = described(judged)
     assert regions is not None and 1 <= len(regions.right) <= len(causes)
-    inside = [position for position in judged if (position.ask.id, position.row) in regions.inside]
+    inside = [position for position in judged if (position.request.request_id, position.row) in regions.inside]
     assert inside and not any(position.verdict in WRONG for position in inside)
     assert len(inside) >= 0.8 * sum(position.verdict not in WRONG for position in judged)
     assert len(regions.parts) == len(causes)
     assert words(judged) == words(list(reversed(judged)))
 
 
-def test_every_level_that_an_ask_can_have_has_words() -> None:
+def test_every_level_that_an_request_can_have_has_words() -> None:
     for name, scale in SCALES.items():
         assert set(scale.words) == set(scale.suspects), name
         levels = {
-            scale.level(position, position.ask.prompt_token_ids) for position in positions(lambda position: False)
+            scale.level(position, position.request.prompt_token_ids) for position in positions(lambda position: False)
         }
         assert scale.edges or levels <= set(scale.words), name
 
@@ -200,13 +210,15 @@ def lines(judged: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[s
 
 def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     assert lines(positions(lambda position: True)) == [f"certain: {EVERYWHERE}"]
-    names = [ask.id for round_ in PLAN for ask in round_.asks if ask.id not in round_.aborted]
+    names = [
+        request.request_id for round_ in PLAN for request in round_.requests if request.request_id not in round_.aborted
+    ]
     right = names[5]
-    (sentence,) = lines(positions(lambda position: position.ask.id != right))
+    (sentence,) = lines(positions(lambda position: position.request.request_id != right))
     apart = "which nothing in the requests sets apart"
     assert sentence == f"a guess: wrong in {len(names) - 1} of {len(names)} requests, {apart}; right: {right}"
     few = names[3:43:8]
-    sentence = lines(positions(lambda position: position.ask.id in few))[0]
+    sentence = lines(positions(lambda position: position.request.request_id in few))[0]
     assert (
         sentence == f"a guess: wrong in {len(few)} of {len(names)} requests, {apart}; wrong: {', '.join(few[:3])}, ..."
     )
@@ -226,10 +238,12 @@ def test_the_first_cause_says_where_it_is_wrong_and_others_stand_under_it() -> N
 def test_a_beginning_that_all_requests_share_is_right_once() -> None:
     """Everything is wrong, as with a wrong operator, but the first row of what begins with a BOS: one computation."""
     begun = [
-        Round(tuple(replace(ask, prompt_token_ids=(1, *ask.prompt_token_ids[1:])) for ask in round_.asks))
+        Round(
+            tuple(replace(request, prompt_token_ids=(1, *request.prompt_token_ids[1:])) for request in round_.requests)
+        )
         for round_ in PLAN
     ]
-    judged = positions(lambda position: position.row >= 1 or position.ask.prompt_token_ids[0] != 1, begun)
+    judged = positions(lambda position: position.row >= 1 or position.request.prompt_token_ids[0] != 1, begun)
     assert not any(cause.sure == CERTAIN and "right" in cause.where for cause in findings(judged)), lines(judged)
     first, *_ = findings(
         positions(lambda position: position.row >= 1)
@@ -251,7 +265,7 @@ def test_a_wrong_operator_that_is_right_by_luck_is_no_region() -> None:
     random = np.random.Generator(np.random.Philox(key=[5, 5]))
 
     def is_wrong(position: Position) -> bool:
-        return random.random() < (0.2 if len(position.ask.prompt_token_ids) < 4 else 0.85)
+        return random.random() < (0.2 if len(position.request.prompt_token_ids) < 4 else 0.85)
 
     assert all(cause.sure == "a guess" for cause in findings(positions(is_wrong))[:1])
 
@@ -260,7 +274,7 @@ def test_a_sliver_is_not_called_right() -> None:
     """Right where 13 rows of 5 tokens are, beside cancelled requests; of all other requests those of odd length."""
 
     def is_wrong(position: Position) -> bool:
-        return len(position.ask.prompt_token_ids) % 2 == 1 and abort_of(position) != "beside"
+        return len(position.request.prompt_token_ids) % 2 == 1 and abort_of(position) != "beside"
 
     judged = positions(is_wrong)
     right = sum(not is_wrong(position) for position in judged)
@@ -269,7 +283,7 @@ def test_a_sliver_is_not_called_right() -> None:
 
 
 def test_a_vocabulary_id_is_a_factor() -> None:
-    judged = positions(lambda position: max(position.ask.prompt_token_ids[: position.row + 1]) >= 2048)
+    judged = positions(lambda position: max(position.request.prompt_token_ids[: position.row + 1]) >= 2048)
     (first, *_) = findings(judged)
     assert first.where == "wrong once a token id is 2048 or more, right while token ids are below 2048"
     predicted = [
@@ -286,12 +300,14 @@ def test_requests_that_are_wrong_at_random_are_a_rate_and_blame_nothing() -> Non
     said = set()
     for seed in range(8):
         random = np.random.Generator(np.random.Philox(key=[seed, 1]))
-        hit = {ask.id for round_ in PLAN for ask in round_.asks if random.random() < 0.03} | {PLAN[0].asks[0].id}
-        judged = positions(lambda position, hit=hit: position.ask.id in hit)  # type: ignore[misc]
-        names = sorted(hit & {position.ask.id for position in judged})  # not what is aborted
+        hit = {request.request_id for round_ in PLAN for request in round_.requests if random.random() < 0.03} | {
+            PLAN[0].requests[0].id
+        }
+        judged = positions(lambda position, hit=hit: position.request.request_id in hit)  # type: ignore[misc]
+        names = sorted(hit & {position.request.request_id for position in judged})  # not what is aborted
         (first,) = findings(judged, [Repeats(name, 0, 5) for name in names])
-        requests = len({position.ask.id for position in judged if position.verdict in WRONG})
-        of = len({position.ask.id for position in judged})
+        requests = len({position.request.request_id for position in judged if position.verdict in WRONG})
+        of = len({position.request.request_id for position in judged})
         assert first.where.startswith(f"wrong in {requests} of {of} requests, and in 0 of ")
         said.add((first.sure, first.suspect.partition(",")[0]))
     assert said == {("likely", "not deterministic")}
@@ -300,9 +316,9 @@ def test_requests_that_are_wrong_at_random_are_a_rate_and_blame_nothing() -> Non
 def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> None:
     """An engine whose slots differ may be right and wrong in turn, and still be wrong beside others only."""
     random = np.random.Generator(np.random.Philox(key=[1, 2]))
-    hit = {ask.id for round_ in PLAN for ask in round_.asks if random.random() < 0.3}
-    judged = positions(lambda position: later(position) and position.ask.id in hit)
-    name = next(position.ask.id for position in judged if position.verdict in WRONG)
+    hit = {request.request_id for round_ in PLAN for request in round_.requests if random.random() < 0.3}
+    judged = positions(lambda position: later(position) and position.request.request_id in hit)
+    name = next(position.request.request_id for position in judged if position.verdict in WRONG)
     first, second, *more = findings(judged, [Repeats(name, 2, 5)])
     assert first.where.startswith("wrong later in a batch") and len(more) <= 1
     assert ", and in 2 of 5 repeats of 1 of them" in second.where and second.suspect.startswith("not deterministic")
@@ -315,39 +331,45 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
 
 def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> None:
     """Two of many, so that no factor tells them apart; the repeats of both do: 10 of 10, alone 0 of 10."""
-    names = [round_.asks[2].id for round_ in PLAN if len(round_.asks) > 2][:2]
-    judged = positions(lambda position: position.ask.id in names)
+    names = [round_.requests[2].id for round_ in PLAN if len(round_.requests) > 2][:2]
+    judged = positions(lambda position: position.request.request_id in names)
     first, *_ = findings(judged, [Repeats(name, 5, 5, 0) for name in names])
     assert first.line.startswith("likely: wrong beside others in 10 of 10 repeats of 2 wrong requests, right alone")
 
 
-def test_an_ask_is_noted_with_its_place_what_was_asked_before_and_what_was_cancelled() -> None:
-    first, second = ask_of(1, [1, 2, 3]), ask_of(2, [1, 2, 4, 5], True)
-    third, fourth = ask_of(3, [1, 2, 4, 6, 7], True), ask_of(4, [9])
-    asks = noted([Round((first,)), Round((second, third), (third.id,)), Round((fourth,))])
-    facts = [tuple(ask.factors[name] for name in ("place", "seen", "abort")) for round_ in asks for ask in round_.asks]
+def test_an_request_is_noted_with_its_place_what_was_asked_before_and_what_was_cancelled() -> None:
+    first, second = request_of(1, [1, 2, 3]), request_of(2, [1, 2, 4, 5], True)
+    third, fourth = request_of(3, [1, 2, 4, 6, 7], True), request_of(4, [9])
+    requests = noted([Round((first,)), Round((second, third), (third.id,)), Round((fourth,))])
+    facts = [
+        tuple(request.tags[name] for name in ("place", "seen", "abort"))
+        for round_ in requests
+        for request in round_.requests
+    ]
     more = [
-        tuple(ask.factors[name] for name in ("order", "together", "tenant")) for round_ in asks for ask in round_.asks
+        tuple(request.tags[name] for name in ("order", "together", "tenant"))
+        for round_ in requests
+        for request in round_.requests
     ]
     assert more == [(0, 1, "first"), (1, 2, "later"), (2, 2, "first"), (3, 1, "later")]
     assert facts == [(0, 0, "none"), (0, 2, "beside"), (1, 3, "beside"), (0, 0, "after")]
-    assert [round_.aborted for round_ in asks] == [(), (third.id,), ()]
-    assert noted(asks) == asks
+    assert [round_.aborted for round_ in requests] == [(), (third.id,), ()]
+    assert noted(requests) == requests
 
 
 def test_the_first_of_a_batch_is_the_first_that_could_be_put() -> None:
-    silent, with_text = ask_of(1, [1]), replace(ask_of(2, [2]), prompt_text="b")
-    possible, impossible = possible_asks(Round((silent, with_text)), Abilities("texts only", takes_token_ids=False))
+    silent, with_text = request_of(1, [1]), replace(request_of(2, [2]), prompt_text="b")
+    possible, impossible = possible_requests(Round((silent, with_text)), Abilities("texts only", takes_token_ids=False))
     assert impossible == [silent]
-    assert noted([possible])[0].asks[0].factors["place"] == 0
+    assert noted([possible])[0].requests[0].tags["place"] == 0
 
 
 def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:
-    bare = ask_of(1, [1, 2, 3])
+    bare = request_of(1, [1, 2, 3])
     with Transcript(tmp_path / "earlier.jsonl") as transcript:
-        transcript.append(bare, Answer(bare.id, (5,)))
-    ((ask,),) = (each.asks for each in noted([Round((bare,))]))
+        transcript.append(bare, Answer((5,)))
+    ((request,),) = (each.requests for each in noted([Round((bare,))]))
     with Transcript(tmp_path / "earlier.jsonl") as transcript:
-        assert transcript.known(ask) == Answer(bare.id, (5,))
+        assert transcript.known(request) == Answer((5,))
         with pytest.raises(RequestError, match="is another request there"):
-            transcript.known(replace(ask, factors={**ask.factors, "prefix": "warm"}))
+            transcript.known(replace(request, factors={**request.tags, "prefix": "warm"}))

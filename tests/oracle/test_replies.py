@@ -12,7 +12,7 @@ import pytest
 from engines import known_of
 
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.check import ask_all, judged
+from lfm2np.oracle.check import judged, request_all
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer
 from lfm2np.oracle.engines.target import Abilities
@@ -30,17 +30,17 @@ TOP = 5
 def pairs(model: Model) -> list[Pair]:
     """What an engine in float32 says of some prompts, with the TOP alternatives that it would tell."""
     target = PythonTarget("engines:float32", Path(model.path))
-    answered = ask_all(model, target, 4, cases=["short-prompts"]).pairs
+    answered = request_all(model, target, 4, cases=["short-prompts"]).pairs
     truths = truths_of(model, answered, known_of(model))
     with_tops = []
-    for ask, answer in answered:
-        truth, tops = truths[spoken(ask, answer)], []
+    for request, answer in answered:
+        truth, tops = truths[spoken(request, answer)], []
         for index, (token, logprob) in enumerate(zip(answer.token_ids or (), answer.logprobs or (), strict=True)):
-            row = len(ask.prompt_token_ids) - 1 + index
+            row = len(request.prompt_token_ids) - 1 + index
             best = np.argsort(-truth.logprobs[row])[:TOP]
             top = dict(zip(truth.columns[row, best].tolist(), truth.logprobs[row, best].tolist(), strict=True))
             tops.append({**top, token: logprob})
-        with_tops.append((ask, replace(answer, top_logprobs=tuple(tops))))
+        with_tops.append((request, replace(answer, top_logprobs=tuple(tops))))
     return with_tops
 
 
@@ -101,7 +101,7 @@ WAYS: dict[str, tuple[Callable[[Answer], Answer], str]] = {
 @pytest.mark.parametrize("name", WAYS)
 def test_a_way_of_telling_is_named(model: Model, pairs: list[Pair], name: str) -> None:
     change, words = WAYS[name]
-    result = judged_total(model, [(ask, change(answer)) for ask, answer in pairs])
+    result = judged_total(model, [(request, change(answer)) for request, answer in pairs])
     assert result.verdict is Verdict.BUG
     assert result.causes[0].sure == "certain" and words in result.reasons[0], result.reasons
 
@@ -125,7 +125,7 @@ def test_a_bug_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
             top_logprobs=(*(answer.top_logprobs or ())[:3], *tops),
         )
 
-    result = judged_total(model, [(ask, worse(answer)) for ask, answer in pairs])
+    result = judged_total(model, [(request, worse(answer)) for request, answer in pairs])
     assert result.verdict is Verdict.BUG and "wrong from position 3 on" in result.reasons[0], result.reasons
 
 
@@ -136,7 +136,7 @@ def test_a_token_that_is_reported_twice_is_judged_twice(model: Model, pairs: lis
         tops = zip(answer.token_ids or (), answer.top_logprobs or (), strict=True)
         return replace(answer, top_logprobs=tuple({**row, token: row[token] + 0.7} for token, row in tops))
 
-    result = judged_total(model, [(ask, twice(answer)) for ask, answer in pairs[:2]])
+    result = judged_total(model, [(request, twice(answer)) for request, answer in pairs[:2]])
     assert result.verdict is Verdict.BUG
     assert any("tokens have two log-probabilities, first short-prompts-1" in reason for reason in result.reasons)
     assert any("have probabilities that sum above 1, first" in reason for reason in result.reasons)
@@ -152,7 +152,9 @@ def test_a_token_that_is_reported_twice_is_judged_twice(model: Model, pairs: lis
 def test_positive_log_probabilities_get_an_explanation(
     model: Model, pairs: list[Pair], change: Callable[[float], float], words: str
 ) -> None:
-    changed = [(ask, replace(answer, logprobs=tuple(map(change, answer.logprobs or ())))) for ask, answer in pairs]
+    changed = [
+        (request, replace(answer, logprobs=tuple(map(change, answer.logprobs or ())))) for request, answer in pairs
+    ]
     result = judged_total(model, changed)
     assert result.verdict is Verdict.BUG and words in result.reasons[0]
     assert not any("wrong" in reason for reason in result.reasons)  # all cases are, so that none is a suspect

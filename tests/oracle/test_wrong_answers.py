@@ -13,7 +13,7 @@ import wrong_answers
 from engines import known_of
 
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.check import Checked, ask_all, check, judged
+from lfm2np.oracle.check import Checked, check, judged, request_all
 from lfm2np.oracle.engines.exec_target import ExecTarget
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
 from lfm2np.oracle.engines.http_target import HttpTarget
@@ -80,7 +80,7 @@ def test_an_answer_that_does_not_end_where_it_should_is_wrong_over_every_route(
     model: Model, tmp_path: Path, route: str, way: str
 ) -> None:
     with target_of(route, way, model) as target, Transcript(tmp_path / "answers.jsonl") as transcript:
-        asked = ask_all(model, target, 4, cases=TABLE[way][0], transcript=transcript)
+        asked = request_all(model, target, 4, cases=TABLE[way][0], transcript=transcript)
     require(judged(model, asked.abilities, "float32", asked.pairs, known=known_of(model)), way)
     recorded = FileTarget(tmp_path / "answers.jsonl")
     require(judged(model, recorded.probe(), "float32", recorded.pairs(), known=known_of(model)), way)
@@ -93,12 +93,14 @@ def test_a_wrong_stop_is_repeated_by_itself_and_said_to_come_and_go(model: Model
         with target_of("python", way, model) as target:
             results[way] = check(model, target, "float32", cases=("stops",), at_once=4)
     always, sometimes = results.values()
-    asks = [ask for ask, _ in always.pairs]
-    stopped = [ask for ask in asks if ask.stop]
-    assert len(stopped) == 3 == len(always.repeats) and len({ask.factors["order"] for ask in asks}) == len(asks)
-    for ask in stopped:
-        place = {"place": 0, "together": 1, "beside": False, "tenant": "later", "seen": len(ask.prompt_token_ids)}
-        assert place.items() <= ask.factors.items()
+    requests = [request for request, _ in always.pairs]
+    stopped = [request for request in requests if request.stop]
+    assert len(stopped) == 3 == len(always.repeats) and len({request.tags["order"] for request in requests}) == len(
+        requests
+    )
+    for request in stopped:
+        place = {"place": 0, "together": 1, "beside": False, "tenant": "later", "seen": len(request.prompt_token_ids)}
+        assert place.items() <= request.tags.items()
     assert [(each.failed, each.times, each.failed_alone) for each in always.repeats] == [(5, 5, None)] * 3
     assert always.total.verdict is sometimes.total.verdict is BUG
     assert not any("not deterministic" in reason for reason in always.total.reasons)

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import lfm2np
-from lfm2np.oracle.engines.protocol import Completion, Request
+from lfm2np.oracle.engines.records import Answer, Request
 
 LOCK = threading.Lock()
 
@@ -35,7 +35,7 @@ def model() -> lfm2np.Model:
 
 
 @cache
-def right(asked: Asked) -> Completion:
+def right(asked: Asked) -> Answer:
     engine = lfm2np.Engine(model())
     stop = () if asked.stop is None else (asked.stop,)
     params = lfm2np.SamplingParams(temperature=0.0, max_tokens=asked.max_tokens, ignore_eos=True, logprobs=0, stop=stop)
@@ -44,58 +44,58 @@ def right(asked: Asked) -> Completion:
         outputs = engine.step()
     (said,) = outputs[0].outputs
     logprobs = tuple(each.logprob for each in said.logprobs or ())
-    return Completion(tuple(said.token_ids), said.finish_reason, logprobs, text=said.text)
+    return Answer(tuple(said.token_ids), finish_reason=said.finish_reason, logprobs=logprobs, text=said.text)
 
 
-def whole(asked: Asked) -> Completion:
+def whole(asked: Asked) -> Answer:
     return right(replace(asked, stop=None))
 
 
-def ended(asked: Asked, reason: str | None) -> Completion:
+def ended(asked: Asked, reason: str | None) -> Answer:
     return replace(right(asked), finish_reason=reason)
 
 
-def cut(asked: Asked, reason: str | None) -> Completion:
+def cut(asked: Asked, reason: str | None) -> Answer:
     """The first half of it."""
     said = right(asked)
     half = len(said.token_ids) // 2 or 1
     ids, logprobs = said.token_ids[:half], (said.logprobs or ())[:half]
-    return Completion(ids, reason, logprobs, text=model().tokenizer.decode(ids))
+    return Answer(ids, finish_reason=reason, logprobs=logprobs, text=model().tokenizer.decode(ids))
 
 
-def left_in_the_text(asked: Asked) -> Completion:
+def left_in_the_text(asked: Asked) -> Answer:
     said = right(asked)
     return replace(said, text=model().tokenizer.decode(said.token_ids))
 
 
-def only_the_text_ends(asked: Asked) -> Completion:
+def only_the_text_ends(asked: Asked) -> Answer:
     return replace(whole(asked), text=right(asked).text, finish_reason=right(asked).finish_reason)
 
 
-def one_token_more(asked: Asked) -> Completion:
+def one_token_more(asked: Asked) -> Answer:
     said, more = right(asked), whole(asked)
     count = min(len(said.token_ids) + 1, asked.max_tokens)
     return replace(said, token_ids=more.token_ids[:count], logprobs=(more.logprobs or ())[:count])
 
 
-def without_text(asked: Asked) -> Completion:
+def without_text(asked: Asked) -> Answer:
     return replace(whole(asked), text=None)
 
 
 STOPPED = itertools.count()
 
 
-def ignores_every_other_stop(asked: Asked) -> Completion:
+def ignores_every_other_stop(asked: Asked) -> Answer:
     return right(asked) if asked.stop is not None and next(STOPPED) % 2 else whole(asked)
 
 
-def refuses(asked: Asked) -> Completion:
+def refuses(asked: Asked) -> Answer:
     if asked.stop is not None:
         raise ValueError("no stop strings")
     return right(asked)
 
 
-WAYS: dict[str, Callable[[Asked], Completion]] = {
+WAYS: dict[str, Callable[[Asked], Answer]] = {
     "right": right,
     "no-reason": partial(ended, reason=None),
     "early-stop": lambda asked: cut(asked, "stop") if asked.max_tokens > 1 else right(asked),
@@ -123,10 +123,10 @@ class Wrong:
         self.way = WAYS[way]
         self.lacks = {"sampling", "samples", *(["stop-strings"] if way == "lacks-stops" else [])}
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         return [[self.completion(request)] for request in requests]
 
-    def completion(self, request: Request) -> Completion:
+    def completion(self, request: Request) -> Answer:
         if request.params.temperature:
             raise ValueError("greedy only")
         stop = request.params.stop
@@ -143,7 +143,7 @@ def __getattr__(name: str) -> Any:
 
 def serve_lines(way: str) -> None:
     """The protocol of exec: on standard input and output."""
-    asks: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
     for line in sys.stdin:
         fields = json.loads(line)
         if fields["kind"] == "hello":
@@ -151,16 +151,16 @@ def serve_lines(way: str) -> None:
             stops = {} if way == "lacks-stops" else {"stops": True}
             say({**hello, "prompt_logprobs": False, "at_once": 4, "abort": False, **stops})
         elif fields["kind"] == "ask":
-            asks.append(fields)
+            requests.append(fields)
         elif fields["kind"] == "run":
-            for ask in asks:
-                say({"kind": "answer", "id": ask["id"], **line_of(way, ask)})
-            asks = []
+            for request in requests:
+                say({"kind": "answer", "id": request["id"], **line_of(way, request)})
+            requests = []
 
 
-def line_of(way: str, ask: dict[str, Any]) -> dict[str, Any]:
+def line_of(way: str, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        said = WAYS[way](Asked(tuple(ask["prompt_token_ids"]), ask["max_tokens"], ask.get("stop")))
+        said = WAYS[way](Asked(tuple(request["prompt_token_ids"]), request["max_tokens"], request.get("stop")))
     except ValueError as problem:
         return {"error": str(problem)}
     fields = {"token_ids": said.token_ids, "logprobs": said.logprobs, "text": said.text}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lfm2np.oracle.engines.protocol import PUBLISHED_ONLY, Completion
+from lfm2np.oracle.engines.protocol import PUBLISHED_ONLY
+from lfm2np.oracle.engines.records import Answer
 from lfm2np.suite.catalogue import by_id
 from lfm2np.suite.properties.rounding import Rounding
 from lfm2np.suite.runner import Terms, run_property
@@ -22,9 +23,7 @@ class Adapter:
         self.engine = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
     def generate(self, requests):
-        return [
-            [Completion(self.run(list(request.prompt_token_ids), request.params.max_tokens))] for request in requests
-        ]
+        return [[Answer(self.run(list(request.prompt_token_ids), request.params.max_tokens))] for request in requests]
 
     def run(self, ids, most):
         import torch

@@ -12,7 +12,7 @@ import pytest
 
 import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import NO_ABORT, Answer, Ask
+from lfm2np.oracle.engines.records import NO_ABORT, Answer, Request, greedy
 from lfm2np.oracle.engines.target import Target, TargetError
 from lfm2np.oracle.engines.transformers_target import PADDED_AT_ONCE, TransformersTarget
 
@@ -39,21 +39,24 @@ def model() -> lfm2np.Model:
 
 
 @pytest.fixture(scope="module")
-def asks(model: lfm2np.Model) -> list[Ask]:
+def requests(model: lfm2np.Model) -> list[Request]:
     """A dozen: texts, and ids in no sense, of 1 to 60 tokens; half of them want their prompt scored."""
     prompts = [tuple(model.prompt_ids(text)) for text in TEXTS]
     prompts += [tuple((7 * n * n + 11 * n) % 512 for n in range(length)) for length in (1, 2, 3, 17, 33, 60)]
-    return [Ask(str(n), "case", ids, 3 + n % 4, prompt_logprobs=n % 2 == 0) for n, ids in enumerate(prompts)]
+    return [
+        greedy(str(n), ids, 3 + n % 4, case="case", prompt_logprobs=0 if n % 2 == 0 else None)
+        for n, ids in enumerate(prompts)
+    ]
 
 
-def require_right(model: lfm2np.Model, ask: Ask, answer: Answer) -> None:
+def require_right(model: lfm2np.Model, request: Request, answer: Answer) -> None:
     """Its tokens are the exact greedy ones, and its log-probabilities near the exact ones."""
-    assert answer.error is None and answer.token_ids is not None and len(answer.token_ids) == ask.max_tokens
-    scores = model.score((*ask.prompt_token_ids, *answer.token_ids))
-    of_prompt = len(ask.prompt_token_ids) - 1
-    assert [score.rank for score in scores[of_prompt:]] == [1] * ask.max_tokens
+    assert answer.error is None and answer.token_ids is not None and len(answer.token_ids) == request.max_tokens
+    scores = model.score((*request.prompt_token_ids, *answer.token_ids))
+    of_prompt = len(request.prompt_token_ids) - 1
+    assert [score.rank for score in scores[of_prompt:]] == [1] * request.max_tokens
     assert answer.logprobs == pytest.approx([score.logprob for score in scores[of_prompt:]], abs=TOLERANCE)
-    expected = [score.logprob for score in scores[:of_prompt]] if ask.prompt_logprobs else None
+    expected = [score.logprob for score in scores[:of_prompt]] if request.is_scored else None
     assert (answer.prompt_logprobs is None) == (expected is None)
     if expected is not None:
         assert answer.prompt_logprobs == pytest.approx(expected, abs=TOLERANCE)
@@ -64,45 +67,47 @@ def require_right(model: lfm2np.Model, ask: Ask, answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_in_float32_it_decodes_as_the_reference_does(model: lfm2np.Model, asks: list[Ask], padded: bool) -> None:
+def test_in_float32_it_decodes_as_the_reference_does(
+    model: lfm2np.Model, requests: list[Request], padded: bool
+) -> None:
     target: Target = TransformersTarget(model.path, padded=padded)
     abilities = target.probe()
     assert abilities.at_once == (PADDED_AT_ONCE if padded else 1)
     assert "float32" in abilities.engine and not abilities.can_abort
-    for ask, answer in zip(asks, target.answer(asks), strict=True):
-        require_right(model, ask, answer)
+    for request, answer in zip(requests, target.answer(requests), strict=True):
+        require_right(model, request, answer)
     target.close()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_other_dtypes_are_coarser(model: lfm2np.Model, asks: list[Ask], dtype: str) -> None:
-    answers = TransformersTarget(model.path, dtype).answer(asks[:3])
+def test_other_dtypes_are_coarser(model: lfm2np.Model, requests: list[Request], dtype: str) -> None:
+    answers = TransformersTarget(model.path, dtype).answer(requests[:3])
     errors = []
-    for ask, answer in zip(asks, answers, strict=False):
+    for request, answer in zip(requests, answers, strict=False):
         assert answer.error is None and answer.token_ids is not None and answer.logprobs is not None
-        scores = model.score((*ask.prompt_token_ids, *answer.token_ids))[len(ask.prompt_token_ids) - 1 :]
+        scores = model.score((*request.prompt_token_ids, *answer.token_ids))[len(request.prompt_token_ids) - 1 :]
         errors += [abs(score.logprob - logprob) for score, logprob in zip(scores, answer.logprobs, strict=True)]
     assert 1e-4 < max(errors) < 1.0
 
 
 def test_what_a_checkpoint_says_of_generation_has_no_effect(
-    model: lfm2np.Model, asks: list[Ask], tmp_path: Path
+    model: lfm2np.Model, requests: list[Request], tmp_path: Path
 ) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(model.path / name, tmp_path / name)
     settings = {"do_sample": True, "temperature": 0.3, "repetition_penalty": 5.0, "eos_token_id": list(range(512))}
     (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "min_p": 0.15, "max_length": 3}))
-    for ask, answer in zip(asks, TransformersTarget(tmp_path).answer(asks[:4]), strict=False):
-        require_right(model, ask, answer)
+    for request, answer in zip(requests, TransformersTarget(tmp_path).answer(requests[:4]), strict=False):
+        require_right(model, request, answer)
 
 
-def test_what_it_cannot_do_is_an_error_of_that_ask(model: lfm2np.Model, asks: list[Ask]) -> None:
+def test_what_it_cannot_do_is_an_error_of_that_request(model: lfm2np.Model, requests: list[Request]) -> None:
     bad, cut, good = TransformersTarget(model.path).answer(
-        [Ask("bad", "case", (1, 99999), 2), Ask("cut", "case", (1,), 2), asks[0]], aborted=["cut"]
+        [greedy("bad", (1, 99999), 2, case="case"), greedy("cut", (1,), 2, case="case"), requests[0]], aborted=["cut"]
     )
     assert bad.error is not None and bad.error.startswith("IndexError")
-    assert cut == Answer("cut", error=NO_ABORT)
-    require_right(model, asks[0], good)
+    assert cut == Answer(error=NO_ABORT)
+    require_right(model, requests[0], good)
 
 
 def test_a_model_that_is_none_is_a_target_error(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lfm2np.oracle.engines.protocol import Completion, Request
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.suite import adapters
 from lfm2np.suite.catalogue import ALL, by_id
 from lfm2np.suite.runner import run_property
@@ -20,7 +20,7 @@ class Changed(adapters.Own):
     def changed_request(self, request: Request) -> Request:
         return request
 
-    def changed_answer(self, answer: Completion) -> Completion:
+    def changed_answer(self, answer: Answer) -> Answer:
         return answer
 
     def add(self, request):

@@ -117,7 +117,7 @@ def test_the_room_of_a_context_ends_an_answer():
 
 
 def test_what_was_shown_may_not_be_taken_back():
-    completion = adapters.Completion((3, 4), text="ab")
+    completion = adapters.Answer((3, 4), text="ab")
     require_grown("a", [completion], [replace(completion, token_ids=(3, 4, 5), text="abc")])
     for wrong, message in (
         (replace(completion, token_ids=(3, 5, 5)), "tokens"),

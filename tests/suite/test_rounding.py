@@ -126,7 +126,7 @@ def test_wrong_answers_are_named():
     with pytest.raises(Violation, match="b: logprobs: 5 entries for 6 token_ids"):
         require_explained("float32", SCENARIO.model, [(name, prompt, replace(answer, logprobs=answer.logprobs[:5]))])
     with pytest.raises(Violation, match="token id 24: expected 0 to 23"):
-        require_explained("float32", SCENARIO.model, [(name, prompt, adapters.Completion((24,)))])
+        require_explained("float32", SCENARIO.model, [(name, prompt, adapters.Answer((24,)))])
     with pytest.raises(Violation, match=r"b, prompt token 1: log-probability off by 0.01: "):
         require_explained("float32", SCENARIO.model, [(name, prompt, off)])
 
@@ -155,7 +155,7 @@ class Short(adapters.Rounded):
         answers = self._engine.generate(requests)
         if len(requests) == 1:
             return answers
-        return [[adapters.Completion(completion.token_ids[: self.kept]) for completion in each] for each in answers]
+        return [[adapters.Answer(completion.token_ids[: self.kept]) for completion in each] for each in answers]
 
 
 @pytest.mark.parametrize("kept", [0, 1])

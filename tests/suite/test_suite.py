@@ -107,9 +107,7 @@ class Greedy:
             assert request.params.n == 1
             assert request.params.repetition_penalty == 1.0
             assert not request.params.stop_token_ids
-        return [
-            [adapters.Completion((request.prompt_token_ids[-1],) * request.params.max_tokens)] for request in requests
-        ]
+        return [[adapters.Answer((request.prompt_token_ids[-1],) * request.params.max_tokens)] for request in requests]
 
 
 @pytest.mark.slow
@@ -150,7 +148,7 @@ def test_violations_name_request_and_place():
         def generate(self, requests):
             (answer,) = super().generate(requests)
             *first, last = answer[0].token_ids
-            return [[adapters.Completion((*first, (last + 1) % 24), "length")]]
+            return [[adapters.Answer((*first, (last + 1) % 24), "length")]]
 
     def factory(model, sizes):
         return Wrong(adapters.load_once(Path(model)), sizes)

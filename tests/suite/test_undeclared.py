@@ -10,7 +10,8 @@ import pytest
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.protocol import FEATURES, PUBLISHED_ONLY, SIZES, Completion, Request
+from lfm2np.oracle.engines.protocol import FEATURES, PUBLISHED_ONLY, SIZES
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.suite import adapters, shrinking
 from lfm2np.suite.catalogue import by_id
 from lfm2np.suite.draining import Violation
@@ -227,7 +228,7 @@ def test_an_engine_that_raises_is_told_what_to_declare_and_judged_without_it():
 def test_a_wrong_answer_is_told_besides():
     class Wrong(Narrow):
         def generate(self, requests):
-            return [[Completion((1,) * request.params.max_tokens)] for request in requests]
+            return [[Answer((1,) * request.params.max_tokens)] for request in requests]
 
     def factory(model, sizes):
         return Wrong(model, sizes)
@@ -268,11 +269,11 @@ def test_an_engine_that_promises_no_refusal_or_error_is_told_how_to_say_so(name:
 
         def __init__(self, model: str, sizes: dict[str, Any]) -> None:
             super().__init__(adapters.own(model, sizes))
-            self.ended: dict[str, list[Completion]] = {}
+            self.ended: dict[str, list[Answer]] = {}
 
         def add(self, request: Request) -> None:
             if request.request_id in ("bad", "again"):
-                self.ended[request.request_id] = [Completion((), "length")]
+                self.ended[request.request_id] = [Answer((), finish_reason="length")]
             else:
                 self._engine.add(request)
 
@@ -280,7 +281,7 @@ def test_an_engine_that_promises_no_refusal_or_error_is_told_how_to_say_so(name:
         def has_unfinished(self) -> bool:
             return bool(self.ended) or self._engine.has_unfinished
 
-        def step(self) -> dict[str, list[Completion]]:
+        def step(self) -> dict[str, list[Answer]]:
             ended, self.ended = self.ended, {}
             return {**ended, **(self._engine.step() if self._engine.has_unfinished else {})}
 
@@ -304,11 +305,9 @@ def test_a_failing_example_is_shrunk_for_a_bounded_time(monkeypatch: pytest.Monk
     class Random:
         lacks = frozenset({"samples"})
 
-        def generate(self, requests: list[Request]) -> list[list[Completion]]:
+        def generate(self, requests: list[Request]) -> list[list[Answer]]:
             noise = zlib.crc32(repr(requests).encode())
-            return [
-                [Completion(tuple(noise % (5 + i) for i in range(request.params.max_tokens)))] for request in requests
-            ]
+            return [[Answer(tuple(noise % (5 + i) for i in range(request.params.max_tokens)))] for request in requests]
 
     def said_of(terms: Terms) -> str:
         result = run_property(by_id("equals-reference"), lambda model, sizes: Random(), "quick", terms=terms)

@@ -310,3 +310,14 @@ def _require_each(ids: Iterable[int], vocab_size: int) -> list[int]:
             raise RequestError(f"ids[{position}]: {show(token_id)}, expected 0 to vocab_size-1={vocab_size - 1}")
         checked.append(token_id)
     return checked
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
+    """A text that encodes to exactly these ids, if there is one; never an empty one, which servers take differently."""
+    return exact_text(tokenizer, ids) or None
+
+
+def exact_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
+    bos = tokenizer.bos_token_id
+    text = tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
+    return text if tokenizer.encode(text) == list(ids) else None

@@ -32,10 +32,7 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.check import (
     SCORING,
     Checked,
-    While,
-    always,
     as_far_as_needed,
-    ask_all,
     judged,
     needs_repeats,
     repeated,
@@ -47,7 +44,7 @@ from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.named import TRANSFORMERS, target_named
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request
 from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
@@ -55,6 +52,7 @@ from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import FORMS, Record, record_of, shows_answers_only
 from lfm2np.oracle.report.report import WRONG
+from lfm2np.oracle.sending import While, always, send_all
 from lfm2np.oracle.workloads import CASES, LONG
 from lfm2np.suite.itself.relations import NAMES
 from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, SLOTS
@@ -124,12 +122,19 @@ def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known
             taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
             with meanwhile(arguments, model, target, taken.name, known) as on:
                 longest, announce = arguments.max_model_len, functools.partial(announce_cost, model, arguments)
-                asked = ask_all(
+                collected = send_all(
                     model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on, longest, announce
                 )
         del target  # its process has ended, or its weights are let go, before the rest is scored
         result = judged(
-            model, asked.abilities, taken.name, asked.pairs, asked.not_put, shown, known, arguments.constants
+            model,
+            collected.abilities,
+            taken.name,
+            collected.pairs,
+            collected.not_put,
+            shown,
+            known,
+            arguments.constants,
         )
         if needs_repeats(result):
             with contextlib.suppress(TargetError), contextlib.closing(target_of(arguments, model)) as target:
@@ -137,7 +142,7 @@ def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known
                 result = repeated(model, target, result, known)
         if transcript:
             transcript.judged(str(result.total.verdict))
-        return replace(result, why_format=taken.why, left=asked.left), known
+        return replace(result, why_format=taken.why, left=collected.left), known
 
 
 def open_check(saved: LineFile) -> Transcript:
@@ -153,9 +158,9 @@ def is_a_file(target: str) -> bool:
     return target.endswith(".jsonl") and ":" not in target
 
 
-def announce_cost(model: Model, arguments: argparse.Namespace, asks: Sequence[Ask]) -> None:
+def announce_cost(model: Model, arguments: argparse.Namespace, requests: Sequence[Request]) -> None:
     """What long requests will cost, on stderr."""
-    cost = cost_of(model, asks)
+    cost = cost_of(model, requests)
     positions = model.config.max_position_embeddings
     for line in cost_lines(cost, min(positions, arguments.max_model_len or positions)) if cost else ():
         print(line, file=sys.stderr)
@@ -229,7 +234,9 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     text, computed_in = arguments.target, ""
     if text.partition(":")[0] == TRANSFORMERS:
         computed_in = format_options.format_of(arguments, TRANSFORMERS).name.partition(KV)[0]
-    return target_named(text, model, computed_in, arguments.name, arguments.at_once, arguments.timeout)
+    vocab_size, tokenizer = model.config.vocab_size, model.tokenizer_or_none
+    named = (arguments.name, arguments.at_once, arguments.timeout)
+    return target_named(text, model.path, vocab_size, tokenizer, computed_in, *named)
 
 
 def add_check(commands: Commands) -> None:

@@ -30,7 +30,9 @@ from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import command_line, show_report
 from lfm2np.engine.loading import Model
 from lfm2np.errors import InconclusiveError, RequestError
-from lfm2np.oracle.engines.protocol import TOLD, load_factory
+from lfm2np.oracle.engines.protocol import TOLD
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import MOST_REQUESTS
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
 from lfm2np.suite.fuzz.sizes import (
     ASSUMED,
@@ -48,11 +50,11 @@ from lfm2np.suite.fuzz.sizes import (
 )
 
 if TYPE_CHECKING:
+    from lfm2np.oracle.engines.target import Abilities, Target
     from lfm2np.suite.fuzz.campaign import Campaign, Failure
     from lfm2np.suite.fuzz.draw_traces import Around
     from lfm2np.suite.fuzz.hand_over import Context
     from lfm2np.suite.fuzz.judge import Judge
-    from lfm2np.suite.fuzz.played import Player, Takes
     from lfm2np.suite.fuzz.started import StartedServer
 
 EXIT_CODES = """exit codes:
@@ -106,7 +108,7 @@ def require_numbers(arguments: argparse.Namespace) -> None:
 class Subject(NamedTuple):
     """What is under test: how it is played, what is drawn for it, around what sizes, who judges."""
 
-    player: Player
+    player: Target
     judge: Judge
     around: Around
     sizes: Sizes
@@ -133,27 +135,27 @@ def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subj
     from lfm2np.suite.fuzz.draw_traces import TEXTS
     from lfm2np.suite.fuzz.hand_over import Context
     from lfm2np.suite.fuzz.judge import ByTruth
-    from lfm2np.suite.fuzz.play_http import HttpPlayer
+    from lfm2np.suite.fuzz.watched import WatchedServer
 
     model = load_model(arguments)
     place = stack.enter_context(work.place_of(arguments, model))
     if arguments.target.startswith(("http:", "https:")):
-        player: Player = HttpPlayer(arguments.target, model.tokenizer_or_none, arguments.name, arguments.timeout)
+        player: Target = WatchedServer(arguments.target, model.tokenizer_or_none, arguments.name, arguments.timeout)
     else:
-        player = local_player(arguments, model)
+        player = local_target(arguments, model)
     stack.callback(player.close)
-    takes = player.probe()
-    if not takes.abilities.tells_token_ids:
+    abilities = player.probe()
+    if not abilities.tells_token_ids:
         raise InconclusiveError("the engine does not report token ids: nothing can be judged")
-    taken = format_options.format_of(arguments, takes.abilities.engine)
-    context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command_line())
+    taken = format_options.format_of(arguments, abilities.engine)
+    context = Context(arguments.target, abilities.engine, taken.name, taken.why, model.path.name, command_line())
     texts = TEXTS not in without(arguments.without)
-    if texts and not takes.texts:
+    if texts and not abilities.tells_texts:
         words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
         print(f"lfm2np: {words}", file=sys.stderr)
-    judge = ByTruth(model, taken.name, place, texts and takes.texts)
-    sizes = sizes_of(given(arguments), takes, longest_of(arguments, model, takes))
-    return Subject(player, judge, around_of(arguments, model, takes, sizes), sizes, context)
+    judge = ByTruth(model, taken.name, place, texts and abilities.tells_texts)
+    sizes = sizes_of(given(arguments), abilities, longest_of(arguments, model, abilities))
+    return Subject(player, judge, around_of(arguments, model, abilities, sizes), sizes, context)
 
 
 def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subject:
@@ -169,31 +171,31 @@ def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Sub
     targets = [arguments.target] if arguments.against == against.ITSELF else [arguments.target, arguments.against]
     engines = [stack.enter_context(engine_of(target, against.options_of(arguments))) for target in targets]
     first, last = engines[0], engines[-1]
-    if not first.takes.abilities.tells_logprobs:
+    if not first.abilities.tells_logprobs:
         raise InconclusiveError("the engine reports no log-probabilities: other tokens can't be judged without a truth")
     sizes = smaller(first.sizes, last.sizes)
-    spreads = [Asking(each.players, each.takes, sizes, name, arguments.seed).begin() for each in engines]
+    spreads = [Asking(each.players, each.abilities, sizes, name, arguments.seed).begin() for each in engines]
     judge = ByItself(
         last.players[""],
         max(spreads, key=lambda each: each.nats),
         sizes.vocab,
         is_same=first is last,
-        with_scores=first.takes.abilities.tells_prompt_logprobs,
+        with_scores=first.abilities.tells_prompt_logprobs,
         is_bitwise=arguments.bitwise,
     )
-    source = GIVEN if arguments.max_model_len else REPORTED if first.takes.longest else ASSUMED
-    around_sizes = sizes_of(given(arguments), first.takes, Size((sizes.longest,), source))
+    source = GIVEN if arguments.max_model_len else REPORTED if first.abilities.longest else ASSUMED
+    around_sizes = sizes_of(given(arguments), first.abilities, Size((sizes.longest,), source))
     around = Around(
         block=sizes.block,
         chunk=sizes.chunk,
         slots=sizes.slots,
         longest=sizes.longest,
         alphabet=alphabet_of(None, sizes.vocab),
-        samples=first.takes.samples,
-        sampling=first.takes.sampling and first.takes.abilities.takes_seeds,
+        samples=first.abilities.takes_samples,
+        sampling=first.abilities.takes_sampling and first.abilities.takes_seeds,
         without=without(arguments.without),
     )
-    context = Context(arguments.target, first.takes.abilities.engine, name, "", "none", command_line())
+    context = Context(arguments.target, first.abilities.engine, name, "", "none", command_line())
     return Subject(first.players[""], judge, around, around_sizes, context)
 
 
@@ -201,17 +203,12 @@ def given(arguments: argparse.Namespace) -> dict[str, int | None]:
     return {name: getattr(arguments, name) for name in HINTS}
 
 
-def local_player(arguments: argparse.Namespace, model: Model) -> Player:
-    """Step by step where the engine steps, else in rounds."""
-    from lfm2np.suite.fuzz.play_engine import RoundsPlayer, StepsPlayer
-
+def local_target(arguments: argparse.Namespace, model: Model) -> Target:
+    """With the sizes that are given as hints; all requests that are due go to the engine at once."""
     if re.fullmatch(r"[\w.]+:[\w.]+", arguments.target) and not arguments.target.startswith("transformers:"):
-        factory = load_factory(arguments.target)
         sizes = {name: number or HINTS[name] for name, number in given(arguments).items()}
-        player = StepsPlayer(arguments.target, model.path, lambda: factory(str(model.path), dict(sizes)))
-        if player.steps():
-            return player
-    return RoundsPlayer(target_of(argparse.Namespace(**{**vars(arguments), "at_once": HINTS["max_num_seqs"]}), model))
+        return PythonTarget(arguments.target, model.path, sizes, MOST_REQUESTS)
+    return target_of(argparse.Namespace(**{**vars(arguments), "at_once": HINTS["max_num_seqs"]}), model)
 
 
 def fuzzed(
@@ -260,13 +257,12 @@ def say(line: str) -> None:
     tqdm.write(f"lfm2np: {one_line(line)}", file=sys.stderr)
 
 
-def renewal(player: Player, started: StartedServer | None) -> tuple[Callable[[], None] | None, float]:
+def renewal(player: Target, started: StartedServer | None) -> tuple[Callable[[], None] | None, float]:
     """How a new engine is had, if it can be, and how many seconds that takes."""
-    from lfm2np.suite.fuzz.play_engine import StepsPlayer
-
     if started is not None:
         return started.start, started.took
-    return (player.close, player.took) if isinstance(player, StepsPlayer) else (None, 0.0)
+    is_stepped = isinstance(player, PythonTarget) and player.probe().can_abort
+    return (player.close, player.took) if isinstance(player, PythonTarget) and is_stepped else (None, 0.0)
 
 
 def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Failure]:
@@ -297,18 +293,18 @@ def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Fail
     yield from campaign.run(arguments.seed, examples, seconds, arguments.findings)
 
 
-def longest_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Size:
+def longest_of(arguments: argparse.Namespace, model: Model, abilities: Abilities) -> Size:
     most = model.config.max_position_embeddings
     if arguments.max_model_len is not None and arguments.max_model_len > most:
         expected = f"expected at most {most}: max_position_embeddings (config.json)"
         raise RequestError(f"--max-model-len {arguments.max_model_len}: {expected}")
     if arguments.max_model_len is not None:
         return Size((arguments.max_model_len,), GIVEN)
-    longest = min(most, takes.longest or most)
+    longest = min(most, abilities.longest or most)
     return Size((max(LEAST_CONTEXT, longest),), MODELS if longest == most else REPORTED)
 
 
-def around_of(arguments: argparse.Namespace, model: Model, takes: Takes, sizes: Sizes) -> Around:
+def around_of(arguments: argparse.Namespace, model: Model, abilities: Abilities, sizes: Sizes) -> Around:
     from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of
 
     tokenizer = model.tokenizer_or_none
@@ -321,10 +317,10 @@ def around_of(arguments: argparse.Namespace, model: Model, takes: Takes, sizes: 
         longest=longest,
         alphabet=alphabet,
         first=() if tokenizer is None or tokenizer.bos_token_id is None else (tokenizer.bos_token_id,),
-        needs_first=not takes.abilities.takes_token_ids,
-        stops=() if tokenizer is None or not takes.stops else (" ", "e", tokenizer.decode(alphabet[:1])),
-        samples=takes.samples,
-        sampling=takes.sampling,
+        needs_first=not abilities.takes_token_ids,
+        stops=() if tokenizer is None or not abilities.takes_stops else (" ", "e", tokenizer.decode(alphabet[:1])),
+        samples=abilities.takes_samples,
+        sampling=abilities.takes_sampling,
         without=without(arguments.without),
     )
 

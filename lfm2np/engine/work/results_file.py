@@ -34,7 +34,7 @@ from scheduler.checksum import canonical, damage, sealed
 
 FORMAT_VERSION = 2
 MAX_LINE = 2**30
-ANSWERS = (b'{"ask"', b'{"end"', b'{"verdict"')  # how lines of an engine's answers begin
+ANSWERS = (b'{"request"', b'{"end"', b'{"verdict"')  # how lines of an engine's answers begin
 FIELDS = {"format_version", "checkpoint", "kind", "item", "result", "sha256"}
 DTYPES = ("<f4", "<f8", "<i8")  # of arrays: little-endian, whatever the machine's own order
 

@@ -65,7 +65,7 @@ class Suspicion:
 class Repeats:
     """A wrong request that was repeated beside the same requests, and, unless it was alone, as often alone."""
 
-    ask: str
+    request: str
     failed: int
     times: int
     failed_alone: int | None = None  # None: it was alone
@@ -92,8 +92,8 @@ def lines(causes: Sequence[Suspicion]) -> list[str]:
 
 def requests_of(positions: Sequence[Position]) -> tuple[list[str], list[str]]:
     """Ids of the wrong requests, and of all."""
-    asked = {position.ask.id: None for position in positions}
-    wrong = {position.ask.id: None for position in positions if position.is_wrong}
+    asked = {position.request.request_id: None for position in positions}
+    wrong = {position.request.request_id: None for position in positions if position.is_wrong}
     return list(wrong), list(asked)
 
 
@@ -130,7 +130,7 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     if all(repeat.failed == repeat.times for repeat in repeats):
         return []
     wrong, asked = requests_of(positions)
-    wrong = list({*wrong, *(repeat.ask for repeat in repeats)})  # of a wrong stop no position is wrong
+    wrong = list({*wrong, *(repeat.request for repeat in repeats)})  # of a wrong stop no position is wrong
     rate = (
         f"wrong in {len(wrong)} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
     )

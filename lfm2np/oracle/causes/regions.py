@@ -91,17 +91,20 @@ class Positions:
     def __init__(self, positions: Sequence[Position]) -> None:
         self.positions = positions = sorted(positions, key=lambda position: position.row)
         self.wrong: Mask = np.array([position.is_wrong for position in positions], bool)
-        numbers = {name: index for index, name in enumerate(dict.fromkeys(position.ask.id for position in positions))}
-        self.request = np.array([numbers[position.ask.id] for position in positions], np.int64)
+        numbers = {
+            name: index
+            for index, name in enumerate(dict.fromkeys(position.request.request_id for position in positions))
+        }
+        self.request = np.array([numbers[position.request.request_id] for position in positions], np.int64)
         self.weights = weights_of(positions, self.request)
         tokens = tokens_of(positions)
         self.prefix = prefixes(positions, tokens)
-        last = {position.ask.id: index for index, position in enumerate(positions)}
+        last = {position.request.request_id: index for index, position in enumerate(positions)}
         self.prefix[list(last.values())] = -1 - np.arange(len(last))  # a whole request is like no other
         self.choices: list[Choice] = []
         masks: set[bytes] = set()
         for name, scale in SCALES.items():
-            levels = [scale.level(position, tokens[position.ask.id]) for position in positions]
+            levels = [scale.level(position, tokens[position.request.request_id]) for position in positions]
             for choice in numbers_cut(name, levels, self.wrong) if scale.edges else levels_cut(name, levels):
                 content = np.packbits(choice.mask).tobytes()
                 if choice.mask.any() and not choice.mask.all() and content not in masks:
@@ -133,32 +136,32 @@ def weights_of(positions: Sequence[Position], request: NDArray[np.int64]) -> NDA
     first: dict[str, int] = {}
     for position in positions:
         if position.is_wrong:
-            first[position.ask.id] = min(position.row, first.get(position.ask.id, position.row))
-    lucky = [not at.is_wrong and at.row > first.get(at.ask.id, at.row) for at in positions]
+            first[position.request.request_id] = min(position.row, first.get(position.request.request_id, position.row))
+    lucky = [not at.is_wrong and at.row > first.get(at.request.request_id, at.row) for at in positions]
     weights = np.where(lucky, LUCKY, 1.0)
     return np.asarray(weights / np.bincount(request, weights)[request])
 
 
 def tokens_of(positions: Sequence[Position]) -> dict[str, list[int]]:
     """By ask, the tokens of its sequence as far as they are known."""
-    tokens_by_ask: dict[str, list[int]] = {}
+    tokens_by_request: dict[str, list[int]] = {}
     for position in positions:
-        tokens = tokens_by_ask.setdefault(position.ask.id, list(position.ask.prompt_token_ids))
+        tokens = tokens_by_request.setdefault(position.request.request_id, list(position.request.prompt_token_ids))
         if position.row + 1 == len(tokens):
             tokens.append(position.token_id)
-    return tokens_by_ask
+    return tokens_by_request
 
 
 def prefixes(positions: Sequence[Position], tokens: Mapping[str, Sequence[int]]) -> NDArray[np.int64]:
     """[positions] a number for the tokens up to each: the same where those are the same."""
     numbers: dict[tuple[int, int], int] = {}  # of a shorter prefix, and its next token
-    by_ask: dict[str, list[int]] = {}
+    by_request: dict[str, list[int]] = {}
     for name, ids in tokens.items():
-        number, by_ask[name] = 0, []
+        number, by_request[name] = 0, []
         for token in ids:
             number = numbers.setdefault((number, token), len(numbers) + 1)
-            by_ask[name].append(number)
-    return np.array([by_ask[position.ask.id][position.row] for position in positions], np.int64)
+            by_request[name].append(number)
+    return np.array([by_request[position.request.request_id][position.row] for position in positions], np.int64)
 
 
 # --- the search

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Pair, Request
 from lfm2np.oracle.factors import FINE
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.scored import Evidence, Pair, spoken, truths_of, usable
+from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Verdict, size_of
 
@@ -55,7 +55,9 @@ def reply_cause(evidence: Evidence) -> Suspicion | None:
     truths = truths_of(evidence.model, pairs, evidence.known)
 
     def is_right(part: str, all_rows: Sequence[Sequence[Row]]) -> bool:
-        answers = [(ask, with_rows(part, answer, rows)) for (ask, answer), rows in zip(pairs, all_rows, strict=True)]
+        answers = [
+            (request, with_rows(part, answer, rows)) for (request, answer), rows in zip(pairs, all_rows, strict=True)
+        ]
         for some in (answers[:FIRST], answers):  # a few answers rule out most ways
             judged = judge(evidence.model, evidence.format_name, some, known=evidence.known)
             if is_wrong(judged) or size_of(judged) > FINE:
@@ -64,7 +66,7 @@ def reply_cause(evidence: Evidence) -> Suspicion | None:
 
     parts_by_way: dict[str, list[str]] = {}
     for part in PARTS:
-        parts = [part_of(part, ask, answer, truths[spoken(ask, answer)]) for ask, answer in pairs]
+        parts = [part_of(part, request, answer, truths[spoken(request, answer)]) for request, answer in pairs]
         if sum(map(len, (row for part in parts for row in part.rows))) < LEAST_REPORTED:
             continue
         if is_right(part, [part.rows for part in parts]):
@@ -91,20 +93,21 @@ def listed(names: Sequence[str]) -> str:
 # --- the parts of an answer
 
 
-def rows_of(part: str, ask: Ask, answer: Answer) -> list[Row]:
+def rows_of(part: str, request: Request, answer: Answer) -> list[Row]:
     if part == ALTERNATIVES:
         return list(answer.top_logprobs or ())
     if part == CHOSEN:
         return [{token: logprob} for token, logprob in zip(answer.token_ids or (), answer.logprobs or (), strict=False)]
     return [
-        {token: logprob} for token, logprob in zip(ask.prompt_token_ids[1:], answer.prompt_logprobs or (), strict=False)
+        {token: logprob}
+        for token, logprob in zip(request.prompt_token_ids[1:], answer.prompt_logprobs or (), strict=False)
     ]
 
 
-def part_of(part: str, ask: Ask, answer: Answer, truth: Truth) -> Part:
-    rows = rows_of(part, ask, answer)
+def part_of(part: str, request: Request, answer: Answer, truth: Truth) -> Part:
+    rows = rows_of(part, request, answer)
     tops = list(answer.top_logprobs or ()) if part != PROMPT else []
-    first = 0 if part == PROMPT else len(ask.prompt_token_ids) - 1
+    first = 0 if part == PROMPT else len(request.prompt_token_ids) - 1
     return Part(rows, tops or [{}] * len(rows), truth, first)
 
 
@@ -214,11 +217,11 @@ def temperature_of(parts: Sequence[Part]) -> float | None:
 def contradictions(pairs: Sequence[Pair]) -> list[str]:
     """Tokens reported twice and differently, and probabilities that sum to more than 1, in words."""
     twice, sums = [], []
-    for ask, answer in pairs:
+    for request, answer in pairs:
         for index, top in enumerate(answer.top_logprobs or ()):
             token = (answer.token_ids or ())[index]
             chosen = None if answer.logprobs is None else answer.logprobs[index]
-            where = f"{ask.id}, new token {index}"
+            where = f"{request.request_id}, new token {index}"
             if chosen is not None and token in top and math.exp(-abs(chosen - top[token])) < 2.0 - LEAST_SUM:
                 twice.append(f"{where}: {chosen:.4g} by itself, {top[token]:.4g} among the alternatives")
             among = math.fsum(math.exp(min(logprob, 700.0)) for logprob in top.values())

@@ -19,8 +19,12 @@ Level = Callable[[Position, Sequence[int]], str | int]  # of a position, and the
 
 
 def options_of(position: Position) -> str:
-    ask = position.ask
-    special = {"samples": ask.samples > 1, "stream": ask.streamed, "temperature": ask.temperature is not None}
+    request = position.request
+    special = {
+        "samples": request.params.n > 1,
+        "stream": request.streamed,
+        "temperature": request.params.temperature not in (0.0, 1.0),
+    }
     return next((name for name, is_there in special.items() if is_there), "none")
 
 
@@ -69,7 +73,7 @@ SCALES: dict[str, Scale] = {
     ),
     "beginning": Scale(
         lambda position, _: (
-            0 if position.ask.prompt_logprobs else int(position.ask.factors.get("seen", 0))
+            0 if position.request.is_scored else int(position.request.tags.get("seen", 0))
         ),  # those leave no hit
         {"below": "prompts whose first {} tokens are new", "from": "prompts whose first {} tokens were asked before"},
         {
@@ -96,7 +100,7 @@ SCALES: dict[str, Scale] = {
         preposition="in ",
     ),
     "twin": Scale(
-        lambda position, _: "twin" if position.ask.factors.get("prefix") == "twin" else "other",
+        lambda position, _: "twin" if position.request.tags.get("prefix") == "twin" else "other",
         {"other": "all other prompts", "twin": "prompts that repeat blocks of an earlier one after another beginning"},
         {"other": "what no such prompt has", "twin": "the prefix cache takes blocks without what stands before them"},
         preposition="in ",
@@ -117,27 +121,27 @@ SCALES: dict[str, Scale] = {
         EDGES,
     ),
     "length": Scale(
-        lambda position, _: len(position.ask.prompt_token_ids),
+        lambda position, _: len(position.request.prompt_token_ids),
         {"below": "prompts of fewer than {} tokens", "from": "prompts of {} tokens or more"},
         {"below": START, "from": "tokens, blocks or chunks of a prompt are mixed up"},
         EDGES[1:],
         "in ",
     ),
     "slot": Scale(
-        lambda position, _: int(position.ask.factors.get("place", 0)),
+        lambda position, _: int(position.request.tags.get("place", 0)),
         {"below": "in the first {} requests of a batch", "from": "after the first {} requests of a batch"},
         {"below": LEAK, "from": LEAK},
         EDGES[1:5],
     ),
     "together": Scale(
-        lambda position, _: int(position.ask.factors.get("together", 1)),
+        lambda position, _: int(position.request.tags.get("together", 1)),
         {"below": "fewer than {} requests together", "from": "{} requests or more together"},
         {"below": "what only a small batch has", "from": "a batch that is too large for a buffer, or its rows"},
         EDGES[1:5],
         "with ",
     ),
     "tenant": Scale(
-        lambda position, _: str(position.ask.factors.get("tenant", "later")),
+        lambda position, _: str(position.request.tags.get("tenant", "later")),
         {"first": "the first requests of their slots", "later": "requests whose slot was used before"},
         {"first": "what only a fresh slot has", "later": "state or memory of a slot's previous tenant"},
         preposition="in ",
@@ -167,7 +171,7 @@ SCALES: dict[str, Scale] = {
         PERIODS,
     ),
     "order": Scale(
-        lambda position, _: int(position.ask.factors.get("order", 0)),
+        lambda position, _: int(position.request.tags.get("order", 0)),
         {"below": "the first {} requests", "from": "requests after the first {}"},
         {
             "below": "what only a fresh engine has",

@@ -11,11 +11,12 @@ from lfm2np.checkpoint.config_json import reading_of
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
+from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.constants import MOST_PRODUCTS, Constant, ConstantSearch, cost, search_constants
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.scored import Evidence, Pair
+from lfm2np.oracle.judging.scored import Evidence
 from lfm2np.oracle.judging.verdict import Position, size_of
 
 EXPLAINED = 0.75  # of the squares of errors beyond a format, by the constant that is their cause
@@ -86,8 +87,10 @@ def reading_cause(
         return None
     wrong, asked = requests_of(positions)
     by_length = sorted(pairs, key=lambda pair: len(pair[0].prompt_token_ids))
-    chosen = [pair for pair in by_length if pair[0].id in wrong][:MOST_JUDGED]
-    chosen += [pair for pair in by_length if pair[0].id in asked and pair[0].id not in wrong][:MOST_JUDGED]
+    chosen = [pair for pair in by_length if pair[0].request_id in wrong][:MOST_JUDGED]
+    chosen += [pair for pair in by_length if pair[0].request_id in asked and pair[0].request_id not in wrong][
+        :MOST_JUDGED
+    ]
     reading = next(name for name in READINGS if name != model.rope)
     other = read_model(model.path, model.numerics.name, rope=reading)
     if is_wrong(judge(other, format_name, chosen)):

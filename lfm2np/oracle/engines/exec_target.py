@@ -1,27 +1,28 @@
 r"""exec:COMMAND: an engine in any language, as a process that speaks JSON lines on its standard input and output.
 
-The protocol, version 1. One JSON object a line, UTF-8; `>` is what the engine reads, `<` what it writes:
+The protocol, version 2. One JSON object a line, UTF-8; `>` is what the engine reads, `<` what it writes:
 
-    > {"kind":"hello","protocol":1,"model":"path/to/checkpoint","vocab_size":65536}
-    < {"kind":"hello","protocol":1,"engine":"swift-lfm 0.3","logprobs":true,"top_logprobs":5,
+    > {"kind":"hello","protocol":2,"model":"path/to/checkpoint","vocab_size":65536}
+    < {"kind":"hello","protocol":2,"engine":"swift-lfm 0.3","logprobs":true,"top_logprobs":5,
        "prompt_logprobs":false,"at_once":8,"abort":true}
-    > {"kind":"ask","id":"0:long","prompt_token_ids":[1,17,42],"max_tokens":4,"prompt_logprobs":false}
-    > {"kind":"ask","id":"1:short","prompt_token_ids":[1],"max_tokens":2,"prompt_logprobs":false}
-    > {"kind":"abort","id":"0:long","after_tokens":2}
+    > {"kind":"request","request_id":"0:long","prompt_token_ids":[1,17],"max_tokens":4,"abort_after":1}
+    > {"kind":"request","request_id":"1:short","prompt_token_ids":[1],"max_tokens":2}
     > {"kind":"run"}
-    < {"kind":"answer","id":"1:short","token_ids":[5,7],"logprobs":[-0.1,-2.5],"finish_reason":"length"}
-    < {"kind":"answer","id":"0:long","token_ids":[5,9],"logprobs":[-0.1,-0.3],"finish_reason":"abort"}
+    < {"kind":"answer","request_id":"1:short","token_ids":[5,7],"logprobs":[-0.1,-2.5],"finish_reason":"length"}
+    < {"kind":"answer","request_id":"0:long","token_ids":[5],"logprobs":[-0.1],"finish_reason":"abort"}
     > {"kind":"bye"}
 
-- An engine with `"stops":true` in its hello also gets asks with `"stop":"..."`: the text ends before that string, and
-  the answer with the token that completes it, with finish_reason "stop".
 - Decoding is greedy, by exactly max_tokens tokens: an end-of-sequence token is one like any other.
-- All asks since the last `run`, at most `at_once`, are to be in flight together; one answer line each, in any order.
-- `abort` stands between its ask and the `run`, so that no engine must read while it computes: cancel that request once
-  it has so many new tokens (0: before the first), and answer with those that it has. Sent only if the hello says abort.
+- All requests since the last `run`, at most `at_once`, are to be in flight together; one answer line each, in any
+  order.
+- `abort_after`: cancel that request once it has so many new tokens (0: before the first), and answer with those that it
+  has. Sent only if the hello says abort.
+- `"prompt_logprobs":0` asks for those of the prompt's tokens, too, if the hello says that they can be reported.
+- An engine with `"stops":true` in its hello also gets requests with `"stop":["..."]`: the text ends before that string,
+  and the answer with the token that completes it, with finish_reason "stop".
 - `logprobs` and what else is not known is left out, never guessed. Log-probabilities are natural logarithms from the
   raw logits, as numbers; NaN and Infinity are no JSON. `top_logprobs` is a list of objects {"token id": logprob}.
-- A request that can't be met: {"kind":"answer","id":"...","error":"why"}.
+- A request that can't be met: {"kind":"answer","request_id":"...","error":"why"}.
 - Standard output is for the protocol only, each line flushed; everything else goes to standard error.
 
 oracle/schemas/exec-protocol.schema.json has every field; oracle/example_engine.py is an engine to start from.
@@ -39,18 +40,19 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from lfm2np.checkpoint.strict_json import decode_text
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import NO_ABORT, Answer, Ask, checked_answer, failed, parse_line, shortened
-from lfm2np.oracle.engines.target import Abilities, Arrived, TargetError, ignored
+from lfm2np.oracle.engines.records import DEAD, Answer, Request, Trace, failed, shortened
+from lfm2np.oracle.engines.records_json import checked_answer, parse_line, request_as_json
+from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, play_in_rounds
 from lfm2np.system import kill_session, session, split_command
 
-PROTOCOL = 1
+PROTOCOL = 2
 PATIENCE = 120.0  # seconds to wait for a line
 MAX_COMPLAINTS = 100
 MAX_LINE = 64 * 2**20
@@ -70,7 +72,7 @@ HELLO_FIELDS: dict[str, type] = {
 }
 OPTIONAL_FIELDS = {"stops": bool}  # false where it is missing
 EXPECTED = {int: "a whole number", str: "text", bool: "true or false"}
-ID_OF_A_BAD_LINE = re.compile(rb'"id"\s*:\s*("(?:[^"\\]|\\.)*")')
+ID_OF_A_BAD_LINE = re.compile(rb'"request_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class ExecTarget:
@@ -106,27 +108,9 @@ class ExecTarget:
                 raise self._lose(str(problem)) from None
         return self._abilities
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
-        """In runs of at most `at_once`. If the engine dies, asks without an answer get an error.
-
-        TargetError if it dies before the first answer.
-        """
-        abilities = self.probe()
-        answers: dict[int, Answer] = {}  # by the index of the ask
-        refused = {i for i, ask in enumerate(asks) if ask.id in aborted and not abilities.can_abort}
-        todo = [i for i in range(len(asks)) if i not in refused]
-        try:
-            for start in range(0, len(todo), abilities.at_once):
-                some = {i: asks[i] for i in todo[start : start + abilities.at_once]}
-                self._run(some, aborted, answers, arrived)
-        except TargetError as problem:
-            gone = self._lose(str(problem))
-            if not answers:
-                raise gone from None
-        return [
-            failed(ask, NO_ABORT) if i in refused else answers[i] if i in answers else failed(ask, self._gone or "")
-            for i, ask in enumerate(asks)
-        ]
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        """In runs of at most `at_once`. If the engine dies, requests without an answer get an error."""
+        return play_in_rounds(trace, self.probe(), self._together, arrived)
 
     def close(self) -> None:
         """Says bye, waits a little, and kills what is left. It can't be used afterwards."""
@@ -136,34 +120,40 @@ class ExecTarget:
         if self._gone is None:
             self._gone = "the engine was closed"
 
-    def _run(
-        self, asks: dict[int, Ask], aborted: Collection[str], answers: dict[int, Answer], arrived: Arrived
-    ) -> None:
+    def _together(self, requests: Sequence[Request], came: Arrived) -> list[Answers]:
+        """One run."""
+        answers: dict[int, Answer] = {}
+        try:
+            if self._gone is None:
+                self._run(requests, answers, came)
+        except TargetError as problem:
+            self._lose(str(problem))
+        return [(answers.get(index) or failed(self._gone or "", DEAD),) for index in range(len(requests))]
+
+    def _run(self, requests: Sequence[Request], answers: dict[int, Answer], came: Arrived) -> None:
         """One run, whose answers are added as they come: none is lost when the engine dies. TargetError then."""
         indices: dict[str, int] = {}  # by the id that the engine gets
-        for index, ask in asks.items():
-            name = f"{next(self._serial)}:{ask.id}"
+        for index, request in enumerate(requests):
+            name = f"{next(self._serial)}:{request.request_id}"
             indices[name] = index
-            for record in lines_of(ask, name, ask.id in aborted):
-                self._send(record)
+            self._send(line_of(request, name))
         self._send({"kind": "run"})
         waiting, since = set(indices), time.monotonic()
         while waiting:
             assert self._process is not None
             answered, fields = read_answer(self._process.receive(since))
             if answered is None or answered not in indices:
-                self._complain(
-                    fields if isinstance(fields, str) else f"an answer to {answered!r}, not asked in this run"
-                )
+                unasked = f"an answer to {answered!r}, not asked in this run"
+                self._complain(fields if isinstance(fields, str) else unasked)
                 continue
             index = indices[answered]
-            ask = asks[index]
             if answered not in waiting:
-                answers[index] = failed(ask, "answered twice in one run")
+                answers[index] = failed("answered twice in one run")
+                came(index, (answers[index],))
                 continue
-            answers[index] = failed(ask, fields) if isinstance(fields, str) else checked_answer(ask, fields)
+            answers[index] = failed(fields) if isinstance(fields, str) else checked_answer(requests[index], fields)
             waiting.discard(answered)
-            arrived(answers[index])
+            came(index, (answers[index],))
             since = time.monotonic()
 
     def _complain(self, what: str) -> None:
@@ -182,18 +172,10 @@ class ExecTarget:
         self._process.send(json.dumps(record))
 
 
-def lines_of(ask: Ask, name: str, is_aborted: bool) -> Iterator[dict[str, Any]]:
-    """The lines that send an ask, under the id `name`."""
-    yield {
-        "kind": "ask",
-        "id": name,
-        "prompt_token_ids": list(ask.prompt_token_ids),
-        "max_tokens": ask.max_tokens,
-        "prompt_logprobs": ask.prompt_logprobs,
-        **({} if ask.stop is None else {"stop": ask.stop}),
-    }
-    if is_aborted:
-        yield {"kind": "abort", "id": name, "after_tokens": ask.max_tokens // 2}
+def line_of(request: Request, name: str) -> dict[str, Any]:
+    """The line that sends a request, under the id `name`; without what no engine needs to know."""
+    plain = replace(request, request_id=name, tags={}, prompt_text=None, after=None, after_tokens=None, pause=0)
+    return {"kind": "request", **request_as_json(plain)}
 
 
 def read_hello(line: Line) -> Abilities:
@@ -233,9 +215,9 @@ def read_answer(line: Line) -> tuple[str | None, dict[str, Any] | str]:
         fields = read_fields(line, "a line")
     except RequestError as problem:
         return id_of_a_bad_line(line.content), f"{problem}: {shown(line)}"
-    kind, name = fields.pop("kind", None), fields.pop("id", None)
+    kind, name = fields.pop("kind", None), fields.pop("request_id", None)
     if kind != "answer" or not isinstance(name, str):
-        return None, f"expected a line of kind answer with an id: {shown(line)}"
+        return None, f"expected a line of kind answer with a request_id: {shown(line)}"
     return name, fields
 
 

@@ -1,4 +1,4 @@
-"""FILE.jsonl: what an engine answered earlier, one line {"ask": {...}, "answer": {...}} a request.
+"""FILE.jsonl: what an engine answered earlier, one line {"request": {...}, "answer": {...}} a sample.
 
 The record of a check, from which an interrupted one is resumed; also a target for engines that run elsewhere. The
 same file may hold what was computed to judge them (engine/work/results_file.py).
@@ -10,7 +10,7 @@ none of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,18 +18,16 @@ from typing import Any
 from lfm2np.checkpoint.strict_json import decode_text
 from lfm2np.engine.work.results_file import LineFile
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import (
+from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace, failed, samples_of
+from lfm2np.oracle.engines.records_json import (
     NOTED,
-    Answer,
-    Ask,
     answer_as_json,
     answer_from_json,
-    ask_as_json,
-    ask_from_json,
-    failed,
     parse_line,
+    request_as_json,
+    request_from_json,
 )
-from lfm2np.oracle.engines.target import Abilities, Arrived, TargetError, ignored
+from lfm2np.oracle.engines.target import Abilities, Arrived, Played, TargetError, ignored
 from lfm2np.values import show
 from scheduler.checksum import FIELD, damage, sealed
 
@@ -50,7 +48,7 @@ class Transcript:
         self._lines = file if isinstance(file, LineFile) else LineFile(file, MAX_LINE)
         self.path = self._lines.path
         self.verdict: str | None = None  # of the check, if it came to one
-        self._pairs: dict[str, tuple[Ask, Answer]] = {}
+        self._pairs: dict[str, Pair] = {}
         self._num_open = 0  # lines with a checksum behind the last end
         for where, line in self._lines.read():
             if line.startswith(RESULTS):
@@ -66,45 +64,51 @@ class Transcript:
                 self._num_open = 0
                 continue
             self._num_open += FIELD in raw
-            ask, answer = read_pair(raw, where)
-            if is_target and contradicts(self._pairs.get(ask.id), (ask, answer)):
-                raise RequestError(f"{where}: {ask.id!r}: another ask or answer than an earlier line's, expected one")
-            self._pairs[ask.id] = (ask, answer)
+            request, answer = read_pair(raw, where)
+            if is_target and contradicts(self._pairs.get(request.request_id), (request, answer)):
+                raise RequestError(
+                    f"{where}: {request.request_id!r}: another request or answer than an earlier line's, expected one"
+                )
+            self._pairs[request.request_id] = (request, answer)
         if is_target and self._num_open:
             raise RequestError(
                 f"{self.path}: no end behind the last {self._num_open} of its answers: its check broke off, and is to "
                 "be resumed, or the file was cut off"
             )
 
-    def pairs(self) -> list[tuple[Ask, Answer]]:
+    def pairs(self) -> list[Pair]:
         """In the order in which their ids first came."""
         return list(self._pairs.values())
 
-    def known(self, ask: Ask) -> Answer | None:
-        """The answer to this ask, if there is one. RequestError for one to another ask of the same id: such a file is
-        of another check."""
-        recorded = self._pairs.get(ask.id)
+    def known(self, request: Request) -> Answer | None:
+        """The answer to this request, if there is one. RequestError for one to another request of the same id: such a
+        file is of another check."""
+        recorded = self._pairs.get(request.request_id)
         if recorded is None:
             return None
-        if as_text(recorded[0]) != as_text(ask):
+        if as_text(recorded[0]) != as_text(request):
             why = "another seed, engine, model or version"
-            raise RequestError(f"{self.path}: {ask.id!r} is another request there ({why}): save into another file")
+            raise RequestError(
+                f"{self.path}: {request.request_id!r} is another request there ({why}): save into another file"
+            )
         return recorded[1]
 
-    def append(self, ask: Ask, answer: Answer) -> None:
+    def append(self, request: Request, answer: Answer) -> None:
         """Adds a line, which is on the disk when this returns. RequestError if it can't be written."""
-        if answer.id != ask.id:
-            raise RequestError(f"answer {answer.id!r}: expected that to ask {ask.id!r}")
         try:
-            line = json.dumps({"ask": ask_as_json(ask), "answer": answer_as_json(answer)}, allow_nan=False)
+            line = json.dumps({"request": request_as_json(request), "answer": answer_as_json(answer)}, allow_nan=False)
         except (TypeError, ValueError) as problem:
-            raise RequestError(f"{self.path}: ask {ask.id!r}: can't be written as JSON: {problem}") from None
+            raise RequestError(
+                f"{self.path}: request {request.request_id!r}: can't be written as JSON: {problem}"
+            ) from None
         content = json.dumps(sealed(json.loads(line))).encode() + b"\n"
         if len(content) > MAX_LINE:
-            raise RequestError(f"{self.path}: ask {ask.id!r}: {len(content)} bytes, expected at most {MAX_LINE}")
+            raise RequestError(
+                f"{self.path}: request {request.request_id!r}: {len(content)} bytes, expected at most {MAX_LINE}"
+            )
         self._lines.append(content)
         self._num_open += 1
-        self._pairs[ask.id] = (ask, answer)
+        self._pairs[request.request_id] = (request, answer)
 
     def end(self) -> None:
         """Writes that the check is complete, unless nothing was appended since the last end."""
@@ -148,12 +152,18 @@ class FileTarget:
             can_abort=any(answer.finish_reason == "abort" for answer in answers),
         )
 
-    def pairs(self) -> list[tuple[Ask, Answer]]:
+    def pairs(self) -> list[Pair]:
         return self._read().pairs()
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
-        answers = {as_text(ask): answer for ask, answer in self._read().pairs()}
-        return [answers.get(as_text(ask)) or failed(ask, "not recorded") for ask in asks]
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        recorded = {as_text(request): answer for request, answer in self._read().pairs()}
+        none = failed("not recorded")
+        return Played(
+            tuple(
+                tuple(recorded.get(as_text(sample)) or none for sample in samples_of(request))
+                for request in trace.requests
+            )
+        )
 
     def close(self) -> None:
         self._transcript = None
@@ -162,14 +172,14 @@ class FileTarget:
         """TargetError without a file, RequestError that names an invalid line."""
         if self._transcript is None:
             if not self._path.is_file():
-                raise TargetError(f"{self._path}: no such file, expected lines of asks and answers")
+                raise TargetError(f"{self._path}: no such file, expected lines of requests and answers")
             self._transcript = Transcript(self._path, is_target=True)
         return self._transcript
 
 
-def contradicts(earlier: tuple[Ask, Answer] | None, later: tuple[Ask, Answer]) -> bool:
+def contradicts(earlier: Pair | None, later: Pair) -> bool:
     """Whether both are answers, and differ. A request that failed may be sent again."""
-    if earlier is None or (earlier[1].error is not None and not earlier[1].refuted):
+    if earlier is None or (earlier[1].error is not None and not earlier[1].is_refuted):
         return False
     return as_text(earlier[0]) != as_text(later[0]) or earlier[1] != later[1]
 
@@ -177,9 +187,9 @@ def contradicts(earlier: tuple[Ask, Answer] | None, later: tuple[Ask, Answer]) -
 def read_line(line: bytes, where: str) -> dict[str, Any]:
     """Checks its checksum, if it has one. RequestError that names the line."""
     raw = parse_line(decode_text(line, where, RequestError), where)
-    if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"ask", "answer"}, {"end"}, {"verdict"}):
+    if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"request", "answer"}, {"end"}, {"verdict"}):
         names = (", ".join(sorted(raw)) or "no fields") if isinstance(raw, dict) else type(raw).__name__
-        raise RequestError(f"{where}: {names[:80]}, expected an object with ask and answer")
+        raise RequestError(f"{where}: {names[:80]}, expected an object with request and answer")
     if FIELD in raw and (changed := damage(raw)):
         raise RequestError(f"{where}: {changed}; a line of your own needs none")
     return raw
@@ -190,20 +200,17 @@ def require_end(count: Any, expected: int, where: str) -> None:
         raise RequestError(f"{where}: the end of {show(count)} answers, expected {expected}, as stand before it")
 
 
-def read_pair(raw: Mapping[str, Any], where: str) -> tuple[Ask, Answer]:
+def read_pair(raw: Mapping[str, Any], where: str) -> Pair:
     """RequestError that names the line."""
-    if "ask" not in raw:
-        raise RequestError(f"{where}: an end without {FIELD}, expected an object with ask and answer")
+    if "request" not in raw:
+        raise RequestError(f"{where}: an end without {FIELD}, expected an object with request and answer")
     try:
-        ask, answer = ask_from_json(raw["ask"]), answer_from_json(raw["answer"])
+        return request_from_json(raw["request"]), answer_from_json(raw["answer"])
     except RequestError as problem:
         raise RequestError(f"{where}: {problem}") from None
-    if ask.id != answer.id:
-        raise RequestError(f"{where}: an answer to {answer.id!r}, expected one to {ask.id!r}")
-    return ask, answer
 
 
-def as_text(ask: Ask) -> str:
-    """As JSON, in which lists and tuples are the same; without the factors in NOTED."""
-    factors = {name: value for name, value in ask.factors.items() if name not in NOTED}
-    return json.dumps({**ask_as_json(ask), "factors": factors}, sort_keys=True)
+def as_text(request: Request) -> str:
+    """As JSON, in which lists and tuples are the same; without the tags in NOTED."""
+    tags = {name: value for name, value in request.tags.items() if name not in NOTED}
+    return json.dumps({**request_as_json(request), "tags": tags}, sort_keys=True)

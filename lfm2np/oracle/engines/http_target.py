@@ -7,22 +7,43 @@ of the text, tokenised again, might be others. What a server claims to be is onl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+import json
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, text_of
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
 from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Location, Response, value_at
 from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, TimedOut
-from lfm2np.oracle.engines.records import Answer, Ask, checked_answer, failed, shortened
-from lfm2np.oracle.engines.target import Abilities, Arrived, TargetError, ignored, in_flight, requests_of
+from lfm2np.oracle.engines.records import (
+    BROKEN,
+    DEAD,
+    FAILED,
+    HANG,
+    IMPOSSIBLE,
+    NO_ANSWER,
+    REFUSED,
+    Answer,
+    Request,
+    Trace,
+    changed,
+    failed,
+    greedy,
+    is_due,
+    shortened,
+)
+from lfm2np.oracle.engines.records_json import checked_answer
+from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, in_flight
 from lfm2np.oracle.engines.validate import validate
 
 PROBE_TEXT, PROBE_IDS, PROBE_TOKENS = "The", (1, 2, 3), 2
-UNSTREAMED_SECONDS = 0.2  # after which an ask is cancelled if the server doesn't stream
+AT_ONCE = 0.02  # seconds after which a request is cancelled whose first token is not waited for
+UNSTREAMED_SECONDS = 0.2  # likewise, if the server doesn't stream
 
 
 class Spoken(NamedTuple):
@@ -40,6 +61,7 @@ class HttpTarget:
     model_name  for a server that serves several; None names none, or the only one that it lists if it wants a name
     at_once     most requests in flight together; None: as target.in_flight has it for the server's slots
     timeout     seconds for one request; retries and backoff: see http_client.py
+    fields      are added to each request
     """
 
     def __init__(
@@ -51,11 +73,13 @@ class HttpTarget:
         timeout: float = 60.0,
         retries: int = 3,
         backoff: float = 0.25,
+        fields: Mapping[str, Any] | None = None,
     ) -> None:
         self.client = HttpClient(url, timeout, retries, backoff)
-        self.streams = False  # whether the server sends its answer token by token; known after `probe`
+        self.is_streaming = False  # whether the server sends its answer token by token; known after `probe`
+        self._tokenizer, self._fields = tokenizer, fields or {}
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
-        self._probe_ids = None if tokenizer is None else tuple(tokenizer.encode(PROBE_TEXT))
+        self._probe_ids = PROBE_IDS if tokenizer is None else tuple(tokenizer.encode(PROBE_TEXT))
         self._model_name, self._at_once = model_name, at_once
         self._spoken: Spoken | None = None
 
@@ -68,89 +92,44 @@ class HttpTarget:
     def probe(self) -> Abilities:
         return self.spoken().abilities
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
-        """All asks together, at most `at_once`; those that a server left unanswered when it went get an error.
-
-        An ask in `aborted` has its connection closed when half of its tokens have come; its answer holds those that
-        came, if the server streams ids, and the finish reason "abort". TargetError if the server is gone for all.
-        """
-        at_once = self.probe().at_once
-        if not asks:
-            return []
-        pool = ThreadPoolExecutor(min(at_once, len(asks)))
-        futures = [pool.submit(self._answers, some, aborted) for some in requests_of(asks)]
-        try:
-            for future in as_completed(futures):
-                report(future, arrived)
-        except BaseException:
-            self.close()
-            with contextlib.suppress(RequestError):  # which it may be that came
-                for future in futures:
-                    report(future, arrived)
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-        answers = [answer for future in futures for answer in future.result()]
-        if all(isinstance(each, TargetError) for each in answers):
-            raise TargetError(str(answers[0]))
-        return [
-            failed(ask, str(each)) if isinstance(each, TargetError) else each
-            for ask, each in zip(asks, answers, strict=True)
-        ]
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        """All requests as the trace says. One that is aborted has its connection closed when so many tokens have come;
+        its answer holds those that came, if the server streams ids."""
+        return HttpRun(self, trace, self.probe().at_once, arrived).played()
 
     def close(self) -> None:
         self.client.close()
 
-    def _answers(self, asks: Sequence[Ask], aborted: Collection[str]) -> Sequence[Answer | TargetError]:
-        """Of one request."""
-        (ask, *_) = asks
-        if not self.spoken().dialect.takes_token_ids and ask.prompt_text is None:
-            return [failed(ask, "prompt_text: none, and this server takes no token ids") for ask in asks]
-        try:
-            return [self._abort(ask)] if ask.id in aborted else self._whole(asks)
-        except (HttpError, RequestError) as problem:
-            return [failed(ask, str(problem)) for ask in asks]
-        except TargetError as problem:
-            return [problem] * len(asks)
-
-    def _whole(self, asks: Sequence[Ask], seconds: float | None = None) -> list[Answer]:
+    def body(self, request: Request) -> dict[str, Any]:
+        """What is sent for the request."""
         dialect, extras, _ = self.spoken()
-        (first, *_) = asks
-        body = dialect.request(first, extras)
-        body = dialect.with_sampling(body, {"n": first.samples}) if first.samples > 1 else body
-        reply = self._joined(dialect, body) if first.streamed else self.client.post(dialect.path, body, seconds)
-        if first.samples == 1:
-            return [judged(first, dialect.read(reply, first), self._vocab_size)]
-        replies = [] if dialect.split_samples is None else dialect.split_samples(reply)
-        if len(replies) != first.samples:
-            return [failed(ask, f"{len(replies)} samples, expected {ask.samples}", refuted=True) for ask in asks]
-        return [judged(ask, dialect.read(replies[ask.sample], ask), self._vocab_size) for ask in asks]
+        return {**dialect.request(request, extras), **self._fields}
 
-    def _joined(self, dialect: Dialect, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole response of a stream. BadReply for one that ends in an error."""
-        fields = {**body, "stream": True}
-        events = self.client.post_and_leave(dialect.path, fields, lambda some: bool(some and some[-1].get("error")))
-        if events and events[-1].get("error"):
-            raise BadReply(f"the stream ended in an error: {shortened(repr(events[-1]['error']), 300)}")
-        return dialect.joined(events)
+    def with_text(self, request: Request) -> Request:
+        """With the text of its prompt, where the server takes no ids. RequestError if there is none."""
+        if self.spoken().dialect.takes_token_ids or request.prompt_text is not None:
+            return request
+        text = None if self._tokenizer is None else text_of(self._tokenizer, request.prompt_token_ids)
+        if text is None:
+            raise RequestError("prompt_text: none, and this server takes no token ids")
+        return replace(request, prompt_text=text)
 
-    def _abort(self, ask: Ask) -> Answer:
-        """Cancels midway. A server that doesn't stream may have answered in whole before that."""
-        if not self.streams:
-            try:
-                return self._whole([ask], UNSTREAMED_SECONDS)[0]
-            except TimedOut:
-                return Answer(ask.id, finish_reason="abort")
-        dialect, extras, _ = self.spoken()
-        half = max(1, ask.max_tokens // 2)
-        body = dialect.request(ask, extras) | {"stream": True}
-        events = self.client.post_and_leave(dialect.path, body, lambda some: dialect.num_tokens(some) >= half)
-        reason = "abort" if dialect.num_tokens(events) >= half else None  # None: it ended by itself
-        pieces = [dialect.event_ids(event) for event in events]
-        if not pieces or not all(isinstance(piece, list) for piece in pieces):
-            return Answer(ask.id, finish_reason=reason)
-        ids = [token_id for piece in pieces for token_id in piece]
-        return judged(ask, Response({"token_ids": ids, "finish_reason": reason}), self._vocab_size, is_whole=False)
+    def read(self, reply: Mapping[str, Any], request: Request, is_streamed: bool, is_aborted: bool) -> Answers:
+        """One answer a sample; RequestError for a reply of impossible form."""
+        dialect = self.spoken().dialect
+        samples = [dict(reply)] if dialect.split_samples is None else dialect.split_samples(reply)
+        has_begun = not is_aborted or len(samples) >= request.params.n  # else it was left before each had a token
+        if len(samples) != request.params.n and has_begun:
+            return (failed(f"{len(samples)} samples, expected {request.params.n}", IMPOSSIBLE),)
+        responses = [dialect.read(sample, request) for sample in samples]
+        counts = [(each.new_tokens, len(each.fields.get("token_ids") or ())) for each in responses]
+        if is_streamed and not dialect.streams_all and any(there != streamed for there, streamed in counts):
+            return (Answer(finish_reason="abort" if is_aborted else None, is_aborted=is_aborted),)
+        cached = cached_tokens(dialect, reply, request)
+        answers = [read_answer(request, response) for response in responses]
+        return tuple(replace(answer, is_aborted=is_aborted, cached_tokens=cached) for answer in answers)
+
+    # --- the search for a dialect
 
     def _search(self) -> Spoken:
         refused: dict[tuple[str, str], str] = {}  # dialect and problem -> the first probe that met it
@@ -176,49 +155,31 @@ class HttpTarget:
 
     def _try(self, dialect: Dialect, extras: Extras) -> Spoken:
         """BadReply or RequestError if the server does not answer so."""
-        unknown = PROBE_IDS if dialect.takes_token_ids else ()
-        ids = unknown if self._probe_ids is None else self._probe_ids
-        ask = Ask("probe", "probe", ids, PROBE_TOKENS, PROBE_TEXT, prompt_logprobs=extras.prompt_logprobs)
-        body = dialect.request(ask, extras)
+        ids = self._probe_ids if dialect.takes_token_ids or self._tokenizer is not None else ()
+        scored = {"prompt_logprobs": 0} if extras.prompt_logprobs else {}
+        request = greedy("probe", ids, PROBE_TOKENS, prompt_text=PROBE_TEXT, **scored)
+        body = dialect.request(request, extras)
         reply = self.client.post(dialect.path, body)
-        answer = judged(ask, dialect.read(reply, ask), self._vocab_size, is_whole=False)  # how it ends is for the check
+        # How it ends is for the check.
+        answer = validate(request, replace(read_answer(request, dialect.read(reply, request)), is_aborted=True))
         if answer.error is not None:
             raise RequestError(answer.error)
+        if self._vocab_size is not None:
+            require_ids(answer, self._vocab_size)
         if dialect.takes_token_ids and answer.token_ids is None:
             places = " or ".join(field.path for field in dialect.fields if field.says == "token_ids")
             raise RequestError(f"no token ids in the reply, expected {places}")
-        self.streams = self._does_stream(dialect, body)
-        abilities = self._abilities(dialect, answer, reply)
-        samples = dialect.split_samples is not None and self._takes_samples(dialect, body)
-        is_whole = self.streams and dialect.streams_all and dialect.takes_token_ids
-        streams = is_whole and self._takes_stream(dialect, body, ask, answer)
-        return Spoken(dialect, extras, replace(abilities, takes_samples=samples, takes_streams=streams))
-
-    def _takes_samples(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
-        """Drawn, as some servers refuse several samples of a greedy request."""
-        fields = dialect.with_sampling(dict(body), {"temperature": 1.0, "seed": 1, "n": 2})
+        self.is_streaming = self._does_stream(dialect, body)
+        self._spoken = Spoken(dialect, extras, self._reported(dialect, answer, reply))  # for the probes that follow
         try:
-            return len((dialect.split_samples or (lambda reply: []))(self.client.post(dialect.path, fields))) == 2
-        except (HttpError, RequestError):
-            return False
+            abilities = self._probed(dialect, request, answer)
+        finally:
+            self._spoken = None
+        return Spoken(dialect, extras, abilities)
 
-    def _takes_stream(self, dialect: Dialect, body: Mapping[str, Any], ask: Ask, whole: Answer) -> bool:
-        """Whether its events hold what the whole answer does: tokens, and log-probabilities if that reports them."""
-        try:
-            streamed = judged(ask, dialect.read(self._joined(dialect, body), ask), self._vocab_size)
-        except (HttpError, RequestError):
-            return False
-        tells = streamed.token_ids is not None and (streamed.logprobs is not None or whole.logprobs is None)
-        return bool(streamed.refuted) or (tells and streamed.error is None)
-
-    def _does_stream(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
-        try:
-            return bool(self.client.post_and_leave(dialect.path, {**body, "stream": True}, bool))
-        except HttpError:
-            return False
-
-    def _abilities(self, dialect: Dialect, answer: Answer, reply: Mapping[str, Any]) -> Abilities:
-        slots = self.number_at([dialect.slots])
+    def _reported(self, dialect: Dialect, answer: Answer, reply: Mapping[str, Any]) -> Abilities:
+        """What the server says about itself, and what one answer shows."""
+        slots = self.number_at([dialect.slots, *(each.slots for each in dialects.DIALECTS)])
         return Abilities(
             engine=f"{dialect.name} dialect, {self._version(dialect, reply)}",
             takes_token_ids=dialect.takes_token_ids,
@@ -228,14 +189,55 @@ class HttpTarget:
             tells_prompt_logprobs=answer.prompt_logprobs is not None,
             at_once=in_flight(self._at_once, slots),
             can_abort=True,
-            takes_stops=dialect.takes_stops,
             takes_seeds=dialect.takes_seeds,
+            is_streaming=self.is_streaming,
             slots=slots,
+            longest=self.number_at(each.longest for each in dialects.DIALECTS),
         )
+
+    def _probed(self, dialect: Dialect, request: Request, whole: Answer) -> Abilities:
+        """What it accepts besides greedy requests, each tried. Samples are drawn, as some servers refuse several of a
+        greedy request."""
+        drawn = changed(request, temperature=1.0, seed=1, prompt_logprobs=None)
+        is_whole = self.is_streaming and dialect.streams_all and dialect.takes_token_ids
+        cold = changed(request, cold=True)
+        return replace(
+            self.spoken().abilities,
+            takes_stops=self._works(changed(request, stop="\u2603", prompt_logprobs=None)),
+            takes_sampling=dialect.raw_logprobs and self._works(drawn),
+            takes_samples=dialect.split_samples is not None and self._works(changed(drawn, n=2)),
+            takes_streams=is_whole and self._takes_stream(request, whole),
+            takes_cold=self.body(cold) != self.body(request),
+            tells_texts=self._tokenizer is None or not self._hides_texts(request, self._tokenizer),
+        )
+
+    def _works(self, request: Request) -> bool:
+        """Whether the server takes such a request, and reports as many tokens and log-probabilities as it should."""
+        return all(answer.error is None for answer in self._tried(request))
+
+    def _tried(self, request: Request) -> Answers:
+        (answers,) = HttpRun(self, Trace((request,)), 1, ignored).played().answers
+        return tuple(validate(each, answer) for each, answer in zip([request] * len(answers), answers, strict=True))
+
+    def _takes_stream(self, request: Request, whole: Answer) -> bool:
+        """Whether its events hold what the whole answer does: tokens, and log-probabilities if that reports them."""
+        (streamed,) = self._tried(changed(request, streamed=True))
+        tells = streamed.token_ids is not None and (streamed.logprobs is not None or whole.logprobs is None)
+        return streamed.is_refuted or (tells and streamed.error is None)
+
+    def _hides_texts(self, request: Request, tokenizer: Tokenizer) -> bool:
+        answers = self._tried(changed(request, max_tokens=8, prompt_logprobs=None))
+        return any(answer.text == "" and tokenizer.decode(answer.token_ids or ()) for answer in answers)
+
+    def _does_stream(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
+        try:
+            return bool(self.client.post_and_leave(dialect.path, {**body, "stream": True}, bool))
+        except HttpError:
+            return False
 
     def number_at(self, locations: Iterable[Location | None]) -> int | None:
         """The first positive number that the server reports in one of these places; None: in none of them."""
-        for location in locations:
+        for location in dict.fromkeys(locations):
             if location is not None:
                 with contextlib.suppress(HttpError):
                     value = value_at(self.client.get(location.url), location.path)
@@ -251,12 +253,130 @@ class HttpTarget:
         return f"version {shortened(version, 120)}" if isinstance(version, str) and version else "version not told"
 
 
-def report(future: Future[Sequence[Answer | TargetError]], arrived: Arrived) -> None:
-    """Answers that are there; not those of connections that were closed here."""
-    if future.done() and not future.cancelled() and future.exception() is None:
-        for answer in future.result():
-            if isinstance(answer, Answer) and (answer.error is None or answer.refuted):
-                arrived(answer)
+class HttpRun:
+    """One trace under way: a thread for each request. What they share stands behind one condition."""
+
+    def __init__(self, target: HttpTarget, trace: Trace, at_once: int, arrived: Arrived) -> None:
+        self._target, self._trace, self._arrived = target, trace, arrived
+        self._changed = threading.Condition()
+        self._free = threading.Semaphore(at_once)
+        self._num_tokens = [0] * len(trace.requests)
+        self._has_ended = [False] * len(trace.requests)
+        self._first: list[float | None] = [None] * len(trace.requests)
+        self._answers: list[Answers] = [()] * len(trace.requests)
+        self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._began = time.monotonic()
+
+    def played(self) -> Played:
+        """The answers to all requests. An interrupt cuts all connections."""
+        indices = range(len(self._trace.requests))
+        try:
+            for index in indices:
+                threading.Thread(target=self._play, args=(index,), daemon=True).start()
+            for _ in indices:
+                self._report(self._next())
+        except BaseException:
+            self._target.close()
+            with contextlib.suppress(RequestError, queue.Empty):  # RequestError may be what came
+                while True:
+                    self._report(self._done.get_nowait())
+            raise
+        return Played(tuple(self._answers))
+
+    def _next(self) -> int:
+        """The next request that ends; an interrupt must not wait for it."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._done.get(timeout=0.5)
+
+    def _report(self, index: int) -> None:
+        answers = self._answers[index]
+        if all(answer.error is None or answer.is_refuted for answer in answers):
+            self._arrived(index, answers)
+
+    def _play(self, index: int) -> None:
+        request, sent = self._trace.requests[index], None
+        try:
+            with self._changed:
+                while not is_due(request, self._num_tokens, self._has_ended):
+                    self._changed.wait(1.0)
+            time.sleep(request.pause / 1000)
+            with self._free:
+                sent = self._now()
+                answers = self._sent(index, request)
+        except BaseException as problem:
+            answers = (failure_of(problem),)
+        times: dict[str, Any] = {"sent": sent, "first": self._first[index], "ended": self._now()}
+        self._answers[index] = tuple(replace(answer, **times) for answer in answers)
+        with self._changed:
+            self._has_ended[index] = True
+            self._changed.notify_all()
+        self._done.put(index)
+
+    def _sent(self, index: int, request: Request) -> Answers:
+        """Errors as HttpClient has them; RequestError for a reply of impossible form."""
+        target, client = self._target, self._target.client
+        path, request = target.spoken().dialect.path, target.with_text(request)
+        body = target.body(request)
+        if request.abort_after is not None and not (request.abort_after and target.is_streaming):
+            try:
+                reply = client.post(path, body, UNSTREAMED_SECONDS if request.abort_after else AT_ONCE)
+            except TimedOut:
+                return (Answer(finish_reason="abort", is_aborted=True),)
+            return target.read(reply, request, is_streamed=False, is_aborted=False)
+        if not (self._trace.is_streamed(index) and target.is_streaming):
+            return target.read(client.post(path, body), request, is_streamed=False, is_aborted=False)
+        return self._streamed(index, request, body)
+
+    def _streamed(self, index: int, request: Request, body: Mapping[str, Any]) -> Answers:
+        target, dialect = self._target, self._target.spoken().dialect
+        events = target.client.post_and_leave(
+            dialect.path, {**body, "stream": True}, lambda some: self._is_enough(index, some, request)
+        )
+        if (why := stream_error(events)) is not None:
+            raise HttpError(f"the stream ended in an error: {why}", status=500)
+        is_aborted = request.abort_after is not None and dialect.num_tokens(events) >= request.abort_after
+        answers = target.read(dialect.joined(events), request, is_streamed=True, is_aborted=is_aborted)
+        return tuple(replace(each, finish_reason="abort") if is_aborted else each for each in answers)
+
+    def _is_enough(self, index: int, events: list[dict[str, Any]], request: Request) -> bool:
+        """Counts tokens for requests that wait for them; whether the request is cancelled here, or nothing more can
+        come."""
+        if stream_error(events) is not None:
+            return True
+        count = self._target.spoken().dialect.num_tokens(events)
+        with self._changed:
+            if count != self._num_tokens[index]:
+                if self._first[index] is None:
+                    self._first[index] = self._now()
+                self._num_tokens[index] = count
+                self._changed.notify_all()
+        return request.abort_after is not None and count >= request.abort_after
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+
+def failure_of(problem: BaseException) -> Answer:
+    """What a failed request is answered with."""
+    if isinstance(problem, TargetError):
+        kind = DEAD
+    elif isinstance(problem, TimedOut):
+        kind = HANG
+    elif isinstance(problem, HttpError) and problem.status is not None:
+        kind = FAILED if problem.status >= 500 else REFUSED
+    elif isinstance(problem, HttpError) and not isinstance(problem, BadReply):
+        kind = BROKEN
+    else:
+        kind = NO_ANSWER
+    is_known = isinstance(problem, TargetError | HttpError | RequestError)
+    return failed(str(problem) if is_known else f"{type(problem).__name__}: {problem}", kind)
+
+
+def stream_error(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the last event says instead of tokens: vLLM's and llama.cpp's of a request that failed midway."""
+    error = events[-1].get("error") if events else None
+    return None if not error else shortened(error if isinstance(error, str) else json.dumps(error), 300)
 
 
 def with_refused(spoken: Spoken, refused: Mapping[tuple[str, str], str]) -> Spoken:
@@ -266,27 +386,38 @@ def with_refused(spoken: Spoken, refused: Mapping[tuple[str, str], str]) -> Spok
     return spoken._replace(abilities=replace(spoken.abilities, refused=kept))
 
 
-def judged(ask: Ask, response: Response, vocab_size: int | None, is_whole: bool = True) -> Answer:
-    """An Answer with `error`, naming the field, unless all of it can be true of this ask."""
-    fields, expected = response.fields, len(ask.prompt_token_ids)
+def require_ids(answer: Answer, vocab_size: int) -> None:
+    for token_id in answer.token_ids or ():
+        if token_id >= vocab_size:
+            raise RequestError(f"token_ids: token id {token_id}: expected 0 to {vocab_size - 1}")
+
+
+def read_answer(request: Request, response: Response) -> Answer:
+    """An Answer with `error`, naming the field, where the response contradicts the request or itself."""
+    fields, expected = response.fields, len(request.prompt_token_ids)
     if response.prompt_tokens is not None and expected and response.prompt_tokens != expected:
-        return failed(ask, f"prompt tokens: the server counted {response.prompt_tokens!r}, expected {expected}")
+        return failed(f"prompt tokens: the server counted {response.prompt_tokens!r}, expected {expected}", NO_ANSWER)
     if fields.get("token_ids") is None:
-        return judged_text(ask, fields)
-    answer = checked_answer(ask, fields)
-    ids = answer.token_ids
-    if answer.error is not None or ids is None:
-        return answer
-    if response.new_tokens is not None and response.new_tokens != len(ids):
-        return failed(ask, f"token_ids: {len(ids)}, but the server counted {response.new_tokens!r} new tokens")
-    return validate(ask, answer, vocab_size, is_aborted=not is_whole)
+        return text_answer(fields)
+    answer = checked_answer(request, fields)
+    if answer.error is None and response.new_tokens is not None and response.new_tokens != answer.num_tokens:
+        return failed(
+            f"token_ids: {answer.num_tokens}, but the server counted {response.new_tokens!r} new tokens", NO_ANSWER
+        )
+    return answer
 
 
-def judged_text(ask: Ask, fields: Mapping[str, Any]) -> Answer:
+def text_answer(fields: Mapping[str, Any]) -> Answer:
     """An answer in text only: it can't be right or wrong, only inconclusive."""
     text, reason = fields.get("text"), fields.get("finish_reason")
     if not isinstance(text, str):
-        return failed(ask, f"text {text!r}: expected text")
+        return failed(f"text {text!r}: expected text", NO_ANSWER)
     if reason is not None and not isinstance(reason, str):
-        return failed(ask, f"finish_reason {reason!r}: expected text")
-    return Answer(ask.id, text=text, finish_reason=reason)
+        return failed(f"finish_reason {reason!r}: expected text", NO_ANSWER)
+    return Answer(text=text, finish_reason=reason)
+
+
+def cached_tokens(dialect: Dialect, reply: Mapping[str, Any], request: Request) -> int | None:
+    """Prompt tokens that came from the cache; None where that is not reported, or can't be."""
+    count = None if dialect.cached is None else value_at(reply, dialect.cached)
+    return count if type(count) is int and 0 <= count <= len(request.prompt_token_ids) else None

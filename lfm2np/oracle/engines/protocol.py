@@ -2,13 +2,13 @@
 
     factory(model: str, sizes: dict[str, object]) -> engine
 
-makes an engine for a checkpoint directory. `sizes` are hints, by the names of SIZES; an engine ignores those that it
-does not have. An engine is any object with some of these methods:
+makes an engine for a checkpoint directory. Requests and answers are those of records.py. `sizes` are hints, by the
+names of SIZES; an engine ignores those that it does not have. An engine is any object with some of these methods:
 
-level a   generate(requests) -> for each request a list of its n completions, in the order of the requests
+level a   generate(requests) -> for each request a list of its n answers, in the order of the requests
 level b   score(token_ids) -> the log-probability of each token but the first, given those before it
-level c   add(request); step() -> {request id: its n completions so far} of those that changed; abort(request_id) ->
-          that request's completions so far, a list as step() has it, with finish_reason "abort" or None;
+level c   add(request); step() -> {request id: its n answers so far} of those that changed; abort(request_id) ->
+          that request's answers so far, a list as step() has it, with finish_reason "abort" or None;
           has_unfinished (a property)
 level d   each of these by itself:
           fork(request_id, new_id): a new request that goes on from where the first stands, with its parameters
@@ -36,11 +36,9 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.values import show
 
@@ -114,33 +112,7 @@ LEVELS = {  # what a property may need, and the methods that this takes
     "encode": ("encode",),
     "drawn": (),  # models of the suite's own making: not with --model
 }
-UNTOLD = "untold"  # a stop reason that an engine does not give: None is one
 Factory = Callable[[str, dict[str, Any]], Any]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to generate. Sampling parameters have vLLM's names; max_tokens is always a number."""
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    priority: int = 0
-    cache_salt: str = ""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One sample of a request. What an engine can't tell keeps its default, and is not compared."""
-
-    token_ids: tuple[int, ...]  # a stop token included
-    finish_reason: str | None = None  # stop, length, abort, error; None while it runs
-    logprobs: tuple[float, ...] | None = None  # of token_ids, from the raw logits
-    prompt_logprobs: tuple[float, ...] | None = None  # of each prompt token but the first
-    logits: tuple[bytes, ...] | None = None  # the bits of each row that a token was chosen from
-    text: str | None = None  # without a stop token, and as far as a stop string says
-    stop_reason: int | str | None = UNTOLD  # the stop token or stop string; None at EOS, and where nothing stopped it
-    routes: Sequence[Sequence[Sequence[int]]] | None = None  # [positions][layers][experts]: see `check`; not compared
 
 
 def missing(engine: Any, needs: Sequence[str]) -> str | None:

@@ -1,149 +1,227 @@
-"""Requests and answers of a check: plain data, one JSON object a line.
+"""The records of the oracle and the suite: a request, its timing in a trace, and the answer. Plain, frozen data.
 
 Log-probabilities are natural logarithms from the raw logits, before temperature, penalties and filters. What an engine
-does not report stays None: it is never guessed, and never counts as right.
+does not report keeps its default: it is never guessed, and never counts as right. JSON: see records_json.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 
-T = TypeVar("T")
-# Factors that say where an ask stands in the plan. They change nothing of the request.
-NOTED = ("place", "seen", "abort", "order", "together", "tenant")
-MOST_OF_A_MESSAGE = 1000  # characters of an engine's own words
+Ids = tuple[int, ...]
+Routes = Sequence[Sequence[Sequence[int]]]  # [positions][layers][experts] ids, in any order; -1: not reported
+
+# What can go wrong with a request besides its tokens, the worst first.
+DEAD, HANG, FAILED, BROKEN, REFUSED, IMPOSSIBLE = "dead", "hang", "5xx", "broken", "refused", "impossible"
+NO_ANSWER = "no answer"  # none came, or nothing that can be read as one
 NO_ABORT = "the engine can't abort a request"
-RARE = {"stop": None, "seed": None, "temperature": None, "samples": 1, "sample": 0, "streamed": False}  # and defaults
-Routes = tuple[tuple[tuple[int, ...], ...], ...]  # [positions][layers][experts] ids, in any order; -1: not reported
+UNTOLD = "untold"  # a stop reason that an engine does not report: None is one
+MOST_OF_A_MESSAGE = 1000  # characters of an engine's own words
+MOST_REQUESTS, MOST_PAUSE = 1000, 60_000
+MOMENT = 10  # milliseconds
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request: continue a prompt greedily by exactly `max_tokens` tokens (an end-of-sequence token is no end)."""
+class Request:
+    """What to generate, and when it is sent relative to the other requests of its trace.
 
-    id: str
-    case: str  # the workload that it belongs to: see workloads.py
-    prompt_token_ids: tuple[int, ...]
-    max_tokens: int
-    prompt_text: str | None = None  # a text that the tokenizer turns into exactly these ids, if there is one
-    prompt_logprobs: bool = False  # requested, besides those of the new tokens
-    factors: Mapping[str, Any] = field(default_factory=dict)  # its special traits, among which patterns are sought
-    stop: str | None = None  # the text ends before this string, and the answer with the token that completes it
-    seed: int | None = None  # tokens are drawn with this seed, not greedily
-    temperature: float | None = None  # at which they are drawn; None: 1
-    samples: int = 1  # of its request (n): asks with the same request follow each other, each for one of them
-    sample: int = 0  # which of them is its answer
-    streamed: bool = False  # the answer comes in server-sent events
+    params        sampling parameters with vLLM's names; max_tokens is always a number
+    priority, cache_salt  as in vLLM: the lower is the earlier; prefixes are shared within one salt only
+    prompt_text   a text that the tokenizer turns into exactly these ids, if there is one
+    after         an earlier request of the trace, by its index; None: it is sent at once
+    after_tokens  send this one when so many tokens of that one have come; None: when it has ended
+    pause         milliseconds to wait then
+    abort_after   cancel it when so many tokens have come (0: before the first); None: stay to the end
+    cold          no cached prefix may be used, where the engine supports that
+    streamed      the answer comes in server-sent events; requests that are aborted or waited for are streamed anyway
+    sample        which of its n answers a pair of this request and one answer is about
+    tags          what the sender notes about it, such as the case that it belongs to; no engine reads them
+    """
+
+    request_id: str
+    prompt_token_ids: Ids
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    prompt_text: str | None = None
+    after: int | None = None
+    after_tokens: int | None = None
+    pause: int = 0
+    abort_after: int | None = None
+    cold: bool = False
+    streamed: bool = False
+    sample: int = 0
+    tags: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def case(self) -> str:
+        """The case of a check that it belongs to: see oracle/workloads.py."""
+        return str(self.tags.get("case", ""))
+
+    @property
+    def max_tokens(self) -> int:
+        return self.params.max_tokens or 1
+
+    @property
+    def stop(self) -> str | None:
+        """Its first stop string: no trace has more than one."""
+        return self.params.stop[0] if self.params.stop else None
 
     @property
     def is_sampled(self) -> bool:
         """Whether its tokens are drawn: they need not be the likeliest."""
-        return self.seed is not None
+        return self.params.temperature > 0.0
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of its prompt are requested."""
+        return self.params.prompt_logprobs is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and answers, at most."""
+        return len(self.prompt_token_ids) + self.max_tokens * self.params.n
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine answered to one Ask."""
+    """One sample of a request. What the engine does not report is None.
 
-    id: str
-    token_ids: tuple[int, ...] | None = None  # new tokens only
+    Times count from the beginning of the trace, in units of `Played.clock`; None: it did not happen.
+    """
+
+    token_ids: Ids | None = None  # new tokens only, a stop token included
     logprobs: tuple[float, ...] | None = None  # of token_ids
     top_logprobs: tuple[Mapping[int, float], ...] | None = None  # by token id, at each new position
     prompt_logprobs: tuple[float, ...] | None = None  # of each prompt token but the first
-    text: str | None = None
-    finish_reason: str | None = None
-    error: str | None = None  # why it can't be judged; only `refuted` is then set
-    refuted: bool | None = None  # no right engine answers so: too many tokens, ids outside the vocabulary
+    text: str | None = None  # without a stop token, and as far as a stop string says
+    finish_reason: str | None = None  # stop, length, abort, error; None while it runs
+    stop_reason: int | str | None = UNTOLD  # the stop token or stop string; None at EOS, and where nothing stopped it
     routes: Routes | None = None  # of the prompt's and the new tokens in turn; those of the last are not used
+    logits: tuple[bytes, ...] | None = None  # the bits of each row that a token was chosen from
+    cached_tokens: int | None = None  # of its prompt, taken from the cache
+    error: str | None = None  # why it can't be judged
+    kind: str = ""  # of the error, as above
+    sent: float | None = None
+    first: float | None = None  # when its first token came, if it was streamed
+    ended: float | None = None
+    is_aborted: bool = False  # cancelled, as its request says
+
+    @property
+    def is_refuted(self) -> bool:
+        """No right engine answers so: too many tokens, ids outside the vocabulary."""
+        return self.kind == IMPOSSIBLE
+
+    @property
+    def ids(self) -> Ids:
+        """token_ids; none where they are not reported."""
+        return self.token_ids or ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
 
 
-def ask_as_json(ask: Ask) -> dict[str, Any]:
-    """Fields of RARE are left out where they have their defaults."""
-    fields = dataclasses.asdict(ask)
-    return {name: value for name, value in fields.items() if name not in RARE or value != RARE[name]}
+Pair = tuple[Request, Answer]
 
 
-def answer_as_json(answer: Answer) -> dict[str, Any]:
-    """What the engine did not report is left out."""
-    return {name: value for name, value in dataclasses.asdict(answer).items() if value is not None}
+@dataclass(frozen=True)
+class Trace:
+    """Requests, each of which waits for earlier ones only. RequestError otherwise."""
+
+    requests: tuple[Request, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.requests) <= MOST_REQUESTS:
+            raise RequestError(f"requests: {len(self.requests)}, expected 1 to {MOST_REQUESTS}")
+        for index, request in enumerate(self.requests):
+            require_request(request, f"requests[{index}]", index)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all prompts and answers, at most."""
+        return sum(request.num_tokens for request in self.requests)
+
+    def is_streamed(self, index: int) -> bool:
+        request = self.requests[index]
+        is_awaited = any(other.after == index and other.after_tokens is not None for other in self.requests)
+        return request.streamed or request.abort_after is not None or is_awaited
 
 
-def ask_from_json(raw: Any) -> Ask:
-    """RequestError that names the field for anything that `ask_as_json` would not write."""
-    fields = _object(raw, "an ask")
-    factors, length = _object(fields.get("factors", {}), "factors"), len(_ids(fields, "prompt_token_ids"))
-    if factors.get("length", length) != length:
-        raise RequestError(
-            f"factors.length {repr(factors['length'])[:40]}: expected {length}, as many as prompt_token_ids"
-        )
-    return Ask(
-        id=_text(fields, "id"),
-        case=_text(fields, "case"),
-        prompt_token_ids=_ids(fields, "prompt_token_ids"),
-        max_tokens=_whole(fields.get("max_tokens"), "max_tokens", 1),
-        prompt_text=_optional(fields, "prompt_text", _text),
-        prompt_logprobs=bool(fields.get("prompt_logprobs", False)),
-        factors=factors,
-        stop=_optional(fields, "stop", _text),
-        seed=_optional(fields, "seed", lambda fields, name: _whole(fields[name], name)),
-        temperature=_optional(fields, "temperature", lambda fields, name: _number(fields[name], name)),
-        samples=_whole(fields.get("samples", 1), "samples", 1),
-        sample=_whole(fields.get("sample", 0), "sample"),
-        streamed=bool(fields.get("streamed", False)),
+def greedy(request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, **fields: Any) -> Request:
+    """A request for exactly `max_tokens` of the likeliest tokens (an end-of-sequence token is no end), with their
+    log-probabilities. `fields`: of Request or of SamplingParams; `case` is a tag."""
+    params = {name: fields.pop(name) for name in list(fields) if name in SamplingParams.__dataclass_fields__}
+    if "case" in fields:
+        fields["tags"] = {"case": fields.pop("case"), **fields.get("tags", {})}
+    chosen = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, "logprobs": 0, **params}, max_tokens=max_tokens)
+    return Request(request_id, tuple(prompt_token_ids), chosen, **fields)
+
+
+def changed(request: Request, **fields: Any) -> Request:
+    """With other fields of Request or of its SamplingParams; tags are added."""
+    params = {name: fields.pop(name) for name in list(fields) if name in SamplingParams.__dataclass_fields__}
+    if "tags" in fields:
+        fields["tags"] = {**request.tags, **fields["tags"]}
+    return replace(request, params=replace(request.params, **params) if params else request.params, **fields)
+
+
+def samples_of(request: Request) -> list[Request]:
+    """The request once for each of its answers."""
+    if request.params.n == 1:
+        return [request]
+    return [
+        replace(request, request_id=f"{request.request_id}#{index}", sample=index) for index in range(request.params.n)
+    ]
+
+
+def whole_request(sample: Request) -> Request:
+    """The request that `samples_of` made this of."""
+    if sample.params.n == 1:
+        return sample
+    return replace(sample, request_id=sample.request_id.rpartition("#")[0], sample=0)
+
+
+def failed(why: str, kind: str = FAILED) -> Answer:
+    """An answer that can't be judged, and why, as one short line."""
+    return Answer(error=shortened(why) or "an error without a message", kind=kind)
+
+
+def is_due(request: Request, num_tokens: Sequence[int], has_ended: Sequence[bool]) -> bool:
+    """Whether a request is to be sent, by how many tokens of each request have come, and whether it has ended."""
+    if request.after is None or has_ended[request.after]:
+        return True
+    return request.after_tokens is not None and num_tokens[request.after] >= request.after_tokens
+
+
+def require_request(request: Request, where: str, num_before: int | None) -> None:
+    """RequestError for a prompt or a timing that can't be. `num_before`: requests that it may wait for; None: any."""
+    ids = request.prompt_token_ids
+    if not ids or not all(type(token) is int and token >= 0 for token in ids):
+        raise RequestError(f"{where}.prompt_token_ids: expected token ids, at least one")
+    checks: tuple[tuple[str, Any, int, int | None], ...] = (
+        ("max_tokens", request.params.max_tokens, 1, None),
+        ("pause", request.pause, 0, MOST_PAUSE),
+        ("after", request.after, 0, None if num_before is None else num_before - 1),
+        ("after_tokens", request.after_tokens, 1, None),
+        ("abort_after", request.abort_after, 0, None),
     )
-
-
-def answer_from_json(raw: Any) -> Answer:
-    """RequestError that names the field: wrong type, not finite, or wrong length."""
-    fields = _object(raw, "an answer")
-    known = {field.name for field in dataclasses.fields(Answer)}
-    for name in fields:
-        if name not in known:
-            raise RequestError(f"answer field {name!r}: expected one of {', '.join(sorted(known))}")
-    ids, logprobs = _optional(fields, "token_ids", _ids), _optional(fields, "logprobs", _numbers)
-    top = _optional(fields, "top_logprobs", _tops)
-    for name, values in (("logprobs", logprobs), ("top_logprobs", top)):
-        if values is not None and len(values) != len(ids or ()):
-            raise RequestError(f"{name}: {len(values)} entries for {len(ids or ())} token_ids, expected one each")
-    prompt = _optional(fields, "prompt_logprobs", _numbers)
-    texts = {name: _optional(fields, name, _text) for name in ("text", "finish_reason", "error")}
-    routes = _optional(fields, "routes", read_routes)
-    refuted = True if fields.get("refuted") else None
-    return Answer(_text(fields, "id"), ids, logprobs, top, prompt, refuted=refuted, routes=routes, **texts)
-
-
-def checked_answer(ask: Ask, fields: Mapping[str, Any]) -> Answer:
-    """The fields as an Answer to the ask, with `error` where they are invalid or don't fit it."""
-    try:
-        answer = answer_from_json({**fields, "id": ask.id})
-    except RequestError as problem:
-        return failed(ask, str(problem))
-    if answer.error is not None:
-        return failed(ask, answer.error, bool(answer.refuted))
-    if answer.token_ids is None:
-        return failed(ask, "token_ids: missing, expected the new tokens")
-    why = prompt_fault(ask, answer)
-    return answer if why is None else failed(ask, why, refuted=True)
-
-
-def prompt_fault(ask: Ask, answer: Answer) -> str | None:
-    """Another number of log-probabilities than the prompt has tokens behind its first."""
-    expected = len(ask.prompt_token_ids) - 1
-    if answer.prompt_logprobs is None or len(answer.prompt_logprobs) == expected:
-        return None
-    return f"prompt_logprobs: {len(answer.prompt_logprobs)} entries, expected {expected}"
-
-
-def failed(ask: Ask, why: str, refuted: bool = False) -> Answer:
-    """An answer that can't be judged, and why, as one short line. `refuted`: no right engine gives such an answer."""
-    return Answer(ask.id, error=shortened(why) or "an error without a message", refuted=refuted or None)
+    for name, value, least, most in checks:
+        is_whole = type(value) is int and value >= least and (most is None or value <= most)
+        if not is_whole and (value is not None or name in ("max_tokens", "pause")):
+            if most is not None and most < least:
+                raise RequestError(f"{where}.{name} {value!r}: expected none, as no request is before it")
+            limit = f"at least {least}" if most is None else f"{least} to {most}"
+            raise RequestError(f"{where}.{name} {value!r}: expected a whole number, {limit}")
+    if request.after is None and request.after_tokens is not None:
+        raise RequestError(f"{where}.after_tokens {request.after_tokens}: expected `after`, whose tokens they are")
+    if not all(type(value) is bool for value in (request.cold, request.streamed)):
+        raise RequestError(f"{where}: expected true or false for cold and streamed")
 
 
 def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
@@ -155,88 +233,3 @@ def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
 def fault(problem: BaseException) -> str:
     """An exception as one short line."""
     return shortened(f"{type(problem).__name__}: {problem}")
-
-
-def parse_line(line: str, what: str) -> Any:
-    """One JSON value; RequestError that names `what` otherwise. NaN and Infinity are not JSON."""
-
-    def refuse(name: str) -> float:
-        raise ValueError(f"{name} is no JSON number")
-
-    try:
-        return json.loads(line, parse_constant=refuse)
-    except (ValueError, RecursionError) as problem:
-        raise RequestError(f"{what}: not JSON: {problem}") from None
-
-
-def _object(raw: Any, what: str) -> dict[str, Any]:
-    if not isinstance(raw, dict):
-        raise RequestError(f"{what}: {type(raw).__name__}, expected a JSON object")
-    return raw
-
-
-def _optional(fields: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any], str], T]) -> T | None:
-    return None if fields.get(name) is None else read(fields, name)
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise RequestError(f"{name} {value!r}: expected text")
-    return value
-
-
-def _whole(value: Any, name: str, least: int = 0) -> int:
-    if type(value) is not int or value < least:
-        raise RequestError(f"{name} {value!r}: expected a whole number, at least {least}")
-    return value
-
-
-def _list(value: Any, name: str, of: str = "") -> list[Any] | tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise RequestError(f"{name}: {type(value).__name__}, expected a list{of}")
-    return value
-
-
-def _ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    ids = _list(fields.get(name), name, " of token ids")
-    return tuple(_whole(item, f"{name}[{index}]") for index, item in enumerate(ids))
-
-
-def _number(value: Any, name: str) -> float:
-    try:
-        number = float(value) if type(value) in (int, float) else math.nan
-    except OverflowError:  # a whole number beyond float64
-        number = math.nan
-    if not math.isfinite(number):
-        raise RequestError(f"{name} {repr(value)[:40]}: expected a finite number")
-    return number
-
-
-def _numbers(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
-    values = _list(fields.get(name), name, " of numbers")
-    return tuple(_number(item, f"{name}[{index}]") for index, item in enumerate(values))
-
-
-def read_routes(fields: Mapping[str, Any], name: str) -> Routes:
-    """The field as nested tuples; RequestError. oracle/judging/routes.py, which knows the model, checks the sizes."""
-    return tuple(
-        tuple(
-            tuple(_whole(expert, f"{name}[{row}][{layer}]", -1) for expert in _list(experts, f"{name}[{row}][{layer}]"))
-            for layer, experts in enumerate(_list(layers, f"{name}[{row}]"))
-        )
-        for row, layers in enumerate(_list(fields[name], name))
-    )
-
-
-def _tops(fields: Mapping[str, Any], name: str) -> tuple[dict[int, float], ...]:
-    tops = []
-    for index, entry in enumerate(_list(fields[name], name, " of objects")):
-        where = f"{name}[{index}]"
-        top = {}
-        for key, number in _object(entry, where).items():
-            if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
-                raise RequestError(f"{where}: key {key!r}, expected a token id")
-            top[int(key)] = _number(number, f"{where}[{key}]")
-        tops.append(top)
-    return tuple(tops)

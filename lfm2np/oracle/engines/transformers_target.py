@@ -1,19 +1,20 @@
 """transformers:DIR: the model and cache of Hugging Face's transformers. Needs the extra `peers`.
 
-Each ask runs alone, unpadded; `padded` runs left-padded batches, as a server without ragged batching would.
+Each request runs alone, unpadded; `padded` runs left-padded batches, as a server without ragged batching would.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import Answer, Ask, checked_answer, failed, fault
-from lfm2np.oracle.engines.target import Abilities, Arrived, TargetError, ignored, in_turns
+from lfm2np.oracle.engines.records import Request, Trace, failed, fault
+from lfm2np.oracle.engines.records_json import checked_answer
+from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, play_in_rounds
 
 DTYPES = ("float32", "bfloat16", "float16")
 PADDED_AT_ONCE = 16
@@ -48,21 +49,21 @@ class TransformersTarget:
             at_once=PADDED_AT_ONCE if self._padded else 1,
         )
 
-    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Arrived = ignored) -> list[Answer]:
-        return in_turns(self.probe(), asks, aborted, self._together, arrived)
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        return play_in_rounds(trace, self.probe(), self._together, arrived)
 
     def close(self) -> None:
         self._model = None
 
-    def _together(self, asks: Sequence[Ask]) -> list[Answer]:
+    def _together(self, requests: Sequence[Request], came: Arrived) -> list[Answers]:
         try:
-            answers = generate(self._model, asks)
-            for ask, fields in zip(asks, answers, strict=True):
-                if ask.prompt_logprobs:
-                    fields["prompt_logprobs"] = prompt_logprobs(self._model, ask.prompt_token_ids)
+            answers = generate(self._model, requests)
+            for request, fields in zip(requests, answers, strict=True):
+                if request.is_scored:
+                    fields["prompt_logprobs"] = prompt_logprobs(self._model, request.prompt_token_ids)
         except Exception as problem:
-            return [failed(ask, fault(problem)) for ask in asks]
-        return [checked_answer(ask, fields) for ask, fields in zip(asks, answers, strict=True)]
+            return [(failed(fault(problem)),)] * len(requests)
+        return [(checked_answer(request, fields),) for request, fields in zip(requests, answers, strict=True)]
 
 
 def load_model(path: str, dtype: str) -> Any:
@@ -81,19 +82,21 @@ def load_model(path: str, dtype: str) -> Any:
     return model
 
 
-def generate(model: Any, asks: Sequence[Ask]) -> list[dict[str, Any]]:
+def generate(model: Any, requests: Sequence[Request]) -> list[dict[str, Any]]:
     """The fields of each answer, of one batch. ids [S, C], padded on the left to the longest prompt."""
     import torch
 
-    longest = max(len(ask.prompt_token_ids) for ask in asks)
-    padding = [longest - len(ask.prompt_token_ids) for ask in asks]
-    ids = torch.tensor([[0] * pad + list(ask.prompt_token_ids) for pad, ask in zip(padding, asks, strict=True)])
+    longest = max(len(request.prompt_token_ids) for request in requests)
+    padding = [longest - len(request.prompt_token_ids) for request in requests]
+    ids = torch.tensor(
+        [[0] * pad + list(request.prompt_token_ids) for pad, request in zip(padding, requests, strict=True)]
+    )
     mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
     with torch.no_grad(), chosen_experts(model) as chosen:
         out = model.generate(
             ids,
             attention_mask=mask,
-            max_new_tokens=max(ask.max_tokens for ask in asks),
+            max_new_tokens=max(request.max_tokens for request in requests),
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
@@ -101,8 +104,8 @@ def generate(model: Any, asks: Sequence[Ask]) -> list[dict[str, Any]]:
             return_dict_in_generate=True,
         )
     answers = []
-    for row, ask in enumerate(asks):
-        tokens = out.sequences[row, longest : longest + ask.max_tokens].tolist()
+    for row, request in enumerate(requests):
+        tokens = out.sequences[row, longest : longest + request.max_tokens].tolist()
         logits = torch.stack([step[row] for step in out.logits[: len(tokens)]])  # [t, V]
         logprobs = torch.log_softmax(logits.double(), -1)
         top = logprobs.topk(min(TOP, logprobs.shape[1]), -1)
@@ -115,7 +118,7 @@ def generate(model: Any, asks: Sequence[Ask]) -> list[dict[str, Any]]:
                     for names, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
                 ],
                 "finish_reason": "length",
-                "routes": routes_of(chosen, row, len(asks), padding[row]),
+                "routes": routes_of(chosen, row, len(requests), padding[row]),
             }
         )
     return answers

@@ -15,40 +15,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lfm2np.oracle.engines.records import Answer, Ask, failed, prompt_fault
+from lfm2np.oracle.engines.records import FAILED, IMPOSSIBLE, Answer, Request, failed
+from lfm2np.oracle.engines.records_json import prompt_fault
 
 ROUNDING = 0.01  # nats: may lift the log-probability of a certain token above 0
 CUTS = ("abort", "content_filter")
 
 
-def validate(ask: Ask, answer: Answer, vocab_size: int | None = None, is_aborted: bool = False) -> Answer:
-    """The answer, or what is wrong with it: `refuted` if no right engine gives it.
-
-    vocab_size  None: unknown
-    is_aborted  it was to be cut
-    """
+def validate(request: Request, answer: Answer, vocab_size: int | None = None) -> Answer:
+    """The answer, or what is wrong with it: refuted if no right engine gives it. `vocab_size` None: unknown."""
     if answer.error is not None or answer.token_ids is None:
         return answer
-    if (why := impossible(ask, answer, vocab_size)) is not None:
-        return failed(ask, why, refuted=True)
+    if (why := impossible(request, answer, vocab_size)) is not None:
+        return failed(why, IMPOSSIBLE)
     if answer.finish_reason == "error":
-        return failed(ask, "the engine ended it with finish_reason error")
-    if is_aborted:
+        return failed("the engine ended it with finish_reason error")
+    if answer.is_aborted:
         return answer
     count, reason = len(answer.token_ids), answer.finish_reason
-    ended = f"finish_reason {reason!r} after {count} of {ask.max_tokens} tokens"
+    ended = f"finish_reason {reason!r} after {count} of {request.max_tokens} tokens"
     if reason in CUTS:
-        return failed(ask, f"{ended}, which nobody asked for", refuted=True)
-    if count < ask.max_tokens and reason != "stop" and not (reason is None and ask.stop):
-        return failed(ask, f"{ended}, expected all of them, or 'stop'", refuted=reason == "length")
+        return failed(f"{ended}, which nobody asked for", IMPOSSIBLE)
+    if count < request.max_tokens and reason != "stop" and not (reason is None and request.stop):
+        return failed(f"{ended}, expected all of them, or 'stop'", IMPOSSIBLE if reason == "length" else FAILED)
     return answer
 
 
-def impossible(ask: Ask, answer: Answer, vocab_size: int | None) -> str | None:
+def impossible(request: Request, answer: Answer, vocab_size: int | None) -> str | None:
     """Too many tokens, ids outside the vocabulary, positive log-probabilities, or not one a prompt's token."""
     ids, tops = answer.token_ids or (), answer.top_logprobs or ()
-    if len(ids) > ask.max_tokens:
-        return f"{len(ids)} tokens, {ask.max_tokens} were asked for"
+    if len(ids) > request.max_tokens:
+        return f"{len(ids)} tokens, {request.max_tokens} were asked for"
     for where, some in (("token_ids", ids), *((f"top_logprobs[{index}]", top) for index, top in enumerate(tops))):
         for token_id in some:
             if vocab_size is not None and token_id >= vocab_size:
@@ -56,7 +53,7 @@ def impossible(ask: Ask, answer: Answer, vocab_size: int | None) -> str | None:
     for values in (answer.logprobs or (), answer.prompt_logprobs or ()):
         if max(values, default=0.0) > ROUNDING:
             return f"log-probability {max(values)}: expected at most 0{why_positive(values)}"
-    return prompt_fault(ask, answer)
+    return prompt_fault(request, answer)
 
 
 def why_positive(values: Sequence[float]) -> str:

@@ -173,17 +173,19 @@ def reported_logprobs(evidence: Evidence) -> Reported | None:
     """None if fewer than LEAST were reported."""
     pairs = usable(evidence.pairs)
     truths = truths_of(evidence.model, pairs, evidence.known)
-    of_ask = {ask.id: truths[spoken(ask, answer)] for ask, answer in pairs}  # without refuted answers
+    of_request = {
+        request.request_id: truths[spoken(request, answer)] for request, answer in pairs
+    }  # without refuted answers
     reported = [
         position
         for position in evidence.positions
-        if position.error is not None and position.scale > 0.0 and position.ask.id in of_ask
+        if position.error is not None and position.scale > 0.0 and position.request.request_id in of_request
     ]
     if len(reported) < LEAST:
         return None
     by_truth: dict[Truth, list[int]] = {}
     for index, position in enumerate(reported):
-        by_truth.setdefault(of_ask[position.ask.id], []).append(index)
+        by_truth.setdefault(of_request[position.request.request_id], []).append(index)
     at = []
     for truth, places in by_truth.items():
         rows = [reported[place].row for place in places]

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
+from lfm2np.oracle.engines.records import Pair
+from lfm2np.oracle.judging.scored import Known, spoken, truths_of
 from lfm2np.oracle.judging.truth import LIKELY, Truth
 from lfm2np.oracle.judging.verdict import LIMIT, Position
 
@@ -67,14 +68,14 @@ def drawn_wrongly(
     """
     sampled = [pair for pair in pairs if pair[0].is_sampled and pair[1].error is None and pair[1].token_ids]
     by_temperature: dict[float, list[Pair]] = {}
-    for ask, answer in sampled:
-        by_temperature.setdefault(1.0 if ask.temperature is None else ask.temperature, []).append((ask, answer))
+    for request, answer in sampled:
+        by_temperature.setdefault(request.params.temperature, []).append((request, answer))
     error /= len(by_temperature) + 1
-    scales = {(position.ask.id, position.row): position.scale for position in positions}
+    scales = {(position.request.request_id, position.row): position.scale for position in positions}
     for temperature, some in by_temperature.items():
         if wrong := drawn_at_another(model, temperature, some, scales, known, error):
             return wrong
-    return drawn_alike(model, [pair for pair in sampled if pair[0].samples > 1], scales, known, error)
+    return drawn_alike(model, [pair for pair in sampled if pair[0].params.n > 1], scales, known, error)
 
 
 Scales = Mapping[tuple[str, int], float]  # of log-probabilities, by request and row
@@ -86,19 +87,24 @@ def drawn_alike(
     """Whether samples repeat the first one of their request: the stake is on its tokens, until one differs."""
     truths, capital = truths_of(model, pairs, known), 0.0
     first: dict[tuple[object, ...], tuple[int, ...]] = {}
-    for ask, answer in pairs:
-        ids, key = answer.token_ids or (), (ask.prompt_token_ids, ask.seed)
+    for request, answer in pairs:
+        ids, key = answer.token_ids or (), (request.prompt_token_ids, request.params.seed)
         others = first.setdefault(key, ids)
         if others is ids:
             continue
-        truth, start = truths[spoken(ask, answer)], len(ask.prompt_token_ids) - 1
+        truth, start = truths[spoken(request, answer)], len(request.prompt_token_ids) - 1
         for row, (token, other) in enumerate(zip(ids, others, strict=False), start):
-            fair = fair_share(truth, row - truth.first, truth.at(row, token), 1.0, scales.get((ask.id, row), 0.0))
+            fair = fair_share(
+                truth, row - truth.first, truth.at(row, token), 1.0, scales.get((request.request_id, row), 0.0)
+            )
             capital += math.log(GREEDY * (token == other) + (1.0 - GREEDY) * math.exp(fair)) - fair
             if token != other:
                 break
         if capital > -math.log(error):
-            return ask.id, f"the {ask.samples} samples of a request are drawn with the same random numbers"
+            return (
+                request.request_id,
+                f"the {request.params.n} samples of a request are drawn with the same random numbers",
+            )
     return None
 
 
@@ -127,22 +133,25 @@ def drawn_at_another(
     as any engine of the format may have it.
     """
     by_seed: dict[int | None, Pair] = {}
-    for ask, answer in pairs:
-        by_seed.setdefault(ask.seed, (ask, answer))
+    for request, answer in pairs:
+        by_seed.setdefault(request.params.seed, (request, answer))
     drawn = list(by_seed.values())
     if len(drawn) < LEAST:
         return None
     truths = truths_of(model, drawn, known)
     capital, count = dict.fromkeys(WAYS, 0.0), 0
-    for ask, answer in drawn:
-        truth, ids = truths[spoken(ask, answer)], (*ask.prompt_token_ids, *(answer.token_ids or ()))
-        for row in range(len(ask.prompt_token_ids) - 1, len(ids) - 1):
+    for request, answer in drawn:
+        truth, ids = truths[spoken(request, answer)], (*request.prompt_token_ids, *(answer.token_ids or ()))
+        for row in range(len(request.prompt_token_ids) - 1, len(ids) - 1):
             count += 1
             column, index = truth.at(row, ids[row + 1]), row - truth.first
-            fair = fair_share(truth, index, column, temperature, scales.get((ask.id, row), 0.0))
+            fair = fair_share(truth, index, column, temperature, scales.get((request.request_id, row), 0.0))
             for name, bet in WAYS.items():
                 capital[name] += bet(truth, index, column) - fair
         best = max(capital, key=lambda name: capital[name])
         if capital[best] - math.log(len(WAYS)) > -math.log(error):
-            return ask.id, f"the {count} tokens drawn so far at temperature {temperature:g} are drawn as if {best}"
+            return (
+                request.request_id,
+                f"the {count} tokens drawn so far at temperature {temperature:g} are drawn as if {best}",
+            )
     return None

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.formats import Format, format_named
 from lfm2np.oracle.judging.noise import DRAWS, STAGES, loosened, noise_of
 from lfm2np.oracle.judging.position import is_wrong, judged
 from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, swapped
 from lfm2np.oracle.judging.scored import (
     Known,
-    Pair,
     Scored,
     add_noises,
     judged_tokens,
@@ -60,7 +60,7 @@ def judge(
     known = Known() if known is None else known
     pairs = usable(pairs)
     truths = truths_of(model, pairs, known, progress)
-    of_answers = [truths[spoken(ask, answer)] for ask, answer in pairs]
+    of_answers = [truths[spoken(request, answer)] for request, answer in pairs]
     form, layers = format_named(format_name), model.config.sparse_layers
     without_routes = [truth for truth in of_answers if layers and not truth.spoken.routes and not form.is_fine]
     if without_routes:
@@ -69,11 +69,11 @@ def judge(
     def scored_by(truth: Truth) -> Scored:
         return scored_as(model, truth, known.noises[format_name, truth.spoken])
 
-    def ask(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
+    def judged_by(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
         add_noises(model, format_name, [of_answers[index] for index in indices], known, draws, progress)
         return [judged(*pairs[index], scored_by(of_answers[index]), form.bits, layers) for index in indices]
 
-    by_answer = staged(stages, len(pairs), ask, math.inf if layers else LIMIT * FAR)
+    by_answer = staged(stages, len(pairs), judged_by, math.inf if layers else LIMIT * FAR)
     left = MOST_REROUTED
     for index, (pair, truth) in enumerate(zip(pairs, of_answers, strict=True)):
         if layers and pair[1].routes is None and left and is_wrong(by_answer[index]):
@@ -96,24 +96,24 @@ def is_far_off(
 def staged(
     stages: Sequence[Sequence[int]],
     count: int,
-    ask: Callable[[Sequence[int], Sequence[int]], list[list[Position]]],
+    judged_by: Callable[[Sequence[int], Sequence[int]], list[list[Position]]],
     far: float,
 ) -> list[list[Position]]:
     """The positions of `count` answers, each judged by as many engines as needed; ask(draws, indices) judges.
 
     far  units of the noise: larger errors count as wrong, once one such answer is wrong by the last stage
     """
-    by_answer = ask(stages[0], range(count))
+    by_answer = judged_by(stages[0], range(count))
     doubtful: Sequence[int] = range(count)
     for draws, following in itertools.pairwise(stages):
         least = LIMIT / math.sqrt(len(DRAWS) / len(draws))
         doubtful = [index for index in doubtful if least < worst(by_answer[index]) <= far]
-        for index, positions in zip(doubtful, ask(following, doubtful), strict=True):
+        for index, positions in zip(doubtful, judged_by(following, doubtful), strict=True):
             by_answer[index] = positions
     others = sorted((worst(positions), index) for index, positions in enumerate(by_answer) if worst(positions) > far)
     while others and not any(is_wrong(by_answer[index]) for index in doubtful):
         doubtful = [others.pop()[1]]
-        (by_answer[doubtful[0]],) = ask(stages[-1], doubtful)
+        (by_answer[doubtful[0]],) = judged_by(stages[-1], doubtful)
     return by_answer
 
 
@@ -134,9 +134,9 @@ def judged_by_share(
     add_noises(model, form.name, distinct, known, DRAWS, progress, own_routes=True)
     loose = dict(zip(distinct, loosened([known.loose[form.name, truth.spoken] for truth in distinct]), strict=True))
     positions = []
-    for (ask, answer), truth in zip(pairs, of_answers, strict=True):
+    for (request, answer), truth in zip(pairs, of_answers, strict=True):
         scored = scored_as(model, truth, known.noises[form.name, truth.spoken], loose.get(truth))
-        positions += judged(ask, answer, scored, form.bits, model.config.sparse_layers)
+        positions += judged(request, answer, scored, form.bits, model.config.sparse_layers)
     count, rate = len(DRAWS), math.fsum(position.route_chance for position in positions) / max(1, len(positions))
     # Few engines were drawn: each chance as if one more engine had the average chance of all positions.
     return [replace(at, route_chance=(count * at.route_chance + rate) / (count + 1)) for at in positions]
@@ -162,9 +162,9 @@ def rerouted(
     if the exact network with it, including all that later tokens inherit, agrees with the engine up to there and
     beyond. At most MOST_CHANGES, of MOST_TRIES near ties each.
     """
-    (ask, answer), ids = pair, spoken(*pair).token_ids
+    (request, answer), ids = pair, spoken(*pair).token_ids
     layers, bits = model.config.sparse_layers, format_named(format_name).bits
-    rows = {row: sorted(tokens) for row, tokens in judged_tokens(ask, answer, is_mixture=True).items()}
+    rows = {row: sorted(tokens) for row, tokens in judged_tokens(request, answer, is_mixture=True).items()}
     judged_positions, changes = positions, dict[int, RouteDifference]()
     for _ in range(MOST_CHANGES):
         first = min(position.row for position in judged_positions if position.is_wrong)
@@ -174,7 +174,7 @@ def rerouted(
             (truth,) = spoken_truths(model, {sequence: rows}, known.place)
             (noise,) = noise_of(model, [truth], format_name, place=known.place)
             other = scored_as(model, truth, noise)
-            again = judged(ask, answer, other, bits, layers)
+            again = judged(request, answer, other, bits, layers)
             if first < min((position.row for position in again if position.is_wrong), default=len(truth.best)):
                 scored, judged_positions = other, again
                 changes[first] = route

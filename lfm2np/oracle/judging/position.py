@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.arithmetic.pieces import pieces
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.judging.noise import ALL, Noise
 from lfm2np.oracle.judging.routes import OWN, difference
 from lfm2np.oracle.judging.scored import Scored
@@ -72,7 +72,7 @@ def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margi
 class Token(NamedTuple):
     """One token of an answer or its prompt, and what the engine reported there."""
 
-    ask: Ask
+    request: Request
     row: int
     token_id: int
     is_new: bool
@@ -85,7 +85,7 @@ def position(token: Token, allowed: Margins) -> Position:
 
     Its own log-probability may be reported twice, by itself and among the alternatives: both are judged.
     """
-    ask, row, token_id, is_new, logprob, tops = token
+    request, row, token_id, is_new, logprob, tops = token
     truth = allowed.truth
     index = row - truth.first
     unit, best = float(allowed.units[index]), int(truth.best[index])
@@ -102,7 +102,7 @@ def position(token: Token, allowed: Margins) -> Position:
     )
     whole_scales = [math.hypot(scale, unit / 2.0) for scale in scales]
     return Position(
-        ask=ask,
+        request=request,
         row=row,
         is_new=is_new,
         token_id=token_id,
@@ -164,22 +164,24 @@ def beyond(error: float, unit: float) -> float:
     return math.copysign(max(0.0, abs(error) - unit), error)
 
 
-def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence[int] = ()) -> list[Position]:
+def judged(request: Request, answer: Answer, scored: Scored, bits: int, layers: Sequence[int] = ()) -> list[Position]:
     """Positions of one answer's tokens, and of its prompt's if their log-probabilities or routes are reported.
 
     layers  the numbers of the sparse layers
     """
-    start = len(ask.prompt_token_ids)
+    start = len(request.prompt_token_ids)
     routes = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
     prompt = answer.prompt_logprobs or ([None] * (start - 1) if routes is not None else [])
     rows = slice(0 if prompt else start - 1, start - 1 + len(answer.token_ids or ()))
     strict = margins(scored.truth, scored.noise, bits, rows)
     loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits, rows)
-    tokens = [Token(ask, row, ask.prompt_token_ids[row + 1], False, logprob) for row, logprob in enumerate(prompt)]
+    tokens = [
+        Token(request, row, request.prompt_token_ids[row + 1], False, logprob) for row, logprob in enumerate(prompt)
+    ]
     for index, token_id in enumerate(answer.token_ids or ()):
         row, logprob = start - 1 + index, None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        tokens.append(Token(ask, row, token_id, not ask.is_sampled, logprob, tops))
+        tokens.append(Token(request, row, token_id, not request.is_sampled, logprob, tops))
     return [with_route(judged_token(token, scored, strict, loose), scored, routes, layers) for token in tokens]
 
 

@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.work.place import Place
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Pair, Request
 from lfm2np.oracle.judging.noise import Noise, joined, noise_of
 from lfm2np.oracle.judging.routes import as_key, margins
 from lfm2np.oracle.judging.truth import Ids, Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.values import Progress
-
-Pair = tuple[Ask, Answer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +60,11 @@ class Evidence:
 
 def usable(pairs: Sequence[Pair]) -> list[Pair]:
     """Those whose answers have tokens."""
-    return [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
+    return [(request, answer) for request, answer in pairs if answer.error is None and answer.token_ids]
 
 
-def spoken(ask: Ask, answer: Answer) -> Spoken:
-    ids = (*ask.prompt_token_ids, *(answer.token_ids or ()))
+def spoken(request: Request, answer: Answer) -> Spoken:
+    ids = (*request.prompt_token_ids, *(answer.token_ids or ()))
     return Spoken(ids, as_key(answer.routes, len(ids) - 1))
 
 
@@ -77,9 +75,10 @@ def truths_of(
     arithmetic is causal. With reported routes, only the same sequence with the same routes shares it.
     """
     wanted: dict[Spoken, dict[int, set[int]]] = {}
-    for ask, answer in pairs:
+    for request, answer in pairs:
         add_rows(
-            wanted.setdefault(spoken(ask, answer), {}), judged_tokens(ask, answer, bool(model.config.sparse_layers))
+            wanted.setdefault(spoken(request, answer), {}),
+            judged_tokens(request, answer, bool(model.config.sparse_layers)),
         )
     shared = whole_sequences({*without_routes(wanted), *without_routes(known.truths)})
     whole = {Spoken(ids): list(map(Spoken, of)) for ids, of in shared.items()}
@@ -107,11 +106,11 @@ def add_rows(rows: dict[int, set[int]], more: Mapping[int, set[int]]) -> None:
         rows.setdefault(row, set()).update(tokens)
 
 
-def judged_tokens(ask: Ask, answer: Answer, is_mixture: bool) -> dict[int, set[int]]:
+def judged_tokens(request: Request, answer: Answer, is_mixture: bool) -> dict[int, set[int]]:
     """The tokens whose log-probabilities an answer reports, by row: its own, alternatives, and its prompt's. In a
     mixture of experts all: each token's route counts (noise.loosened).
     """
-    ids, start = spoken(ask, answer).token_ids, len(ask.prompt_token_ids) - 1
+    ids, start = spoken(request, answer).token_ids, len(request.prompt_token_ids) - 1
     has_prompt = answer.prompt_logprobs is not None or is_mixture
     rows = {row: {ids[row + 1]} for row in range(0 if has_prompt else start, len(ids) - 1)}
     for index, top in enumerate(answer.top_logprobs or ()):

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request
 from lfm2np.oracle.judging.routes import RouteDifference
 
 LIMIT = 10.0  # of right engines the largest seen is about 6: see the tables under docs/engine
@@ -47,7 +47,7 @@ WRONG = (Verdict.DRIFT, Verdict.BUG)
 class Position:
     """One token of an engine against the oracle. Log-probabilities in nats; ratios in units of the format's noise."""
 
-    ask: Ask
+    request: Request
     row: int  # the position of the token before it: the logits' row
     is_new: bool  # generated, so it should be the greedy one; else a token of the prompt, or drawn
     token_id: int
@@ -67,7 +67,7 @@ class Position:
 
     @property
     def place(self) -> tuple[str, int]:
-        return self.ask.id, self.row
+        return self.request.request_id, self.row
 
     @property
     def is_wrong(self) -> bool:

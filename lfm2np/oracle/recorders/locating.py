@@ -13,7 +13,7 @@ from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.engine.loading import Model
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.check import Cause, Checked
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request, greedy
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
@@ -36,7 +36,7 @@ NOTHING = "not located         the recorded logits are wrong, too, but every rec
 class Trial:
     """Prompts that run together, and the one among them that is recorded up to a row."""
 
-    ask: Ask
+    wrong: Request
     row: int  # whose logits were wrong
     prompts: tuple[tuple[int, ...], ...]
     request: int
@@ -76,26 +76,26 @@ def cause_of(
     An engine that can't be recorded gives a cause without a finding: the check's result stays. So does a record that
     does not show the error: what `locate` finds there, if anything, is another.
     """
-    asks = wrong_asks(checked.positions)
-    if not asks:
+    wrong = wrong_requests(checked.positions)
+    if not wrong:
         return None
     done = 0
-    answers = {ask.id: answer for ask, answer in checked.pairs}
+    answers = {request.request_id: answer for request, answer in checked.pairs}
     shows = functools.partial(why_not_shown, model, checked.format, known or Known(), tensors)
 
     def recorded(trial: Trial) -> Recorded:
         nonlocal done
         content = record(trial.prompts, trial.request, trial.max_tokens, trial.row)
-        dump = parse_dump(content, f"what {target} recorded of {trial.ask.id}", model.config)
+        dump = parse_dump(content, f"what {target} recorded of {trial.wrong.request_id}", model.config)
         done += 1
         if progress:
             progress(done, MOST_TRIALS * MOST_ASKS + MOST_BESIDE)
-        return Recorded(locate(tensors, model.config, dump), shows(dump, trial, answers[trial.ask.id]))
+        return Recorded(locate(tensors, model.config, dump), shows(dump, trial, answers[trial.wrong.request_id]))
 
     first: Recorded | None = None
-    trial = tried = alone(*asks[0])
+    trial = tried = alone(*wrong[0])
     try:
-        for trial in trials(checked, asks, model.config.max_position_embeddings):
+        for trial in trials(checked, wrong, model.config.max_position_embeddings):
             result = recorded(trial)
             if result.is_located:
                 return cause(target, *without_needless(trial, result, recorded))
@@ -120,7 +120,7 @@ def why_not_shown(
 
     They are judged as an engine's that reports its likeliest token, and the log-probabilities of those reported before.
     """
-    prompt, row = trial.ask.prompt_token_ids, trial.row
+    prompt, row = trial.wrong.prompt_token_ids, trial.row
     ids, new = (*prompt, *(answer.token_ids or ())), row + 1 - len(prompt)
     recorded = dump.token_ids[: row + 1].tolist()
     if len(recorded) <= row:
@@ -136,7 +136,7 @@ def why_not_shown(
     best = int(logprobs.argmax())
     others = answer.top_logprobs[new] if answer.top_logprobs and new >= 0 else ()
     tops = {token: float(logprobs[token]) for token in {best, ids[row + 1], *others}}
-    pair = Ask(trial.ask.id, trial.ask.case, tuple(recorded), 1), Answer(trial.ask.id, (best,), (tops[best],), (tops,))
+    pair = greedy(trial.wrong.request_id, recorded, 1, case=trial.wrong.case), Answer((best,), (tops[best],), (tops,))
     return "" if is_wrong(judge(model, format_name, [pair], known=known)) else RIGHT
 
 
@@ -145,15 +145,15 @@ def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
 
     None if no token or log-probability was wrong.
     """
-    asks = wrong_asks(checked.positions)
-    if not asks:
+    wrong = wrong_requests(checked.positions)
+    if not wrong:
         return None
-    trial = beside_others(checked, *asks[0]) if asks[0][0].factors.get("beside") else alone(*asks[0])
+    trial = beside_others(checked, *wrong[0]) if wrong[0][0].tags.get("beside") else alone(*wrong[0])
     others = [prompt for index, prompt in enumerate(trial.prompts) if index != trial.request]
     how = f"beside {len(others)} others" if others else "alone"
     lines = (
         f"not recorded        {target} shows answers only; if the same engine runs in Python: --locate RECORDER",
-        f"request to dump     {trial.ask.id}: {trial.max_tokens} new, greedy, {how}",
+        f"request to dump     {trial.wrong.request_id}: {trial.max_tokens} new, greedy, {how}",
         *prompt_lines("its prompt ids", trial.prompts[trial.request]),
         *(line for prompt in others for line in prompt_lines("one beside it", prompt)),
         "tensors to write    token_ids [T] and steps [S], whole numbers; model.layers.N [T, hidden] of each layer N",
@@ -175,46 +175,48 @@ def prompt_lines(name: str, ids: Sequence[int]) -> list[str]:
     return [f"{'' if index else name:<20}{line}" for index, line in enumerate([*lines, *rest])]
 
 
-def wrong_asks(positions: Sequence[Position]) -> list[tuple[Ask, int]]:
+def wrong_requests(positions: Sequence[Position]) -> list[tuple[Request, int]]:
     """Wrong requests and the first wrong row of each, the shortest first; those alone before those beside others."""
-    first: dict[str, tuple[Ask, int]] = {}
+    first: dict[str, tuple[Request, int]] = {}
     for position in positions:
-        if position.is_wrong and (position.ask.id not in first or position.row < first[position.ask.id][1]):
-            first[position.ask.id] = (position.ask, position.row)
-    return sorted(first.values(), key=lambda pair: (bool(pair[0].factors.get("beside")), pair[1], pair[0].id))
+        if position.is_wrong and (
+            position.request.request_id not in first or position.row < first[position.request.request_id][1]
+        ):
+            first[position.request.request_id] = (position.request, position.row)
+    return sorted(first.values(), key=lambda pair: (bool(pair[0].tags.get("beside")), pair[1], pair[0].request_id))
 
 
-def trials(checked: Checked, asks: Sequence[tuple[Ask, int]], positions: int) -> Iterator[Trial]:
+def trials(checked: Checked, wrong: Sequence[tuple[Request, int]], positions: int) -> Iterator[Trial]:
     """Each alone, then each that ran in a batch beside others of its case: up to its wrong row, then as far as they all
     ran (a request has at most `positions` tokens), as it may be wrong only where memory was short.
     """
-    in_batches = [(ask, row) for ask, row in asks if ask.factors.get("beside")][:MOST_ASKS]
-    yield from (alone(ask, row) for ask, row in asks[:MOST_ASKS])
-    company = [beside_others(checked, ask, row) for ask, row in in_batches]
+    in_batches = [(wrong, row) for wrong, row in wrong if wrong.tags.get("beside")][:MOST_ASKS]
+    yield from (alone(wrong, row) for wrong, row in wrong[:MOST_ASKS])
+    company = [beside_others(checked, wrong, row) for wrong, row in in_batches]
     yield from company
     for trial in company:
-        longest = max(ask.max_tokens for ask, _ in checked.pairs if ask.case == trial.ask.case)
+        longest = max(wrong.max_tokens for wrong, _ in checked.pairs if wrong.case == trial.wrong.case)
         room = positions - max(map(len, trial.prompts))
         yield replace(trial, max_tokens=max(trial.max_tokens, min(longest, room)))
 
 
-def beside_others(checked: Checked, ask: Ask, row: int) -> Trial:
+def beside_others(checked: Checked, wrong: Request, row: int) -> Trial:
     """Beside those of its case that were in flight with it or near it."""
-    case = [other for other, _ in checked.pairs if other.case == ask.case]
-    place = next(index for index, other in enumerate(case) if other.id == ask.id)
+    case = [other for other, _ in checked.pairs if other.case == wrong.case]
+    place = next(index for index, other in enumerate(case) if other.request_id == wrong.request_id)
     start = max(0, min(place - MOST_BESIDE // 2, len(case) - 1 - MOST_BESIDE))
     near = case[start : start + MOST_BESIDE + 1]
     prompts = tuple(neighbour.prompt_token_ids for neighbour in near)
-    return Trial(ask, row, prompts, place - start, new_tokens(ask, row))
+    return Trial(wrong, row, prompts, place - start, new_tokens(wrong, row))
 
 
-def alone(ask: Ask, row: int) -> Trial:
-    return Trial(ask, row, (ask.prompt_token_ids,), 0, new_tokens(ask, row))
+def alone(wrong: Request, row: int) -> Trial:
+    return Trial(wrong, row, (wrong.prompt_token_ids,), 0, new_tokens(wrong, row))
 
 
-def new_tokens(ask: Ask, row: int) -> int:
+def new_tokens(wrong: Request, row: int) -> int:
     """As many as are needed to compute that row."""
-    return max(1, row + 2 - len(ask.prompt_token_ids))
+    return max(1, row + 2 - len(wrong.prompt_token_ids))
 
 
 def without_needless(trial: Trial, result: Recorded, recorded: Callable[[Trial], Recorded]) -> tuple[Trial, Report]:
@@ -239,10 +241,12 @@ def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -
         lines += [f"also wrong          {more}"] if more else []
     else:
         lines = [problem]
-    lines = [f"recorded            {target} {trial.ask.id}: {tokens}, {others}", *lines]
+    lines = [f"recorded            {target} {trial.wrong.request_id}: {tokens}, {others}", *lines]
     return cause_with(target, trial, lines, asdict(first) if first else None)
 
 
 def cause_with(target: str, trial: Trial, lines: Sequence[str], finding: Mapping[str, Any] | None = None) -> Cause:
     is_beside = len(trial.prompts) > 1
-    return Cause(target, trial.ask.id, trial.prompts, trial.request, trial.max_tokens, is_beside, finding, tuple(lines))
+    return Cause(
+        target, trial.wrong.request_id, trial.prompts, trial.request, trial.max_tokens, is_beside, finding, tuple(lines)
+    )

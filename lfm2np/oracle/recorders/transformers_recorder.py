@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config_json import load_config
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import greedy
 from lfm2np.oracle.engines.transformers_target import generate, load_model
 from lfm2np.oracle.locate.operations import window_of
 from lfm2np.oracle.recorders.engine_versions import around, require_model_type, require_request, require_version
@@ -68,7 +68,10 @@ def record(
         config, format, row, max(map(len, chosen)) - len(chosen[row]), len(chosen[row]) + max_tokens - 1
     )
     with columns.tapped(network):
-        generate(network, [Ask(str(index), "record", tuple(prompt), max_tokens) for index, prompt in enumerate(chosen)])
+        generate(
+            network,
+            [greedy(str(index), tuple(prompt), max_tokens, case="record") for index, prompt in enumerate(chosen)],
+        )
     return columns.recorder
 
 

@@ -18,7 +18,8 @@ from lfm2np.checkpoint.strict_json import KINDS as JSON_KINDS
 from lfm2np.checkpoint.strict_json import parse_value
 from lfm2np.engine.sampling.params import SamplingParams, from_json
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import Routes, read_routes, shortened
+from lfm2np.oracle.engines.records import Routes, shortened
+from lfm2np.oracle.engines.records_json import read_routes
 from lfm2np.oracle.engines.validate import ROUNDING, why_positive
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.rollouts import kinds

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
-from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.oracle.workloads import exact_text
+from lfm2np.checkpoint.text.tokenizer import Tokenizer, exact_text
 from lfm2np.truth.config import ModelConfig
 
 NEW = 8  # new tokens of a vector, unless it says otherwise

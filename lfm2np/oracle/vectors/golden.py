@@ -27,13 +27,13 @@ from lfm2np.engine.engine import Engine
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import AnyPlace, Place, Work, compute, place_of
 from lfm2np.errors import NumericsError, ProofError, RequestError
-from lfm2np.oracle.check import silent
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS
 from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.lfm2np_recorder import record
+from lfm2np.oracle.sending import silent
 from lfm2np.oracle.vectors.chosen import NOTES, Chosen, choose, mentioned
 from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, tensors_bytes
 from lfm2np.oracle.vectors_plain import allowances

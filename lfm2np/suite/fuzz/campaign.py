@@ -22,13 +22,13 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
-from lfm2np.oracle.engines.target import TargetError
+from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, REFUSED, Trace, greedy
+from lfm2np.oracle.engines.target import Played, Target, TargetError
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around, unfit
-from lfm2np.suite.fuzz.finding import Finding
+from lfm2np.suite.fuzz.finding import LEAK, Finding
 from lfm2np.suite.fuzz.judge import Judge
-from lfm2np.suite.fuzz.played import BROKEN, DEAD, FAILED, HANG, LEAK, REFUSED, Played, Player
 from lfm2np.suite.fuzz.shrink import shrunk
-from lfm2np.suite.fuzz.trace import Sent, Trace, calm, joined, relabelled
+from lfm2np.suite.fuzz.trace import calm, joined, relabelled
 
 BATCH = 50  # examples that steering may vary; each batch begins anew
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
@@ -104,7 +104,7 @@ class Campaign:
     """
 
     judge: Judge
-    player: Player
+    player: Target
     around: Around
     restart: Callable[[], None] | None = None
     is_quick: bool = False
@@ -193,7 +193,7 @@ class Campaign:
                 failures.append((fresh, played, finding))
                 raise Enough
             self.history = [*self.history, fresh][-BATCH:]
-            for name, value in played.counted.items():
+            for name, value in played.counters.items():
                 if math.isfinite(value):
                     target(float(value), label=name)
 
@@ -216,7 +216,7 @@ class Campaign:
         finding = self.judge.finding(trace, played)
         self.log.extend((*before, trace))
         self.counts.requests += sum(len(each.requests) for each in (*before, trace))
-        self.counts.tokens += sum(len(answer.token_ids or ()) for reply in played.replies for answer in reply.answers)
+        self.counts.tokens += sum(answer.num_tokens for answers in played.answers for answer in answers)
         self.report(self.counts)
         self.is_down = finding is not None and finding.kind in UNREPEATABLE
         return played, finding
@@ -346,8 +346,8 @@ class Campaign:
 
     def short(self) -> Trace:
         """Short requests, one after another, so that a server remembers nothing of the trace before them."""
-        sent = Sent((*self.around.first, self.around.alphabet[0]))
-        return calm(Trace((sent,) * min(MOST_SHORT, self.around.slots)))
+        request = greedy("", (*self.around.first, self.around.alphabet[0]), 1)
+        return calm(Trace((request,) * min(MOST_SHORT, self.around.slots)))
 
     def shrink(self, kind: str, replays: int, began: float) -> None:
         needed = 2 if self.is_live else 1  # a single failure may be luck, and repeated luck ends in a rare failure

@@ -16,10 +16,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.suite.fuzz.trace import Ids, Sent, Trace
+from lfm2np.oracle.engines.records import Ids, Request, Trace, greedy
 
 TINY = (1, 2, 3, 4, 5)  # below, at and above the taps of the convolution
 TEXTS = "text"
+STOP_IN = "stop_in"  # the tag of a request whose stop string is chosen anew: it ends within this token of its answer
 FAR = (256, 512)  # positions that requests cross: common sizes of tiles, partitions and windows
 MOST_TOKENS_OF_A_TRACE = 1500
 MOST_NEW = 64  # tokens of an answer
@@ -107,7 +108,7 @@ def prompts(draw: st.DrawFn, around: Around, earlier: Sequence[Ids]) -> Ids:
 
 
 @st.composite
-def moments(draw: st.DrawFn, sent: Sequence[Sent]) -> dict[str, Any]:
+def moments(draw: st.DrawFn, sent: Sequence[Request]) -> dict[str, Any]:
     """When a request is sent: with those before it, while one of them decodes, or when one has ended."""
     kind = draw(st.sampled_from(["at once", "at once", "ended", "ended", "tokens"])) if sent else "at once"
     if kind == "at once":
@@ -120,8 +121,8 @@ def moments(draw: st.DrawFn, sent: Sequence[Sent]) -> dict[str, Any]:
 
 
 @st.composite
-def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
-    prompt = draw(prompts(around, [earlier.prompt for earlier in sent]))[: around.longest - 1]
+def requests(draw: st.DrawFn, around: Around, sent: Sequence[Request]) -> Request:
+    prompt = draw(prompts(around, [earlier.prompt_token_ids for earlier in sent]))[: around.longest - 1]
     room = around.longest - len(prompt)
     new = draw(st.sampled_from([1, 2, 4, 8, around.block + 1, 2 * around.block]))
     max_tokens = max(1, min(new, room, MOST_NEW))
@@ -131,12 +132,14 @@ def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
         fields |= {"abort_after": draw(st.integers(0, max_tokens // 2))}
     elif special in ("sampled", "samples") and around.sampling:
         fields |= {"temperature": 1.0, "seed": draw(st.integers(0, 3))}
-        fields |= {"samples": draw(st.integers(2, 3))} if special == "samples" and around.samples else {}
+        fields |= {"n": draw(st.integers(2, 3))} if special == "samples" and around.samples else {}
     elif special == "stop" and around.stops:
-        fields |= {"stop": draw(st.sampled_from(around.stops)), "stop_in": draw(st.sampled_from([None, 0, 1, 2, 3]))}
+        fields |= {"stop": draw(st.sampled_from(around.stops))}
+        place = draw(st.sampled_from([None, 0, 1, 2, 3]))
+        fields |= {} if place is None else {"tags": {STOP_IN: place}}
     elif special in ("cold", "streamed"):
         fields |= {special: True}
-    return Sent(prompt, max_tokens, **fields)
+    return greedy("", prompt, max_tokens, **fields)
 
 
 @st.composite
@@ -145,7 +148,7 @@ def traces(draw: st.DrawFn, around: Around) -> Trace:
     many short sampled ones."""
     if around.sampling and "sampled" not in around.without and draw(st.integers(1, SELDOM)) == SELDOM:
         return draws(around, draw(st.integers(100, 10_000)))
-    sent: list[Sent] = []
+    sent: list[Request] = []
     budget = MOST_TOKENS_OF_A_TRACE
     for _ in range(draw(st.integers(1, min(12, around.slots + 3)))):
         request = draw(requests(around, sent))
@@ -166,7 +169,7 @@ def crowds(draw: st.DrawFn, around: Around) -> Trace:
     length = max(1, whole - new - len(around.first) - draw(st.integers(0, around.block)))
     seed = draw(st.integers(100, 10_000))
     prompts = [(*around.first, *content(around, seed + index, length)) for index in range(count)]
-    return Trace(tuple(Sent(prompt[: around.longest - new], new) for prompt in prompts))
+    return Trace(tuple(greedy("", prompt[: around.longest - new], new) for prompt in prompts))
 
 
 def traces_around(arounds: Sequence[Around]) -> st.SearchStrategy[Trace]:
@@ -181,26 +184,28 @@ def draws(around: Around, seed: int) -> Trace:
     """Sampled requests with different seeds: their tokens together show the distribution."""
     length = max(1, min(4, around.longest - len(around.first) - 2))
     prompts = [(*around.first, *content(around, seed + index, length)) for index in range(DRAWN)]
-    return Trace(tuple(Sent(prompt, 2, temperature=1.0, seed=seed + i) for i, prompt in enumerate(prompts)))
+    return Trace(tuple(greedy("", prompt, 2, temperature=1.0, seed=seed + i) for i, prompt in enumerate(prompts)))
 
 
 def unfit(around: Around, vocab_size: int, trace: Trace) -> str | None:
     """Why a right engine may refuse the trace, or answer otherwise; None for each that is drawn."""
-    for index, sent in enumerate(trace.requests):
+    for index, request in enumerate(trace.requests):
         where, first = f"requests[{index}]", around.first
-        tokens = len(sent.prompt) + sent.max_tokens
+        tokens = len(request.prompt_token_ids) + request.max_tokens
         if tokens > around.longest:
             return f"{where}: {tokens} tokens of prompt and answer, expected at most {around.longest}"
-        if max(sent.prompt) >= vocab_size:
-            return f"{where}.prompt: token {max(sent.prompt)}, expected ids below vocab_size={vocab_size}"
-        if around.needs_first and (sent.prompt[: len(first)] != first or len(sent.prompt) == len(first)):
-            return f"{where}.prompt: expected {first} and more, as the server puts that before each text"
-        if sent.stop is not None and not around.stops:
-            return f"{where}.stop {sent.stop!r}: this engine takes none"
-        if sent.temperature and not around.sampling:
-            return f"{where}.temperature {sent.temperature:g}: this engine is asked greedily only"
-        if sent.samples > 1 and not around.samples:
-            return f"{where}.samples {sent.samples}: this engine gives one"
+        if max(request.prompt_token_ids) >= vocab_size:
+            token = max(request.prompt_token_ids)
+            return f"{where}.prompt_token_ids: token {token}, expected ids below vocab_size={vocab_size}"
+        ids = request.prompt_token_ids
+        if around.needs_first and (ids[: len(first)] != first or len(ids) == len(first)):
+            return f"{where}.prompt_token_ids: expected {first} and more, as the server puts that before each text"
+        if request.stop is not None and not around.stops:
+            return f"{where}.stop {request.stop!r}: this engine takes none"
+        if request.is_sampled and not around.sampling:
+            return f"{where}.temperature {request.params.temperature:g}: this engine is asked greedily only"
+        if request.params.n > 1 and not around.samples:
+            return f"{where}.n {request.params.n}: this engine gives one"
     return None
 
 

@@ -15,17 +15,18 @@ from typing import Any, NamedTuple
 
 from lfm2np.checkpoint.strict_json import read_bytes
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import Answer, answer_as_json, parse_line
+from lfm2np.oracle.engines.records import Answer, Request, Trace
+from lfm2np.oracle.engines.records_json import answer_as_json, parse_line, trace_as_json, trace_from_json
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.report import WRONG, Code, Finding, Report, Section, Table
 from lfm2np.suite.fuzz.campaign import Failure
 from lfm2np.suite.fuzz.finding import MEANS
 from lfm2np.suite.fuzz.judge import Judge
-from lfm2np.suite.fuzz.play_http import HttpPlayer
 from lfm2np.suite.fuzz.reproducer import reproducer
 from lfm2np.suite.fuzz.right import Right
 from lfm2np.suite.fuzz.timeline import timeline
-from lfm2np.suite.fuzz.trace import Sent, Trace, as_json, from_json, joined
+from lfm2np.suite.fuzz.trace import joined
+from lfm2np.suite.fuzz.watched import WatchedServer
 from lfm2np.system import write_whole
 from scheduler.checksum import FIELD, damage, sealed
 
@@ -51,22 +52,22 @@ class Context:
 def hand_over(out: Path, failure: Failure, judge: Judge, player: Any, context: Context) -> Path:
     """Writes the folder, as a whole or not at all, and returns it."""
     right = {
-        index: judge.right(sent, seen_of(failure, index))
-        for index, sent in enumerate(failure.trace.requests)
-        if sent.abort_after is None
+        index: judge.right(request, seen_of(failure, index))
+        for index, request in enumerate(failure.trace.requests)
+        if request.abort_after is None
     }
     record = json.loads(json.dumps(as_record(failure, context)))  # with names that are strings
     texts = {TRACE: json.dumps(sealed(record), indent=1) + "\n"}
-    if isinstance(player, HttpPlayer):
+    if isinstance(player, WatchedServer):
         whole, before = joined([*failure.before, failure.trace]), num_before(failure)
         ends = () if player.dialect.ignores_eos else judge.ends
         rows = [
-            row_of(whole, index, player.body(index, sent), right.get(index - before), ends)
-            for index, sent in enumerate(whole.requests)
+            row_of(whole, index, player.body(request), right.get(index - before), ends)
+            for index, request in enumerate(whole.requests)
         ]
-        alone = [judge.alone(sent) for sent in failure.trace.requests]
-        for index, sent in enumerate(alone):
-            rows[before + index] |= {} if sent is None else {"alone": player.body(index, sent)}
+        alone = [judge.alone(request) for request in failure.trace.requests]
+        for index, request in enumerate(alone):
+            rows[before + index] |= {} if request is None else {"alone": player.body(request)}
         title = f"{context.engine}: {failure.finding.what}"
         words, is_alone = server_words(failure), any(alone)
         texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, words, before, is_alone)
@@ -106,21 +107,21 @@ def require_place(out: Path) -> None:
 def seen_of(failure: Failure, index: int) -> Answer | None:
     if index == failure.finding.request and failure.finding.seen is not None:
         return failure.finding.seen
-    answers = failure.played.replies[index].answers
-    return answers[0] if answers else None
+    answer = failure.played.answers[index][0]
+    return None if answer.token_ids is None else answer
 
 
 def as_record(failure: Failure, context: Context) -> dict[str, Any]:
     """The content of trace.json: what `lfm2np fuzz TARGET --replay` reads, and the answers."""
     return {
-        **as_json(failure.trace),
-        **({"before": [as_json(each)["requests"] for each in failure.before]} if failure.before else {}),
+        **trace_as_json(failure.trace),
+        **({"before": [trace_as_json(each)["requests"] for each in failure.before]} if failure.before else {}),
         "finding": {"kind": failure.finding.kind, "what": failure.finding.what, "request": failure.finding.request},
         "rate": list(failure.rate),
         "same_tokens": failure.same_tokens,
         "engine": context.engine,
         "format": context.format_name,
-        "seen": [[answer_as_json(answer) for answer in reply.answers] for reply in failure.played.replies],
+        "seen": [[answer_as_json(answer) for answer in answers] for answers in failure.played.answers],
     }
 
 
@@ -138,7 +139,7 @@ def read_trace(path: Path) -> Trace:
     if not isinstance(before, list):
         raise RequestError(f"{path}: before: expected a list of lists of requests")
     try:
-        return joined([from_json({"requests": requests}) for requests in (*before, raw["requests"])])
+        return joined([trace_from_json({"requests": requests}) for requests in (*before, raw["requests"])])
     except RequestError as problem:
         raise RequestError(f"{path}: {problem}") from None
 
@@ -150,12 +151,12 @@ def row_of(
 
     ends  tokens behind which the server stops
     """
-    sent = trace.requests[index]
-    moments = {name: getattr(sent, name) for name in ("after", "after_tokens", "abort_after")}
+    request = trace.requests[index]
+    moments = {name: getattr(request, name) for name in ("after", "after_tokens", "abort_after")}
     row: dict[str, Any] = {"body": body} | {name: value for name, value in moments.items() if value is not None}
-    row |= {"pause": sent.pause} if sent.pause else {}
+    row |= {"pause": request.pause} if request.pause else {}
     row |= {"streamed": True} if trace.is_streamed(index) else {}
-    if right and sent.samples == 1 and (sent.stop is None or not sent.temperature):
+    if right and request.params.n == 1 and (request.stop is None or not request.params.temperature):
         last = next((index for index, token in enumerate(right) if token.token_id in ends), len(right))
         expected = right[: last + 1]
         row["right"] = [[token.token_id, token.logprob, token.bound, token.decided] for token in expected]
@@ -180,20 +181,22 @@ def server_words(failure: Failure) -> str:
 
 
 def moment(trace: Trace, index: int) -> str:
-    sent = trace.requests[index]
-    when = "at once" if sent.after is None else f"when request {sent.after} has ended"
-    if sent.after_tokens is not None:
-        when = f"after {sent.after_tokens} tokens of request {sent.after}"
-    return when + (f", then {sent.pause} ms" if sent.pause else "")
+    request = trace.requests[index]
+    when = "at once" if request.after is None else f"when request {request.after} has ended"
+    if request.after_tokens is not None:
+        when = f"after {request.after_tokens} tokens of request {request.after}"
+    return when + (f", then {request.pause} ms" if request.pause else "")
 
 
-def special(sent: Sent) -> str:
-    words = [f"aborted after {sent.abort_after} tokens"] if sent.abort_after is not None else []
-    if sent.temperature:
-        words.append(f"temperature {sent.temperature:g}, seed {sent.seed}, {sent.samples} samples")
-    words += ["stop " + repr(sent.stop).replace("|", "\\x7c")] if sent.stop is not None else []
-    words += ["cold"] if sent.cold else []
-    words += ["streamed"] if sent.streamed else []
+def special(request: Request) -> str:
+    words = [f"aborted after {request.abort_after} tokens"] if request.abort_after is not None else []
+    if request.params.temperature:
+        words.append(
+            f"temperature {request.params.temperature:g}, seed {request.params.seed}, {request.params.n} samples"
+        )
+    words += ["stop " + repr(request.stop).replace("|", "\\x7c")] if request.stop is not None else []
+    words += ["cold"] if request.cold else []
+    words += ["streamed"] if request.streamed else []
     return "; ".join(words)
 
 
@@ -203,8 +206,8 @@ def shown_ids(ids: Sequence[int]) -> str:
 
 
 def sharing(trace: Trace, index: int) -> str:
-    prompt = trace.requests[index].prompt
-    lengths = [num_shared(prompt, other.prompt) for other in trace.requests[:index]]
+    prompt = trace.requests[index].prompt_token_ids
+    lengths = [num_shared(prompt, other.prompt_token_ids) for other in trace.requests[:index]]
     longest = max(lengths, default=0)
     return f"{longest} with request {lengths.index(longest)}" if longest else "none"
 
@@ -225,7 +228,7 @@ def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) ->
     if index is None:
         return []
     position, seen = failure.finding.position, seen_of(failure, index)
-    at = None if position is None else position.row - len(failure.trace.requests[index].prompt) + 1
+    at = None if position is None else position.row - len(failure.trace.requests[index].prompt_token_ids) + 1
     tokens = () if seen is None else seen.token_ids or ()
     logprobs = () if seen is None else seen.logprobs or ()
     rows, is_same = [], True
@@ -274,8 +277,15 @@ def facts(failure: Failure, context: Context) -> dict[str, str]:
 
 def rows_of(trace: Trace) -> list[list[Any]]:
     return [
-        [index, len(sent.prompt), sent.max_tokens, moment(trace, index), sharing(trace, index), special(sent)]
-        for index, sent in enumerate(trace.requests)
+        [
+            index,
+            len(request.prompt_token_ids),
+            request.max_tokens,
+            moment(trace, index),
+            sharing(trace, index),
+            special(request),
+        ]
+        for index, request in enumerate(trace.requests)
     ]
 
 
@@ -329,7 +339,7 @@ def report_of(
     """With the same content as the issue, and the timeline."""
     trace, finding = failure.trace, failure.finding
     compared = [[marked(cell, "") for cell in row] for row in expected_and_seen(failure, right)]
-    prompts = [f"{index}: {shown_ids(sent.prompt)}" for index, sent in enumerate(trace.requests)]
+    prompts = [f"{index}: {shown_ids(request.prompt_token_ids)}" for index, request in enumerate(trace.requests)]
     tokens = [Table("Tokens of the wrong request", COMPARED, compared, ())] if compared else []
     return Report(
         command="fuzz",

@@ -8,12 +8,11 @@ from typing import ClassVar, Protocol
 
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place
-from lfm2np.oracle.engines.records import Answer
+from lfm2np.oracle.engines.records import Answer, Request, Trace
+from lfm2np.oracle.engines.target import Played
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.suite.fuzz.finding import Finding, finding_of
-from lfm2np.suite.fuzz.played import Played
 from lfm2np.suite.fuzz.right import Right, right_answer, with_stops
-from lfm2np.suite.fuzz.trace import Sent, Trace
 
 
 class Judge(Protocol):
@@ -41,10 +40,10 @@ class Judge(Protocol):
     def finding(self, trace: Trace, played: Played) -> Finding | None:
         """The worst that is wrong; None for answers that may be right."""
 
-    def right(self, sent: Sent, seen: Answer | None) -> list[Right]:
+    def right(self, request: Request, seen: Answer | None) -> list[Right]:
         """What should have come; empty where that is unknown."""
 
-    def alone(self, sent: Sent) -> Sent | None:
+    def alone(self, request: Request) -> Request | None:
         """The request whose answer is what should have come; None where that is not the engine's own."""
 
 
@@ -79,8 +78,8 @@ class ByTruth:
     def finding(self, trace: Trace, played: Played) -> Finding | None:
         return finding_of(self.model, self.format_name, trace, played, Known(place=self.place), self.texts)
 
-    def right(self, sent: Sent, seen: Answer | None) -> list[Right]:
-        return right_answer(self.model, self.format_name, sent, seen)
+    def right(self, request: Request, seen: Answer | None) -> list[Right]:
+        return right_answer(self.model, self.format_name, request, seen)
 
-    def alone(self, sent: Sent) -> Sent | None:
+    def alone(self, request: Request) -> Request | None:
         return None

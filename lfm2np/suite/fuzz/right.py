@@ -14,14 +14,14 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.agreement import UNFINISHED, all_text
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greedy
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import margins, most_shift
 from lfm2np.oracle.judging.scored import Known, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.suite.fuzz.trace import Sent, Trace
+from lfm2np.suite.fuzz.draw_traces import STOP_IN
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Right:
     decided: bool
 
 
-def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None) -> list[Right]:
+def right_answer(model: Model, format_name: str, request: Request, seen: Answer | None) -> list[Right]:
     """For a greedy request the oracle's tokens; for a sampled one those that the engine gave."""
-    tokens = fitted_tokens(model, sent, seen) if sent.temperature else greedy(model, sent)
+    tokens = fitted_tokens(model, request, seen) if request.is_sampled else best_tokens(model, request)
     if not tokens:
         return []
-    ask, known = Ask("right", "fuzz", sent.prompt, len(tokens)), Known()
-    pair = (ask, Answer("right", tuple(tokens)))
+    asked, known = greedy("right", request.prompt_token_ids, len(tokens)), Known()
+    pair = (asked, Answer(tuple(tokens)))
     positions = judge(model, format_name, [pair], known=known, stages=[DRAWS])
     (truth,) = truths_of(model, [pair], known).values()
     allowed = margins(truth, known.noises[format_name, truth.spoken], format_named(format_name).bits)
@@ -48,24 +48,24 @@ def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None
     for position in positions:
         index, column = position.row - truth.first, truth.at(position.row, position.token_id)
         bound = float(allowed.units[index] + LIMIT * allowed.scales[index, column]) + most_shift(truth.vocab_size)
-        decided = not sent.temperature and position.margin_ratio > LIMIT
+        decided = not request.is_sampled and position.margin_ratio > LIMIT
         answer.append(Right(position.token_id, float(truth.logprobs[index, column]), bound, decided))
     return answer
 
 
-def fitted_tokens(model: Model, sent: Sent, seen: Answer | None) -> tuple[int, ...]:
+def fitted_tokens(model: Model, request: Request, seen: Answer | None) -> tuple[int, ...]:
     """Empty for an answer that can't be scored."""
     if seen is None:
         return ()
-    return fitting(Ask("right", "fuzz", sent.prompt, sent.max_tokens), seen, model.config, True).token_ids or ()
+    return fitting(request, replace(seen, is_aborted=True), model.config).token_ids or ()
 
 
-def greedy(model: Model, sent: Sent) -> tuple[int, ...]:
+def best_tokens(model: Model, request: Request) -> tuple[int, ...]:
     """Up to the token that completes the stop text; not ended by an end-of-sequence token."""
     engine = Engine(model)
-    stop = (sent.stop,) if sent.stop is not None and model.has_tokenizer else ()
-    params = SamplingParams(temperature=0.0, max_tokens=sent.max_tokens, ignore_eos=True, stop=stop)
-    engine.add_request("right", sent.prompt, params)
+    stop = (request.stop,) if request.stop is not None and model.has_tokenizer else ()
+    params = SamplingParams(temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True, stop=stop)
+    engine.add_request("right", request.prompt_token_ids, params)
     tokens: tuple[int, ...] = ()
     while engine.has_unfinished:
         for output in engine.step():
@@ -73,32 +73,34 @@ def greedy(model: Model, sent: Sent) -> tuple[int, ...]:
     return tokens
 
 
-def stop_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: Answer) -> str | None:
+def stop_fault(tokenizer: Tokenizer, ends: Collection[int], request: Request, answer: Answer) -> str | None:
     """Why an answer can't be right: it goes on behind its stop string, or ends though that never came; or None."""
     ids = answer.token_ids
-    if not ids or sent.stop is None or not all_text(tokenizer, ids):
+    if not ids or request.stop is None or not all_text(tokenizer, ids):
         return None
-    if sent.stop in tokenizer.decode(ids[:-1]):
-        return f"stop {sent.stop!r} stands in the text of its first {len(ids) - 1} tokens, yet it goes on"
-    if len(ids) < sent.max_tokens and sent.stop not in tokenizer.decode(ids) and ids[-1] not in ends:
-        return f"ends after {len(ids)} of {sent.max_tokens} tokens, and stop {sent.stop!r} is not in its text"
+    if request.stop in tokenizer.decode(ids[:-1]):
+        return f"stop {request.stop!r} stands in the text of its first {len(ids) - 1} tokens, yet it goes on"
+    if len(ids) < request.max_tokens and request.stop not in tokenizer.decode(ids) and ids[-1] not in ends:
+        return f"ends after {len(ids)} of {request.max_tokens} tokens, and stop {request.stop!r} is not in its text"
     return None
 
 
 def with_stops(model: Model, trace: Trace) -> Trace:
-    """The trace with stop strings that its requests will meet: see Sent.stop_in."""
-    if not model.has_tokenizer or all(sent.stop_in is None for sent in trace.requests):
+    """The trace with stop strings that its requests will meet: see STOP_IN."""
+    if not model.has_tokenizer or all(STOP_IN not in request.tags for request in trace.requests):
         return trace
-    return Trace(tuple(replace(sent, stop=stop_in(model, sent) or sent.stop) for sent in trace.requests))
+    return Trace(
+        tuple(changed(request, stop=stop_in(model, request) or request.params.stop) for request in trace.requests)
+    )
 
 
-def stop_in(model: Model, sent: Sent) -> str | None:
+def stop_in(model: Model, request: Request) -> str | None:
     """A text that begins in the token before number `stop_in` of the right answer, and ends within that token if it has
     more than one character: an engine that looks only at the ends of tokens misses it. None where there is none."""
-    if sent.stop_in is None or sent.temperature or sent.stop is None:
+    if STOP_IN not in request.tags or request.is_sampled or request.stop is None:
         return None
-    first = replace(sent, stop=None, max_tokens=min(sent.max_tokens, sent.stop_in + 1))
-    ids = greedy(model, first)
+    first = changed(request, stop=(), max_tokens=min(request.max_tokens, request.tags[STOP_IN] + 1))
+    ids = best_tokens(model, first)
     if not all_text(model.tokenizer, ids):
         return None
     before, whole = model.tokenizer.decode(ids[:-1]), model.tokenizer.decode(ids)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from lfm2np.errors import RequestError
-from lfm2np.suite.fuzz.trace import MOMENT, Sent, Trace
+from lfm2np.oracle.engines.records import MOMENT, Request, Trace, changed
 
 Edit = Callable[[Trace], Trace | None]  # None: it does not apply
 Fails = Callable[[Trace], bool]
@@ -69,19 +69,19 @@ def without(trace: Trace, start: int, size: int) -> Trace | None:
     place = {old: new for new, old in enumerate(kept)}
     requests = []
     for index in kept:
-        sent = trace.requests[index]
-        after, tokens = sent.after, sent.after_tokens
+        request = trace.requests[index]
+        after, tokens = request.after, request.after_tokens
         while after is not None and after in gone:
             waited = trace.requests[after]
             after, tokens = waited.after, waited.after_tokens
-        requests.append(replace(sent, after=None if after is None else place[after], after_tokens=tokens))
+        requests.append(replace(request, after=None if after is None else place[after], after_tokens=tokens))
     return Trace(tuple(requests))
 
 
 def shorter_prompts(trace: Trace) -> Iterator[Edit]:
     """Without a piece of a prompt and of all others that begin with the same tokens; then of this prompt alone."""
-    for index, sent in enumerate(trace.requests):
-        length = len(sent.prompt)
+    for index, request in enumerate(trace.requests):
+        length = len(request.prompt_token_ids)
         for size in halves(length):
             for start in dict.fromkeys((length - size, (length - size) // 2, 0)):
                 yield partial(cut, index=index, start=start, size=size, everywhere=True)
@@ -90,56 +90,57 @@ def shorter_prompts(trace: Trace) -> Iterator[Edit]:
 
 def cut(trace: Trace, index: int, start: int, size: int, everywhere: bool) -> Trace | None:
     """Removes a piece of one prompt; `everywhere`: the same of each longer prompt that is equal up to its end."""
-    prompt, stop = trace.requests[index].prompt, start + size
+    prompt, stop = trace.requests[index].prompt_token_ids, start + size
     if stop > len(prompt) or size == len(prompt):
         return None
     requests = []
-    for number, sent in enumerate(trace.requests):
-        is_cut = everywhere and sent.prompt[:stop] == prompt[:stop] and len(sent.prompt) > size
-        shorter = sent.prompt[:start] + sent.prompt[stop:] if is_cut or number == index else sent.prompt
-        requests.append(replace(sent, prompt=shorter))
+    for number, request in enumerate(trace.requests):
+        ids = request.prompt_token_ids
+        is_cut = everywhere and ids[:stop] == prompt[:stop] and len(ids) > size
+        shorter = ids[:start] + ids[stop:] if is_cut or number == index else ids
+        requests.append(replace(request, prompt_token_ids=shorter))
     return Trace(tuple(requests))
 
 
-def with_request(trace: Trace, index: int, sent: Sent) -> Trace:
-    return Trace((*trace.requests[:index], sent, *trace.requests[index + 1 :]))
+def with_request(trace: Trace, index: int, request: Request) -> Trace:
+    return Trace((*trace.requests[:index], request, *trace.requests[index + 1 :]))
 
 
 def simpler(trace: Trace) -> Iterator[Edit]:
     """Each request without its special parameters, and with fewer tokens."""
-    for index, sent in enumerate(trace.requests):
-        yield from (partial(with_fields, index=index, fields=fields) for fields in simpler_fields(sent))
+    for index, request in enumerate(trace.requests):
+        yield from (partial(with_fields, index=index, fields=fields) for fields in simpler_fields(request))
 
 
-def simpler_fields(sent: Sent) -> Iterator[Mapping[str, object]]:
-    yield {"temperature": 0.0, "samples": 1, "seed": 0}
-    yield {"samples": 1}
-    yield {"stop": None, "stop_in": None}
+def simpler_fields(request: Request) -> Iterator[Mapping[str, object]]:
+    yield {"temperature": 0.0, "n": 1, "seed": None}
+    yield {"n": 1}
+    yield {"stop": ()}
     yield {"abort_after": None}
     yield {"cold": False}
     yield {"streamed": False}
     yield {"pause": 0}
-    yield from ({"max_tokens": most} for most in (1, 2, *sorted(halves(sent.max_tokens)), sent.max_tokens - 1))
-    yield from ({"abort_after": most} for most in range(sent.abort_after or 0))
-    yield from ({"after_tokens": most} for most in range(1, sent.after_tokens or 1))
+    yield from ({"max_tokens": most} for most in (1, 2, *sorted(halves(request.max_tokens)), request.max_tokens - 1))
+    yield from ({"abort_after": most} for most in range(request.abort_after or 0))
+    yield from ({"after_tokens": most} for most in range(1, request.after_tokens or 1))
 
 
 def with_fields(trace: Trace, index: int, fields: Mapping[str, object]) -> Trace | None:
     """None where that would be no simpler."""
-    sent = trace.requests[index]
+    request = trace.requests[index]
     for name in ("max_tokens", "abort_after", "after_tokens"):
-        now, then = getattr(sent, name), fields.get(name)
+        now, then = getattr(request, name), fields.get(name)
         if name in fields and (now is None or (isinstance(then, int) and then >= now)):
             return None
-    return with_request(trace, index, replace(sent, **fields))  # type: ignore[arg-type]
+    return with_request(trace, index, changed(request, **fields))
 
 
 def less_overlap(trace: Trace) -> Iterator[Edit]:
     """One request after another; if that does not fail, requests that wait for tokens are sent at once."""
-    for index, sent in enumerate(trace.requests):
-        if index and (sent.after is None or sent.after_tokens is not None):
+    for index, request in enumerate(trace.requests):
+        if index and (request.after is None or request.after_tokens is not None):
             yield partial(with_moment, index=index, after=index - 1, pause=MOMENT)
-        if sent.after_tokens is not None:
+        if request.after_tokens is not None:
             yield partial(with_moment, index=index, after=None, pause=0)
 
 

@@ -8,8 +8,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # they need NumPy and Hypothesis, which a help does not
+    from lfm2np.oracle.engines.target import Abilities
     from lfm2np.suite.fuzz.draw_traces import Around
-    from lfm2np.suite.fuzz.played import Takes
 
 GIVEN, REPORTED, MODELS, ASSUMED = "given", "reported", "the model's", "assumed"
 BLOCKS, CHUNKS, SLOTS = (16, 64), (64, 256, 512), (8,)  # of vLLM, SGLang and small engines
@@ -27,7 +27,7 @@ class Size:
 Sizes = Mapping[str, Size]  # by the names of engine_protocol.TOLD
 
 
-def sizes_of(given: Mapping[str, int | None], takes: Takes, longest: Size) -> Sizes:
+def sizes_of(given: Mapping[str, int | None], abilities: Abilities, longest: Size) -> Sizes:
     """`longest`: most tokens of a request."""
 
     def size(name: str, reported: int | None, assumed: Sequence[int]) -> Size:
@@ -37,9 +37,9 @@ def sizes_of(given: Mapping[str, int | None], takes: Takes, longest: Size) -> Si
         return Size(tuple(assumed), ASSUMED) if reported is None else Size((reported,), REPORTED)
 
     return {
-        "block_size": size("block_size", takes.block, BLOCKS),
-        "max_num_batched_tokens": size("max_num_batched_tokens", takes.chunk, CHUNKS),
-        "max_num_seqs": size("max_num_seqs", takes.slots, SLOTS),
+        "block_size": size("block_size", abilities.block, BLOCKS),
+        "max_num_batched_tokens": size("max_num_batched_tokens", abilities.chunk, CHUNKS),
+        "max_num_seqs": size("max_num_seqs", abilities.slots, SLOTS),
         "max_model_len": longest,
     }
 

@@ -15,7 +15,7 @@ from subprocess import DEVNULL
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
 from lfm2np.oracle.engines.http_client import HttpClient, HttpError
-from lfm2np.oracle.engines.records import parse_line
+from lfm2np.oracle.engines.records_json import parse_line
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.system import kill_session, session, split_command, terminate_session
 

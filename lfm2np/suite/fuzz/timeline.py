@@ -17,9 +17,9 @@ CAPTION = (
 
 def timeline(failure: Failure) -> Figure:
     played = failure.played
-    last = max((reply.ended or 0.0 for reply in played.replies), default=0.0) or 1.0
-    bottom = TOP + ROW * len(played.replies)
-    rows = [drawn(failure, index, last) for index in range(len(played.replies))]
+    last = max((answer.ended or 0.0 for answer, *_ in played.answers), default=0.0) or 1.0
+    bottom = TOP + ROW * len(played.answers)
+    rows = [drawn(failure, index, last) for index in range(len(played.answers))]
     ends = [label(LEFT, bottom + 16, "0", "start"), label(RIGHT, bottom + 16, f"{last:.3g} {played.clock}", "end")]
     size = {"class_": "chart", "viewBox": f"0 0 {WIDTH:g} {bottom + 24:g}", "role": "img"}
     drawing = element("svg", element("title", "Timeline of the trace"), rows, ends, **size)
@@ -28,23 +28,23 @@ def timeline(failure: Failure) -> Figure:
 
 def drawn(failure: Failure, index: int, last: float) -> list[Markup]:
     """The bar of one request, with its number, its sizes and, if it is the wrong one, a cross."""
-    reply, y = failure.played.replies[index], TOP + ROW * index
+    answer, y = failure.played.answers[index][0], TOP + ROW * index
     parts = [label(LEFT - 6, y + 17, str(index), "end")]
-    if reply.sent is None or reply.ended is None:
+    if answer.sent is None or answer.ended is None:
         return [*parts, label(LEFT, y + 17, "never sent", "start")]
 
     def x(seconds: float) -> float:
         return LEFT + (RIGHT - LEFT) * seconds / last
 
-    first = reply.ended if reply.first is None else reply.first
-    parts.append(bar("prefill", x(reply.sent), x(first), y))
-    if reply.first is not None:
-        parts.append(bar("decode", x(first), x(reply.ended), y))
+    first = answer.ended if answer.first is None else answer.first
+    parts.append(bar("prefill", x(answer.sent), x(first), y))
+    if answer.first is not None:
+        parts.append(bar("decode", x(first), x(answer.ended), y))
     words = sizes(failure, index)
-    left = max(LEFT, min(x(reply.sent) + 4, RIGHT - CHARACTER * len(words)))
+    left = max(LEFT, min(x(answer.sent) + 4, RIGHT - CHARACTER * len(words)))
     parts.append(label(left, y + 16, words, "start"))
     if failure.finding.request == index:
-        at = wrong_at(failure, index, x(first), x(reply.ended))
+        at = wrong_at(failure, index, x(first), x(answer.ended))
         parts.append(element("path", class_="mark bug", d=f"M{at:.1f} {y + 11:.1f}m-6-6l12 12m0-12l-12 12"))
     return parts
 
@@ -60,24 +60,26 @@ def bar(kind: str, start: float, end: float, y: float) -> Markup:
 
 def wrong_at(failure: Failure, index: int, first: float, ended: float) -> float:
     """As if tokens came evenly between the first and the last."""
-    position, sent = failure.finding.position, failure.trace.requests[index]
+    position, request = failure.finding.position, failure.trace.requests[index]
     if position is None:
         return ended
-    at = max(0, position.row - len(sent.prompt) + 1)
-    return first + (ended - first) * at / max(1, sent.max_tokens - 1)
+    at = max(0, position.row - len(request.prompt_token_ids) + 1)
+    return first + (ended - first) * at / max(1, request.max_tokens - 1)
 
 
 def sizes(failure: Failure, index: int) -> str:
-    sent, reply = failure.trace.requests[index], failure.played.replies[index]
-    cached = f", {reply.cached} cached" if reply.cached else ""
-    return f"{len(sent.prompt)} + {sent.max_tokens}{cached}{', aborted' if reply.left else ''}"
+    request, answer = failure.trace.requests[index], failure.played.answers[index][0]
+    cached = f", {answer.cached_tokens} cached" if answer.cached_tokens else ""
+    return f"{len(request.prompt_token_ids)} + {request.max_tokens}{cached}{', aborted' if answer.is_aborted else ''}"
 
 
 def numbers(failure: Failure) -> Table:
     played = failure.played
     rows = []
-    for index, reply in enumerate(played.replies):
-        is_sent = reply.sent is not None and reply.ended is not None
-        times = [number(each) for each in (reply.sent, reply.first, reply.ended)] if is_sent else ["never sent", "", ""]
+    for index, (answer, *_) in enumerate(played.answers):
+        is_sent = answer.sent is not None and answer.ended is not None
+        times = (
+            [number(each) for each in (answer.sent, answer.first, answer.ended)] if is_sent else ["never sent", "", ""]
+        )
         rows.append([index, sizes(failure, index), *times])
     return Table(f"Times, {played.clock}", ("request", "tokens", "sent", "first token", "ended"), rows, (0, 1))

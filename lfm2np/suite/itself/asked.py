@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from lfm2np.errors import InconclusiveError
-from lfm2np.oracle.engines.target import TargetError
-from lfm2np.suite.fuzz.played import DEAD, REFUSED, Played, Player, Takes
-from lfm2np.suite.fuzz.trace import Trace
+from lfm2np.oracle.engines.records import DEAD, REFUSED, Pair, Request, Trace, changed
+from lfm2np.oracle.engines.target import Abilities, Answers, Played, Target, TargetError
+from lfm2np.oracle.engines.validate import validate
 from lfm2np.suite.itself import relations
-from lfm2np.suite.itself.pairs import Compared, Pair, compared, likeliest, scored, stopped
+from lfm2np.suite.itself.pairs import Compared, Comparison, compared, likeliest, scored, stopped
 from lfm2np.suite.itself.questions import Sizes, questions
-from lfm2np.suite.itself.relations import NEEDS, OTHER, RELATIONS, Alone, Place, Relation
+from lfm2np.suite.itself.relations import LIKELIEST, NEEDS, OTHER, QUESTION, RELATIONS, SCORED, START, Relation
 from lfm2np.suite.itself.rounding_spread import (
     Outcome,
     Score,
@@ -34,11 +34,11 @@ ROUNDS, NEEDED = 3, 2  # of other tokens each: a relation is broken if it looks 
 
 
 class Seen(NamedTuple):
-    """A position, and where it was asked."""
+    """A position, and the request of a trace that asked for it."""
 
     compared: Compared
     trace: Trace
-    place: Place
+    request: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Broken:
 
     what: str
     trace: Trace | None = None
-    place: Place | None = None
+    request: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ class Round:
     def positions(self) -> list[Seen]:
         return [seen for pair in self.pairs for seen in pair]
 
-    def take(self, pair: Pair, trace: Trace, place: Place) -> None:
+    def take(self, pair: Comparison, trace: Trace, request: int) -> None:
         if pair.fault is not None and self.fault is None:
-            self.fault = Broken(f"{where(trace, place)}: {pair.fault}", trace, place)
-        self.pairs.append([Seen(each, trace, place) for each in pair.positions])
+            self.fault = Broken(f"{where(trace, request)}: {pair.fault}", trace, request)
+        self.pairs.append([Seen(each, trace, request) for each in pair.positions])
 
 
 @dataclass
@@ -117,8 +117,8 @@ class Asking:
     until    time.monotonic() after which no further relation is begun
     """
 
-    players: Mapping[str, Player]
-    takes: Takes
+    players: Mapping[str, Target]
+    abilities: Abilities
     sizes: Sizes
     format_name: str
     seed: int = 0
@@ -131,8 +131,8 @@ class Asking:
     unanswered: list[str] = field(default_factory=list)
     gone: Broken | None = None  # the trace at which the engine died
     died_in: str = ""  # the relation that measures the spread in which it did
-    first: list[Alone] = field(default_factory=list)  # the questions of the first round
-    others: dict[int, list[Alone]] = field(default_factory=dict)  # those of further rounds, by number
+    first: list[Pair] = field(default_factory=list)  # the questions of the first round
+    others: dict[int, list[Pair]] = field(default_factory=dict)  # those of further rounds, by number
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that was asked
 
     def run(self, chosen: Sequence[Relation] = RELATIONS) -> Checked:
@@ -144,7 +144,7 @@ class Asking:
             self.report(done, len(chosen))
             held.append(self.ask(relation, spread))
         self.report(len(chosen), len(chosen))
-        name = self.takes.abilities.engine
+        name = self.abilities.engine
         counts = (self.requests, self.tokens, time.monotonic() - began, self.traces)
         unanswered = tuple(dict.fromkeys(self.unanswered))
         return Checked(name, self.format_name, self.is_bitwise, spread, tuple(held), *counts, unanswered)
@@ -206,14 +206,14 @@ class Asking:
 
     def lacks(self, relation: Relation) -> list[str]:
         """What of the relation's needs the engine does not take."""
-        abilities = self.takes.abilities
+        abilities = self.abilities
         takes = {
             "scored": abilities.tells_prompt_logprobs,
-            "streamed": self.takes.streams,
+            "streamed": abilities.is_streaming,
             "aborts": abilities.can_abort,
-            "seeds": self.takes.sampling and abilities.takes_seeds,
-            "samples": self.takes.samples,
-            "stops": self.takes.stops,
+            "seeds": abilities.takes_sampling and abilities.takes_seeds,
+            "samples": abilities.takes_samples,
+            "stops": abilities.takes_stops,
         }
         return [need for need in relation.needs if not takes.get(need, need in self.players)]
 
@@ -225,99 +225,106 @@ class Asking:
         if worst is None:
             return None
         seen = positions[worst.index]
-        return Broken(f"{where(seen.trace, seen.place)}: {worst.what}", seen.trace, seen.place)
+        return Broken(f"{where(seen.trace, seen.request)}: {worst.what}", seen.trace, seen.request)
 
-    def alone(self, round_: int, samples: int = 0) -> list[Alone]:
+    def alone(self, round_: int, samples: int = 0) -> list[Pair]:
         """The questions of a round on an idle engine, one after another; those that were answered.
 
         samples  0: greedily; 1: with a seed; more: so many answers to each
         """
-        sents = questions(self.sizes, self.seed * ROUNDS + round_)
+        asked = questions(self.sizes, self.seed * ROUNDS + round_)
         if samples:
-            drawn = {"temperature": relations.TEMPERATURE, "seed": relations.SEED, "samples": samples}
-            sents = [replace(sent, **drawn) for sent in sents]  # type: ignore[arg-type]
-        played = self.play(relations.in_turn(sents))
-        answered = []
-        for sent, reply in zip(sents, played.replies, strict=True):
-            usable = [answer for answer in reply.answers if answer.token_ids] if reply.trouble is None else []
-            answered += [Alone(sent, answer) for answer in usable]
+            drawn = {"temperature": relations.TEMPERATURE, "seed": relations.SEED, "n": samples}
+            asked = [changed(question, **drawn) for question in asked]
+        played = self.play(relations.in_turn(asked))
+        answered: list[Pair] = []
+        for question, answers in zip(asked, played.answers, strict=True):
+            valid = [validate(question, answer) for answer in answers]
+            usable = [answer for answer in valid if answer.error is None and answer.token_ids]
+            answered += [(question, answer) for answer in usable]
             if not usable:
-                why = reply.trouble.what if reply.trouble is not None else "no token ids were reported"
-                self.unanswered.append(f"a prompt of {len(sent.prompt)} tokens alone: {why}")
+                why = next((answer.error for answer in valid if answer.error), "no token ids were reported")
+                self.unanswered.append(f"a prompt of {len(question.prompt_token_ids)} tokens alone: {why}")
         if not answered:
             raise InconclusiveError(f"no question was answered: {self.unanswered[-1]}")
         return answered
 
-    def round(self, relation: Relation, alone: Sequence[Alone], number: int) -> Round:
+    def round(self, relation: Relation, alone: Sequence[Pair], number: int) -> Round:
         if relation.samples:
             alone = self.alone(number, relation.samples)
         round_ = Round()
-        for asked in relation.build(alone, self.sizes):
-            played = self.play(asked.trace, relation.player)
-            if unmet := refused(asked.trace, played, {place.request for place in asked.places}):
+        for trace in relation.build(alone, self.sizes):
+            played = self.play(trace, relation.player)
+            if unmet := refused(trace, played):
                 round_.unmet = unmet
                 continue
-            for place in asked.places:
-                pair = pair_of(alone[place.question], asked.trace, played, place, bool(relation.samples))
-                round_.take(pair, asked.trace, place)
+            for index, request in enumerate(trace.requests):
+                if QUESTION in request.tags:
+                    first = alone[request.tags[QUESTION]]
+                    round_.take(
+                        compared_with(first, request, played.answers[index], bool(relation.samples)), trace, index
+                    )
             if played.trouble is not None and round_.fault is None:
-                round_.fault = Broken(played.trouble.what, asked.trace)
+                round_.fault = Broken(played.trouble.what, trace)
         return round_
 
     def play(self, trace: Trace, player: str = "") -> Played:
         played = self.players[player].play(trace)
         self.traces += 1
         self.requests += len(trace.requests)
-        self.tokens += sum(len(answer.token_ids or ()) for reply in played.replies for answer in reply.answers)
-        if played.trouble is not None and played.trouble.kind == DEAD:
-            self.gone = Broken(played.trouble.what, trace)
-            raise TargetError(played.trouble.what)
+        self.tokens += sum(answer.num_tokens for answers in played.answers for answer in answers)
+        is_dead = all(answer.kind == DEAD for answers in played.answers for answer in answers)
+        if is_dead or (played.trouble is not None and played.trouble.kind == DEAD):
+            why = played.trouble.what if played.trouble is not None else str(played.answers[0][0].error)
+            self.gone = Broken(why, trace)
+            raise TargetError(why)
         return played
 
 
-def pair_of(alone: Alone, trace: Trace, played: Played, place: Place, is_drawn: bool) -> Pair:
-    """The answer at a place against the one alone."""
-    reply, sent = played.replies[place.request], trace.requests[place.request]
-    if reply.trouble is not None:
-        return Pair((), reply.trouble.what)
-    if not reply.answers:
-        return Pair((), None if sent.streamed else "no answer")
-    (answer,) = reply.answers
-    if answer.error is not None:
-        return Pair((), answer.error)
-    if sent.stop is not None:
-        return stopped(alone.answer, answer, sent.stop, sent.max_tokens)
-    if place.is_likeliest:
+def compared_with(alone: Pair, request: Request, answers: Answers, is_drawn: bool) -> Comparison:
+    """The answer to a request against the one alone."""
+    answer = validate(request, answers[0])
+    if answer.error is not None or len(answers) > 1:
+        return Comparison((), answer.error or f"{len(answers)} samples, expected 1")
+    if answer.token_ids is None:
+        return Comparison((), None if request.streamed else "no answer")
+    question, first = alone
+    if request.stop is not None:
+        return stopped(first, answer, request.stop, request.max_tokens)
+    if request.tags.get(LIKELIEST):
         return likeliest(answer)
-    if place.is_scored:
+    if request.tags.get(SCORED):
         logprobs = answer.prompt_logprobs
-        return Pair(()) if logprobs is None else scored(alone.answer, logprobs, len(alone.sent.prompt))
-    is_whole = not place.start and sent.max_tokens == alone.sent.max_tokens
-    return compared(alone.answer, answer, place.start, None if is_whole else sent.max_tokens, is_whole, is_drawn)
+        return Comparison(()) if logprobs is None else scored(first, logprobs, len(question.prompt_token_ids))
+    start = request.tags.get(START, 0)
+    is_whole = not start and request.max_tokens == question.max_tokens
+    return compared(first, answer, start, None if is_whole else request.max_tokens, is_whole, is_drawn)
 
 
-def refused(trace: Trace, played: Played, questions: set[int]) -> str:
+def refused(trace: Trace, played: Played) -> str:
     """The first request beside the questions that the engine refused, mostly as it is too long; an engine in Python
-    ends such a request when it is added, and the run with it."""
-    for index, (sent, reply) in enumerate(zip(trace.requests, played.replies, strict=True)):
-        if reply.trouble is None or index in questions:
+    ends such a request when it is added."""
+    for request, (answer, *_) in zip(trace.requests, played.answers, strict=True):
+        if answer.error is None or answer.is_aborted or QUESTION in request.tags:
             continue
-        if reply.trouble.kind == REFUSED or (reply.sent is not None and reply.sent == reply.ended):
-            return f"{len(sent.prompt)} tokens and {sent.max_tokens} more (see --max-model-len): {reply.trouble.what}"
+        if answer.kind == REFUSED or (answer.sent is not None and answer.sent == answer.ended):
+            count = len(request.prompt_token_ids)
+            return f"{count} tokens and {request.max_tokens} more (see --max-model-len): {answer.error}"
     return ""
 
 
-def where(trace: Trace, place: Place) -> str:
-    of = f", which holds {place.start} tokens of an answer" if place.start else ""
-    count, total = len(trace.requests[place.request].prompt), len(trace.requests)
-    return f"prompt of {count} tokens{of}, request {place.request} of {total}"
+def where(trace: Trace, request: int) -> str:
+    start = trace.requests[request].tags.get(START, 0)
+    of = f", which holds {start} tokens of an answer" if start else ""
+    count, total = len(trace.requests[request].prompt_token_ids), len(trace.requests)
+    return f"prompt of {count} tokens{of}, request {request} of {total}"
 
 
 def first_flip(round_: Round) -> str:
     """Where tokens differ of which no log-probability says by how much."""
     for seen in round_.positions:
         if seen.compared.is_flip and (seen.compared.is_open or seen.compared.difference is None):
-            return f"{where(seen.trace, seen.place)}: {words_of(seen.compared)}, by unknown nats"
+            return f"{where(seen.trace, seen.request)}: {words_of(seen.compared)}, by unknown nats"
     return "nothing was reported that could be compared"
 
 
@@ -350,13 +357,12 @@ def between(first: Asking, second: Asking, spreads: tuple[Spread, Spread]) -> He
     spread = max(spreads, key=lambda each: each.nats)
 
     def round_of(number: int) -> Round:
-        here = first.alone(number)
-        there = {each.sent: each.answer for each in second.alone(number)}
-        round_, trace = Round(), relations.in_turn([each.sent for each in here])
-        for index, each in enumerate(here):
-            answer = there.get(each.sent)
-            pair = Pair((), "the other engine does not answer") if answer is None else compared(each.answer, answer)
-            round_.take(pair, trace, Place(index, index))
+        here, there = first.alone(number), dict(second.alone(number))
+        round_, trace = Round(), relations.in_turn([question for question, _ in here])
+        for index, (question, answer) in enumerate(here):
+            other = there.get(question)
+            missing = Comparison((), "the other engine does not answer")
+            round_.take(missing if other is None else compared(answer, other), trace, index)
         return round_
 
     opening = round_of(0)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lfm2np.oracle.engines.records_json import trace_as_json as trace_as_json
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Report, Section, Table, plural
-from lfm2np.suite.fuzz.trace import as_json as trace_as_json
 from lfm2np.suite.itself.asked import OUT_OF_TIME, Checked, Held
 from lfm2np.suite.itself.rounding_spread import Outcome, Score, Spread, least_limit
 
@@ -78,7 +78,7 @@ def report_of(result: Result) -> Report:
         sections=list(sections_of(result)),
         figures={
             "engines": list(map(engine_as_json, result.engines)),
-            "between": None if result.between is None else held_as_json(result.between),
+            "between": None if result.between is None else held_trace_as_json(result.between),
             "folders": dict(result.folders),
         },
         cases=[case_of(*each) for each in result.named],
@@ -212,11 +212,11 @@ def engine_as_json(checked: Checked) -> dict[str, Any]:
         "tokens": checked.tokens,
         "seconds": round(checked.seconds, 1),
         "unanswered": list(checked.unanswered),
-        "relations": [held_as_json(each) for each in checked.held],
+        "relations": [held_trace_as_json(each) for each in checked.held],
     }
 
 
-def held_as_json(held: Held) -> dict[str, Any]:
+def held_trace_as_json(held: Held) -> dict[str, Any]:
     fields: dict[str, Any] = {"relation": held.relation.name, "outcome": str(held.outcome)}
     if held.score is not None:
         fields |= asdict(held.score)

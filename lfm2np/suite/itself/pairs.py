@@ -38,7 +38,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Pair:
+class Comparison:
     """All positions of two answers, and what no rounding explains."""
 
     positions: tuple[Compared, ...]
@@ -62,7 +62,7 @@ def compared(
     most: int | None = None,
     is_whole: bool = False,
     is_drawn: bool = False,
-) -> Pair:
+) -> Comparison:
     """The second answer is of the prompt of the first and `start` of its tokens, and goes on for at most `most`.
 
     is_whole  both answer the same request: text and finish reason must be the same, too
@@ -70,17 +70,17 @@ def compared(
     """
     ids, others = first.token_ids, second.token_ids
     if ids is None or others is None:
-        return Pair((), second.error or first.error or "no token ids were reported")
+        return Comparison((), second.error or first.error or "no token ids were reported")
     positions: list[Compared] = []
     for index, (token, other) in enumerate(zip(ids[start:], others, strict=False)):
         positions.append(at(first, second, start + index, index, is_drawn))
         if token != other:
-            return Pair(tuple(positions))
+            return Comparison(tuple(positions))
     due = len(ids) - start if most is None else min(most, len(ids) - start)
     if len(others) < due or (len(others) > due and most is None):
         reason = f", finish_reason {second.finish_reason!r}" if second.finish_reason else ""
-        return Pair(tuple(positions), f"{len(others)} tokens{reason}, expected {due} as in the other answer")
-    return Pair(tuple(positions), unlike(first, second) if is_whole else None)
+        return Comparison(tuple(positions), f"{len(others)} tokens{reason}, expected {due} as in the other answer")
+    return Comparison(tuple(positions), unlike(first, second) if is_whole else None)
 
 
 def unlike(first: Answer, second: Answer) -> str | None:
@@ -92,7 +92,7 @@ def unlike(first: Answer, second: Answer) -> str | None:
     return None
 
 
-def stopped(first: Answer, second: Answer, stop: str, max_tokens: int) -> Pair:
+def stopped(first: Answer, second: Answer, stop: str, max_tokens: int) -> Comparison:
     """The second answers the same request, but is to end at a stop string, which the first's text has.
 
     How many tokens it takes is unknown without a tokenizer, so the second's may be any of the first ones.
@@ -105,13 +105,17 @@ def stopped(first: Answer, second: Answer, stop: str, max_tokens: int) -> Pair:
     expected, seen = text[: text.index(stop)], second.text
     certain, unfinished, _ = expected.partition(UNFINISHED)
     if seen is not None and seen != expected and not (unfinished and seen.startswith(certain)):
-        return Pair(pair.positions, f"text {seen!r} with stop {stop!r}, expected {expected!r} of {text!r} without it")
+        return Comparison(
+            pair.positions, f"text {seen!r} with stop {stop!r}, expected {expected!r} of {text!r} without it"
+        )
     if second.finish_reason == "length" and count < max_tokens:
-        return Pair(pair.positions, f"finish_reason 'length' after {count} of {max_tokens} tokens, with stop {stop!r}")
+        return Comparison(
+            pair.positions, f"finish_reason 'length' after {count} of {max_tokens} tokens, with stop {stop!r}"
+        )
     return pair
 
 
-def likeliest(answer: Answer) -> Pair:
+def likeliest(answer: Answer) -> Comparison:
     """The tokens of a greedy answer against the likeliest ones that it reports itself."""
     positions = []
     for index, token in enumerate(answer.token_ids or ()):
@@ -119,7 +123,7 @@ def likeliest(answer: Answer) -> Pair:
         if token in here and len(here) > 1:
             lead = max(here.values()) - here[token]
             positions.append(Compared(index, -lead, (lead / math.sqrt(2.0),), lead == 0.0, lead > 0.0))
-    return Pair(tuple(positions))
+    return Comparison(tuple(positions))
 
 
 def at(first: Answer, second: Answer, position: int, index: int, is_drawn: bool) -> Compared:
@@ -179,7 +183,7 @@ def without(values: Mapping[int, float], token: int) -> list[float]:
     return [value for each, value in values.items() if each != token]
 
 
-def scored(first: Answer, logprobs: Sequence[float], prompt: int) -> Pair:
+def scored(first: Answer, logprobs: Sequence[float], prompt: int) -> Comparison:
     """An answer's tokens against their log-probabilities as parts of a prompt.
 
     logprobs  of each token but the first of the whole sequence
@@ -193,4 +197,4 @@ def scored(first: Answer, logprobs: Sequence[float], prompt: int) -> Pair:
             positions.append(
                 Compared(index, there - here[token], (noise,), there == here[token], tokens=(token, token))
             )
-    return Pair(tuple(positions))
+    return Comparison(tuple(positions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from lfm2np.suite.fuzz.trace import Ids, Sent
+from lfm2np.oracle.engines.records import Ids, Request, greedy
 
 DEFAULT_VOCAB = 256  # ids that every vocabulary has, where its size is unknown
 CONTROL = 8  # ids below it are control tokens of many vocabularies
@@ -30,7 +30,7 @@ class Sizes:
     vocab: int = DEFAULT_VOCAB
 
 
-def questions(sizes: Sizes, seed: int) -> list[Sent]:
+def questions(sizes: Sizes, seed: int) -> list[Request]:
     """Greedy requests, cold: prompts of one token to several chunks, and answers that cross a block's border.
 
     Three share tokens, so that a prefix cache meets what it may confuse: a block of which only the second token
@@ -47,7 +47,7 @@ def questions(sizes: Sizes, seed: int) -> list[Sent]:
     if 3 * block + 1 <= len(cut):
         inner = cut[block : 3 * block + 1]
     prompts[3:5] = cut, inner
-    return [Sent(prompt, new, cold=True) for prompt in prompts]
+    return [greedy("", prompt, new, cold=True) for prompt in prompts]
 
 
 def tokens(sizes: Sizes, seed: int, length: int) -> Ids:
@@ -55,7 +55,7 @@ def tokens(sizes: Sizes, seed: int, length: int) -> Ids:
     return tuple(choice.randrange(min(CONTROL, sizes.vocab - 1), sizes.vocab) for _ in range(length))
 
 
-def filler(sizes: Sizes, seed: int, length: int, new: int = 1) -> Sent:
+def filler(sizes: Sizes, seed: int, length: int, new: int = 1) -> Request:
     """A request that is not judged: tokens of its own, so that it shares no prefix."""
     length = max(1, min(length, sizes.longest - new))
-    return Sent(tokens(sizes, 1_000_003 + seed, length), new)
+    return greedy("", tokens(sizes, 1_000_003 + seed, length), new)

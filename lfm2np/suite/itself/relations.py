@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from lfm2np.oracle.engines.records import Answer
-from lfm2np.suite.fuzz.trace import MOMENT, Sent, Trace
+from lfm2np.oracle.engines.records import MOMENT, Pair, Request, Trace, changed, greedy
 from lfm2np.suite.itself.questions import Sizes, filler
 
 CONTINUED = 4  # tokens that a continuation asks for
@@ -20,62 +19,39 @@ LONGEST_CONTINUED = 3  # questions whose answers are asked for from each of thei
 FILLS = 4  # times the slots: long requests that push everything out of a cache of unknown size
 SEED = 7
 TEMPERATURE = 1.0
+QUESTION, START, SCORED, LIKELIEST = "question", "start", "is_scored", "is_likeliest"  # tags of a request
 STOP_SIZES = (3, 1)  # characters
-
-
-@dataclass(frozen=True)
-class Alone:
-    """A question and its answer on an idle engine."""
-
-    sent: Sent
-    answer: Answer
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a question stands in a trace: request `request` asks for question `question` from token `start` of its
-    answer on. `is_scored`: its prompt's log-probabilities are compared, not its answer. `is_likeliest`: its tokens are
-    compared with the likeliest that it reports."""
-
-    request: int
-    question: int
-    start: int = 0
-    is_scored: bool = False
-    is_likeliest: bool = False
-
-
-@dataclass(frozen=True)
-class Asked:
-    trace: Trace
-    places: tuple[Place, ...]
 
 
 @dataclass
 class Building:
-    """Collects requests."""
+    """Collects the requests of a trace. One that holds a question has tags: QUESTION, its number, and what is compared.
 
-    requests: list[Sent] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    START      it goes on from this token of the question's answer
+    SCORED     the log-probabilities of its prompt are compared, not its answer
+    LIKELIEST  its tokens are compared with the likeliest that it reports
+    """
 
-    def add(self, sent: Sent, question: int | None = None, start: int = 0, is_scored: bool = False) -> int:
-        if question is not None:
-            self.places.append(Place(len(self.requests), question, start, is_scored))
-        self.requests.append(sent)
+    requests: list[Request] = field(default_factory=list)
+
+    def add(self, request: Request, question: int | None = None, **tags: Any) -> int:
+        noted = {} if question is None else {QUESTION: question, **tags}
+        self.requests.append(replace(request, tags=noted))
         return len(self.requests) - 1
 
-    def then(self, sent: Sent, question: int | None = None, start: int = 0, is_scored: bool = False) -> None:
+    def then(self, request: Request, question: int | None = None, **tags: Any) -> None:
         """After the end of the request before it."""
         after = len(self.requests) - 1 if self.requests else None
-        sent = replace(sent, after=after, after_tokens=None, pause=0 if after is None else MOMENT)
-        self.add(sent, question, start, is_scored)
+        request = replace(request, after=after, after_tokens=None, pause=0 if after is None else MOMENT)
+        self.add(request, question, **tags)
 
-    def repeat(self, alone: Sequence[Alone], **fields: Any) -> None:
+    def repeat(self, alone: Sequence[Pair], **fields: Any) -> None:
         """All questions one after another, with other fields."""
-        for index, each in enumerate(alone):
-            self.then(replace(each.sent, **fields), index)
+        for index, (question, _) in enumerate(alone):
+            self.then(changed(question, **fields), index)
 
-    def done(self) -> list[Asked]:
-        return [Asked(Trace(tuple(self.requests)), tuple(self.places))]
+    def done(self) -> list[Trace]:
+        return [Trace(tuple(self.requests))]
 
 
 NEEDS = {  # what an engine may not take, and what is said then
@@ -88,7 +64,7 @@ NEEDS = {  # what an engine may not take, and what is said then
     "sizes": "only an engine in Python that steps is made again in other sizes",
     "varied": "no --vary was given",
 }
-Build = Callable[[Sequence[Alone], Sizes], list[Asked]]
+Build = Callable[[Sequence[Pair], Sizes], list[Trace]]
 
 
 @dataclass(frozen=True)
@@ -116,29 +92,29 @@ class Relation:
     keeps: bool = False
 
 
-def in_turn(sents: Sequence[Sent]) -> Trace:
+def in_turn(requests: Sequence[Request]) -> Trace:
     """One after another, each on an idle engine."""
     building = Building()
-    for sent in sents:
-        building.then(sent)
+    for request in requests:
+        building.then(request)
     return Trace(tuple(building.requests))
 
 
-def repeat(alone: Sequence[Alone], sizes: Sizes, times: int = 1, **fields: Any) -> list[Asked]:
+def repeat(alone: Sequence[Pair], sizes: Sizes, times: int = 1, **fields: Any) -> list[Trace]:
     building = Building()
     for _ in range(times):
         building.repeat(alone, **fields)
     return building.done()
 
 
-def order(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def order(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     building = Building()
     for index in reversed(range(len(alone))):
-        building.then(alone[index].sent, index)
+        building.then(alone[index][0], index)
     return building.done()
 
 
-def batch(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def batch(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Together in three sizes, each question at several places."""
     asked = []
     for count, shift in ((2, 0), (4, 1), (len(alone), 3)):
@@ -146,71 +122,77 @@ def batch(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
         for first in range(0, len(alone), count):
             building = Building()
             for index in indices[first : first + count]:
-                building.add(alone[index].sent, index)
+                building.add(alone[index][0], index)
             asked += building.done()
     return asked
 
 
-def neighbours(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def neighbours(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Each between others of the same length."""
 
-    def other(each: Alone, seed: int) -> Sent:
-        return filler(sizes, seed, min(len(each.sent.prompt), 4 * sizes.block), each.sent.max_tokens)
+    def other(question: Request, seed: int) -> Request:
+        return filler(sizes, seed, min(len(question.prompt_token_ids), 4 * sizes.block), question.max_tokens)
 
     return between(alone, other)
 
 
-def between(alone: Sequence[Alone], other: Callable[[Alone, int], Sent]) -> list[Asked]:
+def between(alone: Sequence[Pair], other: Callable[[Request, int], Request]) -> list[Trace]:
     """Each question between two others, which are made for it and a seed."""
     asked = []
-    for index, each in enumerate(alone):
+    for index, (question, _) in enumerate(alone):
         building = Building()
-        building.add(other(each, 2 * index))
-        building.add(each.sent, index)
-        building.add(other(each, 2 * index + 1))
+        building.add(other(question, 2 * index))
+        building.add(question, index)
+        building.add(other(question, 2 * index + 1))
         asked += building.done()
     return asked
 
 
-def continued(alone: Sequence[Alone], sizes: Sizes, is_cold: bool) -> list[Asked]:
+def continued(alone: Sequence[Pair], sizes: Sizes, is_cold: bool) -> list[Trace]:
     """Prompt and the first k tokens of the answer as a prompt, for every k: what follows must be the same."""
     asked = []
-    for index, each in list(enumerate(alone))[:LONGEST_CONTINUED]:
-        ids, building = each.answer.token_ids or (), Building()
+    for index, (question, answer) in list(enumerate(alone))[:LONGEST_CONTINUED]:
+        ids, building = answer.token_ids or (), Building()
         if not is_cold:
-            building.then(replace(each.sent, cold=False), index)
+            building.then(replace(question, cold=False), index)
         for start in range(1, len(ids)):
-            prompt = each.sent.prompt + ids[:start]
+            prompt = question.prompt_token_ids + ids[:start]
             most = min(CONTINUED, len(ids) - start)
-            building.then(replace(each.sent, prompt=prompt, max_tokens=most, cold=is_cold), index, start)
+            building.then(changed(question, prompt_token_ids=prompt, max_tokens=most, cold=is_cold), index, start=start)
         if building.requests:
             asked += building.done()
     return asked
 
 
-def score(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def score(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     building = Building()
-    for index, each in enumerate(alone):
-        ids = each.answer.token_ids or ()
-        if len(each.sent.prompt) + len(ids) < sizes.longest:
+    for index, (question, answer) in enumerate(alone):
+        ids = answer.token_ids or ()
+        if len(question.prompt_token_ids) + len(ids) < sizes.longest:
             for is_cold in (True, False, False):  # of a cached prompt, too
-                building.then(Sent(each.sent.prompt + ids, cold=is_cold, scored=True), index, is_scored=True)
+                building.then(
+                    greedy("", question.prompt_token_ids + ids, 1, cold=is_cold, prompt_logprobs=0),
+                    index,
+                    is_scored=True,
+                )
     return building.done()
 
 
-def warm_together(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def warm_together(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """At once, with their prefixes cached, some from within the answer on."""
     building = Building()
-    for index, each in enumerate(alone):
-        ids = each.answer.token_ids or ()
+    for index, (question, answer) in enumerate(alone):
+        ids = answer.token_ids or ()
         start = len(ids) // 2 if index % 2 else 0
-        most = len(ids) - start if start else each.sent.max_tokens
-        prompt = each.sent.prompt + ids[:start]
-        building.add(replace(each.sent, prompt=prompt, max_tokens=max(1, most), cold=False), index, start)
+        most = len(ids) - start if start else question.max_tokens
+        prompt = question.prompt_token_ids + ids[:start]
+        building.add(
+            changed(question, prompt_token_ids=prompt, max_tokens=max(1, most), cold=False), index, start=start
+        )
     return building.done()
 
 
-def branches(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def branches(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """After a request that shares only the question's first k tokens, where each slot held the state of k others.
 
     Neither that state nor the other branch's may be gone on from. llama.cpp's server does so with k = 1.
@@ -220,11 +202,11 @@ def branches(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
         for slot in range(sizes.slots):
             for length in (shared, shared + 4):  # the longer goes on from the shorter
                 building.then(filler(sizes, 800 + number * sizes.slots + slot, length))
-        for index, each in enumerate(alone):
-            prompt = each.sent.prompt
+        for index, (question, _) in enumerate(alone):
+            prompt = question.prompt_token_ids
             if shared < len(prompt):
-                building.then(Sent((*prompt[:shared], other(prompt[shared], sizes)), 1))
-                building.then(replace(each.sent, cold=False), index)
+                building.then(greedy("", (*prompt[:shared], other(prompt[shared], sizes)), 1))
+                building.then(replace(question, cold=False), index)
     return building.done()
 
 
@@ -233,7 +215,7 @@ def other(token: int, sizes: Sizes) -> int:
     return token - 1 if token + 1 == sizes.vocab else token + 1
 
 
-def evicted(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def evicted(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Warm, pushed out by long requests, and warm again."""
     building = Building()
     length = min(sizes.longest - 1, max(4 * sizes.chunk, 8 * sizes.block))
@@ -244,7 +226,7 @@ def evicted(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
     return building.done()
 
 
-def reuse(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def reuse(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Short after long: each question follows requests that were longer, in every slot."""
     asked = []
     length = min(sizes.longest // 2, max(2 * sizes.chunk, 4 * sizes.block))
@@ -252,20 +234,20 @@ def reuse(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
         building = Building()
         last = [building.add(filler(sizes, 300 + slot, length, 2)) for slot in range(sizes.slots)][-1]
         for index in range(start, min(start + 4, len(alone))):
-            building.add(replace(alone[index].sent, after=last, pause=MOMENT), index)
+            building.add(replace(alone[index][0], after=last, pause=MOMENT), index)
         asked += building.done()
     return asked
 
 
-def stop(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def stop(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Each with a stop string from the middle or the end of its text: one after another, together, and streamed."""
     singly, together, streamed = Building(), Building(), Building()
-    for index, each in enumerate(alone):
-        piece = piece_of(each.answer.text or "", at_end=index % 2 == 1)
+    for index, (question, answer) in enumerate(alone):
+        piece = piece_of(answer.text or "", at_end=index % 2 == 1)
         if piece is not None:
-            singly.then(replace(each.sent, stop=piece), index)
-            together.add(replace(each.sent, stop=piece), index)
-            streamed.then(replace(each.sent, stop=piece, streamed=True), index)
+            singly.then(changed(question, stop=piece), index)
+            together.add(changed(question, stop=piece), index)
+            streamed.then(changed(question, stop=piece, streamed=True), index)
     return [*singly.done(), *together.done(), *streamed.done()] if together.requests else []
 
 
@@ -279,81 +261,81 @@ def piece_of(text: str, at_end: bool) -> str | None:
     return None
 
 
-def greedy(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
-    return [
-        Asked(asked.trace, tuple(replace(place, is_likeliest=True) for place in asked.places))
-        for asked in repeat(alone, sizes)
-    ]
+def likeliest(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
+    building = Building()
+    for index, (question, _) in enumerate(alone):
+        building.then(question, index, is_likeliest=True)
+    return building.done()
 
 
-def mixed(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def mixed(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Each between two that are sampled."""
 
-    def sampled(each: Alone, seed: int) -> Sent:
-        other = filler(sizes, 1000 + seed, sizes.block, each.sent.max_tokens)
-        return replace(other, temperature=TEMPERATURE, seed=SEED)
+    def sampled(question: Request, seed: int) -> Request:
+        other = filler(sizes, 1000 + seed, sizes.block, question.max_tokens)
+        return changed(other, temperature=TEMPERATURE, seed=SEED)
 
     return between(alone, sampled)
 
 
-def chunks(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def chunks(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Each arrives while others decode, so that its prompt shares steps with them and is cut otherwise."""
     asked = []
-    for index, each in enumerate(alone):
+    for index, (question, _) in enumerate(alone):
         building = Building()
         busy = building.add(filler(sizes, 500 + index, 3, min(24, sizes.longest - 3)))
         building.add(filler(sizes, 600 + index, sizes.block, min(16, max(1, sizes.longest // 4))))
-        building.add(replace(each.sent, after=busy, after_tokens=2 + index % 3), index)
+        building.add(replace(question, after=busy, after_tokens=2 + index % 3), index)
         asked += building.done()
     return asked
 
 
-def burst(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def burst(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Three times as many as there are slots, at once: they wait, and memory runs out."""
     building = Building()
     for number in range(max(len(alone), 3 * sizes.slots)):
-        building.add(alone[number % len(alone)].sent, number % len(alone))
+        building.add(alone[number % len(alone)][0], number % len(alone))
     return building.done()
 
 
-def aborts(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def aborts(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Beside requests that are aborted within their prompts and later, and after them in their slots; then, for prompts
     of several chunks, after the same prompt was aborted while a part of it was computed, and may be cached."""
     building = Building()
-    for index, each in enumerate(alone):
-        building.add(each.sent, index)
+    for index, (question, _) in enumerate(alone):
+        building.add(question, index)
         length = 2 * sizes.chunk if index % 4 == 0 else (1 + index % 3) * sizes.block
         building.add(replace(filler(sizes, 700 + index, length, 16), abort_after=index % 4))
-        building.add(replace(each.sent, after=len(building.requests) - 1), index)
+        building.add(replace(question, after=len(building.requests) - 1), index)
     asked = building.done()
-    for index, each in enumerate(alone):
-        if len(each.sent.prompt) > sizes.chunk:
-            building, again = beside_decode(each, sizes, 900 + index), replace(each.sent, cold=False)
+    for index, (question, _) in enumerate(alone):
+        if len(question.prompt_token_ids) > sizes.chunk:
+            building, again = beside_decode(question, sizes, 900 + index), replace(question, cold=False)
             left = building.add(replace(again, abort_after=0))
             building.add(replace(again, after=left), index)
             asked += building.done()
     return asked
 
 
-def beside_decode(each: Alone, sizes: Sizes, seed: int) -> Building:
+def beside_decode(question: Request, sizes: Sizes, seed: int) -> Building:
     """With a request that decodes meanwhile, so that chunks do not end where blocks do."""
     building = Building()
-    building.add(filler(sizes, seed, 3, each.sent.max_tokens))
+    building.add(filler(sizes, seed, 3, question.max_tokens))
     return building
 
 
-def twins(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def twins(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Each twice at once."""
     asked = []
-    for index, each in enumerate(alone):
-        building = beside_decode(each, sizes, 800 + index)
+    for index, (question, _) in enumerate(alone):
+        building = beside_decode(question, sizes, 800 + index)
         for _ in range(2):
-            building.add(replace(each.sent, cold=False), index)
+            building.add(replace(question, cold=False), index)
         asked += building.done()
     return asked
 
 
-def seeds(alone: Sequence[Alone], sizes: Sizes) -> list[Asked]:
+def seeds(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Again alone, then together."""
     return repeat(alone, sizes) + batch(alone, sizes)[-1:]
 
@@ -370,7 +352,7 @@ RELATIONS = (
     Relation("score", "log-probabilities of a prompt = those reported while it was generated", score, ("scored",)),
     Relation("stream", "streamed = in one piece", partial(repeat, streamed=True), ("streamed",)),
     Relation("stop", "with a stop string = cut where its text first has that", stop, ("stops",)),
-    Relation("greedy", "a greedy answer's tokens = the likeliest that it reports", greedy),
+    Relation("greedy", "a greedy answer's tokens = the likeliest that it reports", likeliest),
     Relation("mixed", "greedy beside sampled requests = alone", mixed, ("seeds",)),
     Relation("chunks", "a prompt in one piece = cut, beside requests that decode", chunks),
     Relation("aborts", "beside and after aborted requests = alone", aborts, ("aborts",)),

@@ -46,7 +46,7 @@ def require_ledger(scenario: Scenario, trace: Sequence[str], metrics: Mapping[st
     for request in scenario.requests:
         for index, answer in enumerate(outcome.completions[request.request_id]):
             line = lines[request.request_id if index == 0 else f"{request.request_id}#{index}"]
-            needed = len(request.prompt_token_ids) + len(answer.token_ids) - 1
+            needed = len(request.prompt_token_ids) + len(answer.ids) - 1
             furthest = max(line.furthest, line.offered)
             if request.request_id not in outcome.aborted and furthest != needed:
                 raise Violation(f"request {request.request_id}: {furthest} positions computed, {needed} are needed")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.protocol import Factory, Request
+from lfm2np.oracle.engines.protocol import Factory
+from lfm2np.oracle.engines.records import Request
 from lfm2np.suite import plain
 from lfm2np.suite.draining import Violation
 from lfm2np.suite.properties.driver import generate, make, reference_logits, require_truth, samples
@@ -34,7 +35,7 @@ def follows_its_processors(factory: Factory, scenario: Scenario) -> None:
     """Each greedy token is the largest logit of the reference after penalties, biases and masks."""
     eos = tuple(sorted(loaded(scenario.model).config.eos_token_ids))
     for sample in samples(scenario, generate(factory, scenario)):
-        prompt, ids = sample.request.prompt_token_ids, sample.answer.token_ids
+        prompt, ids = sample.request.prompt_token_ids, sample.answer.ids
         rows = reference_logits(scenario.model, (*prompt, *ids[:-1]))[len(prompt) - 1 :]
         for position, (token, row) in enumerate(zip(ids, rows.tolist(), strict=True)):
             expected = plain.probabilities(row, sample.request.params, prompt, ids[:position], eos).index(1.0)
@@ -48,7 +49,7 @@ def draws_the_distribution(factory: Factory, scenario: Scenario) -> None:
     params = replace(request.params, n=1, max_tokens=1, min_tokens=min(1, request.params.min_tokens))
     many = [replace(request, request_id=str(seed), params=replace(params, seed=seed)) for seed in range(DRAWS)]
     outcome = generate(factory, scenario, many)
-    counts = Counter(answer.token_ids[0] for (answer,) in outcome.completions.values())
+    counts = Counter(answer.ids[0] for (answer,) in outcome.completions.values())
     row = reference_logits(scenario.model, request.prompt_token_ids)[-1].tolist()
     eos = tuple(sorted(loaded(scenario.model).config.eos_token_ids))
     expected = plain.probabilities(row, params, request.prompt_token_ids, (), eos)
@@ -70,7 +71,7 @@ def divergence(share: float, probability: float) -> float:
 def has_raw_logprobs(factory: Factory, scenario: Scenario) -> None:
     """The log-probabilities of prompt and output are those before temperature, penalties, biases and filters."""
     for sample in samples(scenario, generate(factory, scenario)):
-        answer, ids = sample.answer, (*sample.request.prompt_token_ids, *sample.answer.token_ids)
+        answer, ids = sample.answer, (*sample.request.prompt_token_ids, *sample.answer.ids)
         if answer.logprobs is None or answer.prompt_logprobs is None:
             raise Violation(f"{sample.where}: no log-probabilities, which it was asked for")
         require_logprobs(factory, scenario.model, ids, (*answer.prompt_logprobs, *answer.logprobs))
@@ -91,10 +92,10 @@ def generates_lfm2(factory: Factory, example: tuple[TinyModel, tuple[int, ...]])
         require_truth(factory, scenario, outcome)
         return
     (answer,) = outcome.completions["a"]
-    if len(answer.token_ids) != 1:
-        raise Violation(f"{len(answer.token_ids)} tokens, expected one")
+    if len(answer.ids) != 1:
+        raise Violation(f"{len(answer.ids)} tokens, expected one")
     rows, tolerance = plain_logits(model, ids)
-    token = answer.token_ids[0]
+    token = answer.ids[0]
     for last in rows[len(ids) - 1 :]:
         if not last[token] >= max(last) - 2 * tolerance:
             raise Violation(f"token {token}: its logit is {max(last) - last[token]:.6f} below the largest of LFM2")

@@ -8,7 +8,8 @@ from typing import Any
 
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.protocol import Completion, Factory, Request, missing, told
+from lfm2np.oracle.engines.protocol import Factory, missing, told
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.suite.properties.accounting import require_ledger
 from lfm2np.suite.properties.driver import (
     TOTALS,
@@ -137,9 +138,7 @@ def aborts(factory: Factory, scenario: Scenario) -> None:
     for name in disturbed.aborted:
         pairs = list(zip(undisturbed.completions[name], disturbed.completions.get(name, []), strict=False))
         cut.completions[name] = [after for _, after in pairs]
-        whole.completions[name] = [
-            replace(after, token_ids=before.token_ids[: len(after.token_ids)]) for before, after in pairs
-        ]
+        whole.completions[name] = [replace(after, token_ids=before.ids[: len(after.ids)]) for before, after in pairs]
     require_equal(factory, scenario, whole, cut, "before it was aborted")
 
 
@@ -150,7 +149,7 @@ def speculative(factory: Factory, example: tuple[Scenario, list[bool], int]) -> 
     script = {}
     for name, answers in plain.completions.items():
         for index, answer in enumerate(answers):
-            ids = [(t + w) % scenario.model.vocab_size for t, w in zip(answer.token_ids, wrong * 9, strict=False)]
+            ids = [(t + w) % scenario.model.vocab_size for t, w in zip(answer.ids, wrong * 9, strict=False)]
             script[name if index == 0 else f"{name}#{index}"] = ids
     for drafter in (script, "ngram"):
         other = generate(factory, scenario, drafter=drafter, num_speculative_tokens=most)
@@ -173,7 +172,7 @@ def seeds_differ(factory: Factory, model: AnyModel) -> None:
     seeds = {"a": 1, "b": 2, "c": None, "d": None}
     requests = tuple(Request(name, (3, 4), replace(params, seed=seed)) for name, seed in seeds.items())
     outcome = generate(factory, Scenario(model, requests))
-    texts = [answer.token_ids for answers in outcome.completions.values() for answer in answers]
+    texts = [answer.ids for answers in outcome.completions.values() for answer in answers]
     if len(set(texts)) < len(texts):
         raise Violation(f"two samples at temperature 1e6 are equal: {texts}")
     if any(len(set(ids)) < 3 for ids in texts):
@@ -184,7 +183,7 @@ def engine_seed_counts(factory: Factory, model: AnyModel) -> None:
     """Requests without a seed draw other noise under another seed of the engine, and the same under the same."""
     params = SamplingParams(temperature=1e6, max_tokens=12, ignore_eos=True)
     scenario = Scenario(model, (Request("a", (3, 4), params),))
-    first, again, other = (generate(factory, scenario, seed=seed).completions["a"][0].token_ids for seed in (1, 1, 2))
+    first, again, other = (generate(factory, scenario, seed=seed).completions["a"][0].ids for seed in (1, 1, 2))
     if first != again:
         raise Violation(f"with seed 1 of the engine {first}, and then {again}")
     if first == other:
@@ -237,8 +236,8 @@ def replays(factory: Factory, scenario: Scenario) -> None:
             for index, answer in enumerate(answers):
                 sample = name if index == 0 else f"{name}#{index}"
                 outputs = replayed.outputs.get(sample)
-                if tuple(outputs or ()) != answer.token_ids:
-                    raise Violation(f"request {sample}: {answer.token_ids}, the replay has {outputs}")
+                if tuple(outputs or ()) != answer.ids:
+                    raise Violation(f"request {sample}: {answer.ids}, the replay has {outputs}")
 
 
 # --- what can't be met
@@ -249,9 +248,7 @@ def overflowing_drafts(factory: Factory, example: tuple[Scenario, int]) -> None:
     scenario, right = example
     poison = scenario.model.vocab_size - 1
     plain = generate(factory, scenario)
-    script = {
-        name: [*answers[0].token_ids[:right], *[poison] * 20] for name, answers in plain.completions.items() if answers
-    }
+    script = {name: [*answers[0].ids[:right], *[poison] * 20] for name, answers in plain.completions.items() if answers}
     other = generate(factory, scenario, drafter=script, num_speculative_tokens=3)
     require_equal(factory, scenario, plain, other, "with drafts")
 
@@ -304,6 +301,6 @@ def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -
     require_error(drain(engine)["again"], "an overflowing request, asked again,")
 
 
-def require_error(answers: Sequence[Completion], what: str) -> None:
+def require_error(answers: Sequence[Answer], what: str) -> None:
     if [answer.finish_reason for answer in answers] != ["error"]:
         raise Violation(f"{what} ended for {answers[0].finish_reason}, expected error")

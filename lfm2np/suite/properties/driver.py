@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from lfm2np.engine.sampling.choice import choose, request_seed
 from lfm2np.engine.sampling.logprobs import token_logprobs
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.protocol import Completion, Factory, Request
+from lfm2np.oracle.engines.protocol import Factory
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.suite.draining import Violation as Violation
 from lfm2np.suite.draining import drain as drain
 from lfm2np.suite.properties.endings import require_ending, stop_ids
@@ -48,7 +49,7 @@ TOTALS = Totals()
 class Outcome:
     """Of one run. A fork is listed with its parent and how many tokens it took over."""
 
-    completions: dict[str, list[Completion]] = field(default_factory=dict)
+    completions: dict[str, list[Answer]] = field(default_factory=dict)
     forks: dict[str, tuple[Request, int, int]] = field(default_factory=dict)  # id -> parent, seed, tokens taken over
     aborted: set[str] = field(default_factory=set)
     steps: int = 0
@@ -139,7 +140,7 @@ def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outco
             engine.preempt(name)
             TOTALS.preemptions += 1
     elif kind == "fork" and request.params.n == 1 and hasattr(engine, "fork"):
-        taken = len(outcome.completions[name][0].token_ids) if name in outcome.completions else 0
+        taken = len(outcome.completions[name][0].ids) if name in outcome.completions else 0
         new_id = f"{name}'{len(outcome.forks)}"
         try:
             engine.fork(name, new_id, whom[1])
@@ -156,12 +157,12 @@ def require_completions(call: str, answers: Any) -> None:
         raise Violation(f"{call} returned {answers!r}, expected the request's completions so far, a list of Completion")
 
 
-def require_grown(name: str, before: Sequence[Completion], now: Sequence[Completion]) -> None:
+def require_grown(name: str, before: Sequence[Answer], now: Sequence[Answer]) -> None:
     """Violation where a token or a piece of text that was shown is taken back, or an answer changes after its end."""
     for index, (old, new) in enumerate(zip(before, now, strict=False)):
         where = place_of(name, index)
-        if new.token_ids[: len(old.token_ids)] != old.token_ids:
-            raise Violation(f"{where}: tokens {old.token_ids} became {new.token_ids}: what was shown is taken back")
+        if new.ids[: len(old.ids)] != old.ids:
+            raise Violation(f"{where}: tokens {old.ids} became {new.ids}: what was shown is taken back")
         if old.text is not None and new.text is not None and not new.text.startswith(old.text):
             raise Violation(f"{where}: text {old.text!r} became {new.text!r}: what was shown is taken back")
         if old.finish_reason is not None and new != old:
@@ -179,7 +180,7 @@ def step_bound(scenario: Scenario) -> int:
     return len(scenario.ops) + (work + 20) * (4 + 2 * disturbances)
 
 
-def is_finished(completions: Iterable[Completion]) -> bool:
+def is_finished(completions: Iterable[Answer]) -> bool:
     reasons = [completion.finish_reason for completion in completions]
     return bool(reasons) and None not in reasons
 
@@ -187,7 +188,7 @@ def is_finished(completions: Iterable[Completion]) -> bool:
 def count(outcome: Outcome) -> None:
     TOTALS.runs += 1
     TOTALS.steps += outcome.steps
-    TOTALS.tokens += sum(len(completion.token_ids) for answer in outcome.completions.values() for completion in answer)
+    TOTALS.tokens += sum(len(completion.ids) for answer in outcome.completions.values() for completion in answer)
 
 
 # --- the truth
@@ -217,7 +218,7 @@ class Sample:
 
     where: str
     request: Request
-    answer: Completion
+    answer: Answer
     seeds: Sequence[int]
     index: int = 0
     aborted: bool = False
@@ -235,12 +236,12 @@ def samples(scenario: Scenario, outcome: Outcome) -> Iterator[Sample]:
         seed = request_seed(request.params, 0, name)
         for index, answer in enumerate(answers):
             yield Sample(
-                place_of(name, index), request, answer, [seed] * len(answer.token_ids), index, name in outcome.aborted
+                place_of(name, index), request, answer, [seed] * len(answer.ids), index, name in outcome.aborted
             )
     for name, (parent, seed, taken) in outcome.forks.items():
-        (answer,) = outcome.completions.get(name, [Completion(())])
+        (answer,) = outcome.completions.get(name, [Answer()])
         parents_seed = request_seed(parent.params, 0, parent.request_id)
-        seeds = [parents_seed if position < taken else seed for position in range(len(answer.token_ids))]
+        seeds = [parents_seed if position < taken else seed for position in range(len(answer.ids))]
         yield Sample(f"fork {name}", parent, answer, seeds)
 
 
@@ -259,7 +260,7 @@ def require_truth(factory: Factory, scenario: Scenario, outcome: Outcome) -> Non
 def require_sample(model: AnyModel, sample: Sample) -> None:
     where, request, answer = sample.where, sample.request, sample.answer
     config, params = loaded(model).config, request.params
-    prompt, ids, eos = request.prompt_token_ids, list(answer.token_ids), tuple(sorted(config.eos_token_ids))
+    prompt, ids, eos = request.prompt_token_ids, list(answer.ids), tuple(sorted(config.eos_token_ids))
     rows = reference_logits(model, (*prompt, *ids[:-1]))
     for position, token in enumerate(ids):
         place = f"{where}, output token {position}"
@@ -274,9 +275,7 @@ def require_sample(model: AnyModel, sample: Sample) -> None:
     require_logprobs(model, request, answer, rows, where)
 
 
-def require_logprobs(
-    model: AnyModel, request: Request, answer: Completion, rows: NDArray[np.float32], where: str
-) -> None:
+def require_logprobs(model: AnyModel, request: Request, answer: Answer, rows: NDArray[np.float32], where: str) -> None:
     """Those that the engine gave: of its own tokens, and of the prompt."""
     numerics, prompt = loaded(model).truth_of(len(rows)).numerics, request.prompt_token_ids
 
@@ -286,9 +285,9 @@ def require_logprobs(
             raise Violation(f"{where}, {what}: log-probability {logprob}, expected {expected}")
 
     if answer.logprobs is not None:
-        if len(answer.logprobs) != len(answer.token_ids):
-            raise Violation(f"{where}: {len(answer.logprobs)} log-probabilities for {len(answer.token_ids)} tokens")
-        for position, (token, logprob) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        if len(answer.logprobs) != len(answer.ids):
+            raise Violation(f"{where}: {len(answer.logprobs)} log-probabilities for {len(answer.ids)} tokens")
+        for position, (token, logprob) in enumerate(zip(answer.ids, answer.logprobs, strict=True)):
             require(f"output token {position}", logprob, rows[len(prompt) - 1 + position], token)
     if answer.prompt_logprobs is not None and answer.finish_reason in ("stop", "length"):
         if len(answer.prompt_logprobs) != len(prompt) - 1:
@@ -315,21 +314,21 @@ def require_equal(
             where = place_of(name, index)
             if number_format is None and a != b:
                 raise Violation(f"{where}: {first_difference(a, b)} {how}")
-            if len(b.token_ids) < len(a.token_ids) and not stops.intersection(b.token_ids[-1:]):
-                raise Violation(f"{where}: {len(a.token_ids)} tokens, but {len(b.token_ids)} {how}")
+            if len(b.ids) < len(a.ids) and not stops.intersection(b.ids[-1:]):
+                raise Violation(f"{where}: {len(a.ids)} tokens, but {len(b.ids)} {how}")
             said.append((where, requests[name].prompt_token_ids, b))
     if number_format is not None:
         require_explained(number_format, scenario.model, said, how)
 
 
-def first_difference(a: Completion, b: Completion) -> str:
-    for position, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)):
+def first_difference(a: Answer, b: Answer) -> str:
+    for position, (x, y) in enumerate(zip(a.ids, b.ids, strict=False)):
         if a.logits is not None and b.logits is not None and a.logits[position] != b.logits[position]:
             return f"output token {position}: other logits"
         if x != y:
             return f"output token {position}: {x}, but {y}"
-    if a.token_ids != b.token_ids:
-        return f"{len(a.token_ids)} tokens, but {len(b.token_ids)}"
+    if a.ids != b.ids:
+        return f"{len(a.ids)} tokens, but {len(b.ids)}"
     if a.finish_reason != b.finish_reason:
         return f"it ends for {a.finish_reason}, but for {b.finish_reason}"
     if (a.text, a.stop_reason) != (b.text, b.stop_reason):

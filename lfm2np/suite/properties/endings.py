@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.oracle.engines.protocol import UNTOLD, Completion, Request
+from lfm2np.oracle.engines.records import UNTOLD, Answer, Request
 from lfm2np.suite.draining import Violation
 from lfm2np.suite.plain import stop_text
 from lfm2np.suite.strategies.tiny_models import AnyModel, loaded
@@ -22,19 +22,19 @@ class Ending:
     stop_reason: int | str | None  # the stop token that is no end-of-sequence token, or the stop string
 
 
-def require_ending(model: AnyModel, where: str, request: Request, answer: Completion, aborted: bool = False) -> None:
+def require_ending(model: AnyModel, where: str, request: Request, answer: Answer, aborted: bool = False) -> None:
     """Violation unless it ends with the first token that ends it, for that reason, with the text of its tokens.
 
     One that was aborted may end before.
     """
-    ending, tokens = ending_of(model, request, answer.token_ids), len(answer.token_ids)
+    ending, tokens = ending_of(model, request, answer.ids), len(answer.ids)
     if answer.finish_reason == "error":
         raise Violation(f"{where}: ended in an error")
     if ending is None and not (aborted and answer.finish_reason in (None, "abort")):
         most = request.params.max_tokens
         raise Violation(f"{where}: ended after {tokens} tokens ({answer.finish_reason}), max_tokens is {most}")
     if ending is not None and ending.tokens < tokens:
-        extra = answer.token_ids[ending.tokens]
+        extra = answer.ids[ending.tokens]
         why = ending.finish_reason if ending.stop_reason is None else f"{ending.finish_reason} {ending.stop_reason!r}"
         raise Violation(f"{where}, output token {ending.tokens}: {extra}, but it had ended ({why})")
     if ending is not None and answer.finish_reason not in (None, ending.finish_reason):
@@ -43,7 +43,7 @@ def require_ending(model: AnyModel, where: str, request: Request, answer: Comple
     stopped = None if ending is None else ending.stop_reason
     if answer.stop_reason not in (UNTOLD, stopped):
         raise Violation(f"{where}: stop reason {answer.stop_reason!r}, expected {stopped!r}")
-    if answer.text is not None and (expected_text := text_of(model, request, answer.token_ids)) != answer.text:
+    if answer.text is not None and (expected_text := text_of(model, request, answer.ids)) != answer.text:
         raise Violation(f"{where}: text {answer.text!r}, tokens and stop strings say {expected_text!r}")
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.protocol import Factory, Request
+from lfm2np.oracle.engines.protocol import Factory
+from lfm2np.oracle.engines.records import Request
 from lfm2np.suite.properties.driver import Outcome, Violation, count, disturb, is_finished, make, require_truth
 from lfm2np.suite.strategies.scenarios import Scenario, models, prompts, sampling_params, sizes
 from lfm2np.suite.strategies.tiny_models import AnyModel, TinyModel

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from lfm2np.oracle.engines.protocol import Completion, Factory
-from lfm2np.oracle.engines.records import Answer, Ask, checked_answer
+from lfm2np.oracle.engines.protocol import Factory
+from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.engines.records_json import checked_answer
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
@@ -62,21 +63,21 @@ def known_of(model: AnyModel) -> Known:
 
 
 def require_explained(
-    number_format: str, model: AnyModel, said: Sequence[tuple[str, tuple[int, ...], Completion]], how: str = ""
+    number_format: str, model: AnyModel, said: Sequence[tuple[str, tuple[int, ...], Answer]], how: str = ""
 ) -> None:
     """Violation at the first token or log-probability that the format does not explain; `said` names each answer and
     gives its prompt."""
     pairs = []
     for where, prompt, answer in said:
-        if answer.token_ids:
-            ask = Ask(where, "conformance", prompt, len(answer.token_ids))
-            fields = {"token_ids": answer.token_ids, "logprobs": answer.logprobs}
+        if answer.ids:
+            request = greedy(where, prompt, len(answer.ids), case="conformance")
+            fields = {"token_ids": answer.ids, "logprobs": answer.logprobs}
             if answer.finish_reason in ("stop", "length"):  # else only a part of the prompt may be computed
                 fields["prompt_logprobs"] = answer.prompt_logprobs
-            checked = validate(ask, checked_answer(ask, fields), model.vocab_size)
+            checked = validate(request, checked_answer(request, fields), model.vocab_size)
             if checked.error is not None:
                 raise Violation(f"{where}: {checked.error}")
-            pairs.append((ask, checked))
+            pairs.append((request, checked))
     positions = judge(loaded(model), number_format, pairs, known=known_of(model))
     for position in positions:
         if position.verdict in (Verdict.BUG, Verdict.DRIFT):
@@ -88,7 +89,7 @@ def require_explained(
 
 
 def require_scores(number_format: str, model: AnyModel, token_ids: tuple[int, ...], scores: Sequence[float]) -> None:
-    pair = (Ask("score", "conformance", token_ids, 1), Answer("score", (0,), prompt_logprobs=tuple(scores)))
+    pair = (greedy("score", token_ids, 1, case="conformance"), Answer(prompt_logprobs=tuple(scores)))
     for position in judge(loaded(model), number_format, [pair], known=known_of(model)):
         if position.verdict is Verdict.DRIFT:
             raise Violation(described(position, number_format))
@@ -97,11 +98,13 @@ def require_scores(number_format: str, model: AnyModel, token_ids: tuple[int, ..
 def described(position: Position, number_format: str) -> str:
     number = position.row + 1
     where = (
-        f"output token {number - len(position.ask.prompt_token_ids)}" if position.is_new else f"prompt token {number}"
+        f"output token {number - len(position.request.prompt_token_ids)}"
+        if position.is_new
+        else f"prompt token {number}"
     )
     if position.verdict is Verdict.BUG:
         what = f"{position.token_id}, the reference has {position.best}, {position.gap:.3g} nats ahead"
         ratio = position.gap_ratio
     else:
         what, ratio = f"log-probability off by {position.error:.3g}", abs(position.error_ratio or 0.0)
-    return f"{position.ask.id}, {where}: {what}: {ratio:.1f} times the noise of {number_format}"
+    return f"{position.request.request_id}, {where}: {what}: {ratio:.1f} times the noise of {number_format}"

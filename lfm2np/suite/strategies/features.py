@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.protocol import FEATURES, PUBLISHED_ONLY, SIZES, Request
+from lfm2np.oracle.engines.protocol import FEATURES, PUBLISHED_ONLY, SIZES
+from lfm2np.oracle.engines.records import Request
 from lfm2np.suite.draining import Violation
 from lfm2np.suite.strategies.families import OF_EXPERTS, OF_LFM3
 from lfm2np.suite.strategies.scenarios import LONGEST_PROMPT, MOST_TOKENS, Scenario

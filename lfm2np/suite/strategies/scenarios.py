@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.protocol import Request
+from lfm2np.oracle.engines.records import Request
 from lfm2np.suite.strategies.lengths import ALPHABET, Lengths, common_text
 from lfm2np.suite.strategies.tiny_models import AnyModel, Checkpoint, TinyModel
 from scheduler import POLICIES

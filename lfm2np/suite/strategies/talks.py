@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lfm2np.checkpoint.loaded import trained_fixture
 from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.protocol import Request
+from lfm2np.oracle.engines.records import Request
 from lfm2np.suite.strategies.scenarios import Scenario, schedules
 from lfm2np.suite.strategies.tiny_models import Checkpoint, loaded
 

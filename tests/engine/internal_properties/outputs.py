@@ -30,7 +30,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sequential import answer_alone
-from lfm2np.oracle.engines.protocol import Request as Asked
+from lfm2np.oracle.engines.records import Request as Asked
 from lfm2np.suite.strategies.scenarios import Scenario, models, request, sampling_params, scenarios
 from lfm2np.suite.strategies.talks import talks
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded

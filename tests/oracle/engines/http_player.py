@@ -11,7 +11,7 @@ from typing import Any
 import lfm2np
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.oracle.engines.http_target import HttpTarget
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request
 
 LOCK = threading.Lock()
 TEXTS = ("The cat sat", "one two", "pat ->")
@@ -39,8 +39,8 @@ def computed(ids: tuple[int, ...], max_tokens: int, ignore_eos: bool, top: int =
         return output
 
 
-def ask_of(name: str, text: str = TEXTS[0], max_tokens: int = 4, **more: Any) -> Ask:
-    return Ask(name, "case", tuple(model().tokenizer.encode(text)), max_tokens, text, **more)
+def request_of(name: str, text: str = TEXTS[0], max_tokens: int = 4, **more: Any) -> Request:
+    return Request(name, "case", tuple(model().tokenizer.encode(text)), max_tokens, text, **more)
 
 
 def play_vllm(path: str, body: dict[str, Any]) -> Reply:

@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_player import ask_of, model, playing, target_of
+from http_player import model, playing, request_of, target_of
 
-from lfm2np.oracle.check import ask_all
+from lfm2np.oracle.check import request_all
 from lfm2np.oracle.engines.exec_target import ExecTarget
 from lfm2np.oracle.engines.file_target import Transcript
-from lfm2np.oracle.engines.protocol import Completion, Request
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.engines.target import Abilities, Target, ignored
 
 pytestmark = pytest.mark.rounding
 
-ASKS = [ask_of(name, max_tokens=count) for count, name in enumerate(("a", "b", "never"), 1)]
+ASKS = [request_of(name, max_tokens=count) for count, name in enumerate(("a", "b", "never"), 1)]
 
 
 class Stuck:
@@ -38,10 +37,10 @@ class Stuck:
     def add(self, request: Request) -> None:
         self.requests.append(request)
 
-    def step(self) -> dict[str, list[Completion]]:
+    def step(self) -> dict[str, list[Answer]]:
         first = self.requests.pop(0)
         assert not first.request_id.endswith("never"), "the answers before it were not handed over"
-        return {first.request_id: [Completion((5,) * (first.params.max_tokens or 1), "length")]}
+        return {first.request_id: [Answer((5,) * (first.params.max_tokens or 1), finish_reason="length")]}
 
     def abort(self, request_id: str) -> None:
         pass
@@ -109,13 +108,13 @@ class Interrupted:
         return Abilities("interrupted", at_once=8)
 
     def answer(
-        self, asks: Sequence[Ask], aborted: Collection[str] = (), arrived: Callable[[Answer], None] = ignored
+        self, requests: Sequence[Request], aborted: Collection[str] = (), arrived: Callable[[Answer], None] = ignored
     ) -> list[Answer]:
-        answers = [Answer(ask.id, (3,) * ask.max_tokens, finish_reason="length") for ask in asks]
-        self.sent += [ask.id for ask in asks]
-        for answer in answers[:3] if not self.is_late and len(asks) > 3 else answers:
+        answers = [Answer((3,) * request.max_tokens, finish_reason="length") for request in requests]
+        self.sent += [request.request_id for request in requests]
+        for answer in answers[:3] if not self.is_late and len(requests) > 3 else answers:
             arrived(answer)
-        if not self.is_late and len(asks) > 3:
+        if not self.is_late and len(requests) > 3:
             raise KeyboardInterrupt
         return answers
 
@@ -126,20 +125,20 @@ class Interrupted:
 def test_a_check_that_is_interrupted_within_a_round_keeps_what_it_had_and_goes_on(tmp_path: Path) -> None:
     path, target = tmp_path / "answers.jsonl", Interrupted()
     with pytest.raises(KeyboardInterrupt), Transcript(path) as transcript:
-        ask_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
+        request_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
     before = path.read_bytes()
-    first = [ask.id for ask, _ in Transcript(path).pairs()]
+    first = [request.request_id for request, _ in Transcript(path).pairs()]
     assert len(first) == 3
     path.write_bytes(before + b'{"ask": {"id"')  # and a line that was torn
     target.is_late = True
     with pytest.warns(match="torn"):
         transcript = Transcript(path)
     with transcript:
-        asked = ask_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
+        asked = request_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
     after = path.read_bytes()
     assert after.startswith(before)
     assert after.count(b"\n") == len(asked.pairs) + 1  # each answer once, and the end
     target.sent.clear()
     with Transcript(path) as transcript:
-        assert ask_all(model(), target, 8, cases=["neighbours"], transcript=transcript).pairs == asked.pairs
+        assert request_all(model(), target, 8, cases=["neighbours"], transcript=transcript).pairs == asked.pairs
     assert not target.sent

@@ -16,7 +16,7 @@ import lfm2np
 from lfm2np import oracle
 from lfm2np.oracle.engines import exec_target
 from lfm2np.oracle.engines.exec_target import ExecTarget
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import greedy
 
 SCHEMA = json.loads((Path(oracle.__file__).parent / "schemas" / "exec-protocol.schema.json").read_text())
 
@@ -49,12 +49,12 @@ def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
     engine = [sys.executable, "-m", "lfm2np.oracle.example_engine", "--numerics", "float32"]
     command = shlex.join([sys.executable, "-c", tap, str(log), *engine])
     target = ExecTarget(command, lfm2np.trained_fixture(), 512)
-    asks = [
-        *(Ask(name, "case", (1, 2, 3), 2) for name in ("a", "b")),
-        Ask("prompt", "case", (1, 2, 3), 3, prompt_logprobs=True),
-        Ask("bad", "case", (999,), 1),
+    requests = [
+        *(greedy(name, (1, 2, 3), 2, case="case") for name in ("a", "b")),
+        greedy("prompt", (1, 2, 3), 3, case="case", prompt_logprobs=0),
+        greedy("bad", (999,), 1, case="case"),
     ]
-    answers = target.answer(asks, aborted=["b"])
+    answers = target.answer(requests, aborted=["b"])
     assert [answer.error is None for answer in answers] == [True, True, True, False]
     target.close()
     lines = [(line[0], json.loads(line[1:])) for line in log.read_text().splitlines()]

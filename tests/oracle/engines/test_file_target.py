@@ -13,24 +13,25 @@ import pytest
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import file_target
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
-from lfm2np.oracle.engines.records import Answer, Ask, answer_as_json, ask_as_json
+from lfm2np.oracle.engines.records import Answer, Request, greedy
+from lfm2np.oracle.engines.records_json import answer_as_json, request_as_json
 from lfm2np.oracle.engines.target import Target, TargetError
 
 PAIRS = [
     (
-        Ask(
-            "a", "case", (1, 2), 2, prompt_text="x\u2028y\n", prompt_logprobs=True, factors={"border": 16, "of": (1, 2)}
+        greedy(
+            "a", (1, 2), 2, case="case", prompt_text="x\u2028y\n", prompt_logprobs=0, tags={"border": 16, "of": (1, 2)}
         ),
-        Answer("a", (5, 6), (-0.1, -1e-300), ({5: -0.1, 7: -3.0}, {}), (-2.5,), "é", "length"),
+        Answer((5, 6), (-0.1, -1e-300), ({5: -0.1, 7: -3.0}, {}), (-2.5,), "é", "length"),
     ),
-    (Ask("b", "case", (1,), 1), Answer("b", error="it died")),
-    (Ask("c", "case", (3,), 1), Answer("c", (), finish_reason="abort")),
+    (greedy("b", (1,), 1, case="case"), Answer(error="it died")),
+    (greedy("c", (3,), 1, case="case"), Answer((), finish_reason="abort")),
 ]
-ONE = {"ask": ask_as_json(PAIRS[0][0]), "answer": answer_as_json(PAIRS[0][1])}
+ONE = {"ask": request_as_json(PAIRS[0][0]), "answer": answer_as_json(PAIRS[0][1])}
 
 
-def asks_in(path: Path) -> list[Ask]:
-    return [ask for ask, _ in FileTarget(path).pairs()]
+def requests_in(path: Path) -> list[Request]:
+    return [request for request, _ in FileTarget(path).pairs()]
 
 
 @pytest.fixture(autouse=True)
@@ -57,29 +58,29 @@ def ended(path: Path) -> Path:
     return path
 
 
-def line_of(ask: Ask, answer: Answer) -> str:
-    return json.dumps({"ask": ask_as_json(ask), "answer": answer_as_json(answer)})
+def line_of(request: Request, answer: Answer) -> str:
+    return json.dumps({"ask": request_as_json(request), "answer": answer_as_json(answer)})
 
 
 def test_what_was_appended_is_read_again(path: Path) -> None:
     assert path.read_bytes().count(b"\n") == 3
     again = Transcript(path)
     assert [answer for _, answer in again.pairs()] == [answer for _, answer in PAIRS]
-    for ask, answer in PAIRS:
-        assert again.known(ask) == answer
+    for request, answer in PAIRS:
+        assert again.known(request) == answer
 
 
-def test_an_answer_is_known_to_exactly_its_ask(path: Path) -> None:
+def test_an_answer_is_known_to_exactly_its_request(path: Path) -> None:
     transcript = Transcript(path)
-    ask = PAIRS[1][0]
-    assert transcript.known(ask) is not None
-    assert transcript.known(Ask("z", "case", (1,), 1)) is None
+    request = PAIRS[1][0]
+    assert transcript.known(request) is not None
+    assert transcript.known(greedy("z", (1,), 1, case="case")) is None
     for other in (
-        Ask("b", "other", (1,), 1),
-        Ask("b", "case", (2,), 1),
-        Ask("b", "case", (1,), 2),
-        Ask("b", "case", (1,), 1, prompt_logprobs=True),
-        Ask("b", "case", (1,), 1, factors={"border": 16}),
+        greedy("b", (1,), 1, case="other"),
+        greedy("b", (2,), 1, case="case"),
+        greedy("b", (1,), 2, case="case"),
+        greedy("b", (1,), 1, case="case", prompt_logprobs=0),
+        greedy("b", (1,), 1, case="case", tags={"border": 16}),
     ):
         with pytest.raises(RequestError, match="'b' is another request there"):
             transcript.known(other)
@@ -91,19 +92,19 @@ def test_every_line_is_there_before_append_returns(tmp_path: Path) -> None:
         transcript.append(*pair)
         assert len(Transcript(tmp_path / "run.jsonl").pairs()) == count
     transcript.close()
-    transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))  # opens it again
+    transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,)))  # opens it again
     assert len(Transcript(tmp_path / "run.jsonl").pairs()) == 4
     transcript.close()
     transcript.close()
 
 
 def test_the_last_answer_to_an_id_stands(path: Path) -> None:
-    other = Ask("b", "case", (1, 9), 1)
+    other = greedy("b", (1, 9), 1, case="case")
     with Transcript(path) as transcript:
-        transcript.append(other, Answer("b", (4,)))
+        transcript.append(other, Answer((4,)))
     again = Transcript(path)
-    assert again.known(other) == Answer("b", (4,))
-    assert [ask.id for ask, _ in again.pairs()] == ["a", "b", "c"]
+    assert again.known(other) == Answer((4,))
+    assert [request.request_id for request, _ in again.pairs()] == ["a", "b", "c"]
 
 
 def test_a_torn_last_line_is_dropped_with_a_warning_wherever_it_tore(path: Path) -> None:
@@ -115,7 +116,7 @@ def test_a_torn_last_line_is_dropped_with_a_warning_wherever_it_tore(path: Path)
             torn = Transcript(path)
         assert len(torn.pairs()) == 2
     torn.append(*PAIRS[2])
-    torn.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
+    torn.append(greedy("d", (1,), 1, case="case"), Answer((1,)))
     torn.close()
     assert path.read_bytes().startswith(content)
     assert len(Transcript(path).pairs()) == 4
@@ -126,7 +127,7 @@ def test_a_whole_last_line_without_its_end_is_kept(path: Path) -> None:
     path.write_bytes(content[:-1])
     with Transcript(path) as transcript:
         assert len(transcript.pairs()) == 3
-        transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
+        transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,)))
     assert path.read_bytes().startswith(content)
     assert len(Transcript(path).pairs()) == 4
 
@@ -153,9 +154,9 @@ def test_a_bad_line_is_refused_by_its_number(
     monkeypatch.setattr(file_target, "MAX_LINE", 4096)
     path = tmp_path / "run.jsonl"
     path.write_text("\n".join([line_of(*PAIRS[0]), line, line_of(*PAIRS[2]), ""]))
-    for read in (Transcript, asks_in, FileTarget(path).probe):
+    for read in (Transcript, requests_in, FileTarget(path).probe):
         with pytest.raises(RequestError) as caught:
-            read(path) if read in (Transcript, asks_in) else read()  # type: ignore[operator, call-arg]
+            read(path) if read in (Transcript, requests_in) else read()  # type: ignore[operator, call-arg]
         assert str(caught.value).startswith(f"{path} line 2: ") and error in str(caught.value)
 
 
@@ -168,10 +169,10 @@ def test_bytes_that_are_no_text_are_refused(path: Path) -> None:
 def test_a_file_that_another_writes_to_is_not_cut(path: Path) -> None:
     mine = Transcript(path)
     with Transcript(path) as other:
-        other.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
+        other.append(greedy("d", (1,), 1, case="case"), Answer((1,)))
     content = path.read_bytes()
     with pytest.raises(RequestError, match="something else writes to it"):
-        mine.append(Ask("e", "case", (1,), 1), Answer("e", (1,)))
+        mine.append(greedy("e", (1,), 1, case="case"), Answer((1,)))
     assert path.read_bytes() == content
 
 
@@ -179,9 +180,9 @@ def test_what_is_no_json_is_not_written(path: Path) -> None:
     content = path.read_bytes()
     with Transcript(path) as transcript:
         with pytest.raises(RequestError, match="ask 'd': can't be written"):
-            transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,), (float("nan"),)))
+            transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,), (float("nan"),)))
         with pytest.raises(RequestError, match="answer 'e': expected that to ask 'd'"):
-            transcript.append(Ask("d", "case", (1,), 1), Answer("e", (1,)))
+            transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,)))
     assert path.read_bytes() == content
     with pytest.raises(RequestError, match="can't be written"), Transcript(path / "not a directory") as transcript:
         transcript.append(*PAIRS[0])
@@ -193,17 +194,17 @@ def test_a_file_is_a_target(ended: Path) -> None:
     assert abilities.engine == "recorded in run.jsonl"
     assert (abilities.tells_token_ids, abilities.tells_logprobs, abilities.tells_prompt_logprobs) == (True, True, True)
     assert (abilities.num_top_logprobs, abilities.at_once, abilities.can_abort) == (2, 3, True)
-    unknown = Ask("d", "case", (1,), 1)
-    asks = [PAIRS[2][0], unknown, PAIRS[0][0]]
-    assert target.answer(asks) == [PAIRS[2][1], Answer("d", error="not recorded"), PAIRS[0][1]]
+    unknown = greedy("d", (1,), 1, case="case")
+    requests = [PAIRS[2][0], unknown, PAIRS[0][0]]
+    assert target.answer(requests) == [PAIRS[2][1], Answer(error="not recorded"), PAIRS[0][1]]
     target.close()
     target.close()
 
 
-def test_the_asks_of_a_file_are_those_that_it_answers(ended: Path) -> None:
-    asks = asks_in(ended)
-    assert [ask.id for ask in asks] == ["a", "b", "c"]
-    assert FileTarget(ended).answer(asks) == [answer for _, answer in PAIRS]
+def test_the_requests_of_a_file_are_those_that_it_answers(ended: Path) -> None:
+    requests = requests_in(ended)
+    assert [request.request_id for request in requests] == ["a", "b", "c"]
+    assert FileTarget(ended).answer(requests) == [answer for _, answer in PAIRS]
 
 
 def replaced(old: str, new: str) -> Callable[[list[str]], list[str]]:
@@ -236,12 +237,12 @@ def test_a_damaged_file_is_no_target(ended: Path, damaged: Callable[[list[str]],
 def test_lines_of_ones_own_need_neither_checksum_nor_end(path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({"ask": line["ask"], "answer": line["answer"]}) + "\n" for line in lines))
-    assert [ask.id for ask in asks_in(path)] == ["a", "b", "c"]
+    assert [request.request_id for request in requests_in(path)] == ["a", "b", "c"]
     with Transcript(path) as transcript:  # what a check adds to them has both
-        transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
+        transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,)))
         transcript.end()
         transcript.end()
-    assert len(path.read_text().splitlines()) == 5 and len(asks_in(path)) == 4
+    assert len(path.read_text().splitlines()) == 5 and len(requests_in(path)) == 4
 
 
 def test_a_file_that_is_not_there_is_a_target_error_but_an_empty_transcript(tmp_path: Path) -> None:
@@ -249,29 +250,29 @@ def test_a_file_that_is_not_there_is_a_target_error_but_an_empty_transcript(tmp_
     with pytest.raises(TargetError, match=r"run\.jsonl: no such file"):
         FileTarget(tmp_path / "run.jsonl").probe()
     with pytest.raises(TargetError, match="no such file"):
-        asks_in(tmp_path)
+        requests_in(tmp_path)
     (tmp_path / "run.jsonl").touch()
     abilities = FileTarget(tmp_path / "run.jsonl").probe()
     assert (abilities.tells_token_ids, abilities.at_once) == (False, 1)
 
 
 def test_a_target_whose_later_line_contradicts_an_earlier_answer_is_refused(tmp_path: Path) -> None:
-    ask, answer = PAIRS[2]
+    request, answer = PAIRS[2]
     other = dataclasses.replace(answer, text="another")
     path = tmp_path / "answers.jsonl"
-    path.write_text("".join(line_of(ask, reply) + "\n" for reply in (other, answer)))
+    path.write_text("".join(line_of(request, reply) + "\n" for reply in (other, answer)))
     with pytest.raises(RequestError, match=r"line 2: .* another ask or answer than an earlier line's"):
         FileTarget(path).probe()
-    assert Transcript(path).known(ask) == answer, "a resumed check takes the last"
-    failed = Answer(ask.id, error="no connection")
-    path.write_text("".join(line_of(ask, reply) + "\n" for reply in (failed, answer, answer)))
-    assert FileTarget(path).answer([ask]) == [answer]
+    assert Transcript(path).known(request) == answer, "a resumed check takes the last"
+    failed = Answer(error="no connection")
+    path.write_text("".join(line_of(request, reply) + "\n" for reply in (failed, answer, answer)))
+    assert FileTarget(path).answer([request]) == [answer]
 
 
 def test_a_length_that_is_not_the_prompts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    ask = dataclasses.replace(PAIRS[2][0], factors={"length": 2})
-    path.write_text(line_of(ask, PAIRS[2][1]))
+    request = dataclasses.replace(PAIRS[2][0], factors={"length": 2})
+    path.write_text(line_of(request, PAIRS[2][1]))
     with pytest.raises(RequestError, match=r"line 1: factors\.length 2: expected 1, as many as prompt_token_ids"):
         FileTarget(path).probe()
 

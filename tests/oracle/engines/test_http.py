@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from http_player import TEXTS, Handler, Player, ask_of, computed, playing, target_of
+from http_player import TEXTS, Handler, Player, computed, playing, request_of, target_of
 
 from lfm2np.oracle.engines import http_client
 from lfm2np.oracle.engines.http_client import pause_before, seconds_of
@@ -32,32 +32,32 @@ def spoiled(player: Player, trouble: Callable[[Handler], Any], **options: Any) -
     target.probe()
     player.seen.clear()
     player.trouble = lambda handler: trouble(handler) or True
-    (answer,) = target.answer([ask_of("a")])
+    (answer,) = target.answer([request_of("a")])
     return answer
 
 
 # Together, and cancelled
 
 
-def test_all_asks_are_in_flight_together(vllm: Player) -> None:
+def test_all_requests_are_in_flight_together(vllm: Player) -> None:
     target = target_of(vllm, at_once=3)
     target.probe()
     meeting = threading.Barrier(3, timeout=10)
     vllm.trouble = lambda handler: meeting.wait() < 0
-    answers = target.answer([ask_of(text, text) for text in TEXTS])
+    answers = target.answer([request_of(text, text) for text in TEXTS])
     assert [answer.error for answer in answers] == [None] * 3
 
 
 @pytest.mark.parametrize(("name", "tells_ids"), [("vllm", True), ("llama.cpp", False), ("sglang", False)])
-def test_an_aborted_ask_is_left_midway_and_its_neighbour_is_not(name: str, tells_ids: bool) -> None:
+def test_an_aborted_request_is_left_midway_and_its_neighbour_is_not(name: str, tells_ids: bool) -> None:
     with playing(name) as player:
         target = target_of(player)
         target.probe()
         player.left.clear()
-        aborted, other = target.answer([ask_of("a", max_tokens=8), ask_of("b")], {"a"})
+        aborted, other = target.answer([request_of("a", max_tokens=8), request_of("b")], {"a"})
         assert player.left.wait(10)
     assert (aborted.error, aborted.finish_reason, other.error) == (None, "abort", None)
-    expected = computed(ask_of("a").prompt_token_ids, 8, name != "llama.cpp").outputs[0].token_ids[:4]
+    expected = computed(request_of("a").prompt_token_ids, 8, name != "llama.cpp").outputs[0].token_ids[:4]
     assert aborted.token_ids == (expected if tells_ids else None)
     assert other.token_ids is not None and len(other.token_ids) == 4
 
@@ -75,8 +75,8 @@ def test_without_a_stream_the_connection_is_closed_after_a_while(vllm: Player) -
 
     vllm.trouble = no_stream
     target = target_of(vllm)
-    hanging, whole = target.answer([ask_of("a", max_tokens=8), ask_of("b")], {"a", "b"})
-    assert hanging == Answer("a", finish_reason="abort")
+    hanging, whole = target.answer([request_of("a", max_tokens=8), request_of("b")], {"a", "b"})
+    assert hanging == Answer(finish_reason="abort")
     assert whole.error is None and (whole.finish_reason == "abort" or len(whole.token_ids or ()) == 4)
 
 
@@ -90,7 +90,7 @@ def test_close_ends_what_is_under_way(vllm: Player) -> None:
 
     vllm.trouble = hang
     answers: list[Answer] = []
-    thread = threading.Thread(target=lambda: answers.extend(target.answer([ask_of("a")])), daemon=True)
+    thread = threading.Thread(target=lambda: answers.extend(target.answer([request_of("a")])), daemon=True)
     thread.start()
     assert vllm.reached.wait(10)
     target.close()
@@ -154,7 +154,7 @@ def break_off(handler: Handler) -> None:
 )
 def test_a_server_that_takes_its_time_is_cut_off(vllm: Player, trouble: Callable[[Handler], Any]) -> None:
     answer = spoiled(vllm, trouble, timeout=SHORT)
-    assert answer == Answer("a", error=f"no complete answer within {SHORT:g} s")
+    assert answer == Answer(error=f"no complete answer within {SHORT:g} s")
     assert len(vllm.seen) == 1  # slowness is not tried again
 
 
@@ -189,7 +189,7 @@ def test_an_invalid_answer_is_an_error_that_says_so(
     vllm: Player, trouble: Callable[[Handler], Any], error: str
 ) -> None:
     answer = spoiled(vllm, trouble)
-    assert answer.error is not None and error in answer.error and answer == Answer("a", error=answer.error)
+    assert answer.error is not None and error in answer.error and answer == Answer(error=answer.error)
     assert len(vllm.seen) == (4 if "redirects" in error and "than" in error else 1)  # nothing of this is tried again
 
 
@@ -220,7 +220,7 @@ def test_a_busy_server_is_asked_again(vllm: Player) -> None:
         target.probe()
         todo = [trouble]
         vllm.trouble = lambda handler, todo=todo: bool(todo) and (todo.pop()(handler) or True)
-        (answer,) = target.answer([ask_of("a")])
+        (answer,) = target.answer([request_of("a")])
         assert answer.error is None and len(answer.token_ids or ()) == 4
         assert len(target.client.notes) == 1 and target.client.notes[0].startswith("tried again: ")
         vllm.trouble = None
@@ -239,7 +239,7 @@ def test_a_server_that_stays_busy_is_given_up(vllm: Player, trouble: Callable[[H
     assert len(vllm.seen) == 2
 
 
-def test_pauses_grow_vary_and_are_bounded_whatever_the_server_asks() -> None:
+def test_pauses_grow_vary_and_are_bounded_whatever_the_server_requests() -> None:
     assert all(0.125 * 2**n <= pause_before(n + 1, None, 0.25) <= 0.375 * 2**n for n in range(4))
     assert len({pause_before(3, None, 0.25) for _ in range(20)}) > 1
     assert pause_before(1, 3.0, 0.25) == 3.0
@@ -261,7 +261,7 @@ def test_the_key_goes_to_the_server_but_not_over_a_redirect(vllm: Player, monkey
     vllm.seen.clear()
     todo = ["/v1/completions"]
     vllm.trouble = lambda h: bool(todo) and (h.say({}, 307, Location=todo.pop()) or True)
-    (answer,) = target.answer([ask_of("a")])
+    (answer,) = target.answer([request_of("a")])
     assert answer.error is None
     assert [headers.get("Authorization") for _, headers, _ in vllm.seen] == ["Bearer sesame", None]
 
@@ -315,11 +315,11 @@ def test_what_was_answered_before_a_server_went_is_kept(vllm: Player) -> None:
     target = target_of(vllm, at_once=1)
     target.probe()
     vllm.trouble = lambda handler: handler.server.socket.close()
-    first, second = target.answer([ask_of("a"), ask_of("b")])
+    first, second = target.answer([request_of("a"), request_of("b")])
     assert first.error is None
     assert second.error is not None and "no connection" in second.error
     with pytest.raises(TargetError, match="no connection"):
-        target.answer([ask_of("a"), ask_of("b")])
+        target.answer([request_of("a"), request_of("b")])
 
 
 def test_a_server_of_another_kind_is_a_target_error_with_what_it_said(vllm: Player) -> None:

@@ -10,7 +10,6 @@ from http_player import (
     TEXTS,
     Handler,
     Player,
-    ask_of,
     computed,
     model,
     play_llama,
@@ -18,6 +17,7 @@ from http_player import (
     play_sglang,
     play_vllm,
     playing,
+    request_of,
     target_of,
 )
 from hypothesis import given
@@ -29,7 +29,7 @@ from lfm2np.oracle.check_report import limits
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
 from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
 from lfm2np.oracle.engines.http_target import judged
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request, greedy
 from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.judging.verdict import Verdict
 
@@ -71,13 +71,13 @@ def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
     with playing(name) as player:
         target: Target = target_of(player)
         abilities = target.probe()
-        asks = [ask_of(text, text, 9, prompt_logprobs=True) for text in TEXTS]
-        answers = target.answer(asks)
-    for ask, answer in zip(asks, answers, strict=True):
-        output = computed(ask.prompt_token_ids, 9, name in ("vllm", "sglang"))
+        requests = [request_of(text, text, 9, prompt_logprobs=True) for text in TEXTS]
+        answers = target.answer(requests)
+    for request, answer in zip(requests, answers, strict=True):
+        output = computed(request.prompt_token_ids, 9, name in ("vllm", "sglang"))
         (completion,) = output.outputs
         assert answer.error is None
-        assert (answer.id, answer.token_ids, answer.text) == (ask.id, completion.token_ids, completion.text)
+        assert (answer.id, answer.token_ids, answer.text) == (request.request_id, completion.token_ids, completion.text)
         assert answer.finish_reason == completion.finish_reason
         assert answer.logprobs == tuple(each.logprob for each in completion.logprobs)
         if abilities.num_top_logprobs:
@@ -89,8 +89,8 @@ def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
 def test_a_server_that_returns_text_only_has_no_token_ids() -> None:
     with playing("text") as player:
         target = target_of(player)
-        (answer,) = target.answer([ask_of("a")])
-        (other,) = target.answer([Ask("b", "case", (1, 2, 3), 4)])
+        (answer,) = target.answer([request_of("a")])
+        (other,) = target.answer([greedy("b", (1, 2, 3), 4, case="case")])
     assert answer.error is None and answer.text and answer.token_ids is None and answer.logprobs is None
     assert other.error is not None and "prompt_text" in other.error
 
@@ -113,7 +113,7 @@ def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) ->
         f"sglang (/generate, {with_prompts}): HTTP 404: no such thing",
         "llama.cpp (/completion, with log-probabilities): HTTP 404: no such thing",
     )
-    pair = ask_of("a"), Answer("a", text="x", finish_reason="length")
+    pair = request_of("a"), Answer(text="x", finish_reason="length")
     result = judged_check(model(), abilities, "float32", [pair])
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert result.total.reasons[-1] == f"probed as {'; '.join(abilities.refused)}"
@@ -135,7 +135,7 @@ def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:
 def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
     for name in ("vllm", "sglang", "llama.cpp"):
         with playing(name) as player:
-            target_of(player).answer([ask_of("a", factors={"cold": True})])
+            target_of(player).answer([request_of("a", factors={"cold": True})])
         body = player.seen[-1][2]
         sampling = body.get("sampling_params", body)
         assert (sampling["temperature"], sampling["top_p"], sampling["min_p"]) == (0.0, 1.0, 0.0)
@@ -145,14 +145,14 @@ def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> N
 
 
 def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
-    ask = ask_of("s", stop="end", seed=7)
+    request = request_of("s", stop="end", seed=7)
     for dialect in (VLLM, LLAMA_CPP):
-        body = dialect.request(ask, Extras())
+        body = dialect.request(request, Extras())
         assert (body["stop"], body["seed"], body["temperature"]) == (["end"], 7, 1.0)
-    assert SGLANG.request(ask, Extras())["sampling_params"]["stop"] == ["end"]
+    assert SGLANG.request(request, Extras())["sampling_params"]["stop"] == ["end"]
     assert [dialect.takes_stops for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, True, True, False]
     assert [dialect.takes_seeds for dialect in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, False, True, False]
-    plain = VLLM.request(ask_of("s"), Extras())
+    plain = VLLM.request(request_of("s"), Extras())
     assert "stop" not in plain and "seed" not in plain and plain["temperature"] == 0.0
 
 
@@ -167,14 +167,14 @@ def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less(vllm: Player) -
     vllm.trouble = refuse
     target = target_of(vllm)
     assert not target.probe().tells_prompt_logprobs
-    (answer,) = target.answer([ask_of("a", prompt_logprobs=True)])
+    (answer,) = target.answer([request_of("a", prompt_logprobs=True)])
     assert answer.error is None and answer.prompt_logprobs is None and answer.logprobs is not None
 
 
 def test_ids_of_keys_serve_where_token_ids_are_missing(vllm: Player) -> None:
     vllm.spoil = lambda reply: reply["choices"][0].pop("token_ids")
-    (answer,) = target_of(vllm).answer([ask_of("a")])
-    assert answer.token_ids == computed(ask_of("a").prompt_token_ids, 4, True).outputs[0].token_ids
+    (answer,) = target_of(vllm).answer([request_of("a")])
+    assert answer.token_ids == computed(request_of("a").prompt_token_ids, 4, True).outputs[0].token_ids
 
 
 def test_llama_cpp_without_an_entry_for_a_part_of_a_character_has_no_logprobs() -> None:
@@ -182,7 +182,7 @@ def test_llama_cpp_without_an_entry_for_a_part_of_a_character_has_no_logprobs() 
         target = target_of(player)
         target.probe()
         player.spoil = lambda reply: reply["completion_probabilities"].pop(1)
-        (answer,) = target.answer([ask_of("a")])
+        (answer,) = target.answer([request_of("a")])
     assert answer.token_ids is not None and answer.logprobs is None and answer.error is None
 
 
@@ -196,8 +196,8 @@ def test_the_model_is_named_only_where_it_is_given_or_wanted(vllm: Player) -> No
 # Answers that can't be true
 
 
-def vllm_reply(ask: Ask) -> dict[str, Any]:
-    reply = play_vllm("/v1/completions", VLLM.request(ask, Extras()))
+def vllm_reply(request: Request) -> dict[str, Any]:
+    reply = play_vllm("/v1/completions", VLLM.request(request, Extras()))
     assert reply is not None
     return copy.deepcopy(reply)
 
@@ -235,11 +235,11 @@ def choice_of(reply: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_an_answer_that_cannot_be_true_names_its_field(spoil: Callable[[dict[str, Any]], Any], error: str) -> None:
-    ask = ask_of("a", prompt_logprobs=True)
-    reply = vllm_reply(ask)
-    assert judged(ask, VLLM.read(reply, ask), 512).error is None
+    request = request_of("a", prompt_logprobs=True)
+    reply = vllm_reply(request)
+    assert judged(request, VLLM.read(reply, request), 512).error is None
     spoil(choice_of(reply))
-    assert error in why_not(VLLM, reply, ask)
+    assert error in why_not(VLLM, reply, request)
 
 
 @pytest.mark.parametrize(
@@ -250,16 +250,16 @@ def test_an_answer_that_cannot_be_true_names_its_field(spoil: Callable[[dict[str
     ],
 )
 def test_what_the_server_counts_must_agree(usage: dict[str, int], error: str) -> None:
-    ask = ask_of("a")
-    assert error in why_not(VLLM, vllm_reply(ask) | {"usage": usage}, ask)
+    request = request_of("a")
+    assert error in why_not(VLLM, vllm_reply(request) | {"usage": usage}, request)
 
 
 def test_more_or_fewer_tokens_than_asked_are_refused_but_an_end_is_not() -> None:
-    ask = ask_of("a")
+    request = request_of("a")
     for asked, reason, is_fine in ((3, "length", False), (8, "length", False), (8, None, False), (8, "stop", True)):
-        reply = vllm_reply(ask)
+        reply = vllm_reply(request)
         choice_of(reply)["finish_reason"] = reason
-        other = ask_of("a", max_tokens=asked)
+        other = request_of("a", max_tokens=asked)
         answer = judged(other, VLLM.read(reply, other), 512)
         assert (answer.error is None) is is_fine
         words = "4 tokens, 3 were" if asked == 3 else f"finish_reason {reason!r} after 4 of 8 tokens"
@@ -267,9 +267,9 @@ def test_more_or_fewer_tokens_than_asked_are_refused_but_an_end_is_not() -> None
 
 
 def test_other_dialects_say_when_their_parts_contradict() -> None:
-    ask = ask_of("a", prompt_logprobs=True)
-    sglang = play_sglang("/generate", SGLANG.request(ask, Extras()))
-    llama = play_llama("/completion", LLAMA_CPP.request(ask, Extras()))
+    request = request_of("a", prompt_logprobs=True)
+    sglang = play_sglang("/generate", SGLANG.request(request, Extras()))
+    llama = play_llama("/completion", LLAMA_CPP.request(request, Extras()))
     assert sglang is not None and llama is not None
     entries = sglang["meta_info"]["output_token_logprobs"]
     twice = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
@@ -280,18 +280,18 @@ def test_other_dialects_say_when_their_parts_contradict() -> None:
         ({"output_top_logprobs": twice}, "a token stands twice among the most probable"),
         ({"finish_reason": {"type": "abort"}, "output_token_logprobs": entries[:2]}, "other tokens than output_ids"),
     ):
-        assert error in why_not(SGLANG, {**sglang, "meta_info": sglang["meta_info"] | part}, ask)
+        assert error in why_not(SGLANG, {**sglang, "meta_info": sglang["meta_info"] | part}, request)
     for part, error in (
         ({"tokens": llama["tokens"][::-1]}, "completion_probabilities: other tokens than `tokens`"),
         ({"tokens_evaluated": 9}, "prompt tokens: the server counted 9"),
         ({"tokens": llama["tokens"][:3], "completion_probabilities": [], "tokens_predicted": 3}, "after 3 of 4 tokens"),
     ):
-        assert error in why_not(LLAMA_CPP, llama | part, ask)
+        assert error in why_not(LLAMA_CPP, llama | part, request)
 
 
-def why_not(dialect: Dialect, reply: dict[str, Any], ask: Ask) -> str:
+def why_not(dialect: Dialect, reply: dict[str, Any], request: Request) -> str:
     try:
-        return judged(ask, dialect.read(reply, ask), 512).error or "nothing"
+        return judged(request, dialect.read(reply, request), 512).error or "nothing"
     except RequestError as problem:
         return str(problem)
 
@@ -314,11 +314,11 @@ def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(
     played: tuple[Dialect, Any, str], data: st.DataObject
 ) -> None:
     dialect, play, path = played
-    ask = ask_of("a", prompt_logprobs=True)
-    reply = copy.deepcopy(play(path, dialect.request(ask, Extras())))
+    request = request_of("a", prompt_logprobs=True)
+    reply = copy.deepcopy(play(path, dialect.request(request, Extras())))
     holder, key = data.draw(st.sampled_from(list(places(reply))))
     holder[key] = data.draw(ANYTHING)
-    why = why_not(dialect, json.loads(json.dumps(reply)), ask)
+    why = why_not(dialect, json.loads(json.dumps(reply)), request)
     assert why and why.isprintable()
 
 

@@ -13,12 +13,11 @@ import pytest
 
 import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.protocol import Completion, Request
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import NO_ABORT, Answer, Ask
+from lfm2np.oracle.engines.records import NO_ABORT, Answer, Request, greedy
 from lfm2np.oracle.engines.target import Target, TargetError
 
-ASKS = [Ask(name, "case", (1, 2, 3), 4) for name in ("a", "b", "c")]
+ASKS = [greedy(name, (1, 2, 3), 4, case="case") for name in ("a", "b", "c")]
 
 
 def target_of(name: str, **options: Any) -> PythonTarget:
@@ -37,9 +36,9 @@ class Counting:
     def __init__(self, model: str, sizes: dict[str, Any]) -> None:
         type(self).num_engines += 1
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         self.batches.append(list(requests))
-        return [[Completion(tuple(range(request.params.max_tokens or 0)), "length")] for request in requests]
+        return [[Answer(tuple(range(request.params.max_tokens or 0)), finish_reason="length")] for request in requests]
 
 
 class Scoring(Counting):
@@ -52,7 +51,7 @@ class Scoring(Counting):
 class Terse(Counting):
     """Takes no wish for log-probabilities."""
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         if any(
             request.params.logprobs is not None or request.params.prompt_logprobs is not None for request in requests
         ):
@@ -63,7 +62,7 @@ class Terse(Counting):
 class Raising(Counting):
     """Can't take 66; the user's 67 and sys.exit's 68; and 70 only alone."""
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         for request in requests:
             if 66 in request.prompt_token_ids:
                 raise ValueError("66 is\ntoo much")
@@ -81,19 +80,19 @@ class Odd(Counting):
 
     def generate(self, requests: Sequence[Request]) -> Any:
         kinds: dict[int, Any] = {
-            1: [Completion((1,), logprobs=(float("nan"),))],
+            1: [Answer((1,), logprobs=(float("nan"),))],
             2: [],
-            3: [Completion((1,), logprobs=(-1.0, -1.0))],
-            4: [Completion(("one",))],  # type: ignore[arg-type]
-            5: [Completion((1,), "error")],
+            3: [Answer((1,), logprobs=(-1.0, -1.0))],
+            4: [Answer(("one",))],  # type: ignore[arg-type]
+            5: [Answer((1,), finish_reason="error")],
             6: None,
-            7: [Completion((-1,))],
+            7: [Answer((-1,))],
         }
-        return [kinds.get(request.prompt_token_ids[0], [Completion((1,), "length")]) for request in requests]
+        return [kinds.get(request.prompt_token_ids[0], [Answer((1,), finish_reason="length")]) for request in requests]
 
 
 class Short(Counting):
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         return super().generate(requests)[:1]
 
 
@@ -116,7 +115,7 @@ class Stepping:
     def has_unfinished(self) -> bool:
         return bool(self.running)
 
-    def step(self) -> dict[str, list[Completion]]:
+    def step(self) -> dict[str, list[Answer]]:
         self.steps += 1
         results = {}
         for name, (request, tokens) in list(self.running.items()):
@@ -125,7 +124,11 @@ class Stepping:
             tokens.append(np.int64(len(tokens)))  # type: ignore[arg-type]
             is_done = len(tokens) == request.params.max_tokens and 71 not in request.prompt_token_ids
             results[name] = [
-                Completion(tuple(tokens), "length" if is_done else None, tuple(np.float32(-1) for _ in tokens))
+                Answer(
+                    tuple(tokens),
+                    finish_reason="length" if is_done else None,
+                    logprobs=tuple(np.float32(-1) for _ in tokens),
+                )
             ]
             if is_done:
                 del self.running[name]
@@ -151,26 +154,33 @@ def test_own_engine_says_what_the_reference_computes() -> None:
     target: Target = PythonTarget("lfm2np.suite.adapters:own", model.path)
     abilities = target.probe()
     assert (abilities.tells_logprobs, abilities.tells_prompt_logprobs, abilities.can_abort) == (True, True, True)
-    asks = [Ask(f"ask {n}", "case", tuple(range(5, 6 + n)), 3 + n, prompt_logprobs=n % 2 == 1) for n in range(4)]
-    for ask, answer in zip(asks, target.answer(asks), strict=True):
-        assert answer.error is None and answer.token_ids is not None and len(answer.token_ids) == ask.max_tokens
-        scores = model.score((*ask.prompt_token_ids, *answer.token_ids))
-        prompt, new = scores[: len(ask.prompt_token_ids) - 1], scores[len(ask.prompt_token_ids) - 1 :]
-        assert [entry.rank for entry in new] == [1] * ask.max_tokens
+    requests = [
+        greedy(f"ask {n}", tuple(range(5, 6 + n)), 3 + n, case="case", prompt_logprobs=0 if n % 2 == 1 else None)
+        for n in range(4)
+    ]
+    for request, answer in zip(requests, target.answer(requests), strict=True):
+        assert answer.error is None and answer.token_ids is not None and len(answer.token_ids) == request.max_tokens
+        scores = model.score((*request.prompt_token_ids, *answer.token_ids))
+        prompt, new = scores[: len(request.prompt_token_ids) - 1], scores[len(request.prompt_token_ids) - 1 :]
+        assert [entry.rank for entry in new] == [1] * request.max_tokens
         assert answer.logprobs == tuple(entry.logprob for entry in new)
-        assert answer.prompt_logprobs == (tuple(entry.logprob for entry in prompt) if ask.prompt_logprobs else None)
+        assert answer.prompt_logprobs == (tuple(entry.logprob for entry in prompt) if request.is_scored else None)
     target.close()
     target.close()
 
 
 def test_own_engine_cancels_midway_and_its_neighbour_does_not_notice() -> None:
     target = PythonTarget("lfm2np.suite.adapters:own", lfm2np.trained_fixture())
-    asks = [Ask("cut", "case", (1, 9, 30), 9), Ask("whole", "case", (1, 9, 30), 9), Ask("at once", "case", (1,), 1)]
-    cut, whole, at_once = target.answer(asks, aborted=["cut", "at once"])
+    requests = [
+        greedy("cut", (1, 9, 30), 9, case="case"),
+        greedy("whole", (1, 9, 30), 9, case="case"),
+        greedy("at once", (1,), 1, case="case"),
+    ]
+    cut, whole, at_once = target.answer(requests, aborted=["cut", "at once"])
     assert whole.token_ids is not None and len(whole.token_ids) == 9
     assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:3], "abort")
     assert (at_once.token_ids, at_once.finish_reason) == ((), "abort")
-    assert target.answer(asks[1:2]) == [whole]
+    assert target.answer(requests[1:2]) == [whole]
 
 
 def test_no_hypothesis_is_needed() -> None:
@@ -188,25 +198,25 @@ def test_no_hypothesis_is_needed() -> None:
 def test_score_gives_prompt_logprobs_where_completions_have_none() -> None:
     target = target_of("Scoring")
     assert target.probe().tells_prompt_logprobs and not target.probe().tells_logprobs
-    asks = [
-        Ask("wanted", "case", (1, 2, 3), 1, prompt_logprobs=True),
-        Ask("short", "case", (1,), 1, prompt_logprobs=True),
-        Ask("bad", "case", (1, 99), 1, prompt_logprobs=True),
+    requests = [
+        greedy("wanted", (1, 2, 3), 1, case="case", prompt_logprobs=0),
+        greedy("short", (1,), 1, case="case", prompt_logprobs=0),
+        greedy("bad", (1, 99), 1, case="case", prompt_logprobs=0),
         ASKS[0],
     ]
-    wanted, short, bad, unwanted = target.answer(asks)
+    wanted, short, bad, unwanted = target.answer(requests)
     assert wanted.prompt_logprobs == (-1.0, -2.0)
     assert (short.prompt_logprobs, unwanted.prompt_logprobs) == (None, None)
-    assert bad == Answer("bad", error="score(): ValueError: 99 has no score")
+    assert bad == Answer(error="score(): ValueError: 99 has no score")
 
 
 def test_wishes_that_an_engine_refuses_are_given_up() -> None:
     abilities = target_of("Terse").probe()
     assert not abilities.tells_logprobs and not abilities.tells_prompt_logprobs
-    assert target_of("Terse").answer(ASKS[:1]) == [Answer("a", (0, 1, 2, 3), finish_reason="length")]
+    assert target_of("Terse").answer(ASKS[:1]) == [Answer((0, 1, 2, 3), finish_reason="length")]
 
 
-def test_asks_are_greedy_and_have_ids_of_their_own() -> None:
+def test_requests_are_greedy_and_have_ids_of_their_own() -> None:
     target = target_of("Counting", at_once=2)
     target.probe()
     Counting.batches.clear()
@@ -218,7 +228,7 @@ def test_asks_are_greedy_and_have_ids_of_their_own() -> None:
     assert [request.params.max_tokens for request in requests] == [4] * 4
 
 
-def test_without_steps_an_aborted_ask_is_not_put() -> None:
+def test_without_steps_an_aborted_request_is_not_put() -> None:
     target = target_of("Counting")
     Counting.batches.clear()
     kept, cut, other = target.answer(ASKS, aborted=["b"])
@@ -248,61 +258,61 @@ def test_a_size_is_checked() -> None:
 # --- what goes wrong
 
 
-def test_generate_that_raises_for_one_ask_is_put_the_others_again() -> None:
+def test_generate_that_raises_for_one_request_is_put_the_others_again() -> None:
     target = target_of("Raising")
     before = Raising.num_engines
-    asks = [ASKS[0], Ask("bad", "case", (66,), 2), ASKS[1], Ask("exits", "case", (68,), 2)]
-    answers = target.answer(asks)
+    requests = [ASKS[0], greedy("bad", (66,), 2, case="case"), ASKS[1], greedy("exits", (68,), 2, case="case")]
+    answers = target.answer(requests)
     assert answers[0].token_ids == answers[2].token_ids == (0, 1, 2, 3)
-    assert answers[1] == Answer("bad", error="ValueError: 66 is too much")
-    assert answers[3] == Answer("exits", error="SystemExit: 68")
+    assert answers[1] == Answer(error="ValueError: 66 is too much")
+    assert answers[3] == Answer(error="SystemExit: 68")
     assert Raising.num_engines > before + 1  # one that raised may hold what it was given
 
 
 def test_generate_that_raises_only_for_several_is_an_error_of_all() -> None:
-    lonely = [Ask("x", "case", (70,), 2), ASKS[0]]
+    lonely = [greedy("x", (70,), 2, case="case"), ASKS[0]]
     target = target_of("Raising")
     expected = "put together with 1 others: IndexError: 70 wants to be alone"
-    assert target.answer(lonely) == [Answer(ask.id, error=expected) for ask in lonely]
-    assert target.answer(lonely[:1]) == [Answer("x", (0, 1), finish_reason="length")]
+    assert target.answer(lonely) == [Answer(error=expected) for request in lonely]
+    assert target.answer(lonely[:1]) == [Answer((0, 1), finish_reason="length")]
 
 
 def test_an_interrupt_is_the_users() -> None:
     with pytest.raises(KeyboardInterrupt):
-        target_of("Raising").answer([Ask("x", "case", (67,), 2)])
+        target_of("Raising").answer([greedy("x", (67,), 2, case="case")])
 
 
 def test_an_invalid_completion_is_an_error() -> None:
-    asks = [Ask(str(first), "case", (first,), 1) for first in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
-    answers = target_of("Odd").answer(asks)
+    requests = [greedy(str(first), (first,), 1, case="case") for first in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
+    answers = target_of("Odd").answer(requests)
     assert [answer.error is None for answer in answers] == [True, *[False] * 7, True]
-    assert all(answer == Answer(answer.id, error=answer.error) for answer in answers[1:-1])
+    assert all(answer == Answer(error=answer.error) for answer in answers[1:-1])
     expected = ["finite", "no completion", "2 entries for 1", "no completion", "finish_reason error", "no completion"]
     for answer, error in zip(answers[1:], [*expected, "token_ids[0] -1"], strict=False):
         assert answer.error is not None and error in answer.error
 
 
 def test_another_number_of_answers_is_an_error_of_all() -> None:
-    assert target_of("Short").answer(ASKS) == [Answer(ask.id, error="1 answers to 3 requests") for ask in ASKS]
+    assert target_of("Short").answer(ASKS) == [Answer(error="1 answers to 3 requests") for request in ASKS]
 
 
-def test_an_ask_that_cannot_be_added_harms_no_other() -> None:
-    bad, good = target_of("Stepping").answer([Ask("bad", "case", (66,), 2), ASKS[0]], aborted=["bad"])
-    assert bad == Answer("bad", error="RequestError: 66 is too much")
-    assert good == Answer("a", (0, 1, 2, 3), (-1.0,) * 4, finish_reason="length")
+def test_an_request_that_cannot_be_added_harms_no_other() -> None:
+    bad, good = target_of("Stepping").answer([greedy("bad", (66,), 2, case="case"), ASKS[0]], aborted=["bad"])
+    assert bad == Answer(error="RequestError: 66 is too much")
+    assert good == Answer((0, 1, 2, 3), (-1.0,) * 4, finish_reason="length")
 
 
 def test_if_abort_returns_nothing_the_last_completion_counts() -> None:
-    cut, good = target_of("Stepping").answer([Ask("cut", "case", (5,), 9), ASKS[0]], aborted=["cut"])
-    assert cut == Answer("cut", (0, 1, 2), (-1.0,) * 3, finish_reason="abort")
+    cut, good = target_of("Stepping").answer([greedy("cut", (5,), 9, case="case"), ASKS[0]], aborted=["cut"])
+    assert cut == Answer((0, 1, 2), (-1.0,) * 3, finish_reason="abort")
     assert good.token_ids == (0, 1, 2, 3)
 
 
-def test_a_step_that_raises_is_an_error_of_the_unfinished_and_the_next_ask_gets_a_new_engine() -> None:
+def test_a_step_that_raises_is_an_error_of_the_unfinished_and_the_next_request_gets_a_new_engine() -> None:
     target = target_of("Stepping")
     target.probe()
     before = Stepping.num_engines
-    done, *lost = target.answer([Ask("done", "case", (5,), 2), Ask("bad", "case", (69,), 5), ASKS[0]])
+    done, *lost = target.answer([greedy("done", (5,), 2, case="case"), greedy("bad", (69,), 5, case="case"), ASKS[0]])
     assert done.token_ids == (0, 1)
     assert [answer.error for answer in lost] == ["step(): RuntimeError: a bug at the third token"] * 2
     assert target.answer(ASKS[:1])[0].token_ids == (0, 1, 2, 3)
@@ -310,7 +320,7 @@ def test_a_step_that_raises_is_an_error_of_the_unfinished_and_the_next_ask_gets_
 
 
 def test_an_engine_that_never_ends_is_given_up() -> None:
-    done, lost = target_of("Stepping").answer([ASKS[0], Ask("endless", "case", (71,), 2)])
+    done, lost = target_of("Stepping").answer([ASKS[0], greedy("endless", (71,), 2, case="case")])
     assert done.token_ids == (0, 1, 2, 3)
     assert lost.error is not None and lost.error.startswith("not finished after")
 

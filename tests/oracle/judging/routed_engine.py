@@ -11,7 +11,7 @@ from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.routes import OWN, margins, routed, swapped
 from lfm2np.oracle.judging.scored import Known, Pair
@@ -26,8 +26,10 @@ NEW = 6
 
 def said(model: Model, given: np.ndarray | None = None, tells: bool = True, numerics: Any = None) -> Pair:
     """What an engine says that computes exactly, or in another arithmetic, and sends its tokens where it is given."""
-    ask, answer = said_by_the_right(model) if given is None and numerics is None else computed(model, given, numerics)
-    return ask, answer if tells else replace(answer, routes=None)
+    request, answer = (
+        said_by_the_right(model) if given is None and numerics is None else computed(model, given, numerics)
+    )
+    return request, answer if tells else replace(answer, routes=None)
 
 
 @cache
@@ -46,14 +48,13 @@ def computed(model: Model, given: np.ndarray | None, numerics: Any) -> Pair:
     logprobs = arithmetic.log_softmax(logits)
     rows = range(len(PROMPT) - 1, len(ids) - 1)
     answer = Answer(
-        "a",
         token_ids=tuple(ids[len(PROMPT) :]),
         logprobs=tuple(float(logprobs[row, ids[row + 1]]) for row in rows),
         prompt_logprobs=tuple(float(logprobs[row, ids[row + 1]]) for row in range(len(PROMPT) - 1)),
         routes=tuple(tuple(map(tuple, of)) for of in kept.chosen().tolist()),
     )
     factors = {"length": len(PROMPT)}
-    return Ask("a", "short-prompts", PROMPT, NEW, prompt_logprobs=True, factors=factors), answer
+    return greedy("a", PROMPT, NEW, case="short-prompts", prompt_logprobs=0, tags=factors), answer
 
 
 @cache
@@ -79,19 +80,19 @@ def with_swap(model: Model, row: int, layer: int, scores: np.ndarray) -> np.ndar
 
 
 def judged(model: Model, pair: Pair, name: str = "float32") -> tuple[list[Position], Verdict]:
-    ask, answer = pair
-    checked = fitting(ask, answer, model.config)
+    request, answer = pair
+    checked = fitting(request, answer, model.config)
     assert checked.error is None
     known = Known()
-    positions = judge(model, name, [(ask, checked)], known=known)
-    return positions, total(model, name, [(ask, checked)], positions, known=known).verdict
+    positions = judge(model, name, [(request, checked)], known=known)
+    return positions, total(model, name, [(request, checked)], positions, known=known).verdict
 
 
 def ties(model: Model) -> tuple[np.ndarray, np.ndarray]:
     """Of the exact network's own answer the margins [T, L] under float32, and the scores [T, L, N]."""
-    ask, answer = said(model)
+    request, answer = said(model)
     known = Known()
-    judge(model, "float32", [(ask, replace(answer, routes=None))], known=known)
+    judge(model, "float32", [(request, replace(answer, routes=None))], known=known)
     ((spoken, truth),) = known.truths.items()
     squares = known.noises["float32", spoken].squares
     assert truth.preferred is not None and squares is not None and model.config.mixture is not None

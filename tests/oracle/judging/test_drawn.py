@@ -13,7 +13,7 @@ from lfm2np.engine.llm import LLM
 from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.check import judged
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly, fair_share
 from lfm2np.oracle.judging.scored import Known, Pair
@@ -30,8 +30,8 @@ def drawn_at(temperature: float, first_seed: int) -> list[Pair]:
     params = [SamplingParams(temperature=temperature, seed=seed, max_tokens=TOKENS, ignore_eos=True) for seed in seeds]
     pairs = []
     for seed, prompt, result in zip(seeds, prompts, LLM().generate(prompts, params), strict=True):
-        ask = Ask(str(seed), "seeds", prompt, TOKENS, seed=seed)
-        pairs.append((ask, Answer(str(seed), result.outputs[0].token_ids)))
+        request = greedy(str(seed), prompt, TOKENS, case="seeds", seed=seed, temperature=1.0)
+        pairs.append((request, Answer(result.outputs[0].token_ids)))
     return pairs
 
 
@@ -59,8 +59,10 @@ def test_a_seeded_request_need_not_choose_the_likeliest_token(model: Model) -> N
 
 
 def test_of_a_seed_the_first_answer_counts(model: Model) -> None:
-    ask, answer = drawn_at(0.0, 0)[0]
-    assert drawn_wrongly(model, [(replace(ask, id=str(number)), answer) for number in range(50)], [], Known()) is None
+    request, answer = drawn_at(0.0, 0)[0]
+    assert (
+        drawn_wrongly(model, [(replace(request, id=str(number)), answer) for number in range(50)], [], Known()) is None
+    )
 
 
 def test_every_way_gives_all_tokens_together_at_most_one(model: Model) -> None:

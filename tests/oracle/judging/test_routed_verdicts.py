@@ -17,7 +17,7 @@ from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.commands.bench.random_checkpoint import random_checkpoint
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import change, judge, near_ties
 from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
@@ -45,8 +45,8 @@ def test_the_exact_engine_is_exact_whether_it_reports_its_routes_or_not(publishe
 
 
 def test_a_prompt_without_reported_logprobs_is_judged_by_its_routes(published: Model) -> None:
-    ask, answer = said(published)
-    positions, _ = judged(published, (ask, replace(answer, prompt_logprobs=None)))
+    request, answer = said(published)
+    positions, _ = judged(published, (request, replace(answer, prompt_logprobs=None)))
     assert [position.verdict for position in positions] == [Verdict.EXACT] * (len(PROMPT) - 1 + NEW)
     far, scores = ties(published)
     row, layer = np.unravel_index(np.argmax(far[:8]), far[:8].shape)
@@ -75,10 +75,10 @@ def test_a_format_that_would_flip_most_tokens_explains_nothing(near: Model) -> N
         pair = said(lfm2np.load(near.path))
     positions, verdict = judged(near, pair)
     assert verdict is Verdict.BUG
-    ask, answer = pair
+    request, answer = pair
     worst = max(positions, key=lambda position: abs(position.error_ratio or 0.0))
     assert worst.error is not None and abs(worst.error) > 1.0
-    under = judge(near, "int4", [(ask, fitting(ask, answer, near.config))])
+    under = judge(near, "int4", [(request, fitting(request, answer, near.config))])
     chances = [position.flip_chance for position in under if position.flip_chance is not None]
     assert np.mean(chances) > MOST_FLIPS
 
@@ -150,13 +150,14 @@ def test_emulated_engines_are_not_called_wrong(published: Model, near: Model, na
 
 
 def test_truths_of_the_same_tokens_by_other_routes_are_others(published: Model) -> None:
-    ask, answer = said(published)
+    request, answer = said(published)
     other = replace(answer, routes=as_tuples(own_routes(published)[:, :, ::-1]), id="b")
     swapped_routes = own_routes(published)
     swapped_routes[2, 0] = swapped(np.arange(8.0), swapped_routes[2, 0])
     third = replace(answer, routes=as_tuples(swapped_routes))
     pairs = [
-        (ask, fitting(ask, reply, published.config)) for reply in (answer, other, third, replace(answer, routes=None))
+        (request, fitting(request, reply, published.config))
+        for reply in (answer, other, third, replace(answer, routes=None))
     ]
     truths = truths_of(published, pairs, Known())
     assert len(truths) == 4
@@ -178,21 +179,21 @@ def test_a_mixture_without_a_sparse_layer_is_judged_as_a_dense_model(tmp_path: P
     prompt = tuple(token % 40 for token in PROMPT)
     tokens = tuple(model.generate(prompt, NEW).token_ids)
     scores = tuple(one.logprob for one in model.score([*prompt, *tokens])[len(prompt) - 1 :])
-    ask = Ask("a", "short-prompts", prompt, NEW, factors={"length": len(prompt)})
+    request = greedy("a", prompt, NEW, case="short-prompts", tags={"length": len(prompt)})
     for name in ("float32", "bfloat16"):
-        right = judge(model, name, [(ask, Answer("a", tokens, scores))])
+        right = judge(model, name, [(request, Answer(tokens, scores))])
         assert {position.verdict for position in right} == {Verdict.EXACT}
-        wrong = judge(model, name, [(ask, Answer("a", tokens, tuple(score - 1.0 for score in scores)))])
+        wrong = judge(model, name, [(request, Answer(tokens, tuple(score - 1.0 for score in scores)))])
         assert {position.verdict for position in wrong} == {Verdict.DRIFT}
 
 
 def test_the_loose_noise_is_that_of_all_rows_whether_prompts_are_reported_or_not(published: Model) -> None:
     """Else prompts whose tokens went elsewhere would count as errors of 0, and right engines be wrong."""
-    ask, answer = said(published, tells=False)
+    request, answer = said(published, tells=False)
     spreads = []
     for reply in (answer, replace(answer, prompt_logprobs=None)):
         known = Known()
-        judge(published, "float16", [(ask, reply)], known=known)
+        judge(published, "float16", [(request, reply)], known=known)
         (noise,) = known.loose.values()
         spreads.append(noise.spread)
         (truth,) = known.truths.values()
@@ -214,8 +215,8 @@ def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(pub
     """Those before it may be changed ones themselves."""
     routes = own_routes(published)
     routes[2, 1] = routes[2, 1, ::-1]
-    ask, answer = said(published)
-    pair = ask, fitting(ask, replace(answer, routes=as_tuples(routes)), published.config)
+    request, answer = said(published)
+    pair = request, fitting(request, replace(answer, routes=as_tuples(routes)), published.config)
     (truth,) = truths_of(published, [pair], Known()).values()
     gaps = np.zeros((len(truth.best), 3))
     noise = Noise((0,), np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))

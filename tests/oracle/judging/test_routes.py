@@ -16,7 +16,8 @@ from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.dialects import sglang, vllm
-from lfm2np.oracle.engines.records import Answer, Ask, answer_as_json, answer_from_json
+from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.engines.records_json import answer_as_json, answer_from_json
 from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
 from lfm2np.truth import reference
 
@@ -106,8 +107,8 @@ def test_reported_routes_come_in_several_forms(published: Model) -> None:
 def test_routes_that_can_not_be_are_refused_by_place(published: Model, change, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         fitted(as_tuples(change(own_routes(published))), len(PROMPT) + NEW - 1, published.config)
-    ask, answer = said(published)
-    refused = fitting(ask, replace(answer, routes=as_tuples(change(own_routes(published)))), published.config)
+    request, answer = said(published)
+    refused = fitting(request, replace(answer, routes=as_tuples(change(own_routes(published)))), published.config)
     assert refused.error is not None and refused.routes is None
 
 
@@ -117,7 +118,7 @@ def test_a_dense_model_has_no_routes() -> None:
 
 
 def test_routes_are_read_from_json() -> None:
-    answer = Answer("a", (1, 2), routes=(((0, 3),), ((OWN, OWN),)))
+    answer = Answer((1, 2), routes=(((0, 3),), ((OWN, OWN),)))
     assert answer_from_json(answer_as_json(answer)) == answer
     for bad in ("x", [3], [[3]], [[[0.5]]], [[["a"]]], [[[-2]]]):
         with pytest.raises(RequestError, match="routes"):
@@ -144,9 +145,9 @@ def test_routes_in_responses_are_decoded() -> None:
 
 
 def test_the_dialects_hand_them_on() -> None:
-    ask, array = Ask("a", "c", (1, 2), 2), np.arange(18, dtype=np.int16).reshape(3, 3, 2)
+    request, array = greedy("a", (1, 2), 2, case="c"), np.arange(18, dtype=np.int16).reshape(3, 3, 2)
     of_vllm = {"choices": [{"token_ids": [5, 6], "text": "", "routed_experts": npy(array)}]}
-    assert vllm.read(of_vllm, ask).fields["routes"] == array.tolist()
+    assert vllm.read(of_vllm, request).fields["routes"] == array.tolist()
     flat = base64.b64encode(array.astype("<i4").tobytes()).decode()
     of_sglang = {"output_ids": [5, 6], "meta_info": {"routed_experts": flat}}
-    assert sglang.read(of_sglang, ask).fields["routes"] == array.reshape(3, 1, 6).tolist()
+    assert sglang.read(of_sglang, request).fields["routes"] == array.reshape(3, 1, 6).tolist()

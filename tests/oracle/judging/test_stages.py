@@ -21,15 +21,15 @@ from lfm2np.oracle.check import (
     LEAST_JUDGED,
     Checked,
     as_far_as_needed,
-    ask_all,
     judged,
     num_tokens,
+    request_all,
     scored_ahead,
     until_wrong,
 )
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.engines.target import Abilities, TargetError
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging import scored
@@ -55,10 +55,12 @@ def told(name: str) -> tuple[Pair, ...]:
     """A right engine's answers to twelve requests."""
     target = PythonTarget(f"engines:{name}", model().path)
     target.probe()
-    asks = [
-        ask for round_ in rounds(Writer(model().config, None, 1), ["short-prompts", "borders"]) for ask in round_.asks
+    requests = [
+        request
+        for round_ in rounds(Writer(model().config, None, 1), ["short-prompts", "borders"])
+        for request in round_.requests
     ]
-    return tuple(zip(asks[:12], target.answer(asks[:12]), strict=True))
+    return tuple(zip(requests[:12], target.answer(requests[:12]), strict=True))
 
 
 @cache
@@ -91,7 +93,7 @@ def test_no_scale_of_some_engines_is_too_large_by_more_than_their_number(
     assert some.scales(truth)[1, 0] > 0.999 * factor * every.scales(truth)[1, 0]
 
 
-def test_each_stage_asks_those_of_the_one_before_and_the_last_all() -> None:
+def test_each_stage_requests_those_of_the_one_before_and_the_last_all() -> None:
     for some, more in itertools.pairwise(STAGES):
         assert set(some) < set(more) and list(more) == sorted(more)
     assert STAGES[-1] == DRAWS
@@ -112,27 +114,27 @@ def test_what_is_wrong_and_what_is_right_is_what_all_engines_say(name: str, data
     chosen = data.draw(
         st.sampled_from([position for position in every if position.is_new and position.error is not None])
     )
-    index = chosen.row + 1 - len(chosen.ask.prompt_token_ids)
-    place = next(place for place, (ask, _) in enumerate(pairs) if ask.id == chosen.ask.id)
-    ask, answer = pairs[place]
+    index = chosen.row + 1 - len(chosen.request.prompt_token_ids)
+    place = next(place for place, (request, _) in enumerate(pairs) if request.request_id == chosen.request.request_id)
+    request, answer = pairs[place]
     truth = next(
         known
         for ids, known in known_by(name, DRAWS).truths.items()
-        if ids.token_ids[: chosen.row + 2] == (*ask.prompt_token_ids, *(answer.token_ids or ())[: index + 1])
+        if ids.token_ids[: chosen.row + 2] == (*request.prompt_token_ids, *(answer.token_ids or ())[: index + 1])
     )
     noise = known_by(name, DRAWS).noises[name, truth.spoken]
     scale = float(noise.scales(truth)[chosen.row, truth.at(chosen.row, chosen.token_id)])
     logprobs = list(answer.logprobs or ())
     logprobs[index] -= scale * data.draw(st.floats(5, 20))
-    pairs[place] = ask, replace(answer, logprobs=tuple(logprobs), top_logprobs=None)
+    pairs[place] = request, replace(answer, logprobs=tuple(logprobs), top_logprobs=None)
     by_all = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), stages=[DRAWS])
     staged = judge(model(), name, pairs, known=copied(known_by(name, STAGES[0])))
     assert [position.verdict for position in staged] == [position.verdict for position in by_all]
 
 
 def positions(ratio: float) -> list[Position]:
-    ask, verdict = Ask("a", "case", (1,), 1), Verdict.DRIFT if abs(ratio) > LIMIT else Verdict.EXACT
-    return [Position(ask, 0, True, 1, 1, 0.0, 0.0, 9.0, 0.0, ratio, ratio, verdict)]
+    request, verdict = greedy("a", (1,), 1, case="case"), Verdict.DRIFT if abs(ratio) > LIMIT else Verdict.EXACT
+    return [Position(request, 0, True, 1, 1, 0.0, 0.0, 9.0, 0.0, ratio, ratio, verdict)]
 
 
 @given(st.lists(st.lists(st.floats(0, 3), min_size=4, max_size=4), max_size=5), st.floats(0, 40), st.booleans())
@@ -140,15 +142,15 @@ def test_the_verdict_of_stages_is_that_of_all(scales: list[list[float]], error: 
     """Each answer with one error, and with the squares of four scales, which 1, 2, 4 and 8 engines have in the mean."""
     sums = [np.cumsum([scale + 0.01 for scale in scale]) for scale in scales]
 
-    def ask(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
+    def request(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
         asked.extend((len(draws), index) for index in indices)
         stage = int(np.log2(len(draws)))
         return [positions(error / np.sqrt(sums[index][stage] / len(draws))) for index in indices]
 
     asked: list[tuple[int, int]] = []
-    staged = judging.staged(STAGES, len(sums), ask, np.inf if is_mixture else 50.0)
+    staged = judging.staged(STAGES, len(sums), request, np.inf if is_mixture else 50.0)
     once, asked = asked, []
-    by_all = ask(DRAWS, range(len(sums)))
+    by_all = request(DRAWS, range(len(sums)))
     assert any(map(is_wrong, staged)) == any(map(is_wrong, by_all))
     for index, position in enumerate(staged):
         if (8, index) in once or not any(map(is_wrong, by_all)) or is_mixture:
@@ -166,10 +168,10 @@ def test_all_engines_are_emulated_where_the_number_of_flips_is_in_doubt() -> Non
 
 
 def wrong(pairs: Sequence[Pair], place: int) -> list[Pair]:
-    ask, answer = pairs[place]
+    request, answer = pairs[place]
     return [
         *pairs[:place],
-        (ask, replace(answer, logprobs=tuple(logprob - 1.0 for logprob in answer.logprobs or ()))),
+        (request, replace(answer, logprobs=tuple(logprob - 1.0 for logprob in answer.logprobs or ()))),
         *pairs[place + 1 :],
     ]
 
@@ -193,14 +195,14 @@ def test_the_first_wrong_answer_ends_a_check(place: int) -> None:
     assert until <= num_tokens(needed) <= max(LEAST_JUDGED, 2 * until) + max(num_tokens([pair]) for pair in pairs)
     first = found(needed, known)
     assert first.total.verdict is found(pairs, known_of_both()).total.verdict
-    assert first.total.first_wrong is not None and first.total.first_wrong.ask.id == pairs[place][0].id
+    assert first.total.first_wrong is not None and first.total.first_wrong.request.request_id == pairs[place][0].id
 
 
 @pytest.mark.rounding
 def test_a_refuted_answer_ends_it_too_and_a_right_engine_gets_every_request() -> None:
     pairs = list(told("float32"))
     assert as_far_as_needed(pairs, until_wrong(model(), "float32", Known())) == pairs
-    pairs[0] = pairs[0][0], Answer(pairs[0][0].id, (0,) * 99)
+    pairs[0] = pairs[0][0], Answer((0,) * 99)
     assert len(as_far_as_needed(pairs, until_wrong(model(), "float32", Known()))) < len(pairs)
 
 
@@ -208,7 +210,7 @@ def test_a_refuted_answer_ends_it_too_and_a_right_engine_gets_every_request() ->
 def test_a_check_that_ends_early_says_what_it_left_out() -> None:
     target = PythonTarget("lfm2np.oracle.wrong_engine:factory", model().path)
     known = Known()
-    asked = ask_all(model(), target, 2, cases=["short-prompts"], on=until_wrong(model(), "float32", known))
+    asked = request_all(model(), target, 2, cases=["short-prompts"], on=until_wrong(model(), "float32", known))
     assert len(asked.pairs) + asked.left == 10 and asked.left > 0
     result = replace(judged(model(), asked.abilities, "float32", asked.pairs, known=known), left=asked.left)
     assert (
@@ -254,11 +256,11 @@ def test_after_an_error_of_the_engine_nothing_is_scored_any_more() -> None:
 @pytest.mark.rounding
 def test_a_conversation_judged_turn_by_turn_is_not_scored_again_at_the_end() -> None:
     """Each prompt goes on with the one before and its answer; rows of earlier turns are still known."""
-    (ask, answer), known = told("float32")[-1], Known()
-    ids, turns = (*ask.prompt_token_ids, *(answer.token_ids or ())), []
+    (request, answer), known = told("float32")[-1], Known()
+    ids, turns = (*request.prompt_token_ids, *(answer.token_ids or ())), []
     for turn, start in enumerate(range(2, len(ids), 5)):
         new = ids[start : start + 3]
-        turns.append((Ask(str(turn), "case", ids[:start], len(new)), Answer(str(turn), new)))
+        turns.append((greedy(str(turn), ids[:start], len(new), case="case"), Answer(new)))
         scored.truths_of(model(), turns[-1:], known)
     done = known.place.num_tokens
     scored.truths_of(model(), turns, known)
@@ -268,8 +270,8 @@ def test_a_conversation_judged_turn_by_turn_is_not_scored_again_at_the_end() -> 
 @pytest.mark.rounding
 def test_an_emulated_engine_errs_alike_beside_a_sequence_that_begins_alike() -> None:
     """Where positions are added in float16 their order is most of the noise."""
-    (ask, answer) = told("float32")[-1]
-    ids = (*ask.prompt_token_ids, *(answer.token_ids or ()))
+    (request, answer) = told("float32")[-1]
+    ids = (*request.prompt_token_ids, *(answer.token_ids or ()))
     truths = spoken_truths(model(), {Spoken(ids): {}, Spoken((*ids[:-4], 5)): {}})
     for truth, beside in zip(truths, noise_of(model(), truths, "float16 kv:float16", (1,)), strict=True):
         (alone,) = noise_of(model(), [truth], "float16 kv:float16", (1,))

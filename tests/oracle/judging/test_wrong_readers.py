@@ -18,7 +18,7 @@ from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.gguf.blocks import Bytes
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.formats import with_kv
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Pair
@@ -68,8 +68,8 @@ def said(model: Model) -> list[Pair]:
         logprobs = model.numerics.log_softmax(model.logits(ids))
         best = int(np.argmax(logprobs[-1]))
         prompt_logprobs = tuple(float(logprobs[row, token]) for row, token in enumerate(ids[1:]))
-        ask = Ask(f"of {length}", "short-prompts", ids, 1, prompt_logprobs=True, factors={"length": length})
-        pairs.append((ask, Answer(ask.id, (best,), (float(logprobs[-1, best]),), prompt_logprobs=prompt_logprobs)))
+        request = greedy(f"of {length}", ids, 1, case="short-prompts", prompt_logprobs=0, tags={"length": length})
+        pairs.append((request, Answer((best,), (float(logprobs[-1, best]),), prompt_logprobs=prompt_logprobs)))
     return pairs
 
 

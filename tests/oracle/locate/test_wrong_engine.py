@@ -17,7 +17,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.oracle import wrong_engine
 from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import greedy
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
@@ -73,8 +73,8 @@ DENSE = [path for path in DIRECTORIES if load_config(path).model_type == "lfm2"]
 def test_the_mended_engine_is_lfm2_on_every_dense_fixture(directory: Path) -> None:
     exact = lfm2np.load(directory)
     ids = np.random.default_rng(0).integers(0, exact.config.vocab_size, 8).tolist()
-    ask = Ask("a", "short-prompts", tuple(ids), 4, prompt_logprobs=True, factors={"length": len(ids)})
+    request = greedy("a", tuple(ids), 4, case="short-prompts", prompt_logprobs=0, tags={"length": len(ids)})
     target = PythonTarget("lfm2np.oracle.wrong_engine:mended", directory)
-    result = judged(exact, target.probe(), "float32", [(ask, target.answer([ask])[0])])
+    result = judged(exact, target.probe(), "float32", [(request, target.answer([request])[0])])
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE)
     assert len(result.positions) == 7 + 4 and all(position.error is not None for position in result.positions)

@@ -15,9 +15,8 @@ from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.engine.loading import Model
 from lfm2np.errors import DumpError
 from lfm2np.oracle.check import Cause, judged
-from lfm2np.oracle.engines.protocol import Completion
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, locate
@@ -58,14 +57,14 @@ class Preempting(SmallEngine):
     def __init__(self, model: str, sizes: dict[str, Any]) -> None:
         super().__init__(model, state_of_the_sequence)
 
-    def generate(self, requests: Sequence[Any]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Any]) -> list[list[Answer]]:
         prompts = [request.prompt_token_ids for request in requests]
         return [[self.beside(prompts, n, request.params.max_tokens, Recorder())] for n, request in enumerate(requests)]
 
     def record(self, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, recorder: Recorder) -> None:
         self.beside(prompts, request, max_tokens, recorder)
 
-    def beside(self, prompts: Sequence[Sequence[int]], request: int, new: int, recorder: Recorder) -> Completion:
+    def beside(self, prompts: Sequence[Sequence[int]], request: int, new: int, recorder: Recorder) -> Answer:
         ids, logprobs, computed = list(prompts[request]), list[float](), 0
         cache: dict[str, Any] = {}
         is_short = len(prompts) > 1 and request == 0
@@ -80,7 +79,7 @@ class Preempting(SmallEngine):
             if computed == len(ids):
                 ids.append(int(rows[-1].argmax()))
                 logprobs.append(float(rows[-1].max()))
-        return Completion(tuple(ids[len(prompts[request]) :]), "length", tuple(logprobs))
+        return Answer(tuple(ids[len(prompts[request]) :]), finish_reason="length", logprobs=tuple(logprobs))
 
 
 class Right(Preempting):
@@ -166,10 +165,12 @@ def test_steps_that_are_computed_again_and_do_not_say_so_are_refused() -> None:
 
 def located_from(model: Model, recorder: str, change: int = 0) -> Cause:
     """Of the stale engine's answers, with another recorder or its first wrong log-probability changed."""
-    asks = [Ask(f"a-{n}", "neighbours", prompt, NEW, factors={"beside": True}) for n, prompt in enumerate(PROMPTS)]
+    requests = [
+        greedy(f"a-{n}", prompt, NEW, case="neighbours", tags={"beside": True}) for n, prompt in enumerate(PROMPTS)
+    ]
     target = PythonTarget("test_preempted:Preempting", TRAINED)
     abilities = target.probe()
-    pairs = list(zip(asks, target.answer(asks), strict=True))
+    pairs = list(zip(requests, target.answer(requests), strict=True))
     if change:
         logprobs = pairs[1][1].logprobs
         assert logprobs is not None
@@ -185,13 +186,13 @@ def located_from(model: Model, recorder: str, change: int = 0) -> Cause:
 def test_the_operator_that_a_wrong_answer_came_from_is_named(model: Model) -> None:
     cause = located_from(model, "Preempting")
     assert cause.finding is not None and cause.finding["name"] == "model.layers.0.conv.state"
-    assert (cause.ask, cause.beside) == ("a-0", True)
+    assert (cause.request, cause.beside) == ("a-0", True)
 
 
 class OtherFault(Right):
     """Wrong in a layer's output alone, by so little that no logit shows it."""
 
-    def beside(self, prompts: Sequence[Sequence[int]], request: int, new: int, recorder: Recorder) -> Completion:
+    def beside(self, prompts: Sequence[Sequence[int]], request: int, new: int, recorder: Recorder) -> Answer:
         keep = recorder.keep
         recorder.keep = lambda name, rows: keep(name, rows * (1 + 1e-3 * (name == "model.layers.0")))  # type: ignore
         return super().beside(prompts, request, new, recorder)

@@ -17,7 +17,7 @@ from lfm2np.commands.cli.program import main
 from lfm2np.commands.cli.shared import terminal
 from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
-from lfm2np.oracle.check import Cause, Checked, ask_all, judged
+from lfm2np.oracle.check import Cause, Checked, judged, request_all
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
@@ -162,7 +162,7 @@ def test_targets_of_other_forms_are_refused(target: str) -> None:
 def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2np:float32") -> tuple[Checked, Cause]:
     """Of our own engine, asked and recorded while a fault is in it, and judged while none is."""
     with inject(name):
-        asked = ask_all(model, PythonTarget("lfm2np.suite.adapters:own", model.path), cases=cases)
+        asked = request_all(model, PythonTarget("lfm2np.suite.adapters:own", model.path), cases=cases)
     checked = judged(model, asked.abilities, "float32", asked.pairs, known=known_of(model))
     record = record_of(target, model.path, "float32")
 

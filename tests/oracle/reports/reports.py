@@ -10,7 +10,7 @@ from engines import Kept, checked_target
 import lfm2np
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Ask, failed
+from lfm2np.oracle.engines.records import Answer, Request, failed, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import Position, Verdict, root_mean_square
 from lfm2np.oracle.total import Total
@@ -41,9 +41,9 @@ def run_check(kind: type[PythonTarget]) -> Checked:
     return checked_target(model, target, cases=("short-prompts",))
 
 
-def position(ask: Ask, row: int, verdict: Verdict, error: float | None, flip: bool = False) -> Position:
+def position(request: Request, row: int, verdict: Verdict, error: float | None, flip: bool = False) -> Position:
     return Position(
-        ask=ask,
+        request=request,
         row=row,
         is_new=True,
         token_id=5,
@@ -60,7 +60,7 @@ def position(ask: Ask, row: int, verdict: Verdict, error: float | None, flip: bo
 
 def made(verdict: Verdict, positions: list[Position], reason: str, engine: str = "hand made") -> Checked:
     """A Checked that no engine said; each position's request has one answer."""
-    pairs = {judged.ask.id: (judged.ask, Answer(judged.ask.id, (5,))) for judged in positions}
+    pairs = {judged.request.request_id: (judged.request, Answer((5,))) for judged in positions}
     ratios = [abs(judged.error_ratio) for judged in positions if judged.error_ratio is not None]
     wrong = [judged for judged in positions if judged.verdict in (Verdict.DRIFT, Verdict.BUG)]
     total = Total(
@@ -79,8 +79,8 @@ def made(verdict: Verdict, positions: list[Position], reason: str, engine: str =
     )
 
 
-def short(case: str = "borders", index: int = 1) -> Ask:
-    return Ask(f"{case}-{index}", case, (1, 2, 3), 4, factors={"length": 3, "beside": False})
+def short(case: str = "borders", index: int = 1) -> Request:
+    return greedy(f"{case}-{index}", (1, 2, 3), 4, case=case, tags={"length": 3, "beside": False})
 
 
 def drift() -> Checked:
@@ -99,10 +99,12 @@ def tie() -> Checked:
 
 def hostile() -> Checked:
     """Everything that an engine, a file of answers or a prompt may say."""
-    ask = Ask(f"{HOSTILE}-1", HOSTILE, (1, 2, 3), 4, HOSTILE, factors={"length": 3, "prefix": HOSTILE})
-    base = made(Verdict.BUG, [position(ask, row, Verdict.BUG, 99.0, True) for row in range(4)], HOSTILE, HOSTILE)
-    silent = Ask("silent-1", "silent", (1,), 4, factors={"length": 1})
-    pairs = (*base.pairs, (silent, Answer(silent.id, error=HOSTILE)))
+    request = greedy(
+        f"{HOSTILE}-1", (1, 2, 3), 4, case=HOSTILE, prompt_text=HOSTILE, tags={"length": 3, "prefix": HOSTILE}
+    )
+    base = made(Verdict.BUG, [position(request, row, Verdict.BUG, 99.0, True) for row in range(4)], HOSTILE, HOSTILE)
+    silent = greedy("silent-1", (1,), 4, case="silent", tags={"length": 1})
+    pairs = (*base.pairs, (silent, Answer(error=HOSTILE)))
     return replace(
         base, format=HOSTILE, pairs=pairs, not_put=(HOSTILE,), total=replace(base.total, unanswered=(silent.id,))
     )
@@ -110,8 +112,8 @@ def hostile() -> Checked:
 
 def unanswered() -> Checked:
     """Some requests failed, with twelve messages; some could not be put."""
-    asks = [short("prefixes", index) for index in range(24)]
-    pairs = tuple((ask, failed(ask, f"message {min(index, 11)}")) for index, ask in enumerate(asks))
+    requests = [short("prefixes", index) for index in range(24)]
+    pairs = tuple((request, failed(request, f"message {min(index, 11)}")) for index, request in enumerate(requests))
     base = made(Verdict.INCONCLUSIVE, [], "24 requests got no usable answer")
-    total = replace(base.total, unanswered=tuple(ask.id for ask in asks))
+    total = replace(base.total, unanswered=tuple(request.request_id for request in requests))
     return replace(base, pairs=pairs, not_put=("borders-7", "borders-9", "families-2"), total=total)

@@ -99,8 +99,11 @@ def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checke
     sizes = [f"{total.rms:.3g}", f"{total.worst:.3g}"]
     assert row == ["short-prompts", str(len(wrong.pairs)), count, count, *sizes, str(total.flips), "BUG"]
     where = text[text.index("first wrong position: BUG") :]
-    ids = ",".join(map(str, first.ask.prompt_token_ids))
-    assert f"{first.ask.id} of short-prompts, prompt of {len(first.ask.prompt_token_ids)} tokens: {ids}\n" in where
+    ids = ",".join(map(str, first.request.prompt_token_ids))
+    assert (
+        f"{first.request.request_id} of short-prompts, prompt of {len(first.request.prompt_token_ids)} tokens: {ids}\n"
+        in where
+    )
     assert f"row {first.row}, which predicts token {first.row + 1}" in where
     assert f"token      {first.token_id}; the oracle's is {first.best}" in where
     assert f"{first.gap:.3g} nats, {first.gap_ratio:.3g} times the rounding error" in where
@@ -114,8 +117,8 @@ def test_ten_flips_are_listed_the_worst_first_and_the_others_counted(wrong: Chec
     assert len(flips) == wrong.total.flips > 10
     for line, flip in zip(lines[start + 1 : start + 11], flips, strict=False):
         numbers = [f"{value:.3g}" for value in (flip.gap, flip.gap_ratio, flip.margin_ratio)]
-        ids = [len(flip.ask.prompt_token_ids), flip.row, flip.token_id, flip.best]
-        assert line.split() == [flip.ask.id, *map(str, ids), *numbers, flip.verdict]
+        ids = [len(flip.request.prompt_token_ids), flip.row, flip.token_id, flip.best]
+        assert line.split() == [flip.request.request_id, *map(str, ids), *numbers, flip.verdict]
     assert lines[start + 11] == f"... {len(flips) - 10} more: --json and --html have them"
 
 
@@ -155,9 +158,9 @@ def test_the_json_has_all_numbers_of_the_check(name: str, request: pytest.Fixtur
         assert report[field] == getattr(total, field)
     odd = [judged for judged in checked.positions if judged.verdict is not Verdict.EXACT]
     assert [(entry["id"], entry["row"], entry["error_ratio"]) for entry in report["positions"]] == [
-        (judged.ask.id, judged.row, judged.error_ratio) for judged in odd
+        (judged.request.request_id, judged.row, judged.error_ratio) for judged in odd
     ]
-    assert report["prompts"] == {judged.ask.id: list(judged.ask.prompt_token_ids) for judged in odd}
+    assert report["prompts"] == {judged.request.request_id: list(judged.request.prompt_token_ids) for judged in odd}
     assert (report["first_wrong"] is None) == (total.first_wrong is None)
     for factor in factors.FACTORS:
         groups = factors.grouped(checked.positions, factor)
@@ -183,7 +186,7 @@ def suite_of(checked: Checked) -> ElementTree.Element:
 def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checked, wrong: Checked) -> None:
     passed = suite_of(right)
     names = [case.get("name") for case in passed.findall("testcase")]
-    assert names == [*(ask.id for ask, _ in right.pairs), "verdict"]
+    assert names == [*(request.request_id for request, _ in right.pairs), "verdict"]
     assert {case.get("classname") for case in passed.findall("testcase")} == {"short-prompts", "lfm2np check"}
     assert passed.attrib == {
         "name": "lfm2np check",
@@ -192,7 +195,9 @@ def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checke
         "skipped": "0",
         "errors": "0",
     }
-    failed_ids = {judged.ask.id for judged in wrong.positions if judged.verdict in (Verdict.DRIFT, Verdict.BUG)}
+    failed_ids = {
+        judged.request.request_id for judged in wrong.positions if judged.verdict in (Verdict.DRIFT, Verdict.BUG)
+    }
     suite = suite_of(wrong)
     failing = [case for case in suite.findall("testcase") if case.find("failure") is not None]
     assert {case.get("name") for case in failing} == failed_ids | {"verdict"}
@@ -201,7 +206,7 @@ def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checke
         case_positions = [
             judged
             for judged in wrong.positions
-            if judged.ask.id == case.get("name") and judged.verdict is not Verdict.EXACT
+            if judged.request.request_id == case.get("name") and judged.verdict is not Verdict.EXACT
         ]
         message = case.find("failure")
         assert message is not None and message.text is not None

@@ -104,7 +104,7 @@ def page_of(checked: Checked) -> Page:
     return Page(as_html(report_of(checked), COMMAND))
 
 
-def test_every_page_is_whole_and_asks_for_nothing(right: Checked, wrong: Checked) -> None:
+def test_every_page_is_whole_and_requests_for_nothing(right: Checked, wrong: Checked) -> None:
     for checked in (right, wrong, drift(), inconclusive(), tie(), unanswered(), hostile(), made(Verdict.EXACT, [], "")):
         page = page_of(checked)
         assert page.lang == "en"
@@ -130,7 +130,7 @@ def test_the_page_of_a_wrong_engine_has_the_numbers_of_the_check(wrong: Checked)
     for judged in wrong.positions:
         if judged.is_flip:
             numbers = [number(value) for value in (judged.gap, judged.gap_ratio, judged.margin_ratio)]
-            assert any(row[0] == judged.ask.id and row[5:8] == numbers for row in page.rows)
+            assert any(row[0] == judged.request.request_id and row[5:8] == numbers for row in page.rows)
     for value in (*environment().values(), COMMAND, wrong.abilities.engine):
         assert value in page.text
 
@@ -156,10 +156,12 @@ def test_a_mark_stands_above_the_limit_exactly_if_its_error_does() -> None:
 
 @pytest.mark.slow
 def test_a_hundred_thousand_positions_fit_into_two_megabytes() -> None:
-    asks = [short("borders", index) for index in range(100)]
+    requests = [short("borders", index) for index in range(100)]
     kinds = [verdict for verdict in Verdict if verdict is not Verdict.ROUTE]  # which is no flip
     positions = [
-        position(asks[index % 100], index * 7 % 5000, kinds[index * 13 % 5], 10.0 ** (index * 31 % 997 / 100 - 3), True)
+        position(
+            requests[index % 100], index * 7 % 5000, kinds[index * 13 % 5], 10.0 ** (index * 31 % 997 / 100 - 3), True
+        )
         for index in range(100_000)
     ]
     text = as_html(report_of(made(Verdict.DRIFT, positions, "many")), COMMAND)

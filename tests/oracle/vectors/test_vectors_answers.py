@@ -24,7 +24,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import noise_of
@@ -216,13 +216,13 @@ def test_the_plain_checker_agrees_with_the_one_with_the_model(format_name: str, 
     answers = emulated_answers(six(), document, engine_format, 3)
     pairs = [
         (
-            Ask(answer["id"], "", tuple(vector["prompt_token_ids"]), len(vector["token_ids"])),
-            Answer(answer["id"], tuple(answer["token_ids"]), tuple(answer["logprobs"])),
+            greedy(answer["id"], tuple(vector["prompt_token_ids"]), len(vector["token_ids"]), case=""),
+            Answer(tuple(answer["token_ids"]), tuple(answer["logprobs"])),
         )
         for answer, vector in zip(answers, document["vectors"], strict=True)
     ]
     known = {
-        (position.ask.id, position.row - len(position.ask.prompt_token_ids) + 1): position
+        (position.request.request_id, position.row - len(position.request.prompt_token_ids) + 1): position
         for position in judge(six(), format_name, pairs)
     }
     plain = [

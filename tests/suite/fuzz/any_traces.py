@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lfm2np.suite.fuzz.trace import Sent, Trace
+from lfm2np.oracle.engines.records import Request, Trace, greedy
 
 ALPHABET = tuple(range(10, 18))
 
 
 @st.composite
-def sents(draw: st.DrawFn, index: int) -> Sent:
+def sents(draw: st.DrawFn, index: int) -> Request:
     after = draw(st.none() | st.integers(0, index - 1)) if index else None
     temperature = draw(st.sampled_from([0.0, 0.5, 1.0]))
-    return Sent(
-        prompt=tuple(draw(st.lists(st.sampled_from((1, *ALPHABET)), min_size=1, max_size=8))),
-        max_tokens=draw(st.integers(1, 6)),
+    return greedy(
+        "",
+        tuple(draw(st.lists(st.sampled_from((1, *ALPHABET)), min_size=1, max_size=8))),
+        draw(st.integers(1, 6)),
         after=after,
         after_tokens=None if after is None else draw(st.none() | st.integers(1, 4)),
         pause=draw(st.sampled_from([0, 5])),
@@ -23,10 +24,10 @@ def sents(draw: st.DrawFn, index: int) -> Sent:
         cold=draw(st.booleans()),
         temperature=temperature,
         seed=draw(st.integers(0, 3)),
-        samples=draw(st.integers(1, 3)) if temperature else 1,
         stop=draw(st.none() | st.text(min_size=1, max_size=3)),
-        stop_in=draw(st.none() | st.integers(0, 3)),
         streamed=draw(st.booleans()),
+        n=draw(st.integers(1, 3)) if temperature else 1,
+        tags={"stop_in": draw(st.none() | st.integers(0, 3))},
     )
 
 

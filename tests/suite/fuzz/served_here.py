@@ -13,10 +13,10 @@ from typing import Any
 
 import served
 from builders import write_model
+from lfm2np.suite.fuzz.play_http import HttpPlayer
 
 import lfm2np
 from lfm2np.engine.loading import Model
-from lfm2np.suite.fuzz.play_http import HttpPlayer
 
 SIZES = {"max_num_seqs": 4, "block_size": 4, "num_blocks": 120, "max_num_batched_tokens": 16}
 Trouble = Callable[[Any, dict[str, Any]], bool]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lfm2np.oracle.engines.protocol import Completion, Request
+from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.recorders import Recorder
 from lfm2np.oracle.wrong_engine import SmallEngine, log_softmax, mended
 
@@ -21,8 +21,8 @@ class Sequence:
         self.logprobs: list[float] = []
         self.recorder = Recorder()
 
-    def completion(self, reason: str | None) -> list[Completion]:
-        return [Completion(tuple(self.ids[self.start :]), reason, tuple(self.logprobs))]
+    def completion(self, reason: str | None) -> list[Answer]:
+        return [Answer(tuple(self.ids[self.start :]), finish_reason=reason, logprobs=tuple(self.logprobs))]
 
 
 class Preempting:
@@ -40,7 +40,7 @@ class Preempting:
     def add(self, request: Request) -> None:
         self.waiting.append(Sequence(request))
 
-    def abort(self, name: str) -> list[Completion]:
+    def abort(self, name: str) -> list[Answer]:
         for queue in (self.waiting, self.running):
             for sequence in [each for each in queue if each.name == name]:
                 queue.remove(sequence)
@@ -56,7 +56,7 @@ class Preempting:
         sequence.cache = {name: held for name, held in sequence.cache.items() if self.keeps_state and ".conv" in name}
         self.waiting.insert(0, sequence)
 
-    def step(self) -> dict[str, list[Completion]]:
+    def step(self) -> dict[str, list[Answer]]:
         while self.is_over():
             self.preempt()
         while self.waiting and len(self.running) < SLOTS:
@@ -72,7 +72,7 @@ class Preempting:
                 outputs |= self.advance(sequence, ids)
         return outputs
 
-    def advance(self, sequence: Sequence, ids: list[int]) -> dict[str, list[Completion]]:
+    def advance(self, sequence: Sequence, ids: list[int]) -> dict[str, list[Answer]]:
         row = log_softmax(self.network.step(ids, sequence.computed, sequence.cache, sequence.recorder))[-1]
         sequence.computed += len(ids)
         if sequence.computed < len(sequence.ids):

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from lfm2np.suite.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
 from served_here import model
 
 import lfm2np
+from lfm2np.oracle.engines.records import DEAD, HANG, Trace, greedy
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.suite.fuzz.campaign import (
     BATCH,
@@ -23,8 +25,6 @@ from lfm2np.suite.fuzz.campaign import (
 )
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth
-from lfm2np.suite.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
-from lfm2np.suite.fuzz.trace import Sent, Trace
 
 A = alphabet_of(None, 300)
 TRAINED = lfm2np.trained_fixture()
@@ -66,7 +66,7 @@ def test_what_fails_is_found_shrunk_and_measured() -> None:
     (failure,) = campaign.run(0, 100, None)
     assert failure.finding.kind == FAILED and failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
     (request,) = failure.trace.requests
-    assert request == Sent(request.prompt) and len(request.prompt) == 7
+    assert request == greedy("", request.prompt, 1) and len(request.prompt) == 7
     assert failure.drawn.num_tokens >= failure.trace.num_tokens
     assert failure.traces == campaign.counts.traces and campaign.counts.findings == 1
     assert len(player.played) == campaign.counts.traces + campaign.counts.replays + LAST_REPLAYS * len(failure.before)
@@ -127,9 +127,9 @@ def test_what_fails_only_behind_another_is_replayed_behind_it() -> None:
         return BAD if len(trace.requests) >= 5 and is_bad else None
 
     campaign, _ = campaign_on(says)
-    campaign.history = [Trace((Sent(A[:3], 2),) * 3)]
+    campaign.history = [Trace((greedy("", A[:3], 2),) * 3)]
     campaign.counts.findings = 0
-    drawn = Trace((Sent(A[:2]), Sent(A[:2])))
+    drawn = Trace((greedy("", A[:2], 1), greedy("", A[:2], 1)))
     failure = campaign.minimize(drawn, Played((Reply((), BAD), Reply())), finding())
     assert failure.rate == (10, 10) and len(failure.trace.requests) == 5 and failure.drawn == drawn
 
@@ -312,7 +312,7 @@ def test_the_rarer_it_fails_the_more_replays_a_smaller_trace_gets(rate: float, r
 
 def test_an_earlier_failure_is_played_as_it_is_and_then_with_other_tokens() -> None:
     campaign, player = campaign_on(lambda trace: None)
-    trace = Trace((Sent(A[:5], 3), Sent(A[:5], 2, after=0)))
+    trace = Trace((greedy("", A[:5], 3), greedy("", A[:5], 2, after=0)))
     assert list(known_traces([trace], campaign, 10)) == []
     assert player.played[0] == trace and campaign.counts.traces == len(player.played) == 10
     assert all(shrunk != trace and shrunk.requests[1].after == 0 for shrunk in player.played[1:])
@@ -320,20 +320,20 @@ def test_an_earlier_failure_is_played_as_it_is_and_then_with_other_tokens() -> N
 
 def test_each_earlier_failure_that_fails_again_is_reported_once() -> None:
     campaign, _ = campaign_on(long_prompt)
-    good, bad = Trace((Sent(A[:2]),)), Trace((Sent(A[:9]),))
+    good, bad = Trace((greedy("", A[:2], 1),)), Trace((greedy("", A[:9], 1),))
     failures = list(known_traces([bad, good, bad], campaign, 3))
     assert [failure.drawn for failure in failures] == [bad, bad] and campaign.counts.traces == 5
 
 
 def test_earlier_failures_end_where_the_server_is_gone() -> None:
     campaign, _ = campaign_on(lambda trace: Trouble(DEAD, "gone"))
-    assert len(list(known_traces([Trace((Sent(A[:2]),))] * 4, campaign, 3))) == 1
+    assert len(list(known_traces([Trace((greedy("", A[:2], 1),))] * 4, campaign, 3))) == 1
 
 
 def test_an_interrupt_in_an_earlier_failure_takes_effect_when_it_is_handed_over() -> None:
     campaign, player = campaign_on(long_prompt)
     player.says = lambda trace: long_prompt(trace) if campaign.counts.replays < 2 else interrupt()
-    runs = known_traces([Trace((Sent(A[:9]),))], campaign, 3)
+    runs = known_traces([Trace((greedy("", A[:9], 1),))], campaign, 3)
     assert isinstance(next(runs), Failure)
     with pytest.raises(KeyboardInterrupt):
         next(runs)

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lfm2np.suite.fuzz.play_engine import StepsPlayer
 from served_here import folder, model
 
 import lfm2np
 from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.protocol import Completion, Request
+from lfm2np.oracle.engines.records import Answer, Request, greedy
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.faults import inject
 from lfm2np.suite.faults.edits import Edit, Fault
@@ -20,8 +21,6 @@ from lfm2np.suite.fuzz.campaign import Campaign, Failure
 from lfm2np.suite.fuzz.draw_traces import TEXTS, Around, alphabet_of
 from lfm2np.suite.fuzz.finding import STOP, TEXT
 from lfm2np.suite.fuzz.judge import ByTruth
-from lfm2np.suite.fuzz.play_engine import StepsPlayer
-from lfm2np.suite.fuzz.trace import Sent
 
 A = alphabet_of(None, 300)
 TRAINED = lfm2np.trained_fixture()
@@ -40,7 +39,7 @@ def test_a_fault_of_two_requests_is_shrunk_to_two_and_each_run_of_a_seed_is_the_
         campaign, (failure,) = run_on_own(2, 100)
         again, (same,) = run_on_own(2, 100)
     assert failure.finding.kind == "wrong" and failure.is_fresh and failure.rate == (10, 10)
-    assert [request == Sent(request.prompt) for request in failure.trace.requests] == [True, True]
+    assert [request == greedy("", request.prompt, 1) for request in failure.trace.requests] == [True, True]
     assert (same.trace, same.finding) == (failure.trace, failure.finding)
     assert (same.drawn, same.traces) == (failure.drawn, failure.traces)
     assert (campaign.counts.replays, campaign.counts.tokens) == (again.counts.replays, again.counts.tokens)
@@ -103,7 +102,7 @@ class Trained(Own):
     def params(self, params: SamplingParams) -> SamplingParams:
         return params
 
-    def step(self) -> dict[str, list[Completion]]:
+    def step(self) -> dict[str, list[Answer]]:
         return {
             name: [self.change(completion, self.stops[name]) for completion in value]
             for name, value in super().step().items()
@@ -122,10 +121,10 @@ class StopsBetweenTokens(Trained):
     def params(self, params: SamplingParams) -> SamplingParams:
         return replace(params, stop=())
 
-    def step(self) -> dict[str, list[Completion]]:
+    def step(self) -> dict[str, list[Answer]]:
         return {name: [self.ended(name, completion) for completion in value] for name, value in super().step().items()}
 
-    def ended(self, name: str, completion: Completion) -> Completion:
+    def ended(self, name: str, completion: Answer) -> Answer:
         if self.stops[name] and completion.text is not None and completion.text.endswith(self.stops[name]):
             self.abort(name)
             return replace(completion, text=completion.text.removesuffix(self.stops[name]), finish_reason="stop")

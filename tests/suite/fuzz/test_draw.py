@@ -8,6 +8,7 @@ from any_traces import any_traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lfm2np.oracle.engines.records import Trace, greedy
 from lfm2np.suite.fuzz.draw_traces import (
     DRAWN,
     FAR,
@@ -19,8 +20,8 @@ from lfm2np.suite.fuzz.draw_traces import (
     traces,
     unfit,
 )
-from lfm2np.suite.fuzz.trace import Sent, Trace, from_json
 from lfm2np.suite.fuzz.trace import as_json as plain
+from lfm2np.suite.fuzz.trace import from_json
 
 ALPHABET = tuple(range(20, 60))
 VOCABULARY = 64
@@ -134,7 +135,7 @@ def test_what_is_left_out_is_not_drawn(trace: Trace) -> None:
     assert {
         replace(request, prompt=(1,), max_tokens=1, after=None, after_tokens=None, pause=0)
         for request in trace.requests
-    } == {Sent((1,), 1)}
+    } == {greedy("", (1,), 1)}
 
 
 @ROUND
@@ -154,7 +155,7 @@ def test_requests_cross_256_and_512_where_the_context_holds_them(longest: int, w
     @settings(max_examples=40, derandomize=True, database=None)
     @given(traces(Around(16, 64, 4, longest, ALPHABET)))
     def one(trace: Trace) -> None:
-        ends = {len(sent.prompt) + sent.max_tokens for sent in trace.requests}
+        ends = {len(sent.prompt_token_ids) + sent.max_tokens for sent in trace.requests}
         seen.update(border for border in FAR for end in [max(ends)] if end > border + 1)
 
     one()

@@ -7,16 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lfm2np.suite.fuzz.play_engine import StepsPlayer
+from lfm2np.suite.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble
 from served_here import model
 
 import lfm2np
-from lfm2np.oracle.engines.records import Answer
+from lfm2np.oracle.engines.records import BROKEN, DEAD, HANG, IMPOSSIBLE, REFUSED, Answer, Trace, greedy
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of, draws
 from lfm2np.suite.fuzz.finding import DIFFERS, MEANS, STOP, TEXT, WRONG, finding_of
-from lfm2np.suite.fuzz.play_engine import StepsPlayer
-from lfm2np.suite.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble
 from lfm2np.suite.fuzz.right import right_answer
-from lfm2np.suite.fuzz.trace import Sent, Trace
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -38,11 +37,11 @@ def right(prompt: tuple[int, ...], count: int = 6) -> Right:
 
 
 def answer(tokens: list[int], logprobs: list[float] | None = None, reason: str = "length") -> Answer:
-    return Answer("0", tuple(tokens), None if logprobs is None else tuple(logprobs), finish_reason=reason)
+    return Answer(tuple(tokens), None if logprobs is None else tuple(logprobs), finish_reason=reason)
 
 
 def found(said: Answer, format_name: str = "float32", left: bool = False, **fields: Any) -> Any:
-    sent = Sent(PROMPT, **{"max_tokens": 6, **fields})
+    sent = greedy("", PROMPT, 1, **{"max_tokens": 6, **fields})
     return finding_of(model(), format_name, Trace((sent,)), Played((Reply((said,), left=left),)))
 
 
@@ -81,7 +80,7 @@ def test_a_log_probability_that_is_off_is_found(format_name: str, off: float, si
 def test_the_first_wrong_token_of_the_first_wrong_request_is_reported() -> None:
     tokens, logprobs, _ = map(list, zip(*right(PROMPT), strict=True))
     wrong = answer(tokens, [*logprobs[:3], -50.0, -50.0, logprobs[5]])
-    trace = Trace((Sent(PROMPT, 6),) * 3)
+    trace = Trace((greedy("", PROMPT, 6),) * 3)
     replies = (Reply((answer(tokens, logprobs),)), Reply((wrong,)), Reply((answer(tokens, [-50.0] * 6),)))
     finding = finding_of(model(), "float32", trace, Played(replies))
     assert finding is not None and finding.what.startswith("request 1, output token 3:") and finding.seen == wrong
@@ -91,7 +90,7 @@ def ties() -> tuple[tuple[int, ...], int, int]:
     """A prompt, and where in its answer bfloat16 may take the second instead."""
     for start in range(30):
         prompt = A[start : start + 9]
-        for index, token in enumerate(right_answer(model(), "bfloat16", Sent(prompt, 6), None)):
+        for index, token in enumerate(right_answer(model(), "bfloat16", greedy("", prompt, 6), None)):
             top = sorted(right(prompt)[index][2].items(), key=lambda pair: -pair[1])
             behind = top[0][1] - top[1][1]
             if not token.decided and behind > 0.02:
@@ -102,7 +101,7 @@ def ties() -> tuple[tuple[int, ...], int, int]:
 def test_a_tie_of_the_declared_format_is_not_found() -> None:
     prompt, index, second = ties()
     tokens = [*(token for token, _, _ in right(prompt)[:index]), second]
-    trace, played = Trace((Sent(prompt, index + 1),)), Played((Reply((answer(tokens),)),))
+    trace, played = Trace((greedy("", prompt, index + 1),)), Played((Reply((answer(tokens),)),))
     assert finding_of(model(), "bfloat16", trace, played) is None
     finding = finding_of(model(), "float32", trace, played)
     assert finding is not None and finding.kind == WRONG
@@ -113,7 +112,7 @@ def test_the_noise_of_a_right_engine_is_not_found_under_its_format(numerics: str
     from lfm2np.suite.adapters import Own
 
     player = StepsPlayer("own", model().path, lambda: Own(model(numerics), {}))
-    trace = Trace(tuple(Sent(A[start : start + 12], 6) for start in range(0, 40, 10)))
+    trace = Trace(tuple(greedy("", A[start : start + 12], 6) for start in range(0, 40, 10)))
     played = player.play(trace)
     assert finding_of(model(), numerics, trace, played) is None
     if numerics == "bfloat16":
@@ -135,14 +134,14 @@ def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
     """A server that ignores temperature: each token and each log-probability is right."""
     trace = draws(Around(16, 64, 4, 300, A, sampling=True), 100)
     greedy = [tuple(token for token, _, _ in right(request.prompt, 2)) for request in trace.requests]
-    played = Played(tuple(Reply((Answer(str(index), ids),)) for index, ids in enumerate(greedy)))
+    played = Played(tuple(Reply((Answer(ids),)) for index, ids in enumerate(greedy)))
     finding = finding_of(model(), "float32", trace, played)
     assert finding is not None and finding.kind == WRONG
     assert finding.what.endswith("tokens drawn so far at temperature 1 are drawn as if greedily")
     params = [lfm2np.SamplingParams(temperature=1.0, seed=request.seed, max_tokens=2) for request in trace.requests]
     drawn = lfm2np.LLM(model()).generate([list(request.prompt) for request in trace.requests], params)
     ids = [output.outputs[0].token_ids for output in drawn]
-    played = Played(tuple(Reply((Answer(str(index), token_id),)) for index, token_id in enumerate(ids)))
+    played = Played(tuple(Reply((Answer(token_id),)) for index, token_id in enumerate(ids)))
     assert finding_of(model(), "float32", trace, played) is None
 
 
@@ -221,7 +220,7 @@ def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, s
 
 
 def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
-    sent, said = Sent(PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
+    sent, said = greedy("", PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
     played = Played((Reply((said,)),))
     assert finding_of(model(), "float32", Trace((sent,)), played, texts=False) is None
     assert finding_of(model(), "float32", Trace((sent,)), played) is not None
@@ -239,7 +238,7 @@ def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
         (answer([A[0]] * 2), "finish_reason 'length' after 2 of 6 tokens"),
         (answer([A[0]] * 6, reason="abort"), "finish_reason 'abort' after 6 of 6 tokens"),
         (answer([A[0]] * 6, [0.0] * 5 + [0.1]), "log-probability 0.1: expected at most 0"),
-        (Answer("0", error="it said no"), "it said no"),
+        (Answer(error="it said no"), "it said no"),
     ],
 )
 def test_answers_of_impossible_form_are_found(said: Answer, sentence: str) -> None:
@@ -251,7 +250,7 @@ def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
     tokens = [token for token, _, _ in right(PROMPT)]
     good, bad = Reply((answer(tokens),)), Reply((answer([A[0]] * 7),))
     broken = replace(good, answers=(), trouble=Trouble(BROKEN, "it broke"))
-    trace = Trace((Sent(PROMPT, 6),) * 2)
+    trace = Trace((greedy("", PROMPT, 6),) * 2)
 
     def kind(replies: tuple[Reply, ...], trouble: Trouble | None) -> Any:
         finding = finding_of(model(), "float32", trace, Played(replies, trouble))
@@ -274,20 +273,20 @@ def test_each_kind_of_finding_says_what_it_means() -> None:
 
 def test_right_is_the_greedy_answer_up_to_its_stop_text() -> None:
     token_ids = [token for token, _, _ in right(PROMPT)]
-    answer_tokens = right_answer(model(), "float32", Sent(PROMPT, 6), None)
+    answer_tokens = right_answer(model(), "float32", greedy("", PROMPT, 6), None)
     assert [token.token_id for token in answer_tokens] == token_ids
     assert [token.logprob for token in answer_tokens] == [logprob for _, logprob, _ in right(PROMPT)]
     stop = next(text for text in (model().tokenizer.decode([token_id]) for token_id in token_ids[:4]) if text)
     at = next(i for i in range(6) if stop in model().tokenizer.decode(token_ids[: i + 1]))
-    cut = right_answer(model(), "float32", Sent(PROMPT, 6, stop=stop), None)
+    cut = right_answer(model(), "float32", greedy("", PROMPT, 6, stop=stop), None)
     assert [token.token_id for token in cut] == token_ids[: at + 1]
 
 
 def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:
-    sent = Sent(PROMPT, 2, temperature=1.0)
+    sent = greedy("", PROMPT, 2, temperature=1.0)
     answer_tokens = right_answer(model(), "float32", sent, answer([A[5], A[6]]))
     assert [token.token_id for token in answer_tokens] == [A[5], A[6]] and not any(
         token.decided for token in answer_tokens
     )
-    for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer("0", error="none")):
+    for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer(error="none")):
         assert right_answer(model(), "float32", sent, seen) == []

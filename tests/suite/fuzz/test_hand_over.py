@@ -12,31 +12,31 @@ from typing import Any
 
 import pytest
 from flips import flipped
+from lfm2np.suite.fuzz.played import Played, Reply, Trouble
 from served_here import Here, model, player_of, serving
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.dialects import DIALECTS
 from lfm2np.oracle.engines.dialects.dialect import Dialect
-from lfm2np.oracle.engines.records import Answer, Ask
+from lfm2np.oracle.engines.records import Answer, Request, Trace, greedy
 from lfm2np.suite.fuzz import hand_over as handing
 from lfm2np.suite.fuzz.campaign import Failure
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.finding import Finding, finding_of
 from lfm2np.suite.fuzz.hand_over import Context, hand_over, read_trace, require_place, row_of
 from lfm2np.suite.fuzz.judge import ByTruth
-from lfm2np.suite.fuzz.played import Played, Reply, Trouble
 from lfm2np.suite.fuzz.reproducer import reproducer
 from lfm2np.suite.fuzz.right import Right
-from lfm2np.suite.fuzz.trace import Sent, Trace, joined
+from lfm2np.suite.fuzz.trace import joined
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
 TRACE = Trace(
     (
-        Sent(A[:9], 6),
-        Sent(A[:12], 4, after=0, after_tokens=2, abort_after=1, pause=5),
-        Sent(A[:9], 4, after=0, temperature=1.0, seed=2, samples=2, cold=True),
-        Sent(A[:3], 6, stop="a|b"),
+        greedy("", A[:9], 6),
+        greedy("", A[:12], 4, after=0, after_tokens=2, abort_after=1, pause=5),
+        greedy("", A[:9], 4, after=0, temperature=1.0, seed=2, cold=True, n=2),
+        greedy("", A[:3], 6, stop="a|b"),
     )
 )
 HOSTILE = '<script src="http://evil/x.js">&"""\'@@ANSWER@@ @@REQUESTS@@ \u202e\\'
@@ -46,7 +46,7 @@ CONTEXT = Context("http://127.0.0.1:1", HOSTILE, "float32", "", "model", "lfm2np
 def failure_of(trace: Trace = TRACE, **fields: Any) -> Failure:
     replies = tuple(
         Reply(
-            (Answer(str(index), (A[0],), (-1.5,), text=HOSTILE),),
+            (Answer((A[0],), (-1.5,), text=HOSTILE),),
             None,
             float(index),
             index + 0.5,
@@ -140,7 +140,7 @@ def test_a_place_that_can_not_be_is_said_before_anything_is_done(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_the_page_asks_for_nothing_and_shows_hostile_names_as_text(tmp_path: Path) -> None:
+def test_the_page_requests_for_nothing_and_shows_hostile_names_as_text(tmp_path: Path) -> None:
     page = (handed(tmp_path) / "report.html").read_text()
     assert "<script" not in page and "<b>" not in page and "\u202e" not in page and "&lt;script src=" in page
     assert page.count("<svg") == 1 and page.count('<rect class="decode"') == 4 and 'class="mark bug"' in page
@@ -164,7 +164,7 @@ def test_wrong_cells_are_marked_up_to_the_first_other_token(tmp_path: Path) -> N
     """A wrong log-probability, then a wrong token, then what belongs to another text."""
     tokens, logprobs = zip(*((row.token_id, row.logprob) for row in right_of(TRACE.requests[0])), strict=True)
     other = A[0] if tokens[2] != A[0] else A[1]
-    seen = Answer("0", (*tokens[:2], other, *tokens[3:5]), (logprobs[0], logprobs[1] + 1.0, -9.0, -9.0, -9.0))
+    seen = Answer((*tokens[:2], other, *tokens[3:5]), (logprobs[0], logprobs[1] + 1.0, -9.0, -9.0, -9.0))
     folder = handed(tmp_path, replace(failure_of(), finding=Finding("wrong", "what", 0, seen=seen)))
     lines = (folder / "issue.md").read_text().splitlines()
     start = lines.index("| output token | expected | seen | expected log-probability | seen log-probability |")
@@ -175,7 +175,7 @@ def test_wrong_cells_are_marked_up_to_the_first_other_token(tmp_path: Path) -> N
     assert page.count("(wrong)") == 2 and f"<bdi>{other} (wrong)</bdi>" in page
 
 
-def right_of(sent: Sent) -> list[Right]:
+def right_of(sent: Request) -> list[Right]:
     return ByTruth(model(), CONTEXT.format_name).right(sent, None)
 
 
@@ -183,13 +183,15 @@ def right_of(sent: Sent) -> list[Right]:
 def test_the_timeline_has_a_unit_and_a_request_without_a_stream_is_one_bar(
     tmp_path: Path, first: float | None, bars: int
 ) -> None:
-    played = Played((Reply((Answer("0", (5,)),), None, 0.0, first, 7.0),), clock="steps")
-    page = (handed(tmp_path, replace(failure_of(Trace((Sent(A[:9]),))), played=played)) / "report.html").read_text()
+    played = Played((Reply((Answer((5,)),), None, 0.0, first, 7.0),), clock="steps")
+    page = (
+        handed(tmp_path, replace(failure_of(Trace((greedy("", A[:9], 1),))), played=played)) / "report.html"
+    ).read_text()
     assert ">7 steps</text>" in page and "no streaming: the whole bar" in page
     assert (page.count('<rect class="prefill"'), page.count('<rect class="decode"')) == (1, bars)
 
 
-BEFORE = (Trace((Sent(A[:1]),) * 2), Trace((Sent(A[:4], 2),)))
+BEFORE = (Trace((greedy("", A[:1], 1),) * 2), Trace((greedy("", A[:4], 2),)))
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,8 @@ def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
 
 
 def test_an_answer_with_invalid_tokens_can_be_handed_over(tmp_path: Path) -> None:
-    failure = failure_of(Trace((Sent(A[:3], 2, temperature=1.0),)))
-    seen = Reply((Answer("0", (999, 5), (-1.0, -1.0)),), Trouble("impossible", "no"), 0.0, None, 1.0)
+    failure = failure_of(Trace((greedy("", A[:3], 2, temperature=1.0),)))
+    seen = Reply((Answer((999, 5), (-1.0, -1.0)),), Trouble("impossible", "no"), 0.0, None, 1.0)
     assert handed(tmp_path, replace(failure, played=Played((seen,)))).exists()
 
 
@@ -247,13 +249,13 @@ def script_for(tmp_path: Path, here: Here, trace: Trace, context: Context = CONT
 
 ALL = Trace(
     (
-        Sent(A[:9], 6),
-        Sent(A[:12], 4, after=0, after_tokens=2),
-        Sent(A[:12], 4, abort_after=1, pause=5),
-        Sent(A[:12], 4, abort_after=0),
-        Sent(A[:9], 4, after=1, temperature=1.0, seed=2, samples=2, cold=True),
-        Sent(A[:4], 3, temperature=1.0, seed=2),
-        Sent(A[:3], 6, stop=model().tokenizer.decode(A[:1]), streamed=True),
+        greedy("", A[:9], 6),
+        greedy("", A[:12], 4, after=0, after_tokens=2),
+        greedy("", A[:12], 4, abort_after=1, pause=5),
+        greedy("", A[:12], 4, abort_after=0),
+        greedy("", A[:9], 4, after=1, temperature=1.0, seed=2, cold=True, n=2),
+        greedy("", A[:4], 3, temperature=1.0, seed=2),
+        greedy("", A[:3], 6, stop=model().tokenizer.decode(A[:1]), streamed=True),
     )
 )
 
@@ -279,7 +281,7 @@ def test_the_script_sends_what_came_before_first_and_does_not_judge_it(tmp_path:
             fields["choices"][0]["token_ids"] = []
 
     with serving() as here:
-        path = script_for(tmp_path, here, Trace((Sent(A[:9], 6),)), before=(Trace((Sent(A[:3], 2),) * 3),))
+        path = script_for(tmp_path, here, Trace((greedy("", A[:9], 6),)), before=(Trace((greedy("", A[:3], 2),) * 3),))
         asked = here.engine.add
         here.engine.add = lambda ids, *more: prompts.append(ids) or asked(ids, *more)  # type: ignore[method-assign]
         here.spoil = spoils
@@ -304,7 +306,7 @@ def spoil(fields: dict[str, Any]) -> None:
 )
 def test_the_script_prints_what_it_expected_and_saw(tmp_path: Path, change: Any, told: str) -> None:
     with serving() as here:
-        path = script_for(tmp_path, here, Trace((Sent(A[:9], 6),)))
+        path = script_for(tmp_path, here, Trace((greedy("", A[:9], 6),)))
         here.spoil = lambda fields: change(fields["choices"][0])
         code, said, _ = scripted(path, here.url)
     assert (code, told in said) == (1, True), said
@@ -332,7 +334,7 @@ def test_the_script_ends_whatever_the_server_does(tmp_path: Path, way: str) -> N
         return True
 
     with serving() as here:
-        path = script_for(tmp_path, here, Trace((Sent(A[:9], 6),)))
+        path = script_for(tmp_path, here, Trace((greedy("", A[:9], 6),)))
         path.write_text(re.sub(r"^TIMEOUT = .*?  #", "TIMEOUT = 0.4  #", path.read_text(), flags=re.M))
         here.trouble = trouble
         code, said, error = scripted(path, here.url, "2")
@@ -354,7 +356,7 @@ def right(*tokens: int) -> list[Right]:
 
 def test_tokens_behind_an_end_are_expected_only_if_the_server_goes_on() -> None:
     def tokens(ends: tuple[int, ...]) -> tuple[list[int], bool]:
-        row = row_of(Trace((Sent((5,), 4),)), 0, {}, right(9, 4, 8), ends)
+        row = row_of(Trace((greedy("", (5,), 4),)), 0, {}, right(9, 4, 8), ends)
         return [token[0] for token in row["right"]], row.get("may_go_on", False)
 
     assert tokens(()) == ([9, 4, 8], False)
@@ -362,12 +364,12 @@ def test_tokens_behind_an_end_are_expected_only_if_the_server_goes_on() -> None:
 
 
 def test_a_dialect_goes_on_behind_an_end_if_its_requests_say_so() -> None:
-    ask = Ask("a", "fuzz", (1,), 1, "a")
+    request = greedy("a", (1,), 1, case="fuzz", prompt_text="a")
     for dialect in DIALECTS:
-        assert dialect.ignores_eos == ('"ignore_eos": true' in json.dumps(dialect.request(ask, dialect.extras[0])))
+        assert dialect.ignores_eos == ('"ignore_eos": true' in json.dumps(dialect.request(request, dialect.extras[0])))
 
 
 def test_the_script_does_not_judge_what_it_can_not() -> None:
-    several = Trace((Sent((5,), 4, temperature=1.0, samples=2), Sent((5,), 4, temperature=1.0, stop="a")))
+    several = Trace((greedy("", (5,), 4, temperature=1.0, n=2), greedy("", (5,), 4, temperature=1.0, stop="a")))
     assert all("right" not in row_of(several, index, {}, right(9), ()) for index in (0, 1))
     assert "right" not in row_of(several, 0, {}, None, ())

@@ -11,20 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lfm2np.suite.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played
 from served_here import Here, model, player_of, serving
 
+from lfm2np.oracle.engines.records import BROKEN, DEAD, HANG, IMPOSSIBLE, REFUSED, Trace, greedy
 from lfm2np.suite.fuzz import play_http
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.finding import Finding, finding_of
-from lfm2np.suite.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played
 from lfm2np.suite.fuzz.started import Watcher, metrics_of, more_than
-from lfm2np.suite.fuzz.trace import Sent, Trace
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
-ONE = Trace((Sent(A[:4], 2),))
-STREAMED = Trace((Sent(A[:4], 6, streamed=True),))
-THREE = Trace((Sent(A[:4], 2), Sent(A[:6], 2, after=0), Sent(A[:4], 6, after=0, streamed=True)))
+ONE = Trace((greedy("", A[:4], 2),))
+STREAMED = Trace((greedy("", A[:4], 6, streamed=True),))
+THREE = Trace((greedy("", A[:4], 2), greedy("", A[:6], 2, after=0), greedy("", A[:4], 6, after=0, streamed=True)))
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_an_answer_of_impossible_form_is_a_finding(here: Here, change: Any, told
 
 
 def test_fewer_samples_than_were_asked_for_are_a_finding(here: Here) -> None:
-    trace = Trace((Sent(A[:4], 2, temperature=1.0, samples=2),))
+    trace = Trace((greedy("", A[:4], 2, temperature=1.0, n=2),))
     reported = spoiled(here, trace, lambda fields: fields["choices"].pop())
     assert reported is not None and (reported.kind, reported.what) == (IMPOSSIBLE, "request 0: choices: 1, expected 2")
 

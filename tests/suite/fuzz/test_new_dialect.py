@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lfm2np.suite.fuzz.play_http import HttpPlayer
 from served_here import model
 
 import lfm2np
@@ -23,14 +24,12 @@ from lfm2np.commands.cli.shared.format_options import taken_format
 from lfm2np.oracle.engines import dialects
 from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Field, Location, Metrics, Response
 from lfm2np.oracle.engines.http_target import HttpTarget
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request, Trace, greedy
 from lfm2np.suite.fuzz.campaign import Failure
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.finding import Finding, finding_of
 from lfm2np.suite.fuzz.hand_over import Context, hand_over
 from lfm2np.suite.fuzz.judge import ByTruth
-from lfm2np.suite.fuzz.play_http import HttpPlayer
-from lfm2np.suite.fuzz.trace import Sent, Trace
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -94,12 +93,12 @@ def test_a_file_that_does_is_seen(source: str) -> None:
 # A fifth dialect, which is nothing but this value.
 
 
-def request(ask: Ask, extras: Extras) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"count": ask.max_tokens, "temperature": 0.0}
-    return {"ids": list(ask.prompt_token_ids), "parameters": parameters}
+def request(request: Request, extras: Extras) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"count": request.max_tokens, "temperature": 0.0}
+    return {"ids": list(request.prompt_token_ids), "parameters": parameters}
 
 
-def read(reply: Mapping[str, Any], ask: Ask) -> Response:
+def read(reply: Mapping[str, Any], request: Request) -> Response:
     ids, logprobs = zip(*reply["new"], strict=True) if reply["new"] else ((), ())
     return Response({"token_ids": ids, "logprobs": logprobs, "finish_reason": reply["end"], "text": reply["shown"]})
 
@@ -213,19 +212,19 @@ def quill(monkeypatch: pytest.MonkeyPatch) -> Iterator[Quill]:
 
 TRACE = Trace(
     (
-        Sent(A[:9], 6),
-        Sent(A[:12], 4, after=0, after_tokens=2, streamed=True),
-        Sent(A[:12], 4, abort_after=1),
-        Sent(A[:4], 3, after=0, temperature=1.0, seed=2),
-        Sent(A[:3], 6, stop=model().tokenizer.decode(A[:1])),
+        greedy("", A[:9], 6),
+        greedy("", A[:12], 4, after=0, after_tokens=2, streamed=True),
+        greedy("", A[:12], 4, abort_after=1),
+        greedy("", A[:4], 3, after=0, temperature=1.0, seed=2),
+        greedy("", A[:3], 6, stop=model().tokenizer.decode(A[:1])),
     )
 )
 
 
-def test_a_target_finds_a_new_dialect_and_asks_in_it(quill: Quill) -> None:
+def test_a_target_finds_a_new_dialect_and_requests_in_it(quill: Quill) -> None:
     with contextlib.closing(HttpTarget(quill.url, model().tokenizer, retries=0)) as target:
         abilities = target.probe()
-        (answer,) = target.answer([Ask("a", "case", A[:4], 3)])
+        (answer,) = target.answer([greedy("a", A[:4], 3, case="case")])
     assert abilities.engine == "quill dialect, version 7"
     assert (abilities.tells_token_ids, abilities.tells_logprobs, abilities.slots) == (True, True, 3)
     assert answer.error is None and len(answer.token_ids or ()) == len(answer.logprobs or ()) == 3

@@ -6,35 +6,33 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from lfm2np.suite.fuzz.play_engine import RoundsPlayer, StepsPlayer, rounds_of
+from lfm2np.suite.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK
 from served_here import folder, model, player_of, serving
 
 from lfm2np.oracle.engines.dialects import VLLM
-from lfm2np.oracle.engines.protocol import Completion
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer
+from lfm2np.oracle.engines.records import HANG, IMPOSSIBLE, Answer, Trace, greedy
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.finding import finding_of
-from lfm2np.suite.fuzz.play_engine import RoundsPlayer, StepsPlayer, rounds_of
-from lfm2np.suite.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK
-from lfm2np.suite.fuzz.trace import Sent, Trace
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
 STOPS = model().tokenizer.decode(A[:1])
 EVERYTHING = Trace(
     (
-        Sent((1, *A[:20]), 8),
-        Sent((1, *A[:16]), 6, after=0, after_tokens=3),
-        Sent((1, *A[:18], A[3]), 9, streamed=True, abort_after=2),
-        Sent((1, *A[:33]), 5, after=1, after_tokens=1, abort_after=0),
-        Sent((1, *A[:20]), 4, after=0, cold=True),
-        Sent((1, *A[5:15]), 4, temperature=1.0, seed=3, samples=2),
-        Sent((1, *A[5:15]), 4, temperature=1.0, seed=3, samples=2, streamed=True, after=5),
-        Sent((1, *A[:12]), 12, stop=STOPS),
-        Sent((1, *A[:12]), 12, stop=STOPS, streamed=True, pause=5),
-        Sent(A[:1], 1, temperature=1.0),
+        greedy("", (1, *A[:20]), 8),
+        greedy("", (1, *A[:16]), 6, after=0, after_tokens=3),
+        greedy("", (1, *A[:18], A[3]), 9, streamed=True, abort_after=2),
+        greedy("", (1, *A[:33]), 5, after=1, after_tokens=1, abort_after=0),
+        greedy("", (1, *A[:20]), 4, after=0, cold=True),
+        greedy("", (1, *A[5:15]), 4, temperature=1.0, seed=3, n=2),
+        greedy("", (1, *A[5:15]), 4, temperature=1.0, seed=3, streamed=True, after=5, n=2),
+        greedy("", (1, *A[:12]), 12, stop=STOPS),
+        greedy("", (1, *A[:12]), 12, stop=STOPS, streamed=True, pause=5),
+        greedy("", A[:1], 1, temperature=1.0),
     )
 )
 
@@ -112,10 +110,10 @@ def test_a_request_is_added_before_the_step_that_follows_the_tokens_it_waits_for
 
     trace = Trace(
         (
-            Sent(A[:3], 4),
-            Sent(A[:2], 2, after=0, after_tokens=2),
-            Sent(A[:2], 9, after=1, abort_after=1, cold=True),
-            Sent(A[:2], 1, after=2),
+            greedy("", A[:3], 4),
+            greedy("", A[:2], 2, after=0, after_tokens=2),
+            greedy("", A[:2], 9, after=1, abort_after=1, cold=True),
+            greedy("", A[:2], 1, after=2),
         )
     )
     steps(lambda: Noted(model(), {})).play(trace)
@@ -173,16 +171,28 @@ def renamed(value: Any) -> Any:
         (doing("step", lambda value: None), FAILED, "step(): AttributeError"),
         (doing("step", lambda value: dict.fromkeys(value)), FAILED, "step(): TypeError"),
         (doing("step", lambda value: each(value, [None])), FAILED, "step(): AttributeError"),
-        (doing("step", lambda value: each(value, [Completion(None)])), FAILED, "step(): TypeError"),  # type: ignore[arg-type]
-        (doing("step", lambda value: each(value, [Completion((999,), "length")])), IMPOSSIBLE, "token id 999"),
-        (doing("step", lambda value: each(value, [Completion((5,) * 99, "length")])), IMPOSSIBLE, "99 tokens"),
-        (doing("step", lambda value: each(value, [Completion((5,), "length")] * 2)), IMPOSSIBLE, "2 samples"),
+        (doing("step", lambda value: each(value, [Answer(None)])), FAILED, "step(): TypeError"),  # type: ignore[arg-type]
         (
-            doing("step", lambda value: each(value, [Completion(("a",), "length")])),
+            doing("step", lambda value: each(value, [Answer((999,), finish_reason="length")])),
+            IMPOSSIBLE,
+            "token id 999",
+        ),
+        (
+            doing("step", lambda value: each(value, [Answer((5,) * 99, finish_reason="length")])),
+            IMPOSSIBLE,
+            "99 tokens",
+        ),
+        (doing("step", lambda value: each(value, [Answer((5,), finish_reason="length")] * 2)), IMPOSSIBLE, "2 samples"),
+        (
+            doing("step", lambda value: each(value, [Answer(("a",), finish_reason="length")])),
             IMPOSSIBLE,
             "no completion",
         ),  # type: ignore[arg-type]
-        (doing("step", lambda value: each(value, [Completion((5,), "length")])), IMPOSSIBLE, "after 1 of 4 tokens"),
+        (
+            doing("step", lambda value: each(value, [Answer((5,), finish_reason="length")])),
+            IMPOSSIBLE,
+            "after 1 of 4 tokens",
+        ),
         (doing("step", lambda value: {}), IMPOSSIBLE, "the engine says that it is done"),
         (doing("step", renamed), IMPOSSIBLE, "the engine says that it is done"),
         (doing("state", raises), FAILED, "state(): ValueError"),
@@ -192,7 +202,7 @@ def renamed(value: Any) -> Any:
     ],
 )
 def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(does: Any, kind: str, told: str) -> None:
-    trace = Trace((Sent(A[:5], 4), Sent(A[:5], 4, abort_after=1)))
+    trace = Trace((greedy("", A[:5], 4), greedy("", A[:5], 4, abort_after=1)))
     player = steps(lambda: Wrong(does))
     finding = finding_of(model(), "float32", trace, player.play(trace))
     assert finding is not None and (finding.kind, told in finding.what) == (kind, True), finding
@@ -200,7 +210,7 @@ def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(does: Any, kind: s
 
 @pytest.mark.parametrize("what", [raises, lambda value: None, lambda value: {"cached_tokens": "many"}])
 def test_invalid_metrics_only_do_not_steer(what: Any) -> None:
-    trace = Trace((Sent(A[:5], 2),))
+    trace = Trace((greedy("", A[:5], 2),))
     played = steps(lambda: Wrong(doing("metrics", what))).play(trace)
     assert finding_of(model(), "float32", trace, played) is None and played.counted == {}
 
@@ -212,7 +222,7 @@ def test_an_engine_that_never_finishes_hangs() -> None:
 
         has_unfinished = True  # type: ignore[assignment]
 
-    trace = Trace((Sent(A[:2], 1),))
+    trace = Trace((greedy("", A[:2], 1),))
     finding = finding_of(model(), "float32", trace, steps(lambda: Busy(model(), {})).play(trace))
     assert finding is not None and (finding.kind, finding.request) == (HANG, 0)
 
@@ -224,7 +234,7 @@ def test_an_engine_is_made_anew_after_a_fault_and_when_closed() -> None:
         created.append(Wrong(lambda method, value: raises(value) if method == "step" and len(created) == 1 else value))
         return created[-1]
 
-    player, trace = steps(make), Trace((Sent(A[:3], 2),))
+    player, trace = steps(make), Trace((greedy("", A[:3], 2),))
     assert player.play(trace).replies[0].trouble is not None
     assert player.play(trace).replies[0].trouble is None
     player.play(trace)
@@ -245,12 +255,12 @@ def test_a_factory_that_fails_is_a_target_error() -> None:
 def test_who_waits_for_an_end_goes_out_in_a_later_round() -> None:
     trace = Trace(
         (
-            Sent((5,), 3),
-            Sent((6,), after=0),
-            Sent((7,), after=0, after_tokens=2),
-            Sent((8,), after=1, after_tokens=1),
-            Sent((9,), after=3),
-            Sent((9,)),
+            greedy("", (5,), 3),
+            greedy("", (6,), 1, after=0),
+            greedy("", (7,), 1, after=0, after_tokens=2),
+            greedy("", (8,), 1, after=1, after_tokens=1),
+            greedy("", (9,), 1, after=3),
+            greedy("", (9,), 1),
         )
     )
     assert rounds_of(trace) == [[0, 2, 5], [1, 3], [4]]
@@ -275,9 +285,12 @@ def test_rounds_on_any_target_get_no_finding(rounds: RoundsPlayer) -> None:
 
 def test_what_a_target_refutes_is_impossible_and_what_it_fails_on_failed() -> None:
     class Said:
-        def answer(self, asks: Any, left: Any) -> list[Answer]:
-            return [Answer(ask.id, error="no", refuted=ask.id == "0" or None) for ask in asks]
+        def answer(self, requests: Any, left: Any) -> list[Answer]:
+            return [
+                Answer(error="no", kind="impossible" if request.request_id == "0" or None else "")
+                for request in requests
+            ]
 
-    trace = Trace((Sent(A[:2]), Sent(A[:2]), Sent(A[:2], 4, abort_after=1)))
+    trace = Trace((greedy("", A[:2], 1), greedy("", A[:2], 1), greedy("", A[:2], 4, abort_after=1)))
     replies = RoundsPlayer(Said()).play(trace).replies  # type: ignore[arg-type]
     assert [reply.trouble and reply.trouble.kind for reply in replies] == [IMPOSSIBLE, FAILED, None]

@@ -7,18 +7,18 @@ from any_traces import any_traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lfm2np.oracle.engines.records import Trace, greedy
 from lfm2np.suite.fuzz.shrink import less_overlap, shrunk, without
-from lfm2np.suite.fuzz.trace import Sent, Trace
 
 Fails = Callable[[Trace], bool]
 SEVEN = (10, 11, 12, 13, 14, 15, 16)
 BIG = Trace(
     (
-        Sent((17, 11), 6, streamed=True),
-        Sent((*SEVEN, 17, 17), 6, after=0, after_tokens=2, temperature=1.0, seed=3, samples=2),
-        Sent((15,), 4, stop="x", cold=True),
-        Sent((*SEVEN, 10, 11, 12), 5, after=1, pause=5, abort_after=3),
-        Sent((12, 13), 2, after=3, after_tokens=1),
+        greedy("", (17, 11), 6, streamed=True),
+        greedy("", (*SEVEN, 17, 17), 6, after=0, after_tokens=2, temperature=1.0, seed=3, n=2),
+        greedy("", (15,), 4, stop="x", cold=True),
+        greedy("", (*SEVEN, 10, 11, 12), 5, after=1, pause=5, abort_after=3),
+        greedy("", (12, 13), 2, after=3, after_tokens=1),
     )
 )
 
@@ -36,18 +36,18 @@ def shares(trace: Trace) -> bool:
 def test_a_shared_beginning_ends_as_two_bare_requests_of_five_tokens() -> None:
     small = shrunk(BIG, shares)
     first, second = small.requests
-    assert first == Sent(first.prompt) and second == Sent(first.prompt, after=0)
+    assert first == greedy("", first.prompt, 1) and second == greedy("", first.prompt, 1, after=0)
     assert len(first.prompt) == 5
 
 
 @pytest.mark.parametrize(
     ("fails", "expected"),
     [
-        (lambda trace: True, Trace((Sent((12,)),))),
+        (lambda trace: True, Trace((greedy("", (12,), 1),))),
         (lambda trace: len(trace.requests) >= 3, None),
-        (lambda trace: any(13 in request.prompt for request in trace.requests), Trace((Sent((13,)),))),
-        (lambda trace: any(request.cold for request in trace.requests), Trace((Sent((15,), cold=True),))),
-        (lambda trace: any(request.stop for request in trace.requests), Trace((Sent((15,), stop="x"),))),
+        (lambda trace: any(13 in request.prompt for request in trace.requests), Trace((greedy("", (13,), 1),))),
+        (lambda trace: any(request.cold for request in trace.requests), Trace((greedy("", (15,), 1, cold=True),))),
+        (lambda trace: any(request.stop for request in trace.requests), Trace((greedy("", (15,), 1, stop="x"),))),
         (lambda trace: any(request.max_tokens >= 3 for request in trace.requests), None),
         (lambda trace: any(request.abort_after is not None for request in trace.requests), None),
     ],
@@ -61,21 +61,23 @@ def test_what_is_not_needed_goes(fails: Fails, expected: Trace | None) -> None:
 
 def test_tokens_and_moments_end_at_the_least_that_fails() -> None:
     (request,) = shrunk(BIG, lambda trace: any(request.max_tokens >= 3 for request in trace.requests)).requests
-    assert request == Sent(request.prompt, 3) and len(request.prompt) == 1
+    assert request == greedy("", request.prompt, 3) and len(request.prompt) == 1
     (left,) = shrunk(BIG, lambda trace: any(request.abort_after is not None for request in trace.requests)).requests
-    assert left == Sent(left.prompt, abort_after=0)
+    assert left == greedy("", left.prompt, 1, abort_after=0)
     waits = shrunk(BIG, lambda trace: any(request.after_tokens is not None for request in trace.requests))
     assert [request.after_tokens for request in waits.requests] == [None, 1]
     three = shrunk(BIG, lambda trace: len(trace.requests) >= 3)
     assert [request.after for request in three.requests] == [None, 0, 1]  # one after another
-    assert all(request == Sent(request.prompt, after=request.after) for request in three.requests)
+    assert all(request == greedy("", request.prompt, 1, after=request.after) for request in three.requests)
 
 
 def test_prompts_that_must_stay_equal_are_cut_together() -> None:
     def equal(trace: Trace) -> bool:
         return len({request.prompt for request in trace.requests}) < len(trace.requests)
 
-    first, second = shrunk(Trace((Sent(SEVEN, 2), Sent((9, 8)), Sent(SEVEN, 3, after=0))), equal).requests
+    first, second = shrunk(
+        Trace((greedy("", SEVEN, 2), greedy("", (9, 8), 1), greedy("", SEVEN, 3, after=0))), equal
+    ).requests
     assert first.prompt == second.prompt and len(first.prompt) == 1
 
 
@@ -154,7 +156,7 @@ def test_those_that_waited_for_one_that_is_gone_wait_for_what_it_waited_for(
 
 
 def test_overlap_becomes_less_by_waiting_for_the_one_before() -> None:
-    trace = Trace((Sent((5,), 4), Sent((6,)), Sent((7,), after=0, after_tokens=2)))
+    trace = Trace((greedy("", (5,), 4), greedy("", (6,), 1), greedy("", (7,), 1, after=0, after_tokens=2)))
     moments = [
         [(request.after, request.after_tokens) for request in edit(trace).requests] for edit in less_overlap(trace)
     ]

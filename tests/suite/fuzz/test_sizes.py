@@ -9,17 +9,17 @@ from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
+from lfm2np.suite.fuzz.played import Takes
 from served_here import folder
 
 from lfm2np.commands.cli import main
+from lfm2np.oracle.engines.records import Trace
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.faults import inject
 from lfm2np.suite.fuzz import campaign
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around
-from lfm2np.suite.fuzz.played import Takes
 from lfm2np.suite.fuzz.sizes import MODELS, Size, arounds_of, sizes_of
-from lfm2np.suite.fuzz.trace import Trace
 
 OWN = "lfm2np.suite.adapters:own"
 pytestmark = pytest.mark.rounding
@@ -84,7 +84,7 @@ def test_prompts_lie_around_the_chunks_of_small_engines_and_of_large_ones() -> N
     @settings(max_examples=60, derandomize=True, database=None)
     @given(traces_around(arounds_of(around, sizes_of(NOTHING, takes, Size((1024,), MODELS)))))
     def draw(trace: Trace) -> None:
-        lengths = [len(sent.prompt) for sent in trace.requests]
+        lengths = [len(sent.prompt_token_ids) for sent in trace.requests]
         seen.update(chunk for chunk in (64, 256, 512) if any(abs(length - chunk) <= 1 for length in lengths))
         at_once = sum(sent.num_tokens for sent in trace.requests if sent.after is None)
         seen["full"] += at_once > 1024 and max(lengths) <= 300

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lfm2np.oracle.engines.protocol import Completion, Request
+from lfm2np.oracle.engines.records import Answer, Request
 
 CERTAIN, LIKELY, OPEN = 0.0, -0.001, -1.5  # a token chosen with -1.5 may lead another by nothing
 
@@ -33,13 +33,13 @@ class Engine:
     def __init__(self, logprob: float | None, is_right: bool = False) -> None:
         self.logprob, self.is_right = logprob, is_right
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
         is_wrong = len(requests) > 1 and not self.is_right
         return [[self.completion(each.prompt_token_ids, each.params.max_tokens or 1, is_wrong)] for each in requests]
 
-    def completion(self, prompt: Sequence[int], count: int, is_wrong: bool) -> Completion:
+    def completion(self, prompt: Sequence[int], count: int, is_wrong: bool) -> Answer:
         logprobs = None if self.logprob is None else (self.logprob,) * count
-        return Completion(tuple(tokens(prompt, count, is_wrong)), "length", logprobs)
+        return Answer(tuple(tokens(prompt, count, is_wrong)), finish_reason="length", logprobs=logprobs)
 
 
 def right(model: str, sizes: dict[str, Any]) -> Engine:
@@ -118,20 +118,22 @@ def command(name: str) -> str:
 
 def speak(engine: Engine) -> None:
     """The protocol of exec_target.py on standard input and output."""
-    asks: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
     for line in sys.stdin:
         fields = json.loads(line)
         if fields["kind"] == "hello":
             able = {"logprobs": True, "top_logprobs": 0, "prompt_logprobs": False, "at_once": 4, "abort": False}
             write({"kind": "hello", "protocol": 1, "engine": "beside others", **able})
         elif fields["kind"] == "ask":
-            asks.append(fields)
+            requests.append(fields)
         elif fields["kind"] == "run":
-            for ask in asks:
-                is_wrong = len(asks) > 1 and not engine.is_right
-                answer = engine.completion(ask["prompt_token_ids"], ask["max_tokens"], is_wrong)
-                write({"kind": "answer", "id": ask["id"], "token_ids": answer.token_ids, "logprobs": answer.logprobs})
-            asks = []
+            for request in requests:
+                is_wrong = len(requests) > 1 and not engine.is_right
+                answer = engine.completion(request["prompt_token_ids"], request["max_tokens"], is_wrong)
+                write(
+                    {"kind": "answer", "id": request["id"], "token_ids": answer.token_ids, "logprobs": answer.logprobs}
+                )
+            requests = []
 
 
 def write(fields: dict[str, Any]) -> None:

@@ -8,11 +8,11 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from lfm2np.oracle.engines.records import Answer
-from lfm2np.oracle.engines.target import Abilities
 from lfm2np.suite.fuzz.play_engine import rounds_of
 from lfm2np.suite.fuzz.played import Played, Reply, Takes
-from lfm2np.suite.fuzz.trace import Sent, Trace
+
+from lfm2np.oracle.engines.records import Answer, Request, Trace
+from lfm2np.oracle.engines.target import Abilities
 
 VOCAB = 16
 LETTERS = "abcdefghijklmnop"  # the text of each token
@@ -30,7 +30,7 @@ class Circumstances:
     number   requests answered before
     """
 
-    sent: Sent
+    sent: Request
     place: int
     beside: int
     aborted_beside: int
@@ -76,10 +76,10 @@ class Pretend:
             aborted = sum(trace.requests[index].abort_after is not None for index in indices)
             for place, index in enumerate(indices):
                 sent = trace.requests[index]
-                cached = 0 if sent.cold else self.cached(sent.prompt)
+                cached = 0 if sent.cold else self.cached(sent.prompt_token_ids)
                 circumstances = Circumstances(
                     sent, place, len(indices) - 1, aborted, cached, self.slots.get(place % 4, 0),
-                    branch(sent.prompt, self.last), self.number,
+                    branch(sent.prompt_token_ids, self.last), self.number,
                     sent.after_tokens is not None,
                 )  # fmt: skip
                 replies[index] = self.reply(circumstances)
@@ -103,17 +103,17 @@ class Pretend:
         sent = now.sent
         if sent.abort_after is not None:
             return Reply(left=True)
-        return Reply(tuple(self.answer(now, sample) for sample in range(sent.samples)))
+        return Reply(tuple(self.answer(now, sample) for sample in range(sent.params.n)))
 
     def answer(self, now: Circumstances, sample: int) -> Answer:
         sent, ids, logprobs, tops = now.sent, list[int](), list[float](), list[dict[int, float]]()
         text, reason = "", "length"
-        choice = random.Random(f"{sent.seed if self.takes_seeds else self.number} {sample}")
+        choice = random.Random(f"{sent.params.seed if self.takes_seeds else self.number} {sample}")
         for position in range(sent.max_tokens):
-            values = self.values((*sent.prompt, *ids), now, position)
+            values = self.values((*sent.prompt_token_ids, *ids), now, position)
             best, second = sorted(values, key=lambda each: -values[each])[:2]
             token = second if position == self.second_at else best
-            if sent.temperature:
+            if sent.params.temperature:
                 token = choice.choices(list(values), [math.exp(value) for value in values.values()])[0]
             ids.append(token)
             logprobs.append(values[token])
@@ -123,16 +123,17 @@ class Pretend:
                 text, reason = text[: text.index(sent.stop) + self.late_stop], "stop"
                 break
         prompt = None
-        if sent.scored and self.tells_logprobs:
+        if sent.is_scored and self.tells_logprobs:
             prompt = tuple(
-                self.values(sent.prompt[:end], now, -1)[sent.prompt[end]] for end in range(1, len(sent.prompt))
+                self.values(sent.prompt_token_ids[:end], now, -1)[sent.prompt_token_ids[end]]
+                for end in range(1, len(sent.prompt_token_ids))
             )
         reported = (tuple(logprobs), tuple(tops)) if self.tells_logprobs else (None, None)
         return Answer("0", tuple(ids), *reported, prompt, text, reason)
 
     def values(self, ids: Sequence[int], now: Circumstances, position: int) -> dict[int, float]:
         """Log-probabilities of all tokens behind some."""
-        shape = (now.beside > 0, now.place, now.cached, len(now.sent.prompt), position < 0, self.salt)
+        shape = (now.beside > 0, now.place, now.cached, len(now.sent.prompt_token_ids), position < 0, self.salt)
         logits = [2.0 * value for value in normals(tuple(ids))]
         if self.noise:
             logits = [

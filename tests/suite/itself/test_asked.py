@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from lfm2np.suite.fuzz.played import DEAD, Played, Reply, Trouble
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
 from lfm2np.errors import InconclusiveError
-from lfm2np.oracle.engines.records import Answer
+from lfm2np.oracle.engines.records import DEAD, Answer, Trace
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
-from lfm2np.suite.fuzz.played import DEAD, Played, Reply, Trouble
-from lfm2np.suite.fuzz.trace import Trace
 from lfm2np.suite.itself.asked import Asking, Checked, between
 from lfm2np.suite.itself.invariance_report import Result, report_of
 from lfm2np.suite.itself.questions import Sizes
@@ -55,7 +54,7 @@ def test_an_engine_that_rounds_is_within_its_spread(format_name: str, noise: flo
 
 
 def seldom(now: Circumstances) -> bool:
-    return now.sent.prompt[-1] % 2 == 0
+    return now.sent.prompt_token_ids[-1] % 2 == 0
 
 
 BUGS: dict[str, tuple[Bug, set[str]]] = {
@@ -66,7 +65,7 @@ BUGS: dict[str, tuple[Bug, set[str]]] = {
     "cached": (lambda now, position: now.cached > 0 and position == 0, {"warm", "prefixes", "warm-batch", "evicted"}),
     "odd hits": (lambda now, position: now.cached % 4 == 3, {"prefixes"}),
     "branches": (lambda now, position: now.shared > 1 and not now.sent.cold, {"branches"}),
-    "short after long": (lambda now, position: now.after > len(now.sent.prompt) + 20, {"reuse"}),
+    "short after long": (lambda now, position: now.after > len(now.sent.prompt_token_ids) + 20, {"reuse"}),
     "beside aborts": (lambda now, position: now.aborted_beside > 0, {"aborts"}),
     "arrives late": (lambda now, position: now.waits_for_tokens and seldom(now), {"chunks"}),
     "waits": (lambda now, position: now.place >= 8, {"burst", "aborts"}),
@@ -250,7 +249,7 @@ class Choosy(Pretend):
         refused = Reply(trouble=Trouble("5xx", "HTTP 500"))
         replies = super().play(trace).replies
         pairs = zip(trace.requests, replies, strict=True)
-        return Played(tuple(refused if len(sent.prompt) == 1 else reply for sent, reply in pairs))
+        return Played(tuple(refused if len(sent.prompt_token_ids) == 1 else reply for sent, reply in pairs))
 
 
 def test_a_question_that_is_not_answered_alone_is_said() -> None:
@@ -297,7 +296,9 @@ class Short(Pretend):
 
     def play(self, trace: Trace) -> Played:
         played = super().play(trace)
-        first = next((index for index, sent in enumerate(trace.requests) if len(sent.prompt) > 45), len(trace.requests))
+        first = next(
+            (index for index, sent in enumerate(trace.requests) if len(sent.prompt_token_ids) > 45), len(trace.requests)
+        )
         replies = [*played.replies[:first], *[Reply(sent=3.0)] * (len(trace.requests) - first)]
         if first < len(replies):
             replies[first] = Reply(trouble=Trouble("5xx", "RequestError: too long"), sent=3.0, ended=3.0)

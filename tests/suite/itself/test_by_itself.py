@@ -6,20 +6,25 @@ import math
 from dataclasses import replace
 
 import pytest
+from lfm2np.suite.fuzz.played import DEAD, HANG, LEAK, Played, Reply, Trouble
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
+from lfm2np.oracle.engines.records import DEAD, HANG, Trace, greedy
 from lfm2np.suite.fuzz.campaign import Campaign
 from lfm2np.suite.fuzz.draw_traces import Around
-from lfm2np.suite.fuzz.played import DEAD, HANG, LEAK, Played, Reply, Trouble
-from lfm2np.suite.fuzz.trace import Sent, Trace
 from lfm2np.suite.itself.by_itself import ByItself, alone
 from lfm2np.suite.itself.pairs import unit, without
 from lfm2np.suite.itself.rounding_spread import Spread
 
 SPREAD = Spread(1e-6, True, 2e-4, 300.0)
-SENT = Sent((8, 9, 10), 6)
+SENT = greedy("", (8, 9, 10), 6)
 TRACE = Trace(
-    (SENT, Sent((8, 9, 10, 11), 4, after=0), Sent((9,), 3, temperature=1.0, seed=5), replace(SENT, cold=True))
+    (
+        SENT,
+        greedy("", (8, 9, 10, 11), 4, after=0),
+        greedy("", (9,), 3, temperature=1.0, seed=5),
+        replace(SENT, cold=True),
+    )
 )
 
 
@@ -41,7 +46,7 @@ def test_a_right_engine_is_right() -> None:
     [
         (lambda now, position: now.beside > 0 and now.place == 2 and not position, 3),
         (lambda now, position: now.cached == 3 and position == 1, 1),
-        (lambda now, position: bool(now.sent.temperature) and now.beside > 0 and position < 2, 2),
+        (lambda now, position: bool(now.sent.params.temperature) and now.beside > 0 and position < 2, 2),
     ],
 )
 def test_the_first_request_that_differs_is_named(bug: Bug, request_: int) -> None:
@@ -83,7 +88,7 @@ def test_an_engine_that_hangs_when_it_is_asked_alone_is_a_finding() -> None:
         def play(self, trace: Trace) -> Played:
             hung = Reply(trouble=Trouble(HANG, "no complete answer"))
             pairs = zip(trace.requests, super().play(trace).replies, strict=True)
-            return Played(tuple(hung if sent.scored else reply for sent, reply in pairs))
+            return Played(tuple(hung if sent.is_scored else reply for sent, reply in pairs))
 
     player = Hangs()
     judge = ByItself(player, SPREAD, VOCAB, with_scores=True)

@@ -14,11 +14,11 @@ from lfm2np.suite.itself.rounding_spread import spread_of
 
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
 BY_NAME = {relation.name: relation for relation in RELATIONS}
-WHOLE = Answer("0", (1, 2, 3, 4), text="ab cd ef gh", finish_reason="length")
+WHOLE = Answer((1, 2, 3, 4), text="ab cd ef gh", finish_reason="length")
 
 
 def cut(ids: tuple[int, ...], text: str | None, reason: str = "stop") -> str | None:
-    return stopped(WHOLE, Answer("1", ids, text=text, finish_reason=reason), "d e", 4).fault
+    return stopped(WHOLE, Answer(ids, text=text, finish_reason=reason), "d e", 4).fault
 
 
 def test_an_answer_ends_where_its_text_first_has_the_stop_string() -> None:
@@ -47,7 +47,7 @@ def test_a_token_that_is_not_the_likeliest_breaks_only_that() -> None:
 
 
 def test_a_bug_beside_sampled_requests_is_seen() -> None:
-    player = Pretend(1e-6, lambda now, position: now.place == 1 and now.beside == 2 and not now.sent.temperature)
+    player = Pretend(1e-6, lambda now, position: now.place == 1 and now.beside == 2 and not now.sent.params.temperature)
     checked = Asking({"": player}, player.probe(), SIZES, "float32").run([BY_NAME["mixed"]])
     assert checked.broken
 
@@ -64,7 +64,7 @@ def test_a_stop_string_has_no_blanks_at_its_ends_and_no_broken_character() -> No
 
 @pytest.mark.parametrize("block", [4, 16])
 def test_prompts_share_blocks_as_a_prefix_cache_may_confuse_them(block: int) -> None:
-    prompts = [sent.prompt for sent in questions(Sizes(block=block, chunk=128, vocab=500), 0)]
+    prompts = [sent.prompt_token_ids for sent in questions(Sizes(block=block, chunk=128, vocab=500), 0)]
     longest, changed, inner = prompts[7], prompts[3], prompts[4]
     assert [index for index, pair in enumerate(zip(changed, longest, strict=False)) if pair[0] != pair[1]] == [
         block + 1

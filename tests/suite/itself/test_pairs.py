@@ -16,7 +16,7 @@ TWO = math.log(2.0)
 
 
 def answer(ids: tuple[int, ...], logprobs: tuple[float, ...] | None = None, **fields: object) -> Answer:
-    return Answer("0", ids, logprobs, **fields)  # type: ignore[arg-type]
+    return Answer(ids, logprobs, **fields)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.floats(-6, 6), min_size=2, max_size=8), st.data())
@@ -69,8 +69,8 @@ def test_other_lengths_texts_and_reasons_are_faults() -> None:
     )
     ended = answer((1, 2), finish_reason="stop", text="ab")
     assert (compared(here, ended, is_whole=True).fault or "").startswith("finish_reason 'stop' of the same tokens")
-    assert compared(here, Answer("0", error="HTTP 500")).fault == "HTTP 500"
-    assert compared(here, Answer("0")).fault == "no token ids were reported"
+    assert compared(here, Answer(error="HTTP 500")).fault == "HTTP 500"
+    assert compared(here, Answer()).fault == "no token ids were reported"
 
 
 def test_another_token_needs_the_leads_of_both_runs() -> None:

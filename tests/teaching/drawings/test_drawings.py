@@ -20,7 +20,7 @@ from lfm2np.commands.cli import main
 from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.protocol import Request
+from lfm2np.oracle.engines.records import Request
 from lfm2np.oracle.report.markup import Markup, element, escaped, harmless, number, visible
 from lfm2np.suite.adapters import own
 from lfm2np.suite.properties.driver import make

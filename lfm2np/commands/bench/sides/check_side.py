@@ -8,9 +8,11 @@ from pathlib import Path
 
 from lfm2np.engine.loading import load
 from lfm2np.engine.teacher_forcing import score_many
-from lfm2np.oracle.check import While, always, ask_all, judged, until_wrong
+from lfm2np.oracle.check import judged, until_wrong
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.engines.records import Pair
+from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.sending import While, always, send_all
 
 AT_ONCE = 8
 
@@ -38,13 +40,13 @@ class CheckSide:
         inner = until_wrong(self._model, self._format, known) if first else always
         on, times = timed(inner)
         began = time.perf_counter()
-        asked = ask_all(self._model, target, AT_ONCE, on=on)
+        asked = send_all(self._model, target, AT_ONCE, on=on)
         asking = time.perf_counter() - began - times[1]
         target.close()
         began = time.perf_counter()
         judgement = judged(self._model, asked.abilities, self._format, asked.pairs, known=known)
         ended = time.perf_counter()
-        sequences = [[*ask.prompt_token_ids, *(answer.token_ids or ())] for ask, answer in asked.pairs]
+        sequences = [[*request.prompt_token_ids, *(answer.token_ids or ())] for request, answer in asked.pairs]
         seconds: dict[str, float | str] = {
             "verdict": str(judgement.total.verdict),
             "tokens": sum(map(len, sequences)),

@@ -10,7 +10,7 @@ from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared.format_options import AUTO
 from lfm2np.commands.cli.shared.parser import add, require_at_least, require_times
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import parse_line
+from lfm2np.oracle.engines.records_json import parse_line
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB
 from lfm2np.suite.itself.target_engine import Options
 

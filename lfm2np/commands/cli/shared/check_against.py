@@ -11,7 +11,7 @@ from pathlib import Path
 from lfm2np.commands.cli.shared import against
 from lfm2np.commands.cli.shared.terminal import command_line, progress_bar, show_report
 from lfm2np.errors import RequestError
-from lfm2np.suite.fuzz.played import Takes
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.suite.itself.asked import Asking, Checked, Held, between
 from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.invariance_report import Result, report_of
@@ -60,9 +60,9 @@ def compared(arguments: argparse.Namespace) -> Result:
         askings = []
         checked: list[Checked] = []
         for target, engine in zip((arguments.target, arguments.against), engines, strict=False):
-            takes = named(engine.takes, target) if two else engine.takes
+            abilities = named(engine.abilities, target) if two else engine.abilities
             with progress_bar("relations") as show:
-                asking = Asking(engine.players, takes, sizes, name, arguments.seed, arguments.bitwise, until, show)
+                asking = Asking(engine.players, abilities, sizes, name, arguments.seed, arguments.bitwise, until, show)
                 checked.append(asking.run(relations))
             askings.append(asking)
         is_gone = any(asking.gone for asking in askings)
@@ -71,14 +71,13 @@ def compared(arguments: argparse.Namespace) -> Result:
         if arguments.out is not None:
             for asking, each in zip(askings, checked, strict=True):
                 folders += handed_over(arguments, asking, each)
-    notes = () if all(engine.takes.cold for engine in engines) else (NO_COLD,)
+    notes = () if all(engine.abilities.takes_cold for engine in engines) else (NO_COLD,)
     return Result(tuple(checked), other, tuple(folders), notes)
 
 
-def named(takes: Takes, target: str) -> Takes:
+def named(abilities: Abilities, target: str) -> Abilities:
     """With the target, where there are two."""
-    engine = f"{target} ({takes.abilities.engine})"
-    return replace(takes, abilities=replace(takes.abilities, engine=engine))
+    return replace(abilities, engine=f"{target} ({abilities.engine})")
 
 
 NO_COLD = "the engine takes no request without cached prefixes: `alone` is the first time that a prompt is sent"
@@ -105,7 +104,7 @@ def written(arguments: argparse.Namespace, asking: Asking, checked: Checked, hel
         yield "no script", "it needs more than requests to one server"
         return
     player, sizes = asking.players[""], asking.sizes
-    scores = asking.takes.abilities.tells_prompt_logprobs
+    scores = asking.abilities.tells_prompt_logprobs
     judge = ByItself(player, checked.spread, sizes.vocab, with_scores=scores, is_bitwise=checked.is_bitwise)
     around = Around(sizes.block, sizes.chunk, sizes.slots, sizes.longest, tuple(range(sizes.vocab)))
     campaign = Campaign(judge, player, around, shrink_seconds=SHRINK_SECONDS)

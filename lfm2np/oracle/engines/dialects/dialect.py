@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request
 
 TOP_LOGPROBS = 5
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -97,7 +97,6 @@ class Dialect:
 
     event_ids      the new tokens of one event; None where events don't hold them
     split_samples  a response to n > 1 as one for each sample; None: n can't be requested
-    sampling_field the object of a request with its sampling parameters; None: they stand in the request itself
     takes_stops, takes_seeds  without a setting of the server
     ignores_eos    requests go on behind an end-of-sequence token
     raw_logprobs   log-probabilities of sampled tokens are of the raw logits
@@ -111,8 +110,8 @@ class Dialect:
 
     name: str
     path: str
-    request: Callable[[Ask, Extras], dict[str, Any]]
-    read: Callable[[Reply, Ask], Response]
+    request: Callable[[Request, Extras], dict[str, Any]]
+    read: Callable[[Reply, Request], Response]
     fields: tuple[Field, ...]
     join: Callable[[Sequence[Reply]], dict[str, Any]]
     reproducer: str
@@ -121,7 +120,6 @@ class Dialect:
     extras: tuple[Extras, ...] = ALL_EXTRAS
     event_ids: Callable[[Reply], Any] = lambda event: None
     split_samples: Callable[[Reply], list[dict[str, Any]]] | None = None
-    sampling_field: str | None = None
     takes_stops: bool = False
     takes_seeds: bool = False
     ignores_eos: bool = False
@@ -135,12 +133,6 @@ class Dialect:
     longest: Location | None = None
     cached: Path | None = None
     metrics: Metrics = NO_METRICS
-
-    def with_sampling(self, body: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """A request with other sampling parameters, of which OpenAI's names are known everywhere."""
-        if self.sampling_field is None:
-            return {**body, **parameters}
-        return {**body, self.sampling_field: {**body[self.sampling_field], **parameters}}
 
     def joined(self, events: Sequence[Reply]) -> dict[str, Any]:
         """RequestError for no events, or events that can't be joined."""
@@ -169,16 +161,15 @@ def value_at(value: Any, path: Path) -> Any:
 # --- what requests share
 
 
-def is_cold(ask: Ask) -> bool:
-    """Whether no cached prefix may be used."""
-    return bool(ask.factors.get("cold", False))
-
-
-def stop_and_seed(ask: Ask) -> dict[str, Any]:
-    """In the names that OpenAI, SGLang and llama.cpp share."""
-    temperature = 1.0 if ask.temperature is None else ask.temperature
-    seed = {} if ask.seed is None else {"temperature": temperature, "seed": ask.seed}
-    return seed if ask.stop is None else {**seed, "stop": [ask.stop]}
+def sampling_fields(request: Request) -> dict[str, Any]:
+    """Of a request that is not plainly greedy, in the names that OpenAI, SGLang and llama.cpp share."""
+    params = request.params
+    fields: dict[str, Any] = {}
+    if request.is_sampled:
+        fields = {"temperature": params.temperature}
+        fields |= {} if params.seed is None else {"seed": params.seed}
+        fields |= {} if params.n == 1 else {"n": params.n}
+    return fields if request.stop is None else {**fields, "stop": [request.stop]}
 
 
 def model_field(extras: Extras) -> dict[str, Any]:
@@ -210,9 +201,9 @@ def by_token_id(pairs: Sequence[tuple[Any, Any]], where: str) -> dict[Any, Any]:
     return logprobs
 
 
-def require_prompt(ids: Sequence[Any] | None, ask: Ask, where: str) -> None:
+def require_prompt(ids: Sequence[Any] | None, request: Request, where: str) -> None:
     """The server must have computed the prompt that was sent: not with a second BOS, not cut."""
-    if ids is not None and list(ids) != list(ask.prompt_token_ids):
+    if ids is not None and list(ids) != list(request.prompt_token_ids):
         raise RequestError(f"{where}: other tokens than the prompt that was sent")
 
 

@@ -18,24 +18,23 @@ from lfm2np.oracle.engines.dialects.dialect import (
     Response,
     by_token_id,
     concatenated,
-    is_cold,
     optional,
-    stop_and_seed,
+    sampling_fields,
 )
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request
 
 ENTRIES = "completion_probabilities"
 REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
-def request(ask: Ask, extras: Extras) -> dict[str, Any]:
+def body_of(request: Request, extras: Extras) -> dict[str, Any]:
     """No ignore_eos: llama.cpp then forbids the end-of-sequence tokens, so that others come than the model's own.
 
     Its log-probabilities are taken before that, of the raw logits, so they would not even show it.
     """
     return {
-        "prompt": list(ask.prompt_token_ids),
-        "n_predict": ask.max_tokens,
+        "prompt": list(request.prompt_token_ids),
+        "n_predict": request.max_tokens,
         **GREEDY,
         "top_k": 0,
         "repeat_penalty": 1.0,
@@ -46,8 +45,8 @@ def request(ask: Ask, extras: Extras) -> dict[str, Any]:
         "n_probs": extras.top_logprobs,
         "post_sampling_probs": False,
         "return_tokens": True,
-        "cache_prompt": not is_cold(ask),
-        **stop_and_seed(ask),
+        "cache_prompt": not request.cold,
+        **sampling_fields(request),
     }
 
 
@@ -62,7 +61,7 @@ FIELDS = (
 )
 
 
-def read(reply: Reply, ask: Ask) -> Response:
+def read(reply: Reply, request: Request) -> Response:
     """Entries with `prob` instead of `logprob` are of what sampling left over, and not read.
 
     A token that ends within a character has no entry (server-context.cpp, process_token: `if (!incomplete)`). Where
@@ -113,7 +112,7 @@ LLAMA_CPP = Dialect(
     name="llama.cpp",
     path="/completion",
     extras=ALL_EXTRAS[1:],
-    request=request,
+    request=body_of,
     read=read,
     fields=FIELDS,
     join=join,

@@ -22,24 +22,24 @@ from lfm2np.oracle.engines.dialects.dialect import (
     needed,
     optional,
     require_prompt,
-    stop_and_seed,
+    sampling_fields,
 )
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request
 
 
-def request(ask: Ask, extras: Extras) -> dict[str, Any]:
+def body_of(request: Request, extras: Extras) -> dict[str, Any]:
     return {
-        "input_ids": list(ask.prompt_token_ids),
+        "input_ids": list(request.prompt_token_ids),
         "sampling_params": {
-            "max_new_tokens": ask.max_tokens,
+            "max_new_tokens": request.max_tokens,
             **GREEDY,
             "top_k": -1,
             "repetition_penalty": 1.0,
             "ignore_eos": True,
-            **stop_and_seed(ask),
+            **sampling_fields(request),
         },
         "return_logprob": True,
-        "logprob_start_len": 0 if ask.prompt_logprobs and extras.prompt_logprobs else -1,
+        "logprob_start_len": 0 if request.is_scored and extras.prompt_logprobs else -1,
         "top_logprobs_num": extras.top_logprobs,
         "return_routed_experts": True,
     }
@@ -59,7 +59,7 @@ FIELDS = (
 )
 
 
-def read(reply: Reply, ask: Ask) -> Response:
+def read(reply: Reply, request: Request) -> Response:
     """Log-probabilities come as [logprob, id, text]; those of greedy requests are of the raw logits."""
     meta = needed(reply, "meta_info", dict)
     ids = optional(reply, "output_ids", list)
@@ -77,12 +77,12 @@ def read(reply: Reply, ask: Ask) -> Response:
         tops = optional(meta, "output_top_logprobs", list)
         fields["top_logprobs"] = [top_logprobs(top) for top in tops] if tops else None
     prompt = optional(meta, "input_token_logprobs", list)
-    if ask.prompt_logprobs and prompt:
+    if request.is_scored and prompt:
         logprobs, prompt_ids = logprobs_and_ids(prompt, "meta_info.input_token_logprobs")
-        require_prompt(prompt_ids, ask, "meta_info.input_token_logprobs")
+        require_prompt(prompt_ids, request, "meta_info.input_token_logprobs")
         fields["prompt_logprobs"] = logprobs[1:]
     if meta.get("routed_experts") is not None and ids:
-        count = len(ask.prompt_token_ids) + len(ids) - 1
+        count = len(request.prompt_token_ids) + len(ids) - 1
         fields["routes"] = routes(meta["routed_experts"], count, "meta_info.routed_experts")
     return Response(fields | {"token_ids": ids}, meta.get("prompt_tokens"), meta.get("completion_tokens"))
 
@@ -128,12 +128,11 @@ REPRODUCER = '''def answer(replies):
 SGLANG = Dialect(
     name="sglang",
     path="/generate",
-    request=request,
+    request=body_of,
     read=read,
     fields=FIELDS,
     join=last_event,
     reproducer=REPRODUCER,
-    sampling_field="sampling_params",
     takes_stops=True,  # its seeds hold only with --enable-deterministic-inference
     ignores_eos=True,
     gguf_format="float16",

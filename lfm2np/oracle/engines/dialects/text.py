@@ -5,17 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from lfm2np.oracle.engines.dialects import openai
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Field, Reply, Response, model_field
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.dialects.dialect import (
+    Dialect,
+    Extras,
+    Field,
+    Reply,
+    Response,
+    model_field,
+    sampling_fields,
+)
+from lfm2np.oracle.engines.records import Request
 
 
-def request(ask: Ask, extras: Extras) -> dict[str, Any]:
+def body_of(request: Request, extras: Extras) -> dict[str, Any]:
     """mlx-lm gets no top_logprobs: with them, the id that stands for the sampled token is that of an unsorted list's
     first. It can't be told to ignore the end-of-sequence token."""
-    body: dict[str, Any] = {"prompt": ask.prompt_text, "max_tokens": ask.max_tokens, "temperature": 0.0}
+    body: dict[str, Any] = {"prompt": request.prompt_text, "max_tokens": request.max_tokens, "temperature": 0.0}
     if not extras.standard_only:
         body |= {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": True}
-    return body | model_field(extras)
+    return body | sampling_fields(request) | model_field(extras)
 
 
 FIELDS = (
@@ -28,7 +36,7 @@ FIELDS = (
 )
 
 
-def read(reply: Reply, ask: Ask) -> Response:
+def read(reply: Reply, request: Request) -> Response:
     """Without ids there are no tokens: those of the text, tokenised again, might be others."""
     choice = openai.only_choice(reply)
     fields: dict[str, Any] = {"text": choice.get("text"), "finish_reason": choice.get("finish_reason")}
@@ -51,7 +59,7 @@ TEXT = Dialect(
     path=openai.PATH,
     takes_token_ids=False,
     extras=(Extras(prompt_logprobs=False), Extras(prompt_logprobs=False, standard_only=True)),
-    request=request,
+    request=body_of,
     read=read,
     fields=FIELDS,
     join=openai.join_choices,

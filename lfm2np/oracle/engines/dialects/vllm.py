@@ -21,23 +21,22 @@ from lfm2np.oracle.engines.dialects.dialect import (
     Reply,
     Response,
     from_base64,
-    is_cold,
     model_field,
     needed,
     optional,
     require_prompt,
-    stop_and_seed,
+    sampling_fields,
 )
-from lfm2np.oracle.engines.records import Ask
+from lfm2np.oracle.engines.records import Request
 
 ID_PREFIX = "token_id:"  # of return_tokens_as_token_ids
 
 
-def request(ask: Ask, extras: Extras) -> dict[str, Any]:
+def body_of(request: Request, extras: Extras) -> dict[str, Any]:
     """A cold request has a cache salt that no other has."""
     body: dict[str, Any] = {
-        "prompt": list(ask.prompt_token_ids),
-        "max_tokens": ask.max_tokens,
+        "prompt": list(request.prompt_token_ids),
+        "max_tokens": request.max_tokens,
         **GREEDY,
         "top_k": -1,
         "repetition_penalty": 1.0,
@@ -45,11 +44,11 @@ def request(ask: Ask, extras: Extras) -> dict[str, Any]:
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "logprobs": extras.top_logprobs,
-        **stop_and_seed(ask),
+        **sampling_fields(request),
     }
-    if ask.prompt_logprobs and extras.prompt_logprobs:
+    if request.is_scored and extras.prompt_logprobs:
         body["prompt_logprobs"] = 0  # of the prompt's own tokens
-    if is_cold(ask):
+    if request.cold:
         body["cache_salt"] = uuid.uuid4().hex
     return body | model_field(extras)
 
@@ -69,7 +68,7 @@ FIELDS = (
 )
 
 
-def read(reply: Reply, ask: Ask) -> Response:
+def read(reply: Reply, request: Request) -> Response:
     """Tokens from choices[0].token_ids, else from keys like "token_id:123"; texts are never taken for tokens."""
     choice = openai.only_choice(reply)
     ids = optional(choice, "token_ids", list)
@@ -83,10 +82,10 @@ def read(reply: Reply, ask: Ask) -> Response:
         fields["logprobs"] = needed(logprobs, "token_logprobs", list)
         tops = optional(logprobs, "top_logprobs", list)
         fields["top_logprobs"] = None if keyed is None or not tops else [top_logprobs(top) for top in tops]
-    require_prompt(optional(choice, "prompt_token_ids", list), ask, "choices[0].prompt_token_ids")
+    require_prompt(optional(choice, "prompt_token_ids", list), request, "choices[0].prompt_token_ids")
     prompt = optional(choice, "prompt_logprobs", list)
-    if ask.prompt_logprobs and prompt is not None:
-        fields["prompt_logprobs"] = prompt_logprobs(prompt, ask)
+    if request.is_scored and prompt is not None:
+        fields["prompt_logprobs"] = prompt_logprobs(prompt, request)
     if choice.get("routed_experts") is not None:
         fields["routes"] = routes(choice["routed_experts"], "choices[0].routed_experts")
     return openai.response(reply, fields | {"token_ids": ids})
@@ -113,12 +112,12 @@ def top_logprobs(top: Any) -> dict[int, Any]:
     return {int(key.removeprefix(ID_PREFIX)): value for key, value in top.items()}
 
 
-def prompt_logprobs(entries: Sequence[Any], ask: Ask) -> list[Any]:
+def prompt_logprobs(entries: Sequence[Any], request: Request) -> list[Any]:
     """Null for the first token, then {"id": {"logprob": number, ...}} with the prompt's own among them."""
-    if len(entries) != len(ask.prompt_token_ids):
-        raise RequestError(f"prompt_logprobs: {len(entries)} entries, expected {len(ask.prompt_token_ids)}")
+    if len(entries) != len(request.prompt_token_ids):
+        raise RequestError(f"prompt_logprobs: {len(entries)} entries, expected {len(request.prompt_token_ids)}")
     logprobs = []
-    for index, (entry, token_id) in enumerate(zip(entries[1:], ask.prompt_token_ids[1:], strict=True), 1):
+    for index, (entry, token_id) in enumerate(zip(entries[1:], request.prompt_token_ids[1:], strict=True), 1):
         prompt_token = entry.get(str(token_id)) if isinstance(entry, dict) else None
         if not isinstance(prompt_token, dict):
             raise RequestError(f"prompt_logprobs[{index}]: expected an entry of the prompt's token {token_id}")
@@ -151,7 +150,7 @@ REPRODUCER = '''def answer(replies):
 VLLM = Dialect(
     name="vllm",
     path=openai.PATH,
-    request=request,
+    request=body_of,
     read=read,
     fields=FIELDS,
     join=openai.join_choices,

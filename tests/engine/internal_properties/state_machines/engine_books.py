@@ -8,7 +8,7 @@ from typing import Any
 
 from internal_properties.state_machines.compare import require
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
-from lfm2np.oracle.engines.protocol import Request as Asked
+from lfm2np.oracle.engines.records import Request as Asked
 from scheduler import Request
 
 NOTHING: dict[str, Any] = {
