@@ -17,6 +17,7 @@ import lfm2np
 from lfm2np import Engine, NgramDrafter, SamplingParams
 from lfm2np.arithmetic import NAMES
 from lfm2np.commands.cli import main
+from lfm2np.oracle.engines.records_json import ANSWER_FIELDS, FIELDS, SAMPLING
 from lfm2np.oracle.vectors.set_files import DOCUMENT, TENSORS, VectorsError, packaged_set, require_form
 from lfm2np.suite.strategies.tiny_models import loaded
 from scheduler import POLICIES, FinishReason
@@ -171,10 +172,10 @@ def changed(line: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
 FREE = {
     "trace": {"model", "numerics", "seed", "sha256", "context", "expert", "chosen", "normalised", "factor"},
     "results": {"item", "result"},
-    "transcript": {"factors", "prompt_text", "prompt_logprobs", "token_ids", "logprobs", "top_logprobs"}
-    | {"finish_reason", "text", "error", "refuted", "sha256"},
+    "transcript": {"prompt_text", "prompt_logprobs", "token_ids", "logprobs", "top_logprobs", "finish_reason", "text"}
+    | {"request_id", "tags", "stop_reason", "sha256"},
 }
-MAPS = {"drafts", "tokens", "finished", "texts", "inputs", "factors", "top_logprobs", "item", "result"}
+MAPS = {"drafts", "tokens", "finished", "texts", "inputs", "tags", "top_logprobs", "item", "result"}
 
 
 @pytest.mark.slow
@@ -253,6 +254,9 @@ def test_the_schemas_have_the_names_of_the_code() -> None:
     reasons = {"enum": [reason.value for reason in FinishReason]}
     assert definitions["finish"]["properties"]["reason"] == reasons
     assert definitions["step"]["properties"]["finished"]["additionalProperties"] == reasons
+    request, answer = TRANSCRIPT["$defs"]["request"], TRANSCRIPT["$defs"]["answer"]
+    assert set(request["propertyNames"]["enum"]) == FIELDS | SAMPLING >= set(request["properties"]) >= FIELDS
+    assert set(answer["properties"]) == ANSWER_FIELDS
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lfm2np.oracle.engines.dialects import DIALECTS
 from lfm2np.oracle.engines.dialects.dialect import Dialect
-from lfm2np.oracle.engines.records import greedy
+from lfm2np.oracle.engines.records import changed, greedy
 
 PAGE = Path(__file__).parents[1] / "engine" / "2-targets.md"
 BEGIN = "<!-- made by docs/_ext/dialects.py --write -->"
@@ -33,7 +32,7 @@ WORDS = {
     "prompt_tokens": "prompt length (compared)",
     "new_tokens": "new tokens (compared)",
 }
-ASK = greedy("", (1, 17, 42), 16, case="", prompt_text="The cat", prompt_logprobs=0)
+REQUEST = greedy("", (1, 17, 42), 16, prompt_text="The cat", prompt_logprobs=0)
 
 
 def made() -> str:
@@ -42,7 +41,7 @@ def made() -> str:
 
 def described(dialect: Dialect) -> Iterator[str]:
     yield f"**{dialect.name}**: `POST {dialect.path}`"
-    yield from ("", "```json", *packed(dialect.request(ASK, dialect.extras[0])), "```", "")
+    yield from ("", "```json", *packed(dialect.request(REQUEST, dialect.extras[0])), "```", "")
     if more := added(dialect):
         kinds = "a stop string or a seed" if dialect.takes_seeds else "a stop string"
         yield from (f"With {kinds}: `{json.dumps(more)}`.", "")
@@ -73,8 +72,9 @@ def packed(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 def added(dialect: Dialect) -> dict[str, object]:
     """Fields of a request with a stop string and a seed that others have not, or have otherwise."""
-    asked = replace(ASK, stop=" sat" if dialect.takes_stops else None, seed=1 if dialect.takes_seeds else None)
-    plain, drawn = (dialect.request(request, dialect.extras[0]) for request in (ASK, asked))
+    params = {"stop": " sat"} if dialect.takes_stops else {}
+    params |= {"seed": 1, "temperature": 1.0} if dialect.takes_seeds else {}
+    plain, drawn = (dialect.request(each, dialect.extras[0]) for each in (REQUEST, changed(REQUEST, **params)))
     for name, value in plain.items():
         if isinstance(value, dict):
             plain, drawn = value, drawn[name]

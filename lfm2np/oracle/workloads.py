@@ -212,8 +212,8 @@ def aborts(writer: Writer) -> Iterator[Trace]:
             writer.request("aborts", writer.ids(5 + 11 * index + turn), 4 * NEW if index % 2 else NEW, beside=True)
             for index in range(writer.at_once)
         ]
-        left = [replace(request, abort_after=ABORT_AFTER) for request in requests[1::2]]
-        yield Trace((*requests[::2], *left))
+        requests[1::2] = [replace(request, abort_after=ABORT_AFTER) for request in requests[1::2]]
+        yield Trace(tuple(requests))
         yield writer.together("aborts", [writer.ids(3 + 13 * index) for index in range(writer.at_once)])
 
 

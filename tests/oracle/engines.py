@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lfm2np.engine.loading import Model, load
-from lfm2np.oracle.check import Checked, judged, request_all
+from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Request
-from lfm2np.oracle.engines.target import Target
+from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace
+from lfm2np.oracle.engines.target import Abilities, Arrived, Played, Target, ignored
 from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.sending import send_all
 from lfm2np.suite.adapters import Own
 
 PLENTY = {"num_blocks": 400}
@@ -56,13 +57,49 @@ def large_theta(model: str, sizes: dict[str, Any]) -> Own:
 class Kept(PythonTarget):
     """A right engine, which computes the same requests together once a session. Not for where a fault is injected."""
 
-    known: ClassVar[dict[str, list[Answer]]] = {}
+    known: ClassVar[dict[str, Played]] = {}
 
-    def _together(self, requests: Sequence[Request], aborted: Collection[str], *more: Any) -> list[Answer]:
-        key = repr((self._name, self._model, self._sizes, self._options, requests, sorted(aborted)))
+    def _played(self, trace: Trace, abilities: Abilities, arrived: Arrived) -> Played:
+        key = repr((self._name, self._model, self._sizes, self._accepted, abilities.at_once, trace))
         if key not in self.known:
-            self.known[key] = super()._together(requests, aborted, *more)
-        return list(self.known[key])
+            self.known[key] = super()._played(trace, abilities, arrived)
+        return self.known[key]
+
+
+class Changed(Kept):
+    """Our own engine in float32, of whose answers something is left out or changed."""
+
+    def __init__(self, model: Model, change: Callable[[Request, Answer], Answer], at_once: int = 4) -> None:
+        super().__init__("engines:float32", model.path, at_once=at_once)
+        self.change = change
+
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        played = super().play(trace)
+        answers = tuple(
+            tuple(self.change(request, answer) for answer in some)
+            for request, some in zip(trace.requests, played.answers, strict=True)
+        )
+        return replace(played, answers=answers)
+
+
+class Dying(Kept):
+    """Interrupted at the trace after so many."""
+
+    def __init__(self, engine: str, model: Model, traces: int) -> None:
+        super().__init__(engine, model.path)
+        self.traces, self.played = traces, 0
+
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        self.played += 1
+        if self.played == self.traces + 1:
+            raise KeyboardInterrupt
+        return super().play(trace, arrived)
+
+
+def answered(target: Target, requests: Sequence[Request]) -> list[Pair]:
+    """Their answers, sent together."""
+    trace = Trace(tuple(requests))
+    return target.play(trace).pairs(trace)
 
 
 class Roomy(Own):
@@ -103,7 +140,7 @@ def checked_target(
     model: Model, target: Target, form: str = "float32", cases: Sequence[str] = QUICK, at_once: int | None = 4
 ) -> Checked:
     """`check` without repeats and without a transcript, which scores nothing a second time."""
-    asked = request_all(model, target, at_once, cases=cases)
+    asked = send_all(model, target, at_once, cases=cases)
     return judged(model, asked.abilities, form, asked.pairs, asked.not_put, known=known_of(model))
 
 

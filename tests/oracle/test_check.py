@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import QUICK, Kept, checked, checked_target
+from engines import QUICK, Changed, Dying, Kept, answered, checked, checked_target
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,7 +95,7 @@ def test_a_bug_is_recognised_by_what_it_depends_on(model: Model, fault: str) -> 
         pairs = [
             pair
             for round_ in noted(rounds(Writer(model.config, model.tokenizer, 4), cases))
-            for pair in zip(round_.requests, target.answer(round_.requests), strict=True)
+            for pair in answered(target, round_.requests)
         ]
     result = judged(model, Abilities("broken"), "float32", pairs)
     assert result.total.verdict is Verdict.BUG
@@ -103,21 +103,18 @@ def test_a_bug_is_recognised_by_what_it_depends_on(model: Model, fault: str) -> 
     assert result.total.first_wrong is not None
 
 
-class Racing(Kept):
+class Racing(Changed):
     """Right, but for every `every`th request that it is ever given: a race that its own count makes the same again."""
 
     def __init__(self, model: Model, every: int) -> None:
-        super().__init__("engines:float32", model.path)
+        super().__init__(model, self.raced)
         self.every, self.count = every, 0
 
-    def answer(self, requests: Sequence[Request], aborted: Collection[str] = ()) -> list[Answer]:
-        answers = []
-        for answer in super().answer(requests, aborted):
-            self.count += 1
-            is_hit = self.count % self.every == 0 and answer.logprobs is not None
-            logprobs = tuple(logprob - 0.5 for logprob in answer.logprobs or ())
-            answers.append(replace(answer, logprobs=logprobs) if is_hit else answer)
-        return answers
+    def raced(self, request: Request, answer: Answer) -> Answer:
+        self.count += 1
+        if self.count % self.every or answer.logprobs is None:
+            return answer
+        return replace(answer, logprobs=tuple(logprob - 0.5 for logprob in answer.logprobs))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +159,7 @@ def test_a_request_without_an_answer_is_not_right(model: Model) -> None:
     pairs[1] = (pairs[1][0], Answer(error="late"))
     result = judged(model, Abilities("late"), "float32", pairs)
     assert result.total.verdict is Verdict.INCONCLUSIVE
-    assert result.total.unanswered == (pairs[1][0].id,)
+    assert result.total.unanswered == (pairs[1][0].request_id,)
 
 
 def test_nothing_at_all_is_inconclusive(model: Model) -> None:
@@ -203,7 +200,7 @@ def test_one_error_beyond_a_format_that_fits_all_others_is_a_bug_and_no_other_fo
         :12
     ]
     with_truth = Kept("engines:bfloat16", model.path)
-    pairs = list(zip(requests, with_truth.answer(requests), strict=True))
+    pairs = answered(with_truth, requests)
     right = judge(model, "bfloat16", pairs)
     worst = next(one for one in right if one.is_new and one.error is not None and one.margin_ratio > 50)
     index = worst.row + 1 - len(worst.request.prompt_token_ids)
@@ -242,7 +239,7 @@ def told(model: Model, engine: str = "engines:float32") -> list[tuple[Request, A
     requests = [
         request for round_ in rounds(Writer(model.config, None, 1), ["short-prompts"]) for request in round_.requests
     ]
-    return list(zip(requests, target.answer(requests), strict=True))
+    return [pair for request in requests for pair in answered(target, [request])]
 
 
 @pytest.mark.parametrize(
@@ -374,21 +371,12 @@ def test_what_is_asked_fits_the_model_and_is_the_same_again(model: Model, at_onc
 
 
 def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Path) -> None:
-    class Dying(Kept):
-        calls = 0
-
-        def answer(self, requests, aborted=(), *more):  # type: ignore[no-untyped-def]
-            Dying.calls += 1
-            if Dying.calls == 4:
-                raise KeyboardInterrupt
-            return super().answer(requests, aborted, *more)
-
     path = tmp_path / "answers.jsonl"
-    target = Dying("engines:float32", model.path)
+    target = Dying("engines:float32", model, 3)
     with pytest.raises(KeyboardInterrupt), Transcript(path) as transcript:
         check(model, target, "float32", cases=["short-prompts"], transcript=transcript)
     with Transcript(path) as transcript:
         assert len(transcript.pairs()) == 3
         resumed = check(model, target, "float32", cases=["short-prompts"], transcript=transcript)
-    assert Dying.calls == 4 + (len(resumed.pairs) - 3)
+    assert target.played == 4 + (len(resumed.pairs) - 3)
     assert resumed.total == check(model, target, "float32", cases=["short-prompts"]).total

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engines import Kept, checked, checked_right, checked_target
+from engines import Changed, Kept, checked, checked_right, checked_target
 
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
@@ -16,28 +16,14 @@ from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.coverage import EarlyEnds, early_ends, not_tested
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Request, failed, greedy
-from lfm2np.oracle.engines.target import Abilities
+from lfm2np.oracle.engines.records import Answer, Request, Trace, failed, greedy
+from lfm2np.oracle.engines.target import Abilities, Arrived, Played, ignored
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.suite.faults import inject
 from lfm2np.suite.faults.edits import Edit, Fault
 
 pytestmark = pytest.mark.rounding
-
-
-class Changed(Kept):
-    """Our own engine in float32, of whose answers something is left out or changed."""
-
-    def __init__(self, model: Model, change: Callable[[Request, Answer], Answer], at_once: int = 4) -> None:
-        super().__init__("engines:float32", model.path, at_once=at_once)
-        self.change = change
-
-    def answer(self, requests, aborted=(), *more):  # type: ignore[no-untyped-def]
-        return [
-            self.change(request, answer)
-            for request, answer in zip(requests, super().answer(requests, aborted), strict=True)
-        ]
 
 
 def without_new_logprobs(request: Request, answer: Answer) -> Answer:
@@ -135,13 +121,13 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     """8 requests at once were the most; now 16, and the report says so."""
 
     class Sharing(Kept):
-        def answer(self, requests, aborted=()):  # type: ignore[no-untyped-def]
-            answers = super().answer(requests, aborted)
+        def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+            played = super().play(trace)
+            answers = [some[0] for some in played.answers]
             for index in range(9, min(16, len(answers))):
-                ids = answers[index].token_ids or ()
-                mixed_up = ids[:-1] + (answers[8].token_ids or ())[-1:]
+                mixed_up = answers[index].ids[:-1] + answers[8].ids[-1:]
                 answers[index] = replace(answers[index], token_ids=mixed_up, logprobs=None, top_logprobs=None)
-            return answers
+            return replace(played, answers=tuple((answer,) for answer in answers))
 
     target = Sharing("engines:float32", model.path)
     result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from engines import Dying
 
 import lfm2np
 from lfm2np.engine import ragged
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place, cut
 from lfm2np.engine.work.results_file import ResultsFile
-from lfm2np.oracle.check import Asked, Checked, judged, request_all
+from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.check_cost import cost_lines, cost_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.judging import truth
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.sending import Collected, send_all
 from lfm2np.oracle.workloads import DEFAULT_CASES, FEW, LONG, Writer, far_points, long_lengths, rounds
 from lfm2np.suite.faults import by_name, inject
 from lfm2np.suite.faults.edits import Edit, Fault
@@ -58,18 +58,18 @@ LATE: dict[str, tuple[str, tuple[Edit, ...]]] = {
 
 def asked(
     model: Model, engine: str = "float32", transcript: Transcript | None = None, positions: int = POSITIONS
-) -> Asked:
+) -> Collected:
     target = PythonTarget(f"engines:{engine}", model.path)
-    return request_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=positions)
+    return send_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=positions)
 
 
-def checked(model: Model, answers: Asked, place: Place | None = None) -> Checked:
+def checked(model: Model, answers: Collected, place: Place | None = None) -> Checked:
     known = Known(place=place or Place())
     return judged(model, answers.abilities, "float32", answers.pairs, answers.not_put, known=known)
 
 
 @cache
-def of_a_right_engine(model: Model) -> tuple[Asked, Checked]:
+def of_a_right_engine(model: Model) -> tuple[Collected, Checked]:
     answers = asked(model, positions=FEWER)
     return answers, checked(model, answers)
 
@@ -163,21 +163,11 @@ def test_what_goes_wrong_late_is_a_bug(model: Model, lfm3: Model, fault: str) ->
     assert first is not None and first.row > 250
 
 
-class Dying(PythonTarget):
-    left = 5
-
-    def answer(self, requests: Sequence[Request], aborted: Collection[str] = (), *more: Any) -> list[Answer]:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return super().answer(requests, aborted, *more)
-
-
 def test_an_interrupted_check_goes_on_to_the_same_report(model: Model, tmp_path: Path) -> None:
     answers, results = tmp_path / "answers.jsonl", tmp_path / "results.jsonl"
     with pytest.raises(KeyboardInterrupt), Transcript(answers) as transcript:
-        target = Dying("engines:exact_small_steps", model.path)
-        request_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=FEWEST)
+        target = Dying("engines:exact_small_steps", model, 5)
+        send_all(model, target, 4, cases=[LONG], transcript=transcript, max_model_len=FEWEST)
     with Transcript(answers) as transcript:
         assert len(transcript.pairs()) == 5
         resumed = asked(model, "exact_small_steps", transcript, FEWEST)

@@ -17,11 +17,12 @@ from lfm2np.commands.serve.server import serving_beside
 from lfm2np.commands.serve.service import Settings
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.check import judged, request_all
+from lfm2np.oracle.check import judged
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
 from lfm2np.suite.adapters import Own
@@ -179,7 +180,7 @@ def test_servers_that_are_wrong_in_streams_and_temperatures_are_seen(model: Mode
     """One right server; its answers are changed as a wrong one would give them."""
     cases = ("short-prompts", "streams", "samples", "temperatures")
     with served(model) as url, closing(HttpTarget(url, model.tokenizer)) as target:
-        asked = request_all(model, target, 8, cases=cases)
+        asked = send_all(model, target, 8, cases=cases)
     assert {request.case for request, _ in asked.pairs} == {*cases}
 
     def verdict(change: Change, cases: Sequence[str]) -> Total:

@@ -11,7 +11,6 @@ import contextlib
 import html
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -21,9 +20,10 @@ import lfm2np
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.causes import wrong_constants
 from lfm2np.oracle.causes.findings import Suspicion
-from lfm2np.oracle.check import Checked, answered, judged
+from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Trace, changed
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.factors import phase_of, place_of
 from lfm2np.oracle.judging.scored import Known
@@ -32,7 +32,8 @@ from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_junit import as_junit
 from lfm2np.oracle.report.as_text import as_text
-from lfm2np.oracle.workloads import Round, Writer, noted, rounds
+from lfm2np.oracle.sending import answered
+from lfm2np.oracle.workloads import Writer, noted, rounds
 from lfm2np.suite.faults import inject
 from lfm2np.suite.faults.edits import Edit, Fault
 from lfm2np.suite.faults.inject import by_name
@@ -53,16 +54,16 @@ def model() -> Model:
 
 
 @cache
-def plan() -> list[Round]:
+def plan() -> list[Trace]:
     kept, counts = [], Counter[str]()
     for batch in rounds(Writer(model().config, None, 4), CASES):
         case = batch.requests[0].case
         counts[case] += 1
         requests = [
-            replace(request, max_tokens=NEW) for request in batch.requests if len(request.prompt_token_ids) <= LONGEST
+            changed(request, max_tokens=NEW) for request in batch.requests if len(request.prompt_token_ids) <= LONGEST
         ]
         if requests and counts[case] <= MOST_ROUNDS.get(case, counts[case]):
-            kept.append(Round(tuple(requests)))
+            kept.append(Trace(tuple(requests)))
     return noted(kept)
 
 

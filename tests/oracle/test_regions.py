@@ -17,13 +17,13 @@ from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.findings import lines as in_lines
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.scales import SCALES
-from lfm2np.oracle.check import possible_requests
 from lfm2np.oracle.engines.file_target import Transcript
-from lfm2np.oracle.engines.records import Answer, Request, greedy
+from lfm2np.oracle.engines.records import Answer, Request, Trace, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.factors import abort_of, phase_of, place_of
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
-from lfm2np.oracle.workloads import Round, noted
+from lfm2np.oracle.sending import possible_requests
+from lfm2np.oracle.workloads import noted
 
 NEW = 4  # tokens of each request
 
@@ -34,38 +34,38 @@ def request_of(index: int, prompt: Sequence[int], beside: bool = False) -> Reque
     )
 
 
-def plan() -> list[Round]:
+def plan() -> list[Trace]:
     """Prompts of 1 to 20 tokens alone, three times; then four at a time; then some beside which one is cancelled."""
     count = iter(range(1000))
     alone = []
     for length in range(1, 21):
         prompt = [next(count) + 1000 for _ in range(length)]
-        alone += [Round((request_of(next(count), prompt),)) for _ in range(3)]
+        alone += [Trace((request_of(next(count), prompt),)) for _ in range(3)]
     beside = []
     for turn in range(12):  # those of one round begin alike
         lengths = [3 * (1 + (turn + place) % 4) for place in range(4)]
         start = 2000 + 100 * turn
         beside.append(
-            Round(tuple(request_of(next(count), range(start, start + size), beside=True) for size in lengths))
+            Trace(tuple(request_of(next(count), range(start, start + size), beside=True) for size in lengths))
         )
     cancelled = []
     for first in range(3200, 3500, 50):  # every other one comes after a cancelled request, and is beside none
         requests = tuple(
             request_of(next(count), range(start, start + 5), beside=True) for start in range(first, first + 48, 8)
         )
-        cancelled.append(Round(requests, () if first % 100 else (requests[0].id,)))
+        cancelled.append(Trace(requests if first % 100 else (replace(requests[0], abort_after=2), *requests[1:])))
     return noted([*alone, *beside, *cancelled])
 
 
 PLAN = plan()
 
 
-def positions(is_wrong: Callable[[Position], bool], of: Sequence[Round] = tuple(PLAN)) -> list[Position]:
+def positions(is_wrong: Callable[[Position], bool], of: Sequence[Trace] = tuple(PLAN)) -> list[Position]:
     """Every row of every request that is judged. The wrong ones are a thousand times the noise off."""
     judged = []
     for round_ in of:
         for request in round_.requests:
-            if request.request_id not in round_.aborted:
+            if request.abort_after is None:
                 for row in range(len(request.prompt_token_ids) - 1 + NEW):
                     is_new = row >= len(request.prompt_token_ids) - 1
                     right = Position(request, row, is_new, 5, 5, 0.0, 0.0, 99.0, 0.0, 0.0, 0.0, Verdict.EXACT)
@@ -161,7 +161,10 @@ def test_no_region_is_right_by_chance(share: float) -> None:
 
 def test_few_positions_are_no_region() -> None:
     few = positions(decode, PLAN[6:8])
-    assert {position.request.request_id for position in few} == {PLAN[6].requests[0].id, PLAN[7].requests[0].id}
+    assert {position.request.request_id for position in few} == {
+        PLAN[6].requests[0].request_id,
+        PLAN[7].requests[0].request_id,
+    }
     assert described(few) is None
 
 
@@ -210,9 +213,7 @@ def lines(judged: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[s
 
 def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     assert lines(positions(lambda position: True)) == [f"certain: {EVERYWHERE}"]
-    names = [
-        request.request_id for round_ in PLAN for request in round_.requests if request.request_id not in round_.aborted
-    ]
+    names = [request.request_id for round_ in PLAN for request in round_.requests if request.abort_after is None]
     right = names[5]
     (sentence,) = lines(positions(lambda position: position.request.request_id != right))
     apart = "which nothing in the requests sets apart"
@@ -238,7 +239,7 @@ def test_the_first_cause_says_where_it_is_wrong_and_others_stand_under_it() -> N
 def test_a_beginning_that_all_requests_share_is_right_once() -> None:
     """Everything is wrong, as with a wrong operator, but the first row of what begins with a BOS: one computation."""
     begun = [
-        Round(
+        Trace(
             tuple(replace(request, prompt_token_ids=(1, *request.prompt_token_ids[1:])) for request in round_.requests)
         )
         for round_ in PLAN
@@ -301,7 +302,7 @@ def test_requests_that_are_wrong_at_random_are_a_rate_and_blame_nothing() -> Non
     for seed in range(8):
         random = np.random.Generator(np.random.Philox(key=[seed, 1]))
         hit = {request.request_id for round_ in PLAN for request in round_.requests if random.random() < 0.03} | {
-            PLAN[0].requests[0].id
+            PLAN[0].requests[0].request_id
         }
         judged = positions(lambda position, hit=hit: position.request.request_id in hit)  # type: ignore[misc]
         names = sorted(hit & {position.request.request_id for position in judged})  # not what is aborted
@@ -326,21 +327,21 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
     assert lines(positions(decode), [Repeats(name, 2, 5)]) == lines(positions(decode))
 
 
-# --- what is noted of an ask
+# --- what is noted of a request
 
 
 def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> None:
     """Two of many, so that no factor tells them apart; the repeats of both do: 10 of 10, alone 0 of 10."""
-    names = [round_.requests[2].id for round_ in PLAN if len(round_.requests) > 2][:2]
+    names = [round_.requests[2].request_id for round_ in PLAN if len(round_.requests) > 2][:2]
     judged = positions(lambda position: position.request.request_id in names)
     first, *_ = findings(judged, [Repeats(name, 5, 5, 0) for name in names])
     assert first.line.startswith("likely: wrong beside others in 10 of 10 repeats of 2 wrong requests, right alone")
 
 
-def test_an_request_is_noted_with_its_place_what_was_asked_before_and_what_was_cancelled() -> None:
+def test_a_request_is_noted_with_its_place_what_was_asked_before_and_what_was_cancelled() -> None:
     first, second = request_of(1, [1, 2, 3]), request_of(2, [1, 2, 4, 5], True)
     third, fourth = request_of(3, [1, 2, 4, 6, 7], True), request_of(4, [9])
-    requests = noted([Round((first,)), Round((second, third), (third.id,)), Round((fourth,))])
+    requests = noted([Trace((first,)), Trace((second, replace(third, abort_after=1))), Trace((fourth,))])
     facts = [
         tuple(request.tags[name] for name in ("place", "seen", "abort"))
         for round_ in requests
@@ -353,14 +354,14 @@ def test_an_request_is_noted_with_its_place_what_was_asked_before_and_what_was_c
     ]
     assert more == [(0, 1, "first"), (1, 2, "later"), (2, 2, "first"), (3, 1, "later")]
     assert facts == [(0, 0, "none"), (0, 2, "beside"), (1, 3, "beside"), (0, 0, "after")]
-    assert [round_.aborted for round_ in requests] == [(), (third.id,), ()]
     assert noted(requests) == requests
 
 
 def test_the_first_of_a_batch_is_the_first_that_could_be_put() -> None:
     silent, with_text = request_of(1, [1]), replace(request_of(2, [2]), prompt_text="b")
-    possible, impossible = possible_requests(Round((silent, with_text)), Abilities("texts only", takes_token_ids=False))
+    possible, impossible = possible_requests(Trace((silent, with_text)), Abilities("texts only", takes_token_ids=False))
     assert impossible == [silent]
+    assert possible is not None
     assert noted([possible])[0].requests[0].tags["place"] == 0
 
 
@@ -368,7 +369,7 @@ def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:
     bare = request_of(1, [1, 2, 3])
     with Transcript(tmp_path / "earlier.jsonl") as transcript:
         transcript.append(bare, Answer((5,)))
-    ((request,),) = (each.requests for each in noted([Round((bare,))]))
+    ((request,),) = (each.requests for each in noted([Trace((bare,))]))
     with Transcript(tmp_path / "earlier.jsonl") as transcript:
         assert transcript.known(request) == Answer((5,))
         with pytest.raises(RequestError, match="is another request there"):

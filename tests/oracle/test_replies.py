@@ -12,12 +12,13 @@ import pytest
 from engines import known_of
 
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.check import judged, request_all
+from lfm2np.oracle.check import judged
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer
+from lfm2np.oracle.engines.records import Answer, Pair
 from lfm2np.oracle.engines.target import Abilities
-from lfm2np.oracle.judging.scored import Pair, spoken, truths_of
+from lfm2np.oracle.judging.scored import spoken, truths_of
 from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.total import Total
 
 pytestmark = pytest.mark.rounding
@@ -30,7 +31,7 @@ TOP = 5
 def pairs(model: Model) -> list[Pair]:
     """What an engine in float32 says of some prompts, with the TOP alternatives that it would tell."""
     target = PythonTarget("engines:float32", Path(model.path))
-    answered = request_all(model, target, 4, cases=["short-prompts"]).pairs
+    answered = send_all(model, target, 4, cases=["short-prompts"]).pairs
     truths = truths_of(model, answered, known_of(model))
     with_tops = []
     for request, answer in answered:

@@ -13,13 +13,14 @@ import wrong_answers
 from engines import known_of
 
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.check import Checked, check, judged, request_all
+from lfm2np.oracle.check import Checked, check, judged
 from lfm2np.oracle.engines.exec_target import ExecTarget
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.target import Target
 from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.sending import send_all
 
 pytestmark = pytest.mark.rounding
 
@@ -80,7 +81,7 @@ def test_an_answer_that_does_not_end_where_it_should_is_wrong_over_every_route(
     model: Model, tmp_path: Path, route: str, way: str
 ) -> None:
     with target_of(route, way, model) as target, Transcript(tmp_path / "answers.jsonl") as transcript:
-        asked = request_all(model, target, 4, cases=TABLE[way][0], transcript=transcript)
+        asked = send_all(model, target, 4, cases=TABLE[way][0], transcript=transcript)
     require(judged(model, asked.abilities, "float32", asked.pairs, known=known_of(model)), way)
     recorded = FileTarget(tmp_path / "answers.jsonl")
     require(judged(model, recorded.probe(), "float32", recorded.pairs(), known=known_of(model)), way)

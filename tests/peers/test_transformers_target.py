@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from answering import answers_to
 
 import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import NO_ABORT, Answer, Request, greedy
+from lfm2np.oracle.engines.records import NO_ABORT, Answer, Request, failed, greedy
 from lfm2np.oracle.engines.target import Target, TargetError
 from lfm2np.oracle.engines.transformers_target import PADDED_AT_ONCE, TransformersTarget
 
@@ -43,10 +45,7 @@ def requests(model: lfm2np.Model) -> list[Request]:
     """A dozen: texts, and ids in no sense, of 1 to 60 tokens; half of them want their prompt scored."""
     prompts = [tuple(model.prompt_ids(text)) for text in TEXTS]
     prompts += [tuple((7 * n * n + 11 * n) % 512 for n in range(length)) for length in (1, 2, 3, 17, 33, 60)]
-    return [
-        greedy(str(n), ids, 3 + n % 4, case="case", prompt_logprobs=0 if n % 2 == 0 else None)
-        for n, ids in enumerate(prompts)
-    ]
+    return [greedy(str(n), ids, 3 + n % 4, prompt_logprobs=0 if n % 2 == 0 else None) for n, ids in enumerate(prompts)]
 
 
 def require_right(model: lfm2np.Model, request: Request, answer: Answer) -> None:
@@ -74,14 +73,14 @@ def test_in_float32_it_decodes_as_the_reference_does(
     abilities = target.probe()
     assert abilities.at_once == (PADDED_AT_ONCE if padded else 1)
     assert "float32" in abilities.engine and not abilities.can_abort
-    for request, answer in zip(requests, target.answer(requests), strict=True):
+    for request, answer in zip(requests, answers_to(target, requests), strict=True):
         require_right(model, request, answer)
     target.close()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_dtypes_are_coarser(model: lfm2np.Model, requests: list[Request], dtype: str) -> None:
-    answers = TransformersTarget(model.path, dtype).answer(requests[:3])
+    answers = answers_to(TransformersTarget(model.path, dtype), requests[:3])
     errors = []
     for request, answer in zip(requests, answers, strict=False):
         assert answer.error is None and answer.token_ids is not None and answer.logprobs is not None
@@ -97,16 +96,15 @@ def test_what_a_checkpoint_says_of_generation_has_no_effect(
         shutil.copy(model.path / name, tmp_path / name)
     settings = {"do_sample": True, "temperature": 0.3, "repetition_penalty": 5.0, "eos_token_id": list(range(512))}
     (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "min_p": 0.15, "max_length": 3}))
-    for request, answer in zip(requests, TransformersTarget(tmp_path).answer(requests[:4]), strict=False):
+    for request, answer in zip(requests, answers_to(TransformersTarget(tmp_path), requests[:4]), strict=False):
         require_right(model, request, answer)
 
 
 def test_what_it_cannot_do_is_an_error_of_that_request(model: lfm2np.Model, requests: list[Request]) -> None:
-    bad, cut, good = TransformersTarget(model.path).answer(
-        [greedy("bad", (1, 99999), 2, case="case"), greedy("cut", (1,), 2, case="case"), requests[0]], aborted=["cut"]
-    )
+    impossible = [greedy("bad", (1, 99999), 2), greedy("cut", (1,), 2, abort_after=1)]
+    bad, cut, good = answers_to(TransformersTarget(model.path), [*impossible, requests[0]])
     assert bad.error is not None and bad.error.startswith("IndexError")
-    assert cut == Answer(error=NO_ABORT)
+    assert cut == replace(failed(NO_ABORT), is_aborted=True)
     require_right(model, requests[0], good)
 
 

@@ -47,7 +47,7 @@ from typing import IO, Any
 
 from lfm2np.checkpoint.strict_json import decode_text
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import DEAD, Answer, Request, Trace, failed, shortened
+from lfm2np.oracle.engines.records import DEAD, NO_ANSWER, Answer, Request, Trace, failed, shortened
 from lfm2np.oracle.engines.records_json import checked_answer, parse_line, request_as_json
 from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, play_in_rounds
 from lfm2np.system import kill_session, session, split_command
@@ -148,10 +148,10 @@ class ExecTarget:
                 continue
             index = indices[answered]
             if answered not in waiting:
-                answers[index] = failed("answered twice in one run")
+                answers[index] = failed("answered twice in one run", NO_ANSWER)
                 came(index, (answers[index],))
                 continue
-            answers[index] = failed(fields) if isinstance(fields, str) else checked_answer(requests[index], fields)
+            answers[index] = answer_of(requests[index], fields)
             waiting.discard(answered)
             came(index, (answers[index],))
             since = time.monotonic()
@@ -172,10 +172,15 @@ class ExecTarget:
         self._process.send(json.dumps(record))
 
 
+def answer_of(request: Request, fields: dict[str, Any] | str) -> Answer:
+    """`fields`: as read_answer has them."""
+    return failed(fields, NO_ANSWER) if isinstance(fields, str) else checked_answer(request, fields)
+
+
 def line_of(request: Request, name: str) -> dict[str, Any]:
     """The line that sends a request, under the id `name`; without what no engine needs to know."""
-    plain = replace(request, request_id=name, tags={}, prompt_text=None, after=None, after_tokens=None, pause=0)
-    return {"kind": "request", **request_as_json(plain)}
+    plain = replace(request, request_id=name, tags={}, prompt_text=None, cold=False, streamed=False)
+    return {"kind": "request", **request_as_json(replace(plain, after=None, after_tokens=None, pause=0))}
 
 
 def read_hello(line: Line) -> Abilities:

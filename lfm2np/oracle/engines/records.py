@@ -207,21 +207,26 @@ def require_request(request: Request, where: str, num_before: int | None) -> Non
     checks: tuple[tuple[str, Any, int, int | None], ...] = (
         ("max_tokens", request.params.max_tokens, 1, None),
         ("pause", request.pause, 0, MOST_PAUSE),
+        ("sample", request.sample, 0, request.params.n - 1),
         ("after", request.after, 0, None if num_before is None else num_before - 1),
         ("after_tokens", request.after_tokens, 1, None),
         ("abort_after", request.abort_after, 0, None),
     )
     for name, value, least, most in checks:
         is_whole = type(value) is int and value >= least and (most is None or value <= most)
-        if not is_whole and (value is not None or name in ("max_tokens", "pause")):
+        if not is_whole and (value is not None or name in ("max_tokens", "pause", "sample")):
             if most is not None and most < least:
                 raise RequestError(f"{where}.{name} {value!r}: expected none, as no request is before it")
             limit = f"at least {least}" if most is None else f"{least} to {most}"
             raise RequestError(f"{where}.{name} {value!r}: expected a whole number, {limit}")
     if request.after is None and request.after_tokens is not None:
         raise RequestError(f"{where}.after_tokens {request.after_tokens}: expected `after`, whose tokens they are")
+    if type(request.priority) is not int:
+        raise RequestError(f"{where}.priority {request.priority!r}: expected a whole number")
     if not all(type(value) is bool for value in (request.cold, request.streamed)):
         raise RequestError(f"{where}: expected true or false for cold and streamed")
+    if type(request.cache_salt) is not str:
+        raise RequestError(f"{where}.cache_salt {request.cache_salt!r}: expected text")
 
 
 def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:

@@ -99,16 +99,21 @@ def answer_from_json(raw: Any) -> Answer:
     texts: dict[str, Any] = {name: _optional(fields, name, _text) for name in ("text", "finish_reason", "error")}
     times: dict[str, Any] = {name: _optional(fields, name, _a_number) for name in ("sent", "first", "ended")}
     cached = _optional(fields, "cached_tokens", lambda fields, name: _whole(fields[name], name))
+    stop_reason, is_aborted = fields.get("stop_reason", UNTOLD), fields.get("is_aborted", False)
+    if stop_reason is not None and type(stop_reason) not in (int, str):
+        raise RequestError(f"stop_reason {repr(stop_reason)[:40]}: expected a token id, a text or null")
+    if type(is_aborted) is not bool:
+        raise RequestError(f"is_aborted {repr(is_aborted)[:40]}: expected true or false")
     return Answer(
         ids,
         logprobs,
         top,
         _optional(fields, "prompt_logprobs", _numbers),
-        stop_reason=fields.get("stop_reason", UNTOLD),
+        stop_reason=stop_reason,
         routes=_optional(fields, "routes", read_routes),
         cached_tokens=cached,
         kind=_optional(fields, "kind", _text) or "",
-        is_aborted=bool(fields.get("is_aborted", False)),
+        is_aborted=is_aborted,
         **texts,
         **times,
     )
@@ -144,7 +149,15 @@ def trace_from_json(raw: Any) -> Trace:
     """RequestError that names the field for anything that `trace_as_json` would not write."""
     if not isinstance(raw, dict) or set(raw) != {"requests"} or not isinstance(raw["requests"], list):
         raise RequestError("a trace: expected an object with a list `requests`")
-    return Trace(tuple(request_from_json(row, f"requests[{index}]") for index, row in enumerate(raw["requests"])))
+    return Trace(tuple(_numbered(row, f"requests[{index}]") for index, row in enumerate(raw["requests"])))
+
+
+def _numbered(raw: Any, where: str) -> Request:
+    try:
+        return request_from_json(raw, where)
+    except RequestError as problem:
+        is_named = str(problem).startswith(where)
+        raise RequestError(str(problem) if is_named else f"{where}.{problem}") from None
 
 
 def parse_line(line: str, what: str) -> Any:

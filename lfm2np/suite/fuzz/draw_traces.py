@@ -200,6 +200,9 @@ def unfit(around: Around, vocab_size: int, trace: Trace) -> str | None:
         ids = request.prompt_token_ids
         if around.needs_first and (ids[: len(first)] != first or len(ids) == len(first)):
             return f"{where}.prompt_token_ids: expected {first} and more, as the server puts that before each text"
+        place = request.tags.get(STOP_IN, 0)
+        if type(place) is not int or place < 0:
+            return f"{where}.tags.{STOP_IN} {place!r}: expected a whole number, at least 0"
         if request.stop is not None and not around.stops:
             return f"{where}.stop {request.stop!r}: this engine takes none"
         if request.is_sampled and not around.sampling:

@@ -215,7 +215,7 @@ def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pyte
     words = ["check", "lfm2np.suite.adapters:own", "--cases", "short-prompts", "--save", results, "--json"]
     assert main([*words, "--workers", "2"]) == 0
     first = json.loads(capsys.readouterr().out)
-    assert main(words) == 0
+    assert main(["check", results, "--save", results, "--json"]) == 0
     second = json.loads(capsys.readouterr().out)
     assert first["verdict"] == second["verdict"] == "EXACT"
     assert first["figures"]["scoring"]["tokens"] >= 2 * second["figures"]["scoring"]["tokens"] > 0

@@ -11,7 +11,7 @@ from typing import Any
 import lfm2np
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.oracle.engines.http_target import HttpTarget
-from lfm2np.oracle.engines.records import Request
+from lfm2np.oracle.engines.records import Request, greedy
 
 LOCK = threading.Lock()
 TEXTS = ("The cat sat", "one two", "pat ->")
@@ -40,7 +40,7 @@ def computed(ids: tuple[int, ...], max_tokens: int, ignore_eos: bool, top: int =
 
 
 def request_of(name: str, text: str = TEXTS[0], max_tokens: int = 4, **more: Any) -> Request:
-    return Request(name, "case", tuple(model().tokenizer.encode(text)), max_tokens, text, **more)
+    return greedy(name, model().tokenizer.encode(text), max_tokens, prompt_text=text, **more)
 
 
 def play_vllm(path: str, body: dict[str, Any]) -> Reply:
@@ -194,10 +194,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.end_headers()
         choice = reply["choices"][0] if "choices" in reply else reply
-        ids = choice.get("token_ids") or choice.get("tokens") or [0] * 9
+        ids = choice.get("token_ids") or choice.get("tokens") or choice.get("output_ids") or [0] * 9
         try:
-            for token_id in ids[:-1]:
+            for count, token_id in enumerate(ids[:-1], 1):
                 piece = {"token_ids": [token_id], "tokens": [token_id], "text": "x"}
+                if "output_ids" in reply:  # SGLang repeats what came before
+                    piece = {"text": "x", "output_ids": ids[:count], "meta_info": {"completion_tokens": count}}
                 event = {"choices": [piece]} if "choices" in reply else piece
                 self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             while not is_probe and not self.server.freed.wait(0.01):

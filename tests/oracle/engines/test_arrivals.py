@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import answers_to
 from http_player import model, playing, request_of, target_of
 
-from lfm2np.oracle.check import request_all
 from lfm2np.oracle.engines.exec_target import ExecTarget
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Request
-from lfm2np.oracle.engines.target import Abilities, Target, ignored
+from lfm2np.oracle.engines.records import Answer, Request, Trace
+from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, Target, ignored
+from lfm2np.oracle.sending import send_all
 
 pytestmark = pytest.mark.rounding
 
-ASKS = [request_of(name, max_tokens=count) for count, name in enumerate(("a", "b", "never"), 1)]
+REQUESTS = [request_of(name, max_tokens=count) for count, name in enumerate(("a", "b", "never"), 1)]
 
 
 class Stuck:
@@ -54,12 +55,13 @@ STUCK = """
 import json, sys, time
 say = lambda line: print(json.dumps(line), flush=True)
 for line in sys.stdin:
-    ask = json.loads(line)
-    if ask["kind"] == "hello":
+    request = json.loads(line)
+    if request["kind"] == "hello":
         numbers = {"logprobs": False, "top_logprobs": 0, "prompt_logprobs": False, "at_once": 8, "abort": False}
-        say({"kind": "hello", "protocol": 1, "engine": "stuck", **numbers})
-    elif ask["kind"] == "ask" and "never" not in ask["id"]:
-        say({"kind": "answer", "id": ask["id"], "token_ids": [5] * ask["max_tokens"], "finish_reason": "length"})
+        say({"kind": "hello", "protocol": 2, "engine": "stuck", **numbers})
+    elif request["kind"] == "request" and "never" not in request["request_id"]:
+        answer = {"token_ids": [5] * request["max_tokens"], "finish_reason": "length"}
+        say({"kind": "answer", "request_id": request["request_id"], **answer})
 """
 
 
@@ -86,14 +88,14 @@ def never(body: dict[str, Any], wait: Callable[[float], bool]) -> bool:
 def test_an_interrupt_finds_what_came_before_it(route: str) -> None:
     came: list[str] = []
 
-    def arrived(answer: Answer) -> None:
-        came.append(answer.id)
+    def arrived(index: int, answers: Answers) -> None:
+        came.append(REQUESTS[index].request_id)
         if len(came) == 2:
             raise KeyboardInterrupt
 
     with stuck_target(route) as target, pytest.raises(KeyboardInterrupt):
         target.probe()
-        target.answer(ASKS, (), arrived)
+        answers_to(target, REQUESTS, arrived)
     assert sorted(set(came)) == ["a", "b"]
 
 
@@ -107,16 +109,14 @@ class Interrupted:
     def probe(self) -> Abilities:
         return Abilities("interrupted", at_once=8)
 
-    def answer(
-        self, requests: Sequence[Request], aborted: Collection[str] = (), arrived: Callable[[Answer], None] = ignored
-    ) -> list[Answer]:
-        answers = [Answer((3,) * request.max_tokens, finish_reason="length") for request in requests]
-        self.sent += [request.request_id for request in requests]
-        for answer in answers[:3] if not self.is_late and len(requests) > 3 else answers:
-            arrived(answer)
-        if not self.is_late and len(requests) > 3:
-            raise KeyboardInterrupt
-        return answers
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        self.sent += [request.request_id for request in trace.requests]
+        answers = tuple((Answer((3,) * request.max_tokens, finish_reason="length"),) for request in trace.requests)
+        for index, some in enumerate(answers):
+            if index == 3 and not self.is_late:
+                raise KeyboardInterrupt
+            arrived(index, some)
+        return Played(answers)
 
     def close(self) -> None:
         pass
@@ -125,20 +125,20 @@ class Interrupted:
 def test_a_check_that_is_interrupted_within_a_round_keeps_what_it_had_and_goes_on(tmp_path: Path) -> None:
     path, target = tmp_path / "answers.jsonl", Interrupted()
     with pytest.raises(KeyboardInterrupt), Transcript(path) as transcript:
-        request_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
+        send_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
     before = path.read_bytes()
     first = [request.request_id for request, _ in Transcript(path).pairs()]
     assert len(first) == 3
-    path.write_bytes(before + b'{"ask": {"id"')  # and a line that was torn
+    path.write_bytes(before + b'{"request": {"request_id"')  # and a line that was torn
     target.is_late = True
     with pytest.warns(match="torn"):
         transcript = Transcript(path)
     with transcript:
-        asked = request_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
+        asked = send_all(model(), target, 8, cases=["neighbours"], transcript=transcript)
     after = path.read_bytes()
     assert after.startswith(before)
     assert after.count(b"\n") == len(asked.pairs) + 1  # each answer once, and the end
     target.sent.clear()
     with Transcript(path) as transcript:
-        assert request_all(model(), target, 8, cases=["neighbours"], transcript=transcript).pairs == asked.pairs
+        assert send_all(model(), target, 8, cases=["neighbours"], transcript=transcript).pairs == asked.pairs
     assert not target.sent

@@ -9,7 +9,7 @@ from typing import Any
 
 import dialects
 import pytest
-from http_player import ask_of, play_llama, play_mlx, play_sglang, play_vllm
+from http_player import play_llama, play_mlx, play_sglang, play_vllm, request_of
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
@@ -17,7 +17,7 @@ from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
 
 pytestmark = pytest.mark.rounding
 
-ASK = ask_of("a", prompt_logprobs=True)
+REQUEST = request_of("a", prompt_logprobs=0)
 PLAYS = {
     "vllm": (VLLM, play_vllm),
     "sglang": (SGLANG, play_sglang),
@@ -31,7 +31,7 @@ ROUTES = {"routes"}  # of mixtures; the servers that are played have none
 def spoken(request: pytest.FixtureRequest) -> tuple[Dialect, dict[str, Any]]:
     """A dialect, and a response with all that it may hold."""
     dialect, play = PLAYS[request.param]
-    reply = play(dialect.path, dialect.request(ASK, Extras()))
+    reply = play(dialect.path, dialect.request(REQUEST, Extras()))
     assert reply is not None
     return dialect, reply
 
@@ -53,7 +53,7 @@ def without(reply: dict[str, Any], path: str) -> dict[str, Any]:
 
 def said(dialect: Dialect, reply: dict[str, Any]) -> dict[str, Any]:
     """What is read, what is missing left out."""
-    response = dialect.read(reply, ASK)
+    response = dialect.read(reply, REQUEST)
     fields = {**response.fields, "prompt_tokens": response.prompt_tokens, "new_tokens": response.new_tokens}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -76,7 +76,7 @@ def test_the_script_of_a_fuzz_run_reads_a_response_in_the_same_way(spoken: tuple
     dialect, reply = spoken
     names: dict[str, Any] = {}
     exec(dialect.reproducer, names)
-    fields = dialect.read(reply, ASK).fields
+    fields = dialect.read(reply, REQUEST).fields
     assert names["answer"]([reply]) == (fields["token_ids"], fields["logprobs"])
 
 
@@ -100,8 +100,8 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
 
 
 def test_a_prompt_that_the_server_computed_otherwise_is_refused() -> None:
-    reply = play_vllm(VLLM.path, VLLM.request(ASK, Extras()))
+    reply = play_vllm(VLLM.path, VLLM.request(REQUEST, Extras()))
     assert reply is not None
     reply["choices"][0]["prompt_token_ids"] = [1]
     with pytest.raises(RequestError, match="other tokens than the prompt"):
-        VLLM.read(reply, ASK)
+        VLLM.read(reply, REQUEST)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import answers_to
 from jsonschema import Draft202012Validator
 
 import lfm2np
@@ -41,7 +42,7 @@ def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
     tap += "log, owed = open(sys.argv[1], 'w'), 0\n"
     tap += "for line in sys.stdin.buffer:\n"
     tap += " engine.stdin.write(line); engine.stdin.flush(); kind = json.loads(line)['kind']\n"
-    tap += " log.write('>' + line.decode()); owed += kind in ('ask', 'hello')\n"
+    tap += " log.write('>' + line.decode()); owed += kind in ('request', 'hello')\n"
     tap += " while owed and kind in ('hello', 'run'):\n"
     tap += "  said = engine.stdout.readline(); log.write('<' + said.decode()); owed -= 1\n"
     tap += "  sys.stdout.buffer.write(said); sys.stdout.flush()\n"
@@ -50,18 +51,20 @@ def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
     command = shlex.join([sys.executable, "-c", tap, str(log), *engine])
     target = ExecTarget(command, lfm2np.trained_fixture(), 512)
     requests = [
-        *(greedy(name, (1, 2, 3), 2, case="case") for name in ("a", "b")),
-        greedy("prompt", (1, 2, 3), 3, case="case", prompt_logprobs=0),
-        greedy("bad", (999,), 1, case="case"),
+        greedy("a", (1, 2, 3), 2, case="case", prompt_text="text", cold=True, streamed=True),
+        greedy("b", (1, 2, 3), 2, abort_after=1),
+        greedy("prompt", (1, 2, 3), 3, prompt_logprobs=0, stop="never"),
+        greedy("bad", (999,), 1),
     ]
-    answers = target.answer(requests, aborted=["b"])
+    answers = answers_to(target, requests)
     assert [answer.error is None for answer in answers] == [True, True, True, False]
+    assert [answer.is_aborted for answer in answers] == [False, True, False, False]
     target.close()
     lines = [(line[0], json.loads(line[1:])) for line in log.read_text().splitlines()]
     for direction, line in lines:
         assert (is_to_engine(line), is_from_engine(line)) == (direction == ">", direction == "<"), line
     said = [f"{direction}{line['kind']}" for direction, line in lines]
-    assert said == [">hello", "<hello", *[">ask"] * 2, ">abort", *[">ask"] * 2, ">run", *["<answer"] * 4, ">bye"]
+    assert said == [">hello", "<hello", *[">request"] * 4, ">run", *["<answer"] * 4, ">bye"]
 
 
 def test_the_schema_is_one() -> None:
@@ -74,17 +77,17 @@ def test_every_example_of_the_schema_and_of_the_docstring_is_a_line() -> None:
             assert fits(example, name), example
     documented = re.sub(r",\n {7}", ",", exec_target.__doc__ or "")
     lines = re.findall(r"^ {4}([<>]) (\{.*\})$", documented, re.MULTILINE)
-    assert len(lines) == 9
+    assert len(lines) == 8
     for direction, line in lines:
         assert is_to_engine(json.loads(line)) if direction == ">" else is_from_engine(json.loads(line))
 
 
 def test_the_schema_refuses_what_the_reader_refuses() -> None:
     hello = SCHEMA["$defs"]["engineHello"]["examples"][0]
-    answer = {"kind": "answer", "id": "0:a", "token_ids": [1]}
+    answer = {"kind": "answer", "request_id": "0:a", "token_ids": [1]}
     assert is_from_engine(hello) and is_from_engine(answer)
     for change in (
-        {"protocol": 2},
+        {"protocol": 1},
         {"protocol": True},
         {"at_once": 0},
         {"top_logprobs": -1},
@@ -93,5 +96,5 @@ def test_the_schema_refuses_what_the_reader_refuses() -> None:
     ):
         assert not is_from_engine(hello | change)
     changes = ({"token_ids": [True]}, {"token_ids": [-1]}, {"token_ids": None}, {"logits": []}, {"error": 3})
-    for change in (*changes, {"id": 0}, {"kind": "say"}, {"top_logprobs": [{"x": 0.0}]}, {"logprobs": ["nan"]}):
+    for change in (*changes, {"request_id": 0}, {"kind": "say"}, {"top_logprobs": [{"x": 0.0}]}, {"logprobs": ["nan"]}):
         assert not is_from_engine(answer | change)

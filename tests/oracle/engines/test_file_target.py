@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from answering import answers_to
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import file_target
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
-from lfm2np.oracle.engines.records import Answer, Request, greedy
+from lfm2np.oracle.engines.records import Answer, Request, changed, failed, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, request_as_json
 from lfm2np.oracle.engines.target import Target, TargetError
 
@@ -24,10 +25,9 @@ PAIRS = [
         ),
         Answer((5, 6), (-0.1, -1e-300), ({5: -0.1, 7: -3.0}, {}), (-2.5,), "é", "length"),
     ),
-    (greedy("b", (1,), 1, case="case"), Answer(error="it died")),
+    (greedy("b", (1,), 1, case="case"), failed("it died")),
     (greedy("c", (3,), 1, case="case"), Answer((), finish_reason="abort")),
 ]
-ONE = {"ask": request_as_json(PAIRS[0][0]), "answer": answer_as_json(PAIRS[0][1])}
 
 
 def requests_in(path: Path) -> list[Request]:
@@ -59,7 +59,7 @@ def ended(path: Path) -> Path:
 
 
 def line_of(request: Request, answer: Answer) -> str:
-    return json.dumps({"ask": request_as_json(request), "answer": answer_as_json(answer)})
+    return json.dumps({"request": request_as_json(request), "answer": answer_as_json(answer)})
 
 
 def test_what_was_appended_is_read_again(path: Path) -> None:
@@ -81,6 +81,7 @@ def test_an_answer_is_known_to_exactly_its_request(path: Path) -> None:
         greedy("b", (1,), 2, case="case"),
         greedy("b", (1,), 1, case="case", prompt_logprobs=0),
         greedy("b", (1,), 1, case="case", tags={"border": 16}),
+        greedy("b", (1,), 1, case="case", abort_after=1),
     ):
         with pytest.raises(RequestError, match="'b' is another request there"):
             transcript.known(other)
@@ -136,12 +137,19 @@ GOOD = line_of(*PAIRS[1])
 BAD_LINES = {
     "torn, but not the last": (GOOD[:-3], "not JSON"),
     "an empty line": ("", "not JSON"),
-    "a list": ("[]", "list, expected an object with ask and answer"),
-    "no answer": ('{"ask": {}}', "ask, expected an object with ask and answer"),
-    "more": (GOOD[:-1] + ', "more": 1}', "expected an object with ask and answer"),
-    "another's answer": (line_of(PAIRS[1][0], PAIRS[0][1]), "an answer to 'a', expected one to 'b'"),
+    "a list": ("[]", "list, expected an object with request and answer"),
+    "no answer": ('{"request": {}}', "request, expected an object with request and answer"),
+    "more": (GOOD[:-1] + ', "more": 1}', "expected an object with request and answer"),
     "NaN": (GOOD.replace('"error": "it died"', '"token_ids": [1], "logprobs": [NaN]'), "NaN is no JSON"),
     "an unknown field": (GOOD.replace('"error"', '"eror"'), "answer field 'eror'"),
+    "no prompt": (GOOD.replace("[1]", "[]"), "prompt_token_ids: expected token ids, at least one"),
+    "an unknown field of a request": (GOOD.replace('"max_tokens"', '"n_predict"'), "a request.n_predict: expected one"),
+    "a request of no kind": (GOOD.replace('"max_tokens"', '"sample": "x", "max_tokens"'), "sample 'x': expected"),
+    "an error of no kind": (GOOD.replace('"5xx"', "5"), "kind 5: expected text"),
+    "an end that is none": (
+        GOOD.replace('"error"', '"is_aborted": 1, "error"'),
+        "is_aborted 1: expected true or false",
+    ),
     "no tokens to make": (GOOD.replace('"max_tokens": 1', '"max_tokens": 0'), "max_tokens 0"),
     "too long": (GOOD.replace("it died", "x" * 5000), "more than 4096 bytes"),
 }
@@ -161,8 +169,8 @@ def test_a_bad_line_is_refused_by_its_number(
 
 
 def test_bytes_that_are_no_text_are_refused(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b'{"ask": "\xff"}\n')
-    with pytest.raises(RequestError, match="line 4: not UTF-8: byte 9"):
+    path.write_bytes(path.read_bytes() + b'{"request": "\xff"}\n')
+    with pytest.raises(RequestError, match="line 4: not UTF-8: byte 13"):
         Transcript(path)
 
 
@@ -178,11 +186,8 @@ def test_a_file_that_another_writes_to_is_not_cut(path: Path) -> None:
 
 def test_what_is_no_json_is_not_written(path: Path) -> None:
     content = path.read_bytes()
-    with Transcript(path) as transcript:
-        with pytest.raises(RequestError, match="ask 'd': can't be written"):
-            transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,), (float("nan"),)))
-        with pytest.raises(RequestError, match="answer 'e': expected that to ask 'd'"):
-            transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,)))
+    with Transcript(path) as transcript, pytest.raises(RequestError, match="request 'd': can't be written"):
+        transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,), (float("nan"),)))
     assert path.read_bytes() == content
     with pytest.raises(RequestError, match="can't be written"), Transcript(path / "not a directory") as transcript:
         transcript.append(*PAIRS[0])
@@ -196,7 +201,7 @@ def test_a_file_is_a_target(ended: Path) -> None:
     assert (abilities.num_top_logprobs, abilities.at_once, abilities.can_abort) == (2, 3, True)
     unknown = greedy("d", (1,), 1, case="case")
     requests = [PAIRS[2][0], unknown, PAIRS[0][0]]
-    assert target.answer(requests) == [PAIRS[2][1], Answer(error="not recorded"), PAIRS[0][1]]
+    assert answers_to(target, requests) == [PAIRS[2][1], failed("not recorded"), PAIRS[0][1]]
     target.close()
     target.close()
 
@@ -204,7 +209,7 @@ def test_a_file_is_a_target(ended: Path) -> None:
 def test_the_requests_of_a_file_are_those_that_it_answers(ended: Path) -> None:
     requests = requests_in(ended)
     assert [request.request_id for request in requests] == ["a", "b", "c"]
-    assert FileTarget(ended).answer(requests) == [answer for _, answer in PAIRS]
+    assert answers_to(FileTarget(ended), requests) == [answer for _, answer in PAIRS]
 
 
 def replaced(old: str, new: str) -> Callable[[list[str]], list[str]]:
@@ -220,10 +225,12 @@ def replaced(old: str, new: str) -> Callable[[list[str]], list[str]]:
         (lambda lines: [*lines, lines[0]], "no end behind the last 1 of its answers"),
         (replaced('"token_ids": [', '"token_ids": [1'), "line 1: sha256 '.*', expected .* of its other fields"),
         (replaced('"sha256": "', '"sha256": "0'), "line 1: sha256 '0.*, expected"),
-        (replaced('"sha256"', '"sha257"'), "line 1: answer, ask, sha257, expected an object with ask and answer"),
+        (
+            replaced('"sha256"', '"sha257"'),
+            "line 1: answer, request, sha257, expected an object with request and answer",
+        ),
         (replaced('"a"', '"c"'), "line 1: sha256 '.*', expected"),
-        (lambda lines: [json.dumps({"ask": ONE["ask"] | {"id": "e"}, "answer": ONE["answer"]})], "to 'a', .* to 'e'"),
-        (lambda lines: ['{"end": 0}'], "line 1: an end without sha256, expected an object with ask and answer"),
+        (lambda lines: ['{"end": 0}'], "line 1: an end without sha256, expected an object with request and answer"),
     ],
 )
 def test_a_damaged_file_is_no_target(ended: Path, damaged: Callable[[list[str]], list[str]], said: str) -> None:
@@ -236,7 +243,9 @@ def test_a_damaged_file_is_no_target(ended: Path, damaged: Callable[[list[str]],
 
 def test_lines_of_ones_own_need_neither_checksum_nor_end(path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({"ask": line["ask"], "answer": line["answer"]}) + "\n" for line in lines))
+    path.write_text(
+        "".join(json.dumps({"request": line["request"], "answer": line["answer"]}) + "\n" for line in lines)
+    )
     assert [request.request_id for request in requests_in(path)] == ["a", "b", "c"]
     with Transcript(path) as transcript:  # what a check adds to them has both
         transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,)))
@@ -261,19 +270,18 @@ def test_a_target_whose_later_line_contradicts_an_earlier_answer_is_refused(tmp_
     other = dataclasses.replace(answer, text="another")
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(line_of(request, reply) + "\n" for reply in (other, answer)))
-    with pytest.raises(RequestError, match=r"line 2: .* another ask or answer than an earlier line's"):
+    with pytest.raises(RequestError, match=r"line 2: .* another request or answer than an earlier line's"):
         FileTarget(path).probe()
     assert Transcript(path).known(request) == answer, "a resumed check takes the last"
-    failed = Answer(error="no connection")
-    path.write_text("".join(line_of(request, reply) + "\n" for reply in (failed, answer, answer)))
-    assert FileTarget(path).answer([request]) == [answer]
+    path.write_text("".join(line_of(request, reply) + "\n" for reply in (failed("no connection"), answer, answer)))
+    assert answers_to(FileTarget(path), [request]) == [answer]
 
 
 def test_a_length_that_is_not_the_prompts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    request = dataclasses.replace(PAIRS[2][0], factors={"length": 2})
+    request = changed(PAIRS[2][0], tags={"length": 2})
     path.write_text(line_of(request, PAIRS[2][1]))
-    with pytest.raises(RequestError, match=r"line 1: factors\.length 2: expected 1, as many as prompt_token_ids"):
+    with pytest.raises(RequestError, match=r"line 1: tags\.length 2: expected 1, as many as prompt_token_ids"):
         FileTarget(path).probe()
 
 

@@ -1,4 +1,4 @@
-"""http://HOST:PORT: many asks together, cancelled ones, and servers that do everything wrong."""
+"""http://HOST:PORT: many requests together, cancelled ones, and servers that do everything wrong."""
 
 import json
 import socket
@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from answering import answers_to
 from http_player import TEXTS, Handler, Player, computed, playing, request_of, target_of
 
 from lfm2np.oracle.engines import http_client
 from lfm2np.oracle.engines.http_client import pause_before, seconds_of
 from lfm2np.oracle.engines.http_target import HttpTarget
-from lfm2np.oracle.engines.records import Answer
+from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, NO_ANSWER, REFUSED, Answer, changed, failed
 from lfm2np.oracle.engines.target import TargetError
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
@@ -27,12 +28,12 @@ def vllm() -> Iterator[Player]:
 
 
 def spoiled(player: Player, trouble: Callable[[Handler], Any], **options: Any) -> Answer:
-    """The answer to one ask of a server that was right when it was probed."""
+    """The answer of a server that was right when it was probed."""
     target = target_of(player, **options)
     target.probe()
     player.seen.clear()
     player.trouble = lambda handler: trouble(handler) or True
-    (answer,) = target.answer([request_of("a")])
+    (answer,) = answers_to(target, [request_of("a")])
     return answer
 
 
@@ -44,17 +45,17 @@ def test_all_requests_are_in_flight_together(vllm: Player) -> None:
     target.probe()
     meeting = threading.Barrier(3, timeout=10)
     vllm.trouble = lambda handler: meeting.wait() < 0
-    answers = target.answer([request_of(text, text) for text in TEXTS])
+    answers = answers_to(target, [request_of(text, text) for text in TEXTS])
     assert [answer.error for answer in answers] == [None] * 3
 
 
-@pytest.mark.parametrize(("name", "tells_ids"), [("vllm", True), ("llama.cpp", False), ("sglang", False)])
+@pytest.mark.parametrize(("name", "tells_ids"), [("vllm", True), ("llama.cpp", False), ("sglang", True)])
 def test_an_aborted_request_is_left_midway_and_its_neighbour_is_not(name: str, tells_ids: bool) -> None:
     with playing(name) as player:
         target = target_of(player)
         target.probe()
         player.left.clear()
-        aborted, other = target.answer([request_of("a", max_tokens=8), request_of("b")], {"a"})
+        aborted, other = answers_to(target, [request_of("a", max_tokens=8, abort_after=4), request_of("b")])
         assert player.left.wait(10)
     assert (aborted.error, aborted.finish_reason, other.error) == (None, "abort", None)
     expected = computed(request_of("a").prompt_token_ids, 8, name != "llama.cpp").outputs[0].token_ids[:4]
@@ -75,9 +76,9 @@ def test_without_a_stream_the_connection_is_closed_after_a_while(vllm: Player) -
 
     vllm.trouble = no_stream
     target = target_of(vllm)
-    hanging, whole = target.answer([request_of("a", max_tokens=8), request_of("b")], {"a", "b"})
-    assert hanging == Answer(finish_reason="abort")
-    assert whole.error is None and (whole.finish_reason == "abort" or len(whole.token_ids or ()) == 4)
+    hanging, whole = answers_to(target, [request_of("a", max_tokens=8, abort_after=4), request_of("b", abort_after=2)])
+    assert hanging == Answer(finish_reason="abort", is_aborted=True)
+    assert whole.error is None and (whole.is_aborted or len(whole.token_ids or ()) == 4)
 
 
 def test_close_ends_what_is_under_way(vllm: Player) -> None:
@@ -90,7 +91,7 @@ def test_close_ends_what_is_under_way(vllm: Player) -> None:
 
     vllm.trouble = hang
     answers: list[Answer] = []
-    thread = threading.Thread(target=lambda: answers.extend(target.answer([request_of("a")])), daemon=True)
+    thread = threading.Thread(target=lambda: answers.extend(answers_to(target, [request_of("a")])), daemon=True)
     thread.start()
     assert vllm.reached.wait(10)
     target.close()
@@ -154,42 +155,50 @@ def break_off(handler: Handler) -> None:
 )
 def test_a_server_that_takes_its_time_is_cut_off(vllm: Player, trouble: Callable[[Handler], Any]) -> None:
     answer = spoiled(vllm, trouble, timeout=SHORT)
-    assert answer == Answer(error=f"no complete answer within {SHORT:g} s")
+    assert answer == failed(f"no complete answer within {SHORT:g} s", HANG)
     assert len(vllm.seen) == 1  # slowness is not tried again
 
 
 @pytest.mark.parametrize(
-    ("trouble", "error"),
+    ("trouble", "error", "kind"),
     [
-        (lambda h: raw(h, b"\0\xff what is this\r\n\r\n"), "no HTTP as it should be: BadStatusLine"),
-        (lambda h: raw(h, b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n"), "got more than 100 headers"),
-        (lambda h: raw(h, b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70000 + b"\r\n\r\n"), "LineTooLong"),
-        (lambda h: h.say(b'{"choices": ['), "not JSON"),
-        (lambda h: h.say(b"[1]"), "a JSON array, expected an object"),
-        (lambda h: h.say(b""), "not JSON"),
-        (lambda h: h.say(b'{"a": "\xff"}'), "not UTF-8"),
-        (lambda h: h.say(b'{"a": NaN}'), "NaN is not JSON"),
-        (lambda h: h.say(b'{"a": 1e999}'), "overflows"),
-        (lambda h: h.say(b'{"a": 1, "a": 2}'), "'a' stands twice"),
-        (lambda h: h.say(b'{"a": ' + b"[" * 200_000), "nested too deeply"),
-        (lambda h: h.say(b"<html>", Content_Type="text/html"), "Content-Type text/html: expected application/json"),
-        (lambda h: h.say({}, Content_Encoding="gzip"), "Content-Encoding 'gzip': expected none"),
-        (lambda h: h.say(b"", Content_Length=str(2**40)), f"an answer of {2**40} bytes, expected at most"),
-        (lambda h: h.say({"error": {"message": "out of\nblocks\x1b[31m"}}, 500), "HTTP 500: out of blocks [31m"),
-        (lambda h: h.say({"detail": [{"msg": "bad"}]}, 422), 'HTTP 422: [{"msg": "bad"}]'),
-        (lambda h: h.say(b"", 404), "HTTP 404: without a message"),
-        (lambda h: h.say({}, 401), "HTTP 401: {}; a key is read from the variable LFM2NP_API_KEY"),
-        (lambda h: h.say({}, 302, Location="/v1/completions"), "expected 307 or 308, which keep the method"),
-        (lambda h: h.say({}, 307), "only redirects within"),
-        (lambda h: h.say({}, 307, Location="http://[::bad/"), "not a URL"),
-        (lambda h: h.say({}, 307, Location="/v1/completions"), "more than 3 redirects"),
+        (lambda h: raw(h, b"\0\xff what is this\r\n\r\n"), "no HTTP as it should be: BadStatusLine", BROKEN),
+        (lambda h: raw(h, b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n"), "got more than 100 headers", BROKEN),
+        (lambda h: raw(h, b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70000 + b"\r\n\r\n"), "LineTooLong", BROKEN),
+        (lambda h: h.say(b'{"choices": ['), "not JSON", NO_ANSWER),
+        (lambda h: h.say(b"[1]"), "a JSON array, expected an object", NO_ANSWER),
+        (lambda h: h.say(b""), "not JSON", NO_ANSWER),
+        (lambda h: h.say(b'{"a": "\xff"}'), "not UTF-8", NO_ANSWER),
+        (lambda h: h.say(b'{"a": NaN}'), "NaN is not JSON", NO_ANSWER),
+        (lambda h: h.say(b'{"a": 1e999}'), "overflows", NO_ANSWER),
+        (lambda h: h.say(b'{"a": 1, "a": 2}'), "'a' stands twice", NO_ANSWER),
+        (lambda h: h.say(b'{"a": ' + b"[" * 200_000), "nested too deeply", NO_ANSWER),
+        (
+            lambda h: h.say(b"<html>", Content_Type="text/html"),
+            "Content-Type text/html: expected application/json",
+            NO_ANSWER,
+        ),
+        (lambda h: h.say({}, Content_Encoding="gzip"), "Content-Encoding 'gzip': expected none", NO_ANSWER),
+        (lambda h: h.say(b"", Content_Length=str(2**40)), f"an answer of {2**40} bytes, expected at most", BROKEN),
+        (
+            lambda h: h.say({"error": {"message": "out of\nblocks\x1b[31m"}}, 500),
+            "HTTP 500: out of blocks [31m",
+            FAILED,
+        ),
+        (lambda h: h.say({"detail": [{"msg": "bad"}]}, 422), 'HTTP 422: [{"msg": "bad"}]', REFUSED),
+        (lambda h: h.say(b"", 404), "HTTP 404: without a message", REFUSED),
+        (lambda h: h.say({}, 401), "HTTP 401: {}; a key is read from the variable LFM2NP_API_KEY", REFUSED),
+        (lambda h: h.say({}, 302, Location="/v1/completions"), "expected 307 or 308, which keep the method", BROKEN),
+        (lambda h: h.say({}, 307), "only redirects within", BROKEN),
+        (lambda h: h.say({}, 307, Location="http://[::bad/"), "not a URL", BROKEN),
+        (lambda h: h.say({}, 307, Location="/v1/completions"), "more than 3 redirects", BROKEN),
     ],
 )
 def test_an_invalid_answer_is_an_error_that_says_so(
-    vllm: Player, trouble: Callable[[Handler], Any], error: str
+    vllm: Player, trouble: Callable[[Handler], Any], error: str, kind: str
 ) -> None:
     answer = spoiled(vllm, trouble)
-    assert answer.error is not None and error in answer.error and answer == Answer(error=answer.error)
+    assert answer.error is not None and error in answer.error and answer == failed(answer.error, kind)
     assert len(vllm.seen) == (4 if "redirects" in error and "than" in error else 1)  # nothing of this is tried again
 
 
@@ -220,7 +229,7 @@ def test_a_busy_server_is_asked_again(vllm: Player) -> None:
         target.probe()
         todo = [trouble]
         vllm.trouble = lambda handler, todo=todo: bool(todo) and (todo.pop()(handler) or True)
-        (answer,) = target.answer([request_of("a")])
+        (answer,) = answers_to(target, [request_of("a")])
         assert answer.error is None and len(answer.token_ids or ()) == 4
         assert len(target.client.notes) == 1 and target.client.notes[0].startswith("tried again: ")
         vllm.trouble = None
@@ -235,7 +244,7 @@ def test_a_busy_server_is_asked_again(vllm: Player) -> None:
     ],
 )
 def test_a_server_that_stays_busy_is_given_up(vllm: Player, trouble: Callable[[Handler], Any], error: str) -> None:
-    assert spoiled(vllm, trouble).error == error
+    assert spoiled(vllm, trouble) == failed(error, REFUSED if "HTTP 429" in error else BROKEN)
     assert len(vllm.seen) == 2
 
 
@@ -261,7 +270,7 @@ def test_the_key_goes_to_the_server_but_not_over_a_redirect(vllm: Player, monkey
     vllm.seen.clear()
     todo = ["/v1/completions"]
     vllm.trouble = lambda h: bool(todo) and (h.say({}, 307, Location=todo.pop()) or True)
-    (answer,) = target.answer([request_of("a")])
+    (answer,) = answers_to(target, [request_of("a")])
     assert answer.error is None
     assert [headers.get("Authorization") for _, headers, _ in vllm.seen] == ["Bearer sesame", None]
 
@@ -315,11 +324,11 @@ def test_what_was_answered_before_a_server_went_is_kept(vllm: Player) -> None:
     target = target_of(vllm, at_once=1)
     target.probe()
     vllm.trouble = lambda handler: handler.server.socket.close()
-    first, second = target.answer([request_of("a"), request_of("b")])
+    requests = [request_of("a"), changed(request_of("b"), after=0)]
+    first, second = answers_to(target, requests)
     assert first.error is None
-    assert second.error is not None and "no connection" in second.error
-    with pytest.raises(TargetError, match="no connection"):
-        target.answer([request_of("a"), request_of("b")])
+    assert second.kind == DEAD and "no connection" in str(second.error)
+    assert [answer.kind for answer in answers_to(target, requests)] == [DEAD, DEAD]
 
 
 def test_a_server_of_another_kind_is_a_target_error_with_what_it_said(vllm: Player) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from answering import answers_to
 from http_player import (
     TEXTS,
     Handler,
@@ -24,13 +25,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.check import judged as judged_check
+from lfm2np.oracle.check import judged
 from lfm2np.oracle.check_report import limits
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
 from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
-from lfm2np.oracle.engines.http_target import judged
+from lfm2np.oracle.engines.http_target import read_answer
 from lfm2np.oracle.engines.records import Answer, Request, greedy
 from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
+from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.verdict import Verdict
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
@@ -71,13 +73,13 @@ def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
     with playing(name) as player:
         target: Target = target_of(player)
         abilities = target.probe()
-        requests = [request_of(text, text, 9, prompt_logprobs=True) for text in TEXTS]
-        answers = target.answer(requests)
+        requests = [request_of(text, text, 9, prompt_logprobs=0) for text in TEXTS]
+        answers = answers_to(target, requests)
     for request, answer in zip(requests, answers, strict=True):
         output = computed(request.prompt_token_ids, 9, name in ("vllm", "sglang"))
         (completion,) = output.outputs
         assert answer.error is None
-        assert (answer.id, answer.token_ids, answer.text) == (request.request_id, completion.token_ids, completion.text)
+        assert (answer.token_ids, answer.text) == (completion.token_ids, completion.text)
         assert answer.finish_reason == completion.finish_reason
         assert answer.logprobs == tuple(each.logprob for each in completion.logprobs)
         if abilities.num_top_logprobs:
@@ -89,8 +91,8 @@ def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
 def test_a_server_that_returns_text_only_has_no_token_ids() -> None:
     with playing("text") as player:
         target = target_of(player)
-        (answer,) = target.answer([request_of("a")])
-        (other,) = target.answer([greedy("b", (1, 2, 3), 4, case="case")])
+        (answer,) = answers_to(target, [request_of("a")])
+        (other,) = answers_to(target, [greedy("b", (1, 2, 3), 4)])
     assert answer.error is None and answer.text and answer.token_ids is None and answer.logprobs is None
     assert other.error is not None and "prompt_text" in other.error
 
@@ -114,7 +116,7 @@ def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) ->
         "llama.cpp (/completion, with log-probabilities): HTTP 404: no such thing",
     )
     pair = request_of("a"), Answer(text="x", finish_reason="length")
-    result = judged_check(model(), abilities, "float32", [pair])
+    result = judged(model(), abilities, "float32", [pair])
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert result.total.reasons[-1] == f"probed as {'; '.join(abilities.refused)}"
     assert f"was probed as {abilities.refused[1]}" in limits(abilities)
@@ -135,7 +137,7 @@ def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:
 def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
     for name in ("vllm", "sglang", "llama.cpp"):
         with playing(name) as player:
-            target_of(player).answer([request_of("a", factors={"cold": True})])
+            answers_to(target_of(player), [request_of("a", cold=True)])
         body = player.seen[-1][2]
         sampling = body.get("sampling_params", body)
         assert (sampling["temperature"], sampling["top_p"], sampling["min_p"]) == (0.0, 1.0, 0.0)
@@ -145,7 +147,7 @@ def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> N
 
 
 def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
-    request = request_of("s", stop="end", seed=7)
+    request = request_of("s", stop="end", seed=7, temperature=1.0)
     for dialect in (VLLM, LLAMA_CPP):
         body = dialect.request(request, Extras())
         assert (body["stop"], body["seed"], body["temperature"]) == (["end"], 7, 1.0)
@@ -167,13 +169,13 @@ def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less(vllm: Player) -
     vllm.trouble = refuse
     target = target_of(vllm)
     assert not target.probe().tells_prompt_logprobs
-    (answer,) = target.answer([request_of("a", prompt_logprobs=True)])
+    (answer,) = answers_to(target, [request_of("a", prompt_logprobs=0)])
     assert answer.error is None and answer.prompt_logprobs is None and answer.logprobs is not None
 
 
 def test_ids_of_keys_serve_where_token_ids_are_missing(vllm: Player) -> None:
     vllm.spoil = lambda reply: reply["choices"][0].pop("token_ids")
-    (answer,) = target_of(vllm).answer([request_of("a")])
+    (answer,) = answers_to(target_of(vllm), [request_of("a")])
     assert answer.token_ids == computed(request_of("a").prompt_token_ids, 4, True).outputs[0].token_ids
 
 
@@ -182,7 +184,7 @@ def test_llama_cpp_without_an_entry_for_a_part_of_a_character_has_no_logprobs() 
         target = target_of(player)
         target.probe()
         player.spoil = lambda reply: reply["completion_probabilities"].pop(1)
-        (answer,) = target.answer([request_of("a")])
+        (answer,) = answers_to(target, [request_of("a")])
     assert answer.token_ids is not None and answer.logprobs is None and answer.error is None
 
 
@@ -235,9 +237,9 @@ def choice_of(reply: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_an_answer_that_cannot_be_true_names_its_field(spoil: Callable[[dict[str, Any]], Any], error: str) -> None:
-    request = request_of("a", prompt_logprobs=True)
+    request = request_of("a", prompt_logprobs=0)
     reply = vllm_reply(request)
-    assert judged(request, VLLM.read(reply, request), 512).error is None
+    assert read_and_judged(VLLM, reply, request).error is None
     spoil(choice_of(reply))
     assert error in why_not(VLLM, reply, request)
 
@@ -260,14 +262,14 @@ def test_more_or_fewer_tokens_than_asked_are_refused_but_an_end_is_not() -> None
         reply = vllm_reply(request)
         choice_of(reply)["finish_reason"] = reason
         other = request_of("a", max_tokens=asked)
-        answer = judged(other, VLLM.read(reply, other), 512)
+        answer = read_and_judged(VLLM, reply, other)
         assert (answer.error is None) is is_fine
         words = "4 tokens, 3 were" if asked == 3 else f"finish_reason {reason!r} after 4 of 8 tokens"
         assert is_fine or words in (answer.error or "")
 
 
 def test_other_dialects_say_when_their_parts_contradict() -> None:
-    request = request_of("a", prompt_logprobs=True)
+    request = request_of("a", prompt_logprobs=0)
     sglang = play_sglang("/generate", SGLANG.request(request, Extras()))
     llama = play_llama("/completion", LLAMA_CPP.request(request, Extras()))
     assert sglang is not None and llama is not None
@@ -289,9 +291,13 @@ def test_other_dialects_say_when_their_parts_contradict() -> None:
         assert error in why_not(LLAMA_CPP, llama | part, request)
 
 
+def read_and_judged(dialect: Dialect, reply: dict[str, Any], request: Request) -> Answer:
+    return validate(request, read_answer(request, dialect.read(reply, request)), 512)
+
+
 def why_not(dialect: Dialect, reply: dict[str, Any], request: Request) -> str:
     try:
-        return judged(request, dialect.read(reply, request), 512).error or "nothing"
+        return read_and_judged(dialect, reply, request).error or "nothing"
     except RequestError as problem:
         return str(problem)
 
@@ -314,7 +320,7 @@ def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(
     played: tuple[Dialect, Any, str], data: st.DataObject
 ) -> None:
     dialect, play, path = played
-    request = request_of("a", prompt_logprobs=True)
+    request = request_of("a", prompt_logprobs=0)
     reply = copy.deepcopy(play(path, dialect.request(request, Extras())))
     holder, key = data.draw(st.sampled_from(list(places(reply))))
     holder[key] = data.draw(ANYTHING)

@@ -10,14 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from answering import answers_to
 
 import lfm2np
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import NO_ABORT, Answer, Request, greedy
+from lfm2np.oracle.engines.records import (
+    FAILED,
+    HANG,
+    IMPOSSIBLE,
+    NO_ABORT,
+    NO_ANSWER,
+    Answer,
+    Request,
+    changed,
+    failed,
+    greedy,
+)
 from lfm2np.oracle.engines.target import Target, TargetError
 
-ASKS = [greedy(name, (1, 2, 3), 4, case="case") for name in ("a", "b", "c")]
+REQUESTS = [greedy(name, (1, 2, 3), 4) for name in ("a", "b", "c")]
 
 
 def target_of(name: str, **options: Any) -> PythonTarget:
@@ -76,7 +88,7 @@ class Raising(Counting):
 
 
 class Odd(Counting):
-    """Its completions are what no completion should be, by the first token of the prompt."""
+    """Its answers are what no answer should be, by the first token of the prompt."""
 
     def generate(self, requests: Sequence[Request]) -> Any:
         kinds: dict[int, Any] = {
@@ -155,10 +167,10 @@ def test_own_engine_says_what_the_reference_computes() -> None:
     abilities = target.probe()
     assert (abilities.tells_logprobs, abilities.tells_prompt_logprobs, abilities.can_abort) == (True, True, True)
     requests = [
-        greedy(f"ask {n}", tuple(range(5, 6 + n)), 3 + n, case="case", prompt_logprobs=0 if n % 2 == 1 else None)
+        greedy(f"request {n}", tuple(range(5, 6 + n)), 3 + n, prompt_logprobs=0 if n % 2 == 1 else None)
         for n in range(4)
     ]
-    for request, answer in zip(requests, target.answer(requests), strict=True):
+    for request, answer in zip(requests, answers_to(target, requests), strict=True):
         assert answer.error is None and answer.token_ids is not None and len(answer.token_ids) == request.max_tokens
         scores = model.score((*request.prompt_token_ids, *answer.token_ids))
         prompt, new = scores[: len(request.prompt_token_ids) - 1], scores[len(request.prompt_token_ids) - 1 :]
@@ -172,15 +184,15 @@ def test_own_engine_says_what_the_reference_computes() -> None:
 def test_own_engine_cancels_midway_and_its_neighbour_does_not_notice() -> None:
     target = PythonTarget("lfm2np.suite.adapters:own", lfm2np.trained_fixture())
     requests = [
-        greedy("cut", (1, 9, 30), 9, case="case"),
-        greedy("whole", (1, 9, 30), 9, case="case"),
-        greedy("at once", (1,), 1, case="case"),
+        greedy("cut", (1, 9, 30), 9, abort_after=3),
+        greedy("whole", (1, 9, 30), 9),
+        greedy("at once", (1,), 1, abort_after=0),
     ]
-    cut, whole, at_once = target.answer(requests, aborted=["cut", "at once"])
+    cut, whole, at_once = answers_to(target, requests)
     assert whole.token_ids is not None and len(whole.token_ids) == 9
     assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:3], "abort")
     assert (at_once.token_ids, at_once.finish_reason) == ((), "abort")
-    assert target.answer(requests[1:2]) == [whole]
+    assert answers_to(target, requests[1:2]) == [whole]
 
 
 def test_no_hypothesis_is_needed() -> None:
@@ -195,32 +207,32 @@ def test_no_hypothesis_is_needed() -> None:
 # --- what an engine has
 
 
-def test_score_gives_prompt_logprobs_where_completions_have_none() -> None:
+def test_score_gives_prompt_logprobs_where_answers_have_none() -> None:
     target = target_of("Scoring")
     assert target.probe().tells_prompt_logprobs and not target.probe().tells_logprobs
     requests = [
-        greedy("wanted", (1, 2, 3), 1, case="case", prompt_logprobs=0),
-        greedy("short", (1,), 1, case="case", prompt_logprobs=0),
-        greedy("bad", (1, 99), 1, case="case", prompt_logprobs=0),
-        ASKS[0],
+        greedy("wanted", (1, 2, 3), 1, prompt_logprobs=0),
+        greedy("short", (1,), 1, prompt_logprobs=0),
+        greedy("bad", (1, 99), 1, prompt_logprobs=0),
+        REQUESTS[0],
     ]
-    wanted, short, bad, unwanted = target.answer(requests)
+    wanted, short, bad, unwanted = answers_to(target, requests)
     assert wanted.prompt_logprobs == (-1.0, -2.0)
     assert (short.prompt_logprobs, unwanted.prompt_logprobs) == (None, None)
-    assert bad == Answer(error="score(): ValueError: 99 has no score")
+    assert bad == failed("score(): ValueError: 99 has no score")
 
 
 def test_wishes_that_an_engine_refuses_are_given_up() -> None:
     abilities = target_of("Terse").probe()
     assert not abilities.tells_logprobs and not abilities.tells_prompt_logprobs
-    assert target_of("Terse").answer(ASKS[:1]) == [Answer((0, 1, 2, 3), finish_reason="length")]
+    assert answers_to(target_of("Terse"), REQUESTS[:1]) == [Answer((0, 1, 2, 3), finish_reason="length")]
 
 
 def test_requests_are_greedy_and_have_ids_of_their_own() -> None:
     target = target_of("Counting", at_once=2)
     target.probe()
     Counting.batches.clear()
-    target.answer([*ASKS, ASKS[0]])
+    answers_to(target, [*REQUESTS, REQUESTS[0]])
     assert [len(batch) for batch in Counting.batches] == [2, 2]
     requests = [request for batch in Counting.batches for request in batch]
     assert len({request.request_id for request in requests}) == 4
@@ -231,7 +243,7 @@ def test_requests_are_greedy_and_have_ids_of_their_own() -> None:
 def test_without_steps_an_aborted_request_is_not_put() -> None:
     target = target_of("Counting")
     Counting.batches.clear()
-    kept, cut, other = target.answer(ASKS, aborted=["b"])
+    kept, cut, other = answers_to(target, [REQUESTS[0], changed(REQUESTS[1], abort_after=1), REQUESTS[2]])
     assert (kept.error, cut.error, other.error) == (None, NO_ABORT, None)
     assert [len(batch) for batch in Counting.batches] == [1, 2]  # the first is the probe
 
@@ -242,7 +254,7 @@ def test_without_steps_an_aborted_request_is_not_put() -> None:
         ("failing", "OSError: no such model"),
         ("empty", "expected generate"),
         ("Nothing", "can't be imported"),
-        ("ASKS", "list, expected a factory"),
+        ("REQUESTS", "list, expected a factory"),
     ],
 )
 def test_a_factory_that_makes_no_engine_is_a_target_error(name: str, error: str) -> None:
@@ -261,50 +273,58 @@ def test_a_size_is_checked() -> None:
 def test_generate_that_raises_for_one_request_is_put_the_others_again() -> None:
     target = target_of("Raising")
     before = Raising.num_engines
-    requests = [ASKS[0], greedy("bad", (66,), 2, case="case"), ASKS[1], greedy("exits", (68,), 2, case="case")]
-    answers = target.answer(requests)
+    requests = [REQUESTS[0], greedy("bad", (66,), 2), REQUESTS[1], greedy("exits", (68,), 2)]
+    answers = answers_to(target, requests)
     assert answers[0].token_ids == answers[2].token_ids == (0, 1, 2, 3)
-    assert answers[1] == Answer(error="ValueError: 66 is too much")
-    assert answers[3] == Answer(error="SystemExit: 68")
+    assert answers[1] == failed("ValueError: 66 is too much")
+    assert answers[3] == failed("SystemExit: 68")
     assert Raising.num_engines > before + 1  # one that raised may hold what it was given
 
 
 def test_generate_that_raises_only_for_several_is_an_error_of_all() -> None:
-    lonely = [greedy("x", (70,), 2, case="case"), ASKS[0]]
+    lonely = [greedy("x", (70,), 2), REQUESTS[0]]
     target = target_of("Raising")
     expected = "put together with 1 others: IndexError: 70 wants to be alone"
-    assert target.answer(lonely) == [Answer(error=expected) for request in lonely]
-    assert target.answer(lonely[:1]) == [Answer((0, 1), finish_reason="length")]
+    assert answers_to(target, lonely) == [failed(expected)] * 2
+    assert answers_to(target, lonely[:1]) == [Answer((0, 1), finish_reason="length")]
 
 
 def test_an_interrupt_is_the_users() -> None:
     with pytest.raises(KeyboardInterrupt):
-        target_of("Raising").answer([greedy("x", (67,), 2, case="case")])
+        answers_to(target_of("Raising"), [greedy("x", (67,), 2)])
 
 
-def test_an_invalid_completion_is_an_error() -> None:
-    requests = [greedy(str(first), (first,), 1, case="case") for first in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
-    answers = target_of("Odd").answer(requests)
-    assert [answer.error is None for answer in answers] == [True, *[False] * 7, True]
-    assert all(answer == Answer(error=answer.error) for answer in answers[1:-1])
-    expected = ["finite", "no completion", "2 entries for 1", "no completion", "finish_reason error", "no completion"]
-    for answer, error in zip(answers[1:], [*expected, "token_ids[0] -1"], strict=False):
+def test_an_invalid_answer_is_an_error() -> None:
+    requests = [greedy(str(first), (first,), 1) for first in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
+    first, *odd, last = answers_to(target_of("Odd"), requests)
+    assert (first.error, last.error) == (None, None)
+    expected = [
+        ("finite", NO_ANSWER),
+        ("0 samples, expected 1", IMPOSSIBLE),
+        ("2 entries for 1", NO_ANSWER),
+        ("no answer: TypeError", NO_ANSWER),
+        ("finish_reason error", FAILED),
+        ("no answers: TypeError", NO_ANSWER),
+        ("token_ids[0] -1", NO_ANSWER),
+    ]
+    for answer, (error, kind) in zip(odd, expected, strict=True):
         assert answer.error is not None and error in answer.error
+        assert answer == failed(answer.error, kind)
 
 
 def test_another_number_of_answers_is_an_error_of_all() -> None:
-    assert target_of("Short").answer(ASKS) == [Answer(error="1 answers to 3 requests") for request in ASKS]
+    assert answers_to(target_of("Short"), REQUESTS) == [failed("1 answers to 3 requests")] * 3
 
 
-def test_an_request_that_cannot_be_added_harms_no_other() -> None:
-    bad, good = target_of("Stepping").answer([greedy("bad", (66,), 2, case="case"), ASKS[0]], aborted=["bad"])
-    assert bad == Answer(error="RequestError: 66 is too much")
+def test_a_request_that_cannot_be_added_harms_no_other() -> None:
+    bad, good = answers_to(target_of("Stepping"), [greedy("bad", (66,), 2, abort_after=1), REQUESTS[0]])
+    assert bad == failed("RequestError: 66 is too much")
     assert good == Answer((0, 1, 2, 3), (-1.0,) * 4, finish_reason="length")
 
 
-def test_if_abort_returns_nothing_the_last_completion_counts() -> None:
-    cut, good = target_of("Stepping").answer([greedy("cut", (5,), 9, case="case"), ASKS[0]], aborted=["cut"])
-    assert cut == Answer((0, 1, 2), (-1.0,) * 3, finish_reason="abort")
+def test_if_abort_returns_nothing_the_last_answer_counts() -> None:
+    cut, good = answers_to(target_of("Stepping"), [greedy("cut", (5,), 9, abort_after=3), REQUESTS[0]])
+    assert cut == Answer((0, 1, 2), (-1.0,) * 3, finish_reason="abort", is_aborted=True)
     assert good.token_ids == (0, 1, 2, 3)
 
 
@@ -312,17 +332,17 @@ def test_a_step_that_raises_is_an_error_of_the_unfinished_and_the_next_request_g
     target = target_of("Stepping")
     target.probe()
     before = Stepping.num_engines
-    done, *lost = target.answer([greedy("done", (5,), 2, case="case"), greedy("bad", (69,), 5, case="case"), ASKS[0]])
+    done, *lost = answers_to(target, [greedy("done", (5,), 2), greedy("bad", (69,), 5), REQUESTS[0]])
     assert done.token_ids == (0, 1)
-    assert [answer.error for answer in lost] == ["step(): RuntimeError: a bug at the third token"] * 2
-    assert target.answer(ASKS[:1])[0].token_ids == (0, 1, 2, 3)
+    assert lost == [failed("step(): RuntimeError: a bug at the third token")] * 2
+    assert answers_to(target, REQUESTS[:1])[0].token_ids == (0, 1, 2, 3)
     assert Stepping.num_engines == before + 1
 
 
 def test_an_engine_that_never_ends_is_given_up() -> None:
-    done, lost = target_of("Stepping").answer([ASKS[0], greedy("endless", (71,), 2, case="case")])
+    done, lost = answers_to(target_of("Stepping"), [REQUESTS[0], greedy("endless", (71,), 2)])
     assert done.token_ids == (0, 1, 2, 3)
-    assert lost.error is not None and lost.error.startswith("not finished after")
+    assert lost.kind == HANG and str(lost.error).startswith("not finished after")
 
 
 def test_the_model_directory_may_be_a_path() -> None:

@@ -11,10 +11,10 @@ from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.routes import OWN, margins, routed, swapped
-from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.total import total
 from lfm2np.truth import reference

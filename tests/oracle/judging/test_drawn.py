@@ -13,10 +13,10 @@ from lfm2np.engine.llm import LLM
 from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.check import judged
-from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly, fair_share
-from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Verdict
 

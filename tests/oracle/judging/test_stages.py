@@ -17,19 +17,10 @@ from hypothesis import strategies as st
 import lfm2np
 from lfm2np.engine.loading import Model
 from lfm2np.errors import NumericsError
-from lfm2np.oracle.check import (
-    LEAST_JUDGED,
-    Checked,
-    as_far_as_needed,
-    judged,
-    num_tokens,
-    request_all,
-    scored_ahead,
-    until_wrong,
-)
+from lfm2np.oracle.check import LEAST_JUDGED, Checked, as_far_as_needed, judged, num_tokens, scored_ahead, until_wrong
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.engines.target import Abilities, TargetError
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging import scored
@@ -37,11 +28,12 @@ from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS, STAGES, Noise, noise_of, spread_of
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, is_in_doubt
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
+from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.workloads import Writer, rounds
 
 
@@ -195,7 +187,9 @@ def test_the_first_wrong_answer_ends_a_check(place: int) -> None:
     assert until <= num_tokens(needed) <= max(LEAST_JUDGED, 2 * until) + max(num_tokens([pair]) for pair in pairs)
     first = found(needed, known)
     assert first.total.verdict is found(pairs, known_of_both()).total.verdict
-    assert first.total.first_wrong is not None and first.total.first_wrong.request.request_id == pairs[place][0].id
+    assert (
+        first.total.first_wrong is not None and first.total.first_wrong.request.request_id == pairs[place][0].request_id
+    )
 
 
 @pytest.mark.rounding
@@ -210,7 +204,7 @@ def test_a_refuted_answer_ends_it_too_and_a_right_engine_gets_every_request() ->
 def test_a_check_that_ends_early_says_what_it_left_out() -> None:
     target = PythonTarget("lfm2np.oracle.wrong_engine:factory", model().path)
     known = Known()
-    asked = request_all(model(), target, 2, cases=["short-prompts"], on=until_wrong(model(), "float32", known))
+    asked = send_all(model(), target, 2, cases=["short-prompts"], on=until_wrong(model(), "float32", known))
     assert len(asked.pairs) + asked.left == 10 and asked.left > 0
     result = replace(judged(model(), asked.abilities, "float32", asked.pairs, known=known), left=asked.left)
     assert (

@@ -18,10 +18,9 @@ from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.gguf.blocks import Bytes
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.engines.records import Answer, Pair, greedy
 from lfm2np.oracle.judging.formats import with_kv
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.total import Total, total
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engines import answered
 from safetensors.numpy import save
 
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -170,7 +171,7 @@ def located_from(model: Model, recorder: str, change: int = 0) -> Cause:
     ]
     target = PythonTarget("test_preempted:Preempting", TRAINED)
     abilities = target.probe()
-    pairs = list(zip(requests, target.answer(requests), strict=True))
+    pairs = answered(target, requests)
     if change:
         logprobs = pairs[1][1].logprobs
         assert logprobs is not None

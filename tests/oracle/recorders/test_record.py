@@ -17,13 +17,14 @@ from lfm2np.commands.cli.program import main
 from lfm2np.commands.cli.shared import terminal
 from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
-from lfm2np.oracle.check import Cause, Checked, judged, request_all
+from lfm2np.oracle.check import Cause, Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import record_of
+from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.wrong_engine import SmallEngine, state_of_the_sequence
 from lfm2np.suite.faults import inject
 
@@ -162,8 +163,8 @@ def test_targets_of_other_forms_are_refused(target: str) -> None:
 def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2np:float32") -> tuple[Checked, Cause]:
     """Of our own engine, asked and recorded while a fault is in it, and judged while none is."""
     with inject(name):
-        asked = request_all(model, PythonTarget("lfm2np.suite.adapters:own", model.path), cases=cases)
-    checked = judged(model, asked.abilities, "float32", asked.pairs, known=known_of(model))
+        collected = send_all(model, PythonTarget("lfm2np.suite.adapters:own", model.path), cases=cases)
+    checked = judged(model, collected.abilities, "float32", collected.pairs, known=known_of(model))
     record = record_of(target, model.path, "float32")
 
     def faulty(prompts: Any, request: int, new: int, until: int | None = None) -> bytes:

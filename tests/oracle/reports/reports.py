@@ -106,7 +106,11 @@ def hostile() -> Checked:
     silent = greedy("silent-1", (1,), 4, case="silent", tags={"length": 1})
     pairs = (*base.pairs, (silent, Answer(error=HOSTILE)))
     return replace(
-        base, format=HOSTILE, pairs=pairs, not_put=(HOSTILE,), total=replace(base.total, unanswered=(silent.id,))
+        base,
+        format=HOSTILE,
+        pairs=pairs,
+        not_put=(HOSTILE,),
+        total=replace(base.total, unanswered=(silent.request_id,)),
     )
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import served
 from builders import write_model
-from lfm2np.suite.fuzz.play_http import HttpPlayer
 
 import lfm2np
 from lfm2np.engine.loading import Model
+from lfm2np.suite.fuzz.watched import WatchedServer
 
 SIZES = {"max_num_seqs": 4, "block_size": 4, "num_blocks": 120, "max_num_batched_tokens": 16}
 Trouble = Callable[[Any, dict[str, Any]], bool]
@@ -102,6 +102,6 @@ def serving(numerics: str = "exact", **sizes: Any) -> Iterator[Here]:
 
 
 @contextlib.contextmanager
-def player_of(here: Here, timeout: float = 20.0) -> Iterator[HttpPlayer]:
-    with contextlib.closing(HttpPlayer(here.url, model().tokenizer, None, timeout)) as player:
+def player_of(here: Here, timeout: float = 20.0) -> Iterator[WatchedServer]:
+    with contextlib.closing(WatchedServer(here.url, model().tokenizer, None, timeout)) as player:
         yield player

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lfm2np.suite.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
 from served_here import model
 
 import lfm2np
-from lfm2np.oracle.engines.records import DEAD, HANG, Trace, greedy
-from lfm2np.oracle.engines.target import TargetError
+from lfm2np.oracle.engines.records import DEAD, FAILED, HANG, Answer, Trace, failed, greedy
+from lfm2np.oracle.engines.target import Abilities, Arrived, Played, TargetError, ignored
 from lfm2np.suite.fuzz.campaign import (
     BATCH,
     FIRST_REPLAYS,
@@ -29,24 +28,24 @@ from lfm2np.suite.fuzz.judge import ByTruth
 A = alphabet_of(None, 300)
 TRAINED = lfm2np.trained_fixture()
 AROUND = Around(block=4, chunk=16, slots=3, longest=60, alphabet=A, sampling=True)
-Says = Callable[[Trace], Trouble | None]
-BAD = Trouble(FAILED, "it broke")
+Says = Callable[[Trace], Answer | None]
+BAD = failed("it broke")
 
 
 class Scripted:
     """A player whose engine does what a function says of each trace; `played` is all that it got."""
 
-    def __init__(self, says: Says, counted: dict[str, float] | None = None) -> None:
-        self.says, self.counted = says, counted or {}
+    def __init__(self, says: Says, counters: dict[str, float] | None = None) -> None:
+        self.says, self.counters = says, counters or {}
         self.played: list[Trace] = []
 
-    def probe(self) -> Takes:
+    def probe(self) -> Abilities:
         raise AssertionError("it is not asked")
 
-    def play(self, trace: Trace) -> Played:
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
         self.played.append(trace)
-        trouble = self.says(trace)
-        return Played((Reply((), trouble), *(Reply() for _ in trace.requests[1:])), None, self.counted)
+        first = self.says(trace) or Answer()
+        return Played(((first,), *((Answer(),) for _ in trace.requests[1:])), None, self.counters)
 
     def close(self) -> None:
         """Nothing."""
@@ -57,8 +56,8 @@ def campaign_on(says: Says, **fields: Any) -> tuple[Campaign, Scripted]:
     return Campaign(ByTruth(model(), "float32"), player, AROUND, **fields), player
 
 
-def long_prompt(trace: Trace) -> Trouble | None:
-    return BAD if any(len(request.prompt) >= 7 for request in trace.requests) else None
+def long_prompt(trace: Trace) -> Answer | None:
+    return BAD if any(len(request.prompt_token_ids) >= 7 for request in trace.requests) else None
 
 
 def test_what_fails_is_found_shrunk_and_measured() -> None:
@@ -66,7 +65,7 @@ def test_what_fails_is_found_shrunk_and_measured() -> None:
     (failure,) = campaign.run(0, 100, None)
     assert failure.finding.kind == FAILED and failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
     (request,) = failure.trace.requests
-    assert request == greedy("", request.prompt, 1) and len(request.prompt) == 7
+    assert request == greedy("", request.prompt_token_ids, 1) and len(request.prompt_token_ids) == 7
     assert failure.drawn.num_tokens >= failure.trace.num_tokens
     assert failure.traces == campaign.counts.traces and campaign.counts.findings == 1
     assert len(player.played) == campaign.counts.traces + campaign.counts.replays + LAST_REPLAYS * len(failure.before)
@@ -76,8 +75,10 @@ def test_what_fails_is_found_shrunk_and_measured() -> None:
 def test_each_replay_is_of_other_tokens() -> None:
     campaign, player = campaign_on(long_prompt)
     (failure,) = campaign.run(0, 100, None)
-    last = [trace.requests[0].prompt for trace in player.played[-2 * LAST_REPLAYS :]][1::2]  # each behind short ones
-    assert len(set(last)) == LAST_REPLAYS and failure.trace.requests[0].prompt == last[-1]
+    last = [trace.requests[0].prompt_token_ids for trace in player.played[-2 * LAST_REPLAYS :]][
+        1::2
+    ]  # each behind short ones
+    assert len(set(last)) == LAST_REPLAYS and failure.trace.requests[0].prompt_token_ids == last[-1]
 
 
 def test_a_right_engine_gets_as_many_traces_as_were_asked_for() -> None:
@@ -104,7 +105,7 @@ def test_what_fails_now_and_then_has_its_rate() -> None:
     turns = itertools.cycle([True, False])
     campaign, _ = campaign_on(lambda trace: BAD if long_prompt(trace) and next(turns) else None)
     (failure,) = campaign.run(0, 1000, None)
-    assert failure.rate == (5, 10) and len(failure.trace.requests[0].prompt) == 7
+    assert failure.rate == (5, 10) and len(failure.trace.requests[0].prompt_token_ids) == 7
 
 
 def test_what_never_fails_again_is_handed_over_as_it_was() -> None:
@@ -119,7 +120,7 @@ def test_what_fails_only_behind_another_is_replayed_behind_it() -> None:
     """The engine breaks on its second trace, and is then as new."""
     marked = []
 
-    def says(trace: Trace) -> Trouble | None:
+    def says(trace: Trace) -> Answer | None:
         is_bad = any(request.after is not None for request in trace.requests) and sum(
             request.after is None for request in trace.requests
         )
@@ -130,7 +131,7 @@ def test_what_fails_only_behind_another_is_replayed_behind_it() -> None:
     campaign.history = [Trace((greedy("", A[:3], 2),) * 3)]
     campaign.counts.findings = 0
     drawn = Trace((greedy("", A[:2], 1), greedy("", A[:2], 1)))
-    failure = campaign.minimize(drawn, Played((Reply((), BAD), Reply())), finding())
+    failure = campaign.minimize(drawn, Played(((BAD,), (Answer(),))), finding())
     assert failure.rate == (10, 10) and len(failure.trace.requests) == 5 and failure.drawn == drawn
 
 
@@ -140,7 +141,7 @@ class LeavesBehind:
     def __init__(self) -> None:
         self.left = 0
 
-    def __call__(self, trace: Trace) -> Trouble | None:
+    def __call__(self, trace: Trace) -> Answer | None:
         is_bad = self.left > 0
         self.left = 2 if long_prompt(trace) else max(0, self.left - 1)
         return BAD if is_bad else None
@@ -161,17 +162,16 @@ def test_a_trace_that_fails_with_its_own_tokens_only_is_replayed_with_them() -> 
     """Wrong for one token id, say: with other tokens in its place nothing fails."""
     wanted: list[tuple[int, ...]] = []
 
-    def says(trace: Trace) -> Trouble | None:
+    def says(trace: Trace) -> Answer | None:
+        prompt = trace.requests[0].prompt_token_ids
         if not wanted and long_prompt(trace):
-            wanted.append(trace.requests[0].prompt[:1])
-        return (
-            BAD if wanted and trace.requests[0].prompt[:1] == wanted[0] and len(trace.requests[0].prompt) > 2 else None
-        )
+            wanted.append(prompt[:1])
+        return BAD if wanted and prompt[:1] == wanted[0] and len(prompt) > 2 else None
 
     campaign, _ = campaign_on(says)
     (failure,) = campaign.run(0, 1000, None)
     assert failure.same_tokens and failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
-    assert len(failure.trace.requests[0].prompt) == 3 and not campaign.keeps_tokens
+    assert len(failure.trace.requests[0].prompt_token_ids) == 3 and not campaign.keeps_tokens
 
 
 @pytest.mark.parametrize("holds", [{0}, {0, 1, 2}, {0, 1, 2, 3, 4, 5, 6}, set(), set(range(20))])
@@ -190,10 +190,10 @@ def test_without_a_server_nothing_is_replayed(kind: str) -> None:
     """It would fail whatever the trace holds, and the smallest of all would be handed over."""
     is_gone: list[bool] = []
 
-    def says(trace: Trace) -> Trouble | None:
+    def says(trace: Trace) -> Answer | None:
         if long_prompt(trace):
             is_gone.append(True)
-        return Trouble(kind, "gone") if is_gone else None
+        return failed("gone", kind) if is_gone else None
 
     campaign, player = campaign_on(says)
     (failure,) = campaign.run(0, 1000, None, most=9)
@@ -204,13 +204,13 @@ def test_without_a_server_nothing_is_replayed(kind: str) -> None:
 def test_a_server_that_dies_is_started_anew_before_the_next_trace() -> None:
     log: list[str] = []
 
-    def says(trace: Trace) -> Trouble | None:
+    def says(trace: Trace) -> Answer | None:
         log.append("long" if long_prompt(trace) else "short")
-        return Trouble(DEAD, "gone") if long_prompt(trace) else None
+        return failed("gone", DEAD) if long_prompt(trace) else None
 
     campaign, _ = campaign_on(says, restart=lambda: log.append("start"))
     (failure,) = campaign.run(0, 1000, None)
-    assert failure.rate == (10, 10) and len(failure.trace.requests[0].prompt) == 7 and not failure.is_fresh
+    assert failure.rate == (10, 10) and len(failure.trace.requests[0].prompt_token_ids) == 7 and not failure.is_fresh
     assert all(after == "start" for before, after in itertools.pairwise(log) if before == "long")
     assert all(before == "long" for before, after in itertools.pairwise(log) if after == "start")
 
@@ -219,7 +219,7 @@ def test_a_finding_is_kept_whose_server_does_not_start_again() -> None:
     def restart() -> None:
         raise TargetError("it does not start")
 
-    campaign, _ = campaign_on(lambda trace: long_prompt(trace) and Trouble(DEAD, "gone"), restart=restart)
+    campaign, _ = campaign_on(lambda trace: long_prompt(trace) and failed("gone", DEAD), restart=restart)
     runs = campaign.run(0, 1000, None, most=2)
     failure = next(runs)
     assert failure.finding.kind == DEAD and failure.trace == failure.drawn
@@ -230,7 +230,7 @@ def test_a_finding_is_kept_whose_server_does_not_start_again() -> None:
 def test_where_a_start_is_quick_each_replay_has_a_new_server() -> None:
     log: list[str] = []
 
-    def says(trace: Trace) -> Trouble | None:
+    def says(trace: Trace) -> Answer | None:
         log.append("trace")
         return long_prompt(trace)
 
@@ -261,7 +261,7 @@ def test_what_fails_on_no_fresh_server_is_replayed_on_the_old_one() -> None:
 def test_an_interrupt_while_shrinking_keeps_what_is_small_so_far(when: int) -> None:
     campaign, player = campaign_on(long_prompt)
 
-    def says(trace: Trace) -> Trouble | None:
+    def says(trace: Trace) -> Answer | None:
         if campaign.counts.replays == when:
             raise KeyboardInterrupt
         return long_prompt(trace)
@@ -275,7 +275,7 @@ def test_an_interrupt_while_shrinking_keeps_what_is_small_so_far(when: int) -> N
 
 
 def test_an_interrupt_while_drawing_goes_through() -> None:
-    def says(trace: Trace) -> Trouble | None:
+    def says(trace: Trace) -> Answer | None:
         raise KeyboardInterrupt
 
     campaign, _ = campaign_on(says)
@@ -289,10 +289,10 @@ def test_what_the_engine_can_not_be_asked_is_not_tried_while_shrinking() -> None
     player = Scripted(long_prompt)
     campaign = Campaign(ByTruth(model(), "float32"), player, first)
     (failure,) = campaign.run(0, 1000, None)
-    assert failure.trace.requests[0].prompt[0] == 1 and len(failure.trace.requests[0].prompt) == 7
-    assert all(
-        request.prompt[0] == 1 and len(request.prompt) > 1 for trace in player.played for request in trace.requests
-    )
+    prompts = [request.prompt_token_ids for trace in player.played for request in trace.requests]
+    (small,) = failure.trace.requests
+    assert small.prompt_token_ids[0] == 1 and len(small.prompt_token_ids) == 7
+    assert all(prompt[0] == 1 and len(prompt) > 1 for prompt in prompts)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 10.0])
@@ -326,7 +326,7 @@ def test_each_earlier_failure_that_fails_again_is_reported_once() -> None:
 
 
 def test_earlier_failures_end_where_the_server_is_gone() -> None:
-    campaign, _ = campaign_on(lambda trace: Trouble(DEAD, "gone"))
+    campaign, _ = campaign_on(lambda trace: failed("gone", DEAD))
     assert len(list(known_traces([Trace((greedy("", A[:2], 1),))] * 4, campaign, 3))) == 1
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lfm2np.suite.fuzz.play_engine import StepsPlayer
 from served_here import folder, model
 
 import lfm2np
 from lfm2np.engine.loading import Model
 from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request, greedy
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.faults import inject
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.rounding
 
 
 def run_on_own(number: int, examples: int) -> tuple[Campaign, list[Failure]]:
-    player = StepsPlayer("own", folder(), lambda: Own(model(), {"block_size": 4, "max_num_seqs": 3}))
+    player = PythonTarget(lambda *_: Own(model(), {"block_size": 4, "max_num_seqs": 3}), folder())
     around = Around(block=4, chunk=16, slots=1, longest=28, alphabet=A, sampling=True)
     campaign = Campaign(ByTruth(model(), "float32"), player, around, restart=player.close, is_quick=True)
     return campaign, list(campaign.run(number, examples, None))
@@ -39,7 +39,7 @@ def test_a_fault_of_two_requests_is_shrunk_to_two_and_each_run_of_a_seed_is_the_
         campaign, (failure,) = run_on_own(2, 100)
         again, (same,) = run_on_own(2, 100)
     assert failure.finding.kind == "wrong" and failure.is_fresh and failure.rate == (10, 10)
-    assert [request == greedy("", request.prompt, 1) for request in failure.trace.requests] == [True, True]
+    assert [request == greedy("", request.prompt_token_ids, 1) for request in failure.trace.requests] == [True, True]
     assert (same.trace, same.finding) == (failure.trace, failure.finding)
     assert (same.drawn, same.traces) == (failure.drawn, failure.traces)
     assert (campaign.counts.replays, campaign.counts.tokens) == (again.counts.replays, again.counts.tokens)
@@ -74,7 +74,7 @@ def test_a_cache_that_is_float16_from_position_256_on_is_found_within_20_traces(
     """Blocks of 16 and chunks of 64, around which all lengths were drawn, reach no further than 128."""
     exact, rounded = lfm2np.load(TRAINED), lfm2np.load(TRAINED, "float32")
     sizes = {"block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64}
-    player = StepsPlayer("own", TRAINED, lambda: Own(rounded, dict(sizes)))
+    player = PythonTarget(lambda *_: Own(rounded, dict(sizes)), TRAINED)
     around = Around(16, 64, 4, 1024, alphabet_of(exact.tokenizer, 512), (1,), sampling=True, samples=True)
     campaign = Campaign(
         ByTruth(exact, "float32"), player, around, restart=player.close, is_quick=True, shrink_seconds=0.0
@@ -82,7 +82,7 @@ def test_a_cache_that_is_float16_from_position_256_on_is_found_within_20_traces(
     with inject(HALF_FROM_256):
         (failure,) = campaign.run(1, MOST_TRACES, None)
     assert failure.finding.kind == "wrong"
-    assert max(len(request.prompt) + request.max_tokens for request in failure.trace.requests) > 256
+    assert max(len(request.prompt_token_ids) + request.max_tokens for request in failure.trace.requests) > 256
     assert list(campaign.run(1, 2, None)) == []
 
 
@@ -134,7 +134,7 @@ class StopsBetweenTokens(Trained):
 def campaign_of(make: Callable[[Model], Any], number: int, examples: int, **fields: Any) -> list[Failure]:
     exact = lfm2np.load(TRAINED)
     tokenizer = exact.tokenizer
-    player = StepsPlayer("trained", TRAINED, lambda: make(exact))
+    player = PythonTarget(lambda *_: make(exact), TRAINED)
     chosen = alphabet_of(tokenizer, 512)
     around = Around(16, 64, 4, 90, chosen, (1,), stops=(" ", "e"), sampling=True, samples=True, **fields)
     judge = ByTruth(exact, "float32", texts=TEXTS not in around.without)

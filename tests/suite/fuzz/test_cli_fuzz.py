@@ -213,9 +213,11 @@ def test_traces_that_do_not_fit_are_left_out_or_refused(capsys: pytest.CaptureFi
     trace.parent.mkdir(parents=True)
     trace.write_text('{"requests": [{"prompt": [300]}]}')
     assert run(OWN, *SMALL, "--replay", str(trace)) == 3
-    assert capsys.readouterr().err.endswith("requests[0].prompt: token 300, expected ids below vocab_size=300\n")
+    assert capsys.readouterr().err.endswith(
+        "requests[0].prompt_token_ids: token 300, expected ids below vocab_size=300\n"
+    )
     assert run(OWN, *SMALL, "--examples", "1", "--out", "found") == 0
-    assert "trace.json: left out: requests[0].prompt: token 300" in capsys.readouterr().err
+    assert "trace.json: left out: requests[0].prompt_token_ids: token 300" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_known", [False, True])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfm2np.oracle.engines.records import Trace, greedy
+from lfm2np.oracle.engines.records_json import trace_as_json, trace_from_json
 from lfm2np.suite.fuzz.draw_traces import (
     DRAWN,
     FAR,
@@ -20,8 +21,6 @@ from lfm2np.suite.fuzz.draw_traces import (
     traces,
     unfit,
 )
-from lfm2np.suite.fuzz.trace import as_json as plain
-from lfm2np.suite.fuzz.trace import from_json
 
 ALPHABET = tuple(range(20, 60))
 VOCABULARY = 64
@@ -47,7 +46,7 @@ def arounds(draw: st.DrawFn) -> Around:
 
 def is_of_draws(trace: Trace, around: Around) -> bool:
     """Whether it is one of the seldom traces of many short sampled requests."""
-    return around.sampling and len(trace.requests) == DRAWN and all(request.temperature for request in trace.requests)
+    return around.sampling and len(trace.requests) == DRAWN and all(request.is_sampled for request in trace.requests)
 
 
 @given(st.data(), arounds())
@@ -56,15 +55,10 @@ def test_each_trace_is_valid_and_within_what_may_be_asked(data: st.DataObject, a
     assert unfit(around, VOCABULARY, trace) is None
     assert trace.num_tokens <= MOST_TOKENS_OF_A_TRACE
     assert len(trace.requests) <= min(12, around.slots + 3) or is_of_draws(trace, around)
-    assert (
-        from_json(
-            {"requests": [{**request, "prompt": list(request["prompt"])} for request in plain(trace)["requests"]]}
-        )
-        == trace
-    )
+    assert trace_from_json(trace_as_json(trace)) == trace
     for request in trace.requests:
-        begins = request.prompt[: len(around.first)] == around.first
-        suffix = request.prompt[len(around.first) :] if begins else request.prompt
+        begins = request.prompt_token_ids[: len(around.first)] == around.first
+        suffix = request.prompt_token_ids[len(around.first) :] if begins else request.prompt_token_ids
         assert set(suffix) <= set(around.alphabet)
         assert begins or not around.needs_first
 
@@ -72,20 +66,17 @@ def test_each_trace_is_valid_and_within_what_may_be_asked(data: st.DataObject, a
 def kinds(trace: Trace, around: Around) -> set[str]:
     """What is special about a trace, by names."""
     features = set()
-    prompts = [request.prompt for request in trace.requests]
+    prompts = [request.prompt_token_ids for request in trace.requests]
     for index, request in enumerate(trace.requests):
         features |= {"left before the first token"} if request.abort_after == 0 else set()
         features |= {"left midway"} if request.abort_after else set()
         features |= {name for name in ("cold", "streamed", "stop", "pause") if getattr(request, name)}
-        features |= {"several"} if request.samples > 1 else {"sampled"} if request.temperature else set()
-        features |= {"again"} if request.prompt in prompts[:index] else set()
-        features |= (
-            {"longer"}
-            if any(request.prompt[:-1] and request.prompt[:-1] == other for other in prompts[:index])
-            else set()
-        )
-        same = [other for other in prompts[:index] if len(other) > 1 and other[:-1] == request.prompt[:-1]]
-        features |= {"another last token"} if any(other != request.prompt for other in same) else set()
+        features |= {"several"} if request.params.n > 1 else {"sampled"} if request.is_sampled else set()
+        features |= {"again"} if request.prompt_token_ids in prompts[:index] else set()
+        prompt = request.prompt_token_ids
+        features |= {"longer"} if prompt[:-1] in prompts[:index] else set()
+        same = [other for other in prompts[:index] if len(other) > 1 and other[:-1] == prompt[:-1]]
+        features |= {"another last token"} if any(other != prompt for other in same) else set()
         features |= (
             {"waits for tokens"}
             if request.after_tokens
@@ -95,14 +86,14 @@ def kinds(trace: Trace, around: Around) -> set[str]:
         )
         features |= (
             {"long after short"}
-            if request.after is not None and len(request.prompt) > 3 * len(prompts[request.after])
+            if request.after is not None and len(request.prompt_token_ids) > 3 * len(prompts[request.after])
             else set()
         )
-        off = len(request.prompt) % around.block
+        off = len(request.prompt_token_ids) % around.block
         features |= {{0: "at a border", 1: "behind a border", around.block - 1: "before a border"}.get(off, "between")}
-        features |= {"over a chunk"} if len(request.prompt) > around.chunk else set()
-        features |= {"tiny"} if len(request.prompt) <= 3 else set()
-        features |= {"with BOS"} if request.prompt[:1] == around.first else {"without BOS"}
+        features |= {"over a chunk"} if len(request.prompt_token_ids) > around.chunk else set()
+        features |= {"tiny"} if len(request.prompt_token_ids) <= 3 else set()
+        features |= {"with BOS"} if request.prompt_token_ids[:1] == around.first else {"without BOS"}
     at_once = sum(request.after is None for request in trace.requests)
     return features | ({"more than slots"} if at_once > around.slots else set())
 
@@ -126,16 +117,15 @@ def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
 @ROUND
 @given(traces(Around(4, 24, 4, 90, ALPHABET)))
 def test_what_the_engine_does_not_take_is_not_drawn(trace: Trace) -> None:
-    assert all(request.stop is None and request.temperature == 0 and request.samples == 1 for request in trace.requests)
+    assert all(request.stop is None and not request.is_sampled and request.params.n == 1 for request in trace.requests)
 
 
 @ROUND
 @given(traces(replace(SMALL, without=tuple(text for text in SPECIAL if text))))
 def test_what_is_left_out_is_not_drawn(trace: Trace) -> None:
-    assert {
-        replace(request, prompt=(1,), max_tokens=1, after=None, after_tokens=None, pause=0)
-        for request in trace.requests
-    } == {greedy("", (1,), 1)}
+    for request in trace.requests:
+        sent = {name: getattr(request, name) for name in ("after", "after_tokens", "pause")}
+        assert request == greedy("", request.prompt_token_ids, request.max_tokens, **sent)
 
 
 @ROUND
@@ -200,25 +190,27 @@ def test_every_special_word_does_something() -> None:
     ("fields", "told"),
     [
         ({"max_tokens": 399}, "requests[0]: 401 tokens of prompt and answer, expected at most 400"),
-        ({"prompt": [1, 64]}, "requests[0].prompt: token 64, expected ids below vocab_size=64"),
-        ({"prompt": [20, 21]}, "requests[0].prompt: expected (1,) and more"),
-        ({"prompt": [1]}, "requests[0].prompt: expected (1,) and more"),
+        ({"prompt_token_ids": [1, 64]}, "requests[0].prompt_token_ids: token 64, expected ids below vocab_size=64"),
+        ({"prompt_token_ids": [20, 21]}, "requests[0].prompt_token_ids: expected (1,) and more"),
+        ({"prompt_token_ids": [1]}, "requests[0].prompt_token_ids: expected (1,) and more"),
         ({"stop": "x"}, "requests[0].stop 'x': this engine takes none"),
+        ({"tags": {"stop_in": "a"}}, "requests[0].tags.stop_in 'a': expected a whole number, at least 0"),
+        ({"tags": {"stop_in": -1}}, "requests[0].tags.stop_in -1: expected a whole number, at least 0"),
         ({"temperature": 1.0}, "requests[0].temperature 1: this engine is asked greedily only"),
     ],
 )
 def test_what_a_right_engine_may_refuse_is_unfit(fields: dict[str, object], told: str) -> None:
     around = Around(16, 40, 4, 400, ALPHABET, (1,), True)
-    good = {"prompt": [1, 20], "max_tokens": 398}
-    assert unfit(around, VOCABULARY, from_json({"requests": [good]})) is None
-    why = unfit(around, VOCABULARY, from_json({"requests": [{**good, **fields}]}))
+    good = {"prompt_token_ids": [1, 20], "max_tokens": 398}
+    assert unfit(around, VOCABULARY, trace_from_json({"requests": [good]})) is None
+    why = unfit(around, VOCABULARY, trace_from_json({"requests": [{**good, **fields}]}))
     assert why is not None and why.startswith(told)
 
 
 def test_several_samples_are_unfit_where_one_is_given() -> None:
     around = Around(16, 40, 4, 400, ALPHABET, sampling=True)
-    trace = from_json({"requests": [{"prompt": [20], "temperature": 1.0, "samples": 2}]})
-    assert unfit(around, VOCABULARY, trace) == "requests[0].samples 2: this engine gives one"
+    trace = trace_from_json({"requests": [{"prompt_token_ids": [20], "max_tokens": 1, "temperature": 1.0, "n": 2}]})
+    assert unfit(around, VOCABULARY, trace) == "requests[0].n 2: this engine gives one"
 
 
 @ROUND

@@ -7,14 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lfm2np.suite.fuzz.play_engine import StepsPlayer
-from lfm2np.suite.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble
 from served_here import model
 
 import lfm2np
-from lfm2np.oracle.engines.records import BROKEN, DEAD, HANG, IMPOSSIBLE, REFUSED, Answer, Trace, greedy
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import (
+    BROKEN,
+    DEAD,
+    FAILED,
+    HANG,
+    IMPOSSIBLE,
+    NO_ANSWER,
+    REFUSED,
+    Answer,
+    Trace,
+    failed,
+    greedy,
+)
+from lfm2np.oracle.engines.target import Played, Trouble
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of, draws
-from lfm2np.suite.fuzz.finding import DIFFERS, MEANS, STOP, TEXT, WRONG, finding_of
+from lfm2np.suite.fuzz.finding import DIFFERS, LEAK, MEANS, STOP, TEXT, WRONG, finding_of
 from lfm2np.suite.fuzz.right import right_answer
 
 pytestmark = pytest.mark.rounding
@@ -41,8 +53,8 @@ def answer(tokens: list[int], logprobs: list[float] | None = None, reason: str =
 
 
 def found(said: Answer, format_name: str = "float32", left: bool = False, **fields: Any) -> Any:
-    sent = greedy("", PROMPT, 1, **{"max_tokens": 6, **fields})
-    return finding_of(model(), format_name, Trace((sent,)), Played((Reply((said,), left=left),)))
+    sent = greedy("", PROMPT, **{"max_tokens": 6, **fields})
+    return finding_of(model(), format_name, Trace((sent,)), Played(((replace(said, is_aborted=left),),)))
 
 
 def test_the_right_answer_is_not_found() -> None:
@@ -81,8 +93,8 @@ def test_the_first_wrong_token_of_the_first_wrong_request_is_reported() -> None:
     tokens, logprobs, _ = map(list, zip(*right(PROMPT), strict=True))
     wrong = answer(tokens, [*logprobs[:3], -50.0, -50.0, logprobs[5]])
     trace = Trace((greedy("", PROMPT, 6),) * 3)
-    replies = (Reply((answer(tokens, logprobs),)), Reply((wrong,)), Reply((answer(tokens, [-50.0] * 6),)))
-    finding = finding_of(model(), "float32", trace, Played(replies))
+    answers = ((answer(tokens, logprobs),), (wrong,), (answer(tokens, [-50.0] * 6),))
+    finding = finding_of(model(), "float32", trace, Played(answers))
     assert finding is not None and finding.what.startswith("request 1, output token 3:") and finding.seen == wrong
 
 
@@ -101,7 +113,7 @@ def ties() -> tuple[tuple[int, ...], int, int]:
 def test_a_tie_of_the_declared_format_is_not_found() -> None:
     prompt, index, second = ties()
     tokens = [*(token for token, _, _ in right(prompt)[:index]), second]
-    trace, played = Trace((greedy("", prompt, index + 1),)), Played((Reply((answer(tokens),)),))
+    trace, played = Trace((greedy("", prompt, index + 1),)), Played(((answer(tokens),),))
     assert finding_of(model(), "bfloat16", trace, played) is None
     finding = finding_of(model(), "float32", trace, played)
     assert finding is not None and finding.kind == WRONG
@@ -111,7 +123,7 @@ def test_a_tie_of_the_declared_format_is_not_found() -> None:
 def test_the_noise_of_a_right_engine_is_not_found_under_its_format(numerics: str) -> None:
     from lfm2np.suite.adapters import Own
 
-    player = StepsPlayer("own", model().path, lambda: Own(model(numerics), {}))
+    player = PythonTarget(lambda *_: Own(model(numerics), {}), model().path)
     trace = Trace(tuple(greedy("", A[start : start + 12], 6) for start in range(0, 40, 10)))
     played = player.play(trace)
     assert finding_of(model(), numerics, trace, played) is None
@@ -133,15 +145,16 @@ def test_of_a_sampled_token_only_the_log_probability_is_judged() -> None:
 def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
     """A server that ignores temperature: each token and each log-probability is right."""
     trace = draws(Around(16, 64, 4, 300, A, sampling=True), 100)
-    greedy = [tuple(token for token, _, _ in right(request.prompt, 2)) for request in trace.requests]
-    played = Played(tuple(Reply((Answer(ids),)) for index, ids in enumerate(greedy)))
+    likeliest = [tuple(token for token, _, _ in right(request.prompt_token_ids, 2)) for request in trace.requests]
+    played = Played(tuple((Answer(ids),) for ids in likeliest))
     finding = finding_of(model(), "float32", trace, played)
     assert finding is not None and finding.kind == WRONG
     assert finding.what.endswith("tokens drawn so far at temperature 1 are drawn as if greedily")
-    params = [lfm2np.SamplingParams(temperature=1.0, seed=request.seed, max_tokens=2) for request in trace.requests]
-    drawn = lfm2np.LLM(model()).generate([list(request.prompt) for request in trace.requests], params)
-    ids = [output.outputs[0].token_ids for output in drawn]
-    played = Played(tuple(Reply((Answer(token_id),)) for index, token_id in enumerate(ids)))
+    params = [
+        lfm2np.SamplingParams(temperature=1.0, seed=request.params.seed, max_tokens=2) for request in trace.requests
+    ]
+    drawn = lfm2np.LLM(model()).generate([list(request.prompt_token_ids) for request in trace.requests], params)
+    played = Played(tuple((Answer(output.outputs[0].token_ids),) for output in drawn))
     assert finding_of(model(), "float32", trace, played) is None
 
 
@@ -221,7 +234,7 @@ def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, s
 
 def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
     sent, said = greedy("", PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
-    played = Played((Reply((said,)),))
+    played = Played(((said,),))
     assert finding_of(model(), "float32", Trace((sent,)), played, texts=False) is None
     assert finding_of(model(), "float32", Trace((sent,)), played) is not None
 
@@ -238,7 +251,8 @@ def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
         (answer([A[0]] * 2), "finish_reason 'length' after 2 of 6 tokens"),
         (answer([A[0]] * 6, reason="abort"), "finish_reason 'abort' after 6 of 6 tokens"),
         (answer([A[0]] * 6, [0.0] * 5 + [0.1]), "log-probability 0.1: expected at most 0"),
-        (Answer(error="it said no"), "it said no"),
+        (failed("it said no", IMPOSSIBLE), "it said no"),
+        (failed("it said nothing", NO_ANSWER), "it said nothing"),
     ],
 )
 def test_answers_of_impossible_form_are_found(said: Answer, sentence: str) -> None:
@@ -248,12 +262,11 @@ def test_answers_of_impossible_form_are_found(said: Answer, sentence: str) -> No
 
 def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
     tokens = [token for token, _, _ in right(PROMPT)]
-    good, bad = Reply((answer(tokens),)), Reply((answer([A[0]] * 7),))
-    broken = replace(good, answers=(), trouble=Trouble(BROKEN, "it broke"))
+    good, bad, broken = answer(tokens), answer([A[0]] * 7), failed("it broke", BROKEN)
     trace = Trace((greedy("", PROMPT, 6),) * 2)
 
-    def kind(replies: tuple[Reply, ...], trouble: Trouble | None) -> Any:
-        finding = finding_of(model(), "float32", trace, Played(replies, trouble))
+    def kind(said: tuple[Answer, Answer], trouble: Trouble | None) -> Any:
+        finding = finding_of(model(), "float32", trace, Played(tuple((each,) for each in said), trouble))
         return finding and (finding.kind, finding.what, finding.request)
 
     dead, leak = Trouble(DEAD, "gone"), Trouble(LEAK, "held")

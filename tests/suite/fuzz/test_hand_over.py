@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from flips import flipped
-from lfm2np.suite.fuzz.played import Played, Reply, Trouble
 from served_here import Here, model, player_of, serving
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.dialects import DIALECTS
 from lfm2np.oracle.engines.dialects.dialect import Dialect
 from lfm2np.oracle.engines.records import Answer, Request, Trace, greedy
+from lfm2np.oracle.engines.target import Played
 from lfm2np.suite.fuzz import hand_over as handing
 from lfm2np.suite.fuzz.campaign import Failure
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
@@ -44,19 +44,13 @@ CONTEXT = Context("http://127.0.0.1:1", HOSTILE, "float32", "", "model", "lfm2np
 
 
 def failure_of(trace: Trace = TRACE, **fields: Any) -> Failure:
-    replies = tuple(
-        Reply(
-            (Answer((A[0],), (-1.5,), text=HOSTILE),),
-            None,
-            float(index),
-            index + 0.5,
-            index + 1.0,
-            cached=3,
-        )
+    seen = Answer((A[0],), (-1.5,), text=HOSTILE, cached_tokens=3)
+    answers = tuple(
+        (replace(seen, sent=float(index), first=index + 0.5, ended=index + 1.0),)
         for index in range(len(trace.requests))
     )
     finding = Finding("wrong", f"request 0, output token 0: {HOSTILE}", 0)
-    return Failure(trace, Played(replies), finding, (9, 10), trace, 7, 1.0, 2.0, **fields)
+    return Failure(trace, Played(answers), finding, (9, 10), trace, 7, 1.0, 2.0, **fields)
 
 
 class NoServer:
@@ -102,9 +96,9 @@ def test_a_trace_with_a_flipped_bit_is_refused_or_the_same(tmp_path: Path) -> No
     [
         "",
         "[]",
-        '{"requests": [{"prompt": [1]}], "before": 1}',
+        '{"requests": [{"prompt_token_ids": [1], "max_tokens": 1}], "before": 1}',
         '{"requests": 1}',
-        '{"requests": [{"prompt": []}]}',
+        '{"requests": [{"prompt_token_ids": [], "max_tokens": 1}]}',
         "{",
         "\x00\xff",
     ],
@@ -183,7 +177,7 @@ def right_of(sent: Request) -> list[Right]:
 def test_the_timeline_has_a_unit_and_a_request_without_a_stream_is_one_bar(
     tmp_path: Path, first: float | None, bars: int
 ) -> None:
-    played = Played((Reply((Answer((5,)),), None, 0.0, first, 7.0),), clock="steps")
+    played = Played(((Answer((5,), sent=0.0, first=first, ended=7.0),),), clock="steps")
     page = (
         handed(tmp_path, replace(failure_of(Trace((greedy("", A[:9], 1),))), played=played)) / "report.html"
     ).read_text()
@@ -222,8 +216,8 @@ def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
 
 def test_an_answer_with_invalid_tokens_can_be_handed_over(tmp_path: Path) -> None:
     failure = failure_of(Trace((greedy("", A[:3], 2, temperature=1.0),)))
-    seen = Reply((Answer((999, 5), (-1.0, -1.0)),), Trouble("impossible", "no"), 0.0, None, 1.0)
-    assert handed(tmp_path, replace(failure, played=Played((seen,)))).exists()
+    seen = Answer((999, 5), (-1.0, -1.0), error="no", kind="impossible", sent=0.0, ended=1.0)
+    assert handed(tmp_path, replace(failure, played=Played(((seen,),)))).exists()
 
 
 # The script

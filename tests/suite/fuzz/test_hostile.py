@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lfm2np.suite.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played
 from served_here import Here, model, player_of, serving
 
-from lfm2np.oracle.engines.records import BROKEN, DEAD, HANG, IMPOSSIBLE, REFUSED, Trace, greedy
-from lfm2np.suite.fuzz import play_http
+from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, REFUSED, Trace, greedy
+from lfm2np.oracle.engines.target import Played
+from lfm2np.suite.fuzz import watched
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.finding import Finding, finding_of
+from lfm2np.suite.fuzz.finding import LEAK, Finding, finding_of
 from lfm2np.suite.fuzz.started import Watcher, metrics_of, more_than
 
 pytestmark = pytest.mark.rounding
@@ -44,7 +44,7 @@ def played(here: Here, trace: Trace, spoil: Callable[[Here], None], timeout: flo
         probed.probe()
     with player_of(here, timeout) as player:
         target = player._target
-        target._spoken, target.streams = probed._target._spoken, probed._target.streams
+        target._spoken, target.is_streaming = probed._target._spoken, probed._target.is_streaming
         player._watcher = Watcher(target.client)
         before = threads()
         spoil(here)
@@ -207,7 +207,7 @@ def without(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda fields: fields["choices"].append(fields["choices"][0]), "choices: 2, expected 1"),
+        (lambda fields: fields["choices"].append(fields["choices"][0]), "2 samples, expected 1"),
         (lambda fields: fields["choices"].clear(), "choices: 0 entries, expected one object"),
         (longer, "4 tokens, 2 were asked for"),
         (outside, "token id 300: expected 0 to 299"),
@@ -231,7 +231,7 @@ def test_an_answer_of_impossible_form_is_a_finding(here: Here, change: Any, told
 def test_fewer_samples_than_were_asked_for_are_a_finding(here: Here) -> None:
     trace = Trace((greedy("", A[:4], 2, temperature=1.0, n=2),))
     reported = spoiled(here, trace, lambda fields: fields["choices"].pop())
-    assert reported is not None and (reported.kind, reported.what) == (IMPOSSIBLE, "request 0: choices: 1, expected 2")
+    assert reported is not None and (reported.kind, reported.what) == (IMPOSSIBLE, "request 0: 1 samples, expected 2")
 
 
 @pytest.mark.parametrize("cached", [10**400, -1, 5, "4", None, [1]])
@@ -239,7 +239,7 @@ def test_an_impossible_count_of_cached_tokens_is_ignored(here: Here, cached: Any
     spoil = lambda fields: fields["usage"].update(prompt_tokens_details={"cached_tokens": cached})  # noqa: E731
     done = played(here, ONE, lambda server: setattr(server, "spoil", spoil))
     assert finding_of(model(), "float32", ONE, done) is None
-    assert done.replies[0].cached is None
+    assert done.answers[0][0].cached_tokens is None
 
 
 # What the server tells of itself
@@ -256,7 +256,7 @@ def metrics_said(text: Callable[[], str]) -> Callable[[Here], None]:
 
 @pytest.mark.parametrize("name", ["vllm:num_requests_running", "vllm:kv_cache_usage_perc", "sglang:num_queue_reqs"])
 def test_what_never_comes_free_is_a_leak(here: Here, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(play_http, "PATIENCE", 0.1)
+    monkeypatch.setattr(watched, "PATIENCE", 0.1)
     values = iter([0.0, 0.0] + [0.25] * 10_000)
     done = played(here, ONE, metrics_said(lambda: f"{name} {next(values)}\n"))
     reported = finding_of(model(), "float32", ONE, done)
@@ -265,7 +265,7 @@ def test_what_never_comes_free_is_a_leak(here: Here, monkeypatch: pytest.MonkeyP
 
 
 def test_what_was_held_before_is_no_leak_of_this_trace(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(play_http, "PATIENCE", 0.1)
+    monkeypatch.setattr(watched, "PATIENCE", 0.1)
     done = played(here, ONE, metrics_said(lambda: "vllm:num_requests_running 3\n"))
     assert finding_of(model(), "float32", ONE, done) is None
 
@@ -291,7 +291,7 @@ def test_metrics_are_summed_over_their_labels() -> None:
 
 
 def test_busy_slots_are_seen(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(play_http, "PATIENCE", 0.1)
+    monkeypatch.setattr(watched, "PATIENCE", 0.1)
     looks = iter([False] + [False] + [True] * 10_000)
 
     def trouble(handler: Any, _: Any) -> bool:
@@ -324,8 +324,8 @@ def test_limits_are_taken_where_they_are_numbers(here: Here, models: Any, props:
 
     here.trouble = trouble
     with player_of(here) as player:
-        takes = player.probe()
-    assert (takes.longest, takes.slots) == limits
+        abilities = player.probe()
+    assert (abilities.longest, abilities.slots) == limits
 
 
 def test_one_refused_connection_does_not_make_a_server_dead(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lfm2np.suite.fuzz.play_http import HttpPlayer
 from served_here import model
 
 import lfm2np
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.commands.cli.shared.format_options import taken_format
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Field, Location, Metrics, Response
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Field, Location, Metrics, Response, sampling_fields
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import Request, Trace, greedy
 from lfm2np.suite.fuzz.campaign import Failure
@@ -30,6 +29,7 @@ from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.finding import Finding, finding_of
 from lfm2np.suite.fuzz.hand_over import Context, hand_over
 from lfm2np.suite.fuzz.judge import ByTruth
+from lfm2np.suite.fuzz.watched import WatchedServer
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -94,7 +94,7 @@ def test_a_file_that_does_is_seen(source: str) -> None:
 
 
 def request(request: Request, extras: Extras) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"count": request.max_tokens, "temperature": 0.0}
+    parameters: dict[str, Any] = {"count": request.max_tokens, "temperature": 0.0, **sampling_fields(request)}
     return {"ids": list(request.prompt_token_ids), "parameters": parameters}
 
 
@@ -121,7 +121,6 @@ QUILL = Dialect(
     pairs = [pair for reply in replies for pair in reply["new"]]
     return [token for token, _ in pairs], [logprob for _, logprob in pairs]""",
     event_ids=lambda event: [token for token, _ in event["new"]],
-    sampling_field="parameters",
     takes_stops=True,
     takes_seeds=True,
     ignores_eos=True,
@@ -224,22 +223,22 @@ TRACE = Trace(
 def test_a_target_finds_a_new_dialect_and_requests_in_it(quill: Quill) -> None:
     with contextlib.closing(HttpTarget(quill.url, model().tokenizer, retries=0)) as target:
         abilities = target.probe()
-        (answer,) = target.answer([greedy("a", A[:4], 3, case="case")])
+        ((answer,),) = target.play(Trace((greedy("a", A[:4], 3, case="case"),))).answers
     assert abilities.engine == "quill dialect, version 7"
     assert (abilities.tells_token_ids, abilities.tells_logprobs, abilities.slots) == (True, True, 3)
     assert answer.error is None and len(answer.token_ids or ()) == len(answer.logprobs or ()) == 3
 
 
 def test_a_fuzz_run_and_its_script_work_in_a_new_dialect(quill: Quill, tmp_path: Path) -> None:
-    with contextlib.closing(HttpPlayer(quill.url, model().tokenizer, None, 20.0)) as player:
-        takes = player.probe()
-        assert (takes.sampling, takes.samples, takes.stops) == (True, False, True)
-        assert (takes.longest, takes.slots) == (90, 3)
+    with contextlib.closing(WatchedServer(quill.url, model().tokenizer, None, 20.0)) as player:
+        abilities = player.probe()
+        assert (abilities.takes_sampling, abilities.takes_samples, abilities.takes_stops) == (True, False, True)
+        assert (abilities.longest, abilities.slots) == (90, 3)
         played = player.play(TRACE)
         assert finding_of(model(), "float32", TRACE, played) is None
-        assert [len(reply.answers) for reply in played.replies] == [1] * 5 and played.replies[2].left
+        assert [len(answers) for answers in played.answers] == [1] * 5 and played.answers[2][0].is_aborted
         failure = Failure(TRACE, played, Finding("wrong", "none", 0), (1, 1), TRACE, 1, 0.0, 0.0)
-        context = Context(quill.url, takes.abilities.engine, "float32", "", "model", "lfm2np fuzz")
+        context = Context(quill.url, abilities.engine, "float32", "", "model", "lfm2np fuzz")
         script = hand_over(tmp_path, failure, ByTruth(model(), context.format_name), player, context) / "reproduce.py"
         assert scripted(script, quill.url) == (0, "all as it should be\nwrong in 0 of 1\n")
         quill.wrong = -0.5

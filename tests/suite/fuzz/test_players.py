@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from lfm2np.suite.fuzz.play_engine import RoundsPlayer, StepsPlayer, rounds_of
-from lfm2np.suite.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK
 from served_here import folder, model, player_of, serving
 
 from lfm2np.oracle.engines.dialects import VLLM
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import HANG, IMPOSSIBLE, Answer, Trace, greedy
-from lfm2np.oracle.engines.target import TargetError
+from lfm2np.oracle.engines.records import (
+    FAILED,
+    HANG,
+    IMPOSSIBLE,
+    NO_ABORT,
+    Answer,
+    Request,
+    Trace,
+    failed,
+    greedy,
+)
+from lfm2np.oracle.engines.target import Abilities, Answers, TargetError, ignored, play_in_rounds, rounds_of
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.finding import finding_of
+from lfm2np.suite.fuzz.finding import LEAK, finding_of, trouble_of
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -40,53 +48,62 @@ EVERYTHING = Trace(
 @pytest.mark.parametrize(("numerics", "format_name"), [("exact", "float32"), ("float32", "float32")])
 def test_a_right_server_gets_no_finding_for_a_trace_of_everything(numerics: str, format_name: str) -> None:
     with serving(numerics) as here, player_of(here) as player:
-        takes = player.probe()
-        assert (takes.samples, takes.sampling, takes.stops) == (True, True, True)
+        abilities = player.probe()
+        assert (abilities.takes_samples, abilities.takes_sampling, abilities.takes_stops) == (True, True, True)
         for _ in range(2):  # cold and warm
             played = player.play(EVERYTHING)
             assert finding_of(model(), format_name, EVERYTHING, played) is None
-    assert [len(reply.answers) for reply in played.replies] == [1, 1, 1, 0, 1, 2, 2, 1, 1, 1]
-    left = {index for index, reply in enumerate(played.replies) if reply.left}
-    assert left in ({2}, {2, 3})  # a quick server may have answered 3 before it was left
-    times = played.replies
-    assert times[1].sent >= times[0].first and times[4].sent >= times[0].ended and times[6].sent >= times[5].ended
-    assert all(reply.sent <= reply.ended for reply in times)
+    assert [len(answers) for answers in played.answers] == [1, 1, 1, 1, 1, 2, 2, 1, 1, 1]
+    firsts = [answers[0] for answers in played.answers]
+    aborted = {index for index, answer in enumerate(firsts) if answer.is_aborted}
+    assert aborted in ({2}, {2, 3})  # a quick server may have answered 3 before it was aborted
+    assert_in_order(firsts)
+    assert firsts[1].sent >= firsts[0].first  # type: ignore[operator]
+
+
+def assert_in_order(answers: Sequence[Answer]) -> None:
+    """Of EVERYTHING: those that wait for the end of another."""
+    times = [(answer.sent, answer.ended) for answer in answers]
+    for sent, ended in times:
+        assert sent is not None and ended is not None and sent <= ended
+    assert times[4][0] >= times[0][1] and (len(times) < 7 or times[6][0] >= times[5][1])  # type: ignore[operator]
 
 
 def test_the_bodies_that_a_script_gets_are_those_that_are_sent() -> None:
     with serving() as here, player_of(here) as player:
         player.probe()
-        bodies = [player.body(index, sent) for index, sent in enumerate(EVERYTHING.requests)]
+        bodies = [player.body(request) for request in EVERYTHING.requests]
         assert player.dialect is VLLM
-    assert [body["prompt"] for body in bodies] == [list(request.prompt) for request in EVERYTHING.requests]
+    assert [body["prompt"] for body in bodies] == [list(request.prompt_token_ids) for request in EVERYTHING.requests]
     assert bodies[5]["n"] == 2 and bodies[5]["temperature"] == 1.0 and bodies[7]["stop"] == [STOPS]
     assert [index for index, body in enumerate(bodies) if "cache_salt" in body] == [4]
 
 
-def steps(make: Any = None, **sizes: Any) -> StepsPlayer:
-    return StepsPlayer("own", folder(), make or (lambda: Own(model(), {"block_size": 4, **sizes})))
+def steps(make: Callable[[], Any] | None = None, **sizes: Any) -> PythonTarget:
+    made = make or (lambda: Own(model(), {"block_size": 4, **sizes}))
+    return PythonTarget(lambda *_: made(), folder())
 
 
-WITHOUT_STOPS = Trace(tuple(one for one in EVERYTHING.requests if one.stop is None))
+WITHOUT_STOPS = Trace(tuple(request for request in EVERYTHING.requests if request.stop is None))
 
 
 def test_an_engine_that_steps_gets_no_finding_either() -> None:
     player = steps(max_num_seqs=3, max_num_batched_tokens=16)
-    takes = player.probe()
-    assert player.steps() and takes.sampling and takes.samples and takes.stops
+    abilities = player.probe()
+    assert abilities.can_abort and abilities.takes_sampling and abilities.takes_samples and abilities.takes_stops
     for _ in range(2):
         played = player.play(WITHOUT_STOPS)
         assert finding_of(model(), "float32", WITHOUT_STOPS, played) is None
-    assert played.counted["cached_tokens"] > 0
-    replies = played.replies
-    assert len(replies[2].answers[0].token_ids or ()) == 2 and replies[2].left  # aborted after two
-    assert replies[3].left and replies[3].answers[0].token_ids == ()
-    assert replies[4].sent >= replies[0].ended
+    assert played.counters["cached_tokens"] > 0
+    firsts = [answers[0] for answers in played.answers]
+    assert firsts[2].num_tokens == 2 and firsts[2].is_aborted
+    assert firsts[3].is_aborted and firsts[3].token_ids == ()
+    assert_in_order(firsts)
     player.close()
 
 
 def test_the_named_factory_is_made_with_the_folder() -> None:
-    player = StepsPlayer("lfm2np.suite.adapters:own", folder())
+    player = PythonTarget("lfm2np.suite.adapters:own", folder())
     assert finding_of(model(), "float32", WITHOUT_STOPS, player.play(WITHOUT_STOPS)) is None
 
 
@@ -95,9 +112,7 @@ def test_a_request_is_added_before_the_step_that_follows_the_tokens_it_waits_for
 
     class Noted(Own):
         def add(self, request: Any) -> None:
-            calls.append(
-                f"add {request.request_id[-1]} salted" if request.cache_salt else f"add {request.request_id[-1]}"
-            )
+            calls.append(f"add {request.request_id[-1]}" + (" salted" if request.cache_salt else ""))
             super().add(request)
 
         def step(self) -> Any:
@@ -110,13 +125,16 @@ def test_a_request_is_added_before_the_step_that_follows_the_tokens_it_waits_for
 
     trace = Trace(
         (
-            greedy("", A[:3], 4),
-            greedy("", A[:2], 2, after=0, after_tokens=2),
-            greedy("", A[:2], 9, after=1, abort_after=1, cold=True),
-            greedy("", A[:2], 1, after=2),
+            greedy("0", A[:3], 4),
+            greedy("1", A[:2], 2, after=0, after_tokens=2),
+            greedy("2", A[:2], 9, after=1, abort_after=1, cold=True),
+            greedy("3", A[:2], 1, after=2),
         )
     )
-    steps(lambda: Noted(model(), {})).play(trace)
+    player = steps(lambda: Noted(model(), {}))
+    player.probe()
+    calls.clear()
+    player.play(trace)
     expected = ["add 0", "step", "step", "add 1", "step", "step", "add 2 salted", "step", "abort 2", "add 3", "step"]
     assert calls == expected
 
@@ -124,9 +142,9 @@ def test_a_request_is_added_before_the_step_that_follows_the_tokens_it_waits_for
 class Wrong(Own):
     """Our engine with one method that does `does`."""
 
-    def __init__(self, does: Any) -> None:
+    def __init__(self) -> None:
         super().__init__(model(), {})
-        self.does = does
+        self.does: Any = lambda method, value: value
 
     def step(self) -> Any:
         return self.does("step", super().step())
@@ -186,7 +204,7 @@ def renamed(value: Any) -> Any:
         (
             doing("step", lambda value: each(value, [Answer(("a",), finish_reason="length")])),
             IMPOSSIBLE,
-            "no completion",
+            "no answer: TypeError",
         ),  # type: ignore[arg-type]
         (
             doing("step", lambda value: each(value, [Answer((5,), finish_reason="length")])),
@@ -203,27 +221,42 @@ def renamed(value: Any) -> Any:
 )
 def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(does: Any, kind: str, told: str) -> None:
     trace = Trace((greedy("", A[:5], 4), greedy("", A[:5], 4, abort_after=1)))
-    player = steps(lambda: Wrong(does))
-    finding = finding_of(model(), "float32", trace, player.play(trace))
+    finding = finding_of(model(), "float32", trace, wrong(does).play(trace))
     assert finding is not None and (finding.kind, told in finding.what) == (kind, True), finding
+
+
+def wrong(does: Any) -> PythonTarget:
+    """It was right when it was probed."""
+    engine = Wrong()
+    player = steps(lambda: engine)
+    player.probe()
+    engine.does = does
+    return player
 
 
 @pytest.mark.parametrize("what", [raises, lambda value: None, lambda value: {"cached_tokens": "many"}])
 def test_invalid_metrics_only_do_not_steer(what: Any) -> None:
     trace = Trace((greedy("", A[:5], 2),))
-    played = steps(lambda: Wrong(doing("metrics", what))).play(trace)
-    assert finding_of(model(), "float32", trace, played) is None and played.counted == {}
+    played = wrong(doing("metrics", what)).play(trace)
+    assert finding_of(model(), "float32", trace, played) is None and played.counters == {}
 
 
 def test_an_engine_that_never_finishes_hangs() -> None:
     class Busy(Own):
+        is_busy = False
+
         def step(self) -> Any:
-            return {}
+            return {} if self.is_busy else super().step()
 
-        has_unfinished = True  # type: ignore[assignment]
+        @property
+        def has_unfinished(self) -> bool:
+            return self.is_busy or super().has_unfinished
 
-    trace = Trace((greedy("", A[:2], 1),))
-    finding = finding_of(model(), "float32", trace, steps(lambda: Busy(model(), {})).play(trace))
+    trace, engine = Trace((greedy("", A[:2], 1),)), Busy(model(), {})
+    player = steps(lambda: engine)
+    player.probe()
+    engine.is_busy = True
+    finding = finding_of(model(), "float32", trace, player.play(trace))
     assert finding is not None and (finding.kind, finding.request) == (HANG, 0)
 
 
@@ -231,22 +264,22 @@ def test_an_engine_is_made_anew_after_a_fault_and_when_closed() -> None:
     created: list[Wrong] = []
 
     def make() -> Wrong:
-        created.append(Wrong(lambda method, value: raises(value) if method == "step" and len(created) == 1 else value))
+        created.append(Wrong())
         return created[-1]
 
     player, trace = steps(make), Trace((greedy("", A[:3], 2),))
-    assert player.play(trace).replies[0].trouble is not None
-    assert player.play(trace).replies[0].trouble is None
-    player.play(trace)
-    assert len(created) == 2
+    player.probe()
+    created[0].does = doing("step", raises)
+    errors = [player.play(trace).answers[0][0].error for _ in range(3)]
+    assert errors == ["step(): ValueError: it broke", None, None] and len(created) == 2
     player.close()
     player.play(trace)
     assert len(created) == 3
 
 
 def test_a_factory_that_fails_is_a_target_error() -> None:
-    with pytest.raises(TargetError, match="own: ValueError: it broke"):
-        steps(lambda: raises(None)).steps()
+    with pytest.raises(TargetError, match="ValueError: it broke"):
+        steps(lambda: raises(None)).probe()
 
 
 # In rounds
@@ -266,31 +299,30 @@ def test_who_waits_for_an_end_goes_out_in_a_later_round() -> None:
     assert rounds_of(trace) == [[0, 2, 5], [1, 3], [4]]
 
 
-@pytest.fixture
-def rounds() -> Iterator[RoundsPlayer]:
-    player = RoundsPlayer(PythonTarget("lfm2np.suite.adapters:own", folder()))
-    yield player
-    player.close()
+class Generates:
+    """Our engine without steps."""
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
+        return Own(model(), {}).generate(requests)
 
 
-def test_rounds_on_any_target_get_no_finding(rounds: RoundsPlayer) -> None:
-    trace = Trace(tuple(request for request in WITHOUT_STOPS.requests if not request.temperature))
-    takes = rounds.probe()
-    assert (takes.sampling, takes.samples, takes.stops) == (False, False, False)
-    played = rounds.play(trace)
-    assert finding_of(model(), "float32", trace, played) is None
-    assert [reply.sent for reply in played.replies] == [0.0, 0.0, 0.0, 0.0, 1.0]
-    assert [len(reply.answers) for reply in played.replies][:3] == [1, 1, 1]
+def test_an_engine_without_steps_gets_no_finding_for_rounds() -> None:
+    player = steps(Generates)
+    abilities = player.probe()
+    assert (abilities.can_abort, abilities.takes_cold, abilities.takes_samples) == (False, False, True)
+    played = player.play(EVERYTHING)
+    assert finding_of(model(), "float32", EVERYTHING, played) is None
+    firsts = [answers[0] for answers in played.answers]
+    assert {index: answer.error for index, answer in enumerate(firsts) if answer.error} == {2: NO_ABORT, 3: NO_ABORT}
+    assert [answer.sent for answer in firsts] == [0, 0, None, None, 1, 0, 1, 0, 0, 0] and played.clock == "rounds"
+    assert [len(answers) for answers in played.answers] == [1, 1, 1, 1, 1, 2, 2, 1, 1, 1]
 
 
 def test_what_a_target_refutes_is_impossible_and_what_it_fails_on_failed() -> None:
-    class Said:
-        def answer(self, requests: Any, left: Any) -> list[Answer]:
-            return [
-                Answer(error="no", kind="impossible" if request.request_id == "0" or None else "")
-                for request in requests
-            ]
+    def together(requests: Sequence[Request], came: Any) -> list[Answers]:
+        return [(failed("no", IMPOSSIBLE if request.request_id == "0" else FAILED),) for request in requests]
 
-    trace = Trace((greedy("", A[:2], 1), greedy("", A[:2], 1), greedy("", A[:2], 4, abort_after=1)))
-    replies = RoundsPlayer(Said()).play(trace).replies  # type: ignore[arg-type]
-    assert [reply.trouble and reply.trouble.kind for reply in replies] == [IMPOSSIBLE, FAILED, None]
+    trace = Trace((greedy("0", A[:2], 1), greedy("1", A[:2], 1), greedy("2", A[:2], 4, abort_after=1)))
+    played = play_in_rounds(trace, Abilities("an engine", at_once=2), together, ignored)
+    kinds = [trouble_of(request, answers) for request, answers in zip(trace.requests, played.answers, strict=True)]
+    assert kinds == [(IMPOSSIBLE, "no"), (FAILED, "no"), None]

@@ -28,7 +28,7 @@ def shares(trace: Trace) -> bool:
     for request in trace.requests:
         if request.after is not None and request.after_tokens is None:
             other = trace.requests[request.after]
-            if len(request.prompt) >= 5 and request.prompt[:5] == other.prompt[:5]:
+            if len(request.prompt_token_ids) >= 5 and request.prompt_token_ids[:5] == other.prompt_token_ids[:5]:
                 return True
     return False
 
@@ -36,8 +36,8 @@ def shares(trace: Trace) -> bool:
 def test_a_shared_beginning_ends_as_two_bare_requests_of_five_tokens() -> None:
     small = shrunk(BIG, shares)
     first, second = small.requests
-    assert first == greedy("", first.prompt, 1) and second == greedy("", first.prompt, 1, after=0)
-    assert len(first.prompt) == 5
+    assert first == greedy("", first.prompt_token_ids, 1) and second == greedy("", first.prompt_token_ids, 1, after=0)
+    assert len(first.prompt_token_ids) == 5
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,10 @@ def test_a_shared_beginning_ends_as_two_bare_requests_of_five_tokens() -> None:
     [
         (lambda trace: True, Trace((greedy("", (12,), 1),))),
         (lambda trace: len(trace.requests) >= 3, None),
-        (lambda trace: any(13 in request.prompt for request in trace.requests), Trace((greedy("", (13,), 1),))),
+        (
+            lambda trace: any(13 in request.prompt_token_ids for request in trace.requests),
+            Trace((greedy("", (13,), 1),)),
+        ),
         (lambda trace: any(request.cold for request in trace.requests), Trace((greedy("", (15,), 1, cold=True),))),
         (lambda trace: any(request.stop for request in trace.requests), Trace((greedy("", (15,), 1, stop="x"),))),
         (lambda trace: any(request.max_tokens >= 3 for request in trace.requests), None),
@@ -61,29 +64,29 @@ def test_what_is_not_needed_goes(fails: Fails, expected: Trace | None) -> None:
 
 def test_tokens_and_moments_end_at_the_least_that_fails() -> None:
     (request,) = shrunk(BIG, lambda trace: any(request.max_tokens >= 3 for request in trace.requests)).requests
-    assert request == greedy("", request.prompt, 3) and len(request.prompt) == 1
+    assert request == greedy("", request.prompt_token_ids, 3) and len(request.prompt_token_ids) == 1
     (left,) = shrunk(BIG, lambda trace: any(request.abort_after is not None for request in trace.requests)).requests
-    assert left == greedy("", left.prompt, 1, abort_after=0)
+    assert left == greedy("", left.prompt_token_ids, 1, abort_after=0)
     waits = shrunk(BIG, lambda trace: any(request.after_tokens is not None for request in trace.requests))
     assert [request.after_tokens for request in waits.requests] == [None, 1]
     three = shrunk(BIG, lambda trace: len(trace.requests) >= 3)
     assert [request.after for request in three.requests] == [None, 0, 1]  # one after another
-    assert all(request == greedy("", request.prompt, 1, after=request.after) for request in three.requests)
+    assert all(request == greedy("", request.prompt_token_ids, 1, after=request.after) for request in three.requests)
 
 
 def test_prompts_that_must_stay_equal_are_cut_together() -> None:
     def equal(trace: Trace) -> bool:
-        return len({request.prompt for request in trace.requests}) < len(trace.requests)
+        return len({request.prompt_token_ids for request in trace.requests}) < len(trace.requests)
 
     first, second = shrunk(
         Trace((greedy("", SEVEN, 2), greedy("", (9, 8), 1), greedy("", SEVEN, 3, after=0))), equal
     ).requests
-    assert first.prompt == second.prompt and len(first.prompt) == 1
+    assert first.prompt_token_ids == second.prompt_token_ids and len(first.prompt_token_ids) == 1
 
 
 def test_several_samples_go_before_the_temperature_does() -> None:
-    (request,) = shrunk(BIG, lambda trace: any(request.temperature for request in trace.requests)).requests
-    assert (request.samples, request.temperature) == (1, 1.0)
+    (request,) = shrunk(BIG, lambda trace: any(request.params.temperature for request in trace.requests)).requests
+    assert (request.params.n, request.params.temperature) == (1, 1.0)
 
 
 def test_requests_go_first_then_tokens_then_what_is_special_then_overlap() -> None:
@@ -99,7 +102,7 @@ def test_requests_go_first_then_tokens_then_what_is_special_then_overlap() -> No
         if len(trace.requests) < len(BIG.requests):
             return "requests"
         pairs = list(zip(trace.requests, BIG.requests, strict=True))
-        if any(first.prompt != other.prompt for first, other in pairs):
+        if any(first.prompt_token_ids != other.prompt_token_ids for first, other in pairs):
             return "prompts"
         moments = any(
             (first.after, first.after_tokens is None) != (two.after, two.after_tokens is None) for first, two in pairs

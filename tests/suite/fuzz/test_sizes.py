@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
-from lfm2np.suite.fuzz.played import Takes
 from served_here import folder
 
 from lfm2np.commands.cli import main
@@ -77,12 +76,12 @@ def test_sizes_that_an_engine_reports_are_not_assumed(
 
 def test_prompts_lie_around_the_chunks_of_small_engines_and_of_large_ones() -> None:
     """Around 512 alone, two prompts were most of a trace: a pool of 1,024 tokens was hardly ever full of short ones."""
-    takes = Takes(Abilities("an engine", tells_logprobs=True))
+    abilities = Abilities("an engine", tells_logprobs=True)
     around = Around(16, 512, 8, 1024, tuple(range(20, 60)))
     seen: Counter[str] = Counter()
 
     @settings(max_examples=60, derandomize=True, database=None)
-    @given(traces_around(arounds_of(around, sizes_of(NOTHING, takes, Size((1024,), MODELS)))))
+    @given(traces_around(arounds_of(around, sizes_of(NOTHING, abilities, Size((1024,), MODELS)))))
     def draw(trace: Trace) -> None:
         lengths = [len(sent.prompt_token_ids) for sent in trace.requests]
         seen.update(chunk for chunk in (64, 256, 512) if any(abs(length - chunk) <= 1 for length in lengths))

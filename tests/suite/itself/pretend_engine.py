@@ -8,11 +8,8 @@ import random
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from lfm2np.suite.fuzz.play_engine import rounds_of
-from lfm2np.suite.fuzz.played import Played, Reply, Takes
-
 from lfm2np.oracle.engines.records import Answer, Request, Trace
-from lfm2np.oracle.engines.target import Abilities
+from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, ignored, rounds_of
 
 VOCAB = 16
 LETTERS = "abcdefghijklmnop"  # the text of each token
@@ -61,17 +58,25 @@ class Pretend:
     second_at: int | None = None  # the output token where it takes the second best
     late_stop: int = 0  # characters of a stop string that stay in the text
 
-    def probe(self) -> Takes:
-        abilities = Abilities(
-            "pretend", tells_logprobs=True, tells_prompt_logprobs=self.tells_logprobs, can_abort=True, takes_seeds=True
+    def probe(self) -> Abilities:
+        return Abilities(
+            "pretend",
+            tells_logprobs=True,
+            tells_prompt_logprobs=self.tells_logprobs,
+            can_abort=True,
+            takes_stops=True,
+            takes_sampling=True,
+            takes_seeds=True,
+            takes_samples=True,
+            is_streaming=True,
+            slots=4,
         )
-        return Takes(abilities, samples=True, sampling=True, stops=True, streams=True, slots=4)
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def play(self, trace: Trace) -> Played:
-        replies: dict[int, Reply] = {}
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        answers: dict[int, Answers] = {}
         for indices in rounds_of(trace):
             aborted = sum(trace.requests[index].abort_after is not None for index in indices)
             for place, index in enumerate(indices):
@@ -82,12 +87,12 @@ class Pretend:
                     branch(sent.prompt_token_ids, self.last), self.number,
                     sent.after_tokens is not None,
                 )  # fmt: skip
-                replies[index] = self.reply(circumstances)
+                answers[index] = self.answers(circumstances)
                 self.number += 1
             for place, index in enumerate(indices):
-                self.slots[place % 4] = len(trace.requests[index].prompt)
-                self.keep(trace.requests[index].prompt)
-        return Played(tuple(replies[index] for index in range(len(trace.requests))))
+                self.slots[place % 4] = len(trace.requests[index].prompt_token_ids)
+                self.keep(trace.requests[index].prompt_token_ids)
+        return Played(tuple(answers[index] for index in range(len(trace.requests))))
 
     def cached(self, prompt: Ids) -> int:
         """Tokens that it shares with the prompt so far that has most of them."""
@@ -99,11 +104,11 @@ class Pretend:
         if prompt not in self.prefixes:
             self.prefixes.update(prompt[:end] for end in range(1, len(prompt) + 1))
 
-    def reply(self, now: Circumstances) -> Reply:
+    def answers(self, now: Circumstances) -> Answers:
         sent = now.sent
         if sent.abort_after is not None:
-            return Reply(left=True)
-        return Reply(tuple(self.answer(now, sample) for sample in range(sent.params.n)))
+            return (Answer(is_aborted=True),)
+        return tuple(self.answer(now, sample) for sample in range(sent.params.n))
 
     def answer(self, now: Circumstances, sample: int) -> Answer:
         sent, ids, logprobs, tops = now.sent, list[int](), list[float](), list[dict[int, float]]()
@@ -129,7 +134,7 @@ class Pretend:
                 for end in range(1, len(sent.prompt_token_ids))
             )
         reported = (tuple(logprobs), tuple(tops)) if self.tells_logprobs else (None, None)
-        return Answer("0", tuple(ids), *reported, prompt, text, reason)
+        return Answer(tuple(ids), *reported, prompt, text, reason)
 
     def values(self, ids: Sequence[int], now: Circumstances, position: int) -> dict[int, float]:
         """Log-probabilities of all tokens behind some."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lfm2np.suite.fuzz.played import DEAD, Played, Reply, Trouble
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
 from lfm2np.errors import InconclusiveError
-from lfm2np.oracle.engines.records import DEAD, Answer, Trace
-from lfm2np.oracle.engines.target import TargetError
+from lfm2np.oracle.engines.records import BROKEN, DEAD, REFUSED, Answer, Trace, failed
+from lfm2np.oracle.engines.target import Arrived, Played, TargetError, Trouble, ignored
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.suite.itself.asked import Asking, Checked, between
@@ -203,9 +202,9 @@ class Poisoned(Pretend):
 
     is_broken = False
 
-    def play(self, trace: Trace) -> Played:
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
         if self.is_broken:
-            return Played((Reply(trouble=Trouble("5xx", "HTTP 500")),) * len(trace.requests))
+            return Played(((failed("HTTP 500"),),) * len(trace.requests))
         self.is_broken = len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests)
         return super().play(trace)
 
@@ -216,10 +215,15 @@ def test_an_engine_that_answers_no_more_breaks_the_relation_in_which_that_shows(
     assert "HTTP 500; since then no question was answered" in checked.broken[0].broken.what
 
 
+def gone(trace: Trace) -> Played:
+    broken = (failed("the connection broke", BROKEN),)
+    return Played((broken,) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+
+
 class DiesInABatch(Pretend):
-    def play(self, trace: Trace) -> Played:
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
         if len(trace.requests) > 1 and all(sent.after is None for sent in trace.requests):
-            return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+            return gone(trace)
         return super().play(trace)
 
 
@@ -240,16 +244,15 @@ def test_relations_after_the_time_are_not_begun() -> None:
 
 
 class Silent(Pretend):
-    def play(self, trace: Trace) -> Played:
-        return Played((Reply(trouble=Trouble("refused", "HTTP 400: no")),) * len(trace.requests))
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        return Played(((failed("HTTP 400: no", REFUSED),),) * len(trace.requests))
 
 
 class Choosy(Pretend):
-    def play(self, trace: Trace) -> Played:
-        refused = Reply(trouble=Trouble("5xx", "HTTP 500"))
-        replies = super().play(trace).replies
-        pairs = zip(trace.requests, replies, strict=True)
-        return Played(tuple(refused if len(sent.prompt_token_ids) == 1 else reply for sent, reply in pairs))
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        pairs = zip(trace.requests, super().play(trace).answers, strict=True)
+        refused = (failed("HTTP 500"),)
+        return Played(tuple(refused if len(sent.prompt_token_ids) == 1 else answers for sent, answers in pairs))
 
 
 def test_a_question_that_is_not_answered_alone_is_said() -> None:
@@ -263,9 +266,9 @@ def test_a_question_that_is_not_answered_alone_is_said() -> None:
 
 
 class Mortal(Pretend):
-    def play(self, trace: Trace) -> Played:
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
         if any(sent.streamed for sent in trace.requests):
-            return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+            return gone(trace)
         return super().play(trace)
 
 
@@ -280,8 +283,8 @@ def test_an_engine_that_dies_breaks_the_relation_and_what_came_before_stays() ->
 
 
 class Gone(Pretend):
-    def play(self, trace: Trace) -> Played:
-        return Played((Reply(),) * len(trace.requests), Trouble(DEAD, "no connection any more"))
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        return gone(trace)
 
 
 def test_an_engine_that_answers_nothing_is_inconclusive_and_one_that_is_gone_is_an_error() -> None:
@@ -292,17 +295,12 @@ def test_an_engine_that_answers_nothing_is_inconclusive_and_one_that_is_gone_is_
 
 
 class Short(Pretend):
-    """As an engine in Python does: a request that is too long ends when it is added, and the run with it."""
+    """As an engine in Python does: a request that is too long ends when it is added."""
 
-    def play(self, trace: Trace) -> Played:
-        played = super().play(trace)
-        first = next(
-            (index for index, sent in enumerate(trace.requests) if len(sent.prompt_token_ids) > 45), len(trace.requests)
-        )
-        replies = [*played.replies[:first], *[Reply(sent=3.0)] * (len(trace.requests) - first)]
-        if first < len(replies):
-            replies[first] = Reply(trouble=Trouble("5xx", "RequestError: too long"), sent=3.0, ended=3.0)
-        return Played(tuple(replies))
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        refused = (replace(failed("RequestError: too long"), sent=3.0, ended=3.0),)
+        pairs = zip(trace.requests, super().play(trace).answers, strict=True)
+        return Played(tuple(refused if len(sent.prompt_token_ids) > 45 else answers for sent, answers in pairs))
 
 
 def test_a_refused_request_beside_the_questions_breaks_nothing() -> None:

@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from lfm2np.suite.fuzz.played import DEAD, HANG, LEAK, Played, Reply, Trouble
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
-from lfm2np.oracle.engines.records import DEAD, HANG, Trace, greedy
+from lfm2np.oracle.engines.records import DEAD, HANG, Answer, Trace, changed, failed, greedy
+from lfm2np.oracle.engines.target import Arrived, Played, Trouble, ignored
 from lfm2np.suite.fuzz.campaign import Campaign
 from lfm2np.suite.fuzz.draw_traces import Around
+from lfm2np.suite.fuzz.finding import LEAK
 from lfm2np.suite.itself.by_itself import ByItself, alone
 from lfm2np.suite.itself.pairs import unit, without
 from lfm2np.suite.itself.rounding_spread import Spread
@@ -65,30 +66,30 @@ def test_what_is_wrong_by_decode_alone_shows_in_its_scores() -> None:
 
 def test_an_answer_that_was_left_is_compared_as_far_as_it_came() -> None:
     player = Pretend()
-    whole = player.play(Trace((SENT,))).replies[0].answers[0]
+    whole = player.play(Trace((SENT,))).answers[0][0]
     cut = replace(whole, token_ids=(whole.token_ids or ())[:2], logprobs=(whole.logprobs or ())[:2], top_logprobs=None)
     judge, trace = ByItself(player, SPREAD, VOCAB), Trace((replace(SENT, abort_after=2),))
-    assert judge.finding(trace, Played((Reply((cut,), left=True),))) is None
+    assert judge.finding(trace, Played(((replace(cut, is_aborted=True),),))) is None
     wrong = replace(cut, logprobs=((cut.logprobs or (0.0,))[0] - 0.1, *(cut.logprobs or ())[1:]))
-    assert judge.finding(trace, Played((Reply((wrong,), left=True),))) is not None
-    assert judge.finding(Trace((SENT,)), Played((Reply((cut,)),))) is not None  # not left, and too short
+    assert judge.finding(trace, Played(((replace(wrong, is_aborted=True),),))) is not None
+    assert judge.finding(Trace((SENT,)), Played(((cut,),))) is not None  # not left, and too short
 
 
 def test_troubles_come_first() -> None:
     judge = ByItself(Pretend(), SPREAD, VOCAB)
     for trouble in (Trouble(DEAD, "gone"), Trouble(LEAK, "slots")):
-        finding = judge.finding(Trace((SENT,)), Played((Reply(),), trouble))
+        finding = judge.finding(Trace((SENT,)), Played(((Answer(),),), trouble))
         assert finding is not None and (finding.kind, finding.what) == (trouble.kind, trouble.what)
-    finding = judge.finding(Trace((SENT,)), Played((Reply(trouble=Trouble("5xx", "HTTP 500")),)))
+    finding = judge.finding(Trace((SENT,)), Played(((failed("HTTP 500"),),)))
     assert finding is not None and (finding.kind, finding.request) == ("5xx", 0)
 
 
 def test_an_engine_that_hangs_when_it_is_asked_alone_is_a_finding() -> None:
     class Hangs(Pretend):
-        def play(self, trace: Trace) -> Played:
-            hung = Reply(trouble=Trouble(HANG, "no complete answer"))
-            pairs = zip(trace.requests, super().play(trace).replies, strict=True)
-            return Played(tuple(hung if sent.is_scored else reply for sent, reply in pairs))
+        def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+            hung = (failed("no complete answer", HANG),)
+            pairs = zip(trace.requests, super().play(trace).answers, strict=True)
+            return Played(tuple(hung if sent.is_scored else answers for sent, answers in pairs))
 
     player = Hangs()
     judge = ByItself(player, SPREAD, VOCAB, with_scores=True)
@@ -103,7 +104,7 @@ def test_what_is_expected_is_the_answer_alone_within_its_bounds() -> None:
     player = Pretend()
     judge = ByItself(player, SPREAD, VOCAB)
     right = judge.right(replace(SENT, after=None, streamed=True), None)
-    answer = player.play(Trace((alone(SENT),))).replies[0].answers[0]
+    answer = player.play(Trace((alone(SENT),))).answers[0][0]
     assert [(token.token_id, token.logprob) for token in right] == list(
         zip(answer.token_ids or (), answer.logprobs or (), strict=True)
     )
@@ -111,7 +112,7 @@ def test_what_is_expected_is_the_answer_alone_within_its_bounds() -> None:
     others = without(tops, right[0].token_id)
     assert right[0].bound == pytest.approx(300e-6 * unit(right[0].logprob, others))
     assert right[0].decided == (right[0].logprob - max(others) > math.sqrt(2) * 300e-6)
-    assert judge.right(replace(SENT, temperature=1.0), None) == []
+    assert judge.right(changed(SENT, temperature=1.0), None) == []
     assert judge.alone(replace(SENT, after=0, abort_after=1)) == alone(SENT)
     assert ByItself(player, SPREAD, VOCAB, is_same=False).alone(SENT) is None
 
