@@ -72,7 +72,7 @@ def packed(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 def added(dialect: Dialect) -> dict[str, object]:
     """Fields of a request with a stop string and a seed that others have not, or have otherwise."""
-    params = {"stop": " sat"} if dialect.takes_stops else {}
+    params: dict[str, object] = {"stop": " sat"} if dialect.takes_stops else {}
     params |= {"seed": 1, "temperature": 1.0} if dialect.takes_seeds else {}
     plain, drawn = (dialect.request(each, dialect.extras[0]) for each in (REQUEST, changed(REQUEST, **params)))
     for name, value in plain.items():

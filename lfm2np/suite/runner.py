@@ -365,8 +365,9 @@ def short(example: Any) -> str:
     if dataclasses.is_dataclass(example) and not isinstance(example, type):
         fields = []
         for each in dataclasses.fields(example):
-            value = getattr(example, each.name)
-            if value != each.default or each.default is dataclasses.MISSING:
+            value, factory = getattr(example, each.name), each.default_factory
+            default = each.default if factory is dataclasses.MISSING else factory()
+            if value != default or default is dataclasses.MISSING:
                 fields.append(f"{each.name}={short(value)}")
         return f"{type(example).__name__}({', '.join(fields)})"
     if isinstance(example, tuple):

@@ -20,7 +20,7 @@ from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, Request, greedy
+from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.engines.validate import validate
@@ -170,7 +170,7 @@ def test_one_wrong_token_among_all_is_a_bug(model: Model) -> None:
     pairs = told(model)
     request, answer = pairs[-1]
     wrong = (answer.token_ids[0] + 1) % model.config.vocab_size  # type: ignore[index]
-    pairs[-1] = (replace(request, max_tokens=1), Answer((wrong,), answer.logprobs[:1]))  # type: ignore[index]
+    pairs[-1] = (changed(request, max_tokens=1), Answer((wrong,), answer.logprobs[:1]))  # type: ignore[index]
     result = judged(model, Abilities("wrong once"), "float32", pairs)
     assert result.total.verdict is Verdict.BUG
     assert result.total.first_wrong is not None and result.total.first_wrong.token_id == wrong

@@ -94,11 +94,7 @@ def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer
     """Also where the answers are read from a file."""
 
     def refusing(request: Request, answer: Answer) -> Answer:
-        return (
-            failed(request, "no prompts with this token")
-            if "+" in request.request_id
-            else ends_after(6)(request, answer)
-        )
+        return failed("no prompts with this token") if "+" in request.request_id else ends_after(6)(request, answer)
 
     with Transcript(tmp_path / "answers.jsonl") as transcript:
         target = Changed(model, refusing)
@@ -155,7 +151,7 @@ def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: M
 
 def test_a_token_id_below_zero_is_named(model: Model) -> None:
     def below(request: Request, answer: Answer) -> Answer:
-        return failed(request, "token_ids[0] -1: expected a whole number, at least 0")
+        return failed("token_ids[0] -1: expected a whole number, at least 0")
 
     result = checked_target(model, Changed(model, below), cases=("short-prompts",))
     assert result.total.verdict is Verdict.INCONCLUSIVE
@@ -193,7 +189,7 @@ def test_right_stop_strings_and_seeds_are_right(model: Model, form: str) -> None
 
 def test_an_engine_that_refuses_stop_strings_and_seeds_is_right_and_they_are_not_tested(model: Model) -> None:
     def poor(request: Request, answer: Answer) -> Answer:
-        return answer if request.params.seed is None and request.stop is None else failed(request, "greedy only")
+        return answer if request.params.seed is None and request.stop is None else failed("greedy only")
 
     result = checked_target(model, Changed(model, poor), cases=("stops", "seeds"))
     assert result.total.verdict is Verdict.EXACT

@@ -373,4 +373,4 @@ def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:
     with Transcript(tmp_path / "earlier.jsonl") as transcript:
         assert transcript.known(request) == Answer((5,))
         with pytest.raises(RequestError, match="is another request there"):
-            transcript.known(replace(request, factors={**request.tags, "prefix": "warm"}))
+            transcript.known(replace(request, tags={**request.tags, "prefix": "warm"}))

@@ -11,22 +11,15 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import lfm2np
-from lfm2np.oracle.engines.records import Answer, Request
+from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
 
 LOCK = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Asked:
-    prompt: tuple[int, ...]
-    max_tokens: int
-    stop: str | None
 
 
 @cache
@@ -34,12 +27,14 @@ def model() -> lfm2np.Model:
     return lfm2np.load(numerics="float32")
 
 
+def asked_of(prompt: Sequence[int], max_tokens: int, stop: Sequence[str] | None) -> Request:
+    return greedy("q", prompt, max_tokens, stop=tuple(stop or ()))
+
+
 @cache
-def right(asked: Asked) -> Answer:
+def right(asked: Request) -> Answer:
     engine = lfm2np.Engine(model())
-    stop = () if asked.stop is None else (asked.stop,)
-    params = lfm2np.SamplingParams(temperature=0.0, max_tokens=asked.max_tokens, ignore_eos=True, logprobs=0, stop=stop)
-    engine.add_request("q", list(asked.prompt), params)
+    engine.add_request("q", list(asked.prompt_token_ids), asked.params)
     while engine.has_unfinished:
         outputs = engine.step()
     (said,) = outputs[0].outputs
@@ -47,15 +42,15 @@ def right(asked: Asked) -> Answer:
     return Answer(tuple(said.token_ids), finish_reason=said.finish_reason, logprobs=logprobs, text=said.text)
 
 
-def whole(asked: Asked) -> Answer:
-    return right(replace(asked, stop=None))
+def whole(asked: Request) -> Answer:
+    return right(changed(asked, stop=()))
 
 
-def ended(asked: Asked, reason: str | None) -> Answer:
+def ended(asked: Request, reason: str | None) -> Answer:
     return replace(right(asked), finish_reason=reason)
 
 
-def cut(asked: Asked, reason: str | None) -> Answer:
+def cut(asked: Request, reason: str | None) -> Answer:
     """The first half of it."""
     said = right(asked)
     half = len(said.token_ids) // 2 or 1
@@ -63,39 +58,39 @@ def cut(asked: Asked, reason: str | None) -> Answer:
     return Answer(ids, finish_reason=reason, logprobs=logprobs, text=model().tokenizer.decode(ids))
 
 
-def left_in_the_text(asked: Asked) -> Answer:
+def left_in_the_text(asked: Request) -> Answer:
     said = right(asked)
     return replace(said, text=model().tokenizer.decode(said.token_ids))
 
 
-def only_the_text_ends(asked: Asked) -> Answer:
+def only_the_text_ends(asked: Request) -> Answer:
     return replace(whole(asked), text=right(asked).text, finish_reason=right(asked).finish_reason)
 
 
-def one_token_more(asked: Asked) -> Answer:
+def one_token_more(asked: Request) -> Answer:
     said, more = right(asked), whole(asked)
     count = min(len(said.token_ids) + 1, asked.max_tokens)
     return replace(said, token_ids=more.token_ids[:count], logprobs=(more.logprobs or ())[:count])
 
 
-def without_text(asked: Asked) -> Answer:
+def without_text(asked: Request) -> Answer:
     return replace(whole(asked), text=None)
 
 
 STOPPED = itertools.count()
 
 
-def ignores_every_other_stop(asked: Asked) -> Answer:
+def ignores_every_other_stop(asked: Request) -> Answer:
     return right(asked) if asked.stop is not None and next(STOPPED) % 2 else whole(asked)
 
 
-def refuses(asked: Asked) -> Answer:
+def refuses(asked: Request) -> Answer:
     if asked.stop is not None:
         raise ValueError("no stop strings")
     return right(asked)
 
 
-WAYS: dict[str, Callable[[Asked], Answer]] = {
+WAYS: dict[str, Callable[[Request], Answer]] = {
     "right": right,
     "no-reason": partial(ended, reason=None),
     "early-stop": lambda asked: cut(asked, "stop") if asked.max_tokens > 1 else right(asked),
@@ -104,7 +99,7 @@ WAYS: dict[str, Callable[[Asked], Answer]] = {
     "cut-length": partial(cut, reason="length"),
     "cut-filter": partial(cut, reason="content_filter"),
     "cut-none": partial(cut, reason=None),
-    "error": lambda asked: cut(asked, "error") if len(asked.prompt) > 3 else right(asked),
+    "error": lambda asked: cut(asked, "error") if len(asked.prompt_token_ids) > 3 else right(asked),
     "ignores-stops": whole,
     "ignores-stops-without-text": without_text,
     "ignores-every-other-stop": ignores_every_other_stop,
@@ -129,8 +124,7 @@ class Wrong:
     def completion(self, request: Request) -> Answer:
         if request.params.temperature:
             raise ValueError("greedy only")
-        stop = request.params.stop
-        return self.way(Asked(request.prompt_token_ids, request.params.max_tokens or 1, stop[0] if stop else None))
+        return self.way(asked_of(request.prompt_token_ids, request.max_tokens, request.params.stop))
 
 
 def __getattr__(name: str) -> Any:
@@ -147,20 +141,20 @@ def serve_lines(way: str) -> None:
     for line in sys.stdin:
         fields = json.loads(line)
         if fields["kind"] == "hello":
-            hello: dict[str, Any] = {"kind": "hello", "protocol": 1, "engine": way, "logprobs": True, "top_logprobs": 0}
+            hello: dict[str, Any] = {"kind": "hello", "protocol": 2, "engine": way, "logprobs": True, "top_logprobs": 0}
             stops = {} if way == "lacks-stops" else {"stops": True}
             say({**hello, "prompt_logprobs": False, "at_once": 4, "abort": False, **stops})
-        elif fields["kind"] == "ask":
+        elif fields["kind"] == "request":
             requests.append(fields)
         elif fields["kind"] == "run":
             for request in requests:
-                say({"kind": "answer", "id": request["id"], **line_of(way, request)})
+                say({"kind": "answer", "request_id": request["request_id"], **line_of(way, request)})
             requests = []
 
 
 def line_of(way: str, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        said = WAYS[way](Asked(tuple(request["prompt_token_ids"]), request["max_tokens"], request.get("stop")))
+        said = WAYS[way](asked_of(request["prompt_token_ids"], request["max_tokens"], request.get("stop")))
     except ValueError as problem:
         return {"error": str(problem)}
     fields = {"token_ids": said.token_ids, "logprobs": said.logprobs, "text": said.text}
@@ -184,7 +178,7 @@ def serving(way: str) -> Iterator[str]:
                 return
             try:
                 with LOCK:
-                    said = WAYS[way](Asked(tuple(body["prompt"]), body["max_tokens"], stop[0] if stop else None))
+                    said = WAYS[way](asked_of(body["prompt"], body["max_tokens"], stop))
             except ValueError as problem:
                 self.reply(400, {"error": str(problem)})
                 return

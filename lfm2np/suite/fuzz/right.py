@@ -55,9 +55,9 @@ def right_answer(model: Model, format_name: str, request: Request, seen: Answer 
 
 def fitted_tokens(model: Model, request: Request, seen: Answer | None) -> tuple[int, ...]:
     """Empty for an answer that can't be scored."""
-    if seen is None:
+    if seen is None or seen.error is not None:
         return ()
-    return fitting(request, replace(seen, is_aborted=True), model.config).token_ids or ()
+    return fitting(request, replace(seen, is_aborted=True), model.config).ids
 
 
 def best_tokens(model: Model, request: Request) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ def require_explained(
 
 
 def require_scores(number_format: str, model: AnyModel, token_ids: tuple[int, ...], scores: Sequence[float]) -> None:
-    pair = (greedy("score", token_ids, 1, case="conformance"), Answer(prompt_logprobs=tuple(scores)))
+    pair = (greedy("score", token_ids, 1, case="conformance"), Answer((0,), prompt_logprobs=tuple(scores)))
     for position in judge(loaded(model), number_format, [pair], known=known_of(model)):
         if position.verdict is Verdict.DRIFT:
             raise Violation(described(position, number_format))

@@ -61,7 +61,8 @@ def test_a_seeded_request_need_not_choose_the_likeliest_token(model: Model) -> N
 def test_of_a_seed_the_first_answer_counts(model: Model) -> None:
     request, answer = drawn_at(0.0, 0)[0]
     assert (
-        drawn_wrongly(model, [(replace(request, id=str(number)), answer) for number in range(50)], [], Known()) is None
+        drawn_wrongly(model, [(replace(request, request_id=str(number)), answer) for number in range(50)], [], Known())
+        is None
     )
 
 

@@ -151,7 +151,7 @@ def test_emulated_engines_are_not_called_wrong(published: Model, near: Model, na
 
 def test_truths_of_the_same_tokens_by_other_routes_are_others(published: Model) -> None:
     request, answer = said(published)
-    other = replace(answer, routes=as_tuples(own_routes(published)[:, :, ::-1]), id="b")
+    other = replace(answer, routes=as_tuples(own_routes(published)[:, :, ::-1]))
     swapped_routes = own_routes(published)
     swapped_routes[2, 0] = swapped(np.arange(8.0), swapped_routes[2, 0])
     third = replace(answer, routes=as_tuples(swapped_routes))

@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from engines import answered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ def told(name: str) -> tuple[Pair, ...]:
         for round_ in rounds(Writer(model().config, None, 1), ["short-prompts", "borders"])
         for request in round_.requests
     ]
-    return tuple(zip(requests[:12], target.answer(requests[:12]), strict=True))
+    return tuple(answered(target, requests[:12]))
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dumps import DIRECTORIES, checkpoint
-from engines import checked_target
+from engines import answered, checked_target
 
 import lfm2np
 from lfm2np.checkpoint.config_json import load_config
@@ -75,6 +75,6 @@ def test_the_mended_engine_is_lfm2_on_every_dense_fixture(directory: Path) -> No
     ids = np.random.default_rng(0).integers(0, exact.config.vocab_size, 8).tolist()
     request = greedy("a", tuple(ids), 4, case="short-prompts", prompt_logprobs=0, tags={"length": len(ids)})
     target = PythonTarget("lfm2np.oracle.wrong_engine:mended", directory)
-    result = judged(exact, target.probe(), "float32", [(request, target.answer([request])[0])])
+    result = judged(exact, target.probe(), "float32", answered(target, [request]))
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE)
     assert len(result.positions) == 7 + 4 and all(position.error is not None for position in result.positions)

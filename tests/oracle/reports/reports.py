@@ -117,7 +117,7 @@ def hostile() -> Checked:
 def unanswered() -> Checked:
     """Some requests failed, with twelve messages; some could not be put."""
     requests = [short("prefixes", index) for index in range(24)]
-    pairs = tuple((request, failed(request, f"message {min(index, 11)}")) for index, request in enumerate(requests))
+    pairs = tuple((request, failed(f"message {min(index, 11)}")) for index, request in enumerate(requests))
     base = made(Verdict.INCONCLUSIVE, [], "24 requests got no usable answer")
     total = replace(base.total, unanswered=tuple(request.request_id for request in requests))
     return replace(base, pairs=pairs, not_put=("borders-7", "borders-9", "families-2"), total=total)

@@ -211,7 +211,7 @@ def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
 def test_traces_that_do_not_fit_are_left_out_or_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "found" / "wrong-1" / "trace.json"
     trace.parent.mkdir(parents=True)
-    trace.write_text('{"requests": [{"prompt": [300]}]}')
+    trace.write_text('{"requests": [{"prompt_token_ids": [300], "max_tokens": 1}]}')
     assert run(OWN, *SMALL, "--replay", str(trace)) == 3
     assert capsys.readouterr().err.endswith(
         "requests[0].prompt_token_ids: token 300, expected ids below vocab_size=300\n"
@@ -227,7 +227,8 @@ def test_an_interrupt_while_shrinking_keeps_what_was_found(
     if is_known:
         known = tmp_path / "found" / "wrong-1"
         known.mkdir(parents=True)
-        (known / "trace.json").write_text('{"requests": [{"prompt": [50, 51]}, {"prompt": [50, 51]}]}')
+        row = {"prompt_token_ids": [50, 51], "max_tokens": 1}
+        (known / "trace.json").write_text(json.dumps({"requests": [row, row]}))
     play = Campaign.replay
 
     def replay(self: Campaign, *arguments: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from served_here import folder
 
 from lfm2np.commands.cli import main
@@ -80,7 +80,7 @@ def test_prompts_lie_around_the_chunks_of_small_engines_and_of_large_ones() -> N
     around = Around(16, 512, 8, 1024, tuple(range(20, 60)))
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=60, derandomize=True, database=None)
+    @settings(max_examples=30, database=None, deadline=None)
     @given(traces_around(arounds_of(around, sizes_of(NOTHING, abilities, Size((1024,), MODELS)))))
     def draw(trace: Trace) -> None:
         lengths = [len(sent.prompt_token_ids) for sent in trace.requests]
@@ -88,7 +88,8 @@ def test_prompts_lie_around_the_chunks_of_small_engines_and_of_large_ones() -> N
         at_once = sum(sent.num_tokens for sent in trace.requests if sent.after is None)
         seen["full"] += at_once > 1024 and max(lengths) <= 300
 
-    draw()
+    for number in range(3):  # Hypothesis varies what it has drawn, so that one run may see little of a kind
+        seed(number)(draw)()
     assert all(seen[chunk] >= 3 for chunk in (64, 256, 512)) and seen["full"] >= 2, seen
 
 

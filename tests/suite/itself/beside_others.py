@@ -123,16 +123,15 @@ def speak(engine: Engine) -> None:
         fields = json.loads(line)
         if fields["kind"] == "hello":
             able = {"logprobs": True, "top_logprobs": 0, "prompt_logprobs": False, "at_once": 4, "abort": False}
-            write({"kind": "hello", "protocol": 1, "engine": "beside others", **able})
-        elif fields["kind"] == "ask":
+            write({"kind": "hello", "protocol": 2, "engine": "beside others", **able})
+        elif fields["kind"] == "request":
             requests.append(fields)
         elif fields["kind"] == "run":
             for request in requests:
                 is_wrong = len(requests) > 1 and not engine.is_right
                 answer = engine.completion(request["prompt_token_ids"], request["max_tokens"], is_wrong)
-                write(
-                    {"kind": "answer", "id": request["id"], "token_ids": answer.token_ids, "logprobs": answer.logprobs}
-                )
+                fields = {"token_ids": answer.token_ids, "logprobs": answer.logprobs}
+                write({"kind": "answer", "request_id": request["request_id"], **fields})
             requests = []
 
 
