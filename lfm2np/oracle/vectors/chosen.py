@@ -6,17 +6,23 @@ Everything is derived by SHA-256 from one seed, so the same model and seed give 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.errors import RequestError
 from lfm2np.oracle.workloads import exact_text
-from lfm2np.truth.config import ModelConfig
+from lfm2np.truth.config import SLIDING, ModelConfig
 
 NEW = 8  # new tokens of a vector, unless it says otherwise
 BLOCK = 16  # tokens of a block in most engines
+LOGITS = "logits"
+SMALL = (  # the vectors of a small set, beside those that they name and those of windows
+    *("short-1-ids", "short-2-text", "border-16", "decode-32", "chunks-none", "chunks-of-2"),
+    *("prefix-branch", "slot-again", "beside-3"),
+)
 TEXTS = (
     "recall: n = 4, d = 9, p = 2, z = 7; d -> 9",
     "copy: lamo tide rusa -> lamo tide rusa",
@@ -61,7 +67,7 @@ class Chosen:
 
     keep  tensors to store: "" none, "logits" the rows of the new tokens, "blocks" also each block's output for the
     prompt,
-          "all" every tensor that recorders/own.py names
+          "all" every tensor that recorders/lfm2np_recorder.py names
     """
 
     id: str
@@ -104,11 +110,15 @@ class Prompts:
         return int.from_bytes(hashlib.sha256(f"{self.seed}:{label}".encode()).digest(), "big")
 
 
-def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> list[Chosen]:
-    """All vectors that fit into the model's context."""
+def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0, is_small: bool = False) -> list[Chosen]:
+    """All vectors that fit into the model's context.
+
+    is_small  those of SMALL and what they name, without logits, from which all scripts can still be made
+    """
     prompts = Prompts(config, tokenizer, seed)
-    makers = (short, borders, decoding, chunks, prefixes, branches, slots, neighbours, repeated, tasks, long_ones)
-    vectors = [vector for maker in makers for vector in maker(prompts)]
+    makers = (short, borders, windows, decoding, chunks, prefixes, branches, slots)
+    more = (neighbours, repeated, tasks, long_ones)
+    vectors = [vector for maker in (*makers, *more) for vector in maker(prompts)]
     room = config.max_position_embeddings
     kept = {vector.id: vector for vector in vectors if len(vector.prompt_token_ids) + vector.new <= room}
     while lost := [name for name, vector in kept.items() if not mentioned(vector) <= kept.keys()]:
@@ -116,7 +126,22 @@ def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> l
     for name, vector in kept.items():
         if tokenizer is not None and vector.prompt_text is None:
             kept[name] = replace(vector, prompt_text=exact_text(tokenizer, vector.prompt_token_ids))
-    return list(kept.values())
+    chosen = list(kept.values())
+    if is_small:
+        wanted = [vector.id for vector in chosen if vector.id in SMALL or "sliding-window" in vector.flags]
+        return [replace(vector, keep=vector.keep.replace(LOGITS, "")) for vector in picked(chosen, wanted)]
+    return chosen
+
+
+def picked(chosen: Sequence[Chosen], only: Collection[str] | None) -> list[Chosen]:
+    """In their order, with all vectors that their schedules name."""
+    by_id = {vector.id: vector for vector in chosen}
+    wanted = set(by_id if only is None else only)
+    for name in sorted(wanted - by_id.keys()):
+        raise RequestError(f"vector {name!r}: expected some of {', '.join(by_id)}")
+    while more := {name for vector in chosen if vector.id in wanted for name in mentioned(vector)} - wanted:
+        wanted |= more
+    return [vector for vector in chosen if vector.id in wanted]
 
 
 def mentioned(vector: Chosen) -> set[str]:
@@ -162,6 +187,17 @@ def borders(prompts: Prompts) -> Iterator[Chosen]:
             flags = ("block-border",)
             keep = "logits" if blocks == 1 else ""
             yield Chosen(f"border-{length}", flags, comment, draw(length, f"border-{length}"), keep=keep)
+
+
+def windows(prompts: Prompts) -> Iterator[Chosen]:
+    """Around the window of an LFM3's layers of sliding attention, and far behind it."""
+    window = prompts.config.sliding_window
+    if window is None or not prompts.config.layers_of(SLIDING):
+        return
+    for length in sorted({max(window - 1, 1), window, window + 1, 3 * window}):
+        comment = f"{length} tokens, where some layers see the last {window} only, a token's own included."
+        ids = prompts.random(length, f"window-{length}")
+        yield Chosen(f"window-{length}", ("sliding-window",), comment, ids, keep="logits")
 
 
 def decoding(prompts: Prompts) -> Iterator[Chosen]:
@@ -375,6 +411,23 @@ NOTES: dict[str, dict[str, Any]] = {
         "scheduling",
         "More tokens than one step may take, and than many a table was tested with.",
         *("vLLM 56196", "llama.cpp 23652"),
+    ),
+    "sliding-window": note(
+        "model",
+        "Layers of sliding attention see the window's last tokens, the others all: a window that is one off, of every "
+        "layer or of none, or blocks given back while a row still sees them.",
+    ),
+    "preemption": note(
+        "scheduling",
+        "A preempted request is computed anew, with the tokens that it had: none of them is lost or repeated, and "
+        "nothing of the state that it left, or of the one that came between, is read.",
+        *("vLLM 5349", "vLLM 16832", "nano-vllm 217"),
+    ),
+    "rollback": note(
+        "speculation",
+        "Rejected drafts leave keys and values, which are overwritten, and a convolution state, which is not: it has "
+        "to go back to where it was after the last accepted token.",
+        *("vLLM 44296", "vLLM 52942", "transformers 46937"),
     ),
     "wrong-row": note(
         "sampling",

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.vectors import golden
-from lfm2np.oracle.vectors.chosen import choose
+from lfm2np.oracle.vectors.chosen import choose, picked
 from lfm2np.oracle.vectors.set_files import DOCUMENT, VectorsError, packaged_set
 from lfm2np.suite import faults
 
@@ -76,7 +77,8 @@ def test_right_answers_pass_with_and_without_logprobs(format_name: str) -> None:
         del answer["logprobs"]
     assert verdict(packaged(), answers, format_name) == 0
     judged = vectors_plain.judge(packaged(), answers, format_name)
-    assert vectors_plain.report(judged, answers)[-1].startswith("tokens only")
+    *_, tokens_only, not_run = vectors_plain.report(packaged(), judged, answers)
+    assert tokens_only.startswith("tokens only") and not_run.startswith("scripts not run: uneven-chunks, ")
 
 
 @pytest.mark.parametrize("format_name", golden.BOUNDED)
@@ -127,8 +129,11 @@ def test_what_is_not_reported_is_inconclusive() -> None:
         ('{"id": "short-1-ids", "token_ids": [1], "logprobs": [1e999]}', "line 1: not JSON: 1e999"),
         ('{"id": "short-1-ids", "token_ids": [1], "logprobs": []}', "logprobs: 0 for 1 token_ids"),
         ('{"id": "short-1-ids", "token_ids": [true]}', "token_ids: expected a list of whole numbers"),
-        ('{"id": "short-1-ids", "logprob": []}', "field 'logprob', expected one of id, token_ids"),
+        ('{"id": "short-1-ids", "logprob": []}', "field 'logprob', expected one of id, script, token_ids"),
         ('{"token_ids": [1]}', "expected an object with a vector's id"),
+        ('{"id": "decode-32", "script": 1}', "script: expected text"),
+        ('{"id": "decode-32", "script": "no-such"}', "the set has no script 'no-such' with 'decode-32'"),
+        ('{"id": "beside-3", "script": "rejected-drafts"}', "no script 'rejected-drafts' with 'beside-3'"),
         ('{"id": "no-such", "token_ids": [1]}', "id 'no-such' is not in the vector set"),
         ('{"id": "short-1-ids", "token_ids": [1,1,1,1,1,1,1,1,1]}', "9 tokens, expected at most 8"),
     ],
@@ -142,10 +147,14 @@ def test_answers_that_are_none_are_refused(tmp_path: Path, line: str, message: s
         run("verify", "--answers", str(file))
 
 
-@pytest.mark.parametrize("field", ["vectors", "formats", "limit", "float32_units"])
-@pytest.mark.parametrize("value", [None, [], "", [{"id": "a"}]])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *product(("vectors", "formats", "limit", "float32_units"), (None, [], "", [{"id": "a"}])),
+        *product(("scripts",), (None, [{"id": "a"}])),
+    ],
+)
 def test_a_document_that_is_no_set_is_refused_by_the_plain_checker(field: str, value: Any) -> None:
-    """Which reads it without the schema."""
     document = {**packaged(), field: value}
     with pytest.raises(
         vectors_plain.PlainError, match=r"not a sound vector set|is not in the vector set|format 'float32'"
@@ -309,7 +318,7 @@ def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
 )
 def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str, caught_by: str) -> None:
     """In an engine that says it computes in float32."""
-    wanted = [choice.id for choice in golden.picked(choose(trained().config, trained().tokenizer), [caught_by])]
+    wanted = [choice.id for choice in picked(choose(trained().config, trained().tokenizer), [caught_by])]
     document = copy.copy(packaged())
     document["vectors"] = [vector for vector in document["vectors"] if vector["id"] in wanted]
     with faults.inject(fault):
