@@ -103,10 +103,10 @@ def preempted_prompt(script: Script) -> None:
     script.step(("prefix-cold", 20))
     script.step(("prefix-cold", 9))
     script.preempt("prefix-cold")
-    script.step(("beside-17", 17))
-    script.step(("beside-17", 1), ("prefix-cold", 17))
-    script.step(("prefix-cold", 31), ("beside-17", 1))
-    script.finish("beside-17", "prefix-cold")
+    script.step(("beside-40", 40))
+    script.step(("beside-40", 1), ("prefix-cold", 17))
+    script.step(("prefix-cold", 31), ("beside-40", 1))
+    script.finish("beside-40", "prefix-cold")
 
 
 def rejected_drafts(script: Script) -> None:

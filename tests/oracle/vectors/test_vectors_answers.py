@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 from truths import truth_of
-from vector_sets import PLAIN, few, packaged, run, six, trained
+from vector_sets import FIXTURES, PLAIN, few, packaged, run, six, trained
 
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.engine import Engine
-from lfm2np.engine.loading import Model
+from lfm2np.engine.loading import Model, load
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle import vectors_plain
@@ -32,8 +33,9 @@ from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose, picked
-from lfm2np.oracle.vectors.set_files import DOCUMENT, VectorsError, packaged_set
+from lfm2np.oracle.vectors.set_files import DOCUMENT, PACKAGED, VectorsError, packaged_set, read_set
 from lfm2np.suite import faults
+from lfm2np.truth.weights import AttentionWeights
 
 
 def right_answers(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -296,9 +298,27 @@ def played(model: Model, document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
-    judged = vectors_plain.judge(packaged(), played(trained(), packaged()), "float32")
+@pytest.mark.parametrize("name", PACKAGED)
+def test_the_engine_run_as_the_schedules_say_answers_right(name: str) -> None:
+    document = read_set(packaged_set(name)).document
+    judged = vectors_plain.judge(document, played(load(FIXTURES / name), document), "float32")
     assert {judgement.verdict for judgement in judged} == {"EXACT"}
+
+
+@pytest.mark.parametrize(("window", "caught_by"), [(15, "window-17"), (17, "window-17"), (1024, "window-48")])
+def test_a_wrong_window_is_caught(window: int, caught_by: str) -> None:
+    document, model = read_set(packaged_set("lfm3")).document, load(FIXTURES / "lfm3")
+    document["vectors"] = [vector for vector in document["vectors"] if "sliding-window" in vector["flags"]]
+    layers = [
+        replace(layer, operator=replace(layer.operator, scale=layer.operator.scale._replace(window=window)))
+        if isinstance(layer.operator, AttentionWeights) and layer.operator.scale.window
+        else layer
+        for layer in model.weights.layers
+    ]
+    weights = replace(model.weights, layers=tuple(layers))
+    wrong = replace(model, weights=weights, config=replace(model.config, sliding_window=window))
+    judged = vectors_plain.judge({**document, "scripts": []}, played(wrong, document), "float32")
+    assert any(judgement.id == caught_by and judgement.verdict in ("BUG", "DRIFT") for judgement in judged)
 
 
 @pytest.mark.parametrize(
