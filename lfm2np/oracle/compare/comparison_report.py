@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from lfm2np.oracle.compare.compare import Compared
-from lfm2np.oracle.compare.figures import Figures
+from lfm2np.oracle.compare.compare import Compared, Figures
 from lfm2np.oracle.compare.sequences import TEXT
 from lfm2np.oracle.report.report import RIGHT, Report, Section, Table, number, plural
 

@@ -34,7 +34,8 @@ from lfm2np.oracle.judging.position import FLOAT32_UNITS
 from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.lfm2np_recorder import record
-from lfm2np.oracle.vectors.chosen import LOGITS, NOTES, Chosen, choose, picked
+from lfm2np.oracle.vectors.chosen import LOGITS, Chosen, choose, picked
+from lfm2np.oracle.vectors.notes import NOTES
 from lfm2np.oracle.vectors.scripts import scripts_of
 from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, sound, tensors_bytes
 from lfm2np.oracle.vectors_plain import FORMAT_VERSION, allowances
