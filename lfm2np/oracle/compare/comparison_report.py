@@ -24,6 +24,7 @@ def report_of(compared: Compared) -> Report:
     """`figures` are described by schemas/compare.schema.json: what there is no data for is null or empty."""
     failed = {f"not computed {index}": failure for index, failure in enumerate(compared.failed, 1)}
     names = names_of(compared)
+    mismatches = mismatch_table(compared.figures, names)
     rows = [[name, *main_cells(figures)] for name, figures in zip(names, compared.figures, strict=True)]
     return Report(
         command="compare",
@@ -41,7 +42,7 @@ def report_of(compared: Compared) -> Report:
         },
         sections=[
             Section("Figures", [Table("", HEADER, rows), *NOTES, *perplexity_tables(compared.figures, names)]),
-            Section("Token mismatches", [mismatch_table(compared.figures, names)], is_long=True),
+            Section("Token mismatches", [mismatches] if mismatches.rows else [], is_long=True),
         ],
         figures={
             "base": {"path": str(compared.base.path), "sha256": compared.base.sha256},
