@@ -35,7 +35,7 @@ Columns = dict[str, Array]
 Others = Mapping[str, LoadedModel | Source]
 BFLOAT16_BITS = 8  # of a significand
 MOST_LOADED = 16  # quantised checkpoints of a worker
-load_once = lru_cache(maxsize=MOST_LOADED)(load_source)
+loaded = lru_cache(maxsize=MOST_LOADED)(load_source)
 
 
 def compare_work(others: Others) -> Work:
@@ -46,7 +46,7 @@ def compare_work(others: Others) -> Work:
 def compare_items(others: Others, model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each item `base` and `quantised`, with the arrays of `predictions`, or `error`; one ragged pass a side."""
     found = [others[sha256] for sha256 in items[0]["quantised"]]
-    sides = [model, *(load_once(other) if isinstance(other, Source) else other for other in found)]
+    sides = [model, *(loaded(other) if isinstance(other, Source) else other for other in found)]
     fed = [item["token_ids"][: item["stop"]] for item in items]
     passes = [ragged.hidden_states(side.weights, side.config, model.numerics, fed) for side in sides]
     starts = [run.rows.start + item["start"] for run, item in zip(passes[0][1], items, strict=True)]

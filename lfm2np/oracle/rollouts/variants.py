@@ -34,7 +34,7 @@ from lfm2np.engine import ragged
 from lfm2np.engine.ragged import Run
 from lfm2np.engine.work.place import Source, Work
 from lfm2np.errors import NumericsError
-from lfm2np.oracle.compare.positions import load_once
+from lfm2np.oracle.compare.positions import loaded
 from lfm2np.oracle.judging.routes import OWN, routed
 from lfm2np.oracle.judging.truth import given_routes
 from lfm2np.oracle.judging.views import rounded, views_of_rows
@@ -169,7 +169,7 @@ def with_borders(layout: Layout, variant: Mapping[str, Any]) -> Layout:
 def with_part(model: LoadedModel, previous: LoadedModel | Source | None, part: str) -> LoadedModel:
     """The model with one part of the previous checkpoint's weights."""
     assert previous is not None
-    other = load_once(previous) if isinstance(previous, Source) else previous
+    other = loaded(previous) if isinstance(previous, Source) else previous
     ours, theirs = model.weights, other.weights
     if part == ALL_WEIGHTS:
         return replace(model, weights=theirs)
