@@ -180,7 +180,7 @@ def judge_digest(expected: str, code: int, said: str) -> tuple[str, list[str]]:
 
 def judge_vectors(code: int, said: str) -> tuple[str, list[str]]:
     report = json.loads(said) if said else {}
-    return f"{report.get('vectors')} as stated" if code == 0 else "differ", [] if code == 0 else [
+    return f"{report['figures']['vectors']} as stated" if code == 0 else "differ", [] if code == 0 else [
         f"code {code}: {said}"
     ]
 

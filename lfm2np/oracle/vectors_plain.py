@@ -4,7 +4,8 @@
 
 One file that needs the standard library only, for copying into an engine's CI beside a vector set. One answer a line:
 {"id": a vector's id, "token_ids": [...], "logprobs": [...]}, with log-probabilities if the engine reports them, or
-{"id": ..., "error": why there is none}. A vector that was run in several ways may have several lines.
+{"id": ..., "error": why there is none}. A vector that was run in several ways may have several lines. An answer that a
+script's steps gave has the script's id, too: {"id": ..., "script": ..., "token_ids": [...]}.
 
 With b a bound of the format (a standard deviation, stored in the set), and u one unit in the last place of the largest
 logit in that format and `float32_units` in float32, a difference x is more than the format explains if
@@ -16,8 +17,9 @@ DRIFT         a log-probability that is further off
 BUG           a token that is further behind
 INCONCLUSIVE  no answer, fewer tokens than expected, or a token that the set can't judge
 
-After a token that is not the expected one the context differs, so the rest is not judged. Exit code: 0 right, 1 wrong,
-2 inconclusive, 3 could not run.
+After a token that is not the expected one the context differs, so the rest is not judged; a script feeds the expected
+tokens, so all of its are. Scripts without any answer are named as not run. Exit code: 0 right, 1 wrong, 2 inconclusive,
+3 could not run.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 EXACT, TIE, DRIFT, BUG, INCONCLUSIVE = "EXACT", "TIE", "DRIFT", "BUG", "INCONCLUSIVE"
-FIELDS = ("id", "token_ids", "logprobs", "error")
+FORMAT_VERSION = 3
+FIELDS = ("id", "script", "token_ids", "logprobs", "error")
 NO_TOKENS = "no token_ids"
 
 
@@ -41,7 +44,7 @@ class PlainError(Exception):
 class Judged(NamedTuple):
     """One position of one answer; `position` is None where a whole answer is missing."""
 
-    id: str
+    id: str  # of the vector, behind the script's if there is one: script/vector
     position: int | None
     verdict: str
     detail: str
@@ -55,23 +58,47 @@ def judge(document: dict[str, Any], answers: list[dict[str, Any]], format_name: 
     try:
         if format_name not in document["formats"]:
             raise PlainError(f"format {format_name!r}: expected one of {', '.join(document['formats'])}")
-        vectors = {vector["id"]: vector for vector in document["vectors"]}
+        vectors, scripts = {vector["id"]: vector for vector in document["vectors"]}, vectors_by_script(document)
         judged: list[Judged] = []
         for number, answer in enumerate(answers, 1):
+            script = answer.get("script")
             if answer["id"] not in vectors:
                 raise PlainError(f"answer {number}: id {answer['id']!r} is not in the vector set")
+            if script is not None and answer["id"] not in scripts.get(script, ()):
+                raise PlainError(f"answer {number}: the set has no script {script!r} with {answer['id']!r}")
             judged += judge_answer(vectors[answer["id"]], answer, format_name, document)
+        begun = {answer.get("script") for answer in answers}
+        expected = [*vectors, *(f"{script}/{id}" for script in scripts if script in begun for id in scripts[script])]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
         raise PlainError(f"not a sound vector set: {type(problem).__name__}: {problem}") from None
-    answered = {answer["id"] for answer in answers}
-    return judged + [Judged(id, None, INCONCLUSIVE, "not answered") for id in vectors if id not in answered]
+    answered = set(map(name_of, answers))
+    return judged + [Judged(name, None, INCONCLUSIVE, "not answered") for name in expected if name not in answered]
+
+
+def vectors_by_script(document: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The ids of the vectors in each script."""
+    return {
+        script["id"]: list(dict.fromkeys(row["id"] for step in script["steps"] for row in step["rows"]))
+        for script in document["scripts"]
+    }
+
+
+def not_run(document: Mapping[str, Any], answers: list[dict[str, Any]]) -> list[str]:
+    """Scripts without any answer."""
+    begun = {answer.get("script") for answer in answers}
+    return [script for script in vectors_by_script(document) if script not in begun]
+
+
+def name_of(answer: Mapping[str, Any]) -> str:
+    script = answer.get("script")
+    return str(answer["id"]) if script is None else f"{script}/{answer['id']}"
 
 
 def judge_answer(
     vector: dict[str, Any], answer: dict[str, Any], format_name: str, rules: Mapping[str, Any]
 ) -> list[Judged]:
-    """Up to the first token that is not the expected one."""
-    name, expected, tokens = vector["id"], vector["token_ids"], answer.get("token_ids") or []
+    """Up to the first token that is not the expected one; of a script all."""
+    name, expected, tokens = name_of(answer), vector["token_ids"], answer.get("token_ids") or []
     if answer.get("error") is not None or not tokens:
         return [Judged(name, None, INCONCLUSIVE, answer.get("error") or NO_TOKENS)]
     if len(tokens) > len(expected):
@@ -81,7 +108,7 @@ def judge_answer(
         logprob = None if answer.get("logprobs") is None else answer["logprobs"][index]
         verdict, detail = judge_token(vector["positions"][index], token, logprob, format_name, rules)
         judged.append(Judged(name, index, verdict, detail))
-        if token != expected[index]:
+        if token != expected[index] and answer.get("script") is None:
             return judged
     if len(tokens) < len(expected):
         detail = f"{len(tokens)} tokens, expected {len(expected)}"
@@ -131,27 +158,37 @@ def result(judged: list[Judged]) -> int:
     return 1 if verdicts & {BUG, DRIFT} else 2 if INCONCLUSIVE in verdicts or not verdicts else 0
 
 
-def report(judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
-    """A line for each position that is not exact, then the sum."""
+def report(document: Mapping[str, Any], judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
+    """A line for each position that is not exact, the sum, and what was not tested."""
     lines = []
-    for id, position, verdict, detail in judged:
+    for name, position, verdict, detail in judged:
         if verdict != EXACT:
-            lines.append(f"{verdict:<12}  {id}{'' if position is None else f' position {position}'}: {detail}")
+            lines.append(f"{verdict:<12}  {name}{'' if position is None else f' position {position}'}: {detail}")
+    return [*lines, summary(judged, answers), *not_tested(document, answers)]
+
+
+def summary(judged: list[Judged], answers: list[dict[str, Any]]) -> str:
     verdicts = [position.verdict for position in judged]
     counts = {verdict: verdicts.count(verdict) for verdict in (EXACT, TIE, DRIFT, BUG)}
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "nothing judged"
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "nothing judged"
     open_ends = verdicts.count(INCONCLUSIVE)
-    lines.append(f"{len(answers)} answers: {summary}" + f", {open_ends} not judged" * bool(open_ends))
+    return f"{len(answers)} answers: {words}" + f", {open_ends} not judged" * bool(open_ends)
+
+
+def not_tested(document: Mapping[str, Any], answers: list[dict[str, Any]]) -> list[str]:
+    lines = []
     if not any(answer.get("logprobs") for answer in answers):
-        lines.append("tokens only: no log-probabilities were reported, and errors that flip no token can't be seen")
+        lines.append("tokens only: no log-probabilities were reported, and errors that change no token can't be seen")
+    if scripts := not_run(document, answers):
+        lines.append(f"scripts not run: {', '.join(scripts)}")
     return lines
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """vectors.json with a valid checksum; its form is checked when it is used. `lfm2np vectors verify` is strict."""
+    """vectors.json with a valid checksum; its form is checked when it is used."""
     document = parse(read_text(path), path)
-    if not isinstance(document, dict) or document.get("format_version") != 2:
-        raise PlainError(f"{path}: not a vector set of format_version 2")
+    if not isinstance(document, dict) or document.get("format_version") != FORMAT_VERSION:
+        raise PlainError(f"{path}: not a vector set of format_version {FORMAT_VERSION}")
     others = {name: value for name, value in document.items() if name != "sha256"}
     expected = hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     if (stated := document.get("sha256")) != expected:
@@ -176,7 +213,7 @@ def require_answer(answer: Any, where: str) -> dict[str, Any]:
     for name in answer:
         if name not in FIELDS:
             raise PlainError(f"{where}: field {name!r}, expected one of {', '.join(FIELDS)}")
-    tokens, logprobs, error = (answer.get(name) for name in FIELDS[1:])
+    script, tokens, logprobs, error = (answer.get(name) for name in FIELDS[1:])
     if tokens is not None and not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
         raise PlainError(f"{where}: token_ids: expected a list of whole numbers")
     if logprobs is not None:
@@ -184,8 +221,9 @@ def require_answer(answer: Any, where: str) -> dict[str, Any]:
             raise PlainError(f"{where}: logprobs: expected a list of numbers")
         if len(logprobs) != len(tokens or []):
             raise PlainError(f"{where}: logprobs: {len(logprobs)} for {len(tokens or [])} token_ids, expected one each")
-    if error is not None and not isinstance(error, str):
-        raise PlainError(f"{where}: error: expected text")
+    for name, value in (("error", error), ("script", script)):
+        if value is not None and not isinstance(value, str):
+            raise PlainError(f"{where}: {name}: expected text")
     return answer
 
 
@@ -219,11 +257,12 @@ def main(arguments: list[str]) -> int:
         return 3
     try:
         answers = read_answers(arguments[1])
-        judged = judge(read_document(arguments[0]), answers, arguments[3])
+        document = read_document(arguments[0])
+        judged = judge(document, answers, arguments[3])
     except PlainError as problem:
         print(problem, file=sys.stderr)
         return 3
-    print("\n".join(report(judged, answers)))
+    print("\n".join(report(document, judged, answers)))
     return result(judged)
 
 

@@ -6,59 +6,52 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from lfm2np.checkpoint.files import checkpoint_sha256
 from lfm2np.commands.cli.shared import work
 from lfm2np.commands.cli.shared.parser import Commands, add, add_command, require_folder
 from lfm2np.commands.cli.shared.prompts import add_weights_option
 from lfm2np.commands.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_named_lines
-from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, read_file, show_report
+from lfm2np.commands.cli.shared.terminal import progress_bar, read_file, show_report
 from lfm2np.engine.loading import Model, load
 from lfm2np.engine.work.place import Place, Source
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.oracle.compare.compare import COMPARING, GENERATING, Quantised, compare, quantised_of
+from lfm2np.oracle.compare.compare import compare
 from lfm2np.oracle.compare.comparison_report import report_of
-from lfm2np.oracle.compare.pair import BY, files_of, longest, require_same_tokens
+from lfm2np.oracle.compare.pair import Files, files_of, longest, require_same_network, require_same_tokens
+from lfm2np.oracle.compare.positions import Others
 from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, check_texts, of_request, of_text
 from lfm2np.oracle.report.report import plural
-from lfm2np.values import require_count
 
 EXAMPLE = """lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --requests requests.jsonl --text book.txt
-  lfm2np compare LFM2-350M LFM2-350M-Q8_0.gguf LFM2-350M-Q4_0.gguf --requests requests.jsonl --max-tokens 64
-  lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --by tensor --workers 2 --save compared.jsonl --html report.html"""
+  lfm2np compare LFM2-350M LFM2-350M-Q8_0.gguf LFM2-350M-Q4_0.gguf --requests requests.jsonl
+  lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --workers 2 --save compared.jsonl --html report.html"""
 
 
 def run_compare(arguments: argparse.Namespace) -> None:
     """Prints the figures. NumericsError, after the others are shown, if a sequence can't be computed."""
-    max_tokens = require_count("--max-tokens", arguments.max_tokens, 0, None)
-    if max_tokens and arguments.requests is None:
-        raise RequestError("--max-tokens goes with --requests")
     if arguments.window is not None and arguments.text is None:
         raise RequestError("--window goes with --text")
     require_folder(arguments, "html")
-    base = files_of(arguments.base)
-    with progress_bars() as shown:
-        quantised = [
-            quantised_of(base, path, lambda files: checkpoint_sha256(files.path), shown) for path in arguments.quantised
-        ]
+    base, quantised = files_of(arguments.base), [files_of(path) for path in arguments.quantised]
+    for checkpoint in quantised:
+        require_same_network(base, checkpoint)
     with progress_bar("loading") as show:
         model = load(arguments.base, "exact", show, arguments.weights)
     for checkpoint in quantised:
-        require_same_tokens(model, checkpoint.files)
+        require_same_tokens(model, checkpoint)
     scored = what_is_scored(model, quantised, arguments)
-    with work.place_of(arguments, model) as place, progress_bars(GENERATING, COMPARING) as shown:
-        others = sides(model, quantised, arguments.weights, place)
-        compared = compare(model, quantised, others, scored, arguments.by, max_tokens, place, shown)
+    with work.place_of(arguments, model) as place, progress_bar("comparing", " tokens") as show:
+        compared = compare(model, quantised, sides(quantised, arguments.weights, place), scored, place, show)
     show_report(arguments, report_of(compared))
     if compared.failed:
         count = plural(len(compared.failed), "sequence")
         raise NumericsError(f"{count} can't be computed, first {compared.failed[0]}")
 
 
-def sides(model: Model, quantised: list[Quantised], weights: str, place: Place) -> Mapping[str, Any]:
+def sides(quantised: list[Files], weights: str, place: Place) -> Others:
     """The quantised models by their SHA-256: loaded here, or where workers load them from, if there are workers."""
     models: dict[str, Any] = {}
     for checkpoint in quantised:
-        path, sha256 = checkpoint.files.path.absolute(), checkpoint.sha256
+        path, sha256 = checkpoint.path.absolute(), checkpoint.sha256
         if place.executor is not None:
             models[sha256] = Source(str(path), "exact", sha256, weights)
             continue
@@ -67,9 +60,9 @@ def sides(model: Model, quantised: list[Quantised], weights: str, place: Place) 
     return models
 
 
-def what_is_scored(model: Model, quantised: list[Quantised], arguments: argparse.Namespace) -> list[Scored]:
+def what_is_scored(model: Model, quantised: list[Files], arguments: argparse.Namespace) -> list[Scored]:
     """RequestError names what can't be scored, before anything is computed."""
-    most = longest(model.config, [checkpoint.files.config for checkpoint in quantised])
+    most = longest(model.config, quantised)
     scored: list[Scored] = []
     if arguments.requests is not None:
 
@@ -95,10 +88,6 @@ def add_compare(commands: Commands) -> None:
     add(parser, "--requests FILE", SCORED_HELP)
     add(parser, "--text FILE", "text to measure perplexity on, - for standard input")
     add(parser, "--window N", f"tokens in a window of the text (the context, at most {MOST_WINDOW})")
-    greedy_help = "also generate N tokens greedily for each request, and report where the two diverge (0)"
-    add(parser, "--max-tokens N", greedy_help, default=0)
-    by_help = "also measure the cost of quantising each layer, or each tensor, alone (layer)"
-    add(parser, "--by", by_help, choices=BY, default="layer")
     add_weights_option(parser)
     work.add_options(parser)
     add(parser, "--html FILE", "write an HTML report")

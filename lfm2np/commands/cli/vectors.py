@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
+from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, require_folder
 from lfm2np.commands.cli.shared.prompts import load_model
-from lfm2np.commands.cli.shared.terminal import print_result, progress_bars
-from lfm2np.errors import InconclusiveError, ProofError, RequestError, WorkerError
+from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
+from lfm2np.errors import RequestError, WorkerError
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.vectors.golden import BOUNDED, Difference, make, verify
+from lfm2np.oracle.report.report import Report
+from lfm2np.oracle.vectors.golden import BOUNDED, make, verify
 from lfm2np.oracle.vectors.set_files import (
     DOCUMENT,
+    PACKAGED,
     VectorsError,
-    VectorSet,
     packaged_set,
     read_set,
     require_replaceable,
     write_set,
 )
+from lfm2np.oracle.vectors.vectors_report import counted, report_of_answers, report_of_set, summary
 
 EXIT_CODES = """exit codes:
   0    the set is written, or matches
@@ -30,10 +31,9 @@ EXIT_CODES = """exit codes:
   3    verify: it could not run; model or vectors are missing or corrupt
   130  interrupted"""
 EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M
-  lfm2np vectors verify
+  lfm2np vectors verify && lfm2np vectors verify lfm3
   lfm2np vectors verify vectors-350M --model LFM2-350M
   lfm2np vectors verify vectors-350M --answers answers.jsonl --format bfloat16"""
-MOST_SHOWN = 20
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -43,12 +43,10 @@ def run(arguments: argparse.Namespace) -> None:
         run_make(arguments)
         return
     try:
-        if arguments.answers is not None:
-            run_answers(arguments)
-        elif arguments.format is not None:
+        require_folder(arguments, "html", "junit")
+        if arguments.answers is None and arguments.format is not None:
             raise RequestError("--format: expected --answers with it")
-        else:
-            run_verify(arguments)
+        show_report(arguments, report_on_set(arguments) if arguments.answers is None else report_on_answers(arguments))
     except (RequestError, WorkerError) as error:
         raise VectorsError(str(error)) from None
 
@@ -57,67 +55,39 @@ def run_make(arguments: argparse.Namespace) -> None:
     require_replaceable(arguments.output)
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
-        vectors = make(model, arguments.seed, progress=shown, executor=place)
+        vectors = make(model, arguments.seed, progress=shown, executor=place, is_small=arguments.small)
     size = write_set(vectors, arguments.output)
     fields = {"folder": arguments.output, "bytes": size, **counted(vectors)}
     print_result(arguments, fields, f"{summary(vectors)}, {size} bytes")
 
 
-def run_verify(arguments: argparse.Namespace) -> None:
+def report_on_set(arguments: argparse.Namespace) -> Report:
     known = read_set(folder_of(arguments))
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("verifying") as shown:
-        differences = verify(model, known, shown, place)
-    fields = {**counted(known), "differences": [asdict(difference) for difference in differences]}
-    print_result(arguments, fields, shown_differences(differences) or f"{summary(known)}: bit for bit as computed here")
-    if differences:
-        raise ProofError(f"{len(differences)} differences, first: {differences[0]}")
+        return report_of_set(known, verify(model, known, shown, place))
 
 
-def run_answers(arguments: argparse.Namespace) -> None:
-    """By vectors_plain.py alone, after the set has been read strictly."""
-    document = read_set(folder_of(arguments)).document
+def report_on_answers(arguments: argparse.Namespace) -> Report:
+    """By vectors_plain.py alone."""
+    document, format_name = read_set(folder_of(arguments)).document, arguments.format or "float32"
     try:
         answers = vectors_plain.read_answers(arguments.answers)
-        judged = vectors_plain.judge(document, answers, arguments.format or "float32")
+        judged = vectors_plain.judge(document, answers, format_name)
     except vectors_plain.PlainError as problem:
         raise VectorsError(str(problem)) from None
-    lines = vectors_plain.report(judged, answers)
-    fields = {"positions": [position._asdict() for position in judged], "summary": lines[-1]}
-    print_result(arguments, fields, "\n".join(lines))
-    code = vectors_plain.result(judged)
-    if code == 1:
-        wrong = next(position for position in judged if position.verdict in (vectors_plain.BUG, vectors_plain.DRIFT))
-        raise ProofError(f"{wrong.verdict}: {wrong.id} position {wrong.position}: {wrong.detail}")
-    if code == 2:
-        raise InconclusiveError(lines[0])
+    return report_of_answers(document, answers, judged, format_name)
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
-    """FOLDER may also be given as the vectors.json in it."""
-    if arguments.folder is None:
-        return packaged_set()
-    path = Path(arguments.folder)
+    """FOLDER may also be the vectors.json in it, or the name of a packaged set, whose fixture is the default model."""
+    name = arguments.folder or PACKAGED[0]
+    path = Path(name)
+    if name in PACKAGED and not path.exists():
+        path = packaged_set(name)
+        if vars(arguments).get("model") is None:
+            arguments.model = str(path.parents[1] / name)
     return path.parent if path.name == DOCUMENT else path
-
-
-def counted(known: VectorSet) -> dict[str, int]:
-    vectors = known.document["vectors"]
-    positions = [position for vector in vectors for position in vector["positions"]]
-    may_tie = sum(position["result"] == "may_tie" for position in positions)
-    counts = {"vectors": len(vectors), "positions": len(positions), "may_tie": may_tie}
-    return {**counts, "tensors": len(known.tensors)}
-
-
-def summary(known: VectorSet) -> str:
-    counts = counted(known)
-    ties = f"{counts['may_tie']} of them may tie"
-    return f"{counts['vectors']} vectors, {counts['positions']} positions ({ties}), {counts['tensors']} tensors"
-
-
-def shown_differences(differences: list[Difference]) -> str:
-    more = [f"and {len(differences) - MOST_SHOWN} more"] if len(differences) > MOST_SHOWN else []
-    return "\n".join([*map(str, differences[:MOST_SHOWN]), *more])
 
 
 def add_vectors(commands: Commands) -> None:
@@ -136,8 +106,16 @@ def add_vectors(commands: Commands) -> None:
         if name == "make":
             add(sub, "-o --output FOLDER", "folder to write or replace, as a whole", required=True)
             add(sub, "--seed N", "seed of the prompts (0)", default=0)
+            add(sub, "--small", "only the vectors that the scripts need and a few more, with fewer tensors")
         else:
-            add(sub, "FOLDER", "the set (default: the packaged one)", nargs="?")
+            add(
+                sub,
+                "FOLDER",
+                f"the set, or the name of a packaged one: {', '.join(PACKAGED)} ({PACKAGED[0]})",
+                nargs="?",
+            )
             answers_help = 'an engine\'s responses, {"id", "token_ids", "logprobs"} on each line; no model is needed'
             add(sub, "--answers FILE", answers_help)
             add(sub, "--format", "with --answers: number format of the engine (float32)", choices=BOUNDED)
+            add(sub, "--html FILE", "write an HTML report")
+            add(sub, "--junit FILE", "write a JUnit XML report")

@@ -1,43 +1,32 @@
-"""A whole comparison: the base's greedy answers, both predictions at every position, the weights' errors, figures."""
+"""A whole comparison: both predictions at every position, of each quantised checkpoint, and figures of them.
+
+Figures have the same bits on every machine: sums over positions are math.fsum's, correctly rounded and so independent
+of order; exponentials are elementary's; a percentile is the value at its rank.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lfm2np.arithmetic.pieces import pieces
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.stored import require_finite, widen
-from lfm2np.engine.engine import Engine
-from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.engine.work.place import Place, Source, Work, compute
-from lfm2np.errors import NumericsError, RequestError
-from lfm2np.oracle.compare.figures import Figures, digest, figures_of
-from lfm2np.oracle.compare.pair import Files, Part, files_of, longest, part_name, parts_of, require_same_network
-from lfm2np.oracle.compare.positions import compare_work, sum_of_squares
-from lfm2np.oracle.compare.sequences import GREEDY, REQUESTS, Scored, continued
-from lfm2np.values import Progress, ProgressOf
+from lfm2np.engine.work.place import Place, compute
+from lfm2np.errors import NumericsError
+from lfm2np.oracle.compare.pair import Files
+from lfm2np.oracle.compare.positions import Others, compare_work
+from lfm2np.oracle.compare.sequences import Scored
+from lfm2np.truth import elementary
+from lfm2np.values import Progress
+from scheduler.checksum import json_sha256
 
-GENERATING, COMPARING, WEIGHTS = "generating", "comparing", "weights"  # stages that progress reports
-
-
-@dataclass(frozen=True, eq=False)
-class Quantised:
-    """A checkpoint to compare with the base: its files, their digest, and what differs from the base."""
-
-    files: Files
-    sha256: str
-    errors: tuple[WeightError, ...]
-
-    @property
-    def changed(self) -> set[str]:
-        """Tensors with other numbers; a layer's experts count as one."""
-        return {tensor_error.name for tensor_error in self.errors if tensor_error.error}
+Result = Mapping[str, Any]  # of one sequence: see positions.py
+Kept = tuple[Scored, Result, Result]  # of one sequence the base's columns and the other's
+Figures = dict[str, Any]
+MOST_MISMATCHES = 100  # that are listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +34,15 @@ class Compared:
     """The result. figures: one entry per checkpoint, in their order; failed: why sequences could not be computed."""
 
     base: LoadedModel
-    quantised: tuple[Quantised, ...]
+    quantised: tuple[Files, ...]
     scored: tuple[Scored, ...]
-    by: str
     figures: tuple[Figures, ...]
     failed: tuple[str, ...]
 
     @property
     def digest(self) -> str:
-        return digest(self.figures)
+        """Of the figures, whose shortest digits say their bits."""
+        return json_sha256(self.figures)
 
     @property
     def sources(self) -> dict[str, dict[str, int]]:
@@ -66,166 +55,114 @@ class Compared:
         return counts_by_source
 
 
-def quantised_of(base: Files, path: str, sha256: Callable[[Files], str], progress: ProgressOf) -> Quantised:
-    """With the errors of its weights. RequestError unless it is the same network."""
-    files = files_of(path)
-    require_same_network(base, files)
-    tensors = parts_of(base.config, files.config, list(base.tensors), "tensor")
-    errors = weight_errors(base, files, tensors, partial(progress, WEIGHTS))
-    return Quantised(files, sha256(files), tuple(errors))
-
-
 def compare(
     model: LoadedModel,
-    quantised: Sequence[Quantised],
-    others: Mapping[str, LoadedModel | Source],
+    quantised: Sequence[Files],
+    others: Others,
     scored: Sequence[Scored],
-    by: str,
-    max_tokens: int,
     place: Place,
-    progress: ProgressOf,
+    progress: Progress | None = None,
 ) -> Compared:
-    """The whole comparison of some checkpoints with the base.
+    """The whole comparison of some checkpoints with the base. NumericsError if no sequence can be computed.
 
-    others      loaded checkpoints, or where workers find them, by SHA-256
-    max_tokens  of greedy answers, 0: none
-    errors      RequestError if nothing is left to compare; NumericsError if no sequence can be computed
+    others  loaded checkpoints, or where workers find them, by SHA-256
     """
-    base, sparse = files_of(model.path), model.config.sparse_layers
-    parts = [parts_of(model.config, each.files.config, list(base.tensors), by) for each in quantised]
-    tried = [
-        [part.name for part in checkpoint_parts if {part_name(name, "tensor") for name in part.tensors} & each.changed]
-        for checkpoint_parts, each in zip(parts, quantised, strict=True)
-    ]
-    most = longest(model.config, [each.files.config for each in quantised])
-    answers = greedy_answers(model, scored, max_tokens, most, place, progress) if max_tokens else []
-    everything = [*scored, *answers]
-    asked = [{"sha256": each.sha256, "by": by, "parts": names} for each, names in zip(quantised, tried, strict=True)]
-    nothing = [{**entry, "by": "none", "parts": []} for entry in asked]
-    items = [sequence.item(nothing if sequence.source == GREEDY else asked) for sequence in everything]
-    results = compute(compare_work(others), model, items, place, partial(progress, COMPARING))
+    names = [checkpoint.sha256 for checkpoint in quantised]
+    results = compute(compare_work(others), model, [sequence.item(names) for sequence in scored], place, progress)
     figures = [
-        figures_of(everything, results, number, [part.name for part in parts[number]], tried[number], sparse)
-        | {"bits_a_weight": stored_bits(checkpoint.files)}
-        | {"tensors": [asdict(error) for error in checkpoint.errors]}
+        {**figures_of(scored, results, number), "bits_a_weight": checkpoint.bits_a_weight}
         for number, checkpoint in enumerate(quantised)
     ]
-    failed = failures(model, quantised, everything, results)
+    failed = dict.fromkeys(
+        f"{sequence.source} {sequence.name}: {columns['error']}"
+        for sequence, result in zip(scored, results, strict=True)
+        for columns in (result["base"], *result["quantised"])
+        if "error" in columns
+    )
     if not any(entry["positions"] for entry in figures):
-        raise NumericsError(f"no sequence can be computed, {failed[0]}")
-    return Compared(model, tuple(quantised), tuple(everything), by, tuple(figures), failed)
+        raise NumericsError(f"no sequence can be computed, {next(iter(failed))}")
+    return Compared(model, tuple(quantised), tuple(scored), tuple(figures), tuple(failed))
 
 
-def failures(
-    base: LoadedModel, quantised: Sequence[Quantised], scored: Sequence[Scored], results: Sequence[Mapping[str, Any]]
-) -> tuple[str, ...]:
-    """Each sequence that could not be computed, for which checkpoint, and why; if the base failed, only that."""
-    failed = []
-    for sequence, result in zip(scored, results, strict=True):
-        others = zip((checkpoint.files.path for checkpoint in quantised), result["quantised"], strict=True)
-        for path, columns in [(base.path, result["base"])] if "error" in result["base"] else others:
-            if "error" in columns:
-                failed.append(f"{sequence.source} {sequence.name}: {path}: {columns['error']}")
-    return tuple(failed)
+# --- figures
 
 
-# --- greedy answers of the base
+def figures_of(scored: Sequence[Scored], results: Sequence[Result], number: int) -> Figures:
+    """Of the quantised checkpoint of that number.
 
-
-def greedy_answers(
-    model: LoadedModel, scored: Sequence[Scored], max_tokens: int, most: int, place: Place, progress: ProgressOf
-) -> list[Scored]:
-    """The prompts of requests followed by the base's greedy answer, as far as the context goes.
-
-    The quantised network is fed the base's answer: up to the first different greedy token it would have written the
-    same. RequestError if no prompt leaves room for a token.
+    Sequences with an error are left out, and counted under `failed`. Figures without data are None.
     """
-    prompts = [sequence for sequence in scored if sequence.source == REQUESTS]
-    fitting = [sequence for sequence in prompts if sequence.prompt < most]
-    if not fitting:
-        raise RequestError(f"--max-tokens {max_tokens}: no prompt leaves room for a token in a context of {most}")
-    items = [
-        {"prompt": list(sequence.token_ids[: sequence.prompt]), "max_tokens": min(max_tokens, most - sequence.prompt)}
-        for sequence in fitting
+    compared = [
+        (sequence, result["base"], result["quantised"][number])
+        for sequence, result in zip(scored, results, strict=True)
+        if "error" not in result["quantised"][number]
     ]
-    answers = compute(GREEDY_WORK, model, items, place, partial(progress, GENERATING))
-    errors = [result["error"] for result in answers if "error" in result]
-    if errors:
-        raise NumericsError(f"{model.path}: {errors[0]}")
-    return [continued(sequence, result["token_ids"]) for sequence, result in zip(fitting, answers, strict=True)]
+    kls = sorted(value for _, _, other in compared for value in other["kl"].tolist())
+    listed = [mismatch for entry in compared for mismatch in mismatches(*entry)]
+    listed.sort(key=lambda mismatch: (-mismatch["margin"], mismatch["name"], mismatch["row"]))
+    return {
+        "failed": len(scored) - len(compared),
+        "positions": len(kls),
+        "kl": {
+            "mean": mean(kls) if kls else None,
+            "median": ranked(kls, 50),
+            "p99": ranked(kls, 99),
+            "largest": kls[-1] if kls else None,
+        },
+        "mismatches": {
+            "count": len(listed),
+            "clear": sum(not mismatch["near_tie"] for mismatch in listed),
+            "agreement": (len(kls) - len(listed)) / len(kls) if kls else None,
+        },
+        "perplexities": perplexities(compared),
+        "listed_mismatches": listed[:MOST_MISMATCHES],
+    }
 
 
-def greedy_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each prompt's greedy tokens by the engine, to an end of sequence or `max_tokens`; or `error`."""
-    engine = Engine(model, room_for=[len(item["prompt"]) + item["max_tokens"] for item in items])
-    for number, item in enumerate(items):
-        engine.add_request(str(number), item["prompt"], SamplingParams(temperature=0.0, max_tokens=item["max_tokens"]))
-    finished = {output.request_id: output.outputs[0] for output in engine.stream() if output.finished}
-    ended = [finished[str(number)] for number in range(len(items))]
-    return [{"error": str(end.error)} if end.error else {"token_ids": list(end.token_ids)} for end in ended]
+def mismatches(sequence: Scored, base: Result, other: Result) -> Iterator[Figures]:
+    """Where the greedy token differs. A near tie: the base's margin is at most a bfloat16 step of its logits."""
+    for row in np.flatnonzero(base["best"] != other["best"]).tolist():
+        margin = float(base["margins"][row])
+        yield {
+            "source": sequence.source,
+            "name": sequence.name,
+            "row": sequence.start + row,
+            "base_token_id": int(base["best"][row]),
+            "token_id": int(other["best"][row]),
+            "margin": margin,
+            "kl": float(other["kl"][row]),
+            "near_tie": margin <= float(base["steps"][row]),
+        }
 
 
-def num_tokens(item: Mapping[str, Any]) -> int:
-    return len(item["prompt"]) + int(item["max_tokens"])
+def perplexities(compared: Sequence[Kept]) -> list[Figures]:
+    """By source; the ratio is the exponential of the mean loss of log-probability."""
+    entries = []
+    for source in dict.fromkeys(sequence.source for sequence, _, _ in compared):
+        pairs = [
+            pair
+            for sequence, base, other in compared
+            if sequence.source == source
+            for pair in zip(base["logprobs"].tolist(), other["logprobs"].tolist(), strict=True)
+        ]
+        if pairs:
+            means = [mean([-value for value in values]) for values in zip(*pairs, strict=True)]
+            loss = mean([base - other for base, other in pairs])
+            figures = {"base": exp(means[0]), "quantised": exp(means[1]), "ratio": exp(loss)}
+            entries.append({"source": source, "tokens": len(pairs), **figures})
+    return entries
 
 
-GREEDY_WORK = Work("greedy", greedy_items, num_tokens)
+def mean(values: Sequence[float]) -> float:
+    """Of at least one."""
+    return math.fsum(values) / len(values)
 
 
-# --- errors of the weights themselves: the same bits on every machine
+def ranked(ascending: Sequence[float], percent: int) -> float | None:
+    """The smallest value that at least `percent` of 100 do not exceed."""
+    return ascending[max(0, -(-len(ascending) * percent // 100) - 1)] if ascending else None
 
 
-@dataclass(frozen=True)
-class WeightError:
-    """Of one tensor, or a layer's experts together.
-
-    error: root of the sum of the differences' squares over that of the base's; of the former alone where that is 0.
-    """
-
-    name: str
-    base_type: str
-    type: str
-    weights: int
-    error: float
-
-
-def weight_errors(
-    base: Files, other: Files, tensors: Sequence[Part], progress: Progress | None = None
-) -> list[WeightError]:
-    """Of each part by tensor; `progress(done, total)` counts them.
-
-    CheckpointError names the first weight, or scale, that is not a number.
-    """
-    errors = []
-    for done, part in enumerate(tensors, 1):
-        differences, squares, weights = list[float](), list[float](), 0
-        names = part.tensors[:1] if part.layer is None else part.tensors  # a tied head is the embedding again
-        for name in names:
-            ours, theirs = base.tensors[name], other.tensors[name]
-            require_finite(ours)
-            require_finite(theirs)
-            weights += math.prod(ours.shape)
-            for rows in pieces(ours.shape[0], math.prod(ours.shape[1:])):
-                base_values, other_values = (
-                    widen(side.values[rows], side.dtype).astype(np.float64).reshape(rows.stop - rows.start, -1)
-                    * files.factor(name)
-                    for side, files in ((ours, base), (theirs, other))
-                )
-                squares += sum_of_squares(base_values).tolist()
-                differences += sum_of_squares(other_values - base_values).tolist()
-        size = math.fsum(squares)
-        error = math.sqrt(math.fsum(differences) / (size or 1.0))
-        errors.append(WeightError(part.name, types_of(base, names), types_of(other, names), weights, error))
-        if progress:
-            progress(done, len(tensors))
-    return errors
-
-
-def types_of(files: Files, names: Sequence[str]) -> str:
-    return ", ".join(sorted({files.tensors[name].dtype for name in names}))
-
-
-def stored_bits(files: Files) -> float:
-    """Bits of the file per weight, over all tensors; a tied head counts once."""
-    tensors = {id(tensor.values): tensor for tensor in files.tensors.values()}.values()
-    return 8 * sum(tensor.values.nbytes for tensor in tensors) / sum(math.prod(tensor.shape) for tensor in tensors)
+def exp(x: float) -> float | None:
+    """None beyond what elementary's exponential reaches."""
+    return float(elementary.exp(np.array([x], np.float64))[0]) if x <= elementary.EXP_MAX else None

@@ -1,26 +1,21 @@
-"""Whether two checkpoints are the same network, up to the rounding of its weights; and the parts to measure
-separately.
-"""
+"""Whether two checkpoints are the same network, up to the rounding of its weights."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from lfm2np.checkpoint.files import has_tokenizer, read_config, read_tensors, read_tokenizer
+from lfm2np.checkpoint.files import checkpoint_sha256, has_tokenizer, read_config, read_tensors, read_tokenizer
 from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
-from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import RequestError
 from lfm2np.truth.config import MixtureConfig, ModelConfig
-from lfm2np.truth.layers import expected_tensors
-from lfm2np.truth.weights import EMBEDDING, HEAD
 from lfm2np.values import show
 
-BY = ("layer", "tensor", "none")
 REALS = (
     *("norm_eps", "rope_theta", "partial_rotary_factor"),
     *("sliding_rope_theta", "sliding_partial_rotary_factor"),
@@ -29,55 +24,32 @@ APART = ("layer_types", "mixture", *REALS)  # compared by themselves
 FREE = (
     *("max_position_embeddings", "tie_word_embeddings", "bos_token_id", "eos_token_ids", "pad_token_id"),
     *("model_type", "is_rope_relabelled", "is_sliding_factor_ignored", "routed_scaling_factor"),
-)  # may differ
+)  # may differ; a GGUF's experts have their scale in their weights
 SIZES, MIXTURE = (
     [field.name for field in fields(kind) if field.name not in (*APART, *FREE)] for kind in (ModelConfig, MixtureConfig)
 )
-FINAL_NORM = "model.embedding_norm.weight"
-LAYER = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
-EXPERT = re.compile(r"experts\.[0-9]+\.")
 
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """A checkpoint whose weights are read when needed. tensors: HEAD is the embedding's if it is tied."""
+    """A checkpoint that need not be loaded. bits_a_weight: of the file, over all tensors; a tied head counts once."""
 
     path: Path
     config: ModelConfig
-    tensors: Mapping[str, StoredTensor]
+    bits_a_weight: float
 
-    def factor(self, name: str) -> float:
-        """A factor of the network that is not in the stored tensor: outputs of experts, in their last matrix."""
-        mixture = self.config.mixture
-        return mixture.routed_scaling_factor if mixture and is_experts_output(name) else 1.0
-
-
-@dataclass(frozen=True)
-class Part:
-    """Tensors that are taken from the quantised checkpoint together, in a network that is otherwise the base."""
-
-    name: str
-    tensors: tuple[str, ...]
-    layer: int | None  # None: the embedding, the last norm or the head
+    @cached_property
+    def sha256(self) -> str:
+        return checkpoint_sha256(self.path)
 
 
 def files_of(path: str | Path | None) -> Files:
     """ConfigError or CheckpointError names the file."""
     place = checkpoint_path(path)
     config = read_config(place)
-    return Files(place, config, with_head(read_tensors(place, config), config))
-
-
-def with_head(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    ordered = {name: tensors[name] for name in expected_tensors(config)}
-    return {**ordered, HEAD: tensors.get(HEAD, tensors[EMBEDDING])}
-
-
-def is_experts_output(name: str) -> bool:
-    return ".experts." in name and name.endswith(".w2.weight")
-
-
-# --- the same network
+    tensors = {id(tensor.values): tensor for tensor in read_tensors(place, config).values()}.values()
+    weights = sum(math.prod(tensor.shape) for tensor in tensors)
+    return Files(place, config, 8 * sum(tensor.values.nbytes for tensor in tensors) / weights)
 
 
 def require_same_network(base: Files, other: Files) -> None:
@@ -116,36 +88,6 @@ def require_same_tokens(base: LoadedModel, other: Files) -> None:
             raise RequestError(f"{other.path}: {difference}, as {base.path} has it")
 
 
-def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:
-    return min(config.max_position_embeddings for config in (base, *others))
-
-
-# --- parts
-
-
-def parts_of(base: ModelConfig, other: ModelConfig, names: Sequence[str], by: str) -> list[Part]:
-    """All tensors, in the network's order, each in one part. A layer's experts are one tensor, as in a GGUF file.
-
-    An embedding that is the head in both checkpoints is one tensor, with the cost of both uses.
-    """
-    grouped: dict[str, list[str]] = {}
-    for name in names:
-        if not (name == HEAD and base.tie_word_embeddings and other.tie_word_embeddings):
-            grouped.setdefault(part_name(name, by), []).append(name)
-    if by == "none":
-        return []
-    parts = []
-    for part, tensors in grouped.items():
-        both = tensors[0] == EMBEDDING and base.tie_word_embeddings and other.tie_word_embeddings
-        layer = LAYER.fullmatch(tensors[0])
-        parts.append(Part(part, (*tensors, *([HEAD] if both else [])), int(layer[1]) if layer else None))
-    return parts
-
-
-def part_name(name: str, by: str) -> str:
-    layer = LAYER.fullmatch(name)
-    if by == "tensor":
-        return EXPERT.sub("experts.", name)
-    if layer:
-        return f"layer {layer[1]}"
-    return {EMBEDDING: "embedding", FINAL_NORM: "final norm", HEAD: "head"}[name]
+def longest(base: ModelConfig, others: Sequence[Files]) -> int:
+    """The longest context that all of them hold."""
+    return min(config.max_position_embeddings for config in (base, *(other.config for other in others)))

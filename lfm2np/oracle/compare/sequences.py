@@ -11,21 +11,21 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.workloads import TEXTS
 
 MOST_WINDOW = 2048  # tokens, unless another is asked for
-REQUESTS, TEXT, OWN_TEXTS, GREEDY = "requests", "text", "texts of lfm2np check", "greedy"
+REQUESTS, TEXT, OWN_TEXTS = "requests", "windows of the text", "texts of lfm2np check"
 
 
 @dataclass(frozen=True)
 class Scored:
     """Rows start to stop - 1 of a sequence are compared; row t predicts token t + 1."""
 
-    source: str  # REQUESTS, TEXT, OWN_TEXTS or GREEDY
+    source: str  # REQUESTS, TEXT or OWN_TEXTS
     name: str
     token_ids: tuple[int, ...]
     start: int
     stop: int
-    prompt: int = 0  # tokens that a greedy answer goes on from
 
-    def item(self, quantised: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def item(self, quantised: Sequence[str]) -> dict[str, Any]:
+        """As work: see positions.py. `quantised`: SHA-256 of the checkpoints."""
         ids = list(self.token_ids)
         return {"token_ids": ids, "start": self.start, "stop": self.stop, "quantised": list(quantised)}
 
@@ -36,7 +36,7 @@ def of_request(name: str, prompt: Sequence[int], completion: Sequence[int], long
     fed = len(ids) - bool(completion)
     if fed > longest:
         raise RequestError(f"{len(ids)} tokens: expected at most max_position_embeddings={longest}")
-    return Scored(REQUESTS, name, ids, len(prompt) - 1 if completion else 0, fed, len(prompt))
+    return Scored(REQUESTS, name, ids, len(prompt) - 1 if completion else 0, fed)
 
 
 def of_text(
@@ -84,9 +84,3 @@ def check_texts(tokenizer: Tokenizer, longest: int) -> list[Scored]:
         ids = tuple(tokenizer.encode(text)[: longest + 1])
         sequences.append(Scored(OWN_TEXTS, str(number), ids, 0, len(ids) - 1))
     return [sequence for sequence in sequences if sequence.stop > 0]
-
-
-def continued(sequence: Scored, new: Sequence[int]) -> Scored:
-    """A prompt followed by the base's greedy tokens: the rows that predict these."""
-    ids = (*sequence.token_ids[: sequence.prompt], *new)
-    return Scored(GREEDY, sequence.name, ids, sequence.prompt - 1, len(ids) - 1)

@@ -12,7 +12,7 @@ A variant is plain data, one for each sequence:
 {"routes": "own"}
             experts as the network chooses them, whatever was reported
 {"part": name}
-            one part of the weights is that of another checkpoint (see compare/pair.py)
+            one part of the weights is that of another checkpoint: see tensors_by_part
 
 Everything else is exact, so what such an engine reports is known to within the rounding of its format.
 """
@@ -28,22 +28,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine import ragged
 from lfm2np.engine.ragged import Run
 from lfm2np.engine.work.place import Source, Work
 from lfm2np.errors import NumericsError
-from lfm2np.oracle.compare.network import network_with, tensors_of
-from lfm2np.oracle.compare.pair import parts_of
 from lfm2np.oracle.compare.positions import loaded
 from lfm2np.oracle.judging.routes import OWN, routed
 from lfm2np.oracle.judging.truth import given_routes
 from lfm2np.oracle.judging.views import rounded, views_of_rows
+from lfm2np.truth.layers import expected_tensors
 from lfm2np.truth.reference import Mixing, final_states
+from lfm2np.truth.weights import EMBEDDING, HEAD
 
 Array = NDArray[Any]
 Item = Mapping[str, Any]
-ALL_WEIGHTS = "all weights"
+ALL_WEIGHTS, LAYER = "all weights", "layer "
+OUTSIDE_LAYERS = {"embedding": EMBEDDING, "final_norm": "model.embedding_norm.weight", "head": HEAD}  # by field
 
 
 def variant_work(previous: LoadedModel | Source | None = None) -> Work:
@@ -168,29 +170,40 @@ def with_part(model: LoadedModel, previous: LoadedModel | Source | None, part: s
     """The model with one part of the previous checkpoint's weights."""
     assert previous is not None
     other = loaded(previous) if isinstance(previous, Source) else previous
+    ours, theirs = model.weights, other.weights
     if part == ALL_WEIGHTS:
-        return replace(model, weights=other.weights)
-    parts = {each.name: each for each in parts_of(model.config, other.config, list(tensors_of(model)), "layer")}
-    network = network_with(model, other, parts[part])
-    weights = replace(
-        model.weights,
-        embedding=network.embedding,
-        layers=tuple(layer for layer, _ in network.layers),
-        final_norm=network.final_norm,
-        head=network.head,
-    )
-    return replace(model, weights=weights)
+        return replace(model, weights=theirs)
+    if part.startswith(LAYER):
+        index = int(part.removeprefix(LAYER))
+        return replace(
+            model, weights=replace(ours, layers=(*ours.layers[:index], theirs.layers[index], *ours.layers[index + 1 :]))
+        )
+    names = tensors_by_part(model, other)[part]
+    changed = {field: getattr(theirs, field) for field, name in OUTSIDE_LAYERS.items() if name in names}
+    return replace(model, weights=replace(ours, **changed))
 
 
 def part_names(model: LoadedModel, previous: LoadedModel) -> list[str]:
     """All, and the parts whose weights differ between the checkpoints, in the network's order."""
-    parts = parts_of(model.config, previous.config, list(tensors_of(model)), "layer")
-    return [
-        ALL_WEIGHTS,
-        *(part.name for part in parts if any(is_changed(model, previous, name) for name in part.tensors)),
-    ]
+    before, after = (read_tensors(side.path, side.config) for side in (previous, model))
+
+    def is_changed(name: str) -> bool:
+        every = slice(None)
+        old, new = (tensors.get(name, tensors[EMBEDDING]) for tensors in (before, after))
+        return not np.array_equal(old.rows(every), new.rows(every))
+
+    parts = tensors_by_part(model, previous)
+    return [ALL_WEIGHTS, *(part for part, names in parts.items() if any(map(is_changed, names)))]
 
 
-def is_changed(model: LoadedModel, previous: LoadedModel, name: str) -> bool:
-    every = slice(None)
-    return not np.array_equal(tensors_of(previous)[name].rows(every), tensors_of(model)[name].rows(every))
+def tensors_by_part(model: LoadedModel, previous: LoadedModel) -> dict[str, list[str]]:
+    """The names of tensors that are one part: a layer's, or one outside. An embedding that is the head in both
+    checkpoints is one part with it."""
+    parts: dict[str, list[str]] = {}
+    is_tied = model.config.tie_word_embeddings and previous.config.tie_word_embeddings
+    named = {name: field.replace("_", " ") for field, name in OUTSIDE_LAYERS.items()}
+    for name in dict.fromkeys([*expected_tensors(model.config), HEAD]):
+        layer = name.removeprefix("model.layers.").partition(".")[0]
+        part = "embedding" if name == HEAD and is_tied else named.get(name, LAYER + layer)
+        parts.setdefault(part, []).append(name)
+    return parts

@@ -1,4 +1,4 @@
-"""Which prompts are golden vectors, why each of them is, and the classes of bug that they expose.
+"""Which prompts are golden vectors, and why each of them is; notes.py has the classes of bug that their flags name.
 
 Everything is derived by SHA-256 from one seed, so the same model and seed give the same prompts on every machine.
 """
@@ -6,16 +6,22 @@ Everything is derived by SHA-256 from one seed, so the same model and seed give 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, exact_text
-from lfm2np.truth.config import ModelConfig
+from lfm2np.errors import RequestError
+from lfm2np.truth.config import SLIDING, ModelConfig
 
 NEW = 8  # new tokens of a vector, unless it says otherwise
 BLOCK = 16  # tokens of a block in most engines
+LOGITS = "logits"
+SMALL = (  # the vectors of a small set, beside those that they name and those of windows
+    *("short-1-ids", "short-2-text", "border-16", "decode-32", "chunks-none", "chunks-of-2"),
+    *("prefix-branch", "slot-again", "beside-3"),
+)
 TEXTS = (
     "recall: n = 4, d = 9, p = 2, z = 7; d -> 9",
     "copy: lamo tide rusa -> lamo tide rusa",
@@ -60,7 +66,7 @@ class Chosen:
 
     keep  tensors to store: "" none, "logits" the rows of the new tokens, "blocks" also each block's output for the
     prompt,
-          "all" every tensor that recorders/own.py names
+          "all" every tensor that recorders/lfm2np_recorder.py names
     """
 
     id: str
@@ -103,11 +109,15 @@ class Prompts:
         return int.from_bytes(hashlib.sha256(f"{self.seed}:{label}".encode()).digest(), "big")
 
 
-def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> list[Chosen]:
-    """All vectors that fit into the model's context."""
+def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0, is_small: bool = False) -> list[Chosen]:
+    """All vectors that fit into the model's context.
+
+    is_small  those of SMALL and what they name, without logits, from which all scripts can still be made
+    """
     prompts = Prompts(config, tokenizer, seed)
-    makers = (short, borders, decoding, chunks, prefixes, branches, slots, neighbours, repeated, tasks, long_ones)
-    vectors = [vector for maker in makers for vector in maker(prompts)]
+    makers = (short, borders, windows, decoding, chunks, prefixes, branches, slots)
+    more = (neighbours, repeated, tasks, long_ones)
+    vectors = [vector for maker in (*makers, *more) for vector in maker(prompts)]
     room = config.max_position_embeddings
     kept = {vector.id: vector for vector in vectors if len(vector.prompt_token_ids) + vector.new <= room}
     while lost := [name for name, vector in kept.items() if not mentioned(vector) <= kept.keys()]:
@@ -115,7 +125,22 @@ def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> l
     for name, vector in kept.items():
         if tokenizer is not None and vector.prompt_text is None:
             kept[name] = replace(vector, prompt_text=exact_text(tokenizer, vector.prompt_token_ids))
-    return list(kept.values())
+    chosen = list(kept.values())
+    if is_small:
+        wanted = [vector.id for vector in chosen if vector.id in SMALL or "sliding-window" in vector.flags]
+        return [replace(vector, keep=vector.keep.replace(LOGITS, "")) for vector in picked(chosen, wanted)]
+    return chosen
+
+
+def picked(chosen: Sequence[Chosen], only: Collection[str] | None) -> list[Chosen]:
+    """In their order, with all vectors that their schedules name."""
+    by_id = {vector.id: vector for vector in chosen}
+    wanted = set(by_id if only is None else only)
+    for name in sorted(wanted - by_id.keys()):
+        raise RequestError(f"vector {name!r}: expected some of {', '.join(by_id)}")
+    while more := {name for vector in chosen if vector.id in wanted for name in mentioned(vector)} - wanted:
+        wanted |= more
+    return [vector for vector in chosen if vector.id in wanted]
 
 
 def mentioned(vector: Chosen) -> set[str]:
@@ -161,6 +186,17 @@ def borders(prompts: Prompts) -> Iterator[Chosen]:
             flags = ("block-border",)
             keep = "logits" if blocks == 1 else ""
             yield Chosen(f"border-{length}", flags, comment, draw(length, f"border-{length}"), keep=keep)
+
+
+def windows(prompts: Prompts) -> Iterator[Chosen]:
+    """Around the window of an LFM3's layers of sliding attention, and far behind it."""
+    window = prompts.config.sliding_window
+    if window is None or not prompts.config.layers_of(SLIDING):
+        return
+    for length in sorted({max(window - 1, 1), window, window + 1, 3 * window}):
+        comment = f"{length} tokens, where some layers see the last {window} only, a token's own included."
+        ids = prompts.random(length, f"window-{length}")
+        yield Chosen(f"window-{length}", ("sliding-window",), comment, ids, keep="logits")
 
 
 def decoding(prompts: Prompts) -> Iterator[Chosen]:
@@ -265,119 +301,3 @@ def long_ones(prompts: Prompts) -> Iterator[Chosen]:
     comment = "The same in chunks of 64, beside which the state is carried four times."
     hint = {"kind": "chunks", "size": 64}
     yield Chosen("long-300-chunks", ("long-prompt", "chunk-state"), comment, ids, schedule=(hint,))
-
-
-# --- the classes of bug, with the public issues in which engines had them
-
-
-def note(bug_class: str, description: str, *references: str) -> dict[str, Any]:
-    return {"bug_class": bug_class, "description": description, "references": list(references)}
-
-
-NOTES: dict[str, dict[str, Any]] = {
-    "start-of-sequence": note(
-        "convolution state",
-        "Before the first token the convolution sees zeros. Prompts of fewer tokens than the window read what is not "
-        "there: a state that was never cleared, or columns before the array.",
-        *("SGLang 24717", "vLLM 32118"),
-    ),
-    "one-token": note(
-        "model",
-        "One row hides strides, masks and ragged indices that are wrong for two. Compare the prompts of 1, 2 and 3 "
-        "tokens: an engine that is right for the first only takes a strided input for a contiguous one.",
-        *("mistral.rs 2306", "llama.cpp 14670"),
-    ),
-    "beginning-token": note(
-        "text",
-        "The prompt is taken as it is: an engine that puts a second beginning-of-sequence token before it is another "
-        "context off.",
-        *("vLLM 16081", "vLLM 55288", "SGLang 888"),
-    ),
-    "block-border": note(
-        "paged cache",
-        "One token less than a block, a full block, one more: a page too many or too few, the half-filled page "
-        "published, the wrong block size passed to the kernel.",
-        *("pegainfer 291", "SGLang 38319", "vLLM 27547"),
-    ),
-    "decode-state": note(
-        "convolution state",
-        "The state goes on from the prompt into the new tokens: dropped, or its offset never advanced, it shows at the "
-        "second new token and stays.",
-        *("vmlx-swift 211", "nntrainer 3998"),
-    ),
-    "chunk-state": note(
-        "convolution state",
-        "A chunk of a prompt reads the state that the chunk before it left; a chunk shorter than the window keeps part "
-        "of the older one.",
-        *("transformers 45513", "transformers 46084", "transformers 46741", "vLLM 56196"),
-    ),
-    "prefix-state": note(
-        "prefix cache",
-        "A hit on cached keys and values without the convolution state that belongs to that place, or with one of "
-        "another step.",
-        *("vLLM 43090", "vLLM 47861", "vLLM 53912", "LMCache 4247", "vLLM 53505", "SGLang 34760"),
-    ),
-    "whole-prompt-cached": note(
-        "prefix cache",
-        "All blocks of the prompt are cached, and still the last token has to be computed, once.",
-        *("vLLM 3239", "vLLM 11186"),
-    ),
-    "prefix-branch": note(
-        "prefix cache",
-        "Prompts part within a block: nothing behind the last whole common block may be taken over, and a block's hash "
-        "has to cover all before it.",
-        *("vLLM 12621", "ferrox 37", "vllm-mlx 380"),
-    ),
-    "shared-block": note(
-        "paged cache",
-        "Requests that share blocks write behind them: a shared page written without a copy shows in the others.",
-        *("vLLM 417", "xLLM 1984", "mini-sglang 142"),
-    ),
-    "stale-slot": note(
-        "convolution state",
-        "A new request in a slot that another has left reads that one's state unless it is cleared.",
-        *("SGLang 24717", "vLLM 32118", "vLLM 43090", "vLLM 56524", "vllm-ascend 10558"),
-    ),
-    "slot-index": note(
-        "convolution state",
-        "The state's row is chosen by another number than the request's own: it works alone, and not beside others.",
-        *("SGLang 23975", "mistral.rs 2306", "mlx-lm 1169", "mlx-lm 1736"),
-    ),
-    "ragged-batch": note(
-        "convolution state",
-        "Prompts stand one behind the other in one array, and the convolution runs across the border: the first rows "
-        "of each but the first are wrong.",
-        *("transformers 46588", "transformers 46633"),
-    ),
-    "padding": note(
-        "convolution state",
-        "Prompts of unlike length are padded: a mask hides the padding from attention, not from the convolution.",
-        *("transformers 41790", "transformers 46773", "transformers 47086", "transformers 48256", "mlx-vlm 1946"),
-    ),
-    "attention-distance": note(
-        "model",
-        "The answer stands far back in the prompt, where only attention reaches: mask, rotary base, positions, pages.",
-        *("mlx-lm 908", "vLLM 27547"),
-    ),
-    "convolution-order": note(
-        "model",
-        "The answer depends on which token follows which, what the convolution binds: taps in the wrong order, gates "
-        "exchanged, a state that is one off.",
-        *("vmlx-swift 211", "nntrainer 3998"),
-    ),
-    "repeated-token": note(
-        "model",
-        "The tokens are all alike, so positions and the start of the sequence alone tell rows apart.",
-        *("mlx-lm 908", "vLLM 12621"),
-    ),
-    "long-prompt": note(
-        "scheduling",
-        "More tokens than one step may take, and than many a table was tested with.",
-        *("vLLM 56196", "llama.cpp 23652"),
-    ),
-    "wrong-row": note(
-        "sampling",
-        "The logits of the prompt's last token are asked for: those of another row of the step are as plausible.",
-        "transformers 40692",
-    ),
-}

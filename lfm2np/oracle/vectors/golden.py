@@ -34,9 +34,11 @@ from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.oracle.sending import silent
-from lfm2np.oracle.vectors.chosen import NOTES, Chosen, choose, mentioned
-from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, tensors_bytes
-from lfm2np.oracle.vectors_plain import allowances
+from lfm2np.oracle.vectors.chosen import LOGITS, Chosen, choose, picked
+from lfm2np.oracle.vectors.notes import NOTES
+from lfm2np.oracle.vectors.scripts import scripts_of
+from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, sound, tensors_bytes
+from lfm2np.oracle.vectors_plain import FORMAT_VERSION, allowances
 from lfm2np.truth import reference
 from lfm2np.values import Progress, ProgressOf
 
@@ -45,7 +47,6 @@ Ids = tuple[int, ...]
 Key = tuple[Ids, Ids]  # prompt, new tokens
 BOUNDED = ("float32", "bfloat16", "float16")  # formats that bounds are made for
 TOP = 8  # likeliest tokens kept of each position
-LOGITS = "logits"
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,14 @@ class Difference:
     found: str  # in the set
     expected: str  # computed
 
-    def __str__(self) -> str:
+    @property
+    def where(self) -> str:
         place = [] if self.vector is None else [self.vector]
         place += [] if self.position is None else [f"position {self.position}"]
-        return f"{' '.join(place) or 'set'}: {self.what}: {self.found}, expected {self.expected}"
+        return " ".join(place) or "set"
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}: {self.found}, expected {self.expected}"
 
 
 # --- make
@@ -73,17 +78,19 @@ def make(
     only: Collection[str] | None = None,
     progress: ProgressOf = silent,
     executor: AnyPlace = None,
+    is_small: bool = False,
 ) -> VectorSet:
     """The set of a model; with `only` some vectors, by their ids, and those that their schedules name.
 
     executor  as for check.check: all but the engine's run is computed there
+    is_small  as for chosen.choose
     errors    RequestError for an arithmetic other than `exact`, an unknown id or a vocabulary of one token;
               ProofError if the engine's tokens are not the reference's
     """
     require_exact(model)
     if seed < 0:
         raise RequestError(f"seed {seed}: expected at least 0")
-    chosen = picked(choose(model.config, model.tokenizer if model.has_tokenizer else None, seed), only)
+    chosen = picked(choose(model.config, model.tokenizer_or_none, seed, is_small), only)
     keys = [
         (vector.prompt_token_ids, tokens)
         for vector, tokens in zip(chosen, greedy(model, chosen, progress), strict=True)
@@ -99,9 +106,10 @@ def make(
         tensors |= {f"{vector.id}/{name}": values for name, values in computed["tensors"].items()}
         vectors.append(vector_json(vector, key[1], positions[key], list(computed["tensors"])))
     sha256 = hashlib.sha256(tensors_bytes(tensors)).hexdigest()
-    used = {flag for vector in chosen for flag in vector.flags}
+    scripts = scripts_of(vectors)
+    used = {flag for entry in (*vectors, *scripts) for flag in entry["flags"]}
     document = {
-        "format_version": 2,
+        "format_version": FORMAT_VERSION,
         "generator": {"name": "lfm2np", "version": lfm2np.__version__},
         "seed": seed,
         **rules_for(vectors[0]["positions"][0]["noise"]),
@@ -109,6 +117,7 @@ def make(
         "tensors": {"file": TENSORS, "sha256": sha256},
         "notes": {name: note for name, note in NOTES.items() if name in used},
         "vectors": vectors,
+        "scripts": scripts,
     }
     return VectorSet(document, tensors, sha256)
 
@@ -118,17 +127,6 @@ def require_exact(model: LoadedModel) -> None:
         raise RequestError(f"numerics {model.numerics.name}: expected exact, whose bits are the same everywhere")
     if model.config.vocab_size < 2:
         raise RequestError(f"vocab_size={model.config.vocab_size}: expected at least 2, for a runner-up")
-
-
-def picked(chosen: Sequence[Chosen], only: Collection[str] | None) -> list[Chosen]:
-    """In their order, with all vectors that their schedules name."""
-    by_id = {vector.id: vector for vector in chosen}
-    wanted = set(by_id if only is None else only)
-    for name in sorted(wanted - by_id.keys()):
-        raise RequestError(f"vector {name!r}: expected some of {', '.join(by_id)}")
-    while more := {name for vector in chosen if vector.id in wanted for name in mentioned(vector)} - wanted:
-        wanted |= more
-    return [vector for vector in chosen if vector.id in wanted]
 
 
 def greedy(model: LoadedModel, chosen: Sequence[Chosen], progress: ProgressOf) -> list[Ids]:
@@ -307,30 +305,35 @@ def verify(
     """All disagreements between the set and the model, bit for bit; bounds of noise are taken as they are.
 
     For another model only that is reported. After a wrong token the rest of its vector is skipped. `executor` as for
-    check.check.
+    check.check. VectorsError for a document that is of no set's form.
     """
     require_exact(model)
+    with sound("the set"):
+        facts, stated = model_facts(model), known.document["model"]
+        of_model = list(differing({name: stated[name] for name in facts}, facts, "model"))
+        if of_model:
+            return [Difference(None, None, *values) for values in of_model]
+        return list(differences_of(model, known, functools.partial(progress, "verifying"), executor))
+
+
+def differences_of(
+    model: LoadedModel, known: VectorSet, progress: Progress, executor: AnyPlace
+) -> Iterator[Difference]:
     document = known.document
-    facts = model_facts(model)
-    of_model = [
-        Difference(None, None, f"model.{path}", actual, expected)
-        for path, actual, expected in differing({name: document["model"][name] for name in facts}, facts)
-    ]
-    if of_model:
-        return of_model
     rules = rules_for(document["formats"])
-    stated = {name: document[name] for name in rules}
-    differences = [Difference(None, None, *values) for values in differing(stated, rules)]
+    for values in differing({name: document[name] for name in rules}, rules):
+        yield Difference(None, None, *values)
     fitting = [vector for vector in document["vectors"] if fits(model, vector)]
     items = [vector_item((vector["prompt_token_ids"], vector["token_ids"]), vector["tensors"]) for vector in fitting]
-    results = compute(VECTOR, model, items, executor, functools.partial(progress, "verifying"))
+    results = compute(VECTOR, model, items, executor, progress)
     computed = {vector["id"]: result for vector, result in zip(fitting, results, strict=True)}
     for vector in document["vectors"]:
-        differences += verify_vector(model, known, vector, computed.get(vector["id"]))
+        yield from verify_vector(model, known, vector, computed.get(vector["id"]))
+    for values in differing(document["scripts"], scripts_of(document["vectors"]), "scripts"):
+        yield Difference(None, None, *values)
     if known.tensors_sha256 != document["tensors"]["sha256"]:
         what = ("tensors.sha256", document["tensors"]["sha256"], f"{known.tensors_sha256}, that of {TENSORS}")
-        differences.append(Difference(None, None, *what))
-    return differences
+        yield Difference(None, None, *what)
 
 
 def fits(model: LoadedModel, vector: Mapping[str, Any]) -> bool:

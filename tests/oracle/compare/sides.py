@@ -1,19 +1,15 @@
-"""Checkpoints to compare: the trained fixtures in GGUF types, whole or with a few tensors of a type in the base."""
+"""Checkpoints to compare: the trained fixtures in GGUF types."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gguf_file import Tensor, gguf_bytes, model_keys
 from jsonschema import Draft202012Validator
-from quantise import tensors_of, write_types
+from quantise import write_types
 
 import lfm2np
-from lfm2np.checkpoint.config_json import load_config
-from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.commands.cli import main
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
@@ -36,26 +32,6 @@ def written(path: Path, lines: list[dict[str, Any]]) -> str:
 
 def quantised(directory: Path, name: str, folder: Path) -> Path:
     return write_types(directory, [name], folder)[0]
-
-
-def partly(directory: Path, name: str, path: Path, is_taken: Callable[[str], bool]) -> Path:
-    """A GGUF of the base's own numbers, but for the tensors that are taken of the type: by llama.cpp's names."""
-    config = load_config(directory)
-    base = {one: unrounded(tensor) for one, tensor in tensors_of(directory, config, "F32").items()}
-    other = tensors_of(directory, config, name)
-    chosen: dict[str, Tensor] = {one: (other if is_taken(one) else base)[one] for one in base}
-    path.write_bytes(gguf_bytes(model_keys(config), chosen))
-    return path
-
-
-def unrounded(tensor: Tensor) -> Tensor:
-    assert tensor.dtype == "F32"
-    return tensor
-
-
-def theirs(name: str) -> str:
-    """Our name as llama.cpp's."""
-    return place_of(name.replace("experts.", "experts.0.") if ".experts.w" in name else name).name
 
 
 def figures(capsys: Any, *arguments: object, code: int = 0) -> dict[str, Any]:

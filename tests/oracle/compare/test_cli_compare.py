@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from builders import safetensors_bytes, stored, stored_weights, tiny_config, write_model
+from builders import write_model
 from jsonschema import Draft202012Validator
 from sides import LINES, MOE, SCHEMA, TRAINED, VALIDATOR, figures, quantised, refused, written
 
 import lfm2np
+from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.commands.cli import main
-from lfm2np.oracle.compare.compare import weight_errors
-from lfm2np.oracle.compare.pair import Part, files_of
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
 
 
@@ -64,26 +59,22 @@ def test_the_schema_is_that_of_what_is_printed(files: Path, capsys: pytest.Captu
     Draft202012Validator.check_schema(SCHEMA)
     short = written(files / "odd.jsonl", [{"prompt_token_ids": [1, 20, 21, 22, 23]}, LINES[0]])
     dense = figures(capsys, TRAINED, files / "trained-Q4_0.gguf", TRAINED, "--requests", short)
-    sparse = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", short, "--max-tokens", 3)
+    sparse = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", short)
     for report in (dense, sparse):
         assert [f"{list(error.path)}: {error.message}" for error in VALIDATOR.iter_errors(report)] == []
-    assert sparse["quantised"][0]["listed_flips"] and dense["quantised"][0]["greedy"] is None
+    assert sparse["quantised"][0]["listed_mismatches"]
     tried = 0
     for place, wrong in changed(sparse):
         assert not VALIDATOR.is_valid(wrong), place
         tried += 1
-    assert tried > 150 and not VALIDATOR.is_valid({**dense, "more": 1})
+    assert tried > 50 and not VALIDATOR.is_valid({**dense, "more": 1})
 
 
 def test_a_checkpoint_against_itself_costs_exactly_nothing(files: Path, capsys: pytest.CaptureFixture[str]):
-    (comparison,) = figures(capsys, MOE, MOE, "--requests", files / "r.jsonl", "--max-tokens", 3)["quantised"]
-    assert set(comparison["kl"].values()) == {0.0} and comparison["flips"] == {"count": 0, "clear": 0, "agreement": 1.0}
-    assert comparison["perplexities"][0]["ratio"] == 1.0 and comparison["logprobs"]["rms"] == 0.0
-    assert all(layer["error"] == 0.0 for layer in (*comparison["layers"], *comparison["tensors"]))
-    assert not any(route["moved"] for route in comparison["routes"]) and not any(
-        part["changed"] for part in comparison["parts"]
-    )
-    assert comparison["greedy"]["same"] == comparison["greedy"]["tokens"] and comparison["greedy"]["diverged"] == 0
+    (comparison,) = figures(capsys, MOE, MOE, "--requests", files / "r.jsonl")["quantised"]
+    assert set(comparison["kl"].values()) == {0.0}
+    assert comparison["mismatches"] == {"count": 0, "clear": 0, "agreement": 1.0}
+    assert comparison["perplexities"][0]["ratio"] == 1.0
 
 
 def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path, capsys: pytest.CaptureFixture[str]):
@@ -99,8 +90,7 @@ def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path,
     rows = [line for line in said.splitlines() if line.startswith("trained-Q")]
     assert [row.split()[0] for row in rows] == ["trained-Q8_0.gguf", "trained-Q4_0.gguf"]
     read = page.read_text(encoding="utf-8")
-    assert all(text in read for text in (both["digest"], "trained-Q4_0.gguf", "Errors of the weights", "layer 5"))
-    assert read.count("<svg") == 2 and read.count('class="curve ') == 8
+    assert all(text in read for text in (both["digest"], "trained-Q4_0.gguf", "Token mismatches"))
     assert "default-src &#x27;none&#x27;" in read and not re.search(r"<(script|link|img)\b|(src|href)=\"[^#]", read)
 
 
@@ -109,21 +99,21 @@ def test_foreign_names_do_nothing_in_the_page(files: Path, tmp_path: Path):
     path.write_bytes((files / "trained-Q8_0.gguf").read_bytes())
     requests = written(tmp_path / "r.jsonl", [{**LINES[1], "request_id": "<img src=x>"}])
     page = tmp_path / "page.html"
-    arguments = ["compare", str(TRAINED), str(path), "--requests", requests, "--html", str(page), "--by", "none"]
+    arguments = ["compare", str(TRAINED), str(path), "--requests", requests, "--html", str(page)]
     assert main(arguments) == 0
     read = page.read_text(encoding="utf-8")
     assert "<script" not in read and "<img" not in read and "\u202e" not in read and "&lt;script&gt;" in read
 
 
 def test_without_anything_to_score_the_texts_of_check_are_and_it_says_so(files: Path, capsys: Any):
-    assert main(["compare", str(TRAINED), str(files / "trained-Q8_0.gguf"), "--by", "none"]) == 0
-    assert "the 10 texts of lfm2np check, as none were given (" in capsys.readouterr().out
+    assert main(["compare", str(TRAINED), str(files / "trained-Q8_0.gguf")]) == 0
+    assert "10 texts of lfm2np check (" in capsys.readouterr().out
 
 
 def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, tmp_path: Path, capsys: Any):
     """A folder that is not there is refused before anything is computed; what shows only then, after it is printed."""
     both = TRAINED, files / "trained-Q8_0.gguf"
-    options = ["--requests", files / "r.jsonl", "--by", "none"]
+    options = ["--requests", files / "r.jsonl"]
     line = refused(capsys, "missing", "missing.gguf", "--html", tmp_path / "no" / "page.html")
     assert line.endswith(f"--html {tmp_path / 'no' / 'page.html'}: {tmp_path / 'no'}: no such directory")
     assert main(["compare", *map(str, (*both, *options)), "--html", str(tmp_path)]) == 2
@@ -135,7 +125,7 @@ def test_two_files_of_one_name_are_shown_by_their_paths(files: Path, tmp_path: P
     (odd := tmp_path / "x\u202ey").mkdir()
     paths = [files / "trained-Q8_0.gguf", odd / "trained-Q8_0.gguf", files / "trained-Q4_0.gguf"]
     paths[1].write_bytes(paths[0].read_bytes())
-    assert main(["compare", str(TRAINED), *map(str, paths), "--requests", str(files / "r.jsonl"), "--by", "none"]) == 0
+    assert main(["compare", str(TRAINED), *map(str, paths), "--requests", str(files / "r.jsonl")]) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "trained-Q" in line.split(" ")[0]]
     assert rows == [str(paths[0]), str(paths[1]).replace("\u202e", "<U+202E>"), "trained-Q4_0.gguf"]
 
@@ -145,11 +135,11 @@ def test_two_files_of_one_name_are_shown_by_their_paths(files: Path, tmp_path: P
 
 def test_it_goes_on_where_it_broke_off_and_workers_find_the_same(files: Path, tmp_path: Path, capsys: Any):
     path, kept = files / "trained-Q8_0.gguf", tmp_path / "kept.jsonl"
-    options = [TRAINED, path, "--requests", files / "r.jsonl", "--max-tokens", 2, "--save", kept]
+    options = [TRAINED, path, "--requests", files / "r.jsonl", "--save", kept]
     expected = figures(capsys, *options)
     lines = kept.read_text().splitlines(keepends=True)
-    assert len(lines) == 12  # the base's four answers, the four requests, the four answers again
-    kept.write_text("".join(lines[:-3]))
+    assert len(lines) == 4
+    kept.write_text("".join(lines[:-2]))
     assert figures(capsys, *options)["digest"] == expected["digest"]
     assert sorted(kept.read_text().splitlines(keepends=True)) == sorted(lines)
     kept.unlink()
@@ -178,7 +168,7 @@ def test_what_is_another_network_is_named(files: Path, tmp_path: Path, capsys: p
     (other / "config.json").write_text(json.dumps(raw))
     tokenizer = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(tokenizer.replace('"<|pad|>"', '"<|pod|>"'))
-    assert "token 0: '<|pod|>', expected '<|pad|>', as " in refused(capsys, base, other, "--by", "none")
+    assert "token 0: '<|pod|>', expected '<|pad|>', as " in refused(capsys, base, other)
 
 
 def test_the_tokens_of_a_file_s_own_tables_are_compared(
@@ -193,7 +183,8 @@ def test_the_tokens_of_a_file_s_own_tables_are_compared(
 
 def test_a_scale_that_is_no_number_is_refused_before_it_is_used(files: Path, tmp_path: Path, capsys: Any):
     content = (files / "trained-Q4_0.gguf").read_bytes()
-    block = files_of(files / "trained-Q4_0.gguf").tensors["model.layers.1.feed_forward.w1.weight"].values.tobytes()[:18]
+    path = files / "trained-Q4_0.gguf"
+    block = read_tensors(path, read_config(path))["model.layers.1.feed_forward.w1.weight"].values.tobytes()[:18]
     assert content.count(block) == 1
     path = tmp_path / "x.gguf"
     path.write_bytes(content.replace(block, b"\x00\x7c" + block[2:]))
@@ -204,40 +195,11 @@ def test_a_scale_that_is_no_number_is_refused_before_it_is_used(files: Path, tmp
             assert "x.gguf: " in line and "Q4_0 with the scale inf in block 0 of row 0" in line
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems' file names are always Unicode")
-def test_a_file_name_that_is_not_utf_8_is_compared(files: Path, tmp_path: Path):
-    path = tmp_path / os.fsdecode(b"trained-\xff.gguf")
-    path.write_bytes((files / "trained-Q8_0.gguf").read_bytes())
-    page = tmp_path / "page.html"
-    command = [sys.executable, "-m", "lfm2np", "compare", str(TRAINED), str(path), "--by", "none"]
-    command += ["--requests", str(files / "r.jsonl"), "--html", str(page)]
-    again = [str(path) if word == str(TRAINED) else word for word in command]  # as the base, too
-    assert subprocess.run(again, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"}).returncode == 0
-    for more in ([], ["--json"]):
-        done = subprocess.run([*command, *more], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
-        assert (done.returncode, done.stderr) == (0, b"")
-        assert (b"trained-\\udcff.gguf" if more else b"trained-<U+DCFF>.gguf") in done.stdout
-    assert "trained-&lt;U+DCFF&gt;.gguf" in page.read_text(encoding="utf-8")
-
-
-def test_the_error_of_a_tensor_that_is_zero_in_the_base_is_the_root_of_the_squares(tmp_path: Path):
-    sides = []
-    for number in (0.0, 0.5):
-        directory = write_model(tmp_path / str(number))
-        weights = stored_weights(tiny_config())
-        weights["model.embedding_norm.weight"] = stored(np.full(16, number, np.float32), "BF16")
-        (directory / "model.safetensors").write_bytes(safetensors_bytes(weights))
-        sides.append(files_of(directory))
-    (error,) = weight_errors(*sides, [Part("norm", ("model.embedding_norm.weight",), None)])
-    assert error.error == 2.0  # of 16 times 0.25
-
-
 def test_a_token_of_any_length_is_reported_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     base, other = (write_model(tmp_path / name) for name in ("base", "other"))
     tokenizer = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(tokenizer.replace('"<|pad|>"', json.dumps("<|" + "pad" * 300 + "|>")))
-    line = refused(capsys, base, other, "--by", "none")
+    line = refused(capsys, base, other)
     assert "token 0: '<|padpad" in line and len(line) < 600
 
 
@@ -251,11 +213,8 @@ def test_what_cannot_be_scored_is_named(files: Path, tmp_path: Path, capsys: pyt
     assert "line 2: 1025 tokens: expected at most max_position" in refused(capsys, *both, "--requests", long)
     assert "--window 1025: expected 2 to " in refused(capsys, *both, "--text", long, "--window", 1025)
     assert "--window goes with --text" in refused(capsys, *both, "--window", 7)
-    assert "--max-tokens goes with --requests" in refused(capsys, *both, "--max-tokens", 7)
     twice = written(tmp_path / "twice.jsonl", [LINES[0], LINES[0]])
     assert "two requests have one request_id: 'add'" in refused(capsys, *both, "--requests", twice)
-    full = written(tmp_path / "full.jsonl", [{"prompt_token_ids": [5] * 1024}])
-    assert "no prompt leaves room" in refused(capsys, *both, "--requests", full, "--max-tokens", 1)
 
 
 # --- texts

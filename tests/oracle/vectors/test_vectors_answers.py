@@ -9,18 +9,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from truths import truth_of
-from vector_sets import PLAIN, few, packaged, run, six, trained
+from vector_sets import FIXTURES, PLAIN, few, packaged, run, six, trained
 
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.engine import Engine
-from lfm2np.engine.loading import Model
+from lfm2np.engine.loading import Model, load
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle import vectors_plain
@@ -30,9 +32,10 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.vectors import golden
-from lfm2np.oracle.vectors.chosen import choose
-from lfm2np.oracle.vectors.set_files import DOCUMENT, VectorsError, packaged_set
+from lfm2np.oracle.vectors.chosen import choose, picked
+from lfm2np.oracle.vectors.set_files import DOCUMENT, PACKAGED, VectorsError, packaged_set, read_set
 from lfm2np.suite import faults
+from lfm2np.truth.weights import AttentionWeights
 
 
 def right_answers(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -76,7 +79,8 @@ def test_right_answers_pass_with_and_without_logprobs(format_name: str) -> None:
         del answer["logprobs"]
     assert verdict(packaged(), answers, format_name) == 0
     judged = vectors_plain.judge(packaged(), answers, format_name)
-    assert vectors_plain.report(judged, answers)[-1].startswith("tokens only")
+    *_, tokens_only, not_run = vectors_plain.report(packaged(), judged, answers)
+    assert tokens_only.startswith("tokens only") and not_run.startswith("scripts not run: uneven-chunks, ")
 
 
 @pytest.mark.parametrize("format_name", golden.BOUNDED)
@@ -127,8 +131,11 @@ def test_what_is_not_reported_is_inconclusive() -> None:
         ('{"id": "short-1-ids", "token_ids": [1], "logprobs": [1e999]}', "line 1: not JSON: 1e999"),
         ('{"id": "short-1-ids", "token_ids": [1], "logprobs": []}', "logprobs: 0 for 1 token_ids"),
         ('{"id": "short-1-ids", "token_ids": [true]}', "token_ids: expected a list of whole numbers"),
-        ('{"id": "short-1-ids", "logprob": []}', "field 'logprob', expected one of id, token_ids"),
+        ('{"id": "short-1-ids", "logprob": []}', "field 'logprob', expected one of id, script, token_ids"),
         ('{"token_ids": [1]}', "expected an object with a vector's id"),
+        ('{"id": "decode-32", "script": 1}', "script: expected text"),
+        ('{"id": "decode-32", "script": "no-such"}', "the set has no script 'no-such' with 'decode-32'"),
+        ('{"id": "beside-3", "script": "rejected-drafts"}', "no script 'rejected-drafts' with 'beside-3'"),
         ('{"id": "no-such", "token_ids": [1]}', "id 'no-such' is not in the vector set"),
         ('{"id": "short-1-ids", "token_ids": [1,1,1,1,1,1,1,1,1]}', "9 tokens, expected at most 8"),
     ],
@@ -142,10 +149,14 @@ def test_answers_that_are_none_are_refused(tmp_path: Path, line: str, message: s
         run("verify", "--answers", str(file))
 
 
-@pytest.mark.parametrize("field", ["vectors", "formats", "limit", "float32_units"])
-@pytest.mark.parametrize("value", [None, [], "", [{"id": "a"}]])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *product(("vectors", "formats", "limit", "float32_units"), (None, [], "", [{"id": "a"}])),
+        *product(("scripts",), (None, [{"id": "a"}])),
+    ],
+)
 def test_a_document_that_is_no_set_is_refused_by_the_plain_checker(field: str, value: Any) -> None:
-    """Which reads it without the schema."""
     document = {**packaged(), field: value}
     with pytest.raises(
         vectors_plain.PlainError, match=r"not a sound vector set|is not in the vector set|format 'float32'"
@@ -287,9 +298,27 @@ def played(model: Model, document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
-    judged = vectors_plain.judge(packaged(), played(trained(), packaged()), "float32")
+@pytest.mark.parametrize("name", PACKAGED)
+def test_the_engine_run_as_the_schedules_say_answers_right(name: str) -> None:
+    document = read_set(packaged_set(name)).document
+    judged = vectors_plain.judge(document, played(load(FIXTURES / name), document), "float32")
     assert {judgement.verdict for judgement in judged} == {"EXACT"}
+
+
+@pytest.mark.parametrize(("window", "caught_by"), [(15, "window-17"), (17, "window-17"), (1024, "window-48")])
+def test_a_wrong_window_is_caught(window: int, caught_by: str) -> None:
+    document, model = read_set(packaged_set("lfm3")).document, load(FIXTURES / "lfm3")
+    document["vectors"] = [vector for vector in document["vectors"] if "sliding-window" in vector["flags"]]
+    layers = [
+        replace(layer, operator=replace(layer.operator, scale=layer.operator.scale._replace(window=window)))
+        if isinstance(layer.operator, AttentionWeights) and layer.operator.scale.window
+        else layer
+        for layer in model.weights.layers
+    ]
+    weights = replace(model.weights, layers=tuple(layers))
+    wrong = replace(model, weights=weights, config=replace(model.config, sliding_window=window))
+    judged = vectors_plain.judge({**document, "scripts": []}, played(wrong, document), "float32")
+    assert any(judgement.id == caught_by and judgement.verdict in ("BUG", "DRIFT") for judgement in judged)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +338,7 @@ def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
 )
 def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str, caught_by: str) -> None:
     """In an engine that says it computes in float32."""
-    wanted = [choice.id for choice in golden.picked(choose(trained().config, trained().tokenizer), [caught_by])]
+    wanted = [choice.id for choice in picked(choose(trained().config, trained().tokenizer), [caught_by])]
     document = copy.copy(packaged())
     document["vectors"] = [vector for vector in document["vectors"] if vector["id"] in wanted]
     with faults.inject(fault):

@@ -126,7 +126,8 @@ class StopsBetweenTokens(Trained):
 
     def ended(self, name: str, completion: Answer) -> Answer:
         if self.stops[name] and completion.text is not None and completion.text.endswith(self.stops[name]):
-            self.abort(name)
+            if completion.finish_reason is None:
+                self.abort(name)
             return replace(completion, text=completion.text.removesuffix(self.stops[name]), finish_reason="stop")
         return completion
 

@@ -1,0 +1,150 @@
+"""Scripts of the vector sets: run by a small engine with states of its own, right and with bugs of real engines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from vector_sets import packaged, trained
+
+from lfm2np.oracle import vectors_plain
+from lfm2np.oracle.recorders import Recorder
+from lfm2np.oracle.vectors.scripts import SCRIPTS
+from lfm2np.oracle.vectors.set_files import PACKAGED, packaged_set, read_set
+from lfm2np.oracle.wrong_engine import SmallEngine, factory, log_softmax, mended
+
+Json = dict[str, Any]
+Rows = Callable[[Json], np.ndarray]  # log-probabilities [T, V] of a row's tokens
+Cache = dict[str, Any]
+
+
+def answers_of(script: Json, move: Callable[[Json], None], compute: Rows) -> list[Json]:
+    """As an engine's author writes it: all reads in the order of the steps."""
+    answers: dict[str, Json] = {}
+    for step in script["steps"]:
+        for what in step["moves"]:
+            move(what)
+        for row in step["rows"]:
+            logprobs = compute(row)
+            blank = {"id": row["id"], "script": script["id"], "token_ids": [], "logprobs": []}
+            answer = answers.setdefault(row["id"], blank)
+            for offset, position in row["reads"]:
+                assert position == len(answer["token_ids"])  # each once, in order
+                answer["token_ids"].append(int(logprobs[offset].argmax()))
+                answer["logprobs"].append(float(logprobs[offset].max()))
+    return list(answers.values())
+
+
+def judged(document: Json, answers: list[Json], format_name: str = "float32") -> set[str]:
+    """Verdicts of the scripts' answers alone."""
+    return {each.verdict for each in vectors_plain.judge(document, answers, format_name) if "/" in each.id}
+
+
+class Silent(Recorder):
+    def step(self, token_ids: Any, start: int | None = None) -> None: ...
+
+    def keep(self, name: str, values: Any) -> None: ...
+
+
+class Stateful:
+    """The small engine of the tutorial, float32: a cache a sequence, kept as it was after each of its tokens."""
+
+    def __init__(self, engine: SmallEngine, loses: str = "") -> None:
+        self.engine, self.loses = engine, loses
+        self.tokens: dict[str, list[int]] = {}
+        self.caches: dict[str, Cache] = {}
+
+    def move(self, what: Json) -> None:
+        name = what["id"]
+        if what["kind"] == "preempt":
+            del self.tokens[name][:]
+            stale = self.caches.pop(name)
+            if self.loses == "preempted":  # keys and values go, the slot's state stays
+                self.caches[name] = {key: value for key, value in stale.items() if not isinstance(value, tuple)}
+            return
+        wrong, self.tokens[name] = self.tokens[name], self.tokens[name][: what["to"]]
+        new = self.cache_of(self.tokens[name])
+        if self.loses == "rejected":  # the state is what it was behind the last rejected draft
+            new |= {key: value for key, value in self.cache_of(wrong).items() if not isinstance(value, tuple)}
+        self.caches[name] = new
+
+    def cache_of(self, tokens: list[int]) -> Cache:
+        cache: Cache = {}
+        self.engine.step(tokens, 0, cache, Silent())
+        return cache
+
+    def compute(self, row: Json) -> np.ndarray:
+        tokens, cache = self.tokens.setdefault(row["id"], []), self.caches.setdefault(row["id"], {})
+        assert row["start"] == len(tokens)
+        tokens += row["token_ids"]
+        return log_softmax(self.engine.step(row["token_ids"], row["start"], cache, Silent()))
+
+
+def run_all(document: Json, loses: str = "", make: Any = mended) -> dict[str, set[str]]:
+    """Verdicts by script."""
+    engine, verdicts = make(str(trained().path), {}), {}
+    for script in document["scripts"]:
+        player = Stateful(engine, loses)
+        verdicts[script["id"]] = judged(document, answers_of(script, player.move, player.compute))
+    return verdicts
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_every_read_has_the_context_of_its_position_and_every_position_is_read(name: str) -> None:
+    """So what a right engine says there is what the vector expects."""
+    document = read_set(packaged_set(name)).document
+    vectors = {vector["id"]: vector for vector in document["vectors"]}
+    assert [script["id"] for script in document["scripts"]] == list(SCRIPTS)
+    for script in document["scripts"]:
+        tokens: dict[str, list[int]] = {}
+        read: Counter[str] = Counter()
+        for step in script["steps"]:
+            for move in step["moves"]:
+                assert move.get("to", 0) < len(tokens[move["id"]])
+                del tokens[move["id"]][move.get("to", 0) :]
+            for row in step["rows"]:
+                ids, vector = tokens.setdefault(row["id"], []), vectors[row["id"]]
+                assert row["start"] == len(ids) and read[row["id"]] < len(vector["token_ids"])
+                ids += row["token_ids"]
+                for offset, position in row["reads"]:
+                    assert position == read[row["id"]]
+                    context = [*vector["prompt_token_ids"], *vector["token_ids"][:position]]
+                    assert ids[: row["start"] + offset + 1] == context
+                    read[row["id"]] += 1
+        assert read == {id: len(vectors[id]["token_ids"]) for id in tokens}
+
+
+@pytest.mark.rounding
+def test_a_right_engine_is_right_in_every_script() -> None:
+    verdicts = run_all(packaged())
+    assert set(verdicts) == set(SCRIPTS)
+    assert all(each == {"EXACT"} for each in verdicts.values()), verdicts
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize(
+    ("loses", "make", "caught_by"),
+    [
+        ("rejected", mended, {"rejected-drafts", "rejected-beside-others", "undone-chunk"}),
+        ("preempted", mended, {"preempted-decoding", "preempted-prompt"}),
+        ("", factory, set(SCRIPTS) - {"rejected-drafts"}),  # of steps of one token, which that has none of
+    ],
+)
+def test_bugs_of_real_engines_are_caught_by_the_scripts_for_them(loses: str, make: Any, caught_by: set[str]) -> None:
+    verdicts = run_all(packaged(), loses, make)
+    assert {name for name, each in verdicts.items() if each & {"BUG", "DRIFT"}} == caught_by
+
+
+def test_a_script_is_judged_beyond_a_wrong_token_and_has_to_be_whole() -> None:
+    script = next(script for script in packaged()["scripts"] if script["id"] == "rejected-beside-others")
+    names = vectors_plain.vectors_by_script(packaged())[script["id"]]
+    vectors = {vector["id"]: vector for vector in packaged()["vectors"]}
+    answers = [{"id": name, "script": script["id"], "token_ids": list(vectors[name]["token_ids"])} for name in names]
+    answers[0]["token_ids"][1] = answers[0]["token_ids"][3] = 0
+    verdicts = vectors_plain.judge(packaged(), answers, "float32")
+    assert [each.position for each in verdicts if each.verdict == "BUG"] == [1, 3]
+    assert "INCONCLUSIVE" in judged(packaged(), answers[1:])
+    assert vectors_plain.not_run(packaged(), answers) == [name for name in SCRIPTS if name != script["id"]]
