@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from lfm2np.suite.faults import FAULTS
+from faults import FAULTS
 
 TOP = Path(__file__).parents[2]
 KINDS = "faults|bugs|benign variants|variants|harmless changes|properties|state machines|mutants|tests"

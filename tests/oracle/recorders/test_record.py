@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from builders import PLAIN, mixture
 from engines import Kept, checked_target, known_of
+from faults import inject
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -25,7 +26,6 @@ from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.wrong_engine import SmallEngine, state_of_the_sequence
-from lfm2np.suite.faults import inject
 
 pytestmark = pytest.mark.rounding
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import faults
 import numpy as np
 import pytest
 from truths import truth_of
@@ -32,7 +33,6 @@ from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose
 from lfm2np.oracle.vectors.set_files import DOCUMENT, VectorsError, packaged_set
-from lfm2np.suite import faults
 
 
 def right_answers(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -303,7 +303,7 @@ def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
         ("chunk-ignores-the-past-state", "chunks-of-2"),
         ("prefix-hit-without-its-state", "prefix-longer"),
         ("only-the-first-token-of-a-block-hashed", "prefix-branch"),
-        ("last-block-of-a-hit-dropped", "prefix-same"),
+        ("hit-blocks-omitted-from-the-plan", "prefix-same"),
         ("head-norm-reads-strided-rows-as-contiguous", "short-2-ids"),
     ],
 )

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from faults import inject
 from hypothesis import given, settings
 from served_here import folder
 
 from lfm2np.commands.cli import main
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.suite.adapters import Own
-from lfm2np.suite.faults import inject
 from lfm2np.suite.fuzz import campaign
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around
 from lfm2np.suite.fuzz.played import Takes
