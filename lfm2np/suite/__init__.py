@@ -3,5 +3,5 @@
     pytest --pyargs lfm2np.suite --engine package.module:factory --profile quick
 
 catalogue.py lists the properties: what is drawn (strategies/) and how it is checked (properties/). An engine offers the
-methods of oracle/engines/protocol.py. plugin.py and runner.py run the suite, fault_trial.py runs it against a fault.
+methods of oracle/engines/protocol.py. plugin.py and runner.py run the suite.
 """

@@ -54,6 +54,11 @@ def add_options(parser: pytest.Parser) -> None:
         "--vocab-size": {"metavar": "N", "help": "with --server: ids below N are sent"},
         "--budget": {"metavar": "MINUTES", "help": "with --server: ask nothing new after so many minutes"},
         "--bitwise": {"action": "store_const", "const": "yes", "help": "with --server: expect equal bits"},
+        "--faults": {
+            "action": "store_const",
+            "const": "yes",
+            "help": "with --scheduler: also put bugs of real engines into it; each has to be caught",
+        },
         "--schedules": {"metavar": "DIR", "help": "where schedules that break a demand go, for lfm2np draw"},
         "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
@@ -87,8 +92,24 @@ def chosen_profile(config: pytest.Config) -> str:
 
 TERMS, ADVICE = pytest.StashKey[Any](), pytest.StashKey[str]()
 ASKING = pytest.StashKey[Any]()  # invariance.asked.Asking and its Spread
-FILES = {"scheduler": "test_schedulers.py", "server": "test_server.py", "": "test_conformance.py"}  # by option
+FILES = {  # by option
+    "engine": ("test_conformance.py",),
+    "scheduler": ("test_schedulers.py",),
+    "faults": ("test_schedulers.py", "test_scheduler_faults.py"),
+    "server": ("test_server.py",),
+}
 OUTCOME = pytest.StashKey[Any]()  # schedulers.suite.Outcome
+TRIALS = pytest.StashKey[list[Any]]()  # schedulers.fault_trials.Trial
+
+
+def outcome_of(config: pytest.Config) -> Any:
+    """schedulers.suite.Outcome: all demands are judged in one pass."""
+    from lfm2np.suite.schedulers.suite import try_scheduler
+
+    if OUTCOME not in config.stash:
+        name = option(config, "scheduler") or "lfm2np.suite.schedulers.own:factory"
+        config.stash[OUTCOME] = try_scheduler(name, chosen_profile(config))
+    return config.stash[OUTCOME]
 
 
 def terms_of(config: pytest.Config) -> Any:
@@ -142,6 +163,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if len(subjects) > 1:
         raise pytest.UsageError(f"{' and '.join(subjects)}: expected one of them")
     name = option(config, "scheduler")
+    if name is None and option(config, "faults"):
+        raise pytest.UsageError("--faults: expected with --scheduler")
     if name is None:
         return
     from lfm2np.errors import RequestError
@@ -154,10 +177,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """One of the files: an engine's properties, the demands on a scheduler, or a server's relations."""
-    chosen = next((file for name, file in FILES.items() if name and option(config, name)), FILES[""])
+    """The files that no option asks for: see FILES."""
+    chosen = next((name for name in ("faults", "scheduler", "server") if option(config, name)), "engine")
     ours = Path(__file__).parent in collection_path.parents
-    return True if ours and collection_path.name in {*FILES.values()} - {chosen} else None
+    left_out = {file for files in FILES.values() for file in files}.difference(FILES[chosen])
+    return True if ours and collection_path.name in left_out else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -173,6 +197,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from lfm2np.suite.schedulers.suite import sentences
 
         metafunc.parametrize("demand", cases({name: name for name in sentences()}, metafunc.config))
+    if metafunc.module.__name__ == "lfm2np.suite.test_scheduler_faults":
+        from lfm2np.suite.schedulers.fault_trials import faults_for
+        from lfm2np.suite.schedulers.suite import require_scheduler
+
+        faults = faults_for(require_scheduler(option(metafunc.config, "scheduler") or ""))
+        metafunc.parametrize("fault", faults, ids=[fault.name for fault in faults])
 
 
 def given_sizes(config: pytest.Config) -> dict[str, Any]:
@@ -230,8 +260,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"WARNING: not answered: {line}", yellow=True)
         return
     if OUTCOME in terminalreporter.config.stash:
-        for line in terminalreporter.config.stash[OUTCOME].summary():
+        for line in config.stash[OUTCOME].summary():
             terminalreporter.write_line(line)
+        for trial in config.stash.get(TRIALS, []):
+            terminalreporter.write_line(trial.line())
         return
     if "lfm2np.suite.runner" in sys.modules:
         runner = sys.modules["lfm2np.suite.runner"]

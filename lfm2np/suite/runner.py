@@ -1,4 +1,4 @@
-"""Runs properties under a profile, and says what came of each: for the plugin, for `lfm2np faults`, for a script."""
+"""Runs properties under a profile, and says what came of each: for the plugin, for a script."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines import QUICK, Changed, Dying, Kept, answered, checked, checked_target
+from faults import inject
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +45,6 @@ from lfm2np.oracle.judging.verdict import (
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.total import total
 from lfm2np.oracle.workloads import DEFAULT_CASES, Writer, noted, rounds
-from lfm2np.suite.faults import inject
 
 pytestmark = pytest.mark.rounding
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from engines import Changed, Kept, checked, checked_right, checked_target
+from faults import Edit, Fault, inject
 
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
@@ -20,8 +21,6 @@ from lfm2np.oracle.engines.records import Answer, Request, Trace, failed, greedy
 from lfm2np.oracle.engines.target import Abilities, Arrived, Played, ignored
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.report.as_text import as_text
-from lfm2np.suite.faults import inject
-from lfm2np.suite.faults.edits import Edit, Fault
 
 pytestmark = pytest.mark.rounding
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engines import Dying
+from faults import Edit, Fault, by_name, inject
 
 import lfm2np
 from lfm2np.engine import ragged
@@ -25,8 +26,6 @@ from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.sending import Collected, send_all
 from lfm2np.oracle.workloads import DEFAULT_CASES, FEW, LONG, Writer, far_points, long_lengths, rounds
-from lfm2np.suite.faults import by_name, inject
-from lfm2np.suite.faults.edits import Edit, Fault
 
 pytestmark = pytest.mark.rounding
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from engines import PLENTY, checked_target, known_of, loaded
+from faults import Edit, Fault, inject
 
 from lfm2np.commands.serve.app import make_app
 from lfm2np.commands.serve.limits import Limits
@@ -26,8 +27,6 @@ from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.total import Total
 from lfm2np.oracle.workloads import HALF
 from lfm2np.suite.adapters import Own
-from lfm2np.suite.faults import inject
-from lfm2np.suite.faults.edits import Edit, Fault
 
 pytestmark = pytest.mark.rounding
 

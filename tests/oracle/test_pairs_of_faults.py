@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from faults import Edit, Fault, by_name, inject
 
 import lfm2np
 from lfm2np.engine.loading import Model
@@ -34,9 +35,6 @@ from lfm2np.oracle.report.as_junit import as_junit
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.sending import answered
 from lfm2np.oracle.workloads import Writer, noted, rounds
-from lfm2np.suite.faults import inject
-from lfm2np.suite.faults.edits import Edit, Fault
-from lfm2np.suite.faults.inject import by_name
 
 pytestmark = pytest.mark.rounding  # the noise of the declared format
 

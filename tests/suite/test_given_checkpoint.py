@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from faults import inject
 
 import lfm2np
 from lfm2np.suite import adapters
 from lfm2np.suite.again import Checkpoint, Request, SamplingParams, Scenario, TinyModel, check
 from lfm2np.suite.catalogue import ALL
-from lfm2np.suite.faults import inject
 from lfm2np.suite.runner import Terms, run_property, short
 from lfm2np.suite.strategies.features import place
 from lfm2np.suite.strategies.tiny_models import checkpoint

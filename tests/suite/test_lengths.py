@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from faults import inject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,6 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import TOLD, told
 from lfm2np.suite import adapters
 from lfm2np.suite.catalogue import ALL, by_id
-from lfm2np.suite.faults import inject
 from lfm2np.suite.properties import checks, driver
 from lfm2np.suite.properties.property import Property
 from lfm2np.suite.runner import Terms, run_property

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from faults import inject
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.suite import adapters
 from lfm2np.suite.again import Request, SamplingParams, Scenario, TinyModel
 from lfm2np.suite.catalogue import ALL, by_id
-from lfm2np.suite.faults import inject
 from lfm2np.suite.plugin import NUMBER_FORMATS
 from lfm2np.suite.properties.driver import Violation, generate
 from lfm2np.suite.properties.rounding import Rounding, require_explained, require_scores

@@ -16,8 +16,7 @@ from lfm2np.commands.cli import main
 from lfm2np.errors import RequestError
 from lfm2np.suite.schedulers import adapter_calls, own, suite
 from lfm2np.suite.schedulers.demands import ALWAYS, DEMANDS
-from lfm2np.suite.schedulers.fault_trials import FAULTS, chosen, try_fault
-from lfm2np.suite.schedulers.faulty import with_fault
+from lfm2np.suite.schedulers.fault_trials import FAULTS, faults_for, try_fault, with_fault
 from lfm2np.suite.schedulers.managed import ManagedScheduler
 from lfm2np.suite.schedulers.program_run import Run, Violation
 from lfm2np.suite.schedulers.programs import carry_out
@@ -26,7 +25,6 @@ from lfm2np.teaching.drawings.schedule import schedule_page
 from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
-EVERYTHING = frozenset(suite.sentences())
 
 
 @pytest.fixture
@@ -114,14 +112,15 @@ def test_a_scheduler_without_much_passes_and_is_told_what_was_left_out(fewer):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_caught_on_our_scheduler(name, few):
-    row = try_fault(own.factory, FAULTS[name], frozenset(), EVERYTHING, "quick")
-    assert row["caught"] and row["by"] not in ("calls", "reports", "verify") and row["applied"], row
+    trial = try_fault(own.factory, FAULTS[name], suite.Outcome("own", frozenset(), frozenset()), "quick")
+    assert trial.by not in ("", "calls", "reports", "verify") and trial.applied, trial
 
 
 def test_every_fault_is_caught_on_another_scheduler(few):
     lacks = adapter_calls.Calls(Tiny, SIZES).lacks
-    rows = [try_fault(Tiny, fault, lacks, EVERYTHING, "quick") for fault in chosen([], lacks)]
-    assert len(rows) > 25 and [row["name"] for row in rows if not row["caught"]] == []
+    bare = suite.Outcome("tiny", lacks, frozenset())
+    trials = [try_fault(Tiny, fault, bare, "quick") for fault in faults_for(lacks)]
+    assert len(trials) > 25 and [trial.fault.name for trial in trials if not trial.by] == []
 
 
 def test_the_page_names_every_feature():
@@ -642,19 +641,23 @@ def test_pytest_runs_it_and_writes_schedules(
     assert "--scheduler and --engine: expected one of them" in capsys.readouterr().err
 
 
-def test_faults_of_a_scheduler_from_the_command_line(fewer, capsys: pytest.CaptureFixture[str]):
-    target = ["faults", "--scheduler", "lfm2np.suite.schedulers.own:factory", "--profile", "quick"]
-    main([*target, "block-leaked", "--json"])
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["broken"] == [] and [row["by"] for row in printed["faults"]] == ["leaks"]
-    script = "run = Run(with_fault('lfm2np.suite.schedulers.own:factory', 'block-leaked')"
-    assert script in printed["faults"][0]["message"]
-    main([*target, "block-leaked", "--show"])
-    assert "run = Run(with_fault('lfm2np.suite.schedulers.own:factory', 'block-leaked')" in capsys.readouterr().out
-    main(["faults", "--scheduler", "any", "--list"])
-    assert capsys.readouterr().out.count("\n") == 2 * len(FAULTS)
-    main(["faults", "--scheduler", "any", "--list", "--json"])
-    assert [fault["name"] for fault in json.loads(capsys.readouterr().out)["faults"]] == list(FAULTS)
+def test_faults_of_a_scheduler_from_the_command_line(
+    fewer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """One that survives fails; a demand that is broken without a fault catches none."""
+    command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
+    target = ["--scheduler", "lfm2np.suite.schedulers.own:factory", "--faults", "-k", "test_fault and block-leaked"]
+    assert pytest.main([*command, *target, "-rP"]) == 0
+    printed = capsys.readouterr().out
+    assert "block-leaked (vLLM 18485, SGLang 16067): caught by leaks after" in printed, printed
+    assert "run = Run(with_fault('lfm2np.suite.schedulers.own:factory', 'block-leaked')" in printed
+    broken = suite.Broken("leaks", "", "", {}, 1)
+    bare = suite.Outcome("own", frozenset(), frozenset(), broken={"leaks": broken})
+    monkeypatch.setattr(suite, "try_scheduler", lambda name, profile: bare)
+    assert pytest.main([*command, *target]) == 1
+    assert "block-leaked survives 40 programs" in capsys.readouterr().out
+    assert pytest.main([*command, "--faults"]) == 4
+    assert "--faults: expected with --scheduler" in capsys.readouterr().err
 
 
 def test_a_request_is_plain_data():

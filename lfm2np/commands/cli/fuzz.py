@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tqdm import tqdm
 
 from lfm2np.commands.cli.check import target_of
-from lfm2np.commands.cli.faults import require_hypothesis
+from lfm2np.commands.cli.conformance import require_hypothesis
 from lfm2np.commands.cli.shared import against, format_options, work
 from lfm2np.commands.cli.shared.parser import (
     Commands,

@@ -3,12 +3,12 @@
 import os
 
 import pytest
+from faults import inject
 
 from internal_properties.catalogue import INTERNAL
 from internal_properties.misuse import DAMAGES, damaged_traces
 from lfm2np.suite.adapters import own
 from lfm2np.suite.again import Request, SamplingParams, Scenario, TinyModel
-from lfm2np.suite.faults import inject
 from lfm2np.suite.runner import run_property
 
 BY_ID = {prop.id: prop for prop in INTERNAL}

@@ -1,10 +1,10 @@
 """The strict books pass, and fail for every bug that is put into scheduler or pool: an edited line or two each."""
 
 import pytest
+from faults import Edit, Fault, inject
 from hypothesis import HealthCheck, Phase, given, settings
 
 from internal_properties.schedules import StrictRun, end_in_flight, schedules, strict_programs
-from lfm2np.suite.faults import Edit, Fault, inject
 from lfm2np.suite.schedulers.programs import PROMPT
 from scheduler import SchedulerError
 
@@ -100,7 +100,7 @@ def test_a_request_that_waits_is_not_held_to_a_hit_that_decodes_evicted_later():
 
 # --- bugs
 
-# Of the catalogue; `lfm2np faults` shows all that `scheduler-machine` is the first to catch.
+# Of the catalogue: some that `scheduler-machine` catches.
 FAULTS_FOUND = ("prefix-hit-without-its-state", "parent-key-not-hashed", "salt-not-hashed", "abort-leaks-blocks")
 FAULTS_FOUND += ("blocks-freed-while-the-step-is-in-flight", "oldest-is-preempted-first", "budget-ignored")
 # Bugs that are in no fault: edits (where in scheduler, what stands there, what instead), and what the books say.

@@ -16,6 +16,7 @@ import tables
 import through_noise
 from arithmetic import q8_0, q8_k
 from builders import raw_config
+from faults import by_name, inject
 from gguf_bytes import gguf_bytes, model_keys, quantised_tensors
 from measure import PAGE, RESULTS
 from servers import Run
@@ -26,8 +27,6 @@ import lfm2np
 from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.stored import widen
-from lfm2np.suite.faults import inject
-from lfm2np.suite.faults.inject import by_name
 
 
 def test_the_page_has_the_tables_that_the_results_make() -> None:

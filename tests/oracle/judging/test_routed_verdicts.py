@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import inject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from routed_engine import NEW, PROMPT, TORTURE, as_tuples, judged, own_routes, said, ties, with_swap
@@ -25,7 +26,6 @@ from lfm2np.oracle.judging.routes import OWN, swapped
 from lfm2np.oracle.judging.scored import Known, Scored, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
 from lfm2np.oracle.total import MOST_FLIPS, total
-from lfm2np.suite.faults import inject
 
 pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
 

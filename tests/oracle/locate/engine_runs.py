@@ -130,13 +130,6 @@ def past_the_window_in_chunks(model: Model) -> RecordedEngine:
     return run
 
 
-def past_the_window_swapped(model: Model) -> RecordedEngine:
-    run = engine(model, num_blocks=24, num_host_blocks=48, max_num_seqs=3, watermark=0.0)
-    for index in range(3):
-        run.add("abc"[index], prompt(index, 22, 44), 16)
-    return run
-
-
 def past_the_window_sampled_thrice(model: Model) -> RecordedEngine:
     run = engine(model)
     run.add("a", prompt(1, 26, 44), 6, n=3, temperature=2.0, seed=1)

@@ -21,7 +21,6 @@ from engine_runs import (
     past_the_window_after_a_lost_prefix,
     past_the_window_in_chunks,
     past_the_window_sampled_thrice,
-    past_the_window_swapped,
     past_the_window_with_wrong_drafts,
     prompt,
     rows_of,
@@ -33,6 +32,7 @@ from engine_runs import (
     with_neighbours,
     with_wrong_drafts,
 )
+from faults import FAULTS, inject, of_file
 
 from lfm2np.engine.drafters import ScriptedDrafter
 from lfm2np.engine.loading import Model
@@ -41,8 +41,6 @@ from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Finding
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine, record
 from lfm2np.oracle.recorders.recorder import content_of
-from lfm2np.suite.faults import FAULTS, inject
-from lfm2np.suite.faults.catalogue import read_faults
 
 pytestmark = pytest.mark.rounding
 
@@ -75,7 +73,6 @@ STATE = {
     "state-never-advanced": (token_by_token, "a", "from row 1 on", "from step 1 on"),
     "rejected-drafts-stay-in-the-state": (with_wrong_drafts, "a", "from row 9 on", "from step 1 on"),
     "prefix-hit-without-its-state": (after_a_prefix_hit, "b", "rows 8 to 9 of 14", "step 0 of 3"),
-    "checkpoint-taken-at-the-end-of-the-chunk": (after_a_prefix_hit, "b", "rows 8 to 9 of 14", "step 0 of 3"),
     "checkpoint-taken-before-the-chunk": (after_a_prefix_hit, "b", "rows 8 to 9 of 14", "step 0 of 3"),
     "checkpoint-one-token-ahead-of-its-key": (after_a_prefix_hit, "b", "rows 8 to 9 of 14", "step 0 of 3"),
     "blocks-published-before-they-are-written": (with_a_shared_prefix, "b", "rows 8 to 9 of 14", "step 0 of 3"),
@@ -109,17 +106,12 @@ def test_a_fault_of_the_state_is_found_in_what_a_step_found_and_not_in_what_it_c
 CACHED = {
     "attention-crosses-requests": (with_neighbours, "b", "self_attn.keys_read", "steps 0 to 1 of 4"),
     "hit-blocks-omitted-from-the-plan": (after_a_prefix_hit, "b", "self_attn.keys_read", "step 0 of 3"),
-    "last-block-of-a-hit-dropped": (after_a_prefix_hit, "b", "self_attn.keys_read", "each of the 3"),
-    "checkpoint-of-another-block-restored": (after_a_prefix_hit, "b", "conv.state", "step 0 of 3"),
     "prefill-restarts-at-0-over-cached-blocks": (after_a_prefix_hit, "b", "conv.state", "step 0 of 3"),
     "half-the-block-size-used-for-offsets": (in_chunks, "a", "self_attn.keys_read", "from step 1 on"),
     "old-content-of-a-cell-is-read": (in_chunks, "a", "self_attn.keys_read", "each of the 7"),
     "rejected-drafts-stay-in-the-blocks": (with_wrong_drafts, "a", "self_attn.keys_read", "from step 1 on"),
     "shared-block-written-without-a-copy": (sampled_thrice, "a#1", "self_attn.keys_read", "from step 1 on"),
-    "copy-on-write-copies-the-first-block": (sampled_thrice, "a#1", "self_attn.keys_read", "each of the 3"),
-    "swapped-blocks-come-back-in-reverse": (short_of_blocks, "c", "self_attn.keys_read", "from step 1 on"),
     "duplicate-block-freed-while-in-a-table": (with_a_shared_prefix, "b", "self_attn.keys_read", "from step 2 on"),
-    "swapped-request-resumes-one-token-early": (short_of_blocks, "c", "conv.state", "step 1 of 10"),
     "positions-are-rows-of-the-batch": (with_neighbours, "b", "self_attn.q_rotated", "each of the 4"),
     "positions-restart-at-each-chunk": (in_chunks, "a", "self_attn.q_rotated", "steps 1 to 2 of 7"),
 }
@@ -141,7 +133,7 @@ def test_a_fault_in_a_cache_is_distinguished_from_one_in_a_computation(name: str
 
 
 # Of an LFM3: the run, whose rows, and what the first wrong step read wrongly of the layer with a window.
-CHUNKS, SWAPPED, THRICE = past_the_window_in_chunks, past_the_window_swapped, past_the_window_sampled_thrice
+CHUNKS, THRICE = past_the_window_in_chunks, past_the_window_sampled_thrice
 WINDOWS = {
     "window-block-freed-one-early": (CHUNKS, "a", "positions 0 to 3 of 20, as step 1"),
     "window-block-read-after-it-was-reused": (CHUNKS, "b", "positions 1 to 3 of 25, as step 2"),
@@ -149,8 +141,6 @@ WINDOWS = {
     "window-blocks-written-by-the-other-table": (CHUNKS, "a", "positions 20 to 29 of 33, as step 3"),
     "window-shared-block-written-without-a-copy": (THRICE, "a", "position 26 of 28, as step 2"),
     "window-blocks-not-copied-with-the-others": (THRICE, "a#1", "positions 24 to 25 of 27, as step 0"),
-    "swapped-window-blocks-loaded-from-the-start": (SWAPPED, "c", "positions 17 to 31 of 33, as step 11"),
-    "swap-leaves-the-window-behind": (SWAPPED, "c", "positions 17 to 31 of 33, as step 11"),
 }
 ONLY_KEEPS_BLOCKS = {
     "window-blocks-never-given-back",
@@ -195,7 +185,7 @@ def test_rows_behind_rejected_drafts_are_right_past_a_window() -> None:
 
 def test_every_fault_of_the_state_and_of_windows_blocks_is_in_a_table() -> None:
     assert {entry.name for entry in FAULTS if entry.section == "A"} == STATE.keys() | CHANGES_NO_ACTIVATION
-    windows = {fault.name for fault in read_faults(("guards", "lfm3")) if fault.section == "B"}
+    windows = {fault.name for fault in of_file("lfm3") if fault.section == "B"}
     assert windows == WINDOWS.keys() | ONLY_KEEPS_BLOCKS
 
 

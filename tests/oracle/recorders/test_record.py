@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from builders import PLAIN, mixture
 from engines import Kept, checked_target, known_of
+from faults import inject
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -26,7 +27,6 @@ from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.sending import send_all
 from lfm2np.oracle.wrong_engine import SmallEngine, state_of_the_sequence
-from lfm2np.suite.faults import inject
 
 pytestmark = pytest.mark.rounding
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from engines import Kept, checked_target
+from faults import inject
 
 import lfm2np
 from lfm2np.oracle.check import Checked
@@ -14,7 +15,6 @@ from lfm2np.oracle.engines.records import Answer, Request, failed, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import Position, Verdict, root_mean_square
 from lfm2np.oracle.total import Total
-from lfm2np.suite.faults import inject
 
 COMMAND = "lfm2np check 'package.module:factory' --format float32"
 HOSTILE = (

@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import faults
 import numpy as np
 import pytest
 from truths import truth_of
@@ -34,7 +35,6 @@ from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose, picked
 from lfm2np.oracle.vectors.set_files import DOCUMENT, PACKAGED, VectorsError, packaged_set, read_set
-from lfm2np.suite import faults
 from lfm2np.truth.weights import AttentionWeights
 
 
@@ -332,7 +332,7 @@ def test_a_wrong_window_is_caught(window: int, caught_by: str) -> None:
         ("chunk-ignores-the-past-state", "chunks-of-2"),
         ("prefix-hit-without-its-state", "prefix-longer"),
         ("only-the-first-token-of-a-block-hashed", "prefix-branch"),
-        ("last-block-of-a-hit-dropped", "prefix-same"),
+        ("hit-blocks-omitted-from-the-plan", "prefix-same"),
         ("head-norm-reads-strided-rows-as-contiguous", "short-2-ids"),
     ],
 )

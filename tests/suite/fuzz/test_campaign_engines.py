@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from faults import Edit, Fault, inject
 from served_here import folder, model
 
 import lfm2np
@@ -15,8 +16,6 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Request, greedy
 from lfm2np.suite.adapters import Own
-from lfm2np.suite.faults import inject
-from lfm2np.suite.faults.edits import Edit, Fault
 from lfm2np.suite.fuzz.campaign import Campaign, Failure
 from lfm2np.suite.fuzz.draw_traces import TEXTS, Around, alphabet_of
 from lfm2np.suite.fuzz.finding import STOP, TEXT

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import inject
 from served_here import folder, serving
 
 from lfm2np.commands.cli import main
 from lfm2np.commands.cli.program import build_parser
 from lfm2np.oracle.engines.target import TargetError
-from lfm2np.suite.faults import inject
 from lfm2np.suite.fuzz import campaign, started
 from lfm2np.suite.fuzz.campaign import Campaign
 from lfm2np.suite.fuzz.started import StartedServer

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from faults import inject
 from hypothesis import given, seed, settings
 from served_here import folder
 
@@ -15,7 +16,6 @@ from lfm2np.commands.cli import main
 from lfm2np.oracle.engines.records import Trace
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.suite.adapters import Own
-from lfm2np.suite.faults import inject
 from lfm2np.suite.fuzz import campaign
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around
 from lfm2np.suite.fuzz.sizes import MODELS, Size, arounds_of, sizes_of

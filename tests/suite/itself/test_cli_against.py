@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import beside_others
 import pytest
+from faults import inject
 from jsonschema import Draft202012Validator
 from served_here import serving
 
@@ -23,7 +24,6 @@ from lfm2np.commands.cli import fuzz as fuzz_command
 from lfm2np.commands.cli import main
 from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import Lfm2npError
-from lfm2np.suite.faults import inject
 from lfm2np.suite.itself.relations import NAMES
 from lfm2np.suite.plugin import github_lines
 

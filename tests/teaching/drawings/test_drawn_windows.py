@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from drawn import demo_run
+from faults import inject
 
 import lfm2np
 from lfm2np.engine.loading import Model
-from lfm2np.suite.faults import inject
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
 from lfm2np.teaching.drawings.runs.derive import behind_windows, num_kept, pools

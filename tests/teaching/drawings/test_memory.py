@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from drawn import demo_run
+from faults import inject
 from hypothesis import given
 
 import lfm2np
 from lfm2np.suite.adapters import own
-from lfm2np.suite.faults import inject
 from lfm2np.suite.properties.driver import make
 from lfm2np.suite.properties.driver import run as run_scenario
 from lfm2np.suite.strategies.scenarios import Scenario, scenarios

@@ -6,10 +6,10 @@ import functools
 from dataclasses import replace
 
 import pytest
+from faults import inject
 
 from lfm2np.engine.drafters import NgramDrafter
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.suite.faults import inject
 from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
 from lfm2np.teaching.drawings.runs.recorded_run import read_run
 from lfm2np.teaching.lab import compute as computing

@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 from urllib.parse import parse_qsl
 
 import pytest
+from faults import by_name
 from hypothesis import given
 from hypothesis import strategies as st
 from links import read_settings
 
-from lfm2np.suite.faults import by_name
 from lfm2np.teaching.drawings.demo import hand_model
 from lfm2np.teaching.lab.lessons import LESSONS
 from lfm2np.teaching.lab.models import Models, token_ids, understand

@@ -50,9 +50,9 @@ def isolation(leak: Leak | None, of: str = "A step of the trained fixture", faul
             "p",
             f"A convolution of {leak.taps} taps reaches {leak.taps - 1} rows back. Packed without a state of "
             f"its own, the first {leak.taps - 1} rows of a prompt take in the last rows of the request before "
-            "it, and every block above spreads that further; no mask of attention can mend it. To see the "
-            "fault: ",
-            element("code", "lfm2np faults convolution-crosses-requests --show"),
+            "it, and every block above spreads that further; no mask of attention can mend it. To break a "
+            "run of your own so: ",
+            element("code", "lfm2np lab"),
             ".",
         ),
     )

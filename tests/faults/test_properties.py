@@ -1,0 +1,89 @@
+"""Every claim can fail: each property of the suite for any engine is broken by a fault, and says so.
+
+Beside them stand those of this package's own parts that a fault of the catalogue breaks; the others of these are kept
+by mutants of the code that they are about (docs/why/mutants.md).
+"""
+
+import pytest
+from internal_properties.catalogue import EVERYTHING
+
+from faults import inject
+from faults.trial import forget
+from lfm2np.suite.adapters import own
+from lfm2np.suite.catalogue import ALL
+from lfm2np.suite.runner import run_property
+
+BREAKS = {
+    "engine-machine": "slot-index-wraps-modulo-2",
+    "equals-reference": "positions-stop-at-40",
+    "batched-is-sequential": "state-written-to-every-slot",
+    "every-schedule": "fork-does-not-copy-the-state",
+    "chunked-is-whole": "chunk-ignores-the-past-state",
+    "order-and-arrival": "noise-of-the-batch-row",
+    "neighbours": "right-padding-enters-the-state",
+    "sizes": "half-the-block-size-used-for-offsets",
+    "preempted-is-undisturbed": "preempted-request-loses-its-output",
+    "cold-is-warm": "prefix-hit-without-its-state",
+    "forks": "fork-does-not-copy-the-state",
+    "aborts-harm-nobody": "state-zeroed-when-the-batch-is-repacked",
+    "speculative-is-plain": "rejected-drafts-stay-in-the-state",
+    "text-is-what-the-tokens-say": "stop-reason-not-told",
+    "text-is-not-taken-back": "held-back-text-lost-at-an-abort",
+    "seed-of-its-own": "request-seed-ignored",
+    "noise-differs": "same-noise-for-all-samples",
+    "engine-seed-counts": "engine-seed-ignored",
+    "conservation": "abort-leaks-blocks",
+    "memory-is-right": "checkpoint-one-token-ahead-of-its-key",
+    "progress": "full-cache-raises-instead-of-evicting",
+    "work-adds-up": "prefix-hit-without-its-state",
+    "trace-replays": "aborts-missing-from-the-trace",
+    "refusals": "ids-below-0-accepted",
+    "overflow-stays-home": "one-overflow-ends-all",
+    "wrong-drafts-that-overflow": "one-overflow-ends-all",
+    "is-lfm2": "final-norm-is-another-tensor",
+    "generates-lfm2": "untied-head-ignored",
+    "requests-end-where-they-must": "first-stop-token-missed",
+    "characters-come-whole": "characters-cut-at-token-borders",
+    "one-bos": "double-bos-in-chats",
+    "processors-are-their-definition": "repetition-penalty-ignores-the-prompt",
+    "draws-are-distributed": "top-p-before-temperature",
+    "logprobs-are-raw": "logprobs-after-temperature",
+    "prefix-hits": "prefix-hit-without-its-state",
+    "wide-batches": "slot-index-wraps-modulo-2",
+}
+BREAKS_OWN_PARTS = {
+    "scheduler-machine": "blocks-released-twice",
+    "stop-strings-are-found": "stop-string-left-in-the-text",
+    "drawn-drafts-are-of-their-place": "last-draft-accepted-unchecked",
+    "draft-models-propose": "checkpoint-one-token-ahead-of-its-key",
+    "sampling-is-its-definition": "tie-takes-the-highest-id",
+    "noise-is-of-its-place": "requests-without-a-seed-share-noise",
+    "rejection-is-exact": "drawn-guess-always-accepted",
+    "guesses-use-their-own-noise": "noise-of-acceptance-draws-the-replacement",
+    "waiting-served-counts": "waiting-served-ratio-ignored",
+    "batches-meet-limits": "watermark-holds-when-nothing-runs",
+    "batches-fit": "budget-ignored",
+    "decodes-wait-their-turn": "decodes-starve-behind-prompts",
+    "decodes-go-first": "budget-ignored",
+    "priority-is-worth-steps": "priority-inverted",
+    "answers-are-judged": "tokens-after-an-accepted-end",
+    "published-blocks-are-not-written": "half-filled-block-published",
+    "attention-in-pieces": "later-piece-of-queries-misses-its-own-position",
+}
+PROPERTIES = {prop.id: prop for prop in EVERYTHING}
+
+
+def test_every_property_for_any_engine_has_a_fault() -> None:
+    assert list(BREAKS) == [prop.id for prop in ALL]
+    assert BREAKS_OWN_PARTS.keys() <= PROPERTIES.keys() - BREAKS.keys()
+
+
+@pytest.mark.parametrize(("name", "broken_by"), (BREAKS | BREAKS_OWN_PARTS).items())
+def test_a_property_fails_where_its_fault_is(name: str, broken_by: str) -> None:
+    forget()
+    try:
+        with inject(broken_by):
+            result = run_property(PROPERTIES[name], own, "quick", shrink=False)
+    finally:
+        forget()
+    assert result.status == "failed"

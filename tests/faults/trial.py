@@ -1,0 +1,91 @@
+"""One fault or variant in a process of its own, which prints one JSON object: python -m faults.trial NAME [PROFILE]
+
+A fault meets few examples of every property, then those of the profile, until one catches it; that property has to hold
+without the fault, or its failure is no catch. A variant goes through the whole suite. Run it in tests/.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from faults import Fault, Variant, by_name, inject
+from lfm2np.suite.adapters import load_once, own
+from lfm2np.suite.properties.driver import of_drawn, of_given
+from lfm2np.suite.properties.property import Machine, Property
+from lfm2np.suite.properties.rounding import known_of
+from lfm2np.suite.runner import Result, run_property
+from lfm2np.suite.strategies.tiny_models import loaded
+
+COMPUTED = (load_once, loaded, of_drawn, of_given, known_of)  # what the process keeps may be of a faulty reference
+
+
+def try_fault(fault: Fault, properties: Sequence[Property | Machine], profile: str = "quick") -> dict[str, Any]:
+    """Whether one of the properties catches the fault, and which is the first that does. Examples are not shrunk."""
+    forget()
+    try:
+        with inject(fault):
+            failure = first_failure(properties, profile)
+    finally:
+        forget()
+    if failure is None:
+        return {"name": fault.name, "caught": False, "by": ""}
+    prop, result, name = failure
+    if run_property(prop, own, name, shrink=False).status == "failed":
+        return {"name": fault.name, "caught": False, "by": f"{prop.id}, which fails without it, too"}
+    return {"name": fault.name, "caught": True, "profile": name, **caught_by(result)}
+
+
+def first_failure(
+    properties: Sequence[Property | Machine], profile: str
+) -> tuple[Property | Machine, Result, str] | None:
+    """The first property to fail, and under which profile: quick, then this one."""
+    for name in dict.fromkeys(("quick", profile)):
+        for prop in properties:
+            result = run_property(prop, own, name, shrink=False)
+            if result.status == "failed":
+                return prop, result, name
+    return None
+
+
+def try_variant(variant: Variant, properties: Sequence[Property | Machine], profile: str) -> dict[str, Any]:
+    def factory(model: str, sizes: dict[str, Any]) -> Any:
+        return own(model, {**sizes, **variant.sizes})
+
+    with inject(variant):
+        for prop in properties:
+            result = run_property(prop, factory, profile, shrink=False)
+            if result.status == "failed":
+                return {"name": variant.name, "caught": True, **caught_by(result)}
+    return {"name": variant.name, "caught": False, "by": ""}
+
+
+def caught_by(result: Result) -> dict[str, Any]:
+    return {"by": result.id, "examples": result.examples, "message": result.message}
+
+
+def forget() -> None:
+    for cached in COMPUTED:
+        cached.cache_clear()
+
+
+def suite() -> Sequence[Property | Machine]:
+    """The properties of any engine, and those of this package's own parts."""
+    tests = str(Path(__file__).parents[1] / "engine")
+    sys.path += [] if tests in sys.path else [tests]
+    everything: Sequence[Property | Machine] = importlib.import_module("internal_properties.catalogue").EVERYTHING
+    return everything
+
+
+def main(name: str, profile: str = "ci") -> None:
+    chosen = by_name(name)
+    attempt = try_variant if isinstance(chosen, Variant) else try_fault
+    print(json.dumps(attempt(chosen, suite(), profile)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
