@@ -153,8 +153,8 @@ def score_many(
 ) -> list[list[TokenScore] | NumericsError]:
     """`model.score` of each prompt, text or token ids, bit for bit; an overflow is the result of its own prompt.
 
-    executor  None: here; a concurrent.futures.Executor, or a function that makes one anew when its workers die; or a
-              work.Place, which may have a record: what that knows is not computed, and what is computed goes there
+    executor  None: here; a concurrent.futures.Executor, as work.Workers, which survives the death of its processes;
+              or a work.Place, which may have a record: results it has are not computed, new ones go there
     progress  called with (tokens done, tokens in all)
     errors    RequestError that names a prompt that can't be scored, before anything is; WorkerError
     """

@@ -107,8 +107,8 @@ def check(
 ) -> Checked:
     """Sends the workloads and judges the answers: `send_all`, then `judged`.
 
-    The answers are scored here or on a concurrent.futures.Executor; with a function that makes one, scoring survives
-    workers that die, and a work.Place may keep a record. TargetError if the engine can't be run.
+    The answers are scored here or on a concurrent.futures.Executor; a work.Place may keep a record. TargetError if
+    the engine can't be run.
     """
     collected = send_all(model, target, at_once, seed, cases, transcript, progress)
     known = Known(place=place_of(executor))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
-import multiprocessing
+import os
 from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,9 +16,10 @@ from hypothesis import strategies as st
 from truths import truth_of
 from vector_sets import FEW, few, six
 
+from lfm2np.arithmetic.pieces import threads_of
 from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.loading import Model
-from lfm2np.engine.work.place import Place
+from lfm2np.engine.work.place import Place, Workers
 from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
 from lfm2np.errors import NumericsError
 from lfm2np.oracle.check import Checked, check, judged
@@ -39,11 +39,7 @@ def asked(model: Model) -> Checked:
     return check(model, PythonTarget("engines:bfloat16", model.path), "bfloat16", cases=["short-prompts"])
 
 
-def processes() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
-
-
-EXECUTORS = [functools.partial(ThreadPoolExecutor, 3), processes]
+EXECUTORS = [lambda: ThreadPoolExecutor(3), lambda: Workers(2)]
 
 
 def bits(truth: Truth) -> list[bytes | int | tuple[int, ...]]:
@@ -96,11 +92,16 @@ def test_an_overflow_is_an_error_of_its_own_sequence(model: Model) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_check_says_the_same_on_any_executor(model: Model, asked: Checked, executor: Callable[[], Executor]) -> None:
-    """Bit for bit in what is exact; the emulations' products are float32, which more threads may round otherwise."""
-    known = Known(place=Place(executor, max_num_batched_tokens=64))
-    judgement = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
+@pytest.mark.parametrize("make_executor", EXECUTORS)
+def test_a_check_says_the_same_on_any_executor(
+    model: Model, asked: Checked, make_executor: Callable[[], Executor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit in what is exact; the emulations' products are float32, whose rounding depends on shards and threads.
+    Hence workers have as many threads as this process."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", str(threads_of(os.environ)))
+    with make_executor() as executor:
+        known = Known(place=Place(executor, max_num_batched_tokens=64))
+        judgement = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
     assert judgement.total.verdict is asked.total.verdict
     for position, other in zip(judgement.positions, asked.positions, strict=True):
         assert (position.token_id, position.best, position.gap, position.error, position.verdict) == (
@@ -112,10 +113,8 @@ def test_a_check_says_the_same_on_any_executor(model: Model, asked: Checked, exe
 
 
 def test_a_check_on_one_thread_has_the_same_noise_to_the_bit(model: Model, asked: Checked) -> None:
-    judgement = judged(
-        *(model, asked.abilities, "bfloat16", asked.pairs),
-        known=Known(place=Place(functools.partial(ThreadPoolExecutor, 1))),
-    )
+    with ThreadPoolExecutor(1) as executor:
+        judgement = judged(model, asked.abilities, "bfloat16", asked.pairs, known=Known(place=Place(executor)))
     assert repr(judgement.positions) == repr(asked.positions)
 
 
@@ -134,10 +133,10 @@ def test_a_check_goes_on_with_the_truths_of_a_file(model: Model, asked: Checked,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_vectors_made_on_any_executor_are_the_same_bytes(executor: Callable[[], Executor], tmp_path: Path) -> None:
+@pytest.mark.parametrize("make_executor", EXECUTORS)
+def test_vectors_made_on_any_executor_are_the_same_bytes(make_executor: Callable[[], Executor], tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    with ResultsFile(path, six()) as record:
+    with ResultsFile(path, six()) as record, make_executor() as executor:
         vectors = make(six(), only=FEW, executor=Place(executor, record, max_num_batched_tokens=32))
     assert vectors.tensors_sha256 == few().tensors_sha256
     exact = [
@@ -150,15 +149,17 @@ def test_vectors_made_on_any_executor_are_the_same_bytes(executor: Callable[[], 
         again = make(six(), only=FEW, executor=Place(record=record))
     assert document_text(again.document) == document_text(few().document)
     entries = list(merged([path], six()).values())
-    assert {entry.kind for entry in entries} == {"vector", "truth-rows"}
+    assert {entry.line["kind"] for entry in entries} == {"vector", "truth-rows"}
     spot_check(six(), entries, WORKS, len(entries), 0)
 
 
 def test_vectors_are_verified_on_an_executor() -> None:
-    assert verify(six(), few(), executor=functools.partial(ThreadPoolExecutor, 2)) == []
+    with ThreadPoolExecutor(2) as executor:
+        assert verify(six(), few(), executor=executor) == []
     wrong = replace(few(), document=copy.deepcopy(few().document))
     wrong.document["vectors"][1]["positions"][0]["logprob"] += 2.0**-40
-    differences = verify(six(), wrong, executor=processes)
+    with Workers(2) as executor:
+        differences = verify(six(), wrong, executor=executor)
     assert [(mismatch.vector, mismatch.position, mismatch.what) for mismatch in differences] == [
         ("short-2-text", 0, "logprob")
     ]

@@ -22,13 +22,12 @@ from distributed import Client, LocalCluster
 
 import lfm2np
 from lfm2np.commands.cli import main
-from lfm2np.commands.cli.shared import dask_cluster
+from lfm2np.commands.cli.shared import work
 from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import score_many
-from lfm2np.engine.work.place import Place, source_of
+from lfm2np.engine.work.place import Place, map_shards, source_of
 from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
-from lfm2np.engine.work.shards import map_shards
 from lfm2np.errors import WorkerError
 from lfm2np.oracle.check import check
 from lfm2np.oracle.engines.python_target import PythonTarget
@@ -85,7 +84,7 @@ def test_scores_are_the_same_bits_though_a_worker_is_killed_midway(
 
     path = tmp_path / "results.jsonl"
     with ResultsFile(path, model) as record:
-        place = Place(mortal.get_executor(pure=False), record, at_once=9, max_num_batched_tokens=16)
+        place = Place(mortal.get_executor(pure=False), record, max_num_batched_tokens=16)
         scores = score_many(model, SEQUENCES, place, kill_one)
     assert repr(scores) == repr([model.score(ids) for ids in SEQUENCES])
     assert killed and killed[0] not in workers(mortal)
@@ -99,12 +98,13 @@ def always_killed(shard: int) -> int:
 
 
 def test_a_shard_that_kills_every_worker_is_named() -> None:
+    names = [f"shard {shard}" for shard in range(6)]
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),  # one death each time: none is being started
         three_workers() as client,
         pytest.raises(WorkerError, match=r"shard 4: lost 3 times, .*KilledWorker"),
     ):
-        map_shards(always_killed, range(6), client.get_executor(pure=False))
+        map_shards(always_killed, range(6), client.get_executor(pure=False), lambda *_: None, names)
 
 
 def test_check_and_vectors_run_there_too(client: Client, model: Model) -> None:
@@ -171,7 +171,7 @@ def test_the_command_line_gives_the_same_bits_though_a_worker_is_killed_midway(
 def test_a_cluster_without_workers_ends_the_run_and_what_was_computed_stays(
     requests: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dask_cluster, "WITHOUT_WORKERS", 1.0)
+    monkeypatch.setattr(work, "WITHOUT_WORKERS", 1.0)
     results = tmp_path / "results.jsonl"
     options = ["--requests", requests, "--save", str(results)]
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
@@ -192,7 +192,7 @@ def test_a_cluster_without_workers_ends_the_run_and_what_was_computed_stays(
 def test_an_address_where_no_scheduler_answers_is_one_line(
     requests: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dask_cluster, "CONNECTING", 1.0)
+    monkeypatch.setattr(work, "CONNECTING", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         addresses = [f"127.0.0.1:{mute.getsockname()[1]}", "tcp://127.0.0.1:1", "http://h:1", "here", "missing.json"]
         for address in addresses:
@@ -214,13 +214,11 @@ def test_a_worker_that_cannot_compute_is_named_before_any_work(
         ({"path": "/nowhere"}, "CheckpointError: /nowhere"),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(
-                dask_cluster, "source_of", lambda model, changed=changed: replace(source_of(model), **changed)
-            )
+            patched.setattr(work, "source_of", lambda model, changed=changed: replace(source_of(model), **changed))
             assert "WorkerError: worker tcp://" in (message := refused()) and expected in message
     with monkeypatch.context() as patched:
         patched.setattr(lfm2np, "__version__", "9.9")
-        assert refused().endswith(f"lfm2np {VERSION}, expected 9.9, as here")
+        assert refused().endswith(f"lfm2np {VERSION}, expected 9.9, as where the command runs")
         check = ["check", "lfm2np.suite.adapters:own", "--dask", client.scheduler.address]
         assert main(check) == 3  # 1 would say that the engine is wrong
     client.run(lambda: sys.modules.update(lfm2np=None))  # type: ignore[call-overload]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine import teacher_forcing
 from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import TokenScore, score_many
-from lfm2np.engine.work.results_file import line_of, merged, spot_check
+from lfm2np.engine.work.results_file import merged, spot_check
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.system import write_whole
 
@@ -154,7 +155,7 @@ def run_merge(arguments: argparse.Namespace) -> None:
         raise RequestError(f"{', '.join(arguments.files)}: no results, expected at least one")
     with work.place_of(arguments, model) as place:
         checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed, place)
-    write_whole(arguments.output, "".join(line_of(item, model.sha256) for item in entries.values()))
+    write_whole(arguments.output, "".join(json.dumps(entry.line) + "\n" for entry in entries.values()))
     fields = {"output": arguments.output, "items": len(entries), "checked": list(map(str, checked))}
     lines = [f"computed again, bit for bit: {item}" for item in checked]
     lines.append(f"{len(entries)} items from {len(arguments.files)} files; {len(checked)} computed again")

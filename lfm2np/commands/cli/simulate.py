@@ -33,8 +33,8 @@ from lfm2np.commands.simulate.scenario import (
 )
 from lfm2np.commands.simulate.steps import MeasuredSteps, gathered, read_steps
 from lfm2np.engine.loading import load
+from lfm2np.engine.work.place import map_shards
 from lfm2np.engine.work.results_file import LineFile
-from lfm2np.engine.work.shards import map_shards
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.system import replaced, write_whole
 from lfm2np.values import require_count, show
@@ -241,7 +241,7 @@ def simulate_all(arguments: argparse.Namespace, scenarios: Sequence[Scenario]) -
         bar = stack.enter_context(progress_bar("simulating", " runs"))
         names = [f"run {index + 1}" for index in missing]
         chosen = [scenarios[index] for index in missing]
-        map_shards(simulate, chosen, place.executor, keep, names, place.at_once)
+        map_shards(simulate, chosen, place.executor, keep, names)
     return [known[key] for key in keys]
 
 

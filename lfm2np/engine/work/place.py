@@ -8,19 +8,35 @@ but the checkpoint's path. Where a kind of work is exact, its results are the sa
 from __future__ import annotations
 
 import functools
+import multiprocessing
+import os
+import signal
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from lfm2np.arithmetic.pieces import THREAD_VARIABLES, threads_of
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
-from lfm2np.engine.work.shards import AT_ONCE, AnyExecutor, map_shards
 from lfm2np.errors import WorkerError
+from lfm2np.system import keep_freed_memory
 from lfm2np.values import Progress
 
 MAX_NUM_BATCHED_TOKENS = 512  # of one shard: bounds a ragged pass; twice as large ones are hardly faster
+AT_ONCE = 64  # shards in flight: more than the workers, or some of them wait
+DEATHS = 3  # of a shard's worker until the shard is to blame
 _loading = threading.Lock()
 
 
@@ -60,13 +76,12 @@ class Source:
 class Place:
     """Where work is done, and the tokens and seconds it took.
 
-    executor  see shards.map_shards; the checkpoint stands under the same path on all its machines
+    executor  None: in this thread; else the checkpoint stands under the same path on all its machines
     record    has earlier results, and keeps new ones as they come
     """
 
-    executor: AnyExecutor = None
+    executor: Executor | None = None
     record: Record | None = None
-    at_once: int = AT_ONCE
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
     num_tokens: int = field(default=0, init=False)  # that were computed, not known from the record
     seconds: float = field(default=0.0, init=False)
@@ -76,7 +91,7 @@ class Place:
         return self.num_tokens / self.seconds if self.num_tokens else None
 
 
-AnyPlace = AnyExecutor | Place
+AnyPlace = Executor | Place | None
 
 
 def place_of(executor: AnyPlace) -> Place:
@@ -116,15 +131,9 @@ def compute(
 
     here = place.executor is None
     function = functools.partial(work.function, model) if here else functools.partial(run_shard, work, source_of(model))
+    names = [f"{work.kind} of items {', '.join(map(str, shard))}" for shard in shards]
     try:
-        map_shards(
-            function,
-            [[items[index] for index in shard] for shard in shards],
-            place.executor,
-            keep,
-            [f"{work.kind} of items {', '.join(map(str, shard))}" for shard in shards],
-            place.at_once,
-        )
+        map_shards(function, [[items[index] for index in shard] for shard in shards], place.executor, keep, names)
     finally:
         place.seconds += time.perf_counter() - began
     return results
@@ -158,7 +167,120 @@ def cut(
     return runs
 
 
+def map_shards(
+    function: Callable[[Any], Any],
+    shards: Sequence[Any],
+    executor: Executor | None,
+    keep: Callable[[int, Any], None],
+    names: Sequence[str],
+) -> None:
+    """Calls `keep(index, function(shard))` in this thread for each shard, as soon as its result is there.
+
+    function  top-level or a functools.partial of one, of data that can be pickled; any shard may be computed twice
+    executor  None: here, one after another. It stays open. Its attribute `at_once` limits the shards in flight
+    names     of the shards, for messages
+    errors    what the function raised; WorkerError for a shard whose worker died DEATHS times while no other shard
+              was in flight, and for an executor that takes no work
+    """
+    if executor is None:
+        for index, shard in enumerate(shards):
+            keep(index, function(shard))
+        return
+    waiting, flying = deque(range(len(shards))), dict[Future[Any], int]()
+    # A broken pool loses all shards in flight, and does not say which one broke it. So lost ones go one by one.
+    lost, deaths = set[int](), Counter[int]()
+    try:
+        while waiting or flying:
+            most = 1 if lost else getattr(executor, "at_once", AT_ONCE)
+            while waiting and len(flying) < most:
+                future = submitted(executor, function, shards[waiting[0]])
+                flying[future] = waiting.popleft()
+            is_alone = len(flying) == 1
+            for future in sorted(finished(flying, executor), key=flying.__getitem__, reverse=True):
+                index = flying.pop(future)
+                try:
+                    result = future.result()
+                except Exception as error:
+                    if not is_loss(error):
+                        raise
+                    lost.add(index)
+                    waiting.appendleft(index)
+                    deaths[index] += is_alone
+                    if deaths[index] == DEATHS:
+                        message = f"{names[index]}: lost {DEATHS} times, as its worker died or could not be reached"
+                        raise WorkerError(f"{message}: {described(error)}") from error
+                else:
+                    lost.discard(index)
+                    keep(index, result)
+    finally:
+        for future in flying:
+            future.cancel()
+
+
+def submitted(executor: Executor, function: Callable[[Any], Any], shard: Any) -> Future[Any]:
+    try:
+        return executor.submit(function, shard)
+    except Exception as error:  # broken, or shut down by its owner
+        raise WorkerError(f"the executor takes no work: {described(error)}") from error
+
+
+def finished(flying: Iterable[Future[Any]], executor: Executor) -> set[Future[Any]]:
+    """At least one future. An executor whose futures may wait for ever has `require_workers`, which raises then."""
+    require_workers = getattr(executor, "require_workers", None)
+    if require_workers is None:
+        return wait(flying, return_when=FIRST_COMPLETED).done
+    while not (done := wait(flying, 1.0, FIRST_COMPLETED).done):
+        require_workers()
+    return done
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether the worker was lost, and not the function raised: Dask's own errors are KilledWorker, CommClosedError."""
+    return isinstance(error, BrokenExecutor | CancelledError) or type(error).__module__.startswith("distributed.")
+
+
+def described(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+class Workers(Executor):
+    """Worker processes on this machine. If one dies, what is in flight is lost, and `submit` starts all anew."""
+
+    def __init__(self, count: int) -> None:
+        self.at_once, self._count = 2 * count, count
+        self._pool = self._started()
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        """Processes start here, and share the cores: as many BLAS threads each, unless that is set already."""
+        threads = str(max(1, threads_of(os.environ) // self._count))
+        is_set = any(os.environ.get(name) for name in THREAD_VARIABLES)
+        if not is_set:
+            os.environ["OPENBLAS_NUM_THREADS"] = threads
+        try:
+            return self._pool.submit(function, *arguments, **named)
+        except BrokenExecutor:
+            self._pool = self._started()
+            return self._pool.submit(function, *arguments, **named)
+        finally:
+            if not is_set:
+                del os.environ["OPENBLAS_NUM_THREADS"]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+    def _started(self) -> ProcessPoolExecutor:
+        """Spawned, not forked: a fork would lose the threads of BLAS."""
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self._count, mp_context=spawn, initializer=begin_worker)
+
+
 # --- in the worker
+
+
+def begin_worker() -> None:
+    """Ctrl-C reaches workers too: they end without a traceback, and the parent reports it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    keep_freed_memory()
 
 
 def source_of(model: LoadedModel) -> Source:

@@ -2,10 +2,8 @@
 
 {"format_version": 2, "checkpoint": SHA-256, "kind": "score", "item": ..., "result": ..., "sha256": of all the others}
 
-Version 1 hashed the result alone, so that a flipped bit in an item gave another item's result: such files are refused.
-
-A line says all that is needed to compute it again, and exact results are the same bits everywhere. So a run that broke
-off goes on with its file, and files from unlike machines are merged by putting their lines together. A check's file
+A line says all that is needed to compute it again, and exact results are the same bits everywhere. So an interrupted
+run continues with its file, and files from different machines are merged by joining their lines. A check's file
 also has an engine's answers (oracle/engines/file_target.py).
 """
 
@@ -13,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -41,20 +40,17 @@ DTYPES = ("<f4", "<f8", "<i8")  # of arrays: little-endian, whatever the machine
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One line. `item` and `result` are as JSON has them."""
+    """One line, `item` and `result` as JSON has them."""
 
     where: str
-    kind: str
-    item: Any
-    result: Any
-    sha256: str  # of the line
+    line: dict[str, Any]
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.kind} of {show(self.item)}"
+        return f"{self.where}: {self.line['kind']} of {show(self.line['item'])}"
 
 
 class ResultsFile:
-    """The results of one checkpoint in one file: what it holds, and what is appended. See work.Record.
+    """The results of one checkpoint in one file: what it holds, and what is appended. See place.Record.
 
     RequestError for an arithmetic whose bits are not the same everywhere, an invalid line, or one of another
     checkpoint; ProofError for a line that does not match its own SHA-256, or two results of one item.
@@ -67,25 +63,21 @@ class ResultsFile:
                 f"{self._lines.path}: numerics {model.numerics.name}, expected exact, whose bits are everywhere alike"
             )
         self.entries: dict[str, Entry] = {}  # by `key_of`, in the order of the lines
-        self._checkpoint = model.sha256
+        self._model = model
         for where, line in self._lines.read():
             if not line.startswith(ANSWERS):
                 add(self.entries, read_entry(line, where, model))
 
     def known(self, kind: str, item: Any) -> Any | None:
         entry = self.entries.get(key_of(kind, encoded(item)))
-        return None if entry is None else decoded(entry.result, entry.where)
+        return None if entry is None else decoded(entry.line["result"], entry.where)
 
     def extend(self, kind: str, items: Sequence[Any], results: Sequence[Any]) -> None:
         """One line a result, all of them on the disk when this returns. RequestError if they can't be written."""
-        entries = []
-        for item, result in zip(items, results, strict=True):
-            content = encoded(item), encoded(result)
-            sha256 = line_fields(self._checkpoint, kind, *content)["sha256"]
-            entries.append(Entry(str(self._lines.path), kind, *content, sha256))
-        self._lines.append("".join(line_of(entry, self._checkpoint) for entry in entries).encode())
-        for entry in entries:
-            add(self.entries, entry)
+        lines = [line_of(self._model, kind, item, result) for item, result in zip(items, results, strict=True)]
+        self._lines.append("".join(json.dumps(line) + "\n" for line in lines).encode())
+        for line in lines:
+            add(self.entries, Entry(str(self._lines.path), line))
 
     def __enter__(self) -> ResultsFile:
         self._lines.claim()
@@ -98,39 +90,37 @@ class ResultsFile:
 # --- lines
 
 
-def line_of(entry: Entry, checkpoint: str) -> str:
-    return json.dumps(line_fields(checkpoint, entry.kind, entry.item, entry.result)) + "\n"
-
-
-def line_fields(checkpoint: str, kind: str, item: Any, result: Any) -> dict[str, Any]:
+def line_of(model: LoadedModel, kind: str, item: Any, result: Any) -> dict[str, Any]:
     """All of a line, with its SHA-256."""
-    fields = {"checkpoint": checkpoint, "kind": kind, "item": item, "result": result}
+    fields = {"checkpoint": model.sha256, "kind": kind, "item": encoded(item), "result": encoded(result)}
     return sealed({"format_version": FORMAT_VERSION, **fields})
 
 
 def read_entry(line: bytes, where: str, model: LoadedModel) -> Entry:
     """The entry of a line, its own SHA-256 and its checkpoint checked."""
-    raw = parse_object(line, where, RequestError)
-    if set(raw) != FIELDS:
-        raise RequestError(f"{where}: {', '.join(sorted(raw))[:200]}: expected {', '.join(sorted(FIELDS))}")
-    if not same(raw["format_version"], FORMAT_VERSION):
-        older = "; the SHA-256 of version 1 does not cover the item: compute again into another file"
-        actual = f"{where}: format_version {show(raw['format_version'])}, expected {FORMAT_VERSION}"
-        raise RequestError(actual + older * same(raw["format_version"], 1))
-    if raw["checkpoint"] != model.sha256:
-        actual, expected = show(raw["checkpoint"]), f"{model.sha256}, that of {model.path}"
+    fields = parse_object(line, where, RequestError)
+    if set(fields) != FIELDS:
+        raise RequestError(f"{where}: {', '.join(sorted(fields))[:200]}: expected {', '.join(sorted(FIELDS))}")
+    if not same(fields["format_version"], FORMAT_VERSION):
+        raise RequestError(f"{where}: format_version {show(fields['format_version'])}, expected {FORMAT_VERSION}")
+    if fields["checkpoint"] != model.sha256:
+        actual, expected = show(fields["checkpoint"]), f"{model.sha256}, that of {model.path}"
         raise RequestError(f"{where}: of the checkpoint of SHA-256 {actual}, expected {expected}")
-    entry = Entry(where, str(raw["kind"]), raw["item"], raw["result"], str(raw["sha256"]))
-    if problem := damage(raw):
-        raise ProofError(f"{entry}: {problem}")
-    return entry
+    if problem := damage(fields):
+        raise ProofError(f"{Entry(where, fields)}: {problem}")
+    return Entry(where, fields)
 
 
 def add(entries: dict[str, Entry], entry: Entry) -> None:
     """ProofError if there is another result of the item already."""
-    first = entries.setdefault(key_of(entry.kind, entry.item), entry)
-    if first.sha256 != entry.sha256:
-        raise ProofError(f"{entry}: a line of SHA-256 {entry.sha256}, expected {first.sha256}, as {first.where} has it")
+    first = entries.setdefault(key_of(entry.line["kind"], entry.line["item"]), entry)
+    require_same(entry, first.line["sha256"], f"as {first.where} has it")
+
+
+def require_same(entry: Entry, expected: str, whence: str) -> None:
+    actual = entry.line["sha256"]
+    if actual != expected:
+        raise ProofError(f"{entry}: a line of SHA-256 {actual}, expected {expected}, {whence}")
 
 
 def key_of(kind: str, item: Any) -> str:
@@ -195,17 +185,19 @@ def spot_check(
     if not 0 <= count <= len(entries):
         raise RequestError(f"{count} items to compute again: expected 0 to {len(entries)}, as many as there are")
     drawn = random.Random(seed).sample(range(len(entries)), count)
-    chosen = [entries[index] for index in sorted(drawn)]
-    for kind in dict.fromkeys(entry.kind for entry in chosen):
+    by_kind: dict[str, list[Entry]] = {}
+    for index in sorted(drawn):
+        by_kind.setdefault(entries[index].line["kind"], []).append(entries[index])
+    for kind, chosen in by_kind.items():
         if kind not in works:
             raise RequestError(f"{kind!r}: no known kind of work, expected one of {', '.join(works)}")
-        same_kind = [entry for entry in chosen if entry.kind == kind]
-        results = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in same_kind], place)
-        for entry, result in zip(same_kind, results, strict=True):
-            expected = line_fields(model.sha256, entry.kind, entry.item, encoded(result))["sha256"]
-            if entry.sha256 != expected:
-                raise ProofError(f"{entry}: a line of SHA-256 {entry.sha256}, expected {expected}, as computed here")
-    return chosen
+        items = [decoded(entry.line["item"], entry.where) for entry in chosen]
+        for entry, item, result in zip(chosen, items, compute(works[kind], model, items, place), strict=True):
+            require_same(entry, line_of(model, kind, item, result)["sha256"], "as computed here")
+    return [entry for chosen in by_kind.values() for entry in chosen]
+
+
+# --- the file itself
 
 
 class LineFile:
@@ -222,23 +214,27 @@ class LineFile:
         self._lacks_newline = False
 
     def read(self) -> Iterator[tuple[str, bytes]]:
-        """Each line, its end included, and where it stands; to the end, and before the first `append`. Any number of
-        times."""
+        """Where each line stands, and the line with its end. Any number of times, to the end, before `append`."""
         self._whole = self._size = 0
-        if not self.path.exists():
+        try:
+            with self.path.open("rb") as file:
+                for number in itertools.count(1):
+                    if not (line := file.readline(self._max_line + 1)):
+                        return
+                    where = f"{self.path} line {number}"
+                    self._size += len(line)
+                    if len(line) > self._max_line:
+                        raise RequestError(f"{where}: more than {self._max_line} bytes")
+                    self._lacks_newline = not line.endswith(b"\n") and is_json(line)
+                    if not (line.endswith(b"\n") or self._lacks_newline):
+                        warnings.warn(f"{where}: torn, {len(line)} bytes without an end: dropped", stacklevel=3)
+                        return
+                    yield where, line
+                    self._whole += len(line)
+        except FileNotFoundError:
             return
-        for number, line in enumerate(lines_of(self.path, self._max_line), 1):
-            where = f"{self.path} line {number}"
-            self._size += len(line)
-            if len(line) > self._max_line:
-                raise RequestError(f"{where}: more than {self._max_line} bytes")
-            self._lacks_newline = not line.endswith(b"\n")
-            if self._lacks_newline and not is_json(line):
-                self._lacks_newline = False
-                warnings.warn(f"{where}: torn, {len(line)} bytes without an end: dropped", stacklevel=4)
-                return
-            yield where, line
-            self._whole += len(line)
+        except OSError as problem:
+            raise RequestError(f"{self.path}: can't be read: {problem}") from None
 
     def claim(self) -> None:
         """Locks the file until `close`; RequestError at once, not after hours of work, if it can't be written."""
@@ -246,19 +242,19 @@ class LineFile:
             self._open()
 
     def append(self, content: bytes) -> None:
-        """One more line, its end included, on the disk when this returns. RequestError if it can't be written.
+        """More lines, their ends included, on the disk when this returns. RequestError if they can't be written.
 
         One unbuffered write after the whole lines. What a failed one leaves is cut off by the next.
         """
         with self._writing():
             file = self._open()
             file.truncate(self._whole)
-            line = b"\n" + content if self._lacks_newline else content
-            written = file.write(line)
-            self._size = self._whole + (written or 0)
+            lines = b"\n" + content if self._lacks_newline else content
+            written = file.write(lines) or 0
+            self._size = self._whole + written
             os.fsync(file.fileno())
-            if self._size < self._whole + len(line):
-                raise OSError(f"{written} of {len(line)} bytes written")
+            if written < len(lines):
+                raise OSError(f"{written} of {len(lines)} bytes written")
             self._whole, self._lacks_newline = self._size, False
 
     def close(self) -> None:
@@ -297,16 +293,6 @@ def lock(file: IO[bytes]) -> None:
             raise OSError("another run writes to it") from None
         except OSError:
             return
-
-
-def lines_of(path: Path, max_line: int) -> Iterator[bytes]:
-    """With their ends; no more than `max_line` + 1 bytes of each. RequestError if the file can't be read."""
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(max_line + 1):
-                yield line
-    except OSError as problem:
-        raise RequestError(f"{path}: can't be read: {problem}") from None
 
 
 def is_json(line: bytes) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from test_cli import answer, failure, overflowing
 
 from lfm2np import load
 from lfm2np.commands.cli import main
-from lfm2np.commands.cli.shared.work import lasting
-from lfm2np.engine.work.shards import map_shards
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.target import Abilities
 
@@ -225,38 +222,6 @@ def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pyte
     code = main(["vectors", "verify", "--save", str(tmp_path)])
     assert code == 3
     assert "can't be read" in capsys.readouterr().err
-
-
-class Fragile(ThreadPoolExecutor):
-    """Of one thread; broken from then on when told so."""
-
-    is_broken = is_shut = False
-
-    def submit(self, *work, **named):  # type: ignore[no-untyped-def]
-        if self.is_broken:
-            raise BrokenExecutor("its worker died")
-        return super().submit(*work, **named)
-
-    def shutdown(self, *options, **named):  # type: ignore[no-untyped-def]
-        self.is_shut = True
-        super().shutdown(*options, **named)
-
-
-def test_workers_serve_many_times_and_are_replaced_where_they_broke() -> None:
-    created: list[Fragile] = []
-
-    def make() -> Fragile:
-        created.append(Fragile(1))
-        return created[-1]
-
-    with lasting(make) as executor:
-        for _ in range(3):
-            assert map_shards(abs, [-1, -2], executor) == [1, 2]
-        assert len(created) == 1 and not created[0].is_shut
-        created[0].is_broken = True
-        assert map_shards(abs, [-3], executor) == [3]
-        assert len(created) == 2
-    assert all(place.is_shut for place in created)
 
 
 @pytest.mark.rounding

@@ -86,14 +86,14 @@ def test_a_limit_that_is_refused_is_asked_for_smaller(monkeypatch: pytest.Monkey
 
 def test_commands_and_their_workers_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     from lfm2np.commands.cli import main
-    from lfm2np.commands.cli.shared import work
+    from lfm2np.engine.work import place
 
     asked: list[str] = []
     monkeypatch.setattr("lfm2np.keep_freed_memory", lambda: asked.append("command"))
-    monkeypatch.setattr(work, "keep_freed_memory", lambda: asked.append("worker"))
+    monkeypatch.setattr(place, "keep_freed_memory", lambda: asked.append("worker"))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert main(["info", "--json"]) == 0
-    work.begin_worker()
+    place.begin_worker()
     assert asked == ["command", "worker"]
     capsys.readouterr()
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
-import functools
-import multiprocessing
-import os
-import signal
+import json
+import logging
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
+from pathlib import Path
 from typing import Any
 
-from lfm2np.arithmetic.pieces import THREAD_VARIABLES, threads_of
+import lfm2np
 from lfm2np.commands.cli.shared.parser import add
 from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import SCORE
-from lfm2np.engine.work.place import Place
+from lfm2np.engine.work.place import AT_ONCE, Place, Source, Workers, described, model_of, source_of
 from lfm2np.engine.work.results_file import LineFile, ResultsFile
+from lfm2np.errors import RequestError, WorkerError
 from lfm2np.oracle.judging.truth import TRUTH
 from lfm2np.oracle.judging.views import VIEWS
 from lfm2np.oracle.vectors.golden import VECTOR
-from lfm2np.system import keep_freed_memory
 from lfm2np.values import require_count
 
+CONNECTING = 10.0  # seconds until a scheduler's address is given up
+WITHOUT_WORKERS = 60.0  # seconds without a worker until a cluster is given up
 SAVE_HELP = "save what comes as it comes, and go on with what FILE has; see lfm2np merge"
 WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR, VIEWS)}
 
@@ -46,78 +49,14 @@ def place_of(arguments: argparse.Namespace, model: Model | None, saved: LineFile
     needs none, and keeps its results itself."""
     workers = require_count("--workers", arguments.workers, 0, None)
     with contextlib.ExitStack() as stack:
-        record = None
+        place = Place()
         if model is not None and arguments.save is not None:
-            record = stack.enter_context(ResultsFile(saved or arguments.save, model))
+            place.record = stack.enter_context(ResultsFile(saved or arguments.save, model))
         if arguments.dask is not None:
-            from lfm2np.commands.cli.shared.dask_cluster import connected  # slow to import
-
-            cluster = stack.enter_context(connected(arguments.dask, model))
-            yield Place(cluster.lend, record, cluster.at_once)
-            return
-        if not workers:
-            yield Place(record=record)
-            return
-        stack.enter_context(shared_cores(workers))
-        executor = stack.enter_context(lasting(functools.partial(process_pool, workers)))
-        yield Place(executor, record, at_once=2 * workers)
-
-
-@contextlib.contextmanager
-def lasting(make: Callable[[], Executor]) -> Iterator[Callable[[], Executor]]:
-    """Lends the same executor again and again, and a new one only if it broke: workers load the model once."""
-    executors: list[Executor] = []
-
-    def borrow() -> Executor:
-        try:
-            executors[-1].submit(int)  # raises if it is broken
-        except (IndexError, BrokenExecutor):
-            executors.append(make())
-        return Borrowed(executors[-1])
-
-    try:
-        yield borrow
-    finally:
-        for executor in executors:
-            executor.shutdown(cancel_futures=True)
-
-
-class Borrowed(Executor):
-    """An executor that `shutdown` leaves open."""
-
-    def __init__(self, inner: Executor) -> None:
-        self._inner = inner
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        return self._inner.submit(function, *arguments, **named)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Left to its owner."""
-
-
-def process_pool(workers: int) -> ProcessPoolExecutor:
-    """Spawned, not forked: a fork would lose the threads of BLAS."""
-    spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=spawn, initializer=begin_worker)
-
-
-def begin_worker() -> None:
-    """Ctrl-C reaches workers too: they end without a traceback, and the parent reports it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    keep_freed_memory()
-
-
-@contextlib.contextmanager
-def shared_cores(workers: int) -> Iterator[None]:
-    """Processes that are started meanwhile share the cores: as many BLAS threads each, unless that is set already."""
-    is_set = any(os.environ.get(name) for name in THREAD_VARIABLES)
-    added = {} if is_set else {"OPENBLAS_NUM_THREADS": str(max(1, threads_of(os.environ) // workers))}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
+            place.executor = stack.enter_context(cluster_of(arguments.dask, model))
+        elif workers:
+            place.executor = stack.enter_context(Workers(workers))
+        yield place
 
 
 def throughput(place: Place) -> dict[str, Any]:
@@ -125,3 +64,80 @@ def throughput(place: Place) -> dict[str, Any]:
     rate = place.tokens_per_second
     rounded = None if rate is None else round(rate, 1)
     return {"tokens": place.num_tokens, "seconds": round(place.seconds, 3), "tokens_per_second": rounded}
+
+
+# --- --dask ADDRESS: needs the extra `dask`, which is slow to import
+
+
+@contextlib.contextmanager
+def cluster_of(address: str, model: Model | None) -> Iterator[Cluster]:
+    """The workers of a Dask cluster, which have this version of lfm2np and the model, if any, also those that join
+    later (place.model_of). RequestError where no scheduler answers; WorkerError names a worker that can't compute.
+    """
+    with connected(address) as client:
+        try:
+            client.wait_for_workers(1, timeout=WITHOUT_WORKERS)
+        except TimeoutError:
+            raise WorkerError(f"--dask {address}: no worker within {WITHOUT_WORKERS:g} seconds") from None
+        source = None if model is None else source_of(model)
+        problems = client.run(prepare_worker, lfm2np.__version__, source, on_error="return")
+        for worker, problem in problems.items():
+            if problem is not None:
+                raise WorkerError(f"worker {worker}: {described(problem)}")
+        yield Cluster(client)
+
+
+class Cluster(Executor):
+    """Dask's executor; `map_shards` asks it every second without a result whether one can still come."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._inner = client, client.get_executor(pure=False)
+        self._seen = time.monotonic()
+        self.at_once = max(AT_ONCE, 2 * sum(client.nthreads().values()))
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        self._seen = time.monotonic()
+        future: Future[Any] = self._inner.submit(function, *arguments, **named)
+        return future
+
+    def require_workers(self) -> None:
+        """WorkerError if there is none for a while: a nanny restarts one in two seconds."""
+        with contextlib.suppress(Exception):  # of a scheduler that is gone
+            self._seen = time.monotonic() if self._client.nthreads() else self._seen
+        if time.monotonic() - self._seen > WITHOUT_WORKERS or self._client.status == "closed":
+            lost = f"the scheduler is gone, or had no worker for {WITHOUT_WORKERS:g} seconds"
+            raise WorkerError(f"--dask: {lost}; with --save FILE, the same command resumes")
+
+
+def connected(address: str) -> Any:
+    """A distributed.Client of the scheduler at an address, or in a scheduler file."""
+    try:
+        from distributed import Client, Security
+        from distributed.comm import connect
+    except ImportError as problem:
+        raise RequestError(f"--dask: {problem}; it needs the extra `dask`: pip install 'lfm2np[dask]'") from None
+
+    async def reach(scheduler: str) -> None:
+        """Client itself waits for ever for a server of another kind (distributed 8071)."""
+        comm = await connect(scheduler, timeout=CONNECTING / 2, **Security().get_connection_args("client"))
+        await comm.close()
+
+    for name in ("distributed", "distributed.client", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what they log ends in an error of one line
+    try:
+        is_file = address.endswith(".json") or Path(address).is_file()
+        scheduler = str(json.loads(Path(address).read_bytes())["address"]) if is_file else address
+        asyncio.run(asyncio.wait_for(reach(scheduler), CONNECTING))
+        return Client(scheduler, timeout=CONNECTING, set_as_default=False)
+    except (OSError, ValueError, LookupError, TypeError) as problem:
+        raise RequestError(
+            f"--dask {address}: no Dask scheduler answers there: {described(problem).rstrip(': ')}"
+        ) from None
+
+
+async def prepare_worker(version: str, source: Source | None) -> None:
+    """In a worker, beside its event loop, which the scheduler listens to."""
+    if lfm2np.__version__ != version:
+        raise WorkerError(f"lfm2np {lfm2np.__version__}, expected {version}, as where the command runs")
+    if source is not None:
+        await asyncio.to_thread(model_of, source)
