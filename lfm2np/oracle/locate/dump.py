@@ -20,9 +20,7 @@ from safetensors import SafetensorError
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.mixture import PARTS as MIXTURE_PARTS
-from lfm2np.oracle.locate.operation import Operation
-from lfm2np.oracle.locate.operations import OPTIONAL, operations, window_of
+from lfm2np.oracle.locate.operations import OPTIONAL, Operation, operations, window_of
 from lfm2np.oracle.locate.patterns import TOKEN, Context, Steps
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.truth.config import ModelConfig
@@ -40,7 +38,10 @@ ATTENTION_PARTS = (
     *("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm", "q_rotated", "k_rotated", "attended"),
     *("g_proj", "gate", "gated", "out_proj"),
 )
-FEED_FORWARD_PARTS = ("w1", "w3", "gated", "w2", *MIXTURE_PARTS)
+FEED_FORWARD_PARTS = (
+    *("w1", "w3", "gated", "w2", "gate", "scores"),
+    *("experts_chosen", "expert_weights", "expert_outputs", "mixed"),
+)
 FRAMEWORKS = ("np", "pt", "mlx", "tf", "flax")  # what packages that write safetensors put there
 MOST_LISTED = 5
 Entry = tuple[str, tuple[int, ...], bytes]  # of a safetensors file: dtype, shape, content
@@ -159,7 +160,7 @@ def make_dump(entries: Mapping[str, Entry], source: str, config: ModelConfig, na
     for meaning, name in given.items():
         if meaning not in (IDS, STEPS):
             what, dtype = f"{source}: {plain(name)}", entries[name][0]
-            if known[meaning].prefers is None:
+            if not known[meaning].is_choice:
                 stored[meaning] = format_of(dtype, what)
             else:
                 require_whole(dtype, what)
