@@ -13,9 +13,9 @@ from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared.parser import MODEL_HELP, Commands, add, add_command
 from lfm2np.commands.cli.shared.terminal import parse_ids, print_result, progress_bar, show_report
-from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names
+from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names, shortened
 from lfm2np.oracle.locate.locate import locate
-from lfm2np.oracle.locate.locate_report import report_of, shortened
+from lfm2np.oracle.locate.locate_report import report_of
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.registry import FORMS, record_of, require_request
 from lfm2np.system import write_whole

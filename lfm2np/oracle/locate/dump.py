@@ -41,7 +41,7 @@ feed_forward.w1 feed_forward.w3 feed_forward.gated feed_forward.w2 feed_forward.
 feed_forward.experts_chosen feed_forward.expert_weights feed_forward.expert_outputs feed_forward.mixed
 """  # of a layer of any model of this family
 FRAMEWORKS = ("np", "pt", "mlx", "tf", "flax")  # what packages that write safetensors put there
-MOST_LISTED = 5
+MOST_LISTED = 8
 Entry = tuple[str, tuple[int, ...], bytes]  # of a safetensors file: dtype, shape, content
 
 
@@ -213,7 +213,9 @@ def read_steps(entry: Entry, what: str, tokens: int) -> tuple[int, ...]:
 
 
 def shortened(items: Sequence[object]) -> str:
-    return ", ".join(map(str, items[:MOST_LISTED])) + (", ..." if len(items) > MOST_LISTED else "")
+    """The first few, and how many more."""
+    more = f" and {len(items) - MOST_LISTED} more" if len(items) > MOST_LISTED else ""
+    return ", ".join(map(str, items[:MOST_LISTED])) + more
 
 
 def read_whole(entry: Entry, what: str, letter: str) -> Array:

@@ -51,7 +51,7 @@ from lfm2np.oracle.locate.spread import (
     together,
 )
 from lfm2np.truth.config import CONV, SLIDING, MixtureConfig, ModelConfig
-from lfm2np.truth.rope import angles, rotary_table
+from lfm2np.truth.rope import angles
 
 Array = NDArray[Any]
 OPTIONAL = ("conv.state", "self_attn.keys_read", "self_attn.values_read", "self_attn.scores", "self_attn.weights")
@@ -195,14 +195,14 @@ def mixture_operations(config: ModelConfig, operation: Make, is_wanted: IsWanted
 
 def conv_operations(config: ModelConfig, index: int, operation: Make, is_wanted: IsWanted) -> Iterator[Operation]:
     hidden, columns = config.hidden_size, config.conv_L_cache - 1
-    words, parts = "projection to gate_in, gate_out and value", ("gate_in", "gate_out", "value")
-    yield operation("conv.in_proj", words, "operator_norm", 3 * hidden, parts=parts)
+    words, thirds = "projection to gate_in, gate_out and value", ("gate_in", "gate_out", "value")
+    yield operation("conv.in_proj", words, "operator_norm", 3 * hidden, parts=thirds)
     yield operation("conv.u", "gate_in * value", "conv.in_proj", hidden, gated_input)
     inputs = "conv.u"
     if columns and is_wanted("conv.state"):
         words = "what the step found of the convolution's last inputs (its state)"
-        parts = tuple(f"{n} token{'s' if n > 1 else ''} before" for n in range(columns, 0, -1))
-        yield operation("conv.state", words, "conv.u", columns * hidden, found_state, parts=parts, per=STEP)
+        back = tuple(f"{n} token{'s' if n > 1 else ''} before" for n in range(columns, 0, -1))
+        yield operation("conv.state", words, "conv.u", columns * hidden, found_state, parts=back, per=STEP)
         inputs = "conv.u conv.state"
     yield operation("conv.conv", "the convolution", inputs, hidden, convolution)
     words = "gate_out * the convolution's output"
@@ -368,21 +368,16 @@ def rotation(oracle: Oracle, operation: Operation, x: Measured) -> Measured:
     config, layer, precision = oracle.config, operation.layer, oracle.precision
     assert layer is not None
     rope, positions = config.rope(config.layer_types[layer]), np.arange(len(oracle.token_ids))
-    off = ROTARY_UNITS * SUM_UNIT * angles(positions, config.head_dim, rope).astype(np.float64)
-    cos, sin = rotary_table(positions, config.head_dim, rope)
-    tables = (rounded(cos, precision, off * sin), rounded(sin, precision, off * cos))
-    shaped, half = x.reshape(len(positions), -1, config.head_dim), config.head_dim // 2
-    cosines, sines = (table[:, None, :] for table in tables)
+    theta = angles(positions, config.head_dim, rope).astype(np.float64)[:, None]
+    angle, half = Measured(theta, ROTARY_UNITS * SUM_UNIT * theta), config.head_dim // 2
+    shaped = x.reshape(len(positions), -1, config.head_dim)
     first, second = shaped[..., :half], shaped[..., half:]
-    turned = [
-        add(
-            multiply(first, cosines, precision),
-            multiply(Measured(-second.values, second.spread), sines, precision),
-            precision,
-        ),
-        add(multiply(second, cosines, precision), multiply(first, sines, precision), precision),
-    ]
-    return joined(turned, axis=-1).reshape(len(positions), -1)
+    halves = []
+    for kept, other in ((first, second), (second, Measured(-first.values, first.spread))):
+        output = moved(lambda kept, other, theta: kept * np.cos(theta) - other * np.sin(theta), kept, other, angle)
+        products = precision.unit * together(kept.values * np.cos(theta), other.values * np.sin(theta))
+        halves.append(rounded(output.values, precision, output.spread, products, products))
+    return joined(halves, axis=-1).reshape(len(positions), -1)
 
 
 def found_rows(oracle: Oracle, operation: Operation, rows: Measured) -> Measured:

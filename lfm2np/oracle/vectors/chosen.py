@@ -61,7 +61,7 @@ class Chosen:
 
     keep  tensors to store: "" none, "logits" the rows of the new tokens, "blocks" also each block's output for the
     prompt,
-          "all" every tensor that recorders/own.py names
+          "all" every tensor that recorders/lfm2np_recorder.py names
     """
 
     id: str
