@@ -302,13 +302,13 @@ def head_norm(oracle: Oracle, operation: Operation, x: Measured) -> Measured:
 
 def sigmoid(oracle: Oracle, operation: Operation, x: Measured) -> Measured:
     """1 / (1 + exp(-x)); sum and quotient are float32."""
-    output = moved(shares_of_one, x)
+    output = moved(logistic, x)
     fast = EXP_UNITS * SUM_UNIT * (1.0 + np.abs(x.values)) * output.values * (1.0 - output.values)
     return rounded(output.values, oracle.precision, output.spread, fast, 2.0 * SUM_UNIT * output.values)
 
 
-def shares_of_one(x: Array) -> Array:
-    """The sigmoid."""
+def logistic(x: Array) -> Array:
+    """1 / (1 + exp(-x)), which does not overflow."""
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
 
 
