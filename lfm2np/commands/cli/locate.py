@@ -13,12 +13,11 @@ from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared.parser import MODEL_HELP, Commands, add, add_command
 from lfm2np.commands.cli.shared.terminal import parse_ids, print_result, progress_bar, show_report
-from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names
+from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names, shortened
 from lfm2np.oracle.locate.locate import locate
-from lfm2np.oracle.locate.locate_report import report_of, shortened
+from lfm2np.oracle.locate.locate_report import report_of
 from lfm2np.oracle.locate.spread import PRECISIONS
-from lfm2np.oracle.recorders.engine_versions import require_request
-from lfm2np.oracle.recorders.registry import FORMS, format_of, record_of
+from lfm2np.oracle.recorders.registry import FORMS, record_of, require_request
 from lfm2np.system import write_whole
 
 EXIT_CODES = """exit codes:
@@ -79,7 +78,7 @@ def run_record(arguments: argparse.Namespace) -> None:
     config = read_config(path, reading)
     prompts = [parse_ids(text, "--prompt-ids") for text in arguments.prompt_ids]
     require_request(prompts, arguments.request, arguments.max_tokens, config)
-    record = record_of(arguments.target, path, arguments.format or format_of(arguments.target))
+    record = record_of(arguments.target, path, arguments.format)
     content = record(prompts, arguments.request, arguments.max_tokens)
     dump = parse_dump(content, arguments.target, config)
     write_whole(arguments.output, content)
@@ -109,7 +108,5 @@ def add_record(commands: Commands) -> None:
     add(parser, "--prompt-ids IDS", ids, action="append", required=True)
     add(parser, "--request N", "index of the request to write, from 0 (0)", default=0)
     add(parser, "--max-tokens N", "greedy tokens to generate for each (4)", default=4)
-    format_help = (
-        "number format to compute in (float32; for llama.cpp that of its file, q8 where weights are quantised)"
-    )
-    add(parser, "--format", format_help, choices=list(PRECISIONS))
+    format_help = "number format to compute in (float32); q8: llama.cpp's where weights are quantised"
+    add(parser, "--format", format_help, choices=list(PRECISIONS), default="float32")

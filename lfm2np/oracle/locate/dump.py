@@ -20,9 +20,7 @@ from safetensors import SafetensorError
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.mixture import PARTS as MIXTURE_PARTS
-from lfm2np.oracle.locate.operation import Operation
-from lfm2np.oracle.locate.operations import OPTIONAL, operations, window_of
+from lfm2np.oracle.locate.operations import OPTIONAL, Operation, operations, window_of
 from lfm2np.oracle.locate.patterns import TOKEN, Context, Steps
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.truth.config import ModelConfig
@@ -35,14 +33,15 @@ CHECKSUM = "lfm2np.sha256"  # in a file's metadata: what is recorded here has it
 WHOLE = {f"{sign}{bits}": f"<{sign.lower()}{bits // 8}" for sign in "IU" for bits in (8, 16, 32, 64)}
 REAL = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # little-endian, whatever the machine's own order
-CONV_PARTS = ("in_proj", "u", "conv", "gated", "out_proj")
-ATTENTION_PARTS = (
-    *("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm", "q_rotated", "k_rotated", "attended"),
-    *("g_proj", "gate", "gated", "out_proj"),
-)
-FEED_FORWARD_PARTS = ("w1", "w3", "gated", "w2", *MIXTURE_PARTS)
+PARTS = """
+operator_norm conv.in_proj conv.u conv.conv conv.gated conv.out_proj post_operator_norm residual ffn_norm post_ffn_norm
+self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.g_proj self_attn.q_layernorm self_attn.k_layernorm
+self_attn.q_rotated self_attn.k_rotated self_attn.attended self_attn.gate self_attn.gated self_attn.out_proj
+feed_forward.w1 feed_forward.w3 feed_forward.gated feed_forward.w2 feed_forward.gate feed_forward.scores
+feed_forward.experts_chosen feed_forward.expert_weights feed_forward.expert_outputs feed_forward.mixed
+"""  # of a layer of any model of this family
 FRAMEWORKS = ("np", "pt", "mlx", "tf", "flax")  # what packages that write safetensors put there
-MOST_LISTED = 5
+MOST_LISTED = 8
 Entry = tuple[str, tuple[int, ...], bytes]  # of a safetensors file: dtype, shape, content
 
 
@@ -158,12 +157,11 @@ def make_dump(entries: Mapping[str, Entry], source: str, config: ModelConfig, na
     tensors, stored = {}, {}
     for meaning, name in given.items():
         if meaning not in (IDS, STEPS):
-            what, dtype = f"{source}: {plain(name)}", entries[name][0]
-            if known[meaning].prefers is None:
-                stored[meaning] = format_of(dtype, what)
-            else:
-                require_whole(dtype, what)
-            tensors[meaning] = as_rows(read_numbers(*entries[name]), known[meaning], steps, config, what)
+            what, is_choice = f"{source}: {plain(name)}", known[meaning].is_choice
+            values = read_numbers(entries[name], what, WHOLE if is_choice else STORED).astype(np.float64)
+            tensors[meaning] = as_rows(values, known[meaning], steps, config, what)
+            if not is_choice:
+                stored[meaning] = REAL[entries[name][0]]
     return Dump(ids, tensors, stored, tuple(unknown), sizes)
 
 
@@ -184,10 +182,7 @@ def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
 def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -> None:
     """DumpError for a meaning that no model of this family has; one of the other layer type is allowed."""
     forms = {re.sub(r"\.\d+", ".{layer}", name) for name in known} | {IDS, STEPS}
-    forms |= {f"model.layers.{{layer}}.conv.{part}" for part in CONV_PARTS}
-    forms |= {f"model.layers.{{layer}}.self_attn.{part}" for part in ATTENTION_PARTS}
-    forms |= {f"model.layers.{{layer}}.feed_forward.{part}" for part in FEED_FORWARD_PARTS}
-    forms |= {f"model.layers.{{layer}}.{part}" for part in OPTIONAL}
+    forms |= {f"model.layers.{{layer}}.{part}" for part in (*PARTS.split(), *OPTIONAL)}
     for name, meaning in names.items():
         if re.sub(r"\.\d+", ".{layer}", meaning) not in forms:
             raise DumpError(f"--names: {plain(name)}: {show(meaning)}, expected one of {', '.join(sorted(forms))}")
@@ -218,34 +213,28 @@ def read_steps(entry: Entry, what: str, tokens: int) -> tuple[int, ...]:
 
 
 def shortened(items: Sequence[object]) -> str:
-    return ", ".join(map(str, items[:MOST_LISTED])) + (", ..." if len(items) > MOST_LISTED else "")
+    """The first few, and how many more."""
+    more = f" and {len(items) - MOST_LISTED} more" if len(items) > MOST_LISTED else ""
+    return ", ".join(map(str, items[:MOST_LISTED])) + more
 
 
 def read_whole(entry: Entry, what: str, letter: str) -> Array:
     """[n] or [1, n] whole numbers of any width."""
-    dtype, shape, content = entry
-    require_whole(dtype, what)
+    shape, values = entry[1], read_numbers(entry, what, WHOLE)
     if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1) or 0 in shape:
         noun = "token" if letter == "T" else "step"
         raise DumpError(f"{what}: shape {shape}, expected ({letter},) or (1, {letter}) with at least one {noun}")
-    return np.frombuffer(content, WHOLE[dtype])
+    return values.reshape(-1)
 
 
-def require_whole(dtype: str, what: str) -> None:
-    if dtype not in WHOLE:
-        raise DumpError(f"{what}: dtype {dtype}, expected whole numbers ({', '.join(WHOLE)})")
-
-
-def format_of(dtype: str, what: str) -> str:
-    if dtype not in REAL:
-        raise DumpError(f"{what}: dtype {dtype}, expected one of {', '.join(REAL)}")
-    return REAL[dtype]
-
-
-def read_numbers(dtype: str, shape: tuple[int, ...], content: bytes) -> Array:
-    """float64; bfloat16 is the upper half of a float32."""
-    values = np.frombuffer(content, (STORED | WHOLE)[dtype]).reshape(shape)
-    return (widen(values, dtype) if dtype == "BF16" else values).astype(np.float64)
+def read_numbers(entry: Entry, what: str, known: Mapping[str, str]) -> Array:
+    """Of one of the known dtypes, in the machine's byte order; bfloat16 is the upper half of a float32."""
+    dtype, shape, content = entry
+    if dtype not in known:
+        expected = f"whole numbers ({', '.join(WHOLE)})" if known is WHOLE else f"one of {', '.join(REAL)}"
+        raise DumpError(f"{what}: dtype {dtype}, expected {expected}")
+    values = np.frombuffer(content, known[dtype]).reshape(shape)
+    return np.asarray(widen(values, dtype)) if dtype == "BF16" else values
 
 
 def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConfig, what: str) -> Array:

@@ -2,7 +2,8 @@
 
 Each dumped tensor is compared with what the operation computes in float64 from the engine's OWN dumped inputs, so that
 an error counts where it arises, and not again later. An input that was not dumped is recomputed from its own inputs,
-with what the format may lose there: the fault may then be in any recomputed operation. spread.py derives the bounds.
+with what the format may lose there: the fault may then be in any recomputed operation. spread.py says how far off a
+right engine may be.
 
 A dumped number has the spread of one rounding when it is read: a fused kernel may have continued with the unrounded
 number. A number that is not finite is reported, then replaced by the expected one.
@@ -10,19 +11,17 @@ number. A number that is not finite is reported, then replaced by the expected o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.oracle.locate import mixture
+from lfm2np.oracle.locate import choice
 from lfm2np.oracle.locate.dump import Dump, default_format
-from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
-from lfm2np.oracle.locate.operation import Operation, Oracle
-from lfm2np.oracle.locate.operations import operations
+from lfm2np.oracle.locate.operations import CHOSEN, Operation, Oracle, operations, preferred
 from lfm2np.oracle.locate.patterns import (
     STEP,
     Context,
@@ -32,7 +31,7 @@ from lfm2np.oracle.locate.patterns import (
     describe_steps,
 )
 from lfm2np.oracle.locate.rounded_inputs import rounds
-from lfm2np.oracle.locate.spread import LIMIT, PRECISIONS, Measured, Precision, joined_rows, precision_named, rounded
+from lfm2np.oracle.locate.spread import LIMIT, PRECISIONS, Measured, Precision, joined, precision_named, rounded
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.processor import require_ieee
 from lfm2np.values import Progress
@@ -96,6 +95,15 @@ class Report:
         return bool(self.findings) or any(check.name != EMBEDDINGS and not check.is_blunt for check in self.checks)
 
 
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """What was computed and judged on the way through the operations, by their names."""
+
+    values: dict[str, Measured] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+
 def locate(
     tensors: Mapping[str, StoredTensor],
     config: ModelConfig,
@@ -111,44 +119,28 @@ def locate(
     errors     CheckpointError for weights that are not finite, RequestError for another precision
     """
     require_ieee()
-    chosen = precision_named(precision or default_format(dump))
-    oracle = Oracle(tensors, config, chosen, dump.token_ids, dump.steps, chosen.rounds_inputs)
+    oracle = oracle_of(tensors, config, dump, precision)
     steps = operations(config, dump.tensors)
     needed = needed_names(steps, dump)
-    known: dict[str, Measured] = {}
-    exact: dict[str, Measured] = {}  # where products of inputs that are not rounded make something else
-    behind: dict[str, tuple[str, ...]] = {}  # by name, what was recomputed to get it
-    findings, checks = [], []
-    with np.errstate(all="ignore"):
-        for done, step in enumerate(steps, start=1):
-            if step.name in needed or step.name in dump.tensors:
-                expected, is_rounded = computed(step, oracle, known, exact, dump)
-                recomputed = tuple(dict.fromkeys(name for source in step.inputs for name in behind[source]))
-                known[step.name], behind[step.name] = expected, (*recomputed, step.name)
-            if step.name in dump.tensors:
-                if step.prefers is None:
-                    expected = as_stored(expected, dump, step.name)
-                    check, wrong = looked_at(step, dump, expected, recomputed, known.get(step.chosen))
-                    check = replace(check, is_rounded=is_rounded)
-                else:
-                    preferred = step.prefers(oracle, known[step.inputs[0]])
-                    check, wrong = looked_at_choice(step, dump, expected, recomputed, preferred)
-                checks.append(check)
-                findings += wrong
-                known[step.name], behind[step.name] = as_read(dump, step, expected, chosen), ()
-            if progress:
-                progress(done, len(steps))
-    reached = needed | dump.tensors.keys()
-    unreached = tuple(step.name for step in steps if step.name not in reached)
+    judged = walk(oracle, steps, needed, dump, progress)
+    if oracle.rounds_inputs:
+        judged = either_way(judged, oracle, steps, needed, dump, progress)
     return Report(
-        format=chosen.name,
+        format=oracle.precision.name,
         num_tokens=len(dump.token_ids),
-        checks=tuple(checks),
-        findings=tuple(findings),
-        unreached=unreached,
+        checks=tuple(judged.checks.values()),
+        findings=tuple(judged.findings[name] for name in judged.checks if name in judged.findings),
+        unreached=tuple(step.name for step in steps if step.name not in needed),
         unknown=dump.unknown,
-        narrower=narrower_format(dump, chosen),
+        narrower=narrower_format(dump, oracle.precision),
     )
+
+
+def oracle_of(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, dump: Dump, precision: str | None = None
+) -> Oracle:
+    chosen = precision_named(precision or default_format(dump))
+    return Oracle(tensors, config, chosen, dump.token_ids, dump.steps, chosen.rounds_inputs)
 
 
 def logits_at(tensors: Mapping[str, StoredTensor], config: ModelConfig, dump: Dump, row: int) -> Array:
@@ -156,44 +148,56 @@ def logits_at(tensors: Mapping[str, StoredTensor], config: ModelConfig, dump: Du
     dumped = dump.tensors.get("lm_head", np.empty((0, config.vocab_size)))
     if (place := row - len(dump.token_ids)) >= -len(dumped):
         return np.asarray(dumped[place])
-    chosen = precision_named(default_format(dump))
-    oracle = Oracle(tensors, config, chosen, dump.token_ids, dump.steps, chosen.rounds_inputs)
-    known: dict[str, Measured] = {}
-    exact: dict[str, Measured] = {}
+    steps = operations(config, dump.tensors)
+    walked = walk(oracle_of(tensors, config, dump), steps, [step.name for step in steps], dump)
+    return np.asarray(walked.values["lm_head"].values[row])
+
+
+def walk(
+    oracle: Oracle, steps: Sequence[Operation], needed: Collection[str], dump: Dump, progress: Progress | None = None
+) -> Walk:
+    """Computes the needed operations one after another, and judges those that are dumped."""
+    walked = Walk()
+    behind: dict[str, tuple[str, ...]] = {}  # by name, what was recomputed to get it
     with np.errstate(all="ignore"):
-        for step in operations(config, dump.tensors):
-            known[step.name], _ = computed(step, oracle, known, exact, dump)
-            if step.name in dump.tensors and step.name != "lm_head":
-                known[step.name] = as_read(dump, step, known[step.name], chosen)
-    return np.asarray(known["lm_head"].values[row])
+        for done, step in enumerate(steps, start=1):
+            if step.name in needed:
+                expected = step.compute(oracle, step, *(walked.values[name] for name in step.inputs))
+                recomputed = tuple(dict.fromkeys(name for source in step.inputs for name in behind[source]))
+                walked.values[step.name], behind[step.name] = expected, (*recomputed, step.name)
+            if step.name in dump.tensors:
+                judge(step, oracle, dump, walked, recomputed)
+                walked.values[step.name], behind[step.name] = as_read(dump, step, expected, oracle.precision), ()
+            if progress:
+                progress(done, len(steps))
+    return walked
 
 
-def computed(
-    step: Operation, oracle: Oracle, known: Mapping[str, Measured], exact: dict[str, Measured], dump: Dump
-) -> tuple[Measured, bool | None]:
-    """What an operation computes from its inputs; and for a product, whether inputs were rounded to 8 bits (None: no
-    question).
+def either_way(
+    first: Walk,
+    oracle: Oracle,
+    steps: Sequence[Operation],
+    needed: Collection[str],
+    dump: Dump,
+    progress: Progress | None,
+) -> Walk:
+    """What explains each tensor better: products that round their inputs to 8 bits, as in `first`, or none that does.
 
-    Either explains the dump: all products before it that are not dumped round their inputs, or none does. `exact` gets
-    what the latter gives for operations that are not dumped, where it differs from `known`.
+    So all products before a tensor that are not dumped round their inputs, or none.
     """
-    expected = step.compute(oracle, *(known[name] for name in step.inputs))
-    may_round = step.weights != "" and rounds(oracle.tensors[f"{step.weights}.weight"])
-    if not (oracle.rounds_inputs and (may_round or exact.keys() & set(step.inputs))):
-        return expected, None
-
-    def error(candidate: Measured) -> float:
-        return float(errors_by_bound(dump.tensors[step.name], as_stored(candidate, dump, step.name)).max())
-
-    is_dumped = step.name in dump.tensors
-    if is_dumped and (step.prefers is not None or error(expected) <= 1.0):
-        return expected, True if may_round else None
-    other = step.compute(replace(oracle, rounds_inputs=False), *(exact.get(name, known[name]) for name in step.inputs))
-    if not is_dumped:
-        exact[step.name] = other
-        return expected, None
-    is_rounded = error(expected) <= error(other)
-    return (expected if is_rounded else other), is_rounded if may_round else None
+    other = walk(replace(oracle, rounds_inputs=False), steps, needed, dump, progress) if first.findings else first
+    judged = Walk()
+    for step in steps:
+        if (check := first.checks.get(step.name)) is None:
+            continue
+        is_rounded = check.error <= max(1.0, other.checks[step.name].error)
+        chosen = first if is_rounded else other
+        may_round = step.weights != "" and rounds(oracle.tensors[f"{step.weights}.weight"])
+        check = replace(chosen.checks[step.name], is_rounded=is_rounded if may_round else None)
+        judged.checks[step.name] = check
+        if step.name in chosen.findings:
+            judged.findings[step.name] = chosen.findings[step.name]
+    return judged
 
 
 def narrower_format(dump: Dump, precision: Precision) -> str | None:
@@ -209,30 +213,23 @@ def narrower_format(dump: Dump, precision: Precision) -> str | None:
 
 
 def needed_names(steps: Sequence[Operation], dump: Dump) -> set[str]:
-    """The inputs of dumped tensors, and of what has to be recomputed for them."""
-    needed: set[str] = set()
+    """Dumped tensors, their inputs, and what has to be recomputed for them."""
+    needed = set(dump.tensors)
     for step in reversed(steps):
-        if step.name in dump.tensors or step.name in needed:
+        if step.name in needed:
             needed.update(step.inputs)
     return needed
 
 
-def as_stored(expected: Measured, dump: Dump, name: str) -> Measured:
-    """What the file may hold of it: rounded again if its format is coarser than the engine's."""
-    coarser = PRECISIONS.get(dump.stored.get(name, ""))
-    return rounded(expected.values, coarser, expected.spread) if coarser else expected
-
-
 def as_read(dump: Dump, step: Operation, expected: Measured, precision: Precision) -> Measured:
     """A dumped tensor as an input: with the spread of a rounding; missing or not finite numbers as expected."""
-    name = step.name
-    if step.prefers is not None:
-        return mixture.as_read(dump.tensors[name], expected)
-    values, first = dump.tensors[name], len(expected.values) - len(dump.tensors[name])
+    values = dump.tensors[step.name]
+    if step.is_choice:
+        return choice.as_read(values, expected)
+    first = len(expected.values) - len(values)
     values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
-    stored = PRECISIONS.get(dump.stored.get(name, ""), precision)
-    dumped = rounded(values, max(stored, precision, key=lambda form: form.unit))
-    return joined_rows([expected[:first], dumped]) if first else dumped
+    stored = PRECISIONS.get(dump.stored.get(step.name, ""), precision)
+    return joined([expected[:first], rounded(values, max(stored, precision, key=lambda form: form.unit))])
 
 
 def says_nothing(expected: Measured) -> bool:
@@ -243,89 +240,43 @@ def says_nothing(expected: Measured) -> bool:
 
 
 def errors_by_bound(values: Array, expected: Measured) -> Array:
-    """Each error relative to its bound; infinite for a number that is not finite, 0 where the bound is.
-
-    `values` may be the last rows only.
-    """
-    first = len(expected.values) - len(values)
-    errors = np.abs(values - expected.values[first:]) / expected.bound()[first:]
+    """Each error relative to its bound; infinite for a number that is not finite, 0 where the bound is."""
+    errors = np.abs(values - expected.values) / expected.bound()
     return np.where(np.abs(values) <= LARGEST, np.nan_to_num(errors, nan=0.0), np.inf)
 
 
-def looked_at(
-    step: Operation, dump: Dump, expected: Measured, recomputed: tuple[str, ...], chosen: Measured | None
-) -> tuple[Check, list[Finding]]:
-    """A dumped tensor against the expected one as it may be stored; `chosen`: the experts whose numbers these are."""
+def judge(step: Operation, oracle: Oracle, dump: Dump, walked: Walk, recomputed: tuple[str, ...]) -> None:
+    """A dumped tensor against the expected one, of which it may be the last rows only: its check, and finding."""
     values = dump.tensors[step.name]
+    expected = walked.values[step.name]
     first = len(expected.values) - len(values)
-    errors = errors_by_bound(values, expected)
-    wrong = errors > 1.0
-    check = Check(step.name, float(errors.max()), says_nothing(expected[first:]))
-    if not wrong.any():
-        return check, []
-    channels = describe_channels(wrong, step.heads, step.parts, step.noun)
-    experts = whose(step, wrong, chosen[first:]) if chosen is not None else ""
-    held = expected[first:]
-    return check, [finding(step, dump, recomputed, first, errors, held.values, held.bound(), channels, experts)]
-
-
-def whose(step: Operation, wrong: Array, chosen: Measured) -> str:
-    """Which experts' weights or outputs are wrong, or which one's part of their sum, in words."""
-    count = int((chosen.values[0] > 0.0).sum())
-    ids = mixture.chosen_ids(chosen, count)
-    if step.name.endswith((WEIGHTS, OUTPUTS)):
-        by_place = np.asarray(wrong.reshape(*ids.shape, -1).any(axis=-1))
-        return mixture.describe_experts(by_place, ids, chosen.values.shape[1])
-    return mixture.describe_common(np.asarray(wrong.any(axis=1)), ids)
-
-
-def looked_at_choice(
-    step: Operation, dump: Dump, expected: Measured, recomputed: tuple[str, ...], preferred: Measured
-) -> tuple[Check, list[Finding]]:
-    ids, experts = dump.tensors[step.name], preferred.values.shape[1]
-    judged_ids = mixture.judged(ids, preferred)
-    check = Check(step.name, float(judged_ids.errors.max()), mixture.says_nothing(expected, BLUNT))
-    if not (judged_ids.errors > 1.0).any():
-        return check, []
-    channels = mixture.describe_choices(ids, judged_ids, experts)
-    choice = mixture.in_words(ids, judged_ids, *worst_of(judged_ids.errors), experts)
-    first, bounds = len(expected.values) - len(ids), LIMIT * judged_ids.noise
-    return check, [
-        finding(step, dump, recomputed, first, judged_ids.errors, judged_ids.instead, bounds, channels, choice=choice)
-    ]
-
-
-def worst_of(errors: Array) -> tuple[int, int]:
-    row, channel = np.unravel_index(np.argmax(errors), errors.shape)
-    return int(row), int(channel)
-
-
-def finding(
-    step: Operation,
-    dump: Dump,
-    recomputed: tuple[str, ...],
-    first: int,
-    errors: Array,
-    expected: Array,
-    bounds: Array,
-    channels: str,
-    experts: str = "",
-    choice: str = "",
-) -> Finding:
-    """The tensor's largest error, and the pattern of all that exceed their bounds.
-
-    Arrays are of the dumped rows, those from `first` on.
-    """
-    values, wrong = dump.tensors[step.name], errors > 1.0
-    row, channel = worst_of(errors)
-    rows = np.zeros(first + len(values), bool)
-    rows[first:] = wrong.any(axis=1)
-    in_steps = describe_steps(rows, dump.steps, step.per)
-    if isinstance(step.per, Context):
-        in_words = describe_reads(rows, dump.steps, step.per)
+    if step.is_choice:
+        by_preference = preferred(oracle, step, walked.values[step.inputs[0]])
+        ids, experts = choice.judged(values, by_preference), expected.values.shape[1]
+        errors, right, bounds = ids.errors, ids.instead, LIMIT * ids.noise
+        is_blunt = choice.says_nothing(expected, BLUNT)
     else:
-        in_words = in_steps if step.per == STEP and in_steps else describe_rows(rows, first, step.per)
-    return Finding(
+        coarser = PRECISIONS.get(dump.stored.get(step.name, ""))  # the file may hold it rounded once more
+        stored = rounded(expected.values, coarser, expected.spread) if coarser else expected
+        stored = stored[first:]
+        errors, right, bounds = errors_by_bound(values, stored), stored.values, stored.bound()
+        is_blunt = says_nothing(stored)
+    walked.checks[step.name] = Check(step.name, float(errors.max()), is_blunt)
+    wrong = errors > 1.0
+    if not wrong.any():
+        return
+    row, channel = (int(index) for index in np.unravel_index(np.argmax(errors), errors.shape))
+    whose = words = ""
+    if step.is_choice:
+        channels = choice.describe_choices(values, ids, experts)
+        words = choice.in_words(values, ids, row, channel, experts)
+    else:
+        channels = describe_channels(wrong, step.heads, step.parts, step.noun)
+        if step.chosen:
+            by_place = not step.name.endswith("mixed")
+            whose = choice.describe_whose(wrong, walked.values[step.chosen][first:], by_place)
+    rows, steps = describe_place(step, dump, first, wrong)
+    walked.findings[step.name] = Finding(
         name=step.name,
         operation=step.words,
         layer=step.layer,
@@ -335,14 +286,23 @@ def finding(
         row=first + row,
         channel=channel,
         value=float(values[row, channel]),
-        expected=float(expected[row, channel]),
+        expected=float(right[row, channel]),
         wrong_numbers=int(wrong.sum()),
         numbers=wrong.size,
-        rows=in_words,
+        rows=rows,
         channels=channels,
-        steps=in_steps,
+        steps=steps,
         place=dump.steps.place(step.per, first + row),
         noun=step.noun,
-        experts=experts,
-        choice=choice,
+        experts=whose,
+        choice=words,
     )
+
+
+def describe_place(step: Operation, dump: Dump, first: int, wrong: Array) -> tuple[str, str]:
+    """The wrong rows of a mask, whose first row is number `first`, and the wrong steps, in words."""
+    rows = np.concatenate([np.zeros(first, bool), wrong.any(axis=1)])
+    in_steps = describe_steps(rows, dump.steps, step.per)
+    if isinstance(step.per, Context):
+        return describe_reads(rows, dump.steps, step.per), in_steps
+    return (in_steps if step.per == STEP and in_steps else describe_rows(rows, first, step.per)), in_steps

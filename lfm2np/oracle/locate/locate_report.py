@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from lfm2np.oracle.locate.dump import shortened
 from lfm2np.oracle.locate.locate import EMBEDDINGS, Finding
 from lfm2np.oracle.locate.locate import Report as Located
 from lfm2np.oracle.report import report
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Code, Report, Section, Table, number, plural
 
-MOST_NAMES = 8
 VERDICTS = {RIGHT: "nothing exceeds its bound", WRONG: "WRONG", OPEN: "INCONCLUSIVE"}
 MEANS = {
     RIGHT: "Every dumped tensor is what its operation computes from the engine's own inputs, as its format may round.",
@@ -101,7 +101,3 @@ def why_inconclusive(located: Located) -> str:
     if located.checks and not judged:
         return f"too little is dumped before {shortened([check.name for check in located.checks])} to judge it"
     return f"no tensor behind {EMBEDDINGS} is dumped: nothing to judge"
-
-
-def shortened(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")

@@ -9,16 +9,15 @@ Q8_1  the same, and the block's sum as float16, by which minima are multiplied
 Q8_K  blocks of 256, scale float32(max / 127)
 F16   weights of float16: inputs in float16; of bfloat16: in bfloat16
 
-This is no noise: the dumped inputs determine the integers. Noise remains where an input is so near to the middle
-between two integers that the order of operations decides, or what the format may lose in it; there the spread is one
-whole integer, and likewise for scales and sums that are rounded to float16.
+This is no noise: the dumped inputs determine the integers. Each rounding is evaluated again with its argument moved by
+what float32 or the format may lose in it; the spread is the step to the other result, if it is another.
 
 T tokens, D inputs, B blocks in them, O outputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,9 @@ from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.oracle.judging.formats import round_to_float16
 from lfm2np.oracle.locate import spread
-from lfm2np.oracle.locate.spread import LIMIT, Measured, Precision, together
+from lfm2np.oracle.locate.spread import LIMIT, SUM_UNIT, Measured, Precision, together
 
 Array = NDArray[Any]
-Float32 = NDArray[np.float32]
 STEPS = 127.0
 BLOCK, SUPERBLOCK = 32, 256
 WITH_SUMS = ("Q4_1", "Q5_1")  # their inputs are Q8_1
@@ -41,76 +39,54 @@ NEAR = 2.0**-21  # relative: how far off float32 quotients and products of two o
 HALVES = {"F16": round_to_float16, "BF16": round_to_bfloat16}
 
 
-@dataclass(frozen=True, eq=False)
-class Rounded:
-    """Inputs [T, D] as integers times scales; `sums` [T, B]: the error of block sums, where they matter."""
-
-    inputs: Measured
-    sums: Measured | None = None
-
-
 def rounds(tensor: StoredTensor) -> bool:
     """Whether a product with such weights rounds its inputs."""
     return tensor.dtype in QUANTISED or tensor.dtype in HALVES
 
 
-def linear(x: Measured, weight: Weights, bias: Float32 | None, tensor: StoredTensor, precision: Precision) -> Measured:
+def linear(x: Measured, weight: Weights, bias: Weights | None, tensor: StoredTensor, precision: Precision) -> Measured:
     """x [T, D], weight [O, D], the tensor's -> [T, O], of inputs rounded as the tensor's type requires."""
-    rounded = rounded_inputs(x, tensor.dtype)
-    product = spread.linear(rounded.inputs, weight, bias, precision)
-    if rounded.sums is None:
-        return product
-    minima = minima_of(tensor)  # [O, B]
-    return Measured(
-        product.values - rounded.sums.values @ minima.T,
-        together(product.spread, np.sqrt(np.square(rounded.sums.spread) @ np.square(minima).T)),
-    )
+    if tensor.dtype in HALVES:
+        return spread.linear(at_ends(HALVES[tensor.dtype], x.values, LIMIT * x.spread), weight, bias, precision)
+    is_large = QUANTISED[tensor.dtype].weights == SUPERBLOCK
+    inputs = in_blocks(x, SUPERBLOCK if is_large else BLOCK, is_half=not is_large)
+    output = spread.linear(inputs, weight, bias, precision)
+    if tensor.dtype not in WITH_SUMS:
+        return output
+    sums, minima = sums_of(x, inputs), minima_of(tensor)  # [T, B], [O, B]
+    moves = np.sqrt(np.square(sums.spread) @ np.square(minima).T)
+    return Measured(output.values - sums.values @ minima.T, together(output.spread, moves))
 
 
-def rounded_inputs(x: Measured, dtype: str) -> Rounded:
-    if dtype in HALVES:
-        keep = HALVES[dtype]
-        low, high = (keep(x.values + sign * LIMIT * x.spread).astype(np.float64) for sign in (-1.0, 1.0))
-        return Rounded(Measured(keep(x.values).astype(np.float64), high - low))
-    if QUANTISED[dtype].weights == SUPERBLOCK:
-        return Rounded(in_blocks(x, SUPERBLOCK, is_half=False))
-    blocks = in_blocks(x, BLOCK, is_half=True)
-    return Rounded(blocks, sums_of(x, blocks) if dtype in WITH_SUMS else None)
+def at_ends(function: Callable[[Array], Array], values: Array, off: Array) -> Measured:
+    """A rounding of values, and the distance between what it gives at both ends of values +- off."""
+    low, kept, high = (function(values + sign * off).astype(np.float64) for sign in (-1.0, 0.0, 1.0))
+    return Measured(kept, high - low)
 
 
 def in_blocks(x: Measured, size: int, is_half: bool) -> Measured:
-    """x [T, D] -> integers times scales, with doubt as a spread."""
+    """x [T, D] -> integers times scales; is_half: of float16."""
     values, noise = (array.reshape(len(array), -1, size) for array in (x.values, x.spread))
     largest = np.abs(values).max(axis=-1, keepdims=True)  # [T, B, 1]
-    scale = largest / STEPS
-    loud = ratio(noise.max(axis=-1, keepdims=True), largest)
+    scale, loud = largest / STEPS, ratio(noise.max(axis=-1, keepdims=True), largest)
     quotient = ratio(values, scale)
-    integers = np.rint(quotient)
-    doubt = np.abs(quotient) * (NEAR + LIMIT * loud) + LIMIT * ratio(noise, scale)
-    near = (np.abs(np.abs(quotient - integers) - 0.5) <= doubt) & (scale > 0)
-    kept, loose = as_float16(scale, NEAR + LIMIT * loud) if is_half else (scale, (spread.SUM_UNIT + loud) * scale)
-    moved = together(np.where(near, kept, 0.0), np.abs(integers) * loose)
-    return Measured((integers * kept).reshape(x.values.shape), moved.reshape(x.values.shape))
+    integers = at_ends(np.rint, quotient, np.abs(quotient) * (NEAR + LIMIT * loud) + LIMIT * ratio(noise, scale))
+    kept = Measured(scale, (SUM_UNIT + loud) * scale)
+    if is_half:
+        kept = at_ends(round_to_float16, scale, (NEAR + LIMIT * loud) * scale)
+    step = np.minimum(integers.spread, 1.0 + ratio(noise, scale))
+    moves = together(step * kept.values, integers.values * kept.spread)
+    return Measured((integers.values * kept.values).reshape(x.values.shape), moves.reshape(x.values.shape))
 
 
-def sums_of(x: Measured, rounded_x: Measured) -> Measured:
+def sums_of(x: Measured, inputs: Measured) -> Measured:
     """[T, B]: by how much float16 block sums differ from sums of the rounded inputs."""
-    values, rounded = (array.reshape(len(array), -1, BLOCK) for array in (x.values, rounded_x.values))
+    values, rounded = (array.reshape(len(array), -1, BLOCK) for array in (x.values, inputs.values))
     scale = np.abs(values).max(axis=-1) / STEPS
-    held = round_to_float16(scale).astype(np.float64)
-    wide = ratio(rounded.sum(axis=-1) * scale, held)
-    noise = LIMIT * np.sqrt(np.square(rounded_x.spread).reshape(values.shape).sum(axis=-1)) + NEAR * np.abs(wide)
-    half = round_to_float16(wide).astype(np.float64)
-    low, high = (round_to_float16(wide + sign * noise).astype(np.float64) for sign in (-1.0, 1.0))
-    return Measured(half - rounded.sum(axis=-1), high - low)
-
-
-def as_float16(scale: Array, off: Array) -> tuple[Array, Array]:
-    """Scales as they are stored, and the distance to the next float16 where their error `off` (relative) may reach
-    it.
-    """
-    low, kept, high = (round_to_float16(scale * (1.0 + sign * off)).astype(np.float64) for sign in (-1.0, 0.0, 1.0))
-    return kept, high - low
+    wide = ratio(rounded.sum(axis=-1) * scale, round_to_float16(scale).astype(np.float64))
+    noise = LIMIT * np.sqrt(np.square(inputs.spread).reshape(values.shape).sum(axis=-1)) + NEAR * np.abs(wide)
+    sums = at_ends(round_to_float16, wide, noise)
+    return Measured(sums.values - rounded.sum(axis=-1), sums.spread)
 
 
 def ratio(values: Array, by: Array) -> Array:

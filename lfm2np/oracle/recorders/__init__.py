@@ -1,7 +1,7 @@
 """Recorders of engines' activations: each runs requests and writes one request's tensors under the names of `locate`.
 
-recorder.py is for an engine's author; lfm2np_recorder.py records this package's engine; the others know the internals
-of one engine and refuse versions that they were not run with. registry.py chooses a recorder by a target's name.
+recorder.py is for an engine's author, and writes the open format of docs/engine/7-locate.md; lfm2np_recorder.py records
+this package's engine, transformers_recorder.py Hugging Face's. registry.py chooses one by a target's name.
 """
 
 from lfm2np.oracle.recorders.recorder import Recorder

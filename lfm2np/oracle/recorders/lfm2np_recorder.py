@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +30,7 @@ from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.samples import sample_name
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.locate.operations import window_of
+from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.truth import reference
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import expected_tensors
@@ -242,10 +243,11 @@ def record(model: LoadedModel, token_ids: Sequence[int]) -> Dump:
 
 
 class RecordedEngine:
-    """An engine whose passes are recorded; `dump` puts one sequence's rows together from the steps that computed them.
+    """An engine whose passes are recorded; `dump` keeps one sequence's rows of the steps that computed them.
 
-    Rows that came from the prefix cache are those of the request that computed them. Logits are not among them, as the
-    engine computes those of few positions only. A pass with an overflow, or one computed again, can't be recorded.
+    Rows that came from the prefix cache, or from the sequence that it was forked of, are not among them, and no logits,
+    as the engine computes those of few positions only. A pass with an overflow, or one computed again, can't be
+    recorded.
     """
 
     def __init__(self, model: LoadedModel, **options: Any) -> None:
@@ -254,11 +256,7 @@ class RecordedEngine:
         recorded = replace(model, numerics=cast(Numerics, self._recorder))
         self.engine = Engine(recorded, trace=self._trace, **options)
         self._block_size = self.engine.scheduler.config.block_size
-        self._windows = {
-            f"model.layers.{index}": window
-            for index in range(model.config.num_hidden_layers)
-            if (window := window_of(model.config, index)) is not None
-        }
+        self._windows = [window_of(model.config, index) for index in range(model.config.num_hidden_layers)]
         self.finished: dict[str, RequestOutput] = {}
 
     def add(self, request_id: str, token_ids: Sequence[int], max_tokens: int = 1, **params: Any) -> None:
@@ -275,86 +273,39 @@ class RecordedEngine:
             self.step()
 
     def dump(self, request_id: str, index: int = 0) -> Dump:
-        """Of a finished request the tokens that went through the network, their latest rows, and its steps."""
-        sequences = {
-            sample_name(output.request_id, sample.index): output.prompt_token_ids + sample.token_ids
-            for output in self.finished.values()
-            for sample in output.outputs
-        }
-        name = sample_name(request_id, index)
+        """Of a finished request the tokens that went through the network, their rows, and its steps."""
+        output = self.finished[request_id]
+        (sample,) = (sample for sample in output.outputs if sample.index == index)
+        ids, name = (*output.prompt_token_ids, *sample.token_ids)[:-1], sample_name(request_id, index)
         lines = [json.loads(line) for line in self._trace.getvalue().splitlines()]
         plans = [line["plan"]["scheduled"] for line in lines if line["kind"] == "step" and line["plan"]["scheduled"]]
-        ids = sequences[name][:-1]
-        table = rows_by_prefix(self._recorder.passes, plans, sequences, name)
-        rows = [table[ids[: position + 1]] for position in range(len(ids))]
-        tensors = {tensor: np.stack([row[tensor] for row in rows]) for tensor in rows[0]}
-        steps = steps_of(plans, name, len(ids), self._block_size)
-        sizes = np.array([step.count for step in steps], np.int64)
-        reads = reads_of(self._recorder.reads, steps, self._windows)
-        return {"token_ids": np.array(ids, np.int64), "steps": sizes} | tensors | reads
+        recorder = Recorder()
+        for number, scheduled in enumerate(plans):
+            row = 0
+            for place, entry in enumerate(scheduled):
+                start, end = entry["start"], min(entry["start"] + len(entry["token_ids"]), len(ids))
+                if entry["request_id"] == name and start < end:
+                    if not recorder.sizes:
+                        recorder.token_ids = list(ids[:start])
+                    recorder.step(ids[start:end], start)
+                    for tensor, rows in self._recorder.passes[number].items():
+                        if tensor != "lm_head":
+                            recorder.keep(tensor, rows[row : row + end - start])
+                    freed = self._block_size * entry.get("window_table", ()).count(FREED)
+                    for tensor, found in self._recorder.reads[number].items():
+                        recorder.keep(tensor, self._seen(tensor, found[place], start, end, freed))
+                row += len(entry["token_ids"])
+        return recorder.tensors()
 
+    def _seen(self, tensor: str, found: Array, start: int, end: int, freed: int) -> Array:
+        """A state; of keys and values all that the rows from `start` to `end` see (NaN: none).
 
-@dataclass
-class Step:
-    """One request's rows of one pass that are still its own: neither rejected nor computed again later."""
-
-    number: int  # of the pass
-    place: int  # in the plan
-    start: int
-    count: int
-    freed: int  # positions whose blocks of layers with a window were given back
-
-
-def steps_of(plans: Sequence[Any], name: str, tokens: int, block_size: int) -> list[Step]:
-    """Those of a request, one after another up to its last of `tokens` rows."""
-    steps: list[Step] = []
-    for number, scheduled in enumerate(plans):
-        for place, entry in enumerate(scheduled):
-            if entry["request_id"] == name:
-                steps = ending_at(steps, entry["start"])
-                freed = block_size * entry.get("window_table", ()).count(FREED)
-                steps.append(Step(number, place, entry["start"], len(entry["token_ids"]), freed))
-    return ending_at(steps, tokens)
-
-
-def ending_at(steps: Sequence[Step], end: int) -> list[Step]:
-    return [replace(step, count=min(step.count, end - step.start)) for step in steps if step.start < end]
-
-
-def reads_of(passes: Sequence[Reads], steps: Sequence[Step], windows: Mapping[str, int]) -> Dump:
-    """What these steps read from the caches: a state each, of keys and values all that the kept rows see (NaN: none).
-
-    windows  of the layers with one, by their names
-    """
-    joined: dict[str, list[Array]] = {}
-    for step in steps:
-        for name, by_request in passes[step.number].items():
-            layer = name.partition(".self_attn.")[0]
-            first, end = 0, 1 if name.endswith(".state") else step.start + step.count
-            if layer in windows:
-                first, end = max(0, step.start + 1 - windows[layer]) - step.freed, end - step.freed
-            rows, early = by_request[step.place][max(0, first) : end], max(0, -first)
-            missing = [(early, end - first - early - len(rows)), (0, 0)]
-            joined.setdefault(name, []).append(np.pad(rows, missing, constant_values=np.nan))
-    return {name: np.concatenate(parts) for name, parts in joined.items()}
-
-
-def rows_by_prefix(
-    passes: Sequence[Dump], plans: Sequence[Any], sequences: Mapping[str, tuple[int, ...]], name: str
-) -> dict[tuple[int, ...], Dump]:
-    """By a token and all before it: its row of every tensor. Those of the request `name` come before any other's.
-
-    A row counts if the tokens that were computed are those of the sequence: drafts that were rejected are not.
-    """
-    table: dict[tuple[int, ...], Dump] = {}
-    for scheduled, tensors in zip(plans, passes, strict=True):
-        row = 0
-        for entry in scheduled:
-            whole, start = sequences.get(entry["request_id"], ()), entry["start"]
-            for count in range(1, len(entry["token_ids"]) + 1):
-                prefix = whole[: start + count]
-                is_right = prefix[start:] == tuple(entry["token_ids"][:count])
-                if is_right and (entry["request_id"] == name or prefix not in table):
-                    table[prefix] = {key: rows[row] for key, rows in tensors.items() if key != "lm_head"}
-                row += 1
-    return table
+        freed  positions whose blocks of layers with a window were given back
+        """
+        if tensor.endswith(".state"):
+            return found
+        first, window = 0, self._windows[int(tensor.split(".")[2])]
+        if window is not None:
+            first, end = max(0, start + 1 - window) - freed, end - freed
+        rows, early = found[max(0, first) : end], max(0, -first)
+        return np.pad(rows, [(early, end - first - early - len(rows)), (0, 0)], constant_values=np.nan)

@@ -18,9 +18,9 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.oracle.locate.dump import Dump, parse_dump
+from lfm2np.oracle.locate.dump import Dump, parse_dump, shortened
 from lfm2np.oracle.locate.locate import Report, locate, logits_at
-from lfm2np.oracle.locate.locate_report import finding_lines, shortened
+from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.recorders.registry import Record
 from lfm2np.values import Progress
 

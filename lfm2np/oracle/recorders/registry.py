@@ -1,14 +1,9 @@
 """Recorders by a target's name, and one request's dump in memory.
 
     transformers:[padded:][DIR]     the extra `peers`
-    vllm:[DIR]                      vLLM on a CPU, in an environment that has it (likewise for the following)
-    mlx:[DIR]                       mlx-lm on a CPU
-    llama.cpp:FILE.gguf             llama-cpp-python
-    llama.cpp:slot:FILE.gguf        the same, one slot of its server: requests one after another, of which the last is
-                                    recorded with the state that it found
-    openvino:DIR                    what `optimum-cli export openvino` wrote of the checkpoint
     lfm2np:[NUMERICS]               this package's engine
-    package.module:factory          an engine of yours, whose object has `record`
+    package.module:factory          an engine of yours, whose object has `record`; those for vLLM, mlx-lm, llama.cpp and
+                                    OpenVINO are in fixtures/engines/recorders/
 
 A factory is called as by `lfm2np check`, with a checkpoint directory and size hints; its object's
 `record(prompts, request, max_tokens, recorder)` runs all prompts (lists of token ids) together, greedily, and records
@@ -26,26 +21,20 @@ from typing import Protocol
 
 from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.files import is_gguf
-from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.engine.loading import load
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.oracle.engines.protocol import load_factory
 from lfm2np.oracle.engines.records import fault
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import shortened
-from lfm2np.oracle.recorders.engine_versions import require_directory
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
-from lfm2np.oracle.recorders.llama_cpp_recorder import format_of as llama_cpp_format
-from lfm2np.oracle.recorders.llama_cpp_recorder import record as record_llama_cpp
-from lfm2np.oracle.recorders.llama_cpp_slot import record_restored
-from lfm2np.oracle.recorders.mlx_recorder import record as record_mlx
-from lfm2np.oracle.recorders.openvino_recorder import record as record_openvino
 from lfm2np.oracle.recorders.recorder import Recorder, content_of
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
-from lfm2np.oracle.recorders.vllm_recorder import record as record_vllm
+from lfm2np.truth.config import ModelConfig
 
 Prompts = Sequence[Sequence[int]]
-Run = Callable[[Prompts, int, int, int | None], bytes]  # as Record
+FORMS = "transformers:[padded:][DIR], lfm2np:[NUMERICS] or package.module:factory"
+PADDED = "padded:"
 
 
 class Record(Protocol):
@@ -54,14 +43,6 @@ class Record(Protocol):
     """
 
     def __call__(self, prompts: Prompts, request: int, new: int, until: int | None = None, /) -> bytes: ...
-
-
-Kind = Callable[[str, Path, str], Run]  # of a target's rest, the model, the format
-FORMS = (
-    "transformers:[padded:][DIR], vllm:[DIR], mlx:[DIR], llama.cpp:[slot:]FILE.gguf, openvino:DIR, lfm2np:[NUMERICS] "
-    "or package.module:factory"
-)
-PADDED, SLOT = "padded:", "slot:"
 
 
 def record_of(target: str, model: Path, format: str) -> Record:
@@ -86,16 +67,6 @@ def shows_answers_only(target: str) -> bool:
     return target.partition(":")[0] in ("http", "https", "exec") or (target.endswith(".jsonl") and ":" not in target)
 
 
-def format_of(target: str) -> str:
-    """The default format: for llama.cpp that of its file, else float32."""
-    kind, _, rest = target.partition(":")
-    path = Path(rest.removeprefix(SLOT))
-    if kind != "llama.cpp" or not is_gguf(path) or not path.exists():
-        return "float32"
-    file_type = open_container(path).keys.get("general.file_type")
-    return llama_cpp_format(0 if file_type is None else file_type.value)
-
-
 @contextlib.contextmanager
 def guarded(target: str) -> Iterator[None]:
     """An engine's exception becomes a TargetError of one line; what it prints goes to stderr."""
@@ -108,49 +79,18 @@ def guarded(target: str) -> Iterator[None]:
         raise TargetError(f"{target}: {fault(problem)}") from problem
 
 
-def transformers(rest: str, model: Path, format: str) -> Run:
-    padded = rest.startswith(PADDED)
-    directory = require_directory(Path(rest.removeprefix(PADDED) or model), "transformers")
-    return lambda prompts, request, new, until: record_transformers(
-        directory, prompts, request, new, format, padded
+def transformers(rest: str, model: Path, format: str) -> Record:
+    """Of a directory: transformers reads some GGUF files, too, but widens all weights, which is `lfm2np:float32`."""
+    directory = Path(rest.removeprefix(PADDED) or model)
+    if is_gguf(directory):
+        raise RequestError(f"{directory}: recorded of a checkpoint directory, not of a GGUF file (transformers:DIR)")
+    is_padded = rest.startswith(PADDED)
+    return lambda prompts, request, new, until=None: record_transformers(
+        directory, prompts, request, new, format, is_padded
     ).content()
 
 
-def of_directory(engine: str, record: Callable[..., Recorder]) -> Kind:
-    """A recorder of a checkpoint directory, by default of the model's."""
-
-    def recorded_from(rest: str, model: Path, format: str) -> Run:
-        directory = require_directory(Path(rest or model), engine)
-        return lambda prompts, request, new, until: record(directory, prompts, request, new, format).content()
-
-    return recorded_from
-
-
-def llama_cpp(rest: str, model: Path, format: str) -> Run:
-    file = existing(rest.removeprefix(SLOT), "llama.cpp:[slot:]FILE.gguf")
-
-    def in_one_slot(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
-        return record_restored(model, prompts[: request + 1], new, format, file)[0].content()
-
-    def together(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
-        return record_llama_cpp(model, prompts, request, new, format, file).content()
-
-    return in_one_slot if rest.startswith(SLOT) else together
-
-
-def openvino(rest: str, model: Path, format: str) -> Run:
-    folder = existing(rest, "openvino:DIR")
-    require_directory(model, "openvino")
-    return lambda prompts, request, new, until: record_openvino(model, prompts, request, new, format, folder).content()
-
-
-def existing(path: str, form: str) -> Path:
-    if not path or not Path(path).exists():
-        raise RequestError(f"{path or 'no path'}: not there, expected {form}")
-    return Path(path)
-
-
-def this_package(rest: str, model: Path, format: str) -> Run:
+def this_package(rest: str, model: Path, format: str) -> Record:
     """In the arithmetic that `rest` names, whatever the format."""
     numerics = rest or "exact"
     if numerics not in NAMES:
@@ -158,7 +98,7 @@ def this_package(rest: str, model: Path, format: str) -> Run:
     loaded = load(model, numerics)
     computes_in = numerics if numerics in ("float32", "bfloat16") else "float32"
 
-    def record(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
+    def record(prompts: Prompts, request: int, new: int, until: int | None = None) -> bytes:
         run = RecordedEngine(loaded, prefix_caching=False, max_num_seqs=max(1, len(prompts)))
         for index, prompt in enumerate(prompts):
             run.add(str(index), list(prompt), new)
@@ -168,7 +108,10 @@ def this_package(rest: str, model: Path, format: str) -> Run:
     return record
 
 
-def python_engine(target: str, model: Path, format: str) -> Run:
+KINDS: dict[str, Callable[[str, Path, str], Record]] = {"transformers": transformers, "lfm2np": this_package}
+
+
+def python_engine(target: str, model: Path, format: str) -> Record:
     """TargetError if its object has no `record`."""
     with guarded(target):
         engine = load_factory(target)(str(model), {})
@@ -177,13 +120,31 @@ def python_engine(target: str, model: Path, format: str) -> Run:
             f"{target}: {type(engine).__name__} has no method record(prompts, request, max_tokens, recorder)"
         )
 
-    def record(prompts: Prompts, request: int, new: int, until: int | None) -> bytes:
+    def record(prompts: Prompts, request: int, new: int, until: int | None = None) -> bytes:
         recorder = Recorder(format=format, until=until)
         engine.record([list(prompt) for prompt in prompts], request, new, recorder)
         require_tokens(target, recorder.token_ids, prompts[request], new, until)
         return recorder.content()
 
     return record
+
+
+def require_request(prompts: Prompts, request: int, max_tokens: int, config: ModelConfig) -> None:
+    """RequestError for what no engine can run, before one returns nonsense or ends the process."""
+    if not 0 <= request < len(prompts):
+        raise RequestError(f"request {request}: expected one of {len(prompts)}, from 0 on")
+    if max_tokens < 1:
+        raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
+    most = config.max_position_embeddings
+    for number, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise RequestError(f"prompt {number}: empty, expected at least one token")
+        wrong = [token_id for token_id in prompt if not 0 <= token_id < config.vocab_size]
+        if wrong:
+            raise RequestError(f"prompt {number}: token {wrong[0]}, expected ids below vocab_size={config.vocab_size}")
+        if len(prompt) + max_tokens > most:
+            tokens = f"{len(prompt)} tokens and {max_tokens} new ones"
+            raise RequestError(f"prompt {number}: {tokens}, expected at most max_position_embeddings={most}")
 
 
 def require_tokens(target: str, recorded: Sequence[int], prompt: Sequence[int], new: int, until: int | None) -> None:
@@ -197,13 +158,3 @@ def require_tokens(target: str, recorded: Sequence[int], prompt: Sequence[int], 
     begin = list(recorded[: len(expected)])
     if begin != expected:
         raise TargetError(f"{target}: recorded tokens {shortened(begin)}, expected the prompt's: {shortened(prompt)}")
-
-
-KINDS: dict[str, Kind] = {
-    "transformers": transformers,
-    "vllm": of_directory("vllm", record_vllm),
-    "mlx": of_directory("mlx", record_mlx),
-    "llama.cpp": llama_cpp,
-    "openvino": openvino,
-    "lfm2np": this_package,
-}

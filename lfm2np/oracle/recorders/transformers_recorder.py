@@ -23,8 +23,8 @@ from lfm2np.checkpoint.config_json import load_config
 from lfm2np.oracle.engines.records import greedy
 from lfm2np.oracle.engines.transformers_target import generate, load_model
 from lfm2np.oracle.locate.operations import window_of
-from lfm2np.oracle.recorders.engine_versions import around, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
+from lfm2np.oracle.recorders.versions import around, require_version
 from lfm2np.truth.config import CONV, ModelConfig
 
 Array = NDArray[Any]
@@ -58,8 +58,6 @@ def record(
     errors   RequestError for what can't be run; TargetError without the libraries, of older versions, or if they fail
     """
     config = load_config(model, "transformers")
-    require_model_type(config, "transformers", ("lfm2", "lfm2_moe", "lfm3"))
-    require_request(prompts, request, max_tokens, config)
     require_version("transformers", VERSIONS)
     network = load_model(str(model), format)
     prepare(network)

@@ -29,9 +29,10 @@ from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.loading import Model
+from lfm2np.oracle.judging.formats import round_to_float16
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.locate.rounded_inputs import as_float16, in_blocks, sums_of
+from lfm2np.oracle.locate.rounded_inputs import at_ends, in_blocks, sums_of
 from lfm2np.oracle.locate.spread import LIMIT, Measured
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 
@@ -268,8 +269,9 @@ def test_blocks_of_256_are_rounded_as_in_float32(x: np.ndarray) -> None:
 
 def test_what_lies_in_the_middle_between_two_float16_may_be_either() -> None:
     """Scales, and sums of blocks; everything else is not in doubt."""
-    kept, loose = as_float16(np.array([1.0 + 2.0**-11, 1.0, 3.0]), np.full(3, 2.0**-20))
-    assert kept.tolist() == [1.0, 1.0, 3.0] and loose.tolist() == [2.0**-10, 0.0, 0.0]
+    scales = np.array([1.0 + 2.0**-11, 1.0, 3.0])
+    kept = at_ends(round_to_float16, scales, 2.0**-20 * scales)
+    assert kept.values.tolist() == [1.0, 1.0, 3.0] and kept.spread.tolist() == [2.0**-10, 0.0, 0.0]
     for last, doubt in ((17.0, 2.0), (18.0, 0.0)):  # 16 * 127 + 17 = 2049, between 2048 and 2050
         x = as_measured(np.array([[127.0] * 16 + [last] + [0.0] * 15], np.float32))
         measured = in_blocks(x, 32, is_half=True)

@@ -19,7 +19,7 @@ from lfm2np.engine.work.place import model_of, source_of
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
-from lfm2np.oracle.locate import spread
+from lfm2np.oracle.locate.spread import PRECISIONS, as_kept
 from lfm2np.oracle.vectors.golden import make, model_facts, verify
 from lfm2np.truth import reference
 
@@ -67,8 +67,7 @@ def test_engines_that_could_be_compute_in_float32_whatever_their_weights_come_as
 def test_what_float32_loses_of_a_weight_counts_as_the_engine_s() -> None:
     """Of float64 weights; those that float32 holds lose nothing in it."""
     weight = np.array([1.0 + 2.0**-30, 0.5, -(1.0 + 2.0**-26)])
-    lost = spread.lost(weight, spread.PRECISIONS["float32"])
-    assert lost.tolist() == [2.0**-30, 0.0, 2.0**-26]
+    assert as_kept(weight, PRECISIONS["float32"]).spread.tolist() == [2.0**-30, 0.0, 2.0**-26]
 
 
 def test_a_link_to_a_file_of_another_name_is_a_gguf_to_workers_too(path: Path, model: Model, tmp_path: Path) -> None:

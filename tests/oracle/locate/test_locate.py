@@ -8,22 +8,35 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dumps import DIRECTORIES, FIXTURES, SIX, Recorded, recorded_under, report_of, six_heads, six_heads_with_all
+from builders import PLAIN, SCALED, mixture
+from dumps import (
+    DIRECTORIES,
+    FIXTURES,
+    SIX,
+    Recorded,
+    checkpoint,
+    recorded_under,
+    report_of,
+    six_heads,
+    six_heads_with_all,
+)
 from engine_runs import up_to
 
 from lfm2np.arithmetic.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging import emulate
-from lfm2np.oracle.locate import spread
+from lfm2np.oracle.locate.attention import of_one_head
+from lfm2np.oracle.locate.choice import as_places
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import narrower_format
-from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, describe_channels, describe_rows
-from lfm2np.oracle.locate.spread import FLOATS, PRECISIONS, Measured
+from lfm2np.oracle.locate.operations import Oracle, gated, operations, preferred
+from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Steps, describe_channels, describe_rows
+from lfm2np.oracle.locate.spread import PRECISIONS, Measured, known, linear
 
 pytestmark = pytest.mark.rounding
 
+FLOATS = ("float32", "float16", "bfloat16")
 PER = {operation.name: operation.per for operation in operations(load_config(SIX))}
 
 # --- right engines stay within the bounds
@@ -172,87 +185,79 @@ def test_another_format_is_an_error_that_names_the_known() -> None:
         report_of(SIX, six_heads(), "int3")
 
 
-# --- what each operator does to spreads
+# --- what each operation does to spreads
 
 
-def wide(seed: int, *shape: int) -> Measured:
-    """Numbers with spreads of about a thousandth."""
-    random = np.random.default_rng(seed)
-    return Measured(random.standard_normal(shape), 1e-3 * random.random(shape))
+def in_one_step(directory: Path, tokens: int, format: str = "float32") -> Oracle:
+    config, tensors = checkpoint(directory)
+    return Oracle(tensors, config, PRECISIONS[format], np.zeros(tokens, np.int64), Steps(tokens, (tokens,)))
 
 
-def above_zero(x: Measured) -> Measured:
-    """Scores of four experts."""
-    return Measured(np.abs(x.values[:, :4]) + 0.1, x.spread[:, :4])
-
-
-CASES = {
-    "linear": lambda *x: spread.linear(x[0], WEIGHT, None, PRECISIONS["float32"]),
-    "norm": lambda *x: spread.rms_norm(x[0], WEIGHT[0], 1e-5, PRECISIONS["float32"]),
-    "silu": lambda *x: spread.silu(x[0], PRECISIONS["float32"]),
-    "multiply": lambda *x: spread.multiply(x[0], x[1], PRECISIONS["float32"]),
-    "add": lambda *x: spread.add(x[0], x[1], PRECISIONS["float32"]),
-    "convolve": lambda *x: spread.convolve(x[0], WEIGHT[:, :3], None, PRECISIONS["float32"]),
-    "attend": lambda *x: spread.attend(*(array.reshape(10, -1, 4) for array in x), PRECISIONS["float32"]),  # type: ignore[arg-type]
-    "sigmoid": lambda *x: spread.sigmoid(x[0], PRECISIONS["float32"]),
-    "shares": lambda *x: spread.routing_weights(above_zero(x[0]), True, 2.5, PRECISIONS["float32"]),
-    "shares as they are": lambda *x: spread.routing_weights(above_zero(x[0]), False, 2.5, PRECISIONS["float32"]),
-    "mix of experts": lambda *x: spread.combine_experts(x[0].reshape(10, 4, 4), x[1][:, :4], PRECISIONS["float32"]),
-    "rotate": lambda *x: spread.rotate(x[0].reshape(10, 4, 4), *TABLE, PRECISIONS["float32"]),
-}
-WEIGHT = np.random.default_rng(5).standard_normal((16, 16)).astype(np.float32)
-ANGLES = np.arange(20.0).reshape(10, 2)
-TABLE = (np.cos(ANGLES), np.sin(ANGLES), ANGLES)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_spread_is_how_far_results_move_when_inputs_do(name: str) -> None:
+@pytest.mark.parametrize(
+    "directory", [SIX, FIXTURES / "torture" / "lfm3_biases", mixture(SCALED)], ids=lambda p: p.name
+)
+def test_a_spread_is_how_far_results_move_when_inputs_do(directory: Path) -> None:
     """Inputs moved at random by their spreads move results by about theirs; attention's may be larger, never less."""
-    inputs = [wide(seed, 10, 16) for seed in (1, 2, 3)]
-    output = CASES[name](*inputs)
-    random = np.random.default_rng(4)
-    moved = []
-    for _ in range(400):
-        drawn = [
-            Measured(measured.values + measured.spread * random.standard_normal((10, 16)), measured.spread)
-            for measured in inputs
+    recorded, oracle, random = (
+        recorded_under(directory, FLOAT32, 10),
+        in_one_step(directory, 10),
+        np.random.default_rng(4),
+    )
+    for operation in operations(oracle.config, recorded):
+        if not operation.inputs or operation.is_choice:
+            continue
+        values = [recorded[name].astype(np.float64) for name in operation.inputs]
+        is_known = [name.endswith("experts_chosen") for name in operation.inputs]
+        if any(is_known):
+            values[1] = as_places(recorded[operation.inputs[1]], oracle.mixture.num_experts)
+        spreads = [
+            0.0 * x if known else 1e-3 * random.random(x.shape) for x, known in zip(values, is_known, strict=True)
         ]
-        moved.append(CASES[name](*drawn).values - output.values)
-    ratio = np.std(moved, axis=0) / output.spread
-    assert ratio.max() < 1.25
-    assert ratio.max() > 0.8
-    assert np.median(ratio) > (0.2 if name == "attend" else 0.85)
+        output = operation.compute(oracle, operation, *map(Measured, values, spreads))
+        moved = [
+            operation.compute(
+                oracle,
+                operation,
+                *(Measured(x + s * random.standard_normal(x.shape), s) for x, s in zip(values, spreads, strict=True)),
+            ).values
+            for _ in range(60)
+        ]
+        ratio = np.std(moved, axis=0) / output.spread
+        most = 2.0 if operation.name.endswith("expert_outputs") else 1.5  # three products, taken as independent
+        assert ratio.max() < most, operation.name
+        assert np.median(ratio) > (0.1 if operation.name.endswith("attended") else 0.6), operation.name
 
 
 def test_weights_that_a_format_cannot_hold_widen_the_bound() -> None:
     """Where the products cancel, nothing else does."""
     weight, x = np.array([[1.003, -1.0]], np.float32), Measured(np.ones((1, 2)), np.zeros((1, 2)))
-    output = spread.linear(x, weight, None, PRECISIONS["bfloat16"])
+    output = linear(x, weight, None, PRECISIONS["bfloat16"])
     assert output.values[0, 0] == pytest.approx(0.003, rel=1e-4)
     assert output.bound()[0, 0] > np.abs(1.003 - 1.0) > 100 * PRECISIONS["bfloat16"].unit * output.values[0, 0]
 
 
 def test_a_fast_exponential_stays_within_the_bounds() -> None:
     """Of float32, off by two units times 1 + |x|: in silu, and in attention's shares."""
-    random, precision = np.random.default_rng(0), PRECISIONS["float32"]
-    gate = Measured(random.standard_normal((50, 50)) * 8, np.zeros((50, 50)))
+    gate = known(np.random.default_rng(0).standard_normal((50, 50)) * 8)
     off = 1.0 + 2.0 * 2.0**-24 * (1.0 + np.abs(gate.values))
     engine = gate.values / (1.0 + np.exp(-gate.values) * off)
-    assert np.all(np.abs(engine - spread.silu(gate, precision).values) < spread.silu(gate, precision).bound())
-    keys = Measured(np.array([-8.0, 0.0]).reshape(2, 1, 1), np.zeros((2, 1, 1)))
-    queries, values = (Measured(np.reshape(one, (2, 1, 1)), np.zeros((2, 1, 1))) for one in ([1.0, 1.0], [1e4, 0.0]))
-    output = spread.attend(queries, keys, values, precision)
+    output = gated(in_one_step(SIX, 50), None, gate, known(np.ones((50, 50))))
+    assert np.all(np.abs(engine - output.values) < output.bound())
+    query, keys, values = (known(np.array(column)) for column in ([[1.0]], [[-8.0], [0.0]], [[1e4], [0.0]]))
+    hidden = np.zeros((1, 2), bool)
+    output = of_one_head("q_rotated", "attended", PRECISIONS["float32"], query, [keys, values], hidden)
     share = np.exp(-8.0) * (1.0 + 2.0 * 2.0**-24 * 9.0)
-    assert abs(1e4 * share / (1.0 + share) - output.values[1, 0, 0]) > 4 * 2.0**-24 * output.values[1, 0, 0]
-    assert abs(1e4 * share / (1.0 + share) - output.values[1, 0, 0]) < output.bound()[1, 0, 0]
+    assert abs(1e4 * share / (1.0 + share) - output.values[0, 0]) > 4 * 2.0**-24 * output.values[0, 0]
+    assert abs(1e4 * share / (1.0 + share) - output.values[0, 0]) < output.bound()[0, 0]
 
 
 def test_a_routers_bias_is_float32_in_every_format() -> None:
-    bias = np.array([1.003], np.float32)  # of which bfloat16 loses 0.0009
-    scores = Measured(np.array([[0.5]]), np.array([[1e-9]]))
-    output = spread.preferred(scores, bias)
-    assert output.values[0, 0] == 0.5 + float(bias[0])
-    assert output.bound()[0, 0] < 1e-6
+    oracle = in_one_step(mixture(PLAIN), 1, "bfloat16")
+    operation = next(each for each in operations(oracle.config) if each.is_choice)
+    bias = np.frombuffer(oracle.tensors[operation.name.replace("experts_chosen", "expert_bias")].values, "<f4")
+    assert not np.array_equal(bias, round_to_bfloat16(bias.copy()))
+    output = preferred(oracle, operation, Measured(np.full((1, 8), 0.5), np.full((1, 8), 1e-9)))
+    assert np.array_equal(output.values[0], 0.5 + bias.astype(np.float64)) and output.bound().max() < 1e-6
 
 
 # --- patterns

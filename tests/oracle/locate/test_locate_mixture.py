@@ -24,7 +24,6 @@ from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.locate.spread import FLOATS
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.truth import reference
 from lfm2np.truth.weights import FeedForwardWeights, MixtureWeights
@@ -34,6 +33,7 @@ pytestmark = pytest.mark.rounding
 GATE, SCORES, CHOSEN, WEIGHTS, OUTPUTS, MIXED = (
     f"{SPARSE}.{part}" for part in ("gate", "scores", "experts_chosen", "expert_weights", "expert_outputs", "mixed")
 )
+FLOATS = ("float32", "float16", "bfloat16")
 IDS = np.random.default_rng(0).integers(0, 64, 24).tolist()
 
 # --- right engines

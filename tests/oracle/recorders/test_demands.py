@@ -6,19 +6,17 @@ from pathlib import Path
 
 import pytest
 from builders import PLAIN, mixture
+from recorders.requirements import config_of
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.target import TargetError
-from lfm2np.oracle.recorders.engine_versions import (
-    release,
-    require_format,
-    require_model_type,
-    require_request,
-    require_version,
-)
+from lfm2np.oracle.recorders import Recorder
+from lfm2np.oracle.recorders.registry import require_request
+from lfm2np.oracle.recorders.versions import release, require_version
 
-CONFIG = load_config(Path(__file__).parents[3] / "fixtures" / "trained")
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+CONFIG = load_config(FIXTURES / "trained")
 
 
 def test_a_package_that_is_not_there_is_named_with_its_version() -> None:
@@ -66,13 +64,15 @@ def test_a_request_that_just_fits_is_taken() -> None:
     require_request([[1] * 1000, [511]], 1, 24, CONFIG)
 
 
-def test_a_mixture_of_experts_is_refused_where_nobody_has_looked_for_it() -> None:
-    require_model_type(CONFIG, "vllm")
-    with pytest.raises(RequestError, match=r"vllm: a model of type lfm2_moe can't be recorded there, expected lfm2$"):
-        require_model_type(load_config(mixture(PLAIN)), "vllm")
-
-
-def test_a_format_is_one_of_the_known() -> None:
-    require_format("float32", ("float32",))
-    with pytest.raises(RequestError, match="format 'int8': expected one of float32, bfloat16"):
-        require_format("int8", ("float32", "bfloat16"))
+@pytest.mark.parametrize(
+    ("model", "format", "words"),
+    [
+        (mixture(PLAIN), "float32", r"vllm: a model of type lfm2_moe can't be recorded there, expected lfm2$"),
+        (FIXTURES / "lfm3", "float32", r"vllm: a model of type lfm3 can't be recorded there"),
+        (FIXTURES / "trained", "q8", "format 'q8': expected one of float32, bfloat16"),
+    ],
+)
+def test_what_an_engines_recorder_does_not_know_is_refused(model: Path, format: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        config_of(model, "vllm", Recorder(format=format), ("float32", "bfloat16"))
+    assert config_of(FIXTURES / "trained", "vllm", Recorder(format="float32"), ("float32",)) == CONFIG

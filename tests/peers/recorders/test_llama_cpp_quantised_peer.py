@@ -13,7 +13,7 @@ from lfm2np.checkpoint.files import read_config, read_tensors, read_tokenizer
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.recorders.registry import format_of, record_of
+from lfm2np.oracle.recorders.registry import record_of
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
@@ -39,10 +39,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def report_of(engines: Path, model: Path, request: int) -> Report:
     """What the engine's file computes, judged by the model's."""
-    target = f"llama.cpp:{engines}"
-    content = record_of(target, model, format_of(target))(PROMPTS, request, 5)
     config = read_config(model)
-    return locate(read_tensors(model, config), config, parse_dump(content, target, config))
+    return locate(read_tensors(model, config), config, parse_dump(recorded(engines, request), "dump", config))
+
+
+def recorded(gguf: Path, request: int) -> bytes:
+    return record_of("recorders.llama_cpp_recorder:factory", gguf, "q8")(PROMPTS, request, 5)
 
 
 @pytest.mark.parametrize("name", FILE_TYPES)
@@ -76,10 +78,8 @@ def test_scales_of_the_neighbouring_block_are_named(
 def test_weights_of_another_file_are_not_taken_for_rounding(name: str, plain: dict[str, Path], tmp_path: Path) -> None:
     """Judged by the weights before they were quantised."""
     path = quantise(plain["wide"], tmp_path / "x.gguf", name)
-    target = f"llama.cpp:{path}"
-    content = record_of(target, path, "q8")(PROMPTS, 2, 5)
     config = read_config(plain["wide"])
-    report = locate(read_tensors(plain["wide"], config), config, parse_dump(content, target, config))
+    report = locate(read_tensors(plain["wide"], config), config, parse_dump(recorded(path, 2), "dump", config))
     assert (
         len(
             [finding for finding in report.findings if finding.name.endswith(("_proj", ".w1", ".w2", ".w3", "lm_head"))]
@@ -90,12 +90,11 @@ def test_weights_of_another_file_are_not_taken_for_rounding(name: str, plain: di
 
 def test_a_quantised_file_is_recorded_as_q8_alone(plain: dict[str, Path], tmp_path: Path) -> None:
     path = quantise(plain["trained"], tmp_path / "x.gguf", "Q8_0")
-    assert format_of(f"llama.cpp:{path}") == format_of(f"llama.cpp:slot:{path}") == "q8"
-    assert format_of(f"llama.cpp:{plain['trained']}") == format_of("lfm2np:exact") == "float32"
+    target = "recorders.llama_cpp_recorder:factory"
     with pytest.raises(TargetError, match=r"general\.file_type 7, expected 0 for float32; .* --format q8"):
-        record_of(f"llama.cpp:{path}", path, "float32")([[1, 2]], 0, 1)
+        record_of(target, path, "float32")([[1, 2]], 0, 1)
     with pytest.raises(TargetError, match=r"general\.file_type 0, expected that of quantised weights for q8"):
-        record_of(f"llama.cpp:{plain['trained']}", path, "q8")([[1, 2]], 0, 1)
+        record_of(target, plain["trained"], "q8")([[1, 2]], 0, 1)
 
 
 # --- the tokenizer of the file's tables

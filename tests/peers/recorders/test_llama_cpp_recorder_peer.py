@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorders import llama_cpp_recorder, llama_cpp_slot
+from recorders.llama_cpp_batches import Row
+from recorders.llama_cpp_recorder import Session, record
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -15,10 +18,6 @@ from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.recorders import llama_cpp_recorder
-from lfm2np.oracle.recorders.llama_cpp_batches import Row
-from lfm2np.oracle.recorders.llama_cpp_recorder import Session, record
-from lfm2np.oracle.recorders.llama_cpp_slot import record_restored
 from lfm2np.oracle.recorders.recorder import Recorder
 
 pytest.importorskip("llama_cpp")
@@ -49,7 +48,7 @@ def report_of(recorder: Recorder, model: Path, folder: Path) -> Report:
 def test_llama_cpp_is_right_in_every_operation(tmp_path: Path, model: Path, format: str) -> None:
     gguf = write_gguf(model, tmp_path / "model.gguf", format)
     for request in range(len(PROMPTS)):
-        report = report_of(record(model, PROMPTS, request, 4, format, gguf), model, tmp_path)
+        report = report_of(record(model, PROMPTS, request, 4, Recorder(format=format), gguf), model, tmp_path)
         assert report.findings == ()
         assert max(check.error for check in report.checks) < 0.6
         assert {check.name for check in report.checks} == {
@@ -62,8 +61,8 @@ def test_llama_cpp_is_right_in_every_operation(tmp_path: Path, model: Path, form
 def test_every_split_of_a_batch_is_right_and_gives_the_same_tokens(
     tmp_path: Path, trained: Path, ubatch: int, unified: bool
 ) -> None:
-    recorder = record(TRAINED, PROMPTS, 2, 4, "float32", trained, ubatch, unified)
-    assert recorder.token_ids == record(TRAINED, PROMPTS[2:], 0, 4, "float32", trained).token_ids
+    recorder = record(TRAINED, PROMPTS, 2, 4, Recorder(format="float32"), trained, ubatch, unified)
+    assert recorder.token_ids == record(TRAINED, PROMPTS[2:], 0, 4, Recorder(format="float32"), trained).token_ids
     assert report_of(recorder, TRAINED, tmp_path).findings == ()
 
 
@@ -76,7 +75,7 @@ def test_another_base_of_the_rotation_is_named(tmp_path: Path, trained: Path, mo
         return parameters
 
     monkeypatch.setattr(Session, "_settings", settings)
-    report = report_of(record(TRAINED, PROMPTS, 0, 4, "float32", trained), TRAINED, tmp_path)
+    report = report_of(record(TRAINED, PROMPTS, 0, 4, Recorder(format="float32"), trained), TRAINED, tmp_path)
     assert report.findings[0].name == "model.layers.2.self_attn.q_rotated"
 
 
@@ -84,7 +83,7 @@ def test_keys_that_are_cached_in_float16_are_named(
     tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(llama_cpp_recorder.CACHE_TYPES, "float32", llama_cpp_recorder.F16)
-    report = report_of(record(TRAINED, PROMPTS, 0, 4, "float32", trained), TRAINED, tmp_path)
+    report = report_of(record(TRAINED, PROMPTS, 0, 4, Recorder(format="float32"), trained), TRAINED, tmp_path)
     assert report.findings[0].name == "model.layers.2.self_attn.keys_read"
 
 
@@ -103,7 +102,9 @@ def test_the_state_of_another_request_is_named(tmp_path: Path, trained: Path, mo
         return original(self, rows)
 
     monkeypatch.setattr(Session, "decode", decode)
-    report = report_of(record(TRAINED, [[5, 6, 7], [8, 9, 10]], 0, 4, "float32", trained), TRAINED, tmp_path)
+    report = report_of(
+        record(TRAINED, [[5, 6, 7], [8, 9, 10]], 0, 4, Recorder(format="float32"), trained), TRAINED, tmp_path
+    )
     assert report.findings[0].name == "model.layers.0.conv.state"
     assert report.findings[0].steps == "steps 1 to 2 of 4"
 
@@ -111,14 +112,18 @@ def test_the_state_of_another_request_is_named(tmp_path: Path, trained: Path, mo
 def test_a_slot_restores_the_state_of_its_former_tenant(tmp_path: Path, trained: Path) -> None:
     """llama-server -np 1 answers 295, 39 and 7 as well, with these log-probabilities."""
     prompts = [[60, 61, 62, 63, 64], [1, 35], [1, 239]]
-    recorder, answers = record_restored(TRAINED, prompts, 1, "float32", trained)
+    recorder = Recorder(format="float32")
+    answers = llama_cpp_slot.record(TRAINED, prompts, 2, 1, recorder, trained)
     assert answers == [[295], [39], [7]]
     assert (recorder.token_ids, recorder.sizes) == ([1, 239], [1])
     report = report_of(recorder, TRAINED, tmp_path)
     assert [finding.name for finding in report.findings] == [
         f"model.layers.{layer}.conv.state" for layer in (0, 1, 3, 5)
     ]
-    tensors, tenant = recorder.tensors(), record(TRAINED, prompts[:1], 0, 1, "float32", trained).tensors()
+    tensors, tenant = (
+        recorder.tensors(),
+        record(TRAINED, prompts[:1], 0, 1, Recorder(format="float32"), trained).tensors(),
+    )
     for layer in (0, 1, 3, 5):
         before, last = tensors[f"model.layers.{layer}.conv.state"][0]
         assert not before.any()
@@ -126,7 +131,8 @@ def test_a_slot_restores_the_state_of_its_former_tenant(tmp_path: Path, trained:
 
 
 def test_a_slot_whose_prompts_all_begin_alike_is_right(tmp_path: Path, trained: Path) -> None:
-    recorder, answers = record_restored(TRAINED, [[1, 61, 62, 63, 64], [1, 35], [1, 239]], 3, "float32", trained)
+    recorder = Recorder(format="float32")
+    answers = llama_cpp_slot.record(TRAINED, [[1, 61, 62, 63, 64], [1, 35], [1, 239]], 2, 3, recorder, trained)
     assert recorder.sizes == [1, 1, 1]
     assert report_of(recorder, TRAINED, tmp_path).findings == ()
     assert answers[-1][0] == 39
@@ -142,4 +148,4 @@ def test_a_slot_whose_prompts_all_begin_alike_is_right(tmp_path: Path, trained: 
 )
 def test_a_file_of_another_model_or_type_is_refused(trained: Path, model: Path, format: str, message: str) -> None:
     with pytest.raises(TargetError, match=message):
-        record(model, [[1, 2]], 0, 1, format, trained)
+        record(model, [[1, 2]], 0, 1, Recorder(format=format), trained)

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import MIXTURES, PLAIN, SPARSE, mixture
+from recorders import mlx_recorder
+from recorders.mlx_recorder import record
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.recorders import mlx_recorder
-from lfm2np.oracle.recorders.mlx_recorder import record
+from lfm2np.oracle.recorders import Recorder
 
 pytest.importorskip("mlx_lm")
 cache = pytest.importorskip("mlx_lm.models.cache")
@@ -29,7 +30,7 @@ SCORES = (".scores", ".weights")
 
 
 def report_of(folder: Path, model: Path, format: str = "float32", request: int = 0, **options: int) -> Report:
-    recorder = record(model, PROMPTS, request, 4, format, **options)
+    recorder = record(model, PROMPTS, request, 4, Recorder(format=format), **options)
     recorder.path = folder / "dump.safetensors"
     recorder.save()
     config = load_config(model)
@@ -50,8 +51,8 @@ def test_mlx_lm_is_right_in_every_operation(tmp_path: Path, format: str, options
 
 
 def test_tokens_are_the_same_together_and_one_after_another() -> None:
-    together = record(TRAINED, PROMPTS, 2, 4, "float32")
-    alone = record(TRAINED, PROMPTS, 2, 4, "float32", at_once=1)
+    together = record(TRAINED, PROMPTS, 2, 4, Recorder(format="float32"))
+    alone = record(TRAINED, PROMPTS, 2, 4, Recorder(format="float32"), at_once=1)
     assert together.token_ids == alone.token_ids
     np.testing.assert_allclose(together.tensors()["lm_head"], alone.tensors()["lm_head"], atol=1e-3)
 

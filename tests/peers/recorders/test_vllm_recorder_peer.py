@@ -12,13 +12,14 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from recorders import vllm_recorder
+
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.recorders import vllm_recorder
 from lfm2np.oracle.recorders.recorder import Recorder
 
 pytestmark = pytest.mark.peers
@@ -82,7 +83,7 @@ def report_with(
     engine: tuple[Any, str], folder: Path, prompts: list[list[int]] | None = None, which: int = 0
 ) -> Report:
     llm, format = engine
-    return report_of(vllm_recorder.record_with(llm, prompts or [PROMPT], which, NEW, format), folder)
+    return report_of(vllm_recorder.record_with(llm, prompts or [PROMPT], which, NEW, Recorder(format=format)), folder)
 
 
 def test_the_rotation_of_queries_with_heads_apart_is_named(engine: tuple[Any, str], tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_every_operation_is_right_with_the_rotation_mended(mended: tuple[Any, st
 
 @pytest.mark.parametrize("which", range(3))
 def test_each_request_of_a_ragged_batch_is_right(mended: tuple[Any, str], tmp_path: Path, which: int) -> None:
-    recorder = vllm_recorder.record_with(mended[0], RAGGED, which, NEW, mended[1])
+    recorder = vllm_recorder.record_with(mended[0], RAGGED, which, NEW, Recorder(format=mended[1]))
     assert sum(recorder.sizes) == len(recorder.token_ids) == len(RAGGED[which]) + NEW - 1
     assert (len(recorder.sizes) > NEW) == (which == 1)  # that prompt came in chunks
     report = report_of(recorder, tmp_path)
@@ -114,7 +115,7 @@ def test_each_request_of_a_ragged_batch_is_right(mended: tuple[Any, str], tmp_pa
 
 def test_what_a_prefix_hit_finds_in_the_caches_is_right(mended: tuple[Any, str], tmp_path: Path) -> None:
     report_with(mended, tmp_path, [BEFORE])
-    recorder = vllm_recorder.record_with(mended[0], [AFTER], 0, NEW, mended[1])
+    recorder = vllm_recorder.record_with(mended[0], [AFTER], 0, NEW, Recorder(format=mended[1]))
     assert len(recorder.token_ids) - sum(recorder.sizes) == SHARED
     report = report_of(recorder, tmp_path)
     assert report.findings == ()
@@ -159,7 +160,7 @@ def test_a_convolution_that_forgets_between_chunks_is_named(
 def test_an_adapter_that_takes_the_parts_of_a_projection_for_each_other_is_named(
     mended: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lfm2np.oracle.recorders import vllm_taps
+    from recorders import vllm_taps
 
     usual = vllm_taps.parted
     monkeypatch.setattr(vllm_taps, "parted", lambda names, *others: usual(names[::-1], *others))
@@ -185,7 +186,7 @@ def test_a_request_that_was_preempted_is_right_once_computed_again(
         return usual(*arguments)
 
     monkeypatch.setattr(scheduler, "schedule", preempting)
-    recorder = vllm_recorder.record_with(llm, [PROMPT], 0, NEW + 2, format)
+    recorder = vllm_recorder.record_with(llm, [PROMPT], 0, NEW + 2, Recorder(format=format))
     assert recorder.sizes == [len(PROMPT) + 3, 1, 1]  # three of its new tokens were computed already
     report = report_of(recorder, tmp_path)
     assert report.findings == ()
@@ -194,6 +195,6 @@ def test_a_request_that_was_preempted_is_right_once_computed_again(
 def test_record_loads_runs_and_ends_an_engine(tmp_path: Path) -> None:
     """Last: two engines at once are one too many for vLLM."""
     options = {"enable_prefix_caching": True, "max_num_seqs": 1}
-    recorder = vllm_recorder.record(TRAINED, [BEFORE, AFTER], 1, NEW, "float32", **options)
+    recorder = vllm_recorder.record(TRAINED, [BEFORE, AFTER], 1, NEW, Recorder(format="float32"), **options)
     assert len(recorder.token_ids) - sum(recorder.sizes) == SHARED
     assert report_of(recorder, tmp_path).findings[0].name == "model.layers.2.self_attn.q_rotated"

@@ -14,8 +14,7 @@ from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.lfm3 import DEFAULT_ROPES
 from lfm2np.commands.cli.program import main
 from lfm2np.engine.work.place import model_of, source_of
-from lfm2np.errors import CheckpointError, ConfigError, RequestError
-from lfm2np.oracle.recorders import mlx_recorder
+from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint, raw_config
 from lfm2np.truth.rope import Rope, inverse_frequencies
 
@@ -133,11 +132,6 @@ def test_compare_refuses_lfm3s_of_two_windows(capsys: pytest.CaptureFixture[str]
     base, other = (str(checkpoint(TinyModel(lfm3=True, layers="cSA", window=window))) for window in (3, 4))
     assert main(["compare", base, other, "--text", "x"]) == 2
     assert "sliding_window: 4, expected 3, as " in capsys.readouterr().err
-
-
-def test_a_recorder_of_another_engine_refuses_an_lfm3():
-    with pytest.raises(RequestError, match="mlx: a model of type lfm3 can't be recorded there, expected lfm2 or"):
-        mlx_recorder.record(checkpoint(TinyModel(lfm3=True)), [[1, 2]], 0, 1, "float32")
 
 
 def test_info_says_what_an_lfm3_is(capsys: pytest.CaptureFixture[str]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lfm2np.oracle.recorders.llama_cpp_slot import Checkpoint, chosen_checkpoint, common_prefix, cut
+from recorders.llama_cpp_slot import Checkpoint, chosen_checkpoint, common_prefix, cut
 
 
 def checkpoint(num_tokens: int) -> Checkpoint:

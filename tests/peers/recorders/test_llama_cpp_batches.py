@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from lfm2np.oracle.engines.target import TargetError
-from lfm2np.oracle.recorders.llama_cpp_batches import (
+from recorders.llama_cpp_batches import (
     Cells,
     Place,
     Row,
@@ -18,6 +16,8 @@ from lfm2np.oracle.recorders.llama_cpp_batches import (
     sequence_tensors,
     split_equal,
 )
+
+from lfm2np.oracle.engines.target import TargetError
 
 
 def prompts(*lengths: int) -> list[Row]:

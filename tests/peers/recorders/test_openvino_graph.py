@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recorders.openvino_recorder import TOP, Node, as_rows, tensors_of
 
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.oracle.engines.target import TargetError
-from lfm2np.oracle.recorders.openvino_recorder import TOP, Node, as_rows, tensors_of
 
 TRAINED = load_config(Path(__file__).parents[3] / "fixtures" / "trained")
 CONFIG = replace(TRAINED, num_hidden_layers=2, layer_types=("conv", "full_attention"))

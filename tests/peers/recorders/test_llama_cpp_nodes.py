@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from lfm2np.oracle.recorders.llama_cpp_nodes import BF16, F16, F32, I32, Source, known_as, strided
+from recorders.llama_cpp_nodes import BF16, F16, F32, I32, Source, known_as, strided
 
 LAYER = "model.layers.3"
 

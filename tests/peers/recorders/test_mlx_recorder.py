@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from recorders.mlx_recorder import Tap, side_by_side, valid_columns, within_layer
 
-from lfm2np.oracle.recorders.mlx_recorder import Tap, side_by_side, valid_columns, within_layer
 from lfm2np.oracle.recorders.recorder import Recorder
 
 
