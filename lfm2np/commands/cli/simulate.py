@@ -31,8 +31,7 @@ from lfm2np.commands.simulate.scenario import (
     positive,
     simulate,
 )
-from lfm2np.commands.simulate.steps import MeasuredSteps, gathered, read_steps
-from lfm2np.engine.loading import load
+from lfm2np.commands.simulate.steps import read_steps
 from lfm2np.engine.work.results_file import LineFile
 from lfm2np.engine.work.shards import map_shards
 from lfm2np.errors import ProofError, RequestError
@@ -43,13 +42,10 @@ from scheduler.checksum import damage, sealed
 
 EXAMPLE = """lfm2np simulate azure-conversation-like:requests=2000 --cost H100:LFM2-1.2B
   lfm2np simulate trace.jsonl --policy waiting-served --html report.html
-  lfm2np simulate --fit fixtures/trained --out cost.json            # measure this engine's steps
-  lfm2np simulate --fit steps.csv --out cost.json                   # or those of any engine
+  lfm2np simulate --fit steps.csv --out cost.json                   # measured steps of any engine
   lfm2np simulate trace.csv --cost cost.json --sweep policy=fcfs,waiting-served \\
       --sweep max_num_batched_tokens=512:8192 --target ttft_p99=2"""
 DEFAULT_COST = "H100:LFM2-1.2B"
-LONGEST_MEASURED = 1024  # tokens of a prompt
-ENGINE_SIZES = ("max_num_seqs", "max_num_batched_tokens", "block_size")
 SIZES = {"num_blocks": 65536, "max_num_seqs": 256, "max_num_batched_tokens": 8192}  # where nothing is said
 OF_SCHEDULER = {  # options: the letter of their value, and their help
     "num_blocks": ("N", f"cache blocks ({SIZES['num_blocks']})"),
@@ -264,13 +260,9 @@ def known_results(file: LineFile) -> dict[str, dict[str, Any]]:
 
 
 def run_fit(arguments: argparse.Namespace) -> None:
-    """Of measured steps in a file, or of this engine's own."""
+    """Of measured steps in a file."""
     source = Path(arguments.fit)
-    if source.is_file():
-        name, origin, steps = source.stem, f"measured steps in {source.name}", read_steps(source)
-    else:
-        name, origin, steps = measured_here(arguments)
-    model = fit(steps, name, origin)
+    model = fit(read_steps(source), source.stem, f"measured steps in {source.name}")
     if arguments.out is not None:
         model.write(arguments.out)
     errors = model.errors
@@ -285,22 +277,6 @@ def run_fit(arguments: argparse.Namespace) -> None:
     of_fit = None if errors is None else dataclasses.asdict(errors)
     fields = {"name": model.name, "origin": model.origin, "forms": forms, "errors": of_fit}
     print_result(arguments, fields, "\n".join(lines))
-
-
-def measured_here(arguments: argparse.Namespace) -> tuple[str, str, MeasuredSteps]:
-    """Name, origin and steps of this engine, on this machine."""
-    from lfm2np.commands.bench.machine import describe_machine  # slow to import
-    from lfm2np.commands.bench.step_times import MOST_OUTPUT, measure
-
-    model = load(arguments.fit, arguments.numerics)
-    longest = min(LONGEST_MEASURED, model.config.max_position_embeddings - MOST_OUTPUT)
-    sizes = {name: getattr(arguments, name) for name in ENGINE_SIZES if getattr(arguments, name) is not None}
-    seconds = positive("--fit-seconds", arguments.fit_seconds)
-    with progress_bar("measuring", " s") as show:
-        steps = measure(model, seconds, longest, arguments.seed, show, **sizes)
-    cores = describe_machine().get("processor", "this machine")
-    origin = f"measured on {cores}, lfm2np's own steps in {arguments.numerics}, of {seconds:g} s"
-    return f"lfm2np:{model.path.name}", origin, gathered(steps)
 
 
 def form_line(feature: str, seconds: float) -> str:
@@ -345,9 +321,7 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--seeds N", "simulate N drawn traces for each configuration (1)")
     work.add_options(parser)
     group = parser.add_argument_group("measuring")
-    add(group, "--fit SOURCE", "fit a cost model: a checkpoint, whose steps are measured here, or a file of steps")
-    add(group, "--numerics", "arithmetic that is measured (float32)", choices=("float32", "exact"), default="float32")
-    add(group, "--fit-seconds S", "how long steps are measured (60)", default=60.0)
+    add(group, "--fit FILE", "fit a cost model to measured steps: a trace, CSV or JSON lines")
     add(group, "--out FILE", "where the cost model goes")
     group = parser.add_argument_group("output")
     add(group, "--html FILE", "write an HTML report with pictures")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lfm2np.commands.bench import step_times
 from lfm2np.commands.cli.program import main
 from lfm2np.commands.simulate import scenario
 
@@ -106,19 +103,6 @@ def test_a_cost_model_is_fitted_to_measured_steps_and_used(capsys: pytest.Captur
     text = ran(capsys, "--fit", str(steps), "--out", str(cost))
     assert "of 59 steps, each predicted from others" in text
     assert "measured steps in steps.csv" in ran(capsys, SMALL, "--cost", str(cost))
-
-
-@pytest.mark.rounding
-def test_this_engines_steps_are_measured(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cost, ticks = tmp_path / "cost.json", itertools.count()
-    measure = functools.partial(step_times.measure, clock=lambda: next(ticks) / 50)  # however busy the machine is
-    monkeypatch.setattr(step_times, "measure", measure)
-    ran(capsys, "--fit", "fixtures/trained", "--fit-seconds", "2", "--out", str(cost))
-    result = figures(capsys, SMALL, "--cost", str(cost))
-    assert result["cost"]["origin"].startswith("measured on ")
-    assert result["cost"]["errors"]["steps"] > 10
 
 
 def test_drafts_are_accepted_as_generate_reports_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from random_checkpoint import published_config
 
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.commands.bench.random_checkpoint import published_config
 from lfm2np.commands.simulate.cost import StepShape
 from lfm2np.commands.simulate.presets import GPUS, MODELS, Assumptions, preset
 from lfm2np.errors import RequestError
