@@ -5,7 +5,8 @@ trixie's, or forky's where the mirror's copy of trixie is not whole) and wheels 
 user emulation then runs. Under each BLAS: the digests that the README states (the trained fixture's and the mixture of
 experts'), golden vectors, a batch in a cramped cache held against sequential generation, files and figures of quantised
 types and the tests of exp, log, sin, cos and of exact products. s390x is big-endian. Nothing is installed, and nothing
-is written but the work folder and __pycache__: apt is run with lists, caches and a state of its own. Exit code 1 if anything is otherwise than on every other machine.
+is written but the work folder and __pycache__: apt is run with lists, caches and a state of its own. Exit code 1 if
+anything is otherwise than on every other machine.
 
 Needs a Debian, for apt-get, dpkg and its mirror, pip, and qemu: apt-get install qemu-user-static
 """
