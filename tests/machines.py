@@ -4,9 +4,9 @@ Of each architecture a folder is put together from Debian's packages (Python, Nu
 trixie's, or forky's where the mirror's copy of trixie is not whole) and wheels (safetensors, tokenizers), which qemu's
 user emulation then runs. Under each BLAS: the digests that the README states (the trained fixture's and the mixture of
 experts'), golden vectors, a batch in a cramped cache held against sequential generation, files and figures of quantised
-types, the tests of exp, log, sin, cos and of exact products, and traffic that is drawn. s390x is big-endian. Nothing is
-installed, and nothing is written but the work folder and __pycache__: apt is run with lists, caches and a state of its
-own. Exit code 1 if anything is otherwise than on every other machine.
+types and the tests of exp, log, sin, cos and of exact products. s390x is big-endian. Nothing is installed, and nothing
+is written but the work folder and __pycache__: apt is run with lists, caches and a state of its own. Exit code 1 if
+anything is otherwise than on every other machine.
 
 Needs a Debian, for apt-get, dpkg and its mirror, pip, and qemu: apt-get install qemu-user-static
 """
@@ -42,13 +42,6 @@ NUMERICS = [f"tests/arithmetic/test_{name}.py" for name in ("exact", "exact_atte
 NUMERICS += ["tests/truth/test_elementary.py"]
 PYTEST = ["pytest", "-q", "-p", "no:cacheprovider", *NUMERICS]
 EIGHT_TYPES = [*PYTEST[:4], "tests/oracle/compare/test_eight_types.py", "-k"]
-TRAFFIC = [
-    *PYTEST[:4],
-    "tests/commands/simulate/test_draws.py",
-    "tests/commands/simulate/test_generators.py",
-    "-k",
-    "every_machine",
-]
 # Left out, as they ask for no bits: how close attention is to float64, which takes minutes emulated, and a control in
 # plain float32, in which OpenBLAS's kernel for the Athlon dies under qemu.
 NOT_BITS = ["-k", "not of_float64_at_any_length and not plain_float32"]
@@ -59,7 +52,6 @@ COMMANDS = {
     "integers": ["digest", "--numerics", "integers"],
     "vectors": ["vectors", "verify", "--json"],
     "batch": BATCH,
-    "traffic": TRAFFIC,
     "compare": [*EIGHT_TYPES, "every_machine and all"],
     "tests": [*PYTEST, *NOT_BITS],
 }
@@ -209,7 +201,6 @@ JUDGES = {
     "integers": partial(judge_digest, DIGESTS["TRAINED"]),
     "batch": judge_batch,
     "vectors": judge_vectors,
-    "traffic": judge_tests,
     "compare": judge_tests,
     "tests": judge_tests,
 }

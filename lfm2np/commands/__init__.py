@@ -1,1 +1,1 @@
-"""What people start: the command line (cli/), the server (serve/), simulations (simulate/), benchmarks (bench/)."""
+"""What people start: the command line (cli/), the server (serve/), simulations (simulate/)."""

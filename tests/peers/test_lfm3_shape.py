@@ -15,9 +15,9 @@ import make_goldens
 import numpy as np
 import pytest
 import torch
+from random_checkpoint import random_checkpoint
 
 import lfm2np
-from lfm2np.commands.bench.random_checkpoint import LFM3, random_checkpoint
 
 pytest.importorskip("transformers.models.lfm3", reason="LFM3 is in transformers since 5.23")
 
@@ -39,7 +39,7 @@ def ours(directory: Path, ids: list[int], numerics: str) -> np.ndarray:
 
 
 def test_float64_is_transformers_and_exact_is_about_as_near_to_it_as_its_float32(tmp_path: Path) -> None:
-    directory = random_checkpoint(tmp_path / LFM3, name=LFM3)
+    directory = random_checkpoint(tmp_path / "model", name="LFM3-1.7B")
     ids = np.random.default_rng(2).integers(0, 124_000, TOKENS).tolist()
 
     def logits(function: Callable[..., np.ndarray], *values: object) -> np.ndarray:

@@ -1,6 +1,6 @@
 """x [T, inputs] times weights [outputs, inputs] transposed, by the calls of BLAS that are fastest for so many rows.
 
-In exact arithmetic all of these give the same bits. Measured with OpenBLAS (`lfm2np bench`): with a few rows a general
+In exact arithmetic all of these give the same bits. Measured with OpenBLAS: with a few rows a general
 product runs far below the memory's bandwidth, matrix-vector products over a piece of the weights that stays in the
 cache run near it, and a piece must be large enough that OpenBLAS divides it among its threads. With more rows tiles are
 fastest where BLAS has kernels for them, as long as x stays in the cache (tiles.py); elsewhere float32 is faster with

@@ -2,9 +2,9 @@
 
 What has to stand in the environment before NumPy loads its BLAS is set here, for commands and the processes that they
 start: after a product OpenBLAS's threads go on asking for work for 2**26 cycles, 26 ms, and so keep their cores from
-the threads that compute elementwise pieces (arithmetic/pieces.py) in between (`lfm2np bench profile` shows it). 2**20
-cycles, 0.4 ms, are more than lie between two products of a small step. A program that imports lfm2np keeps OpenBLAS's
-own choice unless it sets the variable itself. No bit depends on it.
+the threads that compute elementwise pieces (arithmetic/pieces.py) in between. 2**20 cycles, 0.4 ms, are more than lie
+between two products of a small step. A program that imports lfm2np keeps OpenBLAS's own choice unless it sets the
+variable itself. No bit depends on it.
 
 Source: OpenBLAS, driver/others/blas_server.c (thread_timeout).
 """

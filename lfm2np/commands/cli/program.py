@@ -31,7 +31,6 @@ COMMANDS = {  # the module of each, in the order of the help; its function add_C
     "locate": "lfm2np.commands.cli.locate",
     "vectors": "lfm2np.commands.cli.vectors",
     "simulate": "lfm2np.commands.cli.simulate",
-    "bench": "lfm2np.commands.cli.bench",
     "score": "lfm2np.commands.cli.score",
     "merge": "lfm2np.commands.cli.score",
     "digest": "lfm2np.commands.cli.info",

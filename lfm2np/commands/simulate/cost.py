@@ -1,29 +1,24 @@
-"""How long a step takes, by what it computes: StepShape, and CostModel, a formula of it that is plain data.
+"""How long a step takes, by what it computes: a formula that is plain data, from measured steps or published figures.
 
     seconds = overhead + the largest of one or several sums of coefficient * feature
 
-A feature is 1, a field of StepShape, or a part of one, as in "tokens[8:64]": as many of the tokens as a slice of them
-would have. So a sum rises with each field, along straight pieces of any slopes. What is measured (fit.py) is one sum;
-a roofline (presets.py) is the larger of two, what is computed and what is read from memory.
-
-Times are whole nanoseconds: a clock that adds them is exact, and the same in whatever order it does so.
+A feature is "1", a field of StepShape, or a part of one: "tokens[8:64]" counts the tokens that a slice of them would
+have, so a sum may rise with tokens along several slopes. Measured steps give one sum (fit.py); a roofline is the larger
+of two, what is computed and what is read from memory. Times are whole nanoseconds: a clock adds them exactly.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import operator
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from operator import attrgetter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
 from lfm2np.system import write_whole
@@ -33,41 +28,29 @@ from scheduler import BatchPlan
 Count = Any  # int, or for many steps at once an int64 array [steps]
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What a step's time depends on. Each field is one number, or an int64 array with one number a step."""
+class StepShape(NamedTuple):
+    """What a step's time depends on."""
 
-    tokens: Count  # that are computed, drafts included
-    requests: Count  # that have tokens in it
+    tokens: Count  # computed
+    requests: Count  # that have tokens in the step
     attended: Count  # pairs of a computed token and a position that it sees, itself included
     read: Count  # positions whose keys and values are read, once for each request
     sampled: Count  # tokens whose logits are computed
     checkpoints: Count  # states written beside a block that became full
-    moved_blocks: Count  # copied, swapped out or in
-    drafts: Count  # draft tokens that were proposed
-
-
-FIELDS = tuple(each.name for each in fields(StepShape))
-RANGED = ("tokens", "requests", "read")  # beyond the largest of these that were measured, a model only guesses
-MOVES_OF_BLOCKS = frozenset(
-    f"{verb}_{block}" for verb in ("copy", "save", "load") for block in ("block", "window_block")
-)
+    moved_blocks: Count  # copied
 
 
 def shape_of(plan: BatchPlan) -> StepShape:
-    """Of one step. Drafts count as proposed if they stand in the plan."""
-    tokens = attended = read = sampled = checkpoints = drafts = 0
+    tokens = attended = read = sampled = checkpoints = 0
     for entry in plan.scheduled:
-        count = len(entry.token_ids)
-        stop = entry.start + count
+        count, stop = len(entry.token_ids), entry.stop
         tokens += count
         attended += pairs(count, stop)
         read += stop
         sampled += stop - entry.first_logits
         checkpoints += len(entry.checkpoints)
-        drafts += entry.num_drafts
-    moved = sum(move.kind in MOVES_OF_BLOCKS for move in plan.moves)
-    return StepShape(tokens, len(plan.scheduled), attended, read, sampled, checkpoints, moved, drafts)
+    moved = sum(move.kind.endswith("block") for move in plan.moves)
+    return StepShape(tokens, len(plan.scheduled), attended, read, sampled, checkpoints, moved)
 
 
 def pairs(count: int, stop: int) -> int:
@@ -75,164 +58,87 @@ def pairs(count: int, stop: int) -> int:
     return count * (2 * stop - count + 1) // 2
 
 
-# --- the formula
-
-CONSTANT = "1"
-FEATURE = re.compile(rf"({'|'.join(FIELDS)})(?:\[([0-9]{{0,18}}):([0-9]{{0,18}})\])?")
-NO_END = 2**63 - 1
-LONGEST = float(2**62)  # nanoseconds, 146 years: what is longer takes as long
-MOST_SECONDS = 1e9  # of a coefficient
-NANOSECONDS = 1e9
-
-Form = Mapping[str, float]  # seconds for each unit of a feature, by its name
-Term = tuple[float, int, int, int]  # nanoseconds a unit; number of the field, first unit and number of units that count
+CONSTANT, WHOLE = "1", (0, math.inf)
+MOST_SECONDS = 1e3  # of a coefficient: sums then stay within 64 bits of nanoseconds
 
 
-@dataclass(frozen=True)
-class FitErrors:
-    """Of a model, on steps that it was not fitted to: relative, so 0.1 is a tenth of the measured time."""
+def parse_feature(feature: str) -> tuple[int, tuple[float, float]]:
+    """The field's index, and the slice of its units that counts. RequestError for another name."""
+    match = re.fullmatch(r"(\w+?)(?:\[(\d*):(\d*)\])?", feature)
+    if match is None or match[1] not in StepShape._fields or (match[3] and int(match[2] or 0) >= int(match[3])):
+        known = ", ".join(StepShape._fields)
+        raise RequestError(f"feature {feature!r}: expected 1, {known}, or a part such as tokens[8:64]")
+    part = (int(match[2] or 0), int(match[3])) if match[3] else (int(match[2] or 0), math.inf)
+    return StepShape._fields.index(match[1]), part
 
-    steps: int  # that were measured
-    folds: int  # each was predicted from the others
-    median: float  # of the absolute errors of single steps
-    p90: float  # nine of ten are at most this
-    total: float  # of the time of all of them, signed: below 0 where too short a time was predicted
+
+def amount(shape: StepShape, index: int, part: tuple[float, float]) -> Count:
+    """How many units of a feature each step has."""
+    first, end = part
+    return shape[index] if part == WHOLE else np.clip(shape[index] - first, 0, end - first)
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """See above. RequestError for an unknown feature, or a coefficient that is negative or no number."""
+    """See above. `forms`: seconds for each unit of a feature. RequestError for a feature that can't be."""
 
     name: str
-    origin: str  # "measured on ..., by ..." or "published figures, not measured: ..."
-    forms: tuple[Form, ...]
+    origin: str  # "measured on ..." or "published figures, not measured: ..."
+    forms: tuple[Mapping[str, float], ...]
     overhead: float = 0.0  # seconds
-    errors: FitErrors | None = None  # None: it was not fitted
-    largest: Mapping[str, int] | None = None  # of RANGED, in the steps that it was fitted to; None: not known
-    _sums: tuple[tuple[float, tuple[Term, ...]], ...] = field(init=False, repr=False, compare=False)
-    _overhead: float = field(init=False, repr=False, compare=False)
+    errors: Mapping[str, float] | None = None  # on steps that it was not fitted to: see fit.errors_of
+    largest: Mapping[str, int] | None = None  # fields of the largest steps that it was fitted to
 
     def __post_init__(self) -> None:
-        if not self.forms:
-            raise RequestError(f"cost model {self.name!r}: forms []: expected at least one")
-        seconds = _seconds(f"cost model {self.name!r}: overhead", self.overhead)
-        object.__setattr__(self, "_sums", tuple(self._compile(form) for form in self.forms))
-        object.__setattr__(self, "_overhead", seconds * NANOSECONDS)
+        for feature, seconds in [("overhead", self.overhead), *(item for form in self.forms for item in form.items())]:
+            if type(seconds) not in (int, float) or not 0.0 <= seconds <= MOST_SECONDS:
+                raise RequestError(f"{feature} {show_json(seconds)}: expected seconds, 0 to {MOST_SECONDS:g}")
+        _ = self._sums  # a wrong feature is named now
 
-    def _compile(self, form: Form) -> tuple[float, tuple[Term, ...]]:
-        constant, terms = 0.0, []
-        for feature, value in form.items():
-            nanoseconds = _seconds(f"cost model {self.name!r}: {feature}", value) * NANOSECONDS
-            if feature == CONSTANT:
-                constant = nanoseconds
-            else:
-                terms.append((nanoseconds, *parse_feature(feature)))
-        return constant, tuple(terms)
+    @cached_property
+    def _sums(self) -> list[tuple[float, list[tuple[float, int, tuple[float, float]]]]]:
+        """Of each form its constant, and the coefficient, field and slice of the others, in nanoseconds."""
+        return [
+            (
+                form.get(CONSTANT, 0.0) * 1e9,
+                [(value * 1e9, *parse_feature(name)) for name, value in form.items() if name != CONSTANT],
+            )
+            for form in self.forms
+        ]
 
-    def nanoseconds(self, shape: StepShape) -> int:
-        """Of one step, at least 1."""
-        values, longest = VALUES(shape), 0.0
+    def nanoseconds(self, shape: StepShape) -> Any:
+        """Of one step, or an array of many: the same multiplications and additions, hence the same bits. At least 1."""
+        longest: Any = 0.0 * shape.tokens
         for total, terms in self._sums:
-            for coefficient, index, first, most in terms:
-                units = values[index] - first
-                if units > 0:
-                    total += coefficient * (units if units < most else most)
-            if total > longest:
-                longest = total
-        return max(1, round(min(self._overhead + longest, LONGEST)))
-
-    def nanoseconds_of(self, shapes: StepShape) -> NDArray[np.int64]:
-        """Of many steps, [steps]: the numbers that `nanoseconds` gives, bit for bit.
-
-        For the same multiplications and additions follow one another: an int64 is rounded to the nearest float64 by
-        both, adding a product that is 0 changes nothing, and both round to the nearest even integer.
-        """
-        values = VALUES(shapes)
-        longest = np.zeros(len(values[0]))
-        for constant, terms in self._sums:
-            total = np.full(len(longest), constant)
-            for coefficient, index, first, most in terms:
-                total += coefficient * part(values[index], first, most)
+            for coefficient, index, part in terms:
+                total = total + coefficient * amount(shape, index, part)
             longest = np.maximum(longest, total)
-        rounded = np.rint(np.minimum(self._overhead + longest, LONGEST)).astype(np.int64)
-        return np.maximum(rounded, 1)
+        return np.maximum(np.rint(self.overhead * 1e9 + longest), 1).astype(np.int64)
 
     def is_beyond(self, shape: StepShape) -> Any:
-        """Whether a step is larger than any that was measured, or an array with that of each; False if not known."""
-        if self.largest is None:
-            return False
-        limits = ((getattr(shape, name), self.largest[name]) for name in RANGED)
-        return functools.reduce(operator.or_, (value > limit for value, limit in limits))
+        """Whether a step is larger than any that was measured: there the model only guesses."""
+        return sum(getattr(shape, name) > most for name, most in (self.largest or {}).items()) > 0
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": KIND,
-            "version": VERSION,
-            "name": self.name,
-            "origin": self.origin,
-            "overhead": self.overhead,
-            "forms": [dict(form) for form in self.forms],
-            "errors": None if self.errors is None else asdict(self.errors),
-            "largest": None if self.largest is None else dict(self.largest),
-        }
+        return {"kind": KIND, **asdict(self)}
 
     def write(self, path: str | Path) -> None:
-        """As JSON that read_cost_model reads. RequestError if the file can't be written."""
+        """As read_cost_model reads it."""
         write_whole(path, json.dumps(self.as_json(), indent=2) + "\n")
 
 
-VALUES = attrgetter(*FIELDS)
-
-
-def parse_feature(feature: str) -> tuple[int, int, int]:
-    """Number of the field, its first unit and the number of units that count. RequestError for another name."""
-    match = FEATURE.fullmatch(feature)
-    first = int((match and match[2]) or 0)
-    end = int((match and match[3]) or NO_END)
-    if match is None or first >= end:
-        raise RequestError(
-            f"feature {feature!r}: expected 1, one of {', '.join(FIELDS)}, or a part, as in tokens[8:64]"
-        )
-    return FIELDS.index(match[1]), first, end - first
-
-
-def part(counts: Count, first: int, most: int) -> Count:
-    """How many of each number's units count."""
-    return counts if first == 0 and most == NO_END else np.clip(counts - first, 0, most)
-
-
-def amounts(features: Sequence[str], shapes: StepShape) -> NDArray[np.float64]:
-    """How much of each feature each step has, [steps, features]."""
-    values = VALUES(shapes)
-    columns = np.ones((len(values[0]), len(features)))
-    for column, feature in enumerate(features):
-        if feature != CONSTANT:
-            index, first, most = parse_feature(feature)
-            columns[:, column] = part(values[index], first, most)
-    return columns
-
-
-def _seconds(what: str, value: object) -> float:
-    if type(value) not in (int, float) or not 0.0 <= value <= MOST_SECONDS:  # type: ignore[operator]
-        raise RequestError(f"{what} {show_json(value)}: expected seconds, at least 0")
-    return float(value)  # type: ignore[arg-type]
-
-
-# --- its file
-
-KIND, VERSION = "cost model", 1
-NAMES = ("kind", "version", "name", "origin", "overhead", "forms", "errors", "largest")
+KIND = "cost model"
 
 
 def read_cost_model(path: str | Path) -> CostModel:
-    """RequestError, one line with file, field, value and what was expected, for anything else than `write` writes."""
-    text = read_text(path)
+    """As `write` wrote it. RequestError, with the file's name, for anything else."""
     try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise RequestError(f"{path}: invalid JSON: {problem}") from None
-    try:
-        return _from_json(raw)
+        raw = json.loads(read_text(path))
+        if raw.pop("kind") != KIND:
+            raise ValueError(f"kind: expected {KIND}")
+        return CostModel(**raw)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+        raise RequestError(f"{path}: expected a file that simulate --fit wrote: {problem}") from None
     except RequestError as problem:
         raise RequestError(f"{path}: {problem}") from None
 
@@ -242,52 +148,92 @@ def read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8"
-        raise RequestError(f"{path}: can't be read: {reason or problem}") from None
+        raise RequestError(f"{path}: can't be read: {getattr(problem, 'strerror', None) or 'not UTF-8'}") from None
 
 
-def _from_json(raw: Any) -> CostModel:
-    require_names("a cost model", raw, NAMES)
-    for name, expected in (("kind", KIND), ("version", VERSION)):
-        if type(raw[name]) is not type(expected) or raw[name] != expected:
-            raise RequestError(f"{name} {show_json(raw[name])}: expected {expected}")
-    for name in ("name", "origin"):
-        if not isinstance(raw[name], str):
-            raise RequestError(f"{name} {show_json(raw[name])}: expected a string")
-    forms = raw["forms"]
-    if not isinstance(forms, list) or not all(isinstance(form, dict) for form in forms):
-        raise RequestError(f"forms {show_json(forms)}: expected a list of objects, seconds by feature")
-    errors = None if raw["errors"] is None else _errors_from_json(raw["errors"])
-    largest = None if raw["largest"] is None else _largest_from_json(raw["largest"])
-    return CostModel(raw["name"], raw["origin"], tuple(forms), raw["overhead"], errors, largest)
+# --- published figures
+
+GPUS = {  # dense bfloat16 operations and bytes of memory bandwidth a second, from NVIDIA's data sheets
+    "H100": (989.5e12, 3.35e12),  # SXM: 1,979 teraFLOPS with sparsity
+    "H200": (989.5e12, 4.8e12),  # SXM: 1,979 teraFLOPS with sparsity
+    "A100": (312e12, 2.039e12),  # 80GB SXM
+    "L4": (121e12, 0.3e12),  # 242 teraFLOPS with sparsity
+}
+COMPUTE, BANDWIDTH = 0.5, 0.7  # shares of the peak rates; assumed, not measured
+STEP_SECONDS = 0.001  # launches, scheduling, sampling; assumed
+BYTES, VOCAB, TAPS, PRESET_BLOCK = 2, 65536, 3, 16
 
 
-def _largest_from_json(raw: Any) -> dict[str, int]:
-    require_names("largest", raw, RANGED)
-    for name in RANGED:
-        if type(raw[name]) is not int or raw[name] < 0:
-            raise RequestError(f"largest: {name} {show_json(raw[name])}: expected a whole number, at least 0")
-    return dict(raw)
+class Sizes(NamedTuple):
+    """Of a dense LFM2, as its config.json says; `feed_forward` as adjusted. Key/value heads are 8."""
+
+    hidden: int
+    feed_forward: int
+    heads: int
+    attention_layers: int
+    conv_layers: int
+
+    @property
+    def layers_parameters(self) -> int:
+        """All but the embedding, which is the head, too."""
+        d, head_dim = self.hidden, self.hidden // self.heads
+        attention = 2 * d * (self.heads + 8) * head_dim + 2 * head_dim
+        conv = 4 * d * d + d * TAPS
+        layers = (self.attention_layers + self.conv_layers) * (3 * d * self.feed_forward + 2 * d)
+        return self.attention_layers * attention + self.conv_layers * conv + layers + d
+
+    @property
+    def key_value_numbers(self) -> int:
+        """Of one position."""
+        return 2 * self.attention_layers * 8 * (self.hidden // self.heads)
+
+    @property
+    def state_numbers(self) -> int:
+        """Of one request's convolutions."""
+        return self.conv_layers * (TAPS - 1) * self.hidden
+
+    def num_blocks(self, gigabytes: float, block_size: int) -> int:
+        """Blocks in so much memory: a block holds keys and values of its tokens, and one state."""
+        return int(gigabytes * 1e9) // (BYTES * (block_size * self.key_value_numbers + self.state_numbers))
 
 
-def _errors_from_json(raw: Any) -> FitErrors:
-    require_names("errors", raw, tuple(each.name for each in fields(FitErrors)))
-    for name in ("steps", "folds"):
-        if type(raw[name]) is not int or raw[name] < 0:
-            raise RequestError(f"errors: {name} {show_json(raw[name])}: expected a whole number, at least 0")
-    for name in ("median", "p90", "total"):
-        if type(raw[name]) not in (int, float) or not math.isfinite(raw[name]):
-            raise RequestError(f"errors: {name} {show_json(raw[name])}: expected a number")
-    return FitErrors(**raw)
+MODELS = {
+    "LFM2-350M": Sizes(1024, 4608, 16, 6, 10),
+    "LFM2-700M": Sizes(1536, 6912, 24, 6, 10),
+    "LFM2-1.2B": Sizes(2048, 8192, 32, 6, 10),
+    "LFM2-2.6B": Sizes(2048, 10752, 32, 8, 22),
+}
 
 
-def require_names(what: str, raw: Any, names: Sequence[str]) -> None:
-    """RequestError unless it is an object with exactly these fields."""
-    if not isinstance(raw, dict):
-        raise RequestError(f"{what}: {show_json(raw)}: expected an object with {', '.join(names)}")
-    for name in raw:
-        if name not in names:
-            raise RequestError(f"{what}: unknown field {name!r}: expected {', '.join(names)}")
-    for name in names:
-        if name not in raw:
-            raise RequestError(f"{what}: no field {name!r}: expected {', '.join(names)}")
+KNOWN = f"GPU:MODEL, of {', '.join(GPUS)} and {', '.join(MODELS)}"
+
+
+def preset(name: str) -> CostModel:
+    """A roofline of "GPU:MODEL": what the GPU could do at best, times the shares assumed above. Activations, norms and
+    gates are not counted. It shows which policy suits which load; what a server takes, only its own steps say."""
+    gpu, _, model = name.partition(":")
+    if gpu not in GPUS or model not in MODELS:
+        raise RequestError(
+            f"cost {name!r}: expected a file, or GPU:MODEL, of {', '.join(GPUS)} and {', '.join(MODELS)}"
+        )
+    (flops, bandwidth), sizes = GPUS[gpu], MODELS[model]
+    multiply_add, number = 2 * (1.0 / (flops * COMPUTE)), BYTES / (bandwidth * BANDWIDTH)  # seconds
+    compute = {
+        "tokens": sizes.layers_parameters * multiply_add,
+        "sampled": VOCAB * sizes.hidden * multiply_add,
+        "attended": 2 * sizes.attention_layers * sizes.hidden * multiply_add,  # scores, and values
+    }
+    memory = {
+        CONSTANT: sizes.layers_parameters * number,
+        "sampled[:1]": VOCAB * sizes.hidden * number,
+        "read": sizes.key_value_numbers * number,
+        "tokens": sizes.key_value_numbers * number,  # written
+        "requests": 2 * sizes.state_numbers * number,  # read and written
+        "checkpoints": sizes.state_numbers * number,
+        "moved_blocks": 2 * PRESET_BLOCK * sizes.key_value_numbers * number,
+    }
+    assumptions = (
+        f"assumed {COMPUTE:.0%} of {flops / 1e12:g} TFLOP/s, {BANDWIDTH:.0%} of {bandwidth / 1e12:g} TB/s, "
+        f"{STEP_SECONDS * 1e3:g} ms a step"
+    )
+    return CostModel(name, f"published figures, not measured: {assumptions}", (compute, memory), STEP_SECONDS)

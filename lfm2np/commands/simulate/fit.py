@@ -1,170 +1,182 @@
-"""A cost model from measured steps: coefficients that are not negative, chosen for small relative errors.
+"""A cost model from measured steps, by least squares.
 
-A machine that others use too now and then takes much longer for a step. So errors count by their size, not by its
-square (as a median is to a mean); what that leaves out of the sum is put back by one factor at the end, since a
-simulation adds many steps. Which features a model has, and what its errors are, is seen on steps that it was not fitted
-to: each contiguous fold is predicted from the others.
+Relative errors are minimized: a step that took very long because of something else then has little weight. Coefficients
+that come out negative are left out, one after another. The errors that a model reports are those on steps that it was
+not fitted to: each fifth of the run is predicted from the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.commands.simulate.cost import CONSTANT, RANGED, CostModel, FitErrors, StepShape, amounts
-from lfm2np.commands.simulate.steps import MeasuredSteps
+from lfm2np.commands.simulate.cost import CONSTANT, CostModel, StepShape, amount, parse_feature, read_text, shape_of
 from lfm2np.errors import RequestError
+from lfm2np.values import show_json
+from scheduler import BatchPlan, Move, ScheduledTokens, TraceError, read_lines
 
-Float64 = NDArray[np.float64]
-
-FOLDS = 5
-ROUNDS = 30  # of weights
-SAME = 1e-3  # a relative change of every coefficient that ends them
-NEAR = 0.01  # a relative error below it counts by its square
-MOST_RATIO = 3.0  # of a step's time to the predicted one: what is beyond is not put back
-WORTH = 0.95  # a model with more features has to have errors at most so large
-
-LEAST = 10  # steps that a piece of the tokens needs beyond its beginning: else the piece before it has no end
-
-REST = (CONSTANT, "requests", "read", "attended", "sampled", "checkpoints", "moved_blocks", "drafts")
-CANDIDATES = (  # where the slope of the tokens may change, and the other features; the simplest first
-    ((), (CONSTANT, "requests", "attended", "read")),
-    ((), REST),
-    ((8, 64, 512, 4096), REST),
-    (tuple(2**power for power in range(1, 14)), ("requests[1:4]", "sampled[1:8]", *REST)),
-)
+FOLDS, LEAST = 5, 10  # LEAST: steps that a slope needs beyond its beginning
+WORTH = 0.95  # a model with several slopes has to have errors at most so large
+BENDS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # tokens at which the slope may change
+REST = (CONSTANT, "requests", "attended", "read", "sampled", "checkpoints", "moved_blocks")
+MOST_RATIO = 3.0  # of a step's time to the predicted one: what is beyond came from something else
+NEEDED = ("tokens", "requests", "read", "seconds")
 
 
-def fit(steps: MeasuredSteps, name: str, origin: str, folds: int = FOLDS) -> CostModel:
-    """The model of those features that predict best, with its errors. RequestError for too few steps.
+class MeasuredSteps(NamedTuple):
+    """In the order in which they ran: shapes as int64 arrays [steps], and seconds [steps] float64, above 0."""
 
-    A feature that no step has costs nothing: measure steps that have what a simulation is about.
-    """
-    if len(steps) < 2 * folds:
-        raise RequestError(f"{len(steps)} measured steps: expected at least {2 * folds}, for {folds} folds")
-    candidates = [(*pieces(steps.shapes.tokens, bends), *rest) for bends, rest in CANDIDATES]
-    tried = [(features, cross_validated(steps, features, folds)) for features in candidates]
-    features, errors = tried[0]
-    for more, errors_of_more in tried[1:]:
-        if score(errors_of_more) < WORTH * score(errors):
-            features, errors = more, errors_of_more
-    largest = {name: int(getattr(steps.shapes, name).max()) for name in RANGED}
-    return CostModel(name, origin, (fitted(steps, features),), errors=errors, largest=largest)
+    shapes: StepShape
+    seconds: NDArray[np.float64]
+
+    def chosen(self, which: Any) -> MeasuredSteps:
+        return MeasuredSteps(StepShape(*(column[which] for column in self.shapes)), self.seconds[which])
 
 
-def pieces(tokens: NDArray[np.int64], bends: Sequence[int]) -> tuple[str, ...]:
-    """The tokens cut where their slope may change, as far as steps have so many; the last piece has no end."""
-    ends = [bend for bend in bends if int((tokens > bend).sum()) >= LEAST]
-    return tuple(f"tokens[{first}:{end}]" for first, end in pairwise(["", *ends, ""])) if ends else ("tokens",)
+def fit(steps: MeasuredSteps, name: str, origin: str) -> CostModel:
+    """RequestError for too few steps. What no step has costs nothing: measure what a simulation is about."""
+    if len(steps.seconds) < 2 * FOLDS:
+        raise RequestError(f"{len(steps.seconds)} measured steps: expected at least {2 * FOLDS}")
+    tokens = steps.shapes.tokens
+    ends = [bend for bend in BENDS if int((tokens > bend).sum()) >= LEAST]
+    several = [f"tokens[{first}:{end}]" for first, end in pairwise(["", *ends, ""])]
+    features, errors = ["tokens", *REST], cross_validated(steps, ["tokens", *REST])
+    if ends and (bent := cross_validated(steps, [*several, *REST]))["median"] < WORTH * errors["median"]:
+        features, errors = [*several, *REST], bent
+    largest = {field: int(getattr(steps.shapes, field).max()) for field in ("tokens", "requests", "read")}
+    return CostModel(name, origin, (least_squares(steps, features),), errors=errors, largest=largest)
 
 
-def score(errors: FitErrors) -> float:
-    """By which models are compared: the smaller, the better."""
-    return errors.median + errors.p90 / 4
-
-
-def fitted(steps: MeasuredSteps, features: Sequence[str]) -> dict[str, float]:
-    """Seconds for each unit of those features that cost any."""
-    columns = amounts(features, steps.shapes)
-    coefficients = robust_fit(columns, steps.seconds)
-    coefficients *= put_back(columns @ coefficients, steps.seconds)
-    return {feature: float(value) for feature, value in zip(features, coefficients, strict=True) if value > 0.0}
-
-
-def put_back(predicted: Float64, seconds: Float64) -> float:
-    """The factor that makes the predicted times add up to the measured ones, single freaks left out."""
-    total = float(predicted.sum())
-    return float(np.minimum(seconds, MOST_RATIO * predicted).sum()) / total if total > 0.0 else 1.0
-
-
-def robust_fit(columns: Float64, seconds: Float64) -> Float64:
-    """Coefficients >= 0 for the smallest sum of |relative errors|: least squares with weights that follow them.
-
-    columns  [steps, features] >= 0
-    seconds  [steps] > 0
-    """
-    relative = columns / seconds[:, None]
-    weights = np.ones(len(seconds))
-    coefficients = np.zeros(columns.shape[1])
-    for _ in range(ROUNDS):
-        root = np.sqrt(weights)
-        before, coefficients = coefficients, nonnegative_least_squares(relative * root[:, None], root)
-        if (np.abs(coefficients - before) <= SAME * coefficients).all():
-            break
-        weights = 1.0 / np.maximum(np.abs(relative @ coefficients - 1.0), NEAR)
-    return coefficients
-
-
-def nonnegative_least_squares(matrix: Float64, target: Float64) -> Float64:
-    """x >= 0 with the smallest |matrix @ x - target|. [rows, n], [rows] -> [n]
-
-    Columns join, the most wanted first, and leave where one would become negative. Source: Lawson and Hanson, "Solving
-    Least Squares Problems" (1974), algorithm NNLS; by the normal equations of columns of length 1, as `matrix` has many
-    rows and is solved for again and again.
-    """
-    lengths = np.sqrt((matrix * matrix).sum(axis=0))
-    lengths[lengths == 0.0] = 1.0
-    normal = (matrix.T @ matrix) / np.outer(lengths, lengths)
-    projected = (matrix.T @ target) / lengths
-    count = len(projected)
-    x, active = np.zeros(count), np.zeros(count, bool)
-    tolerance = 1e-10 * float(np.abs(projected).max(initial=0.0))
-    for _ in range(10 * count):
-        wanted = projected - normal @ x
-        wanted[active] = -np.inf
-        if wanted.max() <= tolerance:
-            break
-        active[int(wanted.argmax())] = True
-        while True:
-            best = np.zeros(count)
-            best[active] = np.linalg.lstsq(normal[np.ix_(active, active)], projected[active], rcond=1e-12)[0]
-            negative = active & (best <= 0.0)
-            if not negative.any():
-                x = best
-                break
-            step = float((x[negative] / np.maximum(x[negative] - best[negative], 1e-300)).min())
-            x = x + step * (best - x)
-            active &= x > 1e-15
-            x[~active] = 0.0
-    solution: Float64 = x / lengths
-    return solution
-
-
-# --- errors on steps that a model has not seen
-
-
-def cross_validated(steps: MeasuredSteps, features: Sequence[str], folds: int = FOLDS) -> FitErrors:
-    """Of a model of these features, each fold predicted from the others."""
-    predicted = np.zeros(len(steps))
-    for fold in np.array_split(np.arange(len(steps)), folds):
-        rest = np.ones(len(steps), bool)
+def cross_validated(steps: MeasuredSteps, features: Sequence[str]) -> dict[str, float]:
+    """The errors of each fold, predicted from the others."""
+    columns, predicted = amounts(features, steps.shapes), np.zeros(len(steps.seconds))
+    for fold in np.array_split(np.arange(len(predicted)), FOLDS):
+        rest = np.ones(len(predicted), bool)
         rest[fold] = False
-        form = fitted(chosen(steps, rest), features)
-        predicted[fold] = amounts(tuple(form), chosen(steps, ~rest).shapes) @ np.array(list(form.values()))
-    return errors_of(predicted, steps.seconds, folds)
+        form = least_squares(steps.chosen(rest), features)
+        predicted[fold] = columns[fold] @ np.array([form.get(feature, 0.0) for feature in features])
+    return errors_of(predicted, steps.seconds)
 
 
-def chosen(steps: MeasuredSteps, which: NDArray[np.bool_]) -> MeasuredSteps:
-    """Those steps. which: [steps]"""
-    shapes = StepShape(*(getattr(steps.shapes, name)[which] for name in steps.shapes.__slots__))
-    return MeasuredSteps(shapes, steps.seconds[which])
+def least_squares(steps: MeasuredSteps, features: Sequence[str]) -> dict[str, float]:
+    """Seconds for each unit of those features that cost any; predicted times add up to the measured ones."""
+    columns, kept = amounts(features, steps.shapes), list(range(len(features)))
+    while True:
+        relative = columns[:, kept] / steps.seconds[:, None]
+        scale = np.maximum(np.sqrt((relative**2).sum(axis=0)), 1e-300)  # columns of one length, for a stable solution
+        solution = np.linalg.lstsq(relative / scale, np.ones(len(steps.seconds)), rcond=1e-9)[0]
+        if (solution >= 0.0).all():
+            break
+        del kept[int(solution.argmin())]
+    coefficients = solution / scale
+    predicted = columns[:, kept] @ coefficients
+    coefficients *= np.minimum(steps.seconds, MOST_RATIO * predicted).sum() / predicted.sum()
+    return {features[index]: float(value) for index, value in zip(kept, coefficients, strict=True) if value > 0.0}
 
 
-def errors_of(predicted: Float64, seconds: Float64, folds: int) -> FitErrors:
-    """Of predicted times [steps], against the measured ones."""
+def amounts(features: Sequence[str], shapes: StepShape) -> NDArray[np.float64]:
+    """How much of each feature each step has, [steps, features]."""
+    ones = np.ones(len(shapes.tokens))
+    columns = [ones if name == CONSTANT else amount(shapes, *parse_feature(name)) for name in features]
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def errors_of(predicted: NDArray[np.float64], seconds: NDArray[np.float64]) -> dict[str, float]:
+    """Relative to the measured times: the median and nine of ten of the absolute errors; that of the sum, signed."""
     relative = np.abs(predicted / seconds - 1.0)
-    return FitErrors(
-        steps=len(seconds),
-        folds=folds,
-        median=float(np.median(relative)),
-        p90=float(np.quantile(relative, 0.9)),
-        total=float(predicted.sum() / seconds.sum() - 1.0),
-    )
+    total = float(predicted.sum() / seconds.sum() - 1.0)
+    median, p90 = np.quantile(relative, (0.5, 0.9)).tolist()
+    return {"steps": len(seconds), "median": median, "p90": p90, "total": total}
 
 
-def errors_on(model: CostModel, steps: MeasuredSteps) -> FitErrors:
-    """Of a model on other steps than those it was fitted to."""
-    return errors_of(model.nanoseconds_of(steps.shapes) / 1e9, steps.seconds, 0)
+# --- measured steps
+
+
+def read_steps(path: str | Path) -> MeasuredSteps:
+    """Of a schedule trace, of JSON lines, or of a CSV with the same names in its first line:
+
+    tokens, requests, read (or `context`), seconds    needed
+    attended, sampled, checkpoints, moved_blocks      left out: the first two are estimated, the others 0
+
+    A trace's seconds are those of the computation, without what is done between two steps. RequestError with file and
+    line for anything else, and for a file without steps.
+    """
+    text = read_text(path)
+    try:
+        steps = list(steps_of_trace(text) if '"kind"' in text[:200] else steps_of_rows(text))
+    except (RequestError, TraceError) as problem:
+        raise RequestError(f"{path}: {problem}") from None
+    if not steps:
+        raise RequestError(f"{path}: no measured steps: expected at least one")
+    return gathered(steps)
+
+
+def gathered(steps: Sequence[tuple[StepShape, float]]) -> MeasuredSteps:
+    shapes = np.array([shape for shape, _ in steps], np.int64).T
+    return MeasuredSteps(StepShape(*shapes), np.array([seconds for _, seconds in steps]))
+
+
+def steps_of_rows(text: str) -> Iterator[tuple[StepShape, float]]:
+    """Of JSON lines, or a CSV."""
+    if text.lstrip().startswith("{"):
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                yield step_of(number, parsed(number, line))
+        return
+    reader = csv.DictReader(io.StringIO(text.strip()), strict=True)
+    for row in reader:
+        number = reader.line_num
+        yield step_of(number, {str(name).strip(): parsed(number, value) for name, value in row.items()})
+
+
+def parsed(number: int, text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as problem:
+        raise RequestError(f"line {number}: {str(text)[:40]!r}: expected a number, or JSON: {problem}") from None
+
+
+def step_of(number: int, row: Any) -> tuple[StepShape, float]:
+    names = (*StepShape._fields, "seconds")
+    row = {"read" if name == "context" else name: value for name, value in dict(row).items()}
+    if not set(NEEDED) <= set(row) <= set(names):
+        raise RequestError(
+            f"line {number}: {', '.join(row)}: expected {', '.join(NEEDED)}; optional: others of {names}"
+        )
+    for name, value in row.items():
+        is_time = name == "seconds" and type(value) in (int, float) and 0 < value < 1e9
+        is_count = name != "seconds" and type(value) in (int, float) and 0 <= value < 2**53 and value % 1 == 0
+        if not (is_time or is_count):
+            raise RequestError(f"line {number}: {name} {show_json(value)}: expected a number, at least 0")
+    tokens, requests, read = (int(row[name]) for name in NEEDED[:3])
+    if not requests <= tokens <= read or bool(tokens) != bool(requests):
+        raise RequestError(f"line {number}: expected requests {requests} <= tokens {tokens} <= read {read}")
+    # As if all requests were equally long and each sampled one token: right for decodes, and for a single prompt.
+    attended = tokens * (2 * read - tokens + requests) // (2 * requests) if requests else 0
+    counts = {"attended": attended, "sampled": requests, **row}
+    return StepShape(*(int(counts.get(name, 0)) for name in StepShape._fields)), float(row["seconds"])
+
+
+def steps_of_trace(text: str) -> Iterator[tuple[StepShape, float]]:
+    """Also of a run that broke off: the steps before that are as good."""
+    for number, line in read_lines(text.splitlines(), is_whole=False):
+        if line["kind"] == "step":
+            try:
+                plan = line["plan"]
+                entries = tuple(ScheduledTokens(**entry) for entry in plan["scheduled"])
+                shape = shape_of(
+                    BatchPlan(plan["step"], tuple(Move(**move) for move in plan["moves"]), entries, (), ())
+                )
+                seconds = float(line["seconds"])
+            except (TypeError, KeyError, AttributeError, ValueError) as problem:
+                raise RequestError(f"line {number}: not a measured step: {problem}") from None
+            if shape.tokens and seconds > 0:
+                yield shape, seconds

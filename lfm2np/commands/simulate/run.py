@@ -1,22 +1,23 @@
 """The scheduler with a clock: requests come at their times, each step takes what the cost model says.
 
 The real `scheduler.Scheduler` decides every step. What arrives, or leaves, during a step is seen after it, as in an
-engine that is one loop. Time is in whole nanoseconds. Where nothing but decoding can happen, scheduler.leap takes many
-steps at once; `leaps=False` takes each by itself, with the same result to the last nanosecond.
+engine that is one loop. Where nothing but decoding can happen, scheduler.leap takes many steps at once; `leaps=False`
+takes each by itself, with the same result to the last nanosecond.
 """
 
 from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, repeat
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, pairwise, repeat
 
 import numpy as np
 
 from lfm2np.commands.simulate.cost import CostModel, StepShape, shape_of
-from lfm2np.commands.simulate.statistics import Padding, Statistics
 from lfm2np.commands.simulate.traffic import Arrival
 from lfm2np.errors import RequestError
 from scheduler import BatchPlan, FinishReason, Request, RequestRefused, Scheduler, SchedulerConfig, TraceWriter, reasons
@@ -24,98 +25,120 @@ from scheduler.leap import leap, most_steps
 
 END_ID = -1  # the last token of a request that asked for more: its only stop token
 MOST_STEPS = 1024  # of one leap
-NUMBERS = re.compile(r"\d+")  # of a reason to refuse: the same reason for other lengths is counted as one
-
-# How many are accepted: of a request (by number), from an output token (counted from 0) on, of so many drafts.
-Accepts = Callable[[int, int, int], int]
+MOST_WAITING = 20_000  # requests: a queue this long is saturated, and ends the simulation
+EVERY = 256  # requests between two reports of progress
 
 
-@dataclass(slots=True)
-class Live:
-    """A request that has not ended."""
+def numbers() -> array[int]:
+    return array("q")
 
-    number: int
-    arrival: Arrival
-    first: int = -1  # when its first token came
+
+@dataclass
+class Counts:
+    """What happened. Times are nanoseconds. Arrays by request, in order of arrival; -1: not yet, or never."""
+
+    arrived: array[int] = field(default_factory=numbers)
+    admitted: array[int] = field(default_factory=numbers)
+    first: array[int] = field(default_factory=numbers)  # when its first token came
+    ended: array[int] = field(default_factory=numbers)
+    outputs: array[int] = field(default_factory=numbers)  # tokens that it gets
+    waiting: array[int] = field(default_factory=numbers)  # length of the queue when it joined it, itself included
+    gaps: array[int] = field(default_factory=numbers)  # from one token of a request to its next
+    gap_counts: array[int] = field(default_factory=numbers)  # how often each of `gaps` occurred
+    refused: Counter[str] = field(default_factory=Counter)  # requests, by reason
+    aborted: int = 0
+    left: int = 0  # requests that had not ended when the simulation did
+    steps: int = 0
+    single_steps: int = 0  # those that were taken one by one
+    preemptions: int = 0
+    busy: int = 0  # in steps
+    beyond: int = 0  # in steps larger than any that the cost model was fitted to
+    end: int = 0  # of the last step
+    tokens: int = 0  # computed, recomputed ones too
+    output_tokens: int = 0
+    running: int = 0  # requests times nanoseconds
+    blocks: int = 0  # owned blocks times nanoseconds
 
 
 class Simulation:
-    """One run. `num_drafts` are proposed for each decoding request in each step, if `accepts` is given."""
+    """One run. With a trace every step is taken by itself, and written."""
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        cost: CostModel,
-        num_drafts: int = 0,
-        accepts: Accepts | None = None,
-        trace: TraceWriter | None = None,
-        leaps: bool = True,
+        self, config: SchedulerConfig, cost: CostModel, trace: TraceWriter | None = None, leaps: bool = True
     ) -> None:
         self.scheduler = Scheduler(config)
         self.config, self.cost, self.trace = config, cost, trace
-        self.num_drafts = num_drafts if accepts is not None else 0
-        self.accepts = accepts
-        self.leaps = leaps and not self.num_drafts and trace is None
-        self.statistics = Statistics(Padding(config.max_num_seqs))
+        self.leaps = leaps and trace is None
+        self.counts = Counts()
         self.now = 0
-        self.live: dict[str, Live] = {}
+        self._live: dict[str, tuple[int, Arrival]] = {}  # requests that have not ended, with their numbers
         self._last: dict[str, int] = {}  # when the last token of a request came
         self._aborts: list[tuple[int, str]] = []  # a heap
-        self._number = 0
         self._empty_plans = 0
 
-    def run(self, arrivals: Iterable[Arrival], most_waiting: int | None = None) -> Statistics:
-        """Until all have ended; or until more than `most_waiting` wait. RequestError for arrivals out of order."""
+    def run(
+        self,
+        arrivals: Iterable[Arrival],
+        progress: Callable[[int], None] | None = None,
+        most_waiting: int = MOST_WAITING,
+    ) -> Counts:
+        """Until all have ended, or more than `most_waiting` wait. `progress` gets the number of arrivals so far."""
         source = iter(arrivals)
         coming = next(source, None)
         while coming is not None or self.scheduler.has_unfinished:
             while coming is not None and coming.at <= self.now:
                 self._add(coming)
-                coming = following(source, coming)
-                if most_waiting is not None and len(self.scheduler.waiting) > most_waiting:
-                    return self._ended()
+                coming = next(source, None)
+                if progress and len(self.counts.arrived) % EVERY == 0:
+                    progress(len(self.counts.arrived))
+            if len(self.scheduler.waiting) > most_waiting:
+                break
             self._abort_who_left()
             if self.scheduler.has_unfinished:
                 self._advance(coming)
             elif coming is not None:
                 self.now = coming.at
-        return self._ended()
-
-    def _ended(self) -> Statistics:
-        self.statistics.padding.close()
-        return self.statistics
+        self.counts.left = len(self._live)
+        return self.counts
 
     # --- requests come and go
 
     def _add(self, arrival: Arrival) -> None:
-        name = str(self._number)
-        self._number += 1
+        counts, number = self.counts, len(self.counts.arrived)
+        name = str(number)
         try:
             request = request_of(name, arrival, self.config)
             self.scheduler.add(request)
-        except RequestRefused as error:
-            self.statistics.refused[NUMBERS.sub("N", str(error).removeprefix(f"request {name!r}: "))] += 1
+        except RequestRefused as error:  # the same reason for other lengths is counted as one
+            counts.refused[re.sub(r"\d+", "N", str(error).removeprefix(f"request {name!r}: "))] += 1
             return
         if self.trace:
             self.trace.add(request, ())
-        self.statistics.arrived(arrival, request.num_prompt_tokens, self.now, len(self.scheduler.waiting))
-        self.live[name] = Live(self._number - 1, arrival)
+        for column in (counts.admitted, counts.first, counts.ended):
+            column.append(-1)
+        counts.arrived.append(arrival.at)
+        counts.outputs.append(arrival.num_output_tokens)
+        counts.waiting.append(len(self.scheduler.waiting))
+        self._live[name] = number, arrival
         if arrival.abort_after is not None:
             heapq.heappush(self._aborts, (arrival.at + arrival.abort_after, name))
 
     def _abort_who_left(self) -> None:
         while self._aborts and self._aborts[0][0] <= self.now:
             _, name = heapq.heappop(self._aborts)
-            if name in self.live:
+            if name in self._live:
                 self.scheduler.abort(name)
                 if self.trace:
                     self.trace.finish(name, FinishReason.ABORT)
-                self.statistics.aborted += 1
-                self._forget(name)
+                self.counts.aborted += 1
+                self._last.pop(name, None)
+                del self._live[name]
 
-    def _forget(self, name: str) -> Live:
-        self._last.pop(name, None)
-        return self.live.pop(name)
+    def _end(self, finished: Sequence[Request]) -> None:
+        for request in finished:
+            self._last.pop(request.request_id)
+            number, _ = self._live.pop(request.request_id)
+            self.counts.ended[number] = self.now
 
     # --- time goes on
 
@@ -129,117 +152,82 @@ class Simulation:
 
     def _leap(self, count: int, coming: Arrival | None) -> bool:
         """False, and no change, if it can't take a step."""
-        running = self.scheduler.running
-        pairs = [(request, self.live[request.request_id]) for request in running]
-        count = min(count, *(live.arrival.num_output_tokens - request.num_output_tokens for request, live in pairs))
+        running, counts = self.scheduler.running, self.counts
+        decoding = [(request, self._live[request.request_id][1]) for request in running]
+        count = min(count, *(arrival.num_output_tokens - request.num_output_tokens for request, arrival in decoding))
         shapes = decodes_of(running, self.config, count)
-        durations = self.cost.nanoseconds_of(shapes)
+        durations = self.cost.nanoseconds(shapes)
         ends = self.now + np.cumsum(durations)
-        count = min(count, self._steps_before_event(ends - durations, coming))
+        events = [arrival.at for arrival in (coming,) if arrival is not None] + [time for time, _ in self._aborts[:1]]
+        if events:  # only steps that begin before a request comes or leaves
+            count = min(count, int(np.searchsorted(ends - durations, min(events))))
         tokens = {
-            request.request_id: outputs(live.arrival, request.num_output_tokens, count) for request, live in pairs
+            request.request_id: outputs(arrival, request.num_output_tokens, count) for request, arrival in decoding
         }
         owned = self._owned()
-        waiting = len(self.scheduler.waiting)
         result = leap(self.scheduler, count, tokens)
         if not result.steps:
             return False
         ends, durations = ends[: result.steps], durations[: result.steps]
-        self.statistics.owned(self.now, ends, owned, result.taken)
-        self.statistics.spent(self.now, ends, len(tokens), waiting)
-        self.statistics.computed.at_many(ends, len(tokens))
-        if self.cost.largest is not None:
-            self.statistics.beyond += int(durations[self.cost.is_beyond(shapes)[: result.steps]].sum())
-        self.statistics.output_tokens += len(tokens) * result.steps
-        self.statistics.gaps(map(self._last.__getitem__, tokens), int(ends[0]))
-        self.statistics.itl.add_many(durations[1:], len(tokens))
-        self.now = int(ends[-1])
+        begins = [self.now, *ends[:-1].tolist()]
+        borders = [self.now, *(begins[step] for step, _ in result.taken), int(ends[-1])]
+        levels = accumulate((number for _, number in result.taken), initial=owned)  # after the blocks that a step takes
+        counts.blocks += sum(level * (to - at) for level, (at, to) in zip(levels, pairwise(borders), strict=True))
+        if self.cost.largest:
+            counts.beyond += int((durations * self.cost.is_beyond(shapes)[: result.steps]).sum())
+        counts.output_tokens += len(tokens) * result.steps
+        self._count_gaps(list(map(self._last.__getitem__, tokens)), int(ends[0]))
+        counts.gaps.frombytes(durations[1:].tobytes())
+        counts.gap_counts.extend(repeat(len(tokens), result.steps - 1))
+        self._spend(int(ends[-1]), result.steps, len(tokens), len(tokens) * result.steps)
         self._last.update(dict.fromkeys(tokens, self.now))
         self._end(result.finished)
         return True
 
-    def _steps_before_event(self, begins: np.ndarray, coming: Arrival | None) -> int:
-        """How many steps begin before a request arrives or leaves."""
-        events = [arrival.at for arrival in (coming,) if arrival is not None] + [time for time, _ in self._aborts[:1]]
-        return int(np.searchsorted(begins, min(events))) if events else len(begins)
-
     def _step(self) -> None:
-        begin, scheduler = self.now, self.scheduler
+        begin, scheduler, counts = self.now, self.scheduler, self.counts
         plan = scheduler.schedule()
-        offered = self._drafts(plan)
-        if offered:
-            plan = scheduler.add_drafts(plan, offered)
         self._require_progress(plan)
-        self._note_plan(plan, begin)
-        tokens = self._answers(plan)
+        shape = shape_of(plan)
+        end = begin + int(self.cost.nanoseconds(shape))
+        counts.beyond += int(self.cost.is_beyond(shape)) * (end - begin)
+        counts.single_steps += 1
+        counts.preemptions += len(plan.preempted)
+        counts.blocks += self._owned() * (end - begin)
+        for name in plan.admitted:
+            if not scheduler.requests[name].num_steps:
+                counts.admitted[self._live[name][0]] = begin
+        self._spend(end, 1, len(scheduler.running), plan.num_tokens)
+        tokens = {
+            name: outputs(self._live[name][1], scheduler.requests[name].num_output_tokens, 1)
+            for entry in plan.scheduled
+            for name in entry.samples
+        }
         finished = scheduler.update(plan, tokens)
         if self.trace:
             state = len(scheduler.waiting), len(scheduler.running), scheduler.pool.num_free
-            seconds = (self.now - begin) / 1e9
-            self.trace.step(plan, offered, tokens, (), reasons(finished), state, seconds)
-        self._note_tokens(tokens)
+            self.trace.step(plan, {}, tokens, (), reasons(finished), state, (end - begin) / 1e9)
+        counts.output_tokens += len(tokens)
+        self._count_gaps([self._last[name] for name in tokens if name in self._last], end)
+        for name in tokens:
+            if name not in self._last:
+                counts.first[self._live[name][0]] = end
+            self._last[name] = end
         self._end(finished)
 
-    def _note_plan(self, plan: BatchPlan, begin: int) -> None:
-        """Its time, and what is used meanwhile."""
-        statistics, scheduler = self.statistics, self.scheduler
-        shape = shape_of(plan)
-        self.now = begin + self.cost.nanoseconds(shape)
-        statistics.beyond += self.cost.is_beyond(shape) * (self.now - begin)
-        ends = np.array([self.now])
-        statistics.real_steps += 1
-        statistics.preemptions += len(plan.preempted)
-        statistics.owned(begin, ends, self._owned(), ())
-        statistics.spent(begin, ends, len(scheduler.running), len(scheduler.waiting))
-        statistics.computed.at(self.now, plan.num_tokens)
-        for name in plan.admitted:
-            if not scheduler.requests[name].num_steps:
-                statistics.queued.add(begin - self.live[name].arrival.at)
+    def _spend(self, end: int, steps: int, running: int, tokens: int) -> None:
+        counts = self.counts
+        counts.steps += steps
+        counts.busy += end - self.now
+        counts.running += running * (end - self.now)
+        counts.tokens += tokens
+        counts.end = self.now = end
 
-    def _answers(self, plan: BatchPlan) -> dict[str, list[int]]:
-        """The tokens of each request that samples: accepted drafts, and one more."""
-        statistics, answers = self.statistics, {}
-        for entry in plan.scheduled:
-            statistics.draft_tokens += entry.num_drafts
-            if not entry.samples:
-                statistics.prompt_tokens += len(entry.token_ids)
-                continue
-            statistics.prompt_tokens += len(entry.token_ids) - entry.num_drafts - 1
-            name = entry.request_id
-            live, done = self.live[name], self.scheduler.requests[name].num_output_tokens
-            count = 1
-            if entry.num_drafts and self.accepts is not None:
-                left = live.arrival.num_output_tokens - done
-                count = min(left, 1 + self.accepts(live.number, done, entry.num_drafts))
-                statistics.accepted_drafts += count - 1
-            answers[name] = outputs(live.arrival, done, count)
-            statistics.output_tokens += count
-        return answers
-
-    def _drafts(self, plan: BatchPlan) -> dict[str, list[int]]:
-        """For each request that decodes: its own next tokens, of which `accepts` says how many are right."""
-        if not self.num_drafts:
-            return {}
-        return {
-            entry.request_id: [self.live[entry.request_id].arrival.output_token_id] * self.num_drafts
-            for entry in plan.scheduled
-            if entry.samples and len(entry.token_ids) == 1
-        }
-
-    def _note_tokens(self, tokens: dict[str, list[int]]) -> None:
-        last = self._last
-        self.statistics.gaps((last[name] for name in tokens if name in last), self.now)
-        for name in tokens:
-            if name not in last:
-                live = self.live[name]
-                live.first = self.now
-                self.statistics.first_token(live.number, live.arrival, self.now)
-            last[name] = self.now
-
-    def _end(self, finished: Sequence[Request]) -> None:
-        for request in finished:
-            live = self._forget(request.request_id)
-            self.statistics.ended(live.number, live.arrival, live.first, self.now)
+    def _count_gaps(self, lasts: list[int], now: int) -> None:
+        """From the times of their last tokens to now."""
+        for last, times in Counter(lasts).items():
+            self.counts.gaps.append(now - last)
+            self.counts.gap_counts.append(times)
 
     def _owned(self) -> int:
         return self.config.num_blocks - self.scheduler.pool.num_free
@@ -247,17 +235,9 @@ class Simulation:
     def _require_progress(self, plan: BatchPlan) -> None:
         self._empty_plans = 0 if plan.scheduled or plan.preempted or plan.admitted else self._empty_plans + 1
         if self._empty_plans > 2:
-            raise RequestError(
-                f"step {plan.step}: the policy {self.config.policy!r} plans nothing, though "
-                f"{len(self.scheduler.waiting)} requests wait and {len(self.scheduler.running)} run"
-            )
-
-
-def following(source: Iterator[Arrival], before: Arrival) -> Arrival | None:
-    arrival = next(source, None)
-    if arrival is not None and arrival.at < before.at:
-        raise RequestError(f"a request at {arrival.at} ns after one at {before.at} ns: expected the order of arrival")
-    return arrival
+            waiting, running = len(self.scheduler.waiting), len(self.scheduler.running)
+            words = f"plans nothing, though {waiting} requests wait and {running} run"
+            raise RequestError(f"step {plan.step}: the policy {self.config.policy!r} {words}")
 
 
 def request_of(name: str, arrival: Arrival, config: SchedulerConfig) -> Request:
@@ -265,18 +245,15 @@ def request_of(name: str, arrival: Arrival, config: SchedulerConfig) -> Request:
     if arrival.num_prompt_tokens > config.num_blocks * config.block_size:
         raise RequestRefused(f"{arrival.num_prompt_tokens} prompt tokens: the pool has {config.num_blocks} blocks")
     ids = tuple(chain.from_iterable(repeat(token_id, count) for token_id, count in arrival.prompt))
-    stops = frozenset({END_ID}) if asked_tokens(arrival) > arrival.num_output_tokens else frozenset()
-    return Request(name, ids, asked_tokens(arrival), stops, priority=arrival.priority)
-
-
-def asked_tokens(arrival: Arrival) -> int:
-    return arrival.num_output_tokens if arrival.max_tokens is None else arrival.max_tokens
+    asked = arrival.num_output_tokens if arrival.max_tokens is None else arrival.max_tokens
+    stops = frozenset({END_ID}) if asked > arrival.num_output_tokens else frozenset[int]()
+    return Request(name, ids, asked, stops, priority=arrival.priority)
 
 
 def outputs(arrival: Arrival, done: int, count: int) -> list[int]:
     """Its next `count` tokens, after `done`."""
     ids = [arrival.output_token_id] * count
-    if done + count == arrival.num_output_tokens and asked_tokens(arrival) > arrival.num_output_tokens:
+    if done + count == arrival.num_output_tokens and (arrival.max_tokens or 0) > arrival.num_output_tokens:
         ids[-1] = END_ID
     return ids
 
@@ -292,4 +269,4 @@ def decodes_of(running: Sequence[Request], config: SchedulerConfig, count: int) 
         full = np.bincount([(-number - 1) % size for number in computed], minlength=size)
         checkpoints = full[later % size]
     requests = np.full(count, len(running))
-    return StepShape(requests, requests, attended, attended, requests, checkpoints, 0, 0)
+    return StepShape(requests, requests, attended, attended, requests, checkpoints, np.zeros(count, np.int64))

@@ -12,7 +12,6 @@ from builders import raw_config, raw_mixture
 from gguf_bytes import Tensor, gguf_bytes, model_keys, quantised_tensors
 
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.commands.bench import measure
 from lfm2np.commands.cli import main
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 40}
@@ -83,19 +82,6 @@ def test_commands_take_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     dump = str(tmp_path / "dump.safetensors")
     said(capsys, "record", "lfm2np:", *arguments, "--max-tokens", "2", "-o", dump)
     assert "nothing" in said(capsys, "locate", dump, "--model", path).lower()
-
-
-@pytest.mark.slow
-@pytest.mark.rounding
-def test_bench_measures_on_a_gguf_without_transformers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("lfm2np.commands.bench.measure.has_peers", lambda: True)
-    path = str(write(tmp_path / "x.gguf", "Q4_K"))
-    options = ["--cells", "decode-1x4", "--rounds", "1", "--threads", "1", "--json"]
-    report = json.loads(said(capsys, "bench", "--model", path, *options))
-    assert list(report["sides"]) == [*measure.OURS, *measure.FLOORS]
-    assert report["notes"] == ["transformers was not measured: it would make float32 of a GGUF file's weights"]
 
 
 @pytest.mark.rounding

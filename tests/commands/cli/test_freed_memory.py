@@ -96,17 +96,3 @@ def test_commands_and_their_workers_keep_it(monkeypatch: pytest.MonkeyPatch, cap
     place.begin_worker()
     assert asked == ["command", "worker"]
     capsys.readouterr()
-
-
-@pytest.mark.parametrize(("name", "kept"), [("exact", True), ("floor-float32", True), ("transformers-float32", False)])
-def test_our_sides_of_a_benchmark_keep_it(monkeypatch: pytest.MonkeyPatch, name: str, kept: bool):
-    from lfm2np.commands.bench.sides import side
-
-    asked: list[str] = []
-    monkeypatch.setattr("sys.argv", ["side", name, ".", "1"])
-    monkeypatch.setattr("os.dup2", lambda *_: None)
-    monkeypatch.setattr(side, "keep_freed_memory", lambda: asked.append(name))
-    monkeypatch.setattr(side, "make_side", lambda _: None)  # transformers need not be there
-    monkeypatch.setattr(side, "serve", lambda *_: None)
-    side.main()
-    assert asked == [name] * kept

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lfm2np.commands.simulate import generators
-from lfm2np.commands.simulate.cost import CostModel
-from lfm2np.commands.simulate.drawn_acceptance import Acceptance, acceptance_of, read_acceptance
-from lfm2np.commands.simulate.histogram import MOST_BINS, Course, Histogram
-from lfm2np.commands.simulate.page.simulation import simulation_report
-from lfm2np.commands.simulate.report import as_json, queue, saturation
-from lfm2np.commands.simulate.run import Simulation
-from lfm2np.commands.simulate.statistics import Statistics
-from lfm2np.commands.simulate.traffic import NANOSECONDS, Arrival
-from lfm2np.errors import RequestError
+from lfm2np.commands.simulate.cost import CostModel, preset
+from lfm2np.commands.simulate.result import Scenario, distribution, latencies_of, queue, simulate, simulation_report
+from lfm2np.commands.simulate.run import Counts, Simulation
+from lfm2np.commands.simulate.traffic import NANOSECONDS, Arrival, Traffic
+from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from scheduler import POLICIES, SchedulerConfig, TraceWriter, replay
 
@@ -65,10 +59,19 @@ def drawn_config(seed: int, policy: str) -> SchedulerConfig:
     )
 
 
-def run(
-    config: SchedulerConfig, arrivals: Iterator[Arrival] | list[Arrival], cost: CostModel = SECOND, **more: object
-) -> Statistics:
-    return Simulation(config, cost, **more).run(arrivals)  # type: ignore[arg-type]
+def run(config: SchedulerConfig, arrivals: Iterable[Arrival], cost: CostModel = SECOND, **more: object) -> Counts:
+    of_run = {name: more.pop(name) for name in ("most_waiting",) if name in more}
+    return Simulation(config, cost, **more).run(arrivals, **of_run)  # type: ignore[arg-type]
+
+
+def spans_of(counts: Counts, name: str) -> list[int]:
+    """Nanoseconds of each request that got so far."""
+    values, _ = latencies_of(counts)[name]
+    return [int(value) for value in values]
+
+
+def gaps_of(counts: Counts) -> list[tuple[int, int]]:
+    return sorted(zip(counts.gaps, counts.gap_counts, strict=True))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -79,66 +82,72 @@ def test_leaps_count_to_the_nanosecond_as_steps_one_by_one(policy: str) -> None:
         config = drawn_config(seed, policy)
         leaping, stepping = (Simulation(config, VARYING, leaps=leaps) for leaps in (True, False))
         first, second = leaping.run(drawn(seed)), stepping.run(drawn(seed))
-        leapt += second.real_steps - first.real_steps
-        assert replace(first, real_steps=0) == replace(second, real_steps=0)
+        leapt += second.single_steps - first.single_steps
+        assert gaps_of(first) == gaps_of(second)
+        both = [replace(each, single_steps=0, gaps=array("q"), gap_counts=array("q")) for each in (first, second)]
+        assert both[0] == both[1]
         assert leaping.scheduler.prefix_cache.statistics == stepping.scheduler.prefix_cache.statistics
         assert leaping.scheduler.pool.free_order() == stepping.scheduler.pool.free_order()
         beyond += first.beyond
-        assert first.finished + first.aborted + sum(first.refused.values()) == 60
+        assert len(spans_of(first, "e2e")) + first.aborted + sum(first.refused.values()) == 60
     assert leapt > 500 and beyond > 0
 
 
 def test_a_request_alone_takes_one_step_for_its_prompt_and_each_further_token() -> None:
-    statistics = run(SchedulerConfig(8), [arrival(0, 0.5, 20, 4)])
-    whole = statistics.whole()
-    assert (whole.ttft.total, whole.e2e.total, whole.tpot.total) == (NANOSECONDS, 4 * NANOSECONDS, NANOSECONDS)
-    assert statistics.itl.buckets == dict.fromkeys(whole.tpot.buckets, 3)
-    assert statistics.end == round(4.5 * NANOSECONDS)
-    assert (statistics.prompt_tokens, statistics.output_tokens, statistics.steps) == (19, 4, 4)
+    counts = run(SchedulerConfig(8), [arrival(0, 0.5, 20, 4)])
+    second = NANOSECONDS
+    assert [spans_of(counts, name) for name in ("ttft", "e2e", "tpot")] == [[second], [4 * second], [second]]
+    assert sum(counts.gap_counts) == 3 and set(counts.gaps) == {second}
+    assert counts.end == round(4.5 * second)
+    assert (counts.tokens, counts.output_tokens, counts.steps) == (23, 4, 4)
 
 
 def test_time_in_steps_beyond_what_was_measured_is_reported() -> None:
     cost = CostModel("small steps", "none", ({"1": 1.0},), largest={"tokens": 10, "requests": 4, "read": 22})
-    simulation = Simulation(SchedulerConfig(8), cost)
-    statistics = simulation.run([arrival(0, 0.0, 20, 5)])  # too many tokens in step 0, too much to read in 3 and 4
-    assert statistics.beyond == 3 * NANOSECONDS
-    text = as_text(simulation_report(as_json(statistics, simulation.scheduler, cost, "drawn")))
-    assert "60 % of the busy time is in steps larger than any that was measured" in text
+    counts = run(SchedulerConfig(8), [arrival(0, 0.0, 20, 5)], cost)  # step 0 is too large; 3 and 4 read too much
+    assert counts.beyond == 3 * NANOSECONDS
+    figures, counts = simulate(Scenario(Traffic("poisson:requests=1", 1.0), SchedulerConfig(99), cost))
+    assert "100 % of the busy time is in steps larger than any that was measured" in as_text(
+        simulation_report(figures, counts)
+    )
 
 
 def test_what_arrives_during_a_step_waits_for_its_end() -> None:
-    statistics = run(SchedulerConfig(8), [arrival(0, 0.0, 3, 3), arrival(1, 0.25, 3, 1)])
-    assert statistics.queued.total == round(0.75 * NANOSECONDS)
-    assert statistics.whole().ttft.total == round(1.0 * NANOSECONDS + 1.75 * NANOSECONDS)
+    counts = run(SchedulerConfig(8), [arrival(0, 0.0, 3, 3), arrival(1, 0.25, 3, 1)])
+    assert spans_of(counts, "queued") == [0, round(0.75 * NANOSECONDS)]
+    assert spans_of(counts, "ttft") == [NANOSECONDS, round(1.75 * NANOSECONDS)]
 
 
 def test_a_queue_with_one_server_waits_as_pollaczek_and_khinchine_say() -> None:
     """M/D/1: with Poisson arrivals and one constant service time D, the mean wait is rho D / 2 (1 - rho)."""
     for rate, requests in ((0.3, 4000), (0.7, 12000)):
-        arrivals = generators.parse(f"poisson:rate={rate},prompt=4,output=1,requests={requests}", seed=1)
-        statistics = run(SchedulerConfig(8, max_num_seqs=1, prefix_caching=False), arrivals)
-        mean = statistics.queued.mean
-        assert mean is not None
-        assert mean / NANOSECONDS == pytest.approx(rate / (2 * (1 - rate)), rel=0.05)
-        assert statistics.busy / statistics.end == pytest.approx(rate, rel=0.02)
+        arrivals = Traffic(f"poisson:prompt=4,output=1,requests={requests}", rate, seed=1).arrivals()
+        counts = run(SchedulerConfig(8, max_num_seqs=1, prefix_caching=False), arrivals)
+        mean = np.mean(spans_of(counts, "queued")) / NANOSECONDS
+        assert mean == pytest.approx(rate / (2 * (1 - rate)), rel=0.05)
+        assert counts.busy / counts.end == pytest.approx(rate, rel=0.02)
 
 
 def test_littles_law_holds_exactly() -> None:
     """Requests times time that ran is the sum of the times that they ran, each from its admission to its end."""
-    arrivals = list(generators.parse("gamma:rate=6,cv=2,prompt=100,output=1-80,requests=300", seed=3))
-    statistics = run(SchedulerConfig(4000, max_num_seqs=10), arrivals, VARYING)
-    assert statistics.preemptions == 0
-    assert sum(statistics.running.bins) == statistics.whole().e2e.total - statistics.queued.total
-    assert sum(statistics.waiting.bins) == statistics.queued.total
+    arrivals = Traffic("poisson:prompt=100,output=1-80,requests=300", 6.0, seed=3).arrivals()
+    counts = run(SchedulerConfig(4000, max_num_seqs=10), arrivals, VARYING)
+    assert counts.preemptions == 0
+    assert counts.running == sum(spans_of(counts, "e2e")) - sum(spans_of(counts, "queued"))
 
 
-def verdict_at(rate: float, requests: int, seed: int, slots: int = 1) -> str:
-    """Of a server that finishes one request a second in each slot."""
-    spec = f"poisson:rate={rate},prompt=4,output=1,requests={requests}"
-    config = SchedulerConfig(8 * slots, max_num_seqs=slots, prefix_caching=False)
-    statistics = run(config, generators.parse(spec, seed))
-    unclear = queue(statistics)["unclear"]
-    return "saturated" if saturation(statistics, 0) else "unclear" if unclear else "stable"
+# --- whether the queue grows without bound
+
+
+def verdict_of(counts: Counts) -> str:
+    figures = queue(counts)
+    return "saturated" if figures["saturated"] else "unclear" if figures["unclear"] else "stable"
+
+
+def verdict_at(rate: float, requests: int, seed: int) -> str:
+    """Of a server that finishes one request a second."""
+    arrivals = Traffic(f"poisson:prompt=4,output=1,requests={requests}", rate, seed).arrivals()
+    return verdict_of(run(SchedulerConfig(8, max_num_seqs=1, prefix_caching=False), arrivals))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +164,7 @@ def test_an_overload_just_above_capacity_is_seen_when_it_lasts() -> None:
     assert [verdict_at(1.1, 4000, seed) for seed in range(2)] == ["saturated"] * 2
 
 
-def course_of(*parts: tuple[float, int], first: int = 0) -> Statistics:
+def course_of(*parts: tuple[float, int], first: int = 0) -> Counts:
     """Requests at even times, so many a second for so long, after `first` at once; one a second is served."""
     times, at = [0.0] * first, 0.0
     for rate, seconds in parts:
@@ -165,11 +174,11 @@ def course_of(*parts: tuple[float, int], first: int = 0) -> Statistics:
 
 
 def test_a_backlog_that_grows_and_an_overload_at_the_end_are_saturated_and_one_that_is_over_is_reported() -> None:
-    assert saturation(course_of((1.1, 3000), first=300), 0) is not None
-    late = saturation(course_of((0.5, 600), (1.5, 300)), 0)
-    assert late is not None and late["since"] == pytest.approx(600, abs=10)
+    assert verdict_of(course_of((1.1, 3000), first=300)) == "saturated"
+    late = queue(course_of((0.5, 600), (1.5, 300)))["saturated"]
+    assert late["since"] == pytest.approx(600, abs=10)
     over = course_of((1.5, 600), (0.001, 1000), (1.0, 1))
-    assert saturation(over, 0) is None
+    assert verdict_of(over) != "saturated"
     assert queue(over)["longest"] == pytest.approx(300, abs=3)
     assert queue(over)["longest_at"] == pytest.approx(600, abs=2)
 
@@ -177,110 +186,61 @@ def test_a_backlog_that_grows_and_an_overload_at_the_end_are_saturated_and_one_t
 def test_a_server_that_still_fills_at_the_end_is_unclear() -> None:
     """More than it can do, but its slots are not full yet: steps become slower and slower."""
     cost = CostModel("by requests", "none", ({"requests": 0.02},))
-    simulation = Simulation(SchedulerConfig(4000, max_num_seqs=400), cost)
-    statistics = simulation.run(generators.parse("poisson:rate=3,prompt=4,output=20,requests=300", seed=1))
-    assert statistics.most_waiting < 10
-    assert "too short to tell" in queue(statistics)["unclear"]
-    assert "unclear whether saturated" in as_text(
-        simulation_report(as_json(statistics, simulation.scheduler, cost, "drawn"))
-    )
+    traffic = Traffic("poisson:prompt=4,output=20,requests=300", 3.0, seed=1)
+    figures, counts = simulate(Scenario(traffic, SchedulerConfig(4000, max_num_seqs=400), cost))
+    assert max(counts.waiting) <= 10
+    assert "too short to tell" in figures["queue"]["unclear"]
+    assert as_text(simulation_report(figures, counts)).startswith("verdict    unclear whether saturated")
 
 
 def test_a_simulation_ends_when_too_many_wait_and_says_who_is_left() -> None:
-    simulation = Simulation(SchedulerConfig(8, max_num_seqs=1), SECOND)
-    statistics = simulation.run((arrival(number, 0.0, 4, 1) for number in range(500)), most_waiting=100)
-    result = as_json(statistics, simulation.scheduler, SECOND, "at once", len(simulation.live))
-    assert result["requests"]["left"] == 101
-    assert result["saturation"]["waiting"] == 101
-    assert "101 left when the simulation ended" in as_text(simulation_report(result))
-    assert "SATURATED: the queue grows without bound from 0 us on, all at once, to 101" in as_text(
-        simulation_report(result)
-    )
+    counts = run(SchedulerConfig(8, max_num_seqs=1), [arrival(n, 0.0, 4, 1) for n in range(500)], most_waiting=100)
+    assert counts.left == len(counts.arrived) == 500 and counts.steps == 0
+    assert queue(counts)["saturated"] == {"since": 0.0, "waiting": 500, "requests_per_second": None}
 
 
-def test_a_million_requests_at_once_are_counted_as_refused_or_simulated() -> None:
-    statistics = run(SchedulerConfig(4, block_size=4), [arrival(number, 0.0, 100, 1) for number in range(1000)])
-    assert statistics.requests == 0
-    assert list(statistics.refused.values()) == [1000]
+def test_a_report_has_all_figures_and_a_page_the_course_of_the_queue() -> None:
+    traffic = Traffic("poisson:prompt=100-900,output=40,requests=60", 9.0)
+    figures, counts = simulate(Scenario(traffic, SchedulerConfig(60, max_num_seqs=2), preset("L4:LFM2-1.2B")))
+    report = simulation_report(figures, counts)
+    text = as_text(report)
+    for words in ("60 of 60 finished" if not counts.refused else "refused", "published figures", "ITL", "prefixes"):
+        assert words in text
+    assert report.figures["requests"]["arrived"] == 60 and report.figures["steps"]["all"] == counts.steps
+    assert 'id="over-time-title"' in as_html(report)
+
+
+def test_a_thousand_requests_larger_than_the_pool_are_counted_by_reason() -> None:
+    counts = run(SchedulerConfig(4, block_size=4), [arrival(number, 0.0, 100 + number, 1) for number in range(1000)])
+    assert not counts.arrived and list(counts.refused.values()) == [1000]
 
 
 def test_a_request_that_leaves_is_aborted_at_its_time() -> None:
-    statistics = run(SchedulerConfig(8), [arrival(0, 0.0, 4, 50, abort_after=round(2.5 * NANOSECONDS))])
-    assert (statistics.aborted, statistics.finished, statistics.end) == (1, 0, 3 * NANOSECONDS)
+    counts = run(SchedulerConfig(8), [arrival(0, 0.0, 4, 50, abort_after=round(2.5 * NANOSECONDS))])
+    assert (counts.aborted, spans_of(counts, "e2e"), counts.end) == (1, [], 3 * NANOSECONDS)
 
 
 def test_an_end_before_max_tokens_gives_its_reserved_blocks_back() -> None:
     """Under a policy that reserves, the second waits for blocks that the first asked for, until it ends early."""
     config = SchedulerConfig(8, block_size=4, policy="waiting-served", watermark=0.0)
     both = [arrival(0, 0.0, 4, 5, max_tokens=28), arrival(1, 0.0, 4, 2)]
-    assert run(config, both).queued.total == 5 * NANOSECONDS
-    assert run(config, [replace(each, max_tokens=None) for each in both]).queued.total == 0
-
-
-def test_accepted_drafts_are_tokens_of_the_same_step() -> None:
-    config = SchedulerConfig(100)
-    always = run(config, [arrival(0, 0.0, 4, 9)], num_drafts=3, accepts=Acceptance((1.0,)).draw)
-    never = run(config, [arrival(0, 0.0, 4, 9)], num_drafts=3, accepts=Acceptance((0.0,)).draw)
-    assert (always.steps, always.accepted_drafts, always.output_tokens) == (3, 6, 9)
-    assert (never.steps, never.accepted_drafts, never.output_tokens) == (9, 0, 9)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.integers(0, 9), st.integers(0, 9), st.integers(1, 6))
-def test_whether_a_draft_is_accepted_does_not_depend_on_how_many_follow(
-    shares: list[float], number: int, position: int, drafts: int
-) -> None:
-    acceptance = Acceptance(tuple(shares))
-    fewer, more = acceptance.draw(number, position, drafts), acceptance.draw(number, position, drafts + 1)
-    assert fewer == min(more, drafts)
-
-
-def test_acceptance_is_drawn_at_its_rate_and_read_from_counts() -> None:
-    acceptance = acceptance_of([1000, 800, 100], [800, 480, 30])
-    assert acceptance.shares == pytest.approx((0.8, 0.75, 0.5))
-    draws = [acceptance.draw(number, 0, 3) for number in range(20_000)]
-    assert np.mean(draws) == pytest.approx(0.8 + 0.8 * 0.75 + 0.8 * 0.75 * 0.5, rel=0.03)
-    assert read_acceptance("0.5,0.25").shares == (0.5, 0.25)
-    with pytest.raises(RequestError, match=r"acceptance 1\.5: expected a share from 0 to 1"):
-        read_acceptance("1.5")
+    assert sum(spans_of(run(config, both), "queued")) == 5 * NANOSECONDS
+    assert sum(spans_of(run(config, [each._replace(max_tokens=None) for each in both]), "queued")) == 0
 
 
 def test_a_trace_that_is_written_replays() -> None:
     file, config = io.StringIO(), drawn_config(1, "fcfs")
     writer = TraceWriter(file, config)
-    statistics = run(config, drawn(1), VARYING, trace=writer)
+    counts = run(config, drawn(1), VARYING, trace=writer)
     writer.end()
     replayed = replay(io.StringIO(file.getvalue()))
-    assert (replayed.steps, replayed.tokens) == (statistics.steps, statistics.output_tokens)
+    assert (replayed.steps, replayed.tokens) == (counts.steps, counts.output_tokens)
     assert replayed.unfinished == 0
 
 
-def test_requests_out_of_order_are_refused() -> None:
-    with pytest.raises(RequestError, match="expected the order of arrival"):
-        run(SchedulerConfig(8), [arrival(0, 1.0, 4, 1), arrival(1, 0.5, 4, 1)])
-
-
-# --- how it is counted
-
-
-@given(st.lists(st.integers(0, 2**50), min_size=1, max_size=50), st.integers(1, 3))
-def test_a_histogram_of_many_is_that_of_each(values: list[int], times: int) -> None:
-    singly, together = Histogram(), Histogram()
-    for value in values:
-        singly.add(value, times)
-    together.add_many(np.array(values, np.int64), times)
-    assert singly == together
-    middle = sorted(values)[(len(values) - 1) // 2]
-    quantile = singly.quantile(0.5)
-    assert quantile is not None
-    assert 0 <= quantile - middle <= middle / 256
-    assert abs(quantile - middle) <= middle / 256
-    assert singly.mean == sum(values) / len(values)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**32), st.integers(0, 9)), max_size=20))
-def test_a_course_keeps_its_sum_however_often_its_bins_widen(pieces: list[tuple[int, int, int]]) -> None:
-    course = Course()
-    for begin, length, value in pieces:
-        course.over(begin, begin + length, value)
-    assert sum(course.bins) == sum(length * value for _, length, value in pieces)
-    assert len(course.bins) <= MOST_BINS
+def test_quantiles_are_values_that_such_a_share_does_not_exceed() -> None:
+    values = np.array([5, 1, 4, 2, 3], np.int64) * NANOSECONDS
+    assert distribution(values) == {"mean": 3.0, "p50": 3.0, "p90": 5.0, "p99": 5.0, "max": 5.0}
+    often = distribution(values, np.array([1, 96, 1, 1, 1], np.int64))  # once 5 s, 96 times 1 s
+    assert (often["p50"], often["p90"], often["p99"]) == (1.0, 1.0, 4.0)
+    assert set(distribution(values[:0]).values()) == {None}

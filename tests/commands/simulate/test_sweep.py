@@ -1,66 +1,46 @@
-"""Which configuration is chosen, and how surely."""
+"""Which configurations a sweep runs, which it chooses, and how many requests a second each of them takes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lfm2np.commands.simulate.cost import CostModel
-from lfm2np.commands.simulate.histogram import bucket_of
-from lfm2np.commands.simulate.page.sweep_page import sweep_report
-from lfm2np.commands.simulate.scenario import Memory, Scenario, Traffic, simulate
+from lfm2np.commands.simulate.result import Scenario
 from lfm2np.commands.simulate.sweep import (
-    MOST_RUNS,
-    RESAMPLINGS,
+    Target,
+    best_runs,
+    capacity,
+    capacity_report,
+    curve,
     read_settings,
     read_target,
+    run,
     scenarios,
     summary,
+    sweep_report,
 )
-from lfm2np.commands.simulate.traffic import NANOSECONDS
+from lfm2np.commands.simulate.traffic import Traffic
 from lfm2np.errors import RequestError
+from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
+from lfm2np.oracle.report.charts import document
 from scheduler import SchedulerConfig
 
 COST = CostModel("drawn", "none", ({"1": 5e-3, "tokens": 4e-5, "requests": 1e-5},))
+CONFIG = SchedulerConfig(4000, max_num_seqs=16, max_num_batched_tokens=512)
 
 
-def scenario(traffic: str = "gamma:rate=5,cv=3,prompt=200,output=1-200,requests=200") -> Scenario:
-    return Scenario(Traffic(traffic), SchedulerConfig(4000, max_num_seqs=16, max_num_batched_tokens=512), COST)
+def scenario(rate: float = 5.0, requests: int = 40) -> Scenario:
+    return Scenario(Traffic(f"poisson:prompt=200,output=1-100,requests={requests}", rate), CONFIG, COST)
 
 
-def invented(
-    name: str, ttft: list[float], tpot: list[float], saturated: bool = False
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A run whose groups have one request each, with these seconds."""
-
-    def values(seconds: list[float]) -> dict[str, float]:
-        ordered = sorted(seconds)
-        return {
-            "mean": sum(seconds) / len(seconds),
-            "p50": ordered[len(ordered) // 2],
-            "p90": ordered[-1],
-            "p99": ordered[-1],
-            "max": ordered[-1],
-        }
-
-    groups = [
-        {
-            "ttft": [[bucket_of(round(first * NANOSECONDS)), 1]],
-            "tpot": [[bucket_of(round(each * NANOSECONDS)), 1]],
-            "e2e": [[bucket_of(round(each * NANOSECONDS)), 1]],
-        }
-        for first, each in zip(ttft, tpot, strict=True)
-    ]
-    seconds = {
-        metric: values(ttft if metric == "ttft" else tpot) for metric in ("ttft", "tpot", "e2e", "itl", "queued")
-    }
-    more = {key: {"requests_per_second": 1.0} for key in ("throughput", "utilisation", "prefix_cache", "requests")}
-    more |= {"requests": {"arrived": 8, "finished": 8}, "queue": {"unclear": None}, "beyond": None}
-    result = {"seconds": seconds, "groups": groups, "preemptions": 0, "cost": {"name": "none"}, **more}
-    return {"policy": name}, [{**result, "saturation": {"since": 1.0} if saturated else None}]
+def swept(*settings: str, target: Target | None = None, base: Scenario | None = None) -> dict[str, Any]:
+    chosen = scenarios(base or scenario(), read_settings(settings))
+    return summary(base or scenario(), [each for each, _ in chosen], [run(each) for _, each in chosen], target)
 
 
 def test_settings_are_lists_and_ranges() -> None:
@@ -73,160 +53,132 @@ def test_settings_are_lists_and_ranges() -> None:
         "waiting_served_ratio": [0.1, 0.2, 0.4, 0.8, 1.6, 3.2],
         "prefix_caching": [True, False],
     }
-    assert len(scenarios(scenario(), settings)) == 2 * 4 * 2
+    assert len(scenarios(scenario(), settings)) == 2 * 4 * 2, "of neither policy the ratio is read"
 
 
-def test_a_combination_that_its_policy_does_not_read_is_run_once_and_that_is_said() -> None:
-    """Six combinations of which two, of fcfs, would be the same run again."""
-    settings = read_settings(["waiting_served_ratio=0.1,1,2", "policy=fcfs,waiting-served"])
-    chosen = scenarios(scenario("poisson:rate=5,prompt=50,output=5,requests=20"), settings)
-    assert [each for each, _ in chosen] == [
-        {"policy": "fcfs"},
-        *({"waiting_served_ratio": ratio, "policy": "waiting-served"} for ratio in (0.1, 1, 2)),
-    ]
-    result = summary("x", settings, [(each, [simulate(run)]) for each, run in chosen], None)
-    text = as_text(sweep_report(result))
-    assert [line.split()[1:3] for line in text.splitlines() if line.split()[2:3] == ["fcfs"]] == [["-", "fcfs"]]
-    assert "Left out: 2" in text and "waiting_served_ratio" in result["notes"][-1]
+def test_a_policy_that_does_not_read_a_setting_appears_once() -> None:
+    result = swept("waiting_served_ratio=0.1,1,2", "policy=fcfs,waiting-served")
+    rows = sorted((each["settings"]["policy"], each["settings"].get("waiting_served_ratio")) for each in result["runs"])
+    assert rows == [("fcfs", None), *(("waiting-served", ratio) for ratio in (0.1, 1, 2))]
+    lines = as_text(sweep_report(result, None)).splitlines()
+    assert [line.split()[:2] for line in lines if line.split()[:1] == ["fcfs"]] == [["fcfs", "-"]]
 
 
 @pytest.mark.parametrize(
-    "texts, message",
+    "texts, named",
     [
-        (["policy"], "expected NAME=VALUE"),
+        (["policy"], "'policy'"),
         (["policy=fcfs", "policy=static"], "given twice"),
-        (["num_blocks=8:4"], "the second larger than the first"),
-        (["num_block=8"], "setting 'num_block': expected one of"),
+        (["num_blocks=8:4"], "'8:4'"),
+        (["num_block=8"], "'num_block'"),
+        (["policy=fcfs,best"], "'best'"),
+        (["rate=0"], "rate 0"),
+        (["num_blocks=1000:1064", "rate=1:9", "watermark=0.1:0.9", "max_num_seqs=1:1000", "block_size=1:1000"], None),
+        (
+            ["num_blocks=" + ",".join(map(str, range(1, 202))), "max_num_seqs=" + ",".join(map(str, range(1, 52)))],
+            "10000",
+        ),
     ],
 )
-def test_settings_that_can_not_be_are_refused(texts: list[str], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+def test_settings_that_can_not_be_are_refused_before_anything_runs(texts: list[str], named: str | None) -> None:
+    if named is None:
+        assert scenarios(scenario(), read_settings(texts))
+        return
+    with pytest.raises(RequestError, match=named):
         scenarios(scenario(), read_settings(texts))
 
 
-def test_a_value_that_a_setting_can_not_have_is_refused_before_anything_runs() -> None:
-    with pytest.raises(RequestError, match="policy 'best'"):
-        scenarios(scenario(), read_settings(["policy=fcfs,best"]))
-    with pytest.raises(RequestError, match=f"at most {MOST_RUNS}"):
-        scenarios(scenario(), {"num_blocks": range(1000, 1100), "max_num_seqs": range(1, 102)})
-
-
-@pytest.mark.parametrize("text", ["ttft=2", "ttft_p95=2", "ttft_p99=-1", "ttft_p99=nan", "itl_p99=2", "ttft_p99=x"])
+@pytest.mark.parametrize("text", ["ttft=2", "ttft_p95=2", "ttft_p99=-1", "ttft_p99=nan", "ttft_p99=x", "ttft_p99=0"])
 def test_a_target_is_a_metric_a_quantile_and_seconds(text: str) -> None:
     with pytest.raises(RequestError, match="expected a metric and seconds"):
         read_target(text)
+    assert read_target("itl_p99=.5") == Target("itl", "p99", 0.5)
 
 
-def test_the_choice_meets_the_target_with_the_shortest_time_per_token() -> None:
-    runs = [
-        invented("slow-first", [3.0] * 8, [0.01] * 8),
-        invented("balanced", [1.0] * 8, [0.02] * 8),
-        invented("beaten", [1.5] * 8, [0.03] * 8),
-        invented("saturated", [0.1] * 8, [0.001] * 8, saturated=True),
-    ]
-    free, aimed, none = (
-        summary("x", {"policy": []}, runs, target)
-        for target in (None, read_target("ttft_p99=2"), read_target("ttft_p99=0.5"))
+def test_at_each_rate_the_best_run_meets_the_target_and_is_not_saturated() -> None:
+    """static makes requests wait for a batch: it misses what fcfs meets; at 50 a second both are saturated."""
+    target = Target("ttft", "p99", 0.4)
+    result = swept("policy=static,fcfs", "rate=4,50", base=scenario(requests=300), target=target)
+    assert {rate: each["settings"]["policy"] for rate, each in best_runs(result).items()}[4] == "fcfs"
+    report = sweep_report(result, target)
+    assert (report.verdict, report.exit_code) == ("target met at 1 of 2 rates", 0)
+    text = as_text(report)
+    assert "at 4 requests a second choose policy fcfs" in text
+    assert "at 50 requests a second none of the configurations serves this traffic" in text
+    assert "misses the target" in text and "✕ saturated" in text
+    assert "rests on 3 requests: simulate more" in text
+
+
+def test_who_refuses_long_requests_is_not_best_for_that() -> None:
+    result = swept("num_blocks=14,4000", "rate=5")
+    assert [each["settings"]["num_blocks"] for each in result["runs"]] == [4000, 14]
+    assert result["runs"][0]["lost"] == 0 < result["runs"][1]["lost"]
+
+
+def test_a_page_has_a_curve_by_requests_a_second_for_each_metric() -> None:
+    result = swept("policy=static,fcfs", "rate=2:8")
+    page = as_html(sweep_report(result, None))
+    for metric in ("ttft", "tpot", "e2e"):
+        assert f'id="by-rate-{metric}-title"' in page
+    picture = document(curve(result, Target("ttft", "p99", 0.1), "ttft", "p99"))
+    assert "target: 100 ms" in picture and "policy fcfs" in picture and "requests a second" in picture
+
+
+def test_memory_says_how_many_blocks_there_are() -> None:
+    sized = [Scenario(Traffic("poisson"), SchedulerConfig(1, block_size=size), COST, 0.3) for size in (16, 256)]
+    with pytest.raises(RequestError, match="GPU:MODEL"):
+        sized[0].sized()
+    named = CostModel("H100:LFM2-1.2B", "none", ({"1": 1.0},))
+    blocks = [Scenario(each.traffic, each.config, named, 0.3).sized().num_blocks for each in sized]
+    assert 10 < blocks[1] < blocks[0] / 10
+
+
+# --- capacity
+
+
+def test_the_capacity_of_a_server_with_one_slot_is_where_its_wait_reaches_the_target() -> None:
+    """M/D/1, a second a request: the mean time to the first token is 1 + rate / 2 (1 - rate), 2 s at a rate of 2/3."""
+    base = Scenario(
+        Traffic("poisson:prompt=4,output=1,requests=3000", seed=1),
+        SchedulerConfig(8, max_num_seqs=1, prefix_caching=False),
+        CostModel("a second a step", "none", ({"1": 1.0},)),
     )
-    assert [run["settings"]["policy"] for run in free["runs"]] == ["slow-first", "balanced", "beaten", "saturated"]
-    assert [run["on_front"] for run in free["runs"]] == [True, True, False, False]
-    assert aimed["answer"] == [
-        "Choose policy balanced: P99 time to first token 1 s, 20 ms per output token (the best of 3, 100 % sure)."
-    ]
-    assert "P99 rests on 0.08 requests: simulate more." in aimed["notes"]
-    assert none["answer"][0].startswith("None meets the target; the nearest is policy balanced")
-    assert "P99 time to first token below 500 ms" in none["notes"][0]
-    only = summary("x", {"policy": []}, runs[3:], None)
-    assert only["answer"] == ["Every run is saturated: none of these 1 configurations serves this traffic."]
+    found = capacity(base, Target("ttft", "mean", 2.0))
+    assert found["rate"] == pytest.approx(2 / 3, rel=0.07)
+    assert found["value"] <= 2.0
+    few = base.with_setting("max_num_seqs", 2)
+    few = replace(few, traffic=Traffic("poisson:prompt=4,output=1,requests=9"))
+    assert capacity(few, Target("ttft", "mean", 0.5)) == {"rate": 0.0, "value": None, "runs": 17}
 
 
-def test_who_refuses_requests_is_not_chosen_for_being_fast() -> None:
-    refusing, serving = invented("refusing", [0.1] * 8, [0.001] * 8), invented("serving", [1.0] * 8, [0.02] * 8)
-    refusing[1][0]["requests"] = {"arrived": 8, "finished": 2}
-    nothing = invented("nothing", [0.1] * 8, [0.001] * 8)
-    nothing[1][0]["requests"] = {"arrived": 8, "finished": 0}
-    result = summary("x", {"policy": []}, [nothing, refusing, serving], None)
-    assert [(run["settings"]["policy"], run["lost"], run["on_front"]) for run in result["runs"]] == [
-        ("serving", 0, True),
-        ("refusing", 75, False),
-        ("nothing", 100, False),
-    ]
-    assert result["answer"][0].startswith("Choose policy serving")
-    assert "No run finished a request" in summary("x", {"policy": []}, [nothing], None)["answer"][0]
+def test_a_trace_that_any_rate_serves_is_too_short_to_tell() -> None:
+    found = capacity(scenario(requests=3), Target("ttft", "p99", 1000.0))
+    assert found["rate"] is None
+    report = capacity_report(scenario(), Target("ttft", "p99", 1000.0), [{"policy": "fcfs"}], [found])
+    assert "fcfs: meets the target at any rate: the trace is too short to tell" in as_text(report)
 
 
-def test_a_choice_that_may_be_saturated_says_so() -> None:
-    run = invented("near", [1.0] * 8, [0.02] * 8)
-    run[1][0]["queue"] = {"unclear": "the load is near capacity"}
-    said = "Whether it is saturated is unclear: the load is near capacity."
-    assert said in summary("x", {}, [run], None)["notes"]
+def test_a_capacity_is_said_in_one_line_a_configuration_the_highest_first() -> None:
+    base, target = scenario(requests=60), Target("ttft", "p99", 0.3)
+    chosen = scenarios(base, read_settings(["policy=static,fcfs", "max_num_seqs=4,16"]))
+    found = [capacity(each, target) for _, each in chosen]
+    report = capacity_report(base, target, [each for each, _ in chosen], found)
+    lines = [finding.words for finding in report.findings]
+    assert (
+        len(lines) == 4
+        and lines[0].startswith("fcfs, max_num_seqs 16: ")
+        and "requests a second (TTFT P99 " in lines[0]
+    )
+    rates = [each["rate"] for each in report.figures["capacities"]]
+    assert rates == sorted(rates, reverse=True)
+    best = scenarios(base, {"policy": ["fcfs"], "max_num_seqs": [16]})[0][1]
+    assert not target.is_met(run(best.with_setting("rate", 1.02 * rates[0])))
 
 
-def test_a_choice_whose_steps_were_not_measured_says_so() -> None:
-    run = invented("large", [1.0] * 8, [0.02] * 8)
-    run[1][0]["beyond"] = 0.25
-    notes = summary("x", {}, [run], None)["notes"]
-    assert "25 % of the busy time is in steps larger than any that was measured." in notes
-
-
-def test_runs_that_come_out_the_same_are_ties() -> None:
-    runs = [invented(name, [1.0] * 8, [0.02, 0.03] * 4) for name in ("a", "b", "c", "d")]
-    result = summary("x", {"policy": []}, runs, None)
-    assert "100 % sure" in result["answer"][0]
-    assert "The same times with policy b or policy c and 1 more." in result["notes"]
-
-
-def test_the_certainty_is_the_share_of_resamplings_as_counted_by_hand() -> None:
-    """The first is better but for one group in four, which is drawn k times of four with binomial probability: it is
-    better on the whole where 4 k is below its advantage in the others, 2 (4 - k), so for k = 0 or 1."""
-    runs = [invented("a", [1.0] * 4, [0.02, 0.02, 0.02, 0.05]), invented("b", [1.0] * 4, [0.03, 0.03, 0.03, 0.03])]
-    assert runs[0][1][0]["seconds"]["tpot"]["mean"] < 0.03
-    result = summary("x", {"policy": []}, runs, None)
-    expected = (3 / 4) ** 4 + 4 * (1 / 4) * (3 / 4) ** 3
-    assert result["share"] == pytest.approx(expected, abs=3 * (expected * (1 - expected) / RESAMPLINGS) ** 0.5)
-    assert "else mostly policy b" in result["answer"][0]
-
-
-def test_loads_are_answered_one_by_one() -> None:
-    chosen = scenarios(scenario(), read_settings(["speed=1,2", "policy=fcfs,static"]))
-    result = summary("x", {"speed": [1, 2], "policy": []}, [(each, [simulate(run)]) for each, run in chosen], None)
-    assert [run["settings"]["speed"] for run in result["runs"]] == [1, 1, 2, 2]
-    assert len(result["answer"]) == 2
-    assert result["answer"][1].startswith("With speed 2: choose policy")
-    assert all(answer in as_text(sweep_report(result)) for answer in result["answer"])
-    assert len(result["notes"]) == len(set(result["notes"]))
-
-
-def test_the_key_of_a_result_changes_with_all_that_it_depends_on() -> None:
-    base = scenario()
-    others = [run for _, run in scenarios(base, read_settings(["speed=1,2", "drafts=0,1", "num_blocks=4000,5000"]))]
-    file = replace(base, traffic=Traffic("trace.jsonl"))
-    keys = {run.key("") for run in others} | {file.key("content"), file.key("other content")}
-    assert len(keys | {scenario("poisson:rate=1,prompt=2,output=3").key("")}) == 11
-    for field, value in (("name", "other"), ("overhead", 1.0), ("largest", {"tokens": 1, "requests": 1, "read": 1})):
-        assert replace(base, cost=replace(COST, **{field: value})).key("") not in keys
-    assert base.key("content") in {run.key("content") for run in others}
-
-
-def test_blocks_of_a_memory_hold_their_keys_values_and_a_checkpoint() -> None:
-    base = replace(scenario(), memory=Memory(1_000_000, per_token=100, per_state=4000))
-    blocks = [run.sized().num_blocks for _, run in scenarios(base, read_settings(["block_size=16,160"]))]
-    assert blocks == [1_000_000 // (1600 + 4000), 1_000_000 // (16000 + 4000)]
-
-
-def test_parameters_of_a_generator_are_loads() -> None:
-    chosen = scenarios(scenario(), read_settings(["rate=2,8", "output=50,10~1.5", "policy=fcfs,static"]))
-    assert {run.traffic.source for _, run in chosen} == {
-        f"gamma:cv=3,prompt=200,requests=200,rate={rate},output={output}"
-        for rate in (2, 8)
-        for output in (50, "10~1.5")
-    }
-    result = summary("x", {"rate": []}, [(each, [simulate(run)]) for each, run in chosen], None)
-    assert len(result["answer"]) == 4
-    assert any(line.startswith("With rate 8, output 10~1.5: choose policy fcfs") for line in result["answer"])
-
-
-@pytest.mark.parametrize("setting", ["speed=0", "speed=fast", "drafts=-1", "drafts=1.5"])
-def test_loads_and_drafts_are_numbers(setting: str) -> None:
-    with pytest.raises(RequestError, match=setting.split("=")[0]):
-        scenarios(scenario(), read_settings([setting]))
+def test_a_trace_of_its_own_rate_is_swept_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(f'{{"at": {at}, "prompt_tokens": 50, "output_tokens": 5}}\n' for at in range(9)))
+    result = swept("policy=fcfs,static", base=Scenario(Traffic(str(path)), CONFIG, COST))
+    report = sweep_report(result, None)
+    assert report.next_steps[0].startswith("choose policy ")
+    assert "by-rate" not in as_html(report)

@@ -189,7 +189,10 @@ def test_what_is_no_json_is_not_written(path: Path) -> None:
     with Transcript(path) as transcript, pytest.raises(RequestError, match="request 'd': can't be written"):
         transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,), (float("nan"),)))
     assert path.read_bytes() == content
-    with pytest.raises(RequestError, match="can't be (read|written)"), Transcript(path / "not a directory") as transcript:
+    with (
+        pytest.raises(RequestError, match="can't be (read|written)"),
+        Transcript(path / "not a directory") as transcript,
+    ):
         transcript.append(*PAIRS[0])
 
 

@@ -9,13 +9,13 @@ import pytest
 from faults import inject
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_checkpoint import random_checkpoint
 from routed_engine import NEW, PROMPT, TORTURE, as_tuples, judged, own_routes, said, ties, with_swap
 from safetensors.numpy import save_file
 
 import lfm2np
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.commands.bench.random_checkpoint import random_checkpoint
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.records import Answer, greedy

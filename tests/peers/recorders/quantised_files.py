@@ -6,10 +6,10 @@ import ctypes
 from pathlib import Path
 
 import numpy as np
+from random_checkpoint import random_checkpoint
 
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
-from lfm2np.commands.bench.random_checkpoint import random_checkpoint
 
 FILE_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12}
 FILE_TYPES |= {"Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30}  # enum llama_ftype
