@@ -1,0 +1,410 @@
+"""Rollouts judged: both sides against the exact log-probabilities, their difference in three parts, and its causes.
+
+With t and s what trainer and sampler report of a token, and m what each means to report, exact:
+
+    t - s = (t - m_trainer) - (s - m_sampler) + (m_trainer - m_sampler)
+
+the trainer's error, the sampler's error, and what they mean by it (temperature, filters, penalties: exact.READINGS).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.work.place import Place
+from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.judge import FAR
+from lfm2np.oracle.judging.noise import DRAWS
+from lfm2np.oracle.judging.position import margins
+from lfm2np.oracle.judging.scored import Known, add_noises
+from lfm2np.oracle.judging.verdict import LIMIT, Verdict
+from lfm2np.oracle.rollouts.exact import (
+    AT,
+    READINGS,
+    SIDES,
+    Scores,
+    by_rollout,
+    ids_of,
+    is_unstated,
+    predicted,
+    scores_of,
+    values_of,
+)
+from lfm2np.oracle.rollouts.fits import Fit, fit, spread_of
+from lfm2np.oracle.rollouts.hypotheses import (
+    AS_IT_IS,
+    CHUNKED,
+    HEAD,
+    Explanation,
+    Hypothesis,
+    always,
+    explanations,
+    hypotheses_of,
+    longest_words,
+    predictions_of,
+)
+from lfm2np.oracle.rollouts.rollout import Rollout
+from lfm2np.oracle.rollouts.temperature import differs, fitted_temperature
+from lfm2np.values import Progress
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+AUTO = "auto"
+AUTO_FORMATS = ("float32", "float16", "bfloat16")  # the finest first
+SCORING, JUDGING, EXPLAINING = "exact log-probabilities", "rounding errors", "hypotheses"
+LEAST_EXPLAINED = 0.8  # of the squared error, for a hypothesis to be named as the nearest
+LEAST_OF_ALL = 20.0  # nats in all by which an error must beat the network without it where that explains all, too;
+LEAST_OF_TOKENS = 0.5  # of each token for the head's precision, which rounds all of them
+MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines
+LEAST_STALE = 0.5  # of the sequences from some step on that must be wrong
+Shown = Callable[[str], Progress | None]
+
+
+def no_progress(name: str) -> Progress | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Options:
+    """formats   of sampler and trainer: a name of formats.py, or auto
+    readings     what each side reports: see exact.READINGS; auto: the likeliest, unless the file says it
+    cause_tokens about how many tokens, prompts included, formats, readings and hypotheses are chosen by
+    chunks       sizes of chunks to try beside powers of two
+    """
+
+    formats: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(SIDES, AUTO))
+    readings: Mapping[str, str] = field(default_factory=lambda: dict.fromkeys(SIDES, AUTO))
+    cause_tokens: int = 2000
+    chunks: Sequence[int] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """What is said of one side. `fit` is None where it reported nothing.
+
+    expected   the reading that it should have reported
+    explained  the hypotheses that were tried, the likeliest first; empty where nothing had to be explained
+    cause      in words, if a hypothesis or a reading explains what is wrong
+    choices    which of the N tokens the sampler can't have chosen: excluded by its filters, or not greedy
+    """
+
+    name: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    reported: Float64
+    expected: str = "raw"
+    fit: Fit | None = None
+    explained: tuple[Explanation, ...] = ()
+    cause: str | None = None
+    choices: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def reading(self) -> str:
+        """That it reports."""
+        return self.expected if self.fit is None else self.fit.reading
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """All rollouts. Arrays of N answer tokens, in the order of `scores`."""
+
+    scores: Sequence[Scores]
+    failed: Sequence[tuple[Rollout, str]]
+    sides: Mapping[str, Side]
+    exact: Mapping[str, Float64]  # m of each side
+
+    @property
+    def parts(self) -> dict[str, Float64]:
+        """t - s and its three parts; NaN where one side reported nothing, or a value is infinite."""
+        s, t = (self.sides[side].reported for side in SIDES)
+        m_s, m_t = (self.exact[side] for side in SIDES)
+        with np.errstate(invalid="ignore"):
+            columns = {"difference": t - s, "trainer": t - m_t, "sampler": m_s - s, "meaning": m_t - m_s}
+            bad = ~np.isfinite(sum(columns.values()))
+        return {name: np.where(bad, np.nan, values) for name, values in columns.items()}
+
+    def meaning_words(self) -> str:
+        """How what the trainer reports differs from what the sampler reports."""
+        return longest_words(self.scores, *(self.sides[name].reading for name in SIDES))
+
+
+def judge_rollouts(
+    model: LoadedModel,
+    rollouts: Sequence[Rollout],
+    options: Options,
+    place: Place | None = None,
+    shown: Shown = no_progress,
+    previous: LoadedModel | None = None,
+    beside: Sequence[Rollout] | None = None,
+) -> Judged:
+    """Each side judged, and explained where it is wrong.
+
+    beside    all rollouts of the file, where `rollouts` are a sample of them: what stood beside each
+    previous  the checkpoint of the step before
+    """
+    known = Known(place=place or Place())
+    scores, failed = scores_of(model, rollouts, known.place, shown(SCORING))
+    judge = Judge(model, scores, options, known, shown, previous, beside or rollouts)
+    sides = {name: judge.side(name) for name in SIDES}
+    exact = {name: predicted(judge.scores, side.reading).logprobs for name, side in sides.items()} if scores else {}
+    return Judged(judge.scores, failed, sides, exact or dict.fromkeys(SIDES, np.zeros(0)))
+
+
+@dataclass(eq=False)
+class Judge:
+    """What judging a side needs; `known` keeps rounding errors that were computed, `fitted` readings at temperatures
+    that the file does not state.
+    """
+
+    model: LoadedModel
+    scores: Sequence[Scores]
+    options: Options
+    known: Known
+    shown: Shown
+    previous: LoadedModel | None
+    beside: Sequence[Rollout]
+    fitted: tuple[str, ...] = ()
+
+    def side(self, name: str) -> Side:
+        reported = values_of(self.scores, name)
+        if np.isnan(reported).all():
+            return Side(name, Verdict.INCONCLUSIVE, ("no log-probabilities were reported",), reported)
+        is_auto = self.options.formats[name] == AUTO
+        formats = AUTO_FORMATS if is_auto else (self.options.formats[name],)
+        stated = self.stated_reading(name)
+        readings = READINGS if stated == AUTO else (stated,)
+        some = self.sample(np.flatnonzero([np.isfinite(part).any() for part in by_rollout(reported, self.scores)]))
+        fits = [self.likeliest(some, reported, each, readings) for each in formats]
+        if not any(each.is_right for each in fits):
+            self.fit_temperatures(some, reported)
+            if stated == AUTO and is_unstated(self.scores[0].rollout.sampling):
+                fits = [self.likeliest(some, reported, each, (*readings, *self.fitted)) for each in formats]
+        best = max(fits, key=lambda each: (each.is_right, each.log_likelihood))
+        judged = self.of_all(reported, best.format_name, best.reading)
+        choices = self.wrong_choices(best.format_name) if name == SIDES[0] else np.zeros(0, np.int64)
+        side = self.decided(name, reported, best.reading if stated == AUTO else stated, judged, choices)
+        if len(choices) and judged.is_right:
+            return side  # nothing that a log-probability could explain
+        is_likeliest = judged.is_right and best is max(fits, key=lambda each: each.log_likelihood)
+        if is_likeliest and (not is_auto or judged.format_name == AUTO_FORMATS[0]):
+            return side
+        return self.explained(side, is_likeliest, stated == AUTO)
+
+    def stated_reading(self, name: str) -> str:
+        """Of the options, else of the file if all its lines agree, else auto."""
+        if self.options.readings[name] != AUTO:
+            return self.options.readings[name]
+        field_name = "logprobs_mode" if name == SIDES[0] else "trainer_logprobs_mode"
+        modes = {getattr(each.rollout, field_name) for each in self.scores}
+        return modes.pop() if len(modes) == 1 else AUTO
+
+    def sample(self, first: Sequence[int]) -> list[int]:
+        """Rollouts of about as many tokens as hypotheses are tried on: those of `first`, up to half of the tokens, then
+        drawn ones.
+        """
+        drawn = np.random.default_rng(self.options.seed).permutation(len(self.scores)).tolist()
+        chosen: list[int] = []
+        tokens = 0
+        for most, indices in ((self.options.cause_tokens // 2, first), (self.options.cause_tokens, drawn)):
+            for index in indices:
+                size = len(ids_of(self.scores[index].rollout))
+                if index not in chosen and (tokens + size <= most or not chosen):
+                    chosen.append(index)
+                    tokens += size
+        return sorted(chosen)
+
+    def part(self, values: Any, indices: Sequence[int]) -> Any:
+        """Of [N] those of some rollouts."""
+        cut = by_rollout(values, self.scores)
+        return np.concatenate([cut[index] for index in indices])
+
+    # --- which format and reading
+
+    def likeliest(self, indices: Sequence[int], reported: Float64, format_name: str, readings: Sequence[str]) -> Fit:
+        """Of these rollouts under one of the readings: by one emulated engine, by all where that leaves it in doubt.
+
+        The scale by all is at most sqrt(8) times that by one (judging/judge.py): what is beyond LIMIT * FAR is wrong.
+        """
+        scores, values = [self.scores[index] for index in indices], self.part(reported, indices)
+        predictions = {reading: predicted(scores, reading) for reading in readings}
+
+        def best() -> Fit:
+            spread = spread_of(self.model, scores, format_name, self.known)
+            fits = [fit(values, predictions[reading], spread, reading) for reading in readings]
+            return max(fits, key=lambda each: (each.is_right, -np.count_nonzero(each.wrong), each.log_likelihood))
+
+        result = best()
+        worst = largest(result.ratios, scores)
+        doubtful = [index for index, size in enumerate(worst) if LIMIT / math.sqrt(len(DRAWS)) < size <= LIMIT * FAR]
+        if not doubtful:
+            return result
+        doubtful.sort(key=lambda index: -worst[index])
+        truths = [scores[index].truth for index in doubtful[:MOST_REFINED]]
+        add_noises(self.model, format_name, truths, self.known, DRAWS, self.shown(JUDGING))
+        return best()
+
+    def of_all(self, reported: Float64, format_name: str, reading: str) -> Fit:
+        return self.likeliest(range(len(self.scores)), reported, format_name, [reading])
+
+    def fit_temperatures(self, indices: Sequence[int], reported: Float64) -> None:
+        """Scores all rollouts at the temperature that brings them nearest to what a side reports, too, if it is none
+        that the file states.
+        """
+        scores = [self.scores[index] for index in indices]
+        values, plain = self.part(reported, indices), Hypothesis(AS_IT_IS, variants=always({}))
+
+        def logprobs_at(name: str, temperatures: Sequence[float]) -> Float64:
+            readings = [f"{name}{AT}{temperature!r}" for temperature in temperatures]
+            (found,) = predictions_of(self.model, scores, [plain], readings, None, self.known.place)
+            assert found is not None
+            return np.array([found[reading].logprobs for reading in readings])
+
+        new = []
+        for name in ("tempered", "processed"):
+            if name == "tempered" or any(each.numbers[name] != each.numbers["tempered"] for each in scores):
+                temperature = fitted_temperature(values, lambda nodes, name=name: logprobs_at(name, nodes))
+                if any(differs(temperature, each.rollout.sampling.temperature) for each in scores):
+                    new += [f"{each}{AT}{temperature:g}" for each in dict.fromkeys(("tempered", name))]
+        if missing := [each for each in dict.fromkeys(new) if each not in self.fitted]:
+            self.fitted += tuple(missing)
+            rollouts = [each.rollout for each in self.scores]
+            self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, (*READINGS, *self.fitted))
+
+    # --- what is wrong
+
+    def wrong_choices(self, format_name: str) -> Int64:
+        """[N'] tokens that a right sampler of this format can't have chosen."""
+        chosen: list[int] = []
+        first = 0
+        for each in self.scores:
+            sampled = np.array(each.rollout.is_sampled, np.bool_)
+            if each.rollout.sampling.temperature == 0.0:
+                impossible = self.not_greedy(each, format_name)
+            else:
+                impossible = np.isneginf(each.high[each.numbers["processed"], -1])
+            chosen += (first + np.flatnonzero(sampled & impossible)).tolist()
+            first += each.size
+        return np.array(chosen, np.int64)
+
+    def not_greedy(self, scores: Scores, format_name: str) -> NDArray[np.bool_]:
+        """[R] tokens further behind the greedy one than the format explains; only without penalties."""
+        if scores.numbers["processed"] != scores.numbers["raw"]:
+            return np.zeros(scores.size, np.bool_)
+        noise = self.known.noises[format_name, scores.truth.spoken]
+        allowed = margins(scores.truth, noise, format_named(format_name).bits)
+        ratios = np.take_along_axis(allowed.gap_ratios[scores.rows], scores.columns[:, None], axis=1)[:, 0]
+        return np.asarray(ratios > LIMIT)
+
+    def decided(self, name: str, reported: Float64, expected: str, judged: Fit, choices: Int64) -> Side:
+        """Before anything is explained."""
+        wrong, count = int(np.count_nonzero(judged.wrong)), int(np.count_nonzero(judged.reported))
+        reasons = []
+        if len(choices):
+            reasons.append(f"{len(choices)} tokens that its sampling parameters exclude")
+        if wrong:
+            reasons.append(f"{wrong} of {count} log-probabilities are further off than {judged.format_name} explains")
+        elif not judged.is_right:
+            reasons.append(f"errors are {judged.rms:.3g} times what {judged.format_name} explains on the average")
+        if reasons:
+            return Side(name, Verdict.BUG, tuple(reasons), reported, expected, judged, choices=choices)
+        why = [f"all {count} log-probabilities are within what {judged.format_name} explains"]
+        if AT in judged.reading:
+            why.append(longest_words(self.scores, "tempered", judged.reading))
+        return Side(name, Verdict.EXACT, tuple(why), reported, expected, judged, choices=choices)
+
+    def explained(self, side: Side, is_likeliest: bool, is_free: bool) -> Side:
+        """With the hypotheses tried.
+
+        is_likeliest  it is right, in the likeliest format: only errors that are hidden within it are looked for, and
+                      not those of chunks, which are many
+        is_free       whether any reading may be the side's
+        """
+        assert side.fit is not None
+        worst = largest(side.fit.sizes, self.scores)
+        some = self.sample(sorted(range(len(worst)), key=lambda index: -worst[index]))
+        readings = [side.expected] if is_likeliest else [*dict.fromkeys((side.expected, *READINGS, *self.fitted))]
+        hypotheses = hypotheses_of(self.model, self.beside, self.options.chunks, self.previous)
+        if side.verdict is Verdict.EXACT:
+            hypotheses = [each for each in hypotheses if each.is_of_network]
+        if is_likeliest:
+            hypotheses = [each for each in hypotheses if each.name != CHUNKED]
+        explained = self.tried(side, some, hypotheses, readings)
+        actual = explained[0].fit.reading
+        if not is_unstated(self.scores[0].rollout.sampling):
+            actual = actual.partition(AT)[0]
+        if is_free and side.verdict is not Verdict.EXACT and actual != side.expected:
+            side = replace(side, expected=actual, fit=self.of_all(side.reported, explained[0].fit.format_name, actual))
+            explained = self.tried(side, some, hypotheses, readings)
+        return self.with_cause(replace(side, explained=tuple(explained)))
+
+    def tried(
+        self, side: Side, indices: Sequence[int], hypotheses: Sequence[Hypothesis], readings: Sequence[str]
+    ) -> list[Explanation]:
+        """On these rollouts, in any of the formats, under these readings, the likeliest first."""
+        assert side.fit is not None
+        scores, values = [self.scores[index] for index in indices], self.part(side.reported, indices)
+        names = dict.fromkeys((side.fit.format_name, *AUTO_FORMATS))
+        for name in names:
+            self.likeliest(indices, side.reported, name, [side.expected])  # with as many engines as it takes
+        spreads = [spread_of(self.model, scores, name, self.known) for name in names]
+        predictions = predictions_of(
+            self.model, scores, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
+        )
+        return explanations(values, side.expected, scores, hypotheses, predictions, spreads)
+
+    def with_cause(self, side: Side) -> Side:
+        """With the verdict and reasons that its explanations lead to."""
+        assert side.fit is not None
+        best = side.explained[0]
+        plain = next(each for each in side.explained if not each.is_error)
+        gain = LEAST_OF_TOKENS * np.count_nonzero(best.fit.reported) if best.hypothesis.name == HEAD else LEAST_OF_ALL
+        if side.verdict is Verdict.EXACT and best.fit.log_likelihood < plain.fit.log_likelihood + gain:
+            best = plain
+        reading = longest_words(self.scores, side.expected, best.fit.reading)
+        words = ", ".join(filter(None, [f"{best.hypothesis.name} ({best.detail})" if best.is_error else "", reading]))
+        if best.is_error and best.is_adequate:
+            hidden = f"hidden within {side.fit.format_name}: {best.fit.format_name} with this error is likelier"
+            more = side.reasons if side.verdict is Verdict.BUG else (hidden,)
+            return replace(side, verdict=Verdict.BUG, cause=words, reasons=(words, *more))
+        if side.verdict is not Verdict.BUG:
+            return side
+        if not best.is_error and best.fit.is_right and reading:
+            return replace(side, cause=words, reasons=(words, *side.reasons))
+        if not best.is_error and best.fit.is_right and not len(side.choices):
+            why = f"errs like {best.fit.format_name} everywhere, not like {side.fit.format_name}"
+            return replace(side, verdict=Verdict.DRIFT, reasons=(why, *side.reasons))
+        if stale := self.stale_words(side.fit):
+            return replace(side, reasons=(stale, *side.reasons))
+        nearest = f"; nearest: {words}, {best.explained:.0%} of the squared error"
+        unexplained = "unexplained" + (nearest if words and best.explained >= LEAST_EXPLAINED else "")
+        return replace(side, reasons=(unexplained, *side.reasons))
+
+    def stale_words(self, of_all: Fit) -> str:
+        """That all sequences up to some training step are right and most of those after it are not; "" if it is not
+        so.
+        """
+        wrong = [bool(part.any()) for part in by_rollout(of_all.wrong, self.scores)]
+        by_step: dict[int, list[bool]] = {}
+        for each, is_wrong in zip(self.scores, wrong, strict=True):
+            if each.rollout.step is not None:
+                by_step.setdefault(each.rollout.step, []).append(is_wrong)
+        right = [step for step in sorted(by_step) if not any(any(by_step[s]) for s in by_step if s <= step)]
+        after = [is_wrong for step in by_step if right and step > right[-1] for is_wrong in by_step[step]]
+        if not right or sum(after) < max(1.0, LEAST_STALE * len(after)):
+            return ""
+        hint = "" if self.previous is not None else "; --previous DIR would tell by the weights of the step before"
+        so_many = f"wrong in {sum(after)} of {len(after)} sequences after it"
+        return f"stale weights: no format explains the errors, right up to step {right[-1]}, {so_many}{hint}"
+
+
+def largest(values: Float64, scores: Sequence[Scores]) -> list[float]:
+    """Of each rollout the largest size among the values [N]; 0 where all are NaN."""
+    return [float(np.nanmax(np.abs(part), initial=0.0)) for part in by_rollout(values, scores)]
