@@ -112,10 +112,10 @@ def ids_of(rollout: Rollout) -> Ids:
 
 
 def item_of(rollout: Rollout, readings: Sequence[str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The item of views.VIEWS, and the number of each reading's view."""
+    """The item of views.VIEWS for these readings and those before their filters, and the number of each one's view."""
     views: list[dict[str, Any]] = []
     numbers = {}
-    for reading in readings:
+    for reading in dict.fromkeys((*readings, *filter(None, map(before_filters, readings)))):
         view = view_of(params_of(reading, rollout.sampling))
         if view not in views:
             views.append(view)

@@ -130,7 +130,9 @@ def error_squares(scores: Scores, noise: Noise, reading: str, temperature: float
     """[R] mean squares over engines of the answer tokens' errors, under a reading."""
     tempered = scores.truth.logprobs[scores.rows] / temperature
     below = tempered - tempered.max(axis=1, keepdims=True)
-    q = np.where(below >= scores.least[scores.numbers[reading]][:, None] - ROUNDED, np.exp(below), 0.0)
+    name, _, fitted = reading.partition(AT)  # at a fitted temperature about the same tokens are kept
+    least = scores.least[scores.numbers[name]] * (scores.rollout.sampling.temperature / temperature if fitted else 1.0)
+    q = np.where(below >= least[:, None] - ROUNDED, np.exp(below), 0.0)
     q /= q.sum(axis=1, keepdims=True)
     errors = noise.errors[:, scores.rows].astype(np.float64)
     chosen = np.take_along_axis(errors, scores.columns[None, :, None], axis=2)[..., 0]

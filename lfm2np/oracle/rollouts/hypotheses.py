@@ -27,10 +27,8 @@ from lfm2np.oracle.rollouts.exact import (
     PENALTIES,
     Predicted,
     Scores,
-    before_filters,
     by_rollout,
     ids_of,
-    is_unstated,
     item_of,
     predicted,
 )
@@ -73,6 +71,7 @@ class Hypothesis:
     undo      of values [N] as reported, and the exact ones: what they were before the error, NaN where that is lost,
               and a detail that it found
     bits      of the significand that it rounds to: tried in formats of more than twice as many
+    readings  those under which it is tried; (): those of the side
     """
 
     name: str
@@ -80,6 +79,7 @@ class Hypothesis:
     variants: Callable[[Rollout], Variant | None] = no_change
     undo: Undo = as_reported
     bits: int = 0
+    readings: tuple[str, ...] = ()
 
     @property
     def is_of_network(self) -> bool:
@@ -110,6 +110,12 @@ def hypotheses_of(
         *route_hypotheses(rollouts),
         *(Hypothesis("stale weights", name, always({"part": name})) for name in parts),
     ]
+
+
+def temperature_hypothesis(reading: str, temperature: float) -> Hypothesis:
+    at = f"{temperature:g}"
+    name = f"a temperature of {at} other than the stated one"
+    return Hypothesis(name, variants=always({}), readings=(f"{reading}{AT}{at}",))
 
 
 # --- errors in what was written down
@@ -249,16 +255,15 @@ def predictions_of(
     place: Place,
     progress: Progress | None = None,
 ) -> list[Mapping[str, Predicted] | None]:
-    """Of each hypothesis the predicted values by reading, of these; None where it changes nothing, or where the network
+    """Of each hypothesis the predicted values by reading; None where it changes nothing, or where the network
     so changed overflows.
     """
-    needed = list(dict.fromkeys(each for reading in readings for each in (reading, before_filters(reading) or reading)))
     items, owners = [], []
     for index, each in enumerate(scores):  # what shares a pass stands together: see variants.run
         for number, hypothesis in enumerate(hypotheses):
             variant = hypothesis.variants(each.rollout)
             if variant is not None:
-                item, numbers = item_of(each.rollout, needed)
+                item, numbers = item_of(each.rollout, hypothesis.readings or readings)
                 if isinstance(variant.get("routes"), tuple):
                     item["routes"] = np.asarray(variant["routes"], np.int64)[: len(item["token_ids"]) - 1]
                     variant = {}
@@ -280,7 +285,9 @@ def predictions_of(
         is_idle = hypothesis.is_of_network and hypothesis.name != AS_IT_IS and not changes
         of_all = [changes.get(index, each) for index, each in enumerate(scores)]
         predictions.append(
-            None if is_idle or number in overflows else {reading: predicted(of_all, reading) for reading in readings}
+            None
+            if is_idle or number in overflows
+            else {reading: predicted(of_all, reading) for reading in hypothesis.readings or readings}
         )
     return predictions
 
@@ -296,6 +303,11 @@ class Explanation:
     detail: str
     fit: Fit
     explained: float
+
+    @property
+    def words(self) -> str:
+        """ "" of the network as it is."""
+        return "" if not self.is_error else self.hypothesis.name + (f" ({self.detail})" if self.detail else "")
 
     @property
     def is_error(self) -> bool:
@@ -364,10 +376,8 @@ def reading_words(expected: str, actual: str, sampling: SamplingParams) -> str:
         return ""
     (expected_name, _, stated), (name, _, fitted) = expected.partition(AT), actual.partition(AT)
     words = []
-    if fitted and is_unstated(sampling):
+    if fitted:
         words.append(f"at temperature {fitted}, which the file does not say")
-    elif fitted:
-        words.append(f"a temperature of {fitted}, other than the stated {sampling.temperature:g}")
     elif stated:
         words.append(f"the sampler's are at temperature {stated}, which the file does not say")
     is_tempered = sampling.temperature not in (0.0, 1.0)

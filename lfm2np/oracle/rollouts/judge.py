@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ from lfm2np.oracle.rollouts.hypotheses import (
     hypotheses_of,
     longest_words,
     predictions_of,
+    temperature_hypothesis,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.temperature import differs, fitted_temperature
@@ -59,6 +61,7 @@ Int64 = NDArray[np.int64]
 AUTO = "auto"
 AUTO_FORMATS = ("float32", "float16", "bfloat16")  # the finest first
 SCORING, JUDGING, EXPLAINING = "exact log-probabilities", "rounding errors", "hypotheses"
+FITTING = 0.25  # of the tokens that hypotheses are tried on, for a temperature
 LEAST_EXPLAINED = 0.8  # of the squared error, for a hypothesis to be named as the nearest
 LEAST_OF_ALL = 20.0  # nats in all by which an error must beat the network without it where that explains all, too;
 LEAST_OF_TOKENS = 0.5  # of each token for the head's precision, which rounds all of them
@@ -160,9 +163,7 @@ def judge_rollouts(
 
 @dataclass(eq=False)
 class Judge:
-    """What judging a side needs; `known` keeps rounding errors that were computed, `fitted` readings at temperatures
-    that the file does not state.
-    """
+    """What judging a side needs; `known` keeps rounding errors that were computed."""
 
     model: LoadedModel
     scores: Sequence[Scores]
@@ -171,7 +172,6 @@ class Judge:
     shown: Shown
     previous: LoadedModel | None
     beside: Sequence[Rollout]
-    fitted: tuple[str, ...] = ()
 
     def side(self, name: str) -> Side:
         reported = values_of(self.scores, name)
@@ -181,12 +181,13 @@ class Judge:
         formats = AUTO_FORMATS if is_auto else (self.options.formats[name],)
         stated = self.stated_reading(name)
         readings = READINGS if stated == AUTO else (stated,)
-        some = self.sample(np.flatnonzero([np.isfinite(part).any() for part in by_rollout(reported, self.scores)]))
+        some = self.sample(np.flatnonzero(known_rollouts(reported, self.scores)))
         fits = [self.likeliest(some, reported, each, readings) for each in formats]
-        if not any(each.is_right for each in fits):
-            self.fit_temperatures(some, reported)
-            if stated == AUTO and is_unstated(self.scores[0].rollout.sampling):
-                fits = [self.likeliest(some, reported, each, (*readings, *self.fitted)) for each in formats]
+        if stated == AUTO and is_unstated(self.scores[0].rollout.sampling) and not any(each.is_right for each in fits):
+            fitted = [f"tempered{AT}{temperature:g}" for _, temperature in self.temperatures(reported)]
+            rollouts = [each.rollout for each in self.scores]
+            self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, [*self.scores[0].numbers, *fitted])
+            fits = [self.likeliest(some, reported, each, (*readings, *fitted)) for each in formats]
         best = max(fits, key=lambda each: (each.is_right, each.log_likelihood))
         judged = self.of_all(reported, best.format_name, best.reading)
         choices = self.wrong_choices(best.format_name) if name == SIDES[0] else np.zeros(0, np.int64)
@@ -206,18 +207,19 @@ class Judge:
         modes = {getattr(each.rollout, field_name) for each in self.scores}
         return modes.pop() if len(modes) == 1 else AUTO
 
-    def sample(self, first: Sequence[int]) -> list[int]:
-        """Rollouts of about as many tokens as hypotheses are tried on: those of `first`, up to half of the tokens, then
-        drawn ones.
+    def sample(self, first: Sequence[int], share: float = 1.0) -> list[int]:
+        """Rollouts of about as many tokens as hypotheses are tried on, or a share of them: those of `first`, up to half
+        of the tokens, then drawn ones.
         """
+        count = self.options.cause_tokens * share
         drawn = np.random.default_rng(self.options.seed).permutation(len(self.scores)).tolist()
         chosen: list[int] = []
         tokens = 0
-        for most, indices in ((self.options.cause_tokens // 2, first), (self.options.cause_tokens, drawn)):
+        for most, indices in ((count / 2.0, first), (count, drawn)):
             for index in indices:
                 size = len(ids_of(self.scores[index].rollout))
                 if index not in chosen and (tokens + size <= most or not chosen):
-                    chosen.append(index)
+                    chosen.append(int(index))
                     tokens += size
         return sorted(chosen)
 
@@ -254,29 +256,26 @@ class Judge:
     def of_all(self, reported: Float64, format_name: str, reading: str) -> Fit:
         return self.likeliest(range(len(self.scores)), reported, format_name, [reading])
 
-    def fit_temperatures(self, indices: Sequence[int], reported: Float64) -> None:
-        """Scores all rollouts at the temperature that brings them nearest to what a side reports, too, if it is none
-        that the file states.
-        """
-        scores = [self.scores[index] for index in indices]
-        values, plain = self.part(reported, indices), Hypothesis(AS_IT_IS, variants=always({}))
+    def temperatures(self, reported: Float64) -> list[tuple[str, float]]:
+        """By reading, the temperature that brings the exact values nearest to a side's, if the file states another."""
+        some = self.sample(np.flatnonzero(known_rollouts(reported, self.scores)), FITTING)
+        scores, values = [self.scores[index] for index in some], self.part(reported, some)
 
         def logprobs_at(name: str, temperatures: Sequence[float]) -> Float64:
             readings = [f"{name}{AT}{temperature!r}" for temperature in temperatures]
+            plain = Hypothesis(AS_IT_IS, variants=always({}))
             (found,) = predictions_of(self.model, scores, [plain], readings, None, self.known.place)
             assert found is not None
             return np.array([found[reading].logprobs for reading in readings])
 
-        new = []
+        fitted = []
         for name in ("tempered", "processed"):
             if name == "tempered" or any(each.numbers[name] != each.numbers["tempered"] for each in scores):
-                temperature = fitted_temperature(values, lambda nodes, name=name: logprobs_at(name, nodes))
-                if any(differs(temperature, each.rollout.sampling.temperature) for each in scores):
-                    new += [f"{each}{AT}{temperature:g}" for each in dict.fromkeys(("tempered", name))]
-        if missing := [each for each in dict.fromkeys(new) if each not in self.fitted]:
-            self.fitted += tuple(missing)
-            rollouts = [each.rollout for each in self.scores]
-            self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, (*READINGS, *self.fitted))
+                temperature = fitted_temperature(values, partial(logprobs_at, name))
+                stated = {1.0, *(each.rollout.sampling.temperature for each in scores)}
+                if all(differs(temperature, each) for each in stated):
+                    fitted.append((name, temperature))
+        return fitted
 
     # --- what is wrong
 
@@ -330,17 +329,16 @@ class Judge:
         assert side.fit is not None
         worst = largest(side.fit.sizes, self.scores)
         some = self.sample(sorted(range(len(worst)), key=lambda index: -worst[index]))
-        readings = [side.expected] if is_likeliest else [*dict.fromkeys((side.expected, *READINGS, *self.fitted))]
+        readings = [side.expected] if is_likeliest else [*dict.fromkeys((side.expected, *READINGS))]
         hypotheses = hypotheses_of(self.model, self.beside, self.options.chunks, self.previous)
         if side.verdict is Verdict.EXACT:
             hypotheses = [each for each in hypotheses if each.is_of_network]
         if is_likeliest:
             hypotheses = [each for each in hypotheses if each.name != CHUNKED]
+        hypotheses += [temperature_hypothesis(*each) for each in self.temperatures(side.reported)]
         explained = self.tried(side, some, hypotheses, readings)
         actual = explained[0].fit.reading
-        if not is_unstated(self.scores[0].rollout.sampling):
-            actual = actual.partition(AT)[0]
-        if is_free and side.verdict is not Verdict.EXACT and actual != side.expected:
+        if is_free and side.verdict is not Verdict.EXACT and actual in readings and actual != side.expected:
             side = replace(side, expected=actual, fit=self.of_all(side.reported, explained[0].fit.format_name, actual))
             explained = self.tried(side, some, hypotheses, readings)
         return self.with_cause(replace(side, explained=tuple(explained)))
@@ -368,8 +366,8 @@ class Judge:
         gain = LEAST_OF_TOKENS * np.count_nonzero(best.fit.reported) if best.hypothesis.name == HEAD else LEAST_OF_ALL
         if side.verdict is Verdict.EXACT and best.fit.log_likelihood < plain.fit.log_likelihood + gain:
             best = plain
-        reading = longest_words(self.scores, side.expected, best.fit.reading)
-        words = ", ".join(filter(None, [f"{best.hypothesis.name} ({best.detail})" if best.is_error else "", reading]))
+        reading = longest_words(self.scores, side.expected, best.fit.reading) if not best.hypothesis.readings else ""
+        words = ", ".join(filter(None, [best.words, reading]))
         if best.is_error and best.is_adequate:
             hidden = f"hidden within {side.fit.format_name}: {best.fit.format_name} with this error is likelier"
             more = side.reasons if side.verdict is Verdict.BUG else (hidden,)
@@ -403,6 +401,10 @@ class Judge:
         hint = "" if self.previous is not None else "; --previous DIR would tell by the weights of the step before"
         so_many = f"wrong in {sum(after)} of {len(after)} sequences after it"
         return f"stale weights: no format explains the errors, right up to step {right[-1]}, {so_many}{hint}"
+
+
+def known_rollouts(reported: Float64, scores: Sequence[Scores]) -> list[bool]:
+    return [bool(np.isfinite(part).any()) for part in by_rollout(reported, scores)]
 
 
 def largest(values: Float64, scores: Sequence[Scores]) -> list[float]:
