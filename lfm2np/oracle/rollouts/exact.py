@@ -10,14 +10,14 @@ filtered      filters without the temperature
 Where a request's sampling leaves two of them the same, the first has its name. "tempered at 0.65" and "processed at
 0.65" are the same at another temperature than the file states: the one that was fitted (judge.py).
 
-N tokens of all rollouts in the order of the file, R of one rollout, W different readings, X tolerances.
+N tokens of all rollouts in the order of the file, R of one rollout, X tolerances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,6 @@ BEFORE = {"processed": "tempered", "unpenalised": "tempered", "filtered": "raw"}
 AT = " at "  # between a reading and its fitted temperature
 TOLERANCES = (3e-5, 1e-3, 2e-2, 0.1, 0.5)  # nats of a logit, for filters in formats from float32 to bfloat16
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-ARRAYS = ("logprobs", "low", "high", "squares", "least")
 
 
 def params_of(reading: str, sampling: SamplingParams) -> SamplingParams:
@@ -69,26 +68,29 @@ def is_unstated(sampling: SamplingParams) -> bool:
     return SamplingParams(**view_of(sampling)) == SamplingParams()
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """One rollout: its R answer tokens under W different readings.
+class View(NamedTuple):
+    """One rollout's R answer tokens under one reading.
 
-    truth     of all rows that predict the answer
-    numbers   by reading, which of the W it is
-    logprobs  [W, R] nats; -inf for a token that the filters exclude
-    low, high [W, X, R] what a right engine may report whose logits are off by that tolerance
-    squares   [W, R] sum of p^2 over the kept tokens
-    least     [W, R] of the kept tokens the least likely, nats below the likeliest
+    logprobs   [R] nats; -inf for a token that the filters exclude
+    low, high  [X, R] what a right engine may report whose logits are off by that tolerance
+    squares    [R] sum of p^2 over the kept tokens
+    least      [R] of the kept tokens the least likely, nats below the likeliest
     """
 
-    rollout: Rollout
-    truth: Truth
-    numbers: Mapping[str, int]
     logprobs: Float64
     low: Float64
     high: Float64
     squares: Float64
     least: Float64
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """One rollout, with the truth of all rows that predict the answer, and its views by reading."""
+
+    rollout: Rollout
+    truth: Truth
+    views: Mapping[str, View]
 
     @property
     def size(self) -> int:
@@ -106,26 +108,46 @@ class Scores:
         tokens = np.array(self.rollout.token_ids, np.int64)
         return np.asarray(np.argmax(self.truth.columns[self.rows] == tokens[:, None], axis=1))
 
+    def reported(self, side: str) -> Float64:
+        """[R] by a side; NaN where it reported nothing or the token is not the sampler's."""
+        values = getattr(self.rollout, f"{side}_logprobs")
+        values = np.full(self.size, np.nan) if values is None else np.array(values, np.float64)
+        return np.where(self.rollout.is_sampled, values, np.nan)
+
 
 def ids_of(rollout: Rollout) -> Ids:
     return (*rollout.prompt_token_ids, *rollout.token_ids)
 
 
-def item_of(rollout: Rollout, readings: Sequence[str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """The item of views.VIEWS for these readings and those before their filters, and the number of each one's view."""
-    views: list[dict[str, Any]] = []
-    numbers = {}
-    for reading in dict.fromkeys((*readings, *filter(None, map(before_filters, readings)))):
-        view = view_of(params_of(reading, rollout.sampling))
-        if view not in views:
-            views.append(view)
-        numbers[reading] = views.index(view)
+def item_of(rollout: Rollout, readings: Sequence[str]) -> dict[str, Any]:
+    """The item of views.VIEWS: equal views are computed once."""
+    views = different_views(rollout, readings)
     ids = list(ids_of(rollout))
     item: dict[str, Any] = {"token_ids": ids, "start": len(rollout.prompt_token_ids), "views": views}
     item["tolerances"] = list(TOLERANCES)
     if rollout.routes is not None:
         item["routes"] = np.asarray(rollout.routes, np.int64)[: len(ids) - 1]
-    return item, numbers
+    return item
+
+
+def different_views(rollout: Rollout, readings: Sequence[str]) -> list[dict[str, Any]]:
+    """Those of the readings and of what stands before their filters."""
+    views: list[dict[str, Any]] = []
+    for reading in (*readings, *filter(None, map(before_filters, readings))):
+        view = view_of(params_of(reading, rollout.sampling))
+        if view not in views:
+            views.append(view)
+    return views
+
+
+def views_from(rollout: Rollout, readings: Sequence[str], result: Mapping[str, Any]) -> dict[str, View]:
+    """By reading, from the result of item_of's item."""
+    views = different_views(rollout, readings)
+    found = {}
+    for reading in (*readings, *filter(None, map(before_filters, readings))):
+        number = views.index(view_of(params_of(reading, rollout.sampling)))
+        found[reading] = View(*(result[name][number] for name in View._fields))
+    return found
 
 
 def scores_of(
@@ -140,8 +162,9 @@ def scores_of(
     `progress(done, total)` counts tokens. Answers to one prompt follow each other, so that it is computed once.
     """
     ordered = sorted(range(len(rollouts)), key=lambda index: ids_of(rollouts[index]))
-    pairs = {index: item_of(rollouts[index], readings) for index in ordered}
-    results = compute(VIEWS, model, [{**pairs[index][0], "columns": True} for index in ordered], place, progress)
+    results = compute(
+        VIEWS, model, [item_of(rollouts[n], readings) | {"columns": True} for n in ordered], place, progress
+    )
     by_index = dict(zip(ordered, results, strict=True))
     scores: list[Scores] = []
     failed: list[tuple[Rollout, str]] = []
@@ -152,41 +175,13 @@ def scores_of(
             continue
         spoken = Spoken(ids_of(rollout), as_key(rollout.routes, len(ids_of(rollout)) - 1))
         truth = Truth(spoken=spoken, vocab_size=model.config.vocab_size, **result["truth"])
-        scores.append(Scores(rollout, truth, pairs[index][1], **{name: result[name] for name in ARRAYS}))
+        scores.append(Scores(rollout, truth, views_from(rollout, readings, result)))
     return scores, failed
 
 
-@dataclass(frozen=True, eq=False)
-class Predicted:
-    """What is predicted for N tokens under one reading: exact, and within tolerances of the logits [X, N].
-
-    before  the same without the filters, where there are any: what scales an error if they keep other tokens
-    """
-
-    logprobs: Float64
-    low: Float64
-    high: Float64
-    squares: Float64  # [N]
-    before: Predicted | None = None
-
-
-def predicted(scores: Sequence[Scores], reading: str) -> Predicted:
-    def of_all(name: str) -> Float64:
-        return np.concatenate([getattr(each, name)[each.numbers[reading]] for each in scores], axis=-1)
-
-    unfiltered = before_filters(reading)
-    before = predicted(scores, unfiltered) if unfiltered else None
-    return Predicted(of_all("logprobs"), of_all("low"), of_all("high"), of_all("squares"), before)
-
-
-def values_of(scores: Sequence[Scores], side: str) -> Float64:
-    """[N] what a side reported; NaN where it reported nothing or the token is not the sampler's."""
-    parts = []
-    for each in scores:
-        reported = getattr(each.rollout, f"{side}_logprobs")
-        values = np.full(each.size, np.nan) if reported is None else np.array(reported, np.float64)
-        parts.append(np.where(each.rollout.is_sampled, values, np.nan))
-    return np.concatenate(parts) if parts else np.zeros(0)
+def joined(parts: Iterable[Any]) -> Any:
+    """[N] of all rollouts."""
+    return np.concatenate([*parts, np.zeros(0)])
 
 
 def by_rollout(values: Any, scores: Sequence[Scores]) -> list[Any]:

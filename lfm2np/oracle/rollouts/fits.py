@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ from lfm2np.oracle.judging.noise import DRAWS, LEAST, STAGES, Noise, loosened
 from lfm2np.oracle.judging.position import FLOAT32_UNITS, most_shift
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.rollouts.exact import AT, TOLERANCES, Predicted, Scores, before_filters, params_of
+from lfm2np.oracle.rollouts.exact import AT, TOLERANCES, Scores, before_filters, joined, params_of
 from lfm2np.oracle.total import MOST_SIZE
 from lfm2np.values import Progress
 
@@ -43,63 +42,14 @@ MOVED = 0.1  # the chance that filters keep other tokens, where they may
 EXCLUDED = -60.0  # nats: the log-likelihood of a value that a hypothesis says can't be reported
 
 
-@dataclass(frozen=True, eq=False)
-class Spread:
-    """Errors that a format allows at N tokens.
-
-    logits   [N] tau: the size of the logits' errors
-    ulps     [N] one unit in the last place of the largest logit, in the format
-    largest  [N] in absolute value
-    bits     of the format's significand
-    shift    nats by which sums over the vocabulary may move all log-probabilities
-    """
-
-    format_name: str
-    scores: Sequence[Scores]
-    noises: Sequence[Noise]
-    logits: Float64
-    ulps: Float64
-    largest: Float64
-    bits: int
-    shift: float
-    by_reading: dict[str, tuple[Float64, Float64]] = field(default_factory=dict)
-
-    def of(self, reading: str) -> tuple[Float64, Float64]:
-        """[N] the temperature, and emulated engines' mean squares of the token's error."""
-        if reading not in self.by_reading:
-            temperatures = [params_of(reading, each.rollout.sampling).temperature for each in self.scores]
-            squares = [
-                error_squares(*pair, reading, temperature)
-                for *pair, temperature in zip(self.scores, self.noises, temperatures, strict=True)
-            ]
-            sizes = [each.size for each in self.scores]
-            self.by_reading[reading] = np.repeat(temperatures, sizes), joined(squares)
-        return self.by_reading[reading]
-
-    def scales(self, values: Predicted, reading: str) -> tuple[Float64, Float64]:
-        """[N] standard deviations, and what rounding the logits and the log-probability themselves may do.
-
-        With each logit off by up to half a unit, log p[y] is off by up to (1 - p[y]) units. Its own rounding, and the
-        logarithm of a sum in float32, do not shrink as p[y] goes to 1.
-        """
-        temperature, squares = self.of(reading)
-        p = np.exp(np.minimum(values.logprobs, 0.0))
-        shape = (1.0 - p) ** 2 + np.maximum(0.0, values.squares - p * p)
-        both = squares + (self.logits / temperature) ** 2 * shape
-        size = np.ldexp(np.where(np.isfinite(values.logprobs), np.abs(values.logprobs), 0.0), -self.bits)
-        float32 = FLOAT32_UNITS * np.ldexp(self.largest / temperature, -23)
-        return np.maximum(LEAST, np.sqrt(both / 2.0)), (1.0 - p) * self.ulps / temperature + size + float32
-
-
-def spread_of(
+def noises_of(
     model: LoadedModel, scores: Sequence[Scores], format_name: str, known: Known, progress: Progress | None = None
-) -> Spread:
-    """In a mixture of experts without reported routes, coarse formats send tokens to other experts: their errors are
-    those of engines that choose routes of their own.
+) -> list[Noise]:
+    """Of one emulated engine, or of those that are known already. In a mixture of experts without reported routes,
+    coarse formats send tokens to other experts: then of all engines with routes of their own.
     """
     truths = [each.truth for each in scores]
-    form = format_named(format_name)
-    chooses = bool(model.config.sparse_layers) and not form.is_fine
+    chooses = bool(model.config.sparse_layers) and not format_named(format_name).is_fine
     draws = DRAWS if chooses else STAGES[0]
     add_noises(model, format_name, truths, known, draws, progress)
     noises = [known.noises[format_name, truth.spoken] for truth in truths]
@@ -109,36 +59,33 @@ def spread_of(
         loose = loosened([known.loose[format_name, truths[index].spoken] for index in free])
         for index, noise in zip(free, loose, strict=True):
             noises[index] = noise
-    largest = joined(each.truth.largest[each.rows] for each in scores)
-    return Spread(
-        format_name,
-        scores,
-        noises,
-        logits=joined(noise.spread[each.rows] for each, noise in zip(scores, noises, strict=True)),
-        ulps=np.ldexp(1.0, np.frexp(largest)[1] - form.bits),
-        largest=largest,
-        bits=form.bits,
-        shift=most_shift(model.config.vocab_size),
-    )
+    return noises
 
 
-def joined(parts: Any) -> Float64:
-    return np.concatenate([*parts, np.zeros(0)])
+def scales_of(scores: Scores, noise: Noise, bits: int, reading: str) -> tuple[Float64, Float64]:
+    """[R] standard deviations, and what rounding the logits and the log-probability themselves may do.
 
-
-def error_squares(scores: Scores, noise: Noise, reading: str, temperature: float) -> Float64:
-    """[R] mean squares over engines of the answer tokens' errors, under a reading."""
-    tempered = scores.truth.logprobs[scores.rows] / temperature
+    With each logit off by up to half a unit, log p[y] is off by up to (1 - p[y]) units. Its own rounding, and the
+    logarithm of a sum in float32, do not shrink as p[y] goes to 1.
+    """
+    view, rows = scores.views[reading], scores.rows
+    temperature = params_of(reading, scores.rollout.sampling).temperature
+    tempered = scores.truth.logprobs[rows] / temperature
     below = tempered - tempered.max(axis=1, keepdims=True)
-    name, _, fitted = reading.partition(AT)  # at a fitted temperature about the same tokens are kept
-    least = scores.least[scores.numbers[name]] * (scores.rollout.sampling.temperature / temperature if fitted else 1.0)
-    q = np.where(below >= least[:, None] - ROUNDED, np.exp(below), 0.0)
+    q = np.where(below >= view.least[:, None] - ROUNDED, np.exp(below), 0.0)
     q /= q.sum(axis=1, keepdims=True)
-    errors = noise.errors[:, scores.rows].astype(np.float64)
+    errors = noise.errors[:, rows].astype(np.float64)
     chosen = np.take_along_axis(errors, scores.columns[None, :, None], axis=2)[..., 0]
     if reading != "raw":
         chosen = (chosen - (errors * q).sum(axis=2)) / temperature
-    return np.asarray(np.mean(chosen**2, axis=0))
+    p = np.exp(np.minimum(view.logprobs, 0.0))
+    shape = (1.0 - p) ** 2 + np.maximum(0.0, view.squares - p * p)
+    both = np.mean(chosen**2, axis=0) + (noise.spread[rows] / temperature) ** 2 * shape
+    largest = scores.truth.largest[rows]
+    ulps = np.ldexp(1.0, np.frexp(largest)[1] - bits)
+    size = np.ldexp(np.where(np.isfinite(view.logprobs), np.abs(view.logprobs), 0.0), -bits)
+    float32 = FLOAT32_UNITS * np.ldexp(largest / temperature, -23)
+    return np.maximum(LEAST, np.sqrt(both / 2.0)), (1.0 - p) * ulps / temperature + size + float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,26 +125,35 @@ def root_mean_square(sizes: Float64) -> float:
     return math.sqrt(math.fsum((sizes * sizes).tolist()) / len(sizes)) if len(sizes) else 0.0
 
 
-def fit(reported: Float64, values: Predicted, spread: Spread, reading: str) -> Fit:
-    """How a side's values [N] lie about a prediction."""
-    scales, units = spread.scales(values, reading)
-    needed = np.searchsorted(TOLERANCES, LIMIT * spread.logits)
+def fit(
+    reported: Sequence[Float64], scores: Sequence[Scores], noises: Sequence[Noise], format_name: str, reading: str
+) -> Fit:
+    """How a side's values, [R] of each rollout, lie about those of a reading."""
+    bits = format_named(format_name).bits
+    parts = [fit_one(*each, bits, reading) for each in zip(reported, scores, noises, strict=True)]
+    return Fit(format_name, reading, *map(joined, zip(*parts, strict=True)))
+
+
+def fit_one(
+    reported: Float64, scores: Scores, noise: Noise, bits: int, reading: str
+) -> tuple[Float64, Float64, Float64, Float64]:
+    """The arrays [R] of a Fit."""
+    view, unfiltered = scores.views[reading], before_filters(reading)
+    scales, units = scales_of(scores, noise, bits, reading)
+    needed = np.searchsorted(TOLERANCES, LIMIT * noise.spread[scores.rows])
     at = np.minimum(needed, len(TOLERANCES) - 1)[None]
-    low, high = (np.take_along_axis(bound, at, axis=0)[0] for bound in (values.low, values.high))
-    unfiltered = before_filters(reading)
-    if values.before is not None and unfiltered is not None:
-        loose, loose_units = spread.scales(values.before, unfiltered)
+    low, high = (np.take_along_axis(bound, at, axis=0)[0] for bound in (view.low, view.high))
+    if unfiltered:  # what scales an error if the filters keep other tokens
         is_open = low < high
-        scales, units = (
-            np.where(is_open, np.maximum(*pair), pair[0]) for pair in ((scales, loose), (units, loose_units))
-        )
+        loose, loose_units = scales_of(scores, noise, bits, unfiltered)
+        scales = np.where(is_open, np.maximum(scales, loose), scales)
+        units = np.where(is_open, np.maximum(units, loose_units), units)
     both = np.hypot(scales, units / 2.0)
     with np.errstate(invalid="ignore"):
-        errors = reported - values.logprobs
+        errors = reported - view.logprobs
         excess = np.where(reported > high, reported - high, np.where(reported < low, reported - low, 0.0))
-    same = np.isneginf(reported) & np.isneginf(values.low.min(axis=0, initial=0.0))
-    excess = np.where(same, 0.0, excess)
-    left = np.maximum(0.0, np.abs(excess) - spread.shift)
+    excess = np.where(np.isneginf(reported) & np.isneginf(view.low.min(axis=0)), 0.0, excess)
+    left = np.maximum(0.0, np.abs(excess) - most_shift(scores.truth.vocab_size))
     ratios = np.sign(excess) * np.maximum(0.0, left - units) / scales
     nan = np.isnan(reported)
     ratios[nan], excess[nan] = np.nan, np.nan
@@ -207,7 +163,7 @@ def fit(reported: Float64, values: Predicted, spread: Spread, reading: str) -> F
     moved = log_density(np.where(np.isfinite(errors), np.abs(errors), np.abs(excess)) / wide, wide)
     either = np.logaddexp(exact + math.log1p(-MOVED), moved + math.log(MOVED))  # the filters keep other tokens, or not
     likelihoods = np.where(nan, 0.0, np.where(low < high, either, exact))
-    return Fit(spread.format_name, reading, errors, ratios, np.abs(excess) / both, likelihoods)
+    return errors, ratios, np.abs(excess) / both, likelihoods
 
 
 def log_density(sizes: Float64, scales: Float64) -> Float64:

@@ -21,25 +21,18 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place, compute, source_of
 from lfm2np.oracle import factors
-from lfm2np.oracle.rollouts.exact import (
-    ARRAYS,
-    AT,
-    PENALTIES,
-    Predicted,
-    Scores,
-    by_rollout,
-    ids_of,
-    item_of,
-    predicted,
-)
-from lfm2np.oracle.rollouts.fits import Fit, Spread, fit, root_mean_square
+from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.noise import Noise
+from lfm2np.oracle.rollouts.exact import AT, PENALTIES, Scores, ids_of, item_of, joined, params_of, views_from
+from lfm2np.oracle.rollouts.fits import Fit, fit, root_mean_square
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
 from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
 Variant = dict[str, Any]
-Undo = Callable[[Float64, Float64, Sequence[Scores]], tuple[Float64, str]]
+Values = list[Float64]  # [R] of each rollout
+Undo = Callable[[Values, Values], tuple[Values, str]]
 MOST_BEFORE = 3  # sequences of a pack: what leaks through more convolutions is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
 MOST_OUTLIERS = 0.01  # of the tokens under a hypothesis that rounds, as float32 noise flips some roundings
@@ -48,16 +41,13 @@ LEAST_GAIN = 10.0  # nats in all by which an error must beat the network without
 MOST_ERROR = 50.0  # nats, of a token, in shares of the squared error
 AS_IT_IS, HEAD, CHUNKED = "as computed", "head precision", "state lost at a chunk border"
 ROUTES = "routes of another run"
-# readings, by what was applied to the logits
-TEMPERED, FILTERED = ("tempered", "processed", "unpenalised"), ("processed", "unpenalised", "filtered")
-PENALISED = ("processed", "filtered")
 
 
 def no_change(rollout: Rollout) -> Variant | None:
     return None
 
 
-def as_reported(reported: Float64, exact: Float64, scores: Sequence[Scores]) -> tuple[Float64, str]:
+def as_reported(reported: Values, exact: Values) -> tuple[Values, str]:
     return reported, ""
 
 
@@ -68,7 +58,7 @@ class Hypothesis:
     name      the kind, by which it is reported
     detail    which of its kind
     variants  the network's error for a rollout; None where it changes nothing
-    undo      of values [N] as reported, and the exact ones: what they were before the error, NaN where that is lost,
+    undo      of values as reported, and the exact ones: what they were before the error, NaN where that is lost,
               and a detail that it found
     bits      of the significand that it rounds to: tried in formats of more than twice as many
     readings  those under which it is tried; (): those of the side
@@ -121,27 +111,25 @@ def temperature_hypothesis(reading: str, temperature: float) -> Hypothesis:
 # --- errors in what was written down
 
 
-def shifted(steps: int, reported: Float64, exact: Float64, scores: Sequence[Scores]) -> tuple[Float64, str]:
+def shifted(steps: int, reported: Values, exact: Values) -> tuple[Values, str]:
     """Each answer's values stand so many tokens late."""
-    parts = []
-    for values in by_rollout(reported, scores):
-        moved = np.roll(values, -steps)
-        moved[slice(-steps, None) if steps > 0 else slice(0, -steps)] = np.nan
-        parts.append(moved)
-    return np.concatenate(parts), ""
+    moved = [np.roll(values, -steps) for values in reported]
+    for values in moved:
+        values[-1 if steps > 0 else 0] = np.nan
+    return moved, ""
 
 
-def without_offset(reported: Float64, exact: Float64, scores: Sequence[Scores]) -> tuple[Float64, str]:
+def without_offset(reported: Values, exact: Values) -> tuple[Values, str]:
     """Less the median of the errors, which wrong values of less than half of the tokens do not move."""
     with np.errstate(invalid="ignore"):
-        errors = reported - exact
+        errors = joined(reported) - joined(exact)
     known = errors[np.isfinite(errors)]
     offset = float(np.median(known)) if len(known) else 0.0
-    return reported - offset, f"{offset:+.3g} nats"
+    return [values - offset for values in reported], f"{offset:+.3g} nats"
 
 
-def in_nats(factor: float, reported: Float64, exact: Float64, scores: Sequence[Scores]) -> tuple[Float64, str]:
-    return reported * factor, ""
+def in_nats(factor: float, reported: Values, exact: Values) -> tuple[Values, str]:
+    return [values * factor for values in reported], ""
 
 
 # --- errors in the network
@@ -254,42 +242,36 @@ def predictions_of(
     previous: LoadedModel | None,
     place: Place,
     progress: Progress | None = None,
-) -> list[Mapping[str, Predicted] | None]:
-    """Of each hypothesis the predicted values by reading; None where it changes nothing, or where the network
-    so changed overflows.
+) -> list[list[Scores] | None]:
+    """The scores of the rollouts under each hypothesis; None where it changes nothing, or where the network so changed
+    overflows.
     """
     items, owners = [], []
     for index, each in enumerate(scores):  # what shares a pass stands together: see variants.run
         for number, hypothesis in enumerate(hypotheses):
             variant = hypothesis.variants(each.rollout)
             if variant is not None:
-                item, numbers = item_of(each.rollout, hypothesis.readings or readings)
+                item = item_of(each.rollout, hypothesis.readings or readings)
                 if isinstance(variant.get("routes"), tuple):
                     item["routes"] = np.asarray(variant["routes"], np.int64)[: len(item["token_ids"]) - 1]
                     variant = {}
                 items.append({**item, "variant": variant})
-                owners.append((number, index, numbers))
+                owners.append((number, index))
     unrecorded = replace(place, record=None)  # an item names no checkpoint
     there = previous if previous is None or place.executor is None else source_of(previous)
     results = compute(variant_work(there), model, items, unrecorded, progress)
-    changed: list[dict[int, Scores]] = [{} for _ in hypotheses]
+    predictions: list[list[Scores] | None] = [
+        list(scores) if each.name == AS_IT_IS or not each.is_of_network else None for each in hypotheses
+    ]
     overflows = set()
-    for (number, index, numbers), result in zip(owners, results, strict=True):
+    for (number, index), result in zip(owners, results, strict=True):
+        changed = predictions[number] = predictions[number] or list(scores)
         if "error" in result:
             overflows.add(number)
         else:
-            arrays = {name: result[name] for name in ARRAYS}
-            changed[number][index] = replace(scores[index], numbers=numbers, **arrays)
-    predictions: list[Mapping[str, Predicted] | None] = []
-    for number, (hypothesis, changes) in enumerate(zip(hypotheses, changed, strict=True)):
-        is_idle = hypothesis.is_of_network and hypothesis.name != AS_IT_IS and not changes
-        of_all = [changes.get(index, each) for index, each in enumerate(scores)]
-        predictions.append(
-            None
-            if is_idle or number in overflows
-            else {reading: predicted(of_all, reading) for reading in hypothesis.readings or readings}
-        )
-    return predictions
+            tried = hypotheses[number].readings or readings
+            changed[index] = replace(scores[index], views=views_from(scores[index].rollout, tried, result))
+    return [None if number in overflows else changed for number, changed in enumerate(predictions)]
 
 
 # --- which explains best
@@ -332,30 +314,32 @@ class Explanation:
 
 
 def explanations(
-    reported: Float64,
+    reported: Values,
     expected: str,
     scores: Sequence[Scores],
     hypotheses: Sequence[Hypothesis],
-    predictions: Sequence[Mapping[str, Predicted] | None],
-    spreads: Sequence[Spread],
+    predictions: Sequence[list[Scores] | None],
+    noises: Mapping[str, Sequence[Noise]],
+    readings: Sequence[str],
 ) -> list[Explanation]:
-    """Each hypothesis under its likeliest reading and format, the likeliest first; `expected` is the reading that the
-    side should have reported.
+    """Each hypothesis under its likeliest reading and format, the likeliest first.
+
+    expected  the reading that the side should have reported
+    noises    by format
     """
-    base = predicted(scores, expected).logprobs
+    errors = joined(reported) - joined(each.views[expected].logprobs for each in scores)
     explained = []
-    for hypothesis, by_reading in zip(hypotheses, predictions, strict=True):
-        if by_reading is None:
+    for hypothesis, predicted in zip(hypotheses, predictions, strict=True):
+        if predicted is None:
             continue
         tried = []
-        for reading, values in by_reading.items():
-            undone, detail = hypothesis.undo(reported, values.logprobs, scores)
-            formats = [spread for spread in spreads if spread.bits > 2 * hypothesis.bits]
-            tried += [(fit(undone, values, spread, reading), detail) for spread in formats]
+        for reading in hypothesis.readings or readings:
+            undone, detail = hypothesis.undo(reported, [each.views[reading].logprobs for each in predicted])
+            formats = [name for name in noises if format_named(name).bits > 2 * hypothesis.bits]
+            tried += [(fit(undone, predicted, noises[name], name, reading), detail) for name in formats]
         is_plain = hypothesis.name == AS_IT_IS
         best, detail = max(tried, key=lambda each: (is_plain and each[0].is_right, each[0].log_likelihood))
-        known = ~np.isnan(best.errors)
-        total, left = square(reported[known] - base[known]), square(best.errors[known])
+        total, left = square(errors[~np.isnan(best.errors)]), square(best.errors)
         share = max(0.0, 1.0 - left / total) if total else 0.0
         explained.append(Explanation(hypothesis, hypothesis.detail or detail, best, share))
     return sorted(explained, key=lambda each: each.rank, reverse=True)
@@ -372,25 +356,28 @@ def square(errors: Float64) -> float:
 
 def reading_words(expected: str, actual: str, sampling: SamplingParams) -> str:
     """What a side does that reports `actual` where `expected` was meant; "" if they are the same."""
-    if expected == actual:
-        return ""
-    (expected_name, _, stated), (name, _, fitted) = expected.partition(AT), actual.partition(AT)
+    meant, done = params_of(expected, sampling), params_of(actual, sampling)
     words = []
-    if fitted:
-        words.append(f"at temperature {fitted}, which the file does not say")
-    elif stated:
-        words.append(f"the sampler's are at temperature {stated}, which the file does not say")
-    is_tempered = sampling.temperature not in (0.0, 1.0)
-    has_filters = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
-    has_penalties = any(getattr(sampling, field) != neutral for field, neutral in PENALTIES.items())
-    for readings, has_effect, left_out, added in (
-        (TEMPERED, is_tempered and not words, "temperature not applied", "temperature applied"),
-        (FILTERED, has_filters, "not renormalised over the kept tokens", "renormalised over kept tokens"),
-        (PENALISED, has_penalties, "penalties not applied", "penalties applied"),
-    ):
-        if has_effect and (expected_name in readings) != (name in readings):
-            words.append(left_out if expected_name in readings else added)
+    if meant.temperature != done.temperature:
+        unsaid = AT in actual and f"at temperature {done.temperature:g}, which the file does not say"
+        unmet = (
+            AT in expected and f"the sampler's are at temperature {meant.temperature:g}, which the file does not say"
+        )
+        words.append(unsaid or unmet or f"temperature {'not ' * (done.temperature == 1.0)}applied")
+    if filters_of(meant) != filters_of(done):
+        is_kept = filters_of(done) == filters_of(sampling)
+        words.append("renormalised over kept tokens" if is_kept else "not renormalised over the kept tokens")
+    if penalties_of(meant) != penalties_of(done):
+        words.append(f"penalties {'not ' * (penalties_of(done) == PENALTIES)}applied")
     return ", ".join(words)
+
+
+def filters_of(params: SamplingParams) -> tuple[float, ...]:
+    return params.top_k, params.top_p, params.min_p
+
+
+def penalties_of(params: SamplingParams) -> dict[str, Any]:
+    return {name: getattr(params, name) for name in PENALTIES}
 
 
 def longest_words(scores: Sequence[Scores], expected: str, actual: str) -> str:

@@ -13,12 +13,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import FAR
@@ -34,11 +34,11 @@ from lfm2np.oracle.rollouts.exact import (
     by_rollout,
     ids_of,
     is_unstated,
-    predicted,
+    joined,
+    params_of,
     scores_of,
-    values_of,
 )
-from lfm2np.oracle.rollouts.fits import Fit, fit, spread_of
+from lfm2np.oracle.rollouts.fits import Fit, fit, noises_of
 from lfm2np.oracle.rollouts.hypotheses import (
     AS_IT_IS,
     CHUNKED,
@@ -66,7 +66,7 @@ LEAST_EXPLAINED = 0.8  # of the squared error, for a hypothesis to be named as t
 LEAST_OF_ALL = 20.0  # nats in all by which an error must beat the network without it where that explains all, too;
 LEAST_OF_TOKENS = 0.5  # of each token for the head's precision, which rounds all of them
 MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines
-LEAST_STALE = 0.5  # of the sequences from some step on that must be wrong
+LEAST_STALE = 0.5  # of the sequences from some step on that must be further off
 Shown = Callable[[str], Progress | None]
 
 
@@ -108,6 +108,10 @@ class Side:
     explained: tuple[Explanation, ...] = ()
     cause: str | None = None
     choices: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def is_unexplained(self) -> bool:
+        return self.verdict is Verdict.BUG and self.cause is None
 
     @property
     def reading(self) -> str:
@@ -157,8 +161,8 @@ def judge_rollouts(
     scores, failed = scores_of(model, rollouts, known.place, shown(SCORING))
     judge = Judge(model, scores, options, known, shown, previous, beside or rollouts)
     sides = {name: judge.side(name) for name in SIDES}
-    exact = {name: predicted(judge.scores, side.reading).logprobs for name, side in sides.items()} if scores else {}
-    return Judged(judge.scores, failed, sides, exact or dict.fromkeys(SIDES, np.zeros(0)))
+    exact = {name: joined(each.views[side.reading].logprobs for each in judge.scores) for name, side in sides.items()}
+    return Judged(judge.scores, failed, sides, exact)
 
 
 @dataclass(eq=False)
@@ -174,19 +178,19 @@ class Judge:
     beside: Sequence[Rollout]
 
     def side(self, name: str) -> Side:
-        reported = values_of(self.scores, name)
+        reported = joined(each.reported(name) for each in self.scores)
         if np.isnan(reported).all():
             return Side(name, Verdict.INCONCLUSIVE, ("no log-probabilities were reported",), reported)
         is_auto = self.options.formats[name] == AUTO
         formats = AUTO_FORMATS if is_auto else (self.options.formats[name],)
         stated = self.stated_reading(name)
         readings = READINGS if stated == AUTO else (stated,)
-        some = self.sample(np.flatnonzero(known_rollouts(reported, self.scores)))
+        some = self.sample(known_rollouts(reported, self.scores))
         fits = [self.likeliest(some, reported, each, readings) for each in formats]
         if stated == AUTO and is_unstated(self.scores[0].rollout.sampling) and not any(each.is_right for each in fits):
             fitted = [f"tempered{AT}{temperature:g}" for _, temperature in self.temperatures(reported)]
             rollouts = [each.rollout for each in self.scores]
-            self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, [*self.scores[0].numbers, *fitted])
+            self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, [*READINGS, *fitted])
             fits = [self.likeliest(some, reported, each, (*readings, *fitted)) for each in formats]
         best = max(fits, key=lambda each: (each.is_right, each.log_likelihood))
         judged = self.of_all(reported, best.format_name, best.reading)
@@ -194,10 +198,9 @@ class Judge:
         side = self.decided(name, reported, best.reading if stated == AUTO else stated, judged, choices)
         if len(choices) and judged.is_right:
             return side  # nothing that a log-probability could explain
-        is_likeliest = judged.is_right and best is max(fits, key=lambda each: each.log_likelihood)
-        if is_likeliest and (not is_auto or judged.format_name == AUTO_FORMATS[0]):
+        if judged.is_right and (not is_auto or judged.format_name == AUTO_FORMATS[0]):
             return side
-        return self.explained(side, is_likeliest, stated == AUTO)
+        return self.explained(side, stated == AUTO)
 
     def stated_reading(self, name: str) -> str:
         """Of the options, else of the file if all its lines agree, else auto."""
@@ -219,14 +222,14 @@ class Judge:
             for index in indices:
                 size = len(ids_of(self.scores[index].rollout))
                 if index not in chosen and (tokens + size <= most or not chosen):
-                    chosen.append(int(index))
+                    chosen.append(index)
                     tokens += size
         return sorted(chosen)
 
-    def part(self, values: Any, indices: Sequence[int]) -> Any:
+    def parts(self, values: Float64, indices: Sequence[int]) -> list[Float64]:
         """Of [N] those of some rollouts."""
         cut = by_rollout(values, self.scores)
-        return np.concatenate([cut[index] for index in indices])
+        return [cut[index] for index in indices]
 
     # --- which format and reading
 
@@ -235,12 +238,11 @@ class Judge:
 
         The scale by all is at most sqrt(8) times that by one (judging/judge.py): what is beyond LIMIT * FAR is wrong.
         """
-        scores, values = [self.scores[index] for index in indices], self.part(reported, indices)
-        predictions = {reading: predicted(scores, reading) for reading in readings}
+        scores, values = [self.scores[index] for index in indices], self.parts(reported, indices)
 
         def best() -> Fit:
-            spread = spread_of(self.model, scores, format_name, self.known)
-            fits = [fit(values, predictions[reading], spread, reading) for reading in readings]
+            noises = noises_of(self.model, scores, format_name, self.known, self.shown(JUDGING))
+            fits = [fit(values, scores, noises, format_name, reading) for reading in readings]
             return max(fits, key=lambda each: (each.is_right, -np.count_nonzero(each.wrong), each.log_likelihood))
 
         result = best()
@@ -250,7 +252,7 @@ class Judge:
             return result
         doubtful.sort(key=lambda index: -worst[index])
         truths = [scores[index].truth for index in doubtful[:MOST_REFINED]]
-        add_noises(self.model, format_name, truths, self.known, DRAWS, self.shown(JUDGING))
+        add_noises(self.model, format_name, truths, self.known, DRAWS)
         return best()
 
     def of_all(self, reported: Float64, format_name: str, reading: str) -> Fit:
@@ -258,23 +260,26 @@ class Judge:
 
     def temperatures(self, reported: Float64) -> list[tuple[str, float]]:
         """By reading, the temperature that brings the exact values nearest to a side's, if the file states another."""
-        some = self.sample(np.flatnonzero(known_rollouts(reported, self.scores)), FITTING)
-        scores, values = [self.scores[index] for index in some], self.part(reported, some)
+        some = self.sample(known_rollouts(reported, self.scores), FITTING)
+        scores, values = [self.scores[index] for index in some], joined(self.parts(reported, some))
 
         def logprobs_at(name: str, temperatures: Sequence[float]) -> Float64:
             readings = [f"{name}{AT}{temperature!r}" for temperature in temperatures]
             plain = Hypothesis(AS_IT_IS, variants=always({}))
             (found,) = predictions_of(self.model, scores, [plain], readings, None, self.known.place)
-            assert found is not None
-            return np.array([found[reading].logprobs for reading in readings])
+            return np.array([joined(each.views[reading].logprobs for each in found or ()) for reading in readings])
 
         fitted = []
-        for name in ("tempered", "processed"):
-            if name == "tempered" or any(each.numbers[name] != each.numbers["tempered"] for each in scores):
-                temperature = fitted_temperature(values, partial(logprobs_at, name))
-                stated = {1.0, *(each.rollout.sampling.temperature for each in scores)}
-                if all(differs(temperature, each) for each in stated):
-                    fitted.append((name, temperature))
+        has_filters = any(
+            params_of("processed", each.rollout.sampling) != params_of("tempered", each.rollout.sampling)
+            for each in scores
+        )
+        for name in ("tempered", "processed") if has_filters else ("tempered",):
+            temperature = fitted_temperature(values, partial(logprobs_at, name))
+            if all(
+                differs(temperature, each) for each in (1.0, *(each.rollout.sampling.temperature for each in scores))
+            ):
+                fitted.append((name, temperature))
         return fitted
 
     # --- what is wrong
@@ -288,14 +293,14 @@ class Judge:
             if each.rollout.sampling.temperature == 0.0:
                 impossible = self.not_greedy(each, format_name)
             else:
-                impossible = np.isneginf(each.high[each.numbers["processed"], -1])
+                impossible = np.isneginf(each.views["processed"].high[-1])
             chosen += (first + np.flatnonzero(sampled & impossible)).tolist()
             first += each.size
         return np.array(chosen, np.int64)
 
     def not_greedy(self, scores: Scores, format_name: str) -> NDArray[np.bool_]:
         """[R] tokens further behind the greedy one than the format explains; only without penalties."""
-        if scores.numbers["processed"] != scores.numbers["raw"]:
+        if params_of("processed", scores.rollout.sampling) != SamplingParams():
             return np.zeros(scores.size, np.bool_)
         noise = self.known.noises[format_name, scores.truth.spoken]
         allowed = margins(scores.truth, noise, format_named(format_name).bits)
@@ -319,22 +324,18 @@ class Judge:
             why.append(longest_words(self.scores, "tempered", judged.reading))
         return Side(name, Verdict.EXACT, tuple(why), reported, expected, judged, choices=choices)
 
-    def explained(self, side: Side, is_likeliest: bool, is_free: bool) -> Side:
-        """With the hypotheses tried.
-
-        is_likeliest  it is right, in the likeliest format: only errors that are hidden within it are looked for, and
-                      not those of chunks, which are many
-        is_free       whether any reading may be the side's
+    def explained(self, side: Side, is_free: bool) -> Side:
+        """With the hypotheses tried; `is_free`: whether any reading may be the side's. Of a side that is right in a
+        coarse format only errors in the network that the format may hide, and not those of chunks, which are many.
         """
         assert side.fit is not None
         worst = largest(side.fit.sizes, self.scores)
         some = self.sample(sorted(range(len(worst)), key=lambda index: -worst[index]))
-        readings = [side.expected] if is_likeliest else [*dict.fromkeys((side.expected, *READINGS))]
+        readings = [*dict.fromkeys((side.expected, *READINGS))]
         hypotheses = hypotheses_of(self.model, self.beside, self.options.chunks, self.previous)
         if side.verdict is Verdict.EXACT:
-            hypotheses = [each for each in hypotheses if each.is_of_network]
-        if is_likeliest:
-            hypotheses = [each for each in hypotheses if each.name != CHUNKED]
+            readings = [side.expected]
+            hypotheses = [each for each in hypotheses if each.is_of_network and each.name != CHUNKED]
         hypotheses += [temperature_hypothesis(*each) for each in self.temperatures(side.reported)]
         explained = self.tried(side, some, hypotheses, readings)
         actual = explained[0].fit.reading
@@ -348,15 +349,15 @@ class Judge:
     ) -> list[Explanation]:
         """On these rollouts, in any of the formats, under these readings, the likeliest first."""
         assert side.fit is not None
-        scores, values = [self.scores[index] for index in indices], self.part(side.reported, indices)
+        scores, values = [self.scores[index] for index in indices], self.parts(side.reported, indices)
         names = dict.fromkeys((side.fit.format_name, *AUTO_FORMATS))
         for name in names:
             self.likeliest(indices, side.reported, name, [side.expected])  # with as many engines as it takes
-        spreads = [spread_of(self.model, scores, name, self.known) for name in names]
+        noises = {name: noises_of(self.model, scores, name, self.known) for name in names}
         predictions = predictions_of(
             self.model, scores, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
         )
-        return explanations(values, side.expected, scores, hypotheses, predictions, spreads)
+        return explanations(values, side.expected, scores, hypotheses, predictions, noises, readings)
 
     def with_cause(self, side: Side) -> Side:
         """With the verdict and reasons that its explanations lead to."""
@@ -386,25 +387,26 @@ class Judge:
         return replace(side, reasons=(unexplained, *side.reasons))
 
     def stale_words(self, of_all: Fit) -> str:
-        """That all sequences up to some training step are right and most of those after it are not; "" if it is not
-        so.
+        """That all sequences up to some training step are right, and most of those after it further off than any of
+        them; "" if it is not so.
         """
-        wrong = [bool(part.any()) for part in by_rollout(of_all.wrong, self.scores)]
-        by_step: dict[int, list[bool]] = {}
-        for each, is_wrong in zip(self.scores, wrong, strict=True):
-            if each.rollout.step is not None:
-                by_step.setdefault(each.rollout.step, []).append(is_wrong)
-        right = [step for step in sorted(by_step) if not any(any(by_step[s]) for s in by_step if s <= step)]
-        after = [is_wrong for step in by_step if right and step > right[-1] for is_wrong in by_step[step]]
-        if not right or sum(after) < max(1.0, LEAST_STALE * len(after)):
+        cut = zip(self.scores, by_rollout(of_all.wrong, self.scores), largest(of_all.sizes, self.scores), strict=True)
+        known = [(each.rollout.step, part.any(), size) for each, part, size in cut if each.rollout.step is not None]
+        first_wrong = min((step for step, is_wrong, _ in known if is_wrong), default=None)
+        if first_wrong is None or first_wrong == min(step for step, _, _ in known):
+            return ""
+        before = [size for step, _, size in known if step < first_wrong]
+        after = [size for step, _, size in known if step >= first_wrong]
+        further = sum(size > max(before) for size in after)
+        if further < LEAST_STALE * len(after):
             return ""
         hint = "" if self.previous is not None else "; --previous DIR would tell by the weights of the step before"
-        so_many = f"wrong in {sum(after)} of {len(after)} sequences after it"
-        return f"stale weights: no format explains the errors, right up to step {right[-1]}, {so_many}{hint}"
+        where = f"{further} of {len(after)} sequences from step {first_wrong} on are further off than any before"
+        return f"stale weights: no format explains the errors, and {where}{hint}"
 
 
-def known_rollouts(reported: Float64, scores: Sequence[Scores]) -> list[bool]:
-    return [bool(np.isfinite(part).any()) for part in by_rollout(reported, scores)]
+def known_rollouts(reported: Float64, scores: Sequence[Scores]) -> list[int]:
+    return [index for index, part in enumerate(by_rollout(reported, scores)) if np.isfinite(part).any()]
 
 
 def largest(values: Float64, scores: Sequence[Scores]) -> list[float]:

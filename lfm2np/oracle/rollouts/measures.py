@@ -36,7 +36,7 @@ def measures(sampler: Float64, trainer: Float64) -> dict[str, float]:
             "KL divergence (k3)": mean(k3(r)),
             "mean ratio": mean(ratios),
             "effective sample size": mean(ratios) ** 2 / mean(ratios * ratios) if ratios.any() else 0.0,
-            f"ratios outside [{LOW}, {HIGH}]": mean(~((ratios >= LOW) & (ratios <= HIGH)) * 1.0),
+            f"ratios outside [{LOW}, {HIGH}]": mean(np.where((ratios >= LOW) & (ratios <= HIGH), 0.0, 1.0)),
         }
 
 
@@ -47,7 +47,7 @@ def k3(r: Float64) -> Float64:
     return np.where(small, s * s * (0.5 + s * (1.0 / 6.0 + s / 24.0)), np.expm1(r) - r)
 
 
-def mean(values: Float64) -> float:
+def mean(values: NDArray[np.floating]) -> float:
     try:
         return math.fsum(values.tolist()) / len(values)
     except (OverflowError, ValueError):  # infinities of both signs, or too large a sum

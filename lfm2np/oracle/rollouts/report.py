@@ -26,7 +26,6 @@ from lfm2np.oracle.report.report import (
     plural,
 )
 from lfm2np.oracle.rollouts.exact import AT, SIDES
-from lfm2np.oracle.rollouts.fits import root_mean_square
 from lfm2np.oracle.rollouts.judge import Judged, Side
 from lfm2np.oracle.rollouts.measures import mean, measures
 from lfm2np.oracle.rollouts.rollout import Left
@@ -42,10 +41,10 @@ MEANS = {
 }
 PARTS = {"sampler": "the sampler's error", "trainer": "the trainer's error", "meaning": "what they mean by it"}
 PAIRS = (SIDES, (SIDES[0], "truth"), (SIDES[1], "truth"))
-POSITIONS = ((1, "first token"), (8, "tokens 2-8"), (64, "9-64"), (512, "65-512"), (math.inf, "later"))
 SIDE_HEADER = ("side", "verdict", "reports", "format", "tokens", "RMS", "worst", "wrong", "mean |error|, nats")
 CAUSE_HEADER = ("hypothesis", "detail", "reading", "format", "nats behind", "explained", "adequate")
 ERRORS = "RMS and worst in units of the format's rounding error, worst beyond one rounding step of the logits."
+MORE = "--previous DIR, the checkpoint of the step before, and --chunks N,N have more causes tried"
 MOST_HYPOTHESES = 4  # in a terminal
 SMALLEST = 1e-8  # nats: smaller errors are drawn there
 
@@ -69,7 +68,7 @@ def report_of(judged: Judged, sha256: str, left: Sequence[Left] = (), sampled_of
         means=MEANS[verdict],
         findings=findings_of(judged, verdict),
         facts={"judged": judged_words, **sides, "checkpoint": sha256},
-        next_steps=next_steps(judged),
+        next_steps=[MORE] if any(side.is_unexplained for side in judged.sides.values()) else [],
         not_tested=[
             *(f"{each.count} left out ({each.kind}), first {each.first}" for each in left),
             *(f"{rollout.id} not computed: {why}" for rollout, why in judged.failed),
@@ -106,13 +105,6 @@ def findings_of(judged: Judged, verdict: str) -> list[Finding]:
     ]
 
 
-def next_steps(judged: Judged) -> list[str]:
-    """What may find a cause that was not found."""
-    if any(side.verdict is Verdict.BUG and side.cause is None for side in judged.sides.values()):
-        return ["--previous DIR, the checkpoint of the step before, and --chunks N,N have more causes tried"]
-    return []
-
-
 # --- as numbers
 
 
@@ -127,7 +119,6 @@ def figures_of(judged: Judged, left: Sequence[Left] = (), sampled_of: int | None
         "sides": {name: side_figures(side) for name, side in judged.sides.items()},
         "difference": difference_figures(judged),
         "measures": {f"{first} - {second}": measures_of(judged, first, second) for first, second in PAIRS},
-        "by": {name: rows for name, labels in labels_of(judged).items() if (rows := grouped(judged, labels))},
     }
 
 
@@ -193,39 +184,6 @@ def measures_of(judged: Judged, first: str, second: str) -> dict[str, float | No
     return {name: plain(value) for name, value in measures(a[known], b[known]).items()} if known.any() else None
 
 
-def labels_of(judged: Judged) -> dict[str, list[str]]:
-    """Of each token, where it stands: in the answer, in its pack, in the training."""
-    labels: dict[str, list[str]] = {"position": [], "pack": [], "step": []}
-    packs: set[str] = set()
-    for each in judged.scores:
-        pack, step = each.rollout.pack, each.rollout.step
-        for place in range(1, each.size + 1):
-            labels["position"].append(next(name for edge, name in POSITIONS if place <= edge))
-        labels["pack"] += ["" if pack is None else "later" if pack in packs else "first"] * each.size
-        labels["step"] += ["" if step is None else str(step)] * each.size
-        packs.add(pack or "")
-    return labels
-
-
-def grouped(judged: Judged, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Errors of both sides by label, in the order of appearance; nothing where there is a single one."""
-    names = [name for name in dict.fromkeys(labels) if name]
-    rows = []
-    for name in names if len(names) > 1 else ():
-        tokens = np.array(labels) == name
-        row = {"group": name, "tokens": int(np.count_nonzero(tokens))}
-        row["mean_abs_difference"] = plain(mean_abs(judged.parts["difference"][tokens]))
-        for side in judged.sides.values():
-            if side.fit is not None:
-                sizes = side.fit.sizes[tokens & np.isfinite(side.fit.errors)]
-                row[side.name] = {
-                    "rms": plain(root_mean_square(sizes)),
-                    "wrong": int(np.count_nonzero(side.fit.wrong & tokens)),
-                }
-        rows.append(row)
-    return rows
-
-
 def mean_abs(values: Float64) -> float:
     """Of those that are finite."""
     finite = values[np.isfinite(values)]
@@ -246,7 +204,7 @@ def sections_of(judged: Judged, figures: Mapping[str, Any]) -> list[Section]:
         Section("Sampler and trainer", side_blocks(sides)),
         Section("What explains it", list(cause_tables(sides, True))),
         Section("Their difference", [*parts_table(figures["difference"]), *measures_table(figures["measures"])]),
-        Section("Where the errors are", [*position_figure(judged), *map(group_table, figures["by"].items())]),
+        Section("Where the errors are", position_figure(judged)),
         Section("What else was tried", list(cause_tables(sides, False)), is_long=True),
     ]
 
@@ -269,7 +227,13 @@ def cause_tables(sides: Mapping[str, Any], of_wrong: bool) -> Iterator[Block]:
     for name, side in sides.items():
         rows = [
             [
-                *(each["name"], each["detail"], each["reading"], each["format"], f"{each['nats_behind']:.1f}"),
+                *(
+                    each["name"],
+                    each["detail"],
+                    each["reading"],
+                    each["format"],
+                    f"{max(0.0, each['nats_behind']):.1f}",
+                ),
                 *(f"{each['explained']:.1%}", "yes" if each["adequate"] else "no"),
             ]
             for each in side.get("hypotheses", ())
@@ -279,37 +243,30 @@ def cause_tables(sides: Mapping[str, Any], of_wrong: bool) -> Iterator[Block]:
 
 
 def parts_table(difference: Mapping[str, Any] | None) -> list[Block]:
+    if difference is None:
+        return []
     rows = []
-    for name, words in PARTS.items() if difference else ():
+    for name, words in PARTS.items():
         part = difference["parts"][name]
         more = f": {difference['meaning']}" if name == "meaning" and difference["meaning"] else ""
         rows.append([words + more, f"{part['share']:.1%}", number(part["mean_abs"])])
     header = ("part", "share of the square", "mean |part|, nats")
-    return [Table("Three parts of trainer - sampler", header, rows)] if rows else []
+    return [Table("Three parts of trainer - sampler", header, rows)]
 
 
 def measures_table(by_pair: Mapping[str, Any]) -> list[Block]:
     columns = {name: values for name, values in by_pair.items() if values}
-    names = next(iter(columns.values()), {})
+    if not columns:
+        return []
+    names = next(iter(columns.values()))
     rows = [[name, *(number(values[name]) for values in columns.values())] for name in names]
-    return [Table("How far apart they are, in nats and shares", ("measure", *columns), rows)] if rows else []
-
-
-def group_table(by: tuple[str, Sequence[Mapping[str, Any]]]) -> Table:
-    name, rows = by
-    columns = [(side, what) for what in ("rms", "wrong") for side in SIDES if side in rows[0]]
-    header = [f"by {name}", "tokens", "|difference|", *(f"{side} {what}" for side, what in columns)]
-    cells = [
-        [row["group"], row["tokens"], *map(number, [row["mean_abs_difference"], *(row[s][w] for s, w in columns)])]
-        for row in rows
-    ]
-    return Table("", header, cells)
+    return [Table("How far apart they are, in nats and shares", ("measure", *columns), rows)]
 
 
 def position_figure(judged: Judged) -> list[Block]:
     """Each side's error against the token's place in the answer."""
     places = np.array([index + 1.0 for each in judged.scores for index in range(each.size)])
-    dots = []
+    dots: list[Dots] = []
     for name, side in judged.sides.items():
         if side.fit is not None:
             known = np.isfinite(side.fit.errors)
@@ -320,5 +277,5 @@ def position_figure(judged: Judged) -> list[Block]:
         return []
     title = "Error of a log-probability by the token's place in the answer"
     axes = Axis("token of the answer, from 1", is_log=True), Axis("error, nats", is_log=True)
-    chart = scatter_chart("errors", title, "The numbers stand in the tables.", dots, *axes)
+    chart = scatter_chart("errors", title, "Sizes of errors, in nats.", dots, *axes)
     return [Figure(svg(chart), f"{title}. What is at one spot shares a mark.")]

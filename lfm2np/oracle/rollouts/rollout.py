@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -35,31 +35,16 @@ SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # in 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sampled answer. Log-probabilities are natural logarithms (nats).
+    """One sampled answer, with the fields of rollouts.schema.json, which says what each is; None: not reported.
 
-    id                     different in each rollout of a file; where it stands in the file ("line 3") if it has none
-    prompt_token_ids       at least one, without padding
-    token_ids              the answer, at least one; what a tool or an environment put in between stands here too
-    sampler_logprobs       of each token of the answer, by the engine that sampled it; None: not reported
-    trainer_logprobs       the same by the trainer
-    sampling               how the answer was sampled: the fields of SAMPLING; all others have their defaults
-    logprobs_mode          what sampler_logprobs are: "raw" (of the model's logits), "processed" (after penalties,
-                           temperature and filters, as the tokens were drawn), "auto" (not reported)
-    trainer_logprobs_mode  the same of trainer_logprobs
-    is_sampled             of each token of the answer, whether the sampler drew it: the others are fed, not judged;
-                           () at construction stands for all
-    routes                 [positions][layers][experts] of the sampler, for prompt and answer but the answer's last
-                           token, as judging/routes.py has them; None: not reported
-    trainer_routes         the same of the trainer
-    step                   number of the training step whose weights answered; None: not reported
-    group                  names the answers that belong together, such as those to one prompt; None: not reported
-    pack                   the trainer put the sequences of one pack one after another in one row, in the file's order;
-                           None: not reported
-    left_padding           tokens of padding to the left of the prompt in the trainer's row
-    pad_token_id           the token that stands there; None: there is none
+    id          different in each rollout of a file; where it stands in the file ("line 3") if it has none
+    sampling    how the answer was sampled: the fields of SAMPLING; all others have their defaults
+    is_sampled  () at construction stands for all
+    routes, trainer_routes  [positions][layers][experts] for prompt and answer but the answer's last token, as
+                judging/routes.py has them
 
-    A log-probability may be -inf: the token lies outside what top-k, top-p or min-p keep. Those of tokens that were not
-    sampled are 0, whatever was reported.
+    Log-probabilities are natural logarithms (nats); -inf: the token lies outside what top-k, top-p or min-p keep. Those
+    of tokens that were not sampled are 0, whatever was reported.
     """
 
     id: str
@@ -280,18 +265,12 @@ def _logprobs(raw: Mapping[str, Any], name: str, is_sampled: tuple[bool, ...]) -
         return None
     values = listed(raw, name, "a list of numbers")
     require_length(name, values, len(is_sampled), EACH)
-    if all(is_sampled) and set(map(type, values)) == {float} and _are_plain(values):
-        return tuple(values)
     judged = [_logprob(f"{name}[{index}]", value) if is_sampled[index] else 0.0 for index, value in enumerate(values)]
     if max(judged) > ROUNDING:
         index = next(index for index, value in enumerate(judged) if value > ROUNDING)
         why = why_positive([value for value, drawn in zip(judged, is_sampled, strict=True) if drawn])
         raise Unfit("positive log-probability", f"{name}[{index}] {judged[index]}: expected at most 0{why}")
     return tuple(judged)
-
-
-def _are_plain(values: Sequence[float]) -> bool:
-    return not any(map(math.isnan, values)) and min(values) >= LEAST_LOGPROB and max(values) <= ROUNDING
 
 
 def _logprob(name: str, value: Any) -> float:
@@ -310,8 +289,8 @@ def _logprob(name: str, value: Any) -> float:
     if number == math.inf:
         raise Unfit("infinite log-probability", f"{name} Infinity: expected a number, at most 0")
     if -math.inf < number < LEAST_LOGPROB:
-        words = f"expected a number of at least {LEAST_LOGPROB:.3g}, float32's least, or -Infinity"
-        raise Unfit("wrong value", f"{name} {show_json(value)}: {words}")
+        expected = f"expected a number of at least {LEAST_LOGPROB:.3g}, float32's least, or -Infinity"
+        raise Unfit("wrong value", f"{name} {show_json(value)}: {expected}")
     return number
 
 
