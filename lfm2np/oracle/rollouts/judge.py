@@ -160,7 +160,7 @@ def judge_rollouts(
     known = Known(place=place or Place())
     scores, failed = scores_of(model, rollouts, known.place, shown(SCORING))
     judge = Judge(model, scores, options, known, shown, previous, beside or rollouts)
-    sides = {name: judge.side(name) for name in SIDES}
+    sides = judge.of_one_temperature({name: judge.side(name) for name in SIDES})
     exact = {name: joined(each.views[side.reading].logprobs for each in judge.scores) for name, side in sides.items()}
     return Judged(judge.scores, failed, sides, exact)
 
@@ -190,7 +190,7 @@ class Judge:
         if stated == AUTO and is_unstated(self.scores[0].rollout.sampling) and not any(each.is_right for each in fits):
             fitted = [f"tempered{AT}{temperature:g}" for _, temperature in self.temperatures(reported)]
             rollouts = [each.rollout for each in self.scores]
-            self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, [*READINGS, *fitted])
+            self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, [*self.scores[0].views, *fitted])
             fits = [self.likeliest(some, reported, each, (*readings, *fitted)) for each in formats]
         best = max(fits, key=lambda each: (each.is_right, each.log_likelihood))
         judged = self.of_all(reported, best.format_name, best.reading)
@@ -201,6 +201,16 @@ class Judge:
         if judged.is_right and (not is_auto or judged.format_name == AUTO_FORMATS[0]):
             return side
         return self.explained(side, stated == AUTO)
+
+    def of_one_temperature(self, sides: dict[str, Side]) -> dict[str, Side]:
+        """Where one was fitted that the file does not state: the finer side's for both, if it explains both."""
+        for name, other in (SIDES, SIDES[::-1]):
+            side, reading = sides[name], sides[other].reading
+            if side.verdict is Verdict.EXACT and side.fit is not None and AT in reading and reading != side.reading:
+                fit_of_all = self.of_all(side.reported, side.fit.format_name, reading)
+                if fit_of_all.is_right:
+                    return {**sides, name: self.decided(name, side.reported, reading, fit_of_all, side.choices)}
+        return sides
 
     def stated_reading(self, name: str) -> str:
         """Of the options, else of the file if all its lines agree, else auto."""
@@ -233,10 +243,18 @@ class Judge:
 
     # --- which format and reading
 
-    def likeliest(self, indices: Sequence[int], reported: Float64, format_name: str, readings: Sequence[str]) -> Fit:
+    def likeliest(
+        self,
+        indices: Sequence[int],
+        reported: Float64,
+        format_name: str,
+        readings: Sequence[str],
+        far: float = LIMIT * FAR,
+    ) -> Fit:
         """Of these rollouts under one of the readings: by one emulated engine, by all where that leaves it in doubt.
 
-        The scale by all is at most sqrt(8) times that by one (judging/judge.py): what is beyond LIMIT * FAR is wrong.
+        The scale by all is at most sqrt(8) times that by one (judging/judge.py): a rollout with errors beyond `far` is
+        wrong in any case.
         """
         scores, values = [self.scores[index] for index in indices], self.parts(reported, indices)
 
@@ -247,7 +265,7 @@ class Judge:
 
         result = best()
         worst = largest(result.ratios, scores)
-        doubtful = [index for index, size in enumerate(worst) if LIMIT / math.sqrt(len(DRAWS)) < size <= LIMIT * FAR]
+        doubtful = [index for index, size in enumerate(worst) if LIMIT / math.sqrt(len(DRAWS)) < size <= far]
         if not doubtful:
             return result
         doubtful.sort(key=lambda index: -worst[index])
@@ -256,7 +274,7 @@ class Judge:
         return best()
 
     def of_all(self, reported: Float64, format_name: str, reading: str) -> Fit:
-        return self.likeliest(range(len(self.scores)), reported, format_name, [reading])
+        return self.likeliest(range(len(self.scores)), reported, format_name, [reading], math.inf)
 
     def temperatures(self, reported: Float64) -> list[tuple[str, float]]:
         """By reading, the temperature that brings the exact values nearest to a side's, if the file states another."""
@@ -269,16 +287,12 @@ class Judge:
             (found,) = predictions_of(self.model, scores, [plain], readings, None, self.known.place)
             return np.array([joined(each.views[reading].logprobs for each in found or ()) for reading in readings])
 
+        samplings = [each.rollout.sampling for each in scores]
+        has_filters = any(params_of("processed", each) != params_of("tempered", each) for each in samplings)
         fitted = []
-        has_filters = any(
-            params_of("processed", each.rollout.sampling) != params_of("tempered", each.rollout.sampling)
-            for each in scores
-        )
         for name in ("tempered", "processed") if has_filters else ("tempered",):
             temperature = fitted_temperature(values, partial(logprobs_at, name))
-            if all(
-                differs(temperature, each) for each in (1.0, *(each.rollout.sampling.temperature for each in scores))
-            ):
+            if all(differs(temperature, each) for each in {1.0, *(each.temperature for each in samplings)}):
                 fitted.append((name, temperature))
         return fitted
 
@@ -286,17 +300,13 @@ class Judge:
 
     def wrong_choices(self, format_name: str) -> Int64:
         """[N'] tokens that a right sampler of this format can't have chosen."""
-        chosen: list[int] = []
-        first = 0
+        impossible = []
         for each in self.scores:
-            sampled = np.array(each.rollout.is_sampled, np.bool_)
-            if each.rollout.sampling.temperature == 0.0:
-                impossible = self.not_greedy(each, format_name)
-            else:
-                impossible = np.isneginf(each.views["processed"].high[-1])
-            chosen += (first + np.flatnonzero(sampled & impossible)).tolist()
-            first += each.size
-        return np.array(chosen, np.int64)
+            is_greedy = each.rollout.sampling.temperature == 0.0
+            excluded = np.isneginf(each.views["processed"].high[-1])
+            wrong = self.not_greedy(each, format_name) if is_greedy else excluded
+            impossible.append(wrong & np.array(each.rollout.is_sampled))
+        return np.flatnonzero(joined(impossible))
 
     def not_greedy(self, scores: Scores, format_name: str) -> NDArray[np.bool_]:
         """[R] tokens further behind the greedy one than the format explains; only without penalties."""
