@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -42,11 +42,45 @@ MOVED = 0.1  # the chance that filters keep other tokens, where they may
 EXCLUDED = -60.0  # nats: the log-likelihood of a value that a hypothesis says can't be reported
 
 
-def noises_of(
-    model: LoadedModel, scores: Sequence[Scores], format_name: str, known: Known, progress: Progress | None = None
-) -> list[Noise]:
-    """Of one emulated engine, or of those that are known already. In a mixture of experts without reported routes,
-    coarse formats send tokens to other experts: then of all engines with routes of their own.
+@dataclass(frozen=True, eq=False)
+class Allowed:
+    """What a format allows at some rollouts: the noise of each; and mean squares that were computed, by its index and
+    reading.
+    """
+
+    format_name: str
+    noises: Sequence[Noise]
+    squares: dict[tuple[int, str], Float64] = field(default_factory=dict)
+
+    @property
+    def bits(self) -> int:
+        return format_named(self.format_name).bits
+
+    def scales(self, index: int, scores: Scores, reading: str) -> tuple[Float64, Float64]:
+        """[R] standard deviations, and what rounding the logits and the log-probability themselves may do.
+
+        With each logit off by up to half a unit, log p[y] is off by up to (1 - p[y]) units. Its own rounding, and the
+        logarithm of a sum in float32, do not shrink as p[y] goes to 1.
+        """
+        view, rows, noise = scores.views[reading], scores.rows, self.noises[index]
+        if (index, reading) not in self.squares:
+            self.squares[index, reading] = error_squares(scores, noise, reading)
+        temperature = params_of(reading, scores.rollout.sampling).temperature
+        p = np.exp(np.minimum(view.logprobs, 0.0))
+        shape = (1.0 - p) ** 2 + np.maximum(0.0, view.squares - p * p)
+        both = self.squares[index, reading] + (noise.spread[rows] / temperature) ** 2 * shape
+        largest = scores.truth.largest[rows]
+        ulps = np.ldexp(1.0, np.frexp(largest)[1] - self.bits)
+        size = np.ldexp(np.where(np.isfinite(view.logprobs), np.abs(view.logprobs), 0.0), -self.bits)
+        float32 = FLOAT32_UNITS * np.ldexp(largest / temperature, -23)
+        return np.maximum(LEAST, np.sqrt(both / 2.0)), (1.0 - p) * ulps / temperature + size + float32
+
+
+def allowed_by(
+    format_name: str, model: LoadedModel, scores: Sequence[Scores], known: Known, progress: Progress | None = None
+) -> Allowed:
+    """By one emulated engine, or by those that are known already. In a mixture of experts without reported routes,
+    coarse formats send tokens to other experts: then by all engines, with routes of their own.
     """
     truths = [each.truth for each in scores]
     chooses = bool(model.config.sparse_layers) and not format_named(format_name).is_fine
@@ -59,33 +93,21 @@ def noises_of(
         loose = loosened([known.loose[format_name, truths[index].spoken] for index in free])
         for index, noise in zip(free, loose, strict=True):
             noises[index] = noise
-    return noises
+    return Allowed(format_name, noises)
 
 
-def scales_of(scores: Scores, noise: Noise, bits: int, reading: str) -> tuple[Float64, Float64]:
-    """[R] standard deviations, and what rounding the logits and the log-probability themselves may do.
-
-    With each logit off by up to half a unit, log p[y] is off by up to (1 - p[y]) units. Its own rounding, and the
-    logarithm of a sum in float32, do not shrink as p[y] goes to 1.
-    """
-    view, rows = scores.views[reading], scores.rows
+def error_squares(scores: Scores, noise: Noise, reading: str) -> Float64:
+    """[R] mean squares over engines of the answer tokens' errors, under a reading."""
     temperature = params_of(reading, scores.rollout.sampling).temperature
-    tempered = scores.truth.logprobs[rows] / temperature
+    tempered = scores.truth.logprobs[scores.rows] / temperature
     below = tempered - tempered.max(axis=1, keepdims=True)
-    q = np.where(below >= view.least[:, None] - ROUNDED, np.exp(below), 0.0)
+    q = np.where(below >= scores.views[reading].least[:, None] - ROUNDED, np.exp(below), 0.0)
     q /= q.sum(axis=1, keepdims=True)
-    errors = noise.errors[:, rows].astype(np.float64)
+    errors = noise.errors[:, scores.rows].astype(np.float64)
     chosen = np.take_along_axis(errors, scores.columns[None, :, None], axis=2)[..., 0]
     if reading != "raw":
         chosen = (chosen - (errors * q).sum(axis=2)) / temperature
-    p = np.exp(np.minimum(view.logprobs, 0.0))
-    shape = (1.0 - p) ** 2 + np.maximum(0.0, view.squares - p * p)
-    both = np.mean(chosen**2, axis=0) + (noise.spread[rows] / temperature) ** 2 * shape
-    largest = scores.truth.largest[rows]
-    ulps = np.ldexp(1.0, np.frexp(largest)[1] - bits)
-    size = np.ldexp(np.where(np.isfinite(view.logprobs), np.abs(view.logprobs), 0.0), -bits)
-    float32 = FLOAT32_UNITS * np.ldexp(largest / temperature, -23)
-    return np.maximum(LEAST, np.sqrt(both / 2.0)), (1.0 - p) * ulps / temperature + size + float32
+    return np.asarray(np.mean(chosen**2, axis=0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,27 +147,24 @@ def root_mean_square(sizes: Float64) -> float:
     return math.sqrt(math.fsum((sizes * sizes).tolist()) / len(sizes)) if len(sizes) else 0.0
 
 
-def fit(
-    reported: Sequence[Float64], scores: Sequence[Scores], noises: Sequence[Noise], format_name: str, reading: str
-) -> Fit:
+def fit(reported: Sequence[Float64], scores: Sequence[Scores], allowed: Allowed, reading: str) -> Fit:
     """How a side's values, [R] of each rollout, lie about those of a reading."""
-    bits = format_named(format_name).bits
-    parts = [fit_one(*each, bits, reading) for each in zip(reported, scores, noises, strict=True)]
-    return Fit(format_name, reading, *map(joined, zip(*parts, strict=True)))
+    parts = [fit_one(values, allowed, index, scores[index], reading) for index, values in enumerate(reported)]
+    return Fit(allowed.format_name, reading, *map(joined, zip(*parts, strict=True)))
 
 
 def fit_one(
-    reported: Float64, scores: Scores, noise: Noise, bits: int, reading: str
+    reported: Float64, allowed: Allowed, index: int, scores: Scores, reading: str
 ) -> tuple[Float64, Float64, Float64, Float64]:
-    """The arrays [R] of a Fit."""
+    """The arrays [R] of a Fit, of one rollout."""
     view, unfiltered = scores.views[reading], before_filters(reading)
-    scales, units = scales_of(scores, noise, bits, reading)
-    needed = np.searchsorted(TOLERANCES, LIMIT * noise.spread[scores.rows])
+    scales, units = allowed.scales(index, scores, reading)
+    needed = np.searchsorted(TOLERANCES, LIMIT * allowed.noises[index].spread[scores.rows])
     at = np.minimum(needed, len(TOLERANCES) - 1)[None]
     low, high = (np.take_along_axis(bound, at, axis=0)[0] for bound in (view.low, view.high))
     if unfiltered:  # what scales an error if the filters keep other tokens
         is_open = low < high
-        loose, loose_units = scales_of(scores, noise, bits, unfiltered)
+        loose, loose_units = allowed.scales(index, scores, unfiltered)
         scales = np.where(is_open, np.maximum(scales, loose), scales)
         units = np.where(is_open, np.maximum(units, loose_units), units)
     both = np.hypot(scales, units / 2.0)

@@ -38,7 +38,7 @@ from lfm2np.oracle.rollouts.exact import (
     params_of,
     scores_of,
 )
-from lfm2np.oracle.rollouts.fits import Fit, fit, noises_of
+from lfm2np.oracle.rollouts.fits import Fit, allowed_by, fit
 from lfm2np.oracle.rollouts.hypotheses import (
     AS_IT_IS,
     CHUNKED,
@@ -259,8 +259,8 @@ class Judge:
         scores, values = [self.scores[index] for index in indices], self.parts(reported, indices)
 
         def best() -> Fit:
-            noises = noises_of(self.model, scores, format_name, self.known, self.shown(JUDGING))
-            fits = [fit(values, scores, noises, format_name, reading) for reading in readings]
+            allowed = allowed_by(format_name, self.model, scores, self.known, self.shown(JUDGING))
+            fits = [fit(values, scores, allowed, reading) for reading in readings]
             return max(fits, key=lambda each: (each.is_right, -np.count_nonzero(each.wrong), each.log_likelihood))
 
         result = best()
@@ -363,11 +363,11 @@ class Judge:
         names = dict.fromkeys((side.fit.format_name, *AUTO_FORMATS))
         for name in names:
             self.likeliest(indices, side.reported, name, [side.expected])  # with as many engines as it takes
-        noises = {name: noises_of(self.model, scores, name, self.known) for name in names}
+        formats = [allowed_by(name, self.model, scores, self.known) for name in names]
         predictions = predictions_of(
             self.model, scores, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
         )
-        return explanations(values, side.expected, scores, hypotheses, predictions, noises, readings)
+        return explanations(values, side.expected, scores, hypotheses, predictions, formats, readings)
 
     def with_cause(self, side: Side) -> Side:
         """With the verdict and reasons that its explanations lead to."""
