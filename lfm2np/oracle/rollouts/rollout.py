@@ -116,8 +116,7 @@ def read_rollouts(
             reported = {key: value for key, value in raw.items() if value is not None}
             rollout = rollout_from_json({"id": where, **defaults, **reported}, config)
             if rollout.id in places:
-                kind = "duplicate rollout" if rollout == rollouts[rollout.id] else "duplicate id"
-                raise Unfit(kind, f"id {plain(rollout.id)}: as in {places[rollout.id]}, expected another")
+                raise Unfit("duplicate id", f"id {plain(rollout.id)}: as in {places[rollout.id]}, expected another")
         except RequestError as problem:
             kind = getattr(problem, "kind", "wrong value")
             known = left.get(kind) or Left(kind, 0, shortened(f"{source}, {where}: {problem}"))

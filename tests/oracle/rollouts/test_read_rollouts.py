@@ -200,7 +200,7 @@ def test_of_one_id_the_first_counts_and_equal_samples_without_ids_all_do(model: 
     a = {**GOOD, "id": "a"}
     rollouts, left = read_rollouts(lines(a, a, {**a, "step": 2}, GOOD, GOOD), "f.jsonl", model.config)
     assert [(rollout.id, rollout.step) for rollout in rollouts] == [("a", None), ("line 4", None), ("line 5", None)]
-    assert {(kind.kind, kind.count) for kind in left} == {("duplicate rollout", 1), ("duplicate id", 1)}
+    assert {(kind.kind, kind.count) for kind in left} == {("duplicate id", 2)}
     assert left[0].first == "f.jsonl, line 2: id a: as in line 1, expected another"
 
 
