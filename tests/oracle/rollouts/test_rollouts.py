@@ -239,7 +239,7 @@ def test_a_temperature_that_the_file_does_not_say(model):
     """TRL's own file, whose sampler drew at 0.7: every format is tried under that reading, also those that it is far
     from fitting.
     """
-    side = judge_rollouts(model, read("trl_rollouts.jsonl", model)[:4], FEW).sides["sampler"]
+    side = judge_rollouts(model, read("trl_rollouts.jsonl", model), Options()).sides["sampler"]
     assert (side.verdict, side.fit.reading) == (Verdict.EXACT, "tempered at 0.7")
     assert "which the file does not say" in side.reasons[1]
 
