@@ -1,7 +1,6 @@
 """Sampled answers with log-probabilities of sampler and trainer, each compared with the exact ones.
 
-rollout.py reads the file, converters.py other projects' records, kinds.py names what is left out; scores.py has the
-exact log-probabilities, variants.py those of a network with one error of state, weights or precision; reported_side.py
-judges one side, causes.py says what explains it, measures.py has the figures of RL libraries; rollouts.py puts it
-together, figures.py and rollouts_report.py make its report.
+rollout.py reads the file, renamed.py TRL's and verl's records; exact.py has the exact log-probabilities, fits.py
+compares a side with them within a number format; hypotheses.py is the table of what may be wrong, variants.py computes
+networks with one error, temperature.py fits a number; judge.py puts it together, measures.py and report.py show it.
 """

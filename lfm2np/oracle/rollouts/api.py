@@ -12,17 +12,17 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.loading import load
 from lfm2np.engine.work.place import AnyPlace, place_of
 from lfm2np.oracle.report.as_json import as_json
-from lfm2np.oracle.rollouts.reported_side import SIDES
-from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
-from lfm2np.oracle.rollouts.rollouts import AUTO, Judged, Options, Shown, judge_rollouts, no_progress
-from lfm2np.oracle.rollouts.rollouts_report import report_of
+from lfm2np.oracle.report.report import Report
+from lfm2np.oracle.rollouts.exact import SIDES
+from lfm2np.oracle.rollouts.judge import AUTO, Options, Shown, judge_rollouts, no_progress
+from lfm2np.oracle.rollouts.report import report_of
+from lfm2np.oracle.rollouts.rollout import read_rollouts
 
 
 def rollouts(
     file: str | Path,
     model: LoadedModel | str | Path | None = None,
     *,
-    form: str = AUTO,
     defaults: Mapping[str, Any] | None = None,
     formats: Mapping[str, str] | None = None,
     readings: Mapping[str, str] | None = None,
@@ -35,7 +35,6 @@ def rollouts(
 
     file      see lfm2np/oracle/schemas/rollouts.schema.json
     model     loaded under `exact`, or a checkpoint's path; None: the trained fixture
-    form      auto, native, or a name of converters.CONVERTERS
     defaults  fields that lines lack, such as temperature
     formats   {"sampler": ..., "trainer": ...} number formats; auto where one is missing
     readings  what each side reports: raw, processed, ...; auto where one is missing
@@ -43,31 +42,30 @@ def rollouts(
     sample    so many sequences, drawn with the seed; None: all
     place     as lfm2np.score_many's executor
 
-    RequestError where no line can be used.
+    RequestError where no line can be used, OSError and UnicodeDecodeError where the file can't be read.
     """
+    auto = dict.fromkeys(SIDES, AUTO)
+    options = Options(auto | dict(formats or {}), auto | dict(readings or {}), seed=seed)
     loaded = model if isinstance(model, LoadedModel) else load(model, "exact")
-    with Path(file).open(encoding="utf-8", errors="strict") as lines:
-        usable, left = read_rollouts(lines, str(file), loaded.config, form, defaults)
-    options = Options(
-        dict.fromkeys(SIDES, AUTO) | dict(formats or {}), dict.fromkeys(SIDES, AUTO) | dict(readings or {}), seed=seed
-    )
-    judged, sampled_of = judge_some(loaded, usable, options, sample, place, previous=previous)
-    return as_json(report_of(judged, loaded.sha256, left, sampled_of))
+    return as_json(judge_file(file, loaded, options, defaults, sample, place, previous=previous))
 
 
-def judge_some(
+def judge_file(
+    file: str | Path,
     model: LoadedModel,
-    usable: list[Rollout],
     options: Options,
-    sample: int | None,
+    defaults: Mapping[str, Any] | None = None,
+    sample: int | None = None,
     place: AnyPlace = None,
     shown: Shown = no_progress,
     previous: LoadedModel | None = None,
-) -> tuple[Judged, int | None]:
-    """All of them, or a sample drawn with the seed, in the file's order; and how many they were sampled of."""
+) -> Report:
+    """The report on all of a file's rollouts, or on a sample drawn with the seed, in the file's order."""
+    with Path(file).open(encoding="utf-8") as lines:
+        usable, left = read_rollouts(lines, str(file), model.config, defaults)
     chosen = usable
     if sample is not None and sample < len(usable):
         indices = np.random.default_rng(options.seed).permutation(len(usable))[:sample]
         chosen = [usable[index] for index in sorted(indices.tolist())]
     judged = judge_rollouts(model, chosen, options, place_of(place), shown, previous, usable)
-    return judged, len(usable) if len(chosen) < len(usable) else None
+    return report_of(judged, model.sha256, left, len(usable) if len(chosen) < len(usable) else None)

@@ -1,16 +1,15 @@
 """A sampled answer with the log-probabilities of sampler and trainer, and a file of them: JSON lines, one a sequence.
 
-oracle/schemas/rollouts.schema.json has every field. Records of TRL, verl, vLLM, slime, NeMo RL and prime-rl are
-recognised by their keys and read as they are (converters.py); a record may be a batch. In a long file a few bad lines
-are no reason to refuse the rest: they are left out, counted by kind, and the first of each kind is named.
+oracle/schemas/rollouts.schema.json has every field. Records of TRL and verl are recognised by their keys (renamed.py).
+In a long file a few bad lines are no reason to refuse the rest: they are left out, counted by kind, and the first of
+each kind is named.
 """
 
 from __future__ import annotations
 
 import difflib
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -22,12 +21,11 @@ from lfm2np.oracle.engines.records import Routes, shortened
 from lfm2np.oracle.engines.records_json import read_routes
 from lfm2np.oracle.engines.validate import ROUNDING, why_positive
 from lfm2np.oracle.judging.routes import fitted
-from lfm2np.oracle.rollouts import kinds
-from lfm2np.oracle.rollouts.converters import CONVERTERS, NATIVE, SAMPLING, form_of, listed, require_length
-from lfm2np.oracle.rollouts.kinds import Unfit
+from lfm2np.oracle.rollouts.renamed import ANSWERS, Unfit, listed, require_length, sequences_of
 from lfm2np.truth.config import ModelConfig
 from lfm2np.values import plain, require_count, show_json
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 MODES = {"raw": "raw", "processed": "processed", "auto": "auto"}
 MODES |= {"raw_logprobs": "raw", "processed_logprobs": "processed"}  # vLLM's names
 EACH = ", one for each of token_ids"
@@ -38,31 +36,16 @@ SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # in 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sampled answer. Log-probabilities are natural logarithms (nats).
+    """One sampled answer, with the fields of rollouts.schema.json, which says what each is; None: not reported.
 
-    id                     different in each rollout of a file; where it stands in the file ("line 3") if it has none
-    prompt_token_ids       at least one, without padding
-    token_ids              the answer, at least one; what a tool or an environment put in between stands here too
-    sampler_logprobs       of each token of the answer, by the engine that sampled it; None: not reported
-    trainer_logprobs       the same by the trainer
-    sampling               how the answer was sampled: the fields of SAMPLING; all others have their defaults
-    logprobs_mode          what sampler_logprobs are: "raw" (of the model's logits), "processed" (after penalties,
-                           temperature and filters, as the tokens were drawn), "auto" (not reported)
-    trainer_logprobs_mode  the same of trainer_logprobs
-    is_sampled             of each token of the answer, whether the sampler drew it: the others are fed, not judged;
-                           () at construction stands for all
-    routes                 [positions][layers][experts] of the sampler, for prompt and answer but the answer's last
-                           token, as judging/routes.py has them; None: not reported
-    trainer_routes         the same of the trainer
-    step                   number of the training step whose weights answered; None: not reported
-    group                  names the answers that belong together, such as those to one prompt; None: not reported
-    pack                   the trainer put the sequences of one pack one after another in one row, in the file's order;
-                           None: not reported
-    left_padding           tokens of padding to the left of the prompt in the trainer's row
-    pad_token_id           the token that stands there; None: there is none
+    id          different in each rollout of a file; where it stands in the file ("line 3") if it has none
+    sampling    how the answer was sampled: the fields of SAMPLING; all others have their defaults
+    is_sampled  () at construction stands for all
+    routes, trainer_routes  [positions][layers][experts] for prompt and answer but the answer's last token, as
+                judging/routes.py has them
 
-    A log-probability may be -inf: the token lies outside what top-k, top-p or min-p keep. Those of tokens that were not
-    sampled are 0, whatever was reported.
+    Log-probabilities are natural logarithms (nats); -inf: the token lies outside what top-k, top-p or min-p keep. Those
+    of tokens that were not sampled are 0, whatever was reported.
     """
 
     id: str
@@ -95,7 +78,7 @@ FIELDS = (*(f.name for f in fields(Rollout) if f.name != "sampling"), *SAMPLING,
 class Left:
     """Lines, or sequences of a batch, that are left out for the same kind of reason.
 
-    kind   one of kinds.py
+    kind   what is wrong, in two or three words
     count  how many
     first  the first of them, as one line: file, line number, field, value, what was expected
     """
@@ -109,28 +92,24 @@ def read_rollouts(
     text: str | Iterable[str],
     source: str,
     config: ModelConfig,
-    form: str = "auto",
     defaults: Mapping[str, Any] | None = None,
 ) -> tuple[list[Rollout], list[Left]]:
     """The usable sequences in the file's order, and what is left out, the most frequent kind first.
 
-    text      JSON lines, or one JSON value over many lines; or an iterable of lines, such as an open file
+    text      JSON lines, or an iterable of them, such as an open file; a line may be a list of records
     source    its name, for messages
-    form      "native" (the schema's), a name of CONVERTERS, or "auto": by the keys of each line
     defaults  fields such as temperature or logprobs_mode, for sequences that lack them
 
     Of sequences with one id the first counts. Without ids, equal ones are as many samples. RequestError where no
-    sequence can be used, and for a form or a default that can't be.
+    sequence can be used, and for a default that can't be.
     """
-    if form not in ("auto", NATIVE, *CONVERTERS):
-        raise RequestError(f"form {form!r}: expected one of auto, {NATIVE}, {', '.join(CONVERTERS)}")
     defaults = defaults or {}
     _require_known(defaults)
     rollouts: dict[str, Rollout] = {}
     places: dict[str, str] = {}
     left: dict[str, Left] = {}
     count = 0
-    for where, raw in _records(text, source, form):
+    for where, raw in _records(text):
         count += 1
         try:
             if isinstance(raw, RequestError):
@@ -138,10 +117,9 @@ def read_rollouts(
             reported = {key: value for key, value in raw.items() if value is not None}
             rollout = rollout_from_json({"id": where, **defaults, **reported}, config)
             if rollout.id in places:
-                kind = kinds.SAME_ROLLOUT if rollout == rollouts[rollout.id] else kinds.SAME_ID
-                raise Unfit(kind, f"id {plain(rollout.id)}: as in {places[rollout.id]}, expected another")
+                raise Unfit("duplicate id", f"id {plain(rollout.id)}: as in {places[rollout.id]}, expected another")
         except RequestError as problem:
-            kind = getattr(problem, "kind", kinds.WRONG_VALUE)
+            kind = getattr(problem, "kind", "wrong value")
             known = left.get(kind) or Left(kind, 0, shortened(f"{source}, {where}: {problem}"))
             left[kind] = Left(kind, known.count + 1, known.first)
         else:
@@ -162,20 +140,19 @@ def rollout_from_json(raw: Mapping[str, Any], config: ModelConfig) -> Rollout:
     count, most = len(prompt) + len(answer), config.max_position_embeddings
     if count > most:
         raise Unfit(
-            kinds.TOO_LONG,
+            "longer than the model's context",
             f"prompt_token_ids and token_ids: {len(prompt)} + {len(answer)} tokens, expected at most "
             f"max_position_embeddings={most}",
         )
     is_sampled = _are_sampled(raw, len(answer))
     logprobs = {name: _logprobs(raw, name, is_sampled) for name in ("sampler_logprobs", "trainer_logprobs")}
     if all(values is None for values in logprobs.values()):
-        raise Unfit(
-            kinds.NO_LOGPROBS, "sampler_logprobs and trainer_logprobs: both missing, expected those of a side at least"
-        )
+        expected = "sampler_logprobs and trainer_logprobs: both missing, expected those of a side at least"
+        raise Unfit("no log-probabilities", expected)
     padding = require_count("left_padding", raw.get("left_padding", 0), 0, most)
     pad_token_id = raw.get("pad_token_id", config.pad_token_id if padding else None)
     if padding and pad_token_id is None:
-        raise Unfit(kinds.MISSING, f"pad_token_id: missing, expected the token of left_padding={padding}")
+        raise Unfit("missing field", f"pad_token_id: missing, expected the token of left_padding={padding}")
     return Rollout(
         id=_name(raw, "id") or "",
         prompt_token_ids=prompt,
@@ -196,38 +173,32 @@ def rollout_from_json(raw: Mapping[str, Any], config: ModelConfig) -> Rollout:
     )
 
 
-def _records(
-    text: str | Iterable[str], source: str, form: str
-) -> Iterator[tuple[str, Mapping[str, Any] | RequestError]]:
+def _records(text: str | Iterable[str]) -> Iterator[tuple[str, Mapping[str, Any] | RequestError]]:
     """Where each sequence stands in the file, and what it is in the schema's form, or why it can't be read."""
-    for where, value in _values(text, source):
+    for where, value in _values(text):
         try:
             if isinstance(value, RequestError):
                 raise value
-            rows = _converted(value, form)
+            if not isinstance(value, dict):
+                raise Unfit("unknown form", f"a JSON {JSON_KINDS[type(value)]}, expected an object")
+            rows = sequences_of(value)
         except RequestError as problem:
             yield where, problem
             continue
-        for row, raw in enumerate(rows):
-            yield where if len(rows) == 1 else f"{where}, row {row}", raw
+        is_renamed = any(name in value for name in ANSWERS)
+        for number, row in enumerate(rows):
+            fields = {name: row[name] for name in row if name in FIELDS} if is_renamed else row
+            yield where if len(rows) == 1 else f"{where}, row {number}", fields
 
 
-def _values(text: str | Iterable[str], source: str) -> Iterator[tuple[str, object]]:
+def _values(text: str | Iterable[str]) -> Iterator[tuple[str, object]]:
     """(where, JSON value or RequestError) of each line, and of each entry of a line that is a list.
 
     Lines end with a line feed alone: JSON's strings may hold the other characters at which str.splitlines ends one.
     """
-    lines = text.split("\n") if isinstance(text, str) else text
-    numbered: Iterator[tuple[int, str]] = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-    first = list(itertools.islice(numbered, 1))
-    if first and _starts_here(first[0][1]):
-        rest = list(numbered)
-        whole = "\n".join(line for _, line in (*first, *rest))
-        if isinstance(_parsed(whole, source), RequestError):
-            numbered = iter(rest)
-        else:
-            first, numbered = [(first[0][0], whole)], iter(())
-    for number, line in itertools.chain(first, numbered):
+    for number, line in enumerate(text.split("\n") if isinstance(text, str) else text, 1):
+        if not line.strip():
+            continue
         where = f"line {number}"
         value = _parsed(line, where)
         if isinstance(value, list):
@@ -237,27 +208,14 @@ def _values(text: str | Iterable[str], source: str) -> Iterator[tuple[str, objec
             yield where, value
 
 
-def _starts_here(line: str) -> bool:
-    """Whether a line may be the first of many of one JSON value."""
-    return line.lstrip()[0] in "[{" and isinstance(_parsed(line, "line"), RequestError)
-
-
 def _parsed(text: str, where: str) -> object:
     """The JSON value, or what is wrong with the text."""
     try:
         return parse_value(text.encode(), where, RequestError)
     except UnicodeEncodeError as problem:
-        return Unfit(kinds.NOT_JSON, f"not UTF-8: a lone surrogate at character {problem.start}")
+        return Unfit("not JSON", f"not UTF-8: a lone surrogate at character {problem.start}")
     except RequestError as problem:
-        return Unfit(kinds.NOT_JSON, str(problem).removeprefix(f"{where}: "))
-
-
-def _converted(value: object, form: str) -> list[Mapping[str, Any]]:
-    """The sequences of one record, in the schema's form."""
-    if not isinstance(value, dict):
-        raise Unfit(kinds.UNKNOWN_FORM, f"a JSON {JSON_KINDS[type(value)]}, expected an object")
-    name = form_of(value) if form == "auto" else form
-    return [value] if name == NATIVE else list(CONVERTERS[name](value))
+        return Unfit("not JSON", str(problem).removeprefix(f"{where}: "))
 
 
 def _require_known(raw: Mapping[str, Any]) -> None:
@@ -266,13 +224,13 @@ def _require_known(raw: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(name, FIELDS, 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             expected = f"expected some of {', '.join(FIELDS)}"
-            raise Unfit(kinds.UNKNOWN_FIELD, f"field {plain(name)}: unknown{hint}, {expected}")
+            raise Unfit("unknown field", f"field {plain(name)}: unknown{hint}, {expected}")
 
 
 def _ids(raw: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
     values = listed(raw, name, "a list of token ids")
     if not values:
-        raise Unfit(kinds.EMPTY, f"{name} []: expected at least one token id")
+        raise Unfit("empty prompt or answer", f"{name} []: expected at least one token id")
     if set(map(type, values)) != {int} or min(values) < 0 or max(values) >= vocab_size:
         for index, value in enumerate(values):
             _id(f"{name}[{index}]", value, vocab_size)
@@ -281,9 +239,11 @@ def _ids(raw: Mapping[str, Any], name: str, vocab_size: int) -> tuple[int, ...]:
 
 def _id(name: str, value: object, vocab_size: int) -> int:
     if type(value) is not int:
-        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected a token id")
+        raise Unfit("wrong value", f"{name} {show_json(value)}: expected a token id")
     if not 0 <= value < vocab_size:
-        raise Unfit(kinds.OUTSIDE, f"{name} {show_json(value)}: expected 0 to vocab_size-1={vocab_size - 1}")
+        raise Unfit(
+            "token id outside the vocabulary", f"{name} {show_json(value)}: expected 0 to vocab_size-1={vocab_size - 1}"
+        )
     return value
 
 
@@ -294,9 +254,9 @@ def _are_sampled(raw: Mapping[str, Any], count: int) -> tuple[bool, ...]:
     require_length("is_sampled", values, count, EACH)
     for index, value in enumerate(values):
         if value not in (0, 1):
-            raise Unfit(kinds.WRONG_VALUE, f"is_sampled[{index}] {show_json(value)}: expected true or false, 1 or 0")
+            raise Unfit("wrong value", f"is_sampled[{index}] {show_json(value)}: expected true or false, 1 or 0")
     if not any(values):
-        raise Unfit(kinds.NO_SAMPLED, f"is_sampled: false for all {count} tokens, expected at least one that is true")
+        raise Unfit("no sampled token", f"is_sampled: false for all {count} tokens, expected at least one that is true")
     return tuple(map(bool, values))
 
 
@@ -305,38 +265,32 @@ def _logprobs(raw: Mapping[str, Any], name: str, is_sampled: tuple[bool, ...]) -
         return None
     values = listed(raw, name, "a list of numbers")
     require_length(name, values, len(is_sampled), EACH)
-    if all(is_sampled) and set(map(type, values)) == {float} and _are_plain(values):
-        return tuple(values)
     judged = [_logprob(f"{name}[{index}]", value) if is_sampled[index] else 0.0 for index, value in enumerate(values)]
     if max(judged) > ROUNDING:
         index = next(index for index, value in enumerate(judged) if value > ROUNDING)
         why = why_positive([value for value, drawn in zip(judged, is_sampled, strict=True) if drawn])
-        raise Unfit(kinds.POSITIVE, f"{name}[{index}] {judged[index]}: expected at most 0{why}")
+        raise Unfit("positive log-probability", f"{name}[{index}] {judged[index]}: expected at most 0{why}")
     return tuple(judged)
-
-
-def _are_plain(values: Sequence[float]) -> bool:
-    return not any(map(math.isnan, values)) and min(values) >= LEAST_LOGPROB and max(values) <= ROUNDING
 
 
 def _logprob(name: str, value: Any) -> float:
     """The number, which may be -inf."""
     if value is None:
-        raise Unfit(kinds.ABSENT, f"{name} null: expected a number")
+        raise Unfit("missing log-probability", f"{name} null: expected a number")
     spelled: Any = SPELLED.get(value) if isinstance(value, str) else value
     if type(spelled) not in (int, float):
-        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected a number")
+        raise Unfit("wrong value", f"{name} {show_json(value)}: expected a number")
     try:
         number = float(spelled)
     except OverflowError:  # a whole number beyond float64
         number = math.inf if spelled > 0 else -math.inf
     if math.isnan(number):
-        raise Unfit(kinds.NAN, f"{name} NaN: expected a number")
+        raise Unfit("NaN log-probability", f"{name} NaN: expected a number")
     if number == math.inf:
-        raise Unfit(kinds.INFINITE, f"{name} Infinity: expected a number, at most 0")
+        raise Unfit("infinite log-probability", f"{name} Infinity: expected a number, at most 0")
     if -math.inf < number < LEAST_LOGPROB:
-        words = f"expected a number of at least {LEAST_LOGPROB:.3g}, float32's least, or -Infinity"
-        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: {words}")
+        expected = f"expected a number of at least {LEAST_LOGPROB:.3g}, float32's least, or -Infinity"
+        raise Unfit("wrong value", f"{name} {show_json(value)}: {expected}")
     return number
 
 
@@ -347,13 +301,13 @@ def _routes(raw: Mapping[str, Any], name: str, rows: int, config: ModelConfig) -
         return fitted(read_routes(raw, name), rows, config)
     except RequestError as problem:
         shown = str(problem)
-        raise Unfit(kinds.BAD_ROUTES, shown if shown.startswith(name) else f"{name}: {shown}") from None
+        raise Unfit("unusable routes", shown if shown.startswith(name) else f"{name}: {shown}") from None
 
 
 def _mode(raw: Mapping[str, Any], name: str) -> str:
     value = raw.get(name, "auto")
     if not isinstance(value, str) or value not in MODES:
-        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected one of {', '.join(MODES)}")
+        raise Unfit("wrong value", f"{name} {show_json(value)}: expected one of {', '.join(MODES)}")
     return MODES[value]
 
 
@@ -363,5 +317,5 @@ def _name(raw: Mapping[str, Any], name: str) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise Unfit(kinds.WRONG_VALUE, f"{name} {show_json(value)}: expected text or a whole number")
+        raise Unfit("wrong value", f"{name} {show_json(value)}: expected text or a whole number")
     return str(value)

@@ -190,7 +190,7 @@ def test_what_is_no_json_is_not_written(path: Path) -> None:
         transcript.append(greedy("d", (1,), 1, case="case"), Answer((1,), (float("nan"),)))
     assert path.read_bytes() == content
     with (
-        pytest.raises(RequestError, match="can't be (read|written)"),
+        pytest.raises(RequestError, match="not a directory: can't be"),
         Transcript(path / "not a directory") as transcript,
     ):
         transcript.append(*PAIRS[0])

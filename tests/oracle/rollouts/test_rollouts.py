@@ -18,12 +18,12 @@ from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.rollouts import variants
-from lfm2np.oracle.rollouts.causes import pack_hypotheses, packed_before, reading_words, route_hypotheses
-from lfm2np.oracle.rollouts.figures import figures_of
+from lfm2np.oracle.rollouts.exact import ids_of, item_of, scores_of, views_from
+from lfm2np.oracle.rollouts.hypotheses import packed_before, reading_words, route_hypotheses, seen_hypotheses
+from lfm2np.oracle.rollouts.judge import Options, judge_rollouts
+from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
 from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
-from lfm2np.oracle.rollouts.rollouts import Options, judge_rollouts
-from lfm2np.oracle.rollouts.rollouts_report import report_of, verdict_of
-from lfm2np.oracle.rollouts.scores import ids_of, item_of, scores_of
+from lfm2np.oracle.rollouts.temperature import fitted_temperature
 
 FILES = lfm2np.trained_fixture().parent / "rollouts"
 CAUSES = {
@@ -57,9 +57,9 @@ def exact_rollouts(model):
 
 def exact(model, rollouts, reading):
     """With the exact values of a reading as both sides' reports."""
-    scores, failed = scores_of(model, rollouts)
+    scores, failed = scores_of(model, rollouts, readings=[reading])
     assert not failed
-    values = [tuple(each.logprobs[each.numbers[reading]].tolist()) for each in scores]
+    values = [tuple(each.views[reading].logprobs.tolist()) for each in scores]
     return [replace(r, sampler_logprobs=v, trainer_logprobs=v) for r, v in zip(rollouts, values, strict=True)]
 
 
@@ -73,7 +73,7 @@ def test_a_planted_error_is_named(name, count, cause_tokens, model):
     figures = figures_of(judged)
     assert figures["sides"]["sampler"]["verdict"] == "EXACT"
     assert figures["sides"]["trainer"]["verdict"] == "BUG"
-    assert figures["sides"]["trainer"]["cause"]["words"] == CAUSES[name]
+    assert figures["sides"]["trainer"]["cause"] == CAUSES[name]
     assert figures["difference"]["largest_residual"] < 1e-6
     json.dumps(figures, allow_nan=False)
 
@@ -125,39 +125,44 @@ def test_a_token_that_the_filters_exclude_is_the_samplers_bug(exact_rollouts, mo
     assert "sampling parameters exclude" in side.reasons[0]
 
 
+def logprobs_of(model, rollout, variant, reading="raw"):
+    """[R] under a variant."""
+    (result,) = variants.variant_items(None, model, [{**item_of(rollout, [reading]), "variant": variant}])
+    return views_from(rollout, [reading], result)[reading].logprobs
+
+
+def exact_of(model, rollout):
+    return scores_of(model, [rollout])[0][0].views["raw"].logprobs
+
+
 def test_a_variant_that_changes_nothing_has_the_same_bits(exact_rollouts, model):
     rollout = exact_rollouts[0]
-    item, _ = item_of(rollout)
-    del item["columns"]
-    base = scores_of(model, [rollout])[0][0]
     nothing: list[dict] = [{}, {"borders": []}, {"before": [], "conv": True, "attend": True}]
     for variant in nothing:
-        (result,) = variants.variant_items(None, model, [{**item, "variant": variant}])
-        assert np.array_equal(result["logprobs"], base.logprobs)
+        assert np.array_equal(logprobs_of(model, rollout, variant), exact_of(model, rollout))
 
 
 def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(exact_rollouts, model):
     """With convolution and attention both, the sequence is the longer one's end."""
     before, rollout = exact_rollouts[0], exact_rollouts[1]
-    item, _ = item_of(rollout)
-    del item["columns"]
     variant = {"before": [list(ids_of(before))], "conv": True, "attend": True}
-    (result,) = variants.variant_items(None, model, [{**item, "variant": variant}])
     whole = replace(rollout, prompt_token_ids=(*ids_of(before), *rollout.prompt_token_ids))
-    assert np.array_equal(result["logprobs"], scores_of(model, [whole])[0][0].logprobs)
+    assert np.array_equal(logprobs_of(model, rollout, variant), exact_of(model, whole))
 
 
 def test_all_state_lost_is_a_shorter_prompt(exact_rollouts, model):
     rollout = exact_rollouts[2]
-    item, _ = item_of(rollout)
-    del item["columns"]
-    (result,) = variants.variant_items(None, model, [{**item, "variant": {"borders": [13], "attend": False}}])
+    lost = logprobs_of(model, rollout, {"borders": [13], "attend": False})
     short = replace(rollout, prompt_token_ids=rollout.prompt_token_ids[13:])
-    assert np.allclose(result["logprobs"], scores_of(model, [short])[0][0].logprobs, rtol=0, atol=1e-5)
+    assert np.allclose(lost, exact_of(model, short), rtol=0, atol=1e-5)
 
 
-def test_weights_of_the_model_itself_are_not_stale(model):
-    assert variants.part_names(model, model) == [variants.ALL_WEIGHTS]
+def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
+    rollout = exact_rollouts[0]
+    logits = np.asarray(model.logits(list(ids_of(rollout))), np.float64)[len(rollout.prompt_token_ids) :]
+    logits -= logits.max(axis=1, keepdims=True)
+    rows = logits[np.arange(len(logits)), list(rollout.token_ids)] - np.log(np.exp(logits).sum(axis=1))
+    assert np.allclose(logprobs_of(model, rollout, {"late": 1}), rows, rtol=0, atol=1e-12)
 
 
 def test_the_sequences_before_in_a_pack(exact_rollouts):
@@ -171,6 +176,53 @@ def test_words_of_readings():
     assert reading_words("processed", "tempered", cool) == "not renormalised over the kept tokens"
     assert reading_words("raw", "tempered", cool) == "temperature applied"
     assert reading_words("raw", "tempered", SamplingParams()) == ""
+    assert (
+        reading_words("raw", "tempered at 0.65", SamplingParams()) == "at temperature 0.65, which the file does not say"
+    )
+
+
+MISTAKES = {
+    "log-probabilities shifted by one position (of the token before)": lambda values: (values[-1], *values[:-1]),
+    "log-probabilities shifted by one position (of the token after)": lambda values: (*values[1:], values[0]),
+    "a constant offset (-0.25 nats)": lambda values: tuple(value - 0.25 for value in values),
+    "another base of the logarithm (2)": lambda values: tuple(value / np.log(2.0) for value in values),
+}
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_what_was_written_down_is_named(name, exact_rollouts, model):
+    wrong = [replace(each, trainer_logprobs=MISTAKES[name](each.trainer_logprobs)) for each in exact_rollouts]
+    judged = judge_rollouts(model, wrong, Options({"sampler": "float32", "trainer": "float32"}, cause_tokens=70))
+    assert judged.sides["sampler"].verdict is Verdict.EXACT
+    assert (judged.sides["trainer"].verdict, judged.sides["trainer"].cause) == (Verdict.BUG, name)
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("stated", [0.7, 1.0])
+def test_a_temperature_is_fitted_as_a_number(stated, exact_rollouts, model):
+    """On both sides: other than the stated one, or one that the file does not say."""
+    sampling = SamplingParams(temperature=stated)
+    rollouts = exact(model, [replace(each, sampling=sampling) for each in exact_rollouts], "tempered at 0.653")
+    judged = judge_rollouts(model, rollouts, Options({"sampler": "float32", "trainer": "float32"}, cause_tokens=70))
+    report = report_of(judged, model.sha256)
+    assert report.verdict == ("EXACT" if stated == 1.0 else "BUG")
+    words = "at temperature 0.653, which the file does not say"
+    words = words if stated == 1.0 else "a temperature of 0.653 other than the stated one"
+    assert [finding.words.partition(": ")[2] for finding in report.findings] == [words, words]
+
+
+def test_a_fitted_temperature_has_as_few_digits_as_leave_hardly_more():
+    logits = np.random.default_rng(0).normal(0.0, 4.0, (200, 50))
+
+    def logprobs_at(temperatures):
+        scaled = np.array([logits / temperature for temperature in temperatures])
+        return scaled[..., 0] - np.log(np.exp(scaled).sum(axis=-1))
+
+    for temperature in (0.65, 0.6537, 1.3):
+        assert fitted_temperature(logprobs_at([temperature])[0], logprobs_at) == temperature
+    rounded = logprobs_at([0.65])[0] + np.random.default_rng(1).normal(0.0, 0.1, 200)
+    assert fitted_temperature(rounded, logprobs_at) == pytest.approx(0.65, abs=0.03)
 
 
 @pytest.mark.rounding
@@ -187,14 +239,14 @@ def test_a_temperature_that_the_file_does_not_say(model):
     """TRL's own file, whose sampler drew at 0.7: every format is tried under that reading, also those that it is far
     from fitting.
     """
-    side = judge_rollouts(model, read("trl_rollouts.jsonl", model)[:4], FEW).sides["sampler"]
-    assert (side.verdict, side.fit.reading) == (Verdict.EXACT, "at temperature 0.7")
+    side = judge_rollouts(model, read("trl_rollouts.jsonl", model), Options()).sides["sampler"]
+    assert (side.verdict, side.fit.reading) == (Verdict.EXACT, "tempered at 0.7")
     assert "which the file does not say" in side.reasons[1]
 
 
 def test_an_attention_leak_sees_all_of_the_pack_and_a_convolution_the_last(exact_rollouts):
     packed = [replace(exact_rollouts[0], id=str(number), pack="a") for number in range(6)]
-    conv, attention, both = pack_hypotheses(packed)
+    conv, attention, both = seen_hypotheses("leak", packed_before(packed))
     assert [len(each.variants(packed[5])["before"]) for each in (conv, attention, both)] == [3, 5, 5]
 
 
