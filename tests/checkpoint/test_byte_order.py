@@ -132,7 +132,7 @@ def test_activations_written_by_hand_are_read(dtype: str, order: str, data: st.D
     with pytest.MonkeyPatch.context() as patch:
         if order == "big":
             patch.setitem(dump.STORED, dtype, dump.STORED[dtype].replace("<", ">"))
-        values = dump.read_numbers(dtype, (len(bits),), content)
+        values = dump.read_numbers((dtype, (len(bits),), content), "a tensor", dump.STORED).astype(np.float64)
     assert values.dtype == np.float64 and values.dtype.isnative
     assert same(values.tolist(), [number(dtype, bit) for bit in bits])
 
@@ -220,9 +220,8 @@ NATIVE = {  # why that is right
         "buffer[entry.begin:entry.end].view(dtypes[entry.dtype])",
         "content.view(DTYPES[entry.dtype])",
         "stored.view(dtype)",  # of a file whose name holds the machine's order
-        "np.frombuffer(content, WHOLE[dtype])",
         "rounded[:, None].view(np.uint8)",  # of "<f2"
-        "np.frombuffer(content, (STORED | WHOLE)[dtype])",
+        "np.frombuffer(content, known[dtype])",
         "np.frombuffer(content, STORED[kind])",
         "np.frombuffer(base64.b64decode(value['base64'], validate=True), value['dtype'])",
         "chunk.view(np.dtype(np.uint16).newbyteorder(chunk.dtype.byteorder))",

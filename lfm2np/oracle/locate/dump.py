@@ -228,7 +228,7 @@ def read_whole(entry: Entry, what: str, letter: str) -> Array:
 
 
 def read_numbers(entry: Entry, what: str, known: Mapping[str, str]) -> Array:
-    """Of one of the known dtypes, in the machine's byte order; bfloat16 is the upper half of a float32."""
+    """Of one of the known dtypes, whose table says their byte order; bfloat16 is the upper half of a float32."""
     dtype, shape, content = entry
     if dtype not in known:
         expected = f"whole numbers ({', '.join(WHOLE)})" if known is WHOLE else f"one of {', '.join(REAL)}"
