@@ -81,7 +81,11 @@ def test_a_solution_is_right(number: int, change: Change, sentence: str, again: 
         (3, {"budget": 4}, "Request b has other logits, though the same tokens, than without the fault: in step 1"),
         (4, {"budget": 8}, "but request f has its first token 5 steps after it came, expected at most 3"),
         (4, {"budget": 8, "requests": prompts_of(4, 6, arrival=9)}, "The arrival of request a is 9, and has to stay 0"),
-        (4, EASY | {"fault": "convolution-crosses-requests"}, "fault is convolution-crosses-requests, and has to stay none"),
+        (
+            4,
+            EASY | {"fault": "convolution-crosses-requests"},
+            "fault is convolution-crosses-requests, and has to stay none",
+        ),
         (5, {"num_blocks": 15}, "With 15 blocks nobody is preempted, but neither is with 14."),
         (5, {"num_blocks": 13}, "With 13 blocks request d is preempted in step 9."),
         (5, {"num_blocks": 14, "prefix_caching": False}, "prefix-cache is off, and has to stay on"),

@@ -85,7 +85,13 @@ def test_a_wrong_guess_gets_a_hint_and_not_the_answer(number: int, place: int, a
         (4, 1, {"requests": LESSONS[2].start.requests[1:]}, "3", "goes in as 5 and 4 in steps 2 and 3"),
         (4, 2, {"requests": LESSONS[4].start.requests[:2]}, "none", "A slot is free whenever one comes."),
         (5, 2, {"requests": LESSONS[5].start.requests[:2]}, "none", "No request is preempted"),
-        (6, 1, {"requests": (Asked("copy: zo sa zo sa ->"),), "fault": "convolution-crosses-requests"}, "a", "drafts are right"),
+        (
+            6,
+            1,
+            {"requests": (Asked("copy: zo sa zo sa ->"),), "fault": "convolution-crosses-requests"},
+            "a",
+            "drafts are right",
+        ),
     ],
 )
 def test_the_answer_follows_from_the_settings_of_the_page(

@@ -180,5 +180,10 @@ def test_what_was_typed_stays_as_it_was():
 
 
 def test_settings_that_differ_have_links_that_differ():
-    for name, other in (("chunked", False), ("prefix_caching", False), ("fault", "convolution-crosses-requests"), ("drafts", 1)):
+    for name, other in (
+        ("chunked", False),
+        ("prefix_caching", False),
+        ("fault", "convolution-crosses-requests"),
+        ("drafts", 1),
+    ):
         assert query_of(replace(Settings(), **{name: other})) != query_of(Settings())

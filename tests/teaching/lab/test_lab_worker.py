@@ -104,7 +104,12 @@ def test_a_kept_page_is_there_while_another_run_computes(worker: Worker):
 
 
 def test_runs_are_one_at_a_time(worker: Worker, models: Models):
-    queries = [PAPER, "model=paper&prompt=a&tokens=3", "slots=0", "model=paper&prompt=a&fault=convolution-crosses-requests"]
+    queries = [
+        PAPER,
+        "model=paper&prompt=a&tokens=3",
+        "slots=0",
+        "model=paper&prompt=a&fault=convolution-crosses-requests",
+    ]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(worker.reply, queries)) == [Reply(*answer(query, models)) for query in queries]
 
