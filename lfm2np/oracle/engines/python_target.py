@@ -24,6 +24,7 @@ from lfm2np.oracle.engines.records import IMPOSSIBLE, NO_ANSWER, UNTOLD, Answer,
 from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.stepping import FAULTS, StepRun
 from lfm2np.oracle.engines.target import (
+    LEAK,
     Abilities,
     Answers,
     Arrived,
@@ -287,7 +288,7 @@ def leak_of(engine: Any) -> Trouble | None:
         state = engine.state()
         free, there = state.get("free_slots"), state.get("num_slots")
         if free is not None and there is not None and free != there:
-            return Trouble("leak", f"all requests have ended, but {there - free} of {there} slots are not free")
+            return Trouble(LEAK, f"all requests have ended, but {there - free} of {there} slots are not free")
     except FAULTS as problem:
         return Trouble("5xx", f"state(): {fault(problem)}")
     return None

@@ -11,6 +11,7 @@ from lfm2np.oracle.engines.records import NO_ABORT, Answer, Pair, Request, Trace
 
 AT_ONCE = 16  # requests in flight together, unless the engine takes fewer
 MOST_AT_ONCE = 64  # of an engine that reports how many it computes together
+LEAK = "leak"  # the kind of trouble: something is held though all requests have ended
 LEAST_AT_ONCE = 8  # likewise: where it has fewer slots, some requests wait
 Answers = tuple[Answer, ...]  # to one request: one a sample, or a single one with `error`
 Arrived = Callable[[int, Answers], None]  # called with the index of a request in its trace
@@ -53,7 +54,7 @@ class Abilities:
 
 @dataclass(frozen=True)
 class Trouble:
-    """What is wrong with the engine itself: `kind` is one of the records' or "leak"; `what` one line."""
+    """What is wrong with the engine itself: `kind` is one of the records' or LEAK; `what` one line."""
 
     kind: str
     what: str

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.oracle.engines.records import Ids, Request, Trace, greedy
+from lfm2np.suite.fuzz.trace import STOP_IN
 
 TINY = (1, 2, 3, 4, 5)  # below, at and above the taps of the convolution
 TEXTS = "text"
-STOP_IN = "stop_in"  # the tag of a request whose stop string is chosen anew: it ends within this token of its answer
 FAR = (256, 512)  # positions that requests cross: common sizes of tiles, partitions and windows
 MOST_TOKENS_OF_A_TRACE = 1500
 MOST_NEW = 64  # tokens of an answer

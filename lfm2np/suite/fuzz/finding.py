@@ -17,7 +17,7 @@ from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.suite.fuzz.right import stop_fault
 
 DRAWN_ERROR = 1e-9  # the probability, for each trace, that the samples of a right engine are called wrong
-WRONG, STOP, TEXT, DIFFERS, LEAK = "wrong", "stop", "text", "differs", "leak"
+WRONG, STOP, TEXT, DIFFERS = "wrong", "stop", "text", "differs"
 MEANS = {
     "wrong": "a token or a log-probability that no right engine of the declared format gives",
     "differs": "an answer that is not that of the same request alone, by more than the engine's own spread",

@@ -21,7 +21,7 @@ from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import margins, most_shift
 from lfm2np.oracle.judging.scored import Known, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.suite.fuzz.draw_traces import STOP_IN
+from lfm2np.suite.fuzz.trace import STOP_IN
 
 
 @dataclass(frozen=True)

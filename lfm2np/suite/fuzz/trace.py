@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from lfm2np.oracle.engines.records import MOMENT, Request, Trace
 
+STOP_IN = "stop_in"  # the tag of a request whose stop string is chosen anew: it ends within this token of its answer
+
 
 def relabelled(trace: Trace, alphabet: Sequence[int], seed: int) -> Trace:
     """The same trace with other tokens: the alphabet is permuted, so that shared prefixes stay shared.

@@ -12,8 +12,7 @@ from lfm2np.oracle.engines.dialects.dialect import Dialect, Location
 from lfm2np.oracle.engines.http_client import BadReply, HttpError, TimedOut
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import BROKEN, DEAD, MOST_REQUESTS, Request, Trace
-from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, Trouble, ignored
-from lfm2np.suite.fuzz.finding import LEAK
+from lfm2np.oracle.engines.target import LEAK, Abilities, Answers, Arrived, Played, TargetError, Trouble, ignored
 from lfm2np.suite.fuzz.started import Watcher, counted
 
 HEALTH_CHECKS, HEALTH_PAUSE = 8, 0.25  # times, seconds

@@ -192,3 +192,14 @@ def test_control_characters_do_not_reach_a_terminal(model):
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert "\x1b" in run(*options).stdout, "the control: a file gets what the model said"
     assert "\x1b" not in on_a_terminal(PLAIN, *options)
+
+
+def test_every_command_starts_without_the_extras():
+    """A core install has neither; `check --against` and `fuzz` name them when they are needed."""
+    extras = ("hypothesis", "pytest", "torch", "transformers", "starlette", "pydantic", "jsonschema", "distributed")
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({extras}))\n"
+        "from lfm2np.commands.cli.program import COMMANDS, build_parser\n"
+        "for name in COMMANDS: build_parser(name)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lfm2np.oracle.engines.records import Request, Trace, greedy
-from lfm2np.suite.fuzz.draw_traces import STOP_IN
+from lfm2np.suite.fuzz.trace import STOP_IN
 
 ALPHABET = tuple(range(10, 18))
 

@@ -24,9 +24,9 @@ from lfm2np.oracle.engines.records import (
     failed,
     greedy,
 )
-from lfm2np.oracle.engines.target import Played, Trouble
+from lfm2np.oracle.engines.target import LEAK, Played, Trouble
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of, draws
-from lfm2np.suite.fuzz.finding import DIFFERS, LEAK, MEANS, STOP, TEXT, WRONG, finding_of
+from lfm2np.suite.fuzz.finding import DIFFERS, MEANS, STOP, TEXT, WRONG, finding_of
 from lfm2np.suite.fuzz.right import right_answer
 
 pytestmark = pytest.mark.rounding

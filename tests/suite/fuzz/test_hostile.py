@@ -14,10 +14,10 @@ import pytest
 from served_here import Here, model, player_of, serving
 
 from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, REFUSED, Trace, greedy
-from lfm2np.oracle.engines.target import Played
+from lfm2np.oracle.engines.target import LEAK, Played
 from lfm2np.suite.fuzz import watched
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.finding import LEAK, Finding, finding_of
+from lfm2np.suite.fuzz.finding import Finding, finding_of
 from lfm2np.suite.fuzz.started import Watcher, metrics_of, more_than
 
 pytestmark = pytest.mark.rounding

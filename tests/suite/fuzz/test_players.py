@@ -21,10 +21,10 @@ from lfm2np.oracle.engines.records import (
     failed,
     greedy,
 )
-from lfm2np.oracle.engines.target import Abilities, Answers, TargetError, ignored, play_in_rounds, rounds_of
+from lfm2np.oracle.engines.target import LEAK, Abilities, Answers, TargetError, ignored, play_in_rounds, rounds_of
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.finding import LEAK, finding_of, trouble_of
+from lfm2np.suite.fuzz.finding import finding_of, trouble_of
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)

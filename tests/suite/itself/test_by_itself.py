@@ -9,10 +9,9 @@ import pytest
 from pretend_engine import VOCAB, Bug, Circumstances, Pretend
 
 from lfm2np.oracle.engines.records import DEAD, HANG, Answer, Trace, changed, failed, greedy
-from lfm2np.oracle.engines.target import Arrived, Played, Trouble, ignored
+from lfm2np.oracle.engines.target import LEAK, Arrived, Played, Trouble, ignored
 from lfm2np.suite.fuzz.campaign import Campaign
 from lfm2np.suite.fuzz.draw_traces import Around
-from lfm2np.suite.fuzz.finding import LEAK
 from lfm2np.suite.itself.by_itself import ByItself, alone
 from lfm2np.suite.itself.pairs import unit, without
 from lfm2np.suite.itself.rounding_spread import Spread
