@@ -8,7 +8,6 @@ but the checkpoint's path. Where a kind of work is exact, its results are the sa
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import signal
 import threading
@@ -21,7 +20,6 @@ from concurrent.futures import (
     CancelledError,
     Executor,
     Future,
-    ProcessPoolExecutor,
     wait,
 )
 from dataclasses import dataclass, field
@@ -268,8 +266,11 @@ class Workers(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
-    def _started(self) -> ProcessPoolExecutor:
+    def _started(self) -> Executor:
         """Spawned, not forked: a fork would lose the threads of BLAS."""
+        import multiprocessing  # not in a browser
+        from concurrent.futures import ProcessPoolExecutor
+
         spawn = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(self._count, mp_context=spawn, initializer=begin_worker)
 
