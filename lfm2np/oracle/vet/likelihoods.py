@@ -19,9 +19,9 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place, Work, compute
 from lfm2np.errors import NumericsError, RequestError, TokenizerError
+from lfm2np.oracle.judging.allowed import resolution
 from lfm2np.oracle.judging.formats import KV, format_named
-from lfm2np.oracle.judging.noise import STAGES, engine_of, noise_of
-from lfm2np.oracle.judging.position import resolution
+from lfm2np.oracle.judging.noise import FIRST, engine_of, noise_of
 from lfm2np.oracle.judging.truth import Spoken, Truth, num_fed_tokens
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.judging.views import VIEWS, view_items, view_of
@@ -33,7 +33,7 @@ from lfm2np.values import Progress
 Float64 = NDArray[np.float64]
 ROUNDED_VIEWS = Work("views-rounded", view_items, num_fed_tokens, is_exact=False)
 CACHE_DRAW = 1  # the emulated engine that stands for all with such a cache
-DRAWS = STAGES[1]  # emulated engines that give the rounding error of each token
+DRAWS = FIRST  # emulated engines that give the rounding error of each token
 WARMER = (0.5, 0.7, 0.85, 1.2, 1.4, 2.0)  # factors of the temperature: ways to sample that nobody claims
 RAW = SamplingParams()
 IMPLAUSIBLE = math.log(1e-3)  # of a token of a text, under every hypothesis
