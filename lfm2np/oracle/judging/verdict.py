@@ -132,7 +132,11 @@ def tie_chance(margin_ratio: float) -> float:
 
 
 def so_many_or_more(count: int, chances: Sequence[float]) -> float:
-    """The probability that at least `count` of independent events with these chances happen."""
+    """The probability that at least `count` of independent events with these chances happen: the tail of the Poisson
+    binomial distribution, exactly. Assumption: given the positions, rounding decides each by itself.
+
+    Source: Hong 2013, On computing the distribution function for the Poisson binomial distribution, section 2.3.
+    """
     below = np.zeros(count + 1)  # below[k]: exactly k so far, k < count; the last: so many or more
     below[0] = 1.0
     for chance in chances if count else ():
