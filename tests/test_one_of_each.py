@@ -22,7 +22,8 @@ def fields_of(node: ast.AST) -> set[str]:
     """The annotated fields of a class."""
     if not isinstance(node, ast.ClassDef):
         return set()
-    return {each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)}
+    annotated = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+    return {target.id for target in annotated if isinstance(target, ast.Name)}
 
 
 def calls(node: ast.AST, name: str) -> bool:
@@ -48,7 +49,7 @@ def judging(path: str) -> bool:
 ONES: dict[str, tuple[Callable[[str], bool], Callable[[ast.AST], bool], tuple[str, ...]]] = {
     "request record": (
         judging,
-        lambda node: {"prompt_token_ids"} <= fields_of(node) and "token_ids" not in fields_of(node),
+        lambda node: {"prompt_token_ids", "params"} <= fields_of(node),
         ("oracle/engines/records.py",),
     ),
     "answer record": (
@@ -57,16 +58,12 @@ ONES: dict[str, tuple[Callable[[str], bool], Callable[[ast.AST], bool], tuple[st
         ("oracle/engines/records.py",),
     ),
     "HTTP client": (judging, lambda node: imports(node, "http.client"), ("oracle/engines/http_client.py",)),
-    "stepping loop": (
-        judging,
-        lambda node: isinstance(node, ast.While) and calls(node, "step"),
+    "stepping loop": (  # of an engine under test; recorders and vectors step our own, as their subject
+        lambda path: path.startswith(("oracle/engines", "suite")),
+        lambda node: isinstance(node, ast.While) and (calls(node, "step") or calls(node, "_step")),
         ("oracle/engines/stepping.py",),
     ),
-    "builder of pages": (
-        lambda path: not path.startswith("checkpoint"),  # whose templates are those of chats
-        lambda node: isinstance(node, ast.Call) and calls(node, "Environment"),
-        ("oracle/report/markup.py",),
-    ),
+    "builder of pages": (lambda path: True, lambda node: imports(node, "html"), ("oracle/report/markup.py",)),
     "text of a report": (judging, lambda node: defines(node, "as_text"), ("oracle/report/as_text.py",)),
     "JSON of a report": (judging, lambda node: defines(node, "as_json"), ("oracle/report/as_json.py",)),
     "page of a report": (judging, lambda node: defines(node, "as_html"), ("oracle/report/as_html.py",)),

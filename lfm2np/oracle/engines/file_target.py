@@ -86,7 +86,7 @@ class Transcript:
         recorded = self._pairs.get(request.request_id)
         if recorded is None:
             return None
-        if as_text(recorded[0]) != as_text(request):
+        if request_text(recorded[0]) != request_text(request):
             why = "another seed, engine, model or version"
             raise RequestError(
                 f"{self.path}: {request.request_id!r} is another request there ({why}): save into another file"
@@ -156,11 +156,11 @@ class FileTarget:
         return self._read().pairs()
 
     def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
-        recorded = {as_text(request): answer for request, answer in self._read().pairs()}
+        recorded = {request_text(request): answer for request, answer in self._read().pairs()}
         none = failed("not recorded")
         return Played(
             tuple(
-                tuple(recorded.get(as_text(sample)) or none for sample in samples_of(request))
+                tuple(recorded.get(request_text(sample)) or none for sample in samples_of(request))
                 for request in trace.requests
             )
         )
@@ -181,7 +181,7 @@ def contradicts(earlier: Pair | None, later: Pair) -> bool:
     """Whether both are answers, and differ. A request that failed may be sent again."""
     if earlier is None or (earlier[1].error is not None and not earlier[1].is_refuted):
         return False
-    return as_text(earlier[0]) != as_text(later[0]) or earlier[1] != later[1]
+    return request_text(earlier[0]) != request_text(later[0]) or earlier[1] != later[1]
 
 
 def read_line(line: bytes, where: str) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def read_pair(raw: Mapping[str, Any], where: str) -> Pair:
         raise RequestError(f"{where}: {problem}") from None
 
 
-def as_text(request: Request) -> str:
+def request_text(request: Request) -> str:
     """As JSON, in which lists and tuples are the same; without the tags in NOTED."""
     tags = {name: value for name, value in request.tags.items() if name not in NOTED}
     return json.dumps({**request_as_json(request), "tags": tags}, sort_keys=True)

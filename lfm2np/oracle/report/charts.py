@@ -6,14 +6,13 @@ What lines are is said by colour, by dashes and by the shape of their dots. `svg
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from lfm2np.oracle.report.as_text import visible
-from lfm2np.oracle.report.markup import Markup
+from lfm2np.oracle.report.markup import Markup, element, joined
 
 FOLDER = resources.files("lfm2np.oracle.report")
 STYLE, PAGE_STYLE = ((FOLDER / f"{name}.css").read_text(encoding="utf-8") for name in ("charts", "report"))
@@ -64,34 +63,42 @@ class Dots:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure: what it shows in words, all escaped, and its shapes."""
+    """A figure: what it shows in words, and its shapes."""
 
     name: str  # that no other figure of the page has
     title: str
     about: str
     height: float
-    shapes: str
+    shapes: Markup
 
 
-def svg(drawing: Drawing) -> Markup:
-    return Markup(element(drawing, "", drawing.shapes))
+def svg(drawing: Drawing, *before: object, **more: object) -> Markup:
+    """`before`: what stands under its shapes; `more`: attributes."""
+    named = {"id": f"{drawing.name}-title"}, {"id": f"{drawing.name}-about"}
+    return element(
+        "svg",
+        element("title", drawing.title, **named[0]),
+        element("desc", drawing.about, **named[1]),
+        *before,
+        drawing.shapes,
+        **more,
+        class_="chart",
+        viewBox=f"0 0 {WIDTH:g} {drawing.height:g}",
+        role="img",
+        aria_labelledby=" ".join(each["id"] for each in named),
+    )
 
 
 def document(drawing: Drawing) -> str:
     """A whole file."""
-    style = f"<style>\n{COLOURS.strip()}\n{STYLE}</style>\n"
-    ground = f'<rect class="ground" width="{WIDTH:g}" height="{drawing.height:g}" rx="6"/>\n'
-    size = f'xmlns="http://www.w3.org/2000/svg" width="{1.5 * WIDTH:g}" height="{1.5 * drawing.height:g}" '
-    return element(drawing, size, style + ground + drawing.shapes)
+    style = element("style", Markup(f"\n{COLOURS.strip()}\n{STYLE}"))
+    ground = element("rect", class_="ground", width=f"{WIDTH:g}", height=f"{drawing.height:g}", rx="6")
+    width, height = f"{1.5 * WIDTH:g}", f"{1.5 * drawing.height:g}"
+    return svg(drawing, style, ground, xmlns="http://www.w3.org/2000/svg", width=width, height=height)
 
 
-def element(drawing: Drawing, more: str, content: str) -> str:
-    name = drawing.name
-    return (
-        f'<svg {more}class="chart" viewBox="0 0 {WIDTH:g} {drawing.height:g}" role="img" '
-        f'aria-labelledby="{name}-title {name}-about">\n<title id="{name}-title">{drawing.title}</title>\n'
-        f'<desc id="{name}-about">{drawing.about}</desc>\n{content}</svg>\n'
-    )
+def path(look: str, d: str) -> Markup:
+    return element("path", class_=look, d=d)
 
 
 # --- axes
@@ -225,8 +232,8 @@ def line_chart(
     for number, line in enumerate(shown):
         points = [(across(x), up(y)) for x, y in line.points]
         if points:
-            path = steps_path(points) if line.steps else "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-            parts.append(f'<path class="curve s{number}" d="{path}"/>\n')
+            curve = steps_path(points) if line.steps else "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+            parts.append(path(f"curve s{number}", curve))
         if has_dots(line):
             parts.append(dots(number, points))
     parts += [level_line(up(value), words, []) for value, words in levels]
@@ -240,10 +247,10 @@ def scatter_chart(
     groups: Sequence[Dots],
     x: Axis,
     y: Axis,
-    joined: Sequence[Point] = (),
+    along: Sequence[Point] = (),
     levels: Sequence[tuple[float, str]] = (),
 ) -> Drawing:
-    """`joined` points are joined by a line. A label that would cover a dot, or one of an earlier group, is left out;
+    """The points `along` are joined by a line. A label that would cover a dot, or one of an earlier group, is left out;
     of dots of one group without labels that can't be told apart, all but the first.
     """
     shown = [group for group in groups if group.points]
@@ -252,9 +259,9 @@ def scatter_chart(
     heights = [*map(float, ys), *(level for level, _ in levels)]
     across, up = scale_of(x, map(float, xs), LEFT, RIGHT), scale_of(y, heights, top + TALL, top)
     parts = [axes(x, y, across, up), legends]
-    if joined:
-        path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in joined)
-        parts.append(f'<path class="curve s{shown[0].look}" d="M{path}"/>\n')
+    if along:
+        curve = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in along)
+        parts.append(path(f"curve s{shown[0].look}", f"M{curve}"))
     places = [apart((across(x), up(y), words) for x, y, words in group.points) for group in shown]
     everywhere = [place for group in places for place in group]
     boxes = [(x - 4, x + 4, y - 4, y + 4) for x, y, _ in everywhere]
@@ -274,39 +281,39 @@ def apart(places: Iterable[tuple[float, float, str]]) -> list[tuple[float, float
     return list(first.values())
 
 
-def drawing(name: str, title: str, about: str, height: float, parts: Sequence[str]) -> Drawing:
-    shown = [html.escape(visible(text, 4000)) for text in (title, about)]
-    return Drawing(name, shown[0], shown[1], height, "".join(parts))
+def drawing(name: str, title: str, about: str, height: float, parts: Sequence[Markup]) -> Drawing:
+    return Drawing(name, visible(title, 4000), visible(about, 4000), height, joined(*parts))
 
 
-def axes(x: Axis, y: Axis, across: Scale, up: Scale) -> str:
+def axes(x: Axis, y: Axis, across: Scale, up: Scale) -> Markup:
     bottom, top = up.start, up.stop
-    parts, free = [], -math.inf
+    parts: list[Markup] = []
+    free = -math.inf
     for tick in up.ticks:
-        parts.append(f'<path class="grid" d="M{LEFT:g} {up(tick):.1f}H{RIGHT:g}"/>\n')
+        parts.append(path("grid", f"M{LEFT:g} {up(tick):.1f}H{RIGHT:g}"))
         parts.append(label(LEFT - 6, up(tick) + 4, y.words(tick), "end"))
     for tick in across.ticks:
         at, words = across(tick), x.words(tick)
-        parts.append(f'<path class="axis" d="M{at:.1f} {bottom:g}v4"/>\n')
+        parts.append(path("axis", f"M{at:.1f} {bottom:g}v4"))
         half = len(words) * CHARACTER / 2 + 2
         if at - half >= free:
             free = at + half + CHARACTER
             parts.append(label(min(at, WIDTH - half), bottom + 17, words, "middle"))
-    parts.append(f'<path class="axis" d="M{LEFT:g} {top:g}V{bottom:g}H{RIGHT:g}"/>\n')
+    parts.append(path("axis", f"M{LEFT:g} {top:g}V{bottom:g}H{RIGHT:g}"))
     parts.append(label((LEFT + RIGHT) / 2, bottom + 35, words_of(x.title), "middle"))
     parts.append(label(4, 13, words_of(y.title), "start"))
-    return "".join(parts)
+    return joined(*parts)
 
 
-def label(x: float, y: float, words: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{words}</text>\n'
+def label(x: float, y: float, words: str, anchor: str) -> Markup:
+    return element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
 
 
 def words_of(text: str) -> str:
-    return html.escape(visible(text, 60))
+    return visible(text, 60)
 
 
-def legend(names: Sequence[str], dotted: Sequence[bool], groups: Sequence[Dots] = ()) -> tuple[float, str]:
+def legend(names: Sequence[str], dotted: Sequence[bool], groups: Sequence[Dots] = ()) -> tuple[float, Markup]:
     """Where the plot begins, and the legend above it: in columns, as many as there is room for."""
     shown = [short(name) for name in names]
     width = 46.0 + CHARACTER * max(map(len, shown), default=0)
@@ -317,11 +324,11 @@ def legend(names: Sequence[str], dotted: Sequence[bool], groups: Sequence[Dots] 
         if groups:
             parts.append(dots(groups[index].look, [(x + 12, y)], groups[index].hollow))
         else:
-            parts.append(f'<path class="curve s{index}" d="M{x:.1f} {y:.1f}h24"/>\n')
-            parts.append(dots(index, [(x + 12, y)]) if dotted[index] else "")
-        parts.append(label(x + 29, y + 4, html.escape(name), "start"))
+            parts.append(path(f"curve s{index}", f"M{x:.1f} {y:.1f}h24"))
+            parts.append(dots(index, [(x + 12, y)]) if dotted[index] else Markup())
+        parts.append(label(x + 29, y + 4, name, "start"))
     rows = -(-len(shown) // columns)
-    return TITLE + ROW * rows + (6 if rows else 0), "".join(parts)
+    return TITLE + ROW * rows + (6 if rows else 0), joined(*parts)
 
 
 def short(name: str) -> str:
@@ -333,9 +340,9 @@ def has_dots(line: Line) -> bool:
     return not line.steps and len(line.points) <= MOST_DOTS
 
 
-def dots(look: int, points: Sequence[Point], hollow: bool = False) -> str:
+def dots(look: int, points: Sequence[Point], hollow: bool = False) -> Markup:
     drawn = "".join(f"M{x:.1f} {y:.1f}{MARKS[look % len(MARKS)]}" for x, y in points)
-    return f'<path class="dots s{look % len(MARKS)}{" hollow" if hollow else ""}" d="{drawn}"/>\n'
+    return path(f"dots s{look % len(MARKS)}{' hollow' if hollow else ''}", drawn)
 
 
 def steps_path(points: Sequence[Point]) -> str:
@@ -355,22 +362,22 @@ def overlap(first: Box, second: Box) -> bool:
     return first[0] < second[1] and second[0] < first[1] and first[2] < second[3] and second[2] < first[3]
 
 
-def level_line(y: float, words: str, taken: list[Box]) -> str:
+def level_line(y: float, words: str, taken: list[Box]) -> Markup:
     """Its words where nothing is, if there is such a place."""
-    line = f'<path class="level" d="M{LEFT:g} {y:.1f}H{RIGHT:g}"/>\n'
+    line = path("level", f"M{LEFT:g} {y:.1f}H{RIGHT:g}")
     right = RIGHT - len(words) * CHARACTER
     places = [(left, base) for base in (y - 4, y + 14) for left in (right, LEFT + 4)]
     left, base = next((place for place in places if is_free(box(*place, words), taken)), places[0])
     taken.append(box(left, base, words))
     at, anchor = (RIGHT, "end") if left == right else (left, "start")
-    return line + label(at, base, words_of(words), anchor)
+    return joined(line, label(at, base, words_of(words), anchor))
 
 
 def is_free(place: Box, taken: Sequence[Box]) -> bool:
     return place[0] >= 0 and place[1] <= WIDTH and not any(overlap(place, other) for other in taken)
 
 
-def labels(places: Sequence[tuple[float, float, str]], taken: list[Box]) -> list[str]:
+def labels(places: Sequence[tuple[float, float, str]], taken: list[Box]) -> list[Markup]:
     """Beside their dots, where nothing is; adds their boxes to `taken`."""
     parts = []
     for x, y, words in places:
@@ -381,6 +388,6 @@ def labels(places: Sequence[tuple[float, float, str]], taken: list[Box]) -> list
             place = box(left, base, words)
             if is_free(place, taken):
                 taken.append((place[0] - APART, place[1] + APART, *place[2:]))
-                parts.append(label(left, base, html.escape(words), "start"))
+                parts.append(label(left, base, words, "start"))
                 break
     return parts

@@ -26,6 +26,11 @@ def escaped(value: object) -> Markup:
     return Markup(html.escape(harmless(number(value) if isinstance(value, float) else str(value)), quote=True))
 
 
+def raw(text: str) -> Markup:
+    """The value of a field of a form: also what can't be seen stays what it was."""
+    return Markup(html.escape(text, quote=True))
+
+
 def harmless(text: str) -> str:
     """Characters that reorder, hide or end text (bidirectional marks, zero widths, controls) written as U+...."""
     if text.isprintable():  # nearly all are, and a page has a hundred thousand

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 
-from lfm2np.oracle.report.markup import Markup, element
+from lfm2np.oracle.report.markup import Markup, element, raw
 from lfm2np.teaching.drawings.page.view import cell
 from lfm2np.teaching.lab.compute import Outcome
 from lfm2np.teaching.lab.settings import (
@@ -167,11 +166,6 @@ def select(name: str, known: Sequence[str], given: str, problems: Problem) -> Ma
 def text_input(identity: str, name: str, text: str, problems: Problem, **more: object) -> Markup:
     fields = {"type": "text", "id": identity, "name": name, "value": raw(text), "autocomplete": "off"}
     return element("input", **fields, **more, **marks(identity, problems))
-
-
-def raw(text: str) -> Markup:
-    """A value of a field: also what can't be seen stays what it was."""
-    return Markup(html.escape(text, quote=True))
 
 
 def marks(identity: str, problems: Problem) -> dict[str, object]:
