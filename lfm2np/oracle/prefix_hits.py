@@ -62,7 +62,9 @@ def prefix_hits(pairs: Sequence[Pair]) -> PrefixHits:
     says_zero = 0 in counts.values()  # then no number is no 0
     misses = frozenset(name for name, count in counts.items() if count == 0 or (count is None and not says_zero))
     reported = any(count is not None for count in counts.values())
-    return PrefixHits(len(repeats), max(repeats.values(), default=0), len(hits & repeats.keys()), reported, hits, misses)
+    return PrefixHits(
+        len(repeats), max(repeats.values(), default=0), len(hits & repeats.keys()), reported, hits, misses
+    )
 
 
 def seen_of(request: Request) -> int:
@@ -77,16 +79,14 @@ def wrong_requests(pairs: Sequence[Pair], positions: Sequence[Position]) -> froz
     return frozenset(refuted | {position.request.request_id for position in positions if position.is_wrong})
 
 
-def with_hits(
-    causes: Sequence[Suspicion], pairs: Sequence[Pair], positions: Sequence[Position]
-) -> tuple[Suspicion, ...]:
+def with_hits(causes: Sequence[Suspicion], pairs: Sequence[Pair], positions: Sequence[Position]) -> list[Suspicion]:
     """The causes, and that hits are wrong: in the first place unless another is surer, or less of an accident."""
     cause = hit_cause(prefix_hits(pairs), wrong_requests(pairs, positions))
     if cause is None:
-        return tuple(causes)
+        return list(causes)
     is_first = not causes or rank(cause) <= rank(causes[0])
     ordered = [cause, *causes] if is_first else [causes[0], cause, *causes[1:]]
-    return tuple(ordered[: 1 + MOST_MORE])
+    return ordered[: 1 + MOST_MORE]
 
 
 def rank(cause: Suspicion) -> tuple[int, float]:

@@ -46,8 +46,11 @@ HALF = 0.5  # the temperature of such tokens, too
 HOT = 2.0  # a temperature at which tokens come that end within a character; vLLM takes no higher one
 MANY = "🦥🫠🧿🪐"  # characters of several tokens
 STEP = 1024  # tokens that an engine in this process is to take in one step, if it heeds hints
-REPEATED = (24, 72, 264)  # tokens of prompts that come back: a hit with blocks of 16, of 64, of 256
-FILLERS, FILLING = 8, 96  # prompts between two of a prompt's turns, which a small cache has no place for beside it; tokens
+REPEATED = (24, 64, 264)  # tokens of prompts that come back, one of them whole blocks; a hit with blocks of up to 256
+FILLERS, FILLING = (
+    8,
+    96,
+)  # prompts between two of a prompt's turns, which a small cache has no place for beside it; tokens
 SAMPLES = "samples"
 SHORT_CHAT = [{"role": "user", "content": "add: 3 + 4"}]
 LONG = "long"  # the case of long prompts
@@ -414,7 +417,9 @@ CASES: dict[str, Case] = {
     "temperatures": Case(temperatures, f"a temperature other than 0 and 1 ({HALF:g}), or log-probabilities after it"),
     "streams": Case(streams, "events of a stream: log-probabilities of other tokens, characters cut between tokens"),
     "large-steps": Case(large_steps, "rows that only steps of more than 256 tokens have", needs_batches=True),
-    "hits": Case(hits, "the prefix cache: a hit on the wrong state or blocks, or on what was evicted or never finished"),
+    "hits": Case(
+        hits, "the prefix cache: a hit on the wrong state or blocks, or on what was evicted or never finished"
+    ),
     LONG: Case(
         long_contexts,
         "what only late positions show: large angles, a window's blocks reused, state kept after many blocks",

@@ -1,4 +1,4 @@
-"""Engines with a prefix cache of blocks, right or with one bug: a hit computes what its blocks hold, not what was asked.
+"""Engines with a prefix cache, right or with one bug: a hit computes what its blocks hold, not what was asked.
 
 caching:make_WAY is a factory. Level a of lfm2np/oracle/engines/protocol.py.
 """
