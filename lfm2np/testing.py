@@ -47,6 +47,8 @@ def assert_right(
     format_named(format)
     oracle = load_once(model)
     prompt, tokens = plain("prompt_ids", prompt_ids, operator.index), plain("token_ids", token_ids, operator.index)
+    if not prompt or not tokens:
+        raise RequestError(f"{len(prompt)} prompt_ids and {len(tokens)} token_ids: expected at least one each")
     scorable(prompt + tokens, oracle.config)
     request = greedy("assert_right", prompt, len(tokens))
     fields = {"token_ids": tokens, "logprobs": None if logprobs is None else plain("logprobs", logprobs, float)}
@@ -67,16 +69,14 @@ def wrong_words(at: Position, format: str) -> str:
     behind = f"the exact best is {at.best}, {at.gap:.3g} nats ahead: {at.gap_ratio:.3g} {unit}"
     if at.token_id == at.best:
         behind = f"its log-probability is off by {at.error or 0.0:.3g} nats: {abs(at.error_ratio or 0.0):.3g} {unit}"
-    index = at.row + 1 - len(at.request.prompt_token_ids)
-    return f"token_ids[{index}] (position {at.row + 1}) is {at.token_id}; {behind}"
+    return (
+        f"token_ids[{at.row + 1 - len(at.request.prompt_token_ids)}] (position {at.row + 1}) is {at.token_id}; {behind}"
+    )
 
 
 def plain(name: str, values: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any]:
-    """Python's numbers for those of NumPy, PyTorch and others; RequestError if there are none, or other things."""
+    """Python's numbers for those of NumPy, PyTorch and others; RequestError for anything else."""
     try:
-        numbers = list(map(kind, values))
+        return list(map(kind, values))
     except (TypeError, ValueError) as problem:
         raise RequestError(f"{name} {show(values)}: {problem}") from None
-    if not numbers:
-        raise RequestError(f"{name}: none, expected at least one")
-    return numbers

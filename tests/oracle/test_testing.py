@@ -1,4 +1,4 @@
-"""lfm2np.testing: right answers of a format pass, wrong ones say where and by how much, and what can't be is one error."""
+"""lfm2np.testing: right answers pass, wrong ones say where and by how much, and what can not be is one error."""
 
 from __future__ import annotations
 
@@ -54,12 +54,13 @@ def test_a_wrong_token_is_named_with_the_exact_best_and_its_distance(model: Mode
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"prompt_ids": ()}, "prompt_ids: none, expected at least one"),
+        ({"prompt_ids": ()}, "0 prompt_ids and 2 token_ids: expected at least one each"),
         ({"prompt_ids": "abc"}, "prompt_ids 'abc': 'str' object"),
-        ({"token_ids": []}, "token_ids: none, expected at least one"),
+        ({"token_ids": []}, "6 prompt_ids and 0 token_ids: expected at least one each"),
         ({"token_ids": 3}, "token_ids 3: 'int' object is not iterable"),
         ({"token_ids": [1, 600]}, r"ids\[7\]: 600, expected 0 to vocab_size-1=511"),
         ({"token_ids": [1] * 1020}, "1026 tokens to score: expected 2 to max_position_embeddings=1024"),
+        ({"logprobs": []}, "logprobs: 0 entries for 2 token_ids"),
         ({"logprobs": [-1.0]}, "logprobs: 1 entries for 2 token_ids"),
         ({"logprobs": [-1.0, float("nan")]}, r"logprobs\[1\] nan: expected a finite number"),
         ({"logprobs": [0.5, 0.5]}, "log-probability 0.5: expected at most 0"),
