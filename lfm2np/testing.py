@@ -1,7 +1,6 @@
 """For the tests of an LFM2 engine, in its own repository: an answer is right, or the assertion says why it is a bug.
 
-from lfm2np.testing import assert_right
-assert_right(prompt_ids, token_ids, logprobs, format="bfloat16", model="path/to/LFM2-350M")
+lfm2np.testing.assert_right(prompt_ids, token_ids, logprobs, format="bfloat16", model="path/to/LFM2-350M")
 """
 
 from __future__ import annotations
@@ -69,9 +68,8 @@ def wrong_words(at: Position, format: str) -> str:
     behind = f"the exact best is {at.best}, {at.gap:.3g} nats ahead: {at.gap_ratio:.3g} {unit}"
     if at.token_id == at.best:
         behind = f"its log-probability is off by {at.error or 0.0:.3g} nats: {abs(at.error_ratio or 0.0):.3g} {unit}"
-    return (
-        f"token_ids[{at.row + 1 - len(at.request.prompt_token_ids)}] (position {at.row + 1}) is {at.token_id}; {behind}"
-    )
+    position = at.row + 1
+    return f"token_ids[{position - len(at.request.prompt_token_ids)}] (position {position}) is {at.token_id}; {behind}"
 
 
 def plain(name: str, values: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any]:

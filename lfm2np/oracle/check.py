@@ -261,8 +261,8 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
                 repeats += [
                     Repeats(name, together[name], TIMES, alone.get(name)) for name in ids_of([request]) if name in wrong
                 ]
-    causes = findings(result.positions, repeats)
-    causes = with_hits(causes, result.pairs, result.positions) if causes else result.total.causes
+    seen = findings(result.positions, repeats)
+    causes = with_hits(seen, result.pairs, result.positions) if seen else result.total.causes
     return replace(result, repeats=tuple(repeats), total=with_causes(result.total, causes))
 
 
