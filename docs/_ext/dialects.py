@@ -48,6 +48,8 @@ def described(dialect: Dialect) -> Iterator[str]:
     yield from ("| response | in | as |", "|---|---|---|")
     for field in dialect.fields:
         yield f"| {WORDS[field.says]} | `{field.path}` | {field.form} |"
+    if dialect.cached:
+        yield f"| tokens from the cache | `{'.'.join(map(str, dialect.cached))}` | number |"
     asked = [f"`{place.path[0]}` of `GET {place.url}`" for place in (dialect.version, dialect.slots) if place]
     yield from ("", f"Also requested: {' and '.join(asked)}.", "") if asked else ("",)
 

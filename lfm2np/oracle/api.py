@@ -47,9 +47,7 @@ def check(
         raise RequestError(f"cases {show(cases)}: expected a list of some of {', '.join(CASES)}")
     most = None if at_once is None else require_count("at_once", at_once, 1, None)
     first = require_count("seed", seed, 0, None)
-    oracle = model if isinstance(model, Model) else load(model, "exact")
-    if oracle.numerics.name != "exact":
-        raise RequestError(f"model {oracle!r}: expected one that is loaded under 'exact'")
+    oracle = exact_model(model)
     target = (
         PythonTarget(engine, oracle.path, None, most)
         if callable(engine)
@@ -66,3 +64,11 @@ def check(
     )
     with contextlib.closing(target):
         return as_json(report_of(checked(oracle, target, format, most, first, cases, executor=place)))
+
+
+def exact_model(model: Model | str | Path | None) -> Model:
+    """The model to judge by, loaded if it is not; RequestError for one of another arithmetic."""
+    oracle = model if isinstance(model, Model) else load(model, "exact")
+    if oracle.numerics.name != "exact":
+        raise RequestError(f"model {oracle!r}: expected one that is loaded under 'exact'")
+    return oracle

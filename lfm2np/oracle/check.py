@@ -33,6 +33,7 @@ from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import DOUBT, WRONG, Position, chance_together, size_of
+from lfm2np.oracle.prefix_hits import with_hits
 from lfm2np.oracle.sending import While, send_all, silent
 from lfm2np.oracle.total import Total, total, with_causes
 from lfm2np.oracle.workloads import LONG
@@ -216,6 +217,8 @@ def judged(
     verdict = total(model, format_name, pairs, positions, scoring, known, every_constant)
     if reading := reading_cause(model, format_name, pairs, positions):
         verdict = with_causes(verdict, [reading])
+    elif verdict.verdict in WRONG:
+        verdict = with_causes(verdict, with_hits(verdict.causes, pairs, positions))
     if not positions and abilities.refused:  # why nothing could be judged
         verdict = replace(verdict, reasons=(*verdict.reasons, f"probed as {'; '.join(abilities.refused)}"))
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
@@ -257,7 +260,8 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
                 repeats += [
                     Repeats(name, together[name], TIMES, alone.get(name)) for name in ids_of([request]) if name in wrong
                 ]
-    causes = findings(result.positions, repeats) or result.total.causes
+    seen = findings(result.positions, repeats)
+    causes = with_hits(seen, result.pairs, result.positions) if seen else result.total.causes
     return replace(result, repeats=tuple(repeats), total=with_causes(result.total, causes))
 
 

@@ -18,6 +18,7 @@ from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.judging.verdict import WRONG as WRONG_VERDICTS
+from lfm2np.oracle.prefix_hits import prefix_hits, wrong_requests
 from lfm2np.oracle.report.charts import Axis, Dots, scatter_chart, svg
 from lfm2np.oracle.report.report import (
     OPEN,
@@ -110,6 +111,7 @@ def facts_of(checked: Checked) -> dict[str, str]:
         **({"early ends": words} if (words := early_words(checked)) else {}),
         "errors": f"{errors} (1 is the rounding error of the format, {LIMIT:g} the most that it explains)",
         "flips": f"{total.flips}{chance}",
+        **({"prefix cache": words} if (words := prefix_cache_words(checked)) else {}),
         **({"routes": f"{rerouted} {probability_words(total.route_chance)}"} if total.rerouted else {}),
         **({"constants": f"would show if off: {would_show(constants)}"} if constants else {}),
     }
@@ -324,6 +326,11 @@ def counts_in_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in SEVERITY if counts.get(verdict)) or "none"
 
 
+def prefix_cache_words(checked: Checked) -> str:
+    """How many of the repeated prefixes hit, and whether hits are right; empty if none was repeated."""
+    return prefix_hits(checked.pairs).words(wrong_requests(checked.pairs, checked.positions))
+
+
 def early_words(checked: Checked) -> str:
     """Answers that ended before max_tokens, if any did; tokens that stay lost are in `not_tested`."""
     early = early_ends(checked.pairs)
@@ -377,6 +384,7 @@ def figures_of(checked: Checked) -> dict[str, Any]:
     odd = [position for position in checked.positions if position.verdict is not Verdict.EXACT]
     return {
         "early_ends": dataclasses.asdict(early_ends(checked.pairs)),
+        "prefix_hits": prefix_hits(checked.pairs).as_json(wrong_requests(checked.pairs, checked.positions)),
         "suspects": lines(total.causes),
         "causes": [dataclasses.asdict(cause) for cause in total.causes],
         "constants": None if total.constants is None else dataclasses.asdict(total.constants),

@@ -18,6 +18,7 @@ from lfm2np.checkpoint.text.tokenizer import Tokenizer, text_of
 from lfm2np.oracle.engines.records import Pair, Request, greedy
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging.verdict import Position
+from lfm2np.oracle.prefix_hits import prefix_hits
 from lfm2np.oracle.workloads import CASES, DEFAULT_CASES
 
 Kind = tuple[str, str, str]
@@ -102,6 +103,8 @@ def not_tested(
         lines.append("cancelled requests")
     if not any(request.stop for request, _ in pairs):
         lines.append("stop strings")
+    if (hits := prefix_hits(pairs)).repeated and not hits.hit:
+        lines.append(f"the prefix cache ({hits.words()})")
     if "seeds" not in asked:
         lines.append("seeds")
     lines += [words for case, words in OPTIONS.items() if case not in asked]

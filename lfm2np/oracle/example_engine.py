@@ -89,6 +89,8 @@ def answer(output: lfm2np.RequestOutput) -> None:
     }
     if output.prompt_logprobs is not None and completion.finish_reason != "abort":
         line["prompt_logprobs"] = [each.logprob for each in output.prompt_logprobs if each]  # the first has none
+    if output.metrics is not None and not output.metrics.preemptions:  # else some are its own
+        line["cached_tokens"] = output.metrics.cached_tokens
     write(line)
 
 

@@ -46,6 +46,8 @@ HALF = 0.5  # the temperature of such tokens, too
 HOT = 2.0  # a temperature at which tokens come that end within a character; vLLM takes no higher one
 MANY = "🦥🫠🧿🪐"  # characters of several tokens
 STEP = 1024  # tokens that an engine in this process is to take in one step, if it heeds hints
+REPEATED = (24, 64, 264)  # tokens of prompts that come back, one of them whole blocks; a hit with blocks of up to 256
+FILLERS, FILLING = 8, 96  # prompts, and their tokens, that push others out of a small cache
 SAMPLES = "samples"
 SHORT_CHAT = [{"role": "user", "content": "add: 3 + 4"}]
 LONG = "long"  # the case of long prompts
@@ -269,6 +271,28 @@ def unchained(writer: Writer) -> Iterator[Trace]:
         yield writer.alone("unchained", ids[: writer.longest], FEW, prefix="twin")
 
 
+def hits(writer: Writer) -> Iterator[Trace]:
+    """Prompts once; then again, the last first; then cut within a block and continued otherwise; one that was cancelled
+    midway, again; and all once more behind others. prefix_hits.py counts which of them the engine took from its cache.
+    """
+    prompts = [writer.ids(length) for length in REPEATED]
+    for ids in prompts:
+        yield writer.alone("hits", ids, FEW)
+    for ids in reversed(prompts):
+        yield writer.alone("hits", ids, FEW, prefix="warm")
+    cut = [(*ids[:-5], *writer.ids(4)) for ids in prompts]
+    for ids in cut:
+        yield writer.alone("hits", ids, FEW, prefix="warm")
+    restarted = writer.alone("hits", writer.ids(REPEATED[1]), NEW)
+    (request,) = restarted.requests
+    yield Trace((replace(request, abort_after=ABORT_AFTER),))
+    yield writer.alone("hits", request.prompt_token_ids, FEW, prefix="warm")
+    for _ in range(FILLERS):
+        yield writer.alone("hits", writer.ids(FILLING), 1)
+    for ids in (*prompts, *cut):
+        yield writer.alone("hits", ids, FEW, prefix="warm")
+
+
 def large_steps(writer: Writer) -> Iterator[Trace]:
     """More than 512 tokens together, behind short prompts that decode as soon as they can."""
     lengths = (1, 2, 280, 300)
@@ -390,6 +414,9 @@ CASES: dict[str, Case] = {
     "temperatures": Case(temperatures, f"a temperature other than 0 and 1 ({HALF:g}), or log-probabilities after it"),
     "streams": Case(streams, "events of a stream: log-probabilities of other tokens, characters cut between tokens"),
     "large-steps": Case(large_steps, "rows that only steps of more than 256 tokens have", needs_batches=True),
+    "hits": Case(
+        hits, "the prefix cache: a hit on the wrong state or blocks, or on what was evicted or never finished"
+    ),
     LONG: Case(
         long_contexts,
         "what only late positions show: large angles, a window's blocks reused, state kept after many blocks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,12 @@ class Own:
 
     def _completions(self, output: RequestOutput) -> list[Answer]:
         prompt = None if output.prompt_logprobs is None else tuple(p.logprob for p in output.prompt_logprobs[1:] if p)
-        return [self._completion(output.request_id, sample, prompt) for sample in output.outputs]
+        metrics = output.metrics
+        cached = None if metrics is None or metrics.preemptions else metrics.cached_tokens  # else partly its own
+        return [
+            replace(self._completion(output.request_id, sample, prompt), cached_tokens=cached)
+            for sample in output.outputs
+        ]
 
     def _completion(self, request_id: str, sample: CompletionOutput, prompt: tuple[float, ...] | None) -> Answer:
         rows = self._rows.get(request_id if sample.index == 0 else f"{request_id}#{sample.index}", [])

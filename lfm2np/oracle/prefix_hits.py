@@ -1,0 +1,110 @@
+"""Whether the prefix cache hit, as the engine's own counter says (Answer.cached_tokens), and whether hits are right.
+
+A prompt that was asked before is no proof: engines that never hit, for want of a setting or because blocks are longer
+than prompts, answer it as they did the first time. So requests that repeat a prefix are counted, which of them hit, and
+which hits are wrong. Some servers leave the counter out where it is 0: it counts as reported if any answer has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lfm2np.oracle.causes.findings import ALONE_CHANCE, CERTAIN, GUESS, LIKELY, MOST_MORE, PURE, SURE_CHANCE, Suspicion
+from lfm2np.oracle.causes.regions import so_unlike
+from lfm2np.oracle.engines.records import Pair, Request
+from lfm2np.oracle.judging.verdict import Position
+
+LEAST = 16  # tokens of a repeated prefix: vLLM's block
+SUSPECT = "hits without the state that belongs to them, or on blocks that changed"
+NOT_REPORTED = "hits are not reported"
+
+
+@dataclass(frozen=True)
+class PrefixHits:
+    """repeated  requests that begin like an earlier one, LEAST tokens or more; longest: the most of them
+    hit        of those, how many the engine took tokens of from its cache
+    reported   whether any answer says how many tokens came from there
+    hits, misses  ids of all requests that say so, whether they repeat a prefix or not
+    """
+
+    repeated: int
+    longest: int
+    hit: int
+    reported: bool
+    hits: frozenset[str]
+    misses: frozenset[str]
+
+    def words(self, wrong: frozenset[str] = frozenset()) -> str:
+        """For the report; `wrong` are ids of wrong requests. Empty if no request repeats a prefix."""
+        if not self.repeated:
+            return ""
+        if not self.reported:
+            return f"{NOT_REPORTED}: {self.repeated} requests repeat a prefix"
+        if not self.hit:
+            return f"never hit in {self.repeated} requests that repeat a prefix of up to {self.longest} tokens"
+        wrong_hits = sorted(self.hits & wrong)
+        right = f"wrong in {len(wrong_hits)} of all {len(self.hits)} hits" if wrong_hits else "all right"
+        return f"{self.hit} of {self.repeated} hit, {right}"
+
+    def as_json(self, wrong: frozenset[str]) -> dict[str, Any]:
+        hits = {"hits": sorted(self.hits), "wrong": sorted(self.hits & wrong)}
+        return {name: getattr(self, name) for name in ("repeated", "longest", "hit", "reported")} | hits
+
+
+def prefix_hits(pairs: Sequence[Pair]) -> PrefixHits:
+    """What the answers say of the cache."""
+    counts = {request.request_id: answer.cached_tokens for request, answer in pairs if answer.error is None}
+    repeats = {request.request_id: seen_of(request) for request, _ in pairs if request.request_id in counts}
+    repeats = {name: seen for name, seen in repeats.items() if seen >= LEAST}
+    hits = frozenset(name for name, count in counts.items() if count)
+    says_zero = 0 in counts.values()  # then no number is no 0
+    misses = frozenset(name for name, count in counts.items() if count == 0 or (count is None and not says_zero))
+    reported = any(count is not None for count in counts.values())
+    return PrefixHits(
+        len(repeats), max(repeats.values(), default=0), len(hits & repeats.keys()), reported, hits, misses
+    )
+
+
+def seen_of(request: Request) -> int:
+    """Tokens that the cache may have of a request that was sent to hit. Where log-probabilities of the prompt are
+    requested, an engine has to compute it anew."""
+    return int(request.tags.get("seen", 0)) if request.tags.get("prefix") == "warm" and not request.is_scored else 0
+
+
+def wrong_requests(pairs: Sequence[Pair], positions: Sequence[Position]) -> frozenset[str]:
+    """Ids of those with a wrong position, or an answer that no right engine gives."""
+    refuted = {request.request_id for request, answer in pairs if answer.is_refuted}
+    return frozenset(refuted | {position.request.request_id for position in positions if position.is_wrong})
+
+
+def with_hits(causes: Sequence[Suspicion], pairs: Sequence[Pair], positions: Sequence[Position]) -> list[Suspicion]:
+    """The causes, and that hits are wrong: in the first place unless another is surer, or less of an accident."""
+    cause = hit_cause(prefix_hits(pairs), wrong_requests(pairs, positions))
+    if cause is None:
+        return list(causes)
+    is_first = not causes or rank(cause) <= rank(causes[0])
+    ordered = [cause, *causes] if is_first else [causes[0], cause, *causes[1:]]
+    return ordered[: 1 + MOST_MORE]
+
+
+def rank(cause: Suspicion) -> tuple[int, float]:
+    """The surest first, then the least of an accident."""
+    return (CERTAIN, LIKELY, GUESS).index(cause.sure), 1.0 if cause.chance is None else cause.chance
+
+
+def hit_cause(seen: PrefixHits, wrong: frozenset[str]) -> Suspicion | None:
+    """None if no hit is wrong, or as many of the others are."""
+    hits, others = len(seen.hits), len(seen.misses)
+    wrong_hits, others_wrong = len(seen.hits & wrong), len(wrong - seen.hits)
+    chance = so_unlike(wrong_hits, hits, min(others, others_wrong), others)
+    if not wrong_hits or not others or (others_wrong and chance >= ALONE_CHANCE):
+        return None
+    if others_wrong or chance >= ALONE_CHANCE:
+        sure = GUESS
+    else:
+        sure = CERTAIN if chance < SURE_CHANCE and wrong_hits >= PURE * hits else LIKELY
+    right = f"right in all {others} others" if not others_wrong else f"and in {others_wrong} of {others} others"
+    where = f"wrong in {wrong_hits} of {hits} requests that hit the prefix cache, {right}"
+    return Suspicion(sure, where, SUSPECT, wrong_hits, hits, chance=chance)

@@ -1,0 +1,112 @@
+"""A prefix cache is tested where the engine says that it hit; a hit that is wrong is called that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from caching import WAYS
+from engines import checked_target
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfm2np.engine.loading import Model
+from lfm2np.oracle.check import Checked, judged
+from lfm2np.oracle.check_report import report_of
+from lfm2np.oracle.engines.file_target import Transcript
+from lfm2np.oracle.engines.named import target_named
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.prefix_hits import SUSPECT, hit_cause, prefix_hits
+from lfm2np.oracle.report.as_json import as_json
+
+pytestmark = pytest.mark.rounding
+
+CASES = ("short-prompts", "hits")
+LINES = {  # the report's line of the prefix cache, and the verdict
+    "right": ("9 of 12 hit, all right", Verdict.EXACT),
+    "never-hits": ("never hit in 12 requests that repeat a prefix of up to 264 tokens", Verdict.EXACT),
+    "silent": ("hits are not reported: 12 requests repeat a prefix", Verdict.EXACT),
+    "other-state": ("9 of 12 hit, wrong in ", Verdict.BUG),
+    "border": ("9 of 12 hit, wrong in ", Verdict.BUG),
+    "evicted": ("12 of 12 hit, wrong in 3 of all 12 hits", Verdict.BUG),
+}
+
+
+def checked_way(model: Model, way: str, cases: Sequence[str] = CASES) -> Checked:
+    target = PythonTarget(f"caching:make_{way.replace('-', '_')}", model.path, at_once=1)
+    return checked_target(model, target, cases=cases, at_once=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_report_says_how_many_hit_and_whether_they_are_right(model: Model, way: str) -> None:
+    result = checked_way(model, way)
+    report, (line, verdict) = report_of(result), LINES[way]
+    assert report.facts["prefix cache"].startswith(line), report.facts
+    assert result.total.verdict is verdict
+    words = f"the prefix cache ({report.facts['prefix cache']})"
+    assert (words in report.not_tested) == (way in ("never-hits", "silent"))
+    causes = [cause for cause in result.total.causes if cause.suspect == SUSPECT]
+    assert len(causes) == (verdict is Verdict.BUG)
+    for cause in causes:
+        assert "requests that hit the prefix cache, right in all" in cause.where
+        assert any(cause.words in finding.words for finding in report.findings)
+    hits = as_json(report)["figures"]["prefix_hits"]
+    assert hits["repeated"] == 12 and hits["reported"] == (way != "silent")
+    assert bool(hits["wrong"]) == (verdict is Verdict.BUG) and set(hits["wrong"]) <= set(hits["hits"])
+    if way == "other-state":
+        assert result.total.causes[0] is causes[0] and causes[0].sure == "likely"
+
+
+def test_a_whole_case_of_certain_hits_makes_a_certain_cause() -> None:
+    """Of 24 hits all are wrong, of 130 others none; the same of half of all: an accident."""
+    names = [str(number) for number in range(154)]
+    pairs = [(greedy(name, (1,), 1), Answer((1,), cached_tokens=16 * (int(name) < 24))) for name in names]
+    seen = prefix_hits(pairs)
+    cause = hit_cause(seen, frozenset(names[:24]))
+    assert cause is not None and (cause.sure, cause.wrong, cause.requests) == ("certain", 24, 24)
+    assert hit_cause(seen, frozenset(names[::2])) is None and hit_cause(seen, frozenset(names[24:])) is None
+    few = hit_cause(seen, frozenset(names[:1]))
+    assert few is not None and few.sure == "a guess"
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 40)), min_size=1, max_size=8))
+def test_no_number_is_a_zero_only_where_no_zero_is_reported(counts: list[int | None]) -> None:
+    """vLLM leaves a counter of 0 out; a Python engine may not know the count of some requests."""
+    pairs = [
+        (greedy(str(index), (1,) * 40, 1, tags={"prefix": "warm", "seen": 40}), Answer((1,), cached_tokens=count))
+        for index, count in enumerate(counts)
+    ]
+    seen = prefix_hits(pairs)
+    assert seen.hits == {str(index) for index, count in enumerate(counts) if count}
+    unknown = {str(index) for index, count in enumerate(counts) if count is None}
+    assert seen.misses & unknown == (set() if 0 in counts else unknown)
+    assert seen.reported == any(count is not None for count in counts)
+    assert (seen.hit, seen.repeated, seen.longest) == (len(seen.hits), len(counts), 40)
+
+
+def test_recorded_answers_say_the_same(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    result = checked_way(model, "right", ("hits",))
+    with Transcript(path) as transcript:
+        for pair in result.pairs:
+            transcript.append(*pair)
+        transcript.end()
+    again = judged(model, result.abilities, "float32", Transcript(path).pairs())
+    assert report_of(again).facts["prefix cache"] == report_of(result).facts["prefix cache"]
+
+
+@pytest.mark.parametrize(
+    "engine", ["engines:chunked", f"exec:{sys.executable} -m lfm2np.oracle.example_engine --numerics float32"]
+)
+def test_our_own_engines_report_their_hits(model: Model, engine: str) -> None:
+    target = target_named(engine, model.path, model.config.vocab_size, model.tokenizer, "float32")
+    try:
+        result = checked_target(model, target, cases=("hits",), at_once=1)
+    finally:
+        target.close()
+    assert report_of(result).facts["prefix cache"].endswith("of 13 hit, all right")
+    assert result.total.verdict is Verdict.EXACT
