@@ -14,6 +14,7 @@ from engines import QUICK, Changed, Dying, Kept, answered, checked, checked_targ
 from faults import inject
 from hypothesis import given
 from hypothesis import strategies as st
+from lfm2np.oracle.factors import group_of
 
 import lfm2np
 from lfm2np.engine.loading import Model
@@ -25,7 +26,6 @@ from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.engines.validate import validate
-from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise
 from lfm2np.oracle.judging.position import margins

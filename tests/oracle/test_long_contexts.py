@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from engines import Dying
 from faults import Edit, Fault, by_name, inject
+from lfm2np.oracle.check_cost import cost_lines, cost_of
 
 import lfm2np
 from lfm2np.engine import ragged
@@ -18,7 +19,6 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place, cut
 from lfm2np.engine.work.results_file import ResultsFile
 from lfm2np.oracle.check import Checked, judged
-from lfm2np.oracle.check_cost import cost_lines, cost_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.judging import truth

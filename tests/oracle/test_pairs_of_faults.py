@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from faults import Edit, Fault, by_name, inject
+from lfm2np.oracle.factors import phase_of, place_of
 
 import lfm2np
 from lfm2np.engine.loading import Model
@@ -26,7 +27,6 @@ from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Trace, changed
 from lfm2np.oracle.engines.target import Abilities
-from lfm2np.oracle.factors import phase_of, place_of
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report.as_html import as_html
