@@ -14,10 +14,10 @@ from engines import QUICK, Changed, Dying, Kept, answered, checked, checked_targ
 from faults import inject
 from hypothesis import given
 from hypothesis import strategies as st
-from lfm2np.oracle.factors import group_of
 
 import lfm2np
 from lfm2np.engine.loading import Model
+from lfm2np.oracle.causes.groups import group_of
 from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.file_target import Transcript
@@ -79,7 +79,7 @@ def test_another_format_than_declared_is_named(model: Model) -> None:
 
 
 FAULTS = {
-    "head-norm-reads-strided-rows-as-contiguous": "rows of a step are mixed up",
+    "head-norm-reads-strided-rows-as-contiguous": "attention or rotation of positions",
     "slot-index-wraps-modulo-2": "requests of a batch read or write each other's rows",
     "prefix-hit-without-its-state": "wrong in prompts whose first 8 tokens were asked before",
 }
