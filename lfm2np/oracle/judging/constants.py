@@ -28,7 +28,7 @@ from lfm2np.oracle.judging.noise import noise_item, noise_of, said_by
 from lfm2np.oracle.judging.position import most_shift
 from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
-from lfm2np.oracle.judging.verdict import LIMIT, size_of
+from lfm2np.oracle.judging.verdict import LIMIT, Position, size_of
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import parameter_count
 from lfm2np.truth.weights import AttentionWeights, LayerWeights, ModelWeights
@@ -148,45 +148,36 @@ class SoftCapped:
 
 @dataclass(frozen=True, eq=False)
 class Reported:
-    """Log-probabilities reported of the tokens themselves: N places in truths, errors and noise."""
+    """N log-probabilities reported of the tokens themselves, one truth's after another's."""
 
     truths: Sequence[Truth]
-    at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]  # of each truth: places, rows, columns
+    at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # of each truth: rows, columns
     errors: Float64  # [N] nats
     scales: Float64  # [N] nats
 
     def gathered(self, of: Callable[[int, NDArray[np.int64], NDArray[np.int64]], Any]) -> Float64:
         """[N] values of `of(index of a truth, rows, columns)`."""
-        values = np.zeros(len(self.errors))
-        for index, (places, rows, columns) in enumerate(self.at):
-            values[places] = of(index, rows, columns)
-        return values
+        return np.concatenate([of(index, *at) for index, at in enumerate(self.at)])
 
 
 def reported_logprobs(evidence: Evidence) -> Reported | None:
     """None if fewer than LEAST were reported."""
-    pairs = usable(evidence.pairs)
+    pairs = usable(evidence.pairs)  # without refuted answers
     truths = truths_of(evidence.model, pairs, evidence.known)
-    of_request = {
-        request.request_id: truths[spoken(request, answer)] for request, answer in pairs
-    }  # without refuted answers
-    reported = [
-        position
-        for position in evidence.positions
-        if position.error is not None and position.scale > 0.0 and position.request.request_id in of_request
-    ]
+    of_request = {request.request_id: truths[spoken(request, answer)] for request, answer in pairs}
+    by_truth: dict[Truth, list[Position]] = {}
+    for position in evidence.positions:
+        if position.error is not None and position.scale > 0.0 and position.request.request_id in of_request:
+            by_truth.setdefault(of_request[position.request.request_id], []).append(position)
+    reported = [position for of in by_truth.values() for position in of]
     if len(reported) < LEAST:
         return None
-    by_truth: dict[Truth, list[int]] = {}
-    for index, position in enumerate(reported):
-        by_truth.setdefault(of_request[position.request.request_id], []).append(index)
-    at = []
-    for truth, places in by_truth.items():
-        rows = [reported[place].row for place in places]
-        columns = [truth.at(row, reported[place].token_id) for row, place in zip(rows, places, strict=True)]
-        at.append((np.array(places), np.array(rows), np.array(columns)))
-    scales = np.array([position.scale for position in reported])
-    return Reported(list(by_truth), at, np.array([position.error for position in reported], np.float64), scales)
+    at = [
+        (np.array([each.row for each in of]), np.array([truth.at(each.row, each.token_id) for each in of]))
+        for truth, of in by_truth.items()
+    ]
+    errors, scales = np.array([(each.error, each.scale) for each in reported], np.float64).T
+    return Reported(list(by_truth), at, errors, scales)
 
 
 def effects(model: LoadedModel, reported: Reported, progress: Progress | None) -> dict[str, Float64]:
