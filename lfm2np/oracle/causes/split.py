@@ -1,7 +1,7 @@
 """What separates wrong positions from right ones: one split by one tag.
 
 A split cuts a number, or takes one level from the others. Of all splits the one is taken that says most of whether a
-position is wrong (mutual information, each request with the same weight); of nearly equal ones that of the first tag.
+position is wrong (mutual information, each request with the same weight); of equal ones that of the first tag.
 What is wrong on its right side is split again, as another bug: it is wrong by itself.
 
 One of many splits may separate by chance, so it counts only if requests on both sides would hardly ever differ so much
@@ -25,7 +25,6 @@ from lfm2np.oracle.judging.verdict import Position
 MOST_CHANCE = 1e-4  # of a split that separates by accident: a hundred or two are tried
 LEAST_SHARE = 0.5  # of the right positions on the right side
 SENT, LESS = ("order", "case"), 0.9  # tags that say when it was sent and why, and what their gain counts for
-ALIKE = 0.98  # of the best gain: as good, and the first tag is named
 WHOLE = 1.25  # how much better a split is if nothing is wrong on its right side
 LUCKY = 0.1  # the weight of a right position after a wrong one
 MOST_SPLITS = 3
@@ -158,8 +157,7 @@ def best_split(judged: Positions, of: Mask) -> Split | None:
         gain, split = max(gains, key=lambda pair: pair[0], default=(0.0, None))
         if split is not None and gain > 0.0:
             best.append((gain * (LESS if name in SENT else 1.0), split))
-    most = max((gain for gain, _ in best), default=0.0)
-    best.sort(key=lambda pair: -most if pair[0] >= ALIKE * most else -pair[0])
+    best.sort(key=lambda pair: -pair[0])
     return next((split for _, split in best if not is_by_chance(judged, split, of)), None)
 
 
