@@ -79,7 +79,6 @@ def test_another_format_than_declared_is_named(model: Model) -> None:
 
 
 FAULTS = {
-    "head-norm-reads-strided-rows-as-contiguous": "attention or rotation of positions",
     "slot-index-wraps-modulo-2": "requests of a batch read or write each other's rows",
     "prefix-hit-without-its-state": "wrong in prompts whose first 8 tokens were asked before",
 }
