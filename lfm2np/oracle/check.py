@@ -19,13 +19,13 @@ from lfm2np.engine.work.place import AnyPlace, place_of
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
+from lfm2np.oracle.causes.groups import OFF
 from lfm2np.oracle.causes.wrong_constants import reading_cause
 from lfm2np.oracle.coverage import not_tested, without_vain
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace, failed, samples_of, whole_request
 from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.oracle.engines.validate import validate
-from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS
@@ -197,9 +197,9 @@ def judged(
     not_put: Sequence[str] = (),
     progress: ProgressOf = silent,
     known: Known | None = None,
-    every_constant: bool = False,
+    constants: bool = False,
 ) -> Checked:
-    """The verdict on answers, of this run or recorded earlier. `every_constant` as in total."""
+    """The verdict on answers, of this run or recorded earlier. `constants` as in total."""
 
     def scoring(done: int, count: int) -> None:
         progress(SCORING, done, count)
@@ -214,7 +214,7 @@ def judged(
     drawn = drawn_wrongly(model, pairs, positions, known)
     more = dict([drawn] if drawn else [])
     pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
-    verdict = total(model, format_name, pairs, positions, scoring, known, every_constant)
+    verdict = total(model, format_name, pairs, positions, scoring, known, constants)
     if reading := reading_cause(model, format_name, pairs, positions):
         verdict = with_causes(verdict, [reading])
     elif verdict.verdict in WRONG:

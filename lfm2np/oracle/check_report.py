@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.oracle import factors
 from lfm2np.oracle.causes.findings import lines
-from lfm2np.oracle.causes.regions import described
-from lfm2np.oracle.causes.wrong_constants import would_show
+from lfm2np.oracle.causes.groups import SHOWN, Group, group_of, grouped, level_of
+from lfm2np.oracle.causes.tags import TAGS
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.engines.records import Answer, Request
@@ -113,7 +112,7 @@ def facts_of(checked: Checked) -> dict[str, str]:
         "flips": f"{total.flips}{chance}",
         **({"prefix cache": words} if (words := prefix_cache_words(checked)) else {}),
         **({"routes": f"{rerouted} {probability_words(total.route_chance)}"} if total.rerouted else {}),
-        **({"constants": f"would show if off: {would_show(constants)}"} if constants else {}),
+        **({"constants": f"would show if off: {constants.would_show}"} if constants else {}),
     }
 
 
@@ -132,7 +131,7 @@ def sections_of(checked: Checked) -> list[Section]:
         Section("Not sent, not reported", [Code(left_out)] if (left_out := missing(checked)) else []),
         Section("Errors by position", error_figure(checked), is_long=True),
         Section("Wrong positions", [wrong_table] if wrong else [], is_long=True),
-        Section("What the errors depend on", by_factor(checked.positions), is_long=True),
+        Section("What the errors depend on", by_tag(checked.positions), is_long=True),
     ]
 
 
@@ -146,7 +145,7 @@ class CaseRow:
     case: str
     requests: int
     unanswered: int
-    group: factors.Group
+    group: Group
     flips: int
     verdict: Verdict
 
@@ -163,7 +162,7 @@ def case_rows(checked: Checked) -> list[CaseRow]:
     for case in in_order([*asked, *positions]):
         judged = positions.get(case, [])
         verdict, flips = common_verdict(judged), sum(position.is_flip for position in judged)
-        rows.append(CaseRow(case, asked[case], silent[case], factors.group_of(judged), flips, verdict))
+        rows.append(CaseRow(case, asked[case], silent[case], group_of(judged), flips, verdict))
     return rows
 
 
@@ -186,7 +185,7 @@ def in_order(cases: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(cases), key=lambda case: names.index(case) if case in CASES else len(names))
 
 
-def group_cells(group: factors.Group) -> list[str | int]:
+def group_cells(group: Group) -> list[str | int]:
     """Positions, how many with a log-probability, root mean square and worst of their errors."""
     return [group.count, group.told, *(number(error if group.told else None) for error in (group.rms, group.worst))]
 
@@ -209,18 +208,18 @@ def wrong_row(position: Position) -> list[object]:
     return [*names, *map(number, sizes), position.verdict]
 
 
-def by_factor(positions: Sequence[Position]) -> list[str | Table]:
+def by_tag(positions: Sequence[Position]) -> list[str | Table]:
     """A number format errs alike everywhere; the errors of a bug depend on something."""
     rows = [
-        [factor, level, *group_cells(group), group.bugs, state(group)]
-        for factor in factors.FACTORS
-        for level, group in factors.grouped(positions, factor).items()
+        [name, level, *group_cells(group), group.bugs, state(group)]
+        for name in SHOWN
+        for level, group in grouped(positions, name).items()
     ]
-    header = ("factor", "level", "positions", "reported", "RMS", "worst", "bugs", "state")
-    return [Table("Errors by each factor, in units of the rounding error", header, rows, (0, 1, 7)), ERRORS]
+    header = ("tag", "level", "positions", "reported", "RMS", "worst", "bugs", "state")
+    return [Table("Errors by each tag, in units of the rounding error", header, rows, (0, 1, 7)), ERRORS]
 
 
-def state(group: factors.Group) -> str:
+def state(group: Group) -> str:
     if group.is_off:
         return "off"
     if not group.told:
@@ -365,10 +364,10 @@ def error_figure(checked: Checked) -> list[Figure]:
 def by_row(positions: Sequence[Position]) -> Table:
     counts: dict[str, Counter[Verdict]] = {}
     for position in positions:
-        counts.setdefault(factors.row_bin(position), Counter())[position.verdict] += 1
+        counts.setdefault(level_of(TAGS["row"], position), Counter())[position.verdict] += 1
     rows = [
         [level, *group_cells(group), *(counts[level][verdict] for verdict in SEVERITY)]
-        for level, group in factors.grouped(positions, "row").items()
+        for level, group in grouped(positions, "row").items()
     ]
     header = ("row", "positions", "reported", "RMS", "worst", *map(str, SEVERITY))
     return Table("Errors by row, in units of the rounding error", header, rows)
@@ -380,7 +379,6 @@ def by_row(positions: Sequence[Position]) -> Table:
 def figures_of(checked: Checked) -> dict[str, Any]:
     """Everything that a program may want beside the reasons and what was not tested."""
     total = checked.total
-    regions = described(checked.positions) if total.verdict is Verdict.BUG else None
     odd = [position for position in checked.positions if position.verdict is not Verdict.EXACT]
     return {
         "early_ends": dataclasses.asdict(early_ends(checked.pairs)),
@@ -389,14 +387,13 @@ def figures_of(checked: Checked) -> dict[str, Any]:
         "causes": [dataclasses.asdict(cause) for cause in total.causes],
         "constants": None if total.constants is None else dataclasses.asdict(total.constants),
         "repeats": [dataclasses.asdict(repeat) for repeat in checked.repeats],
-        "regions": regions and regions.as_json(),
         "format": checked.format,
         "why_format": checked.why_format,
         "abilities": dataclasses.asdict(checked.abilities),
         "counts": dict(total.counts),
         **{name: getattr(total, name) for name in TOTAL_FIELDS},
         "cases": [{**dataclasses.asdict(row), "verdict": str(row.verdict)} for row in case_rows(checked)],
-        "groups": {factor: groups_json(checked.positions, factor) for factor in factors.FACTORS},
+        "groups": {name: groups_json(checked.positions, name) for name in SHOWN},
         "first_wrong": None if total.first_wrong is None else position_json(total.first_wrong),
         "cause": None if checked.cause is None else dataclasses.asdict(checked.cause),
         "positions": [position_json(position) for position in odd],
@@ -410,10 +407,10 @@ def figures_of(checked: Checked) -> dict[str, Any]:
     }
 
 
-def groups_json(positions: Iterable[Position], factor: str) -> dict[str, Any]:
+def groups_json(positions: Iterable[Position], name: str) -> dict[str, Any]:
     return {
         level: {**dataclasses.asdict(group), "fine": group.is_fine, "off": group.is_off}
-        for level, group in factors.grouped(positions, factor).items()
+        for level, group in grouped(positions, name).items()
     }
 
 

@@ -22,7 +22,7 @@ from lfm2np.oracle.prefix_hits import prefix_hits
 from lfm2np.oracle.workloads import CASES, DEFAULT_CASES
 
 Kind = tuple[str, str, str]
-AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
+AFTER = ("warm", "shared")  # of the tag "prefix": the prompt begins like one that was asked before, or beside it
 NEVER_ASKED = "top_p, penalties"
 OPTIONS = {  # cases that an engine may be unable to take, and what of a request they need
     "samples": "several samples (n > 1)",
@@ -31,7 +31,7 @@ OPTIONS = {  # cases that an engine may be unable to take, and what of a request
 }
 
 MOST_TIMES = 4  # that one request is continued
-CONTINUES = "continues"  # the factor of such a request: the id of the one that ended early
+CONTINUES = "continues"  # the tag of such a request: the id of the one that ended early
 
 
 def kind(request: Request, is_decode: bool) -> Kind:

@@ -11,8 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.oracle.causes.findings import ALONE_CHANCE, CERTAIN, GUESS, LIKELY, MOST_MORE, PURE, SURE_CHANCE, Suspicion
-from lfm2np.oracle.causes.regions import so_unlike
+from lfm2np.oracle.causes.findings import (
+    ALONE_CHANCE,
+    CERTAIN,
+    GUESS,
+    LIKELY,
+    MOST_CAUSES,
+    PURE,
+    SURE_CHANCE,
+    Suspicion,
+)
+from lfm2np.oracle.causes.split import so_unlike
 from lfm2np.oracle.engines.records import Pair, Request
 from lfm2np.oracle.judging.verdict import Position
 
@@ -86,7 +95,7 @@ def with_hits(causes: Sequence[Suspicion], pairs: Sequence[Pair], positions: Seq
         return list(causes)
     is_first = not causes or rank(cause) <= rank(causes[0])
     ordered = [cause, *causes] if is_first else [causes[0], cause, *causes[1:]]
-    return ordered[: 1 + MOST_MORE]
+    return ordered[:MOST_CAUSES]
 
 
 def rank(cause: Suspicion) -> tuple[int, float]:

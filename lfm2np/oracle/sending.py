@@ -53,14 +53,12 @@ def send_all(
     progress: ProgressOf = silent,
     on: While = always,
     max_model_len: int | None = None,
-    announce: Callable[[Sequence[Request]], None] = lambda requests: None,
 ) -> Collected:
     """Sends the workloads, as long as `on` says so.
 
     at_once     most requests in flight together; None: as many as the engine has slots
     transcript  keeps each answer as it comes; requests that it has an answer to are not sent again
     max_model_len  of long requests: see workloads.Writer
-    announce    gets all requests before the first is sent
     errors      TargetError if the engine can't be run
     """
     abilities = target.probe()
@@ -69,7 +67,6 @@ def send_all(
     split = [possible_requests(trace, abilities) for trace in rounds(writer, cases)]
     not_put = [request.request_id for _, impossible in split for request in impossible]
     plan = noted(possible for possible, _ in split if possible is not None)
-    announce([request for trace in plan for request in trace.requests])
     orders = itertools.count(sum(len(trace.requests) for trace in plan))  # of requests that answers lead to
     pairs: list[Pair] = []
     for done, trace in enumerate(plan):

@@ -11,14 +11,14 @@ from lfm2np.checkpoint.files import is_gguf, read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
-from lfm2np.oracle import factors
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, findings, lines
-from lfm2np.oracle.causes.regions import described
+from lfm2np.oracle.causes.groups import OFF, group_of, is_uniform
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
-from lfm2np.oracle.causes.wrong_constants import constant_cause, constants_of
+from lfm2np.oracle.causes.split import described
+from lfm2np.oracle.causes.wrong_constants import constant_cause
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.engines.records import Pair
-from lfm2np.oracle.judging.constants import ConstantSearch
+from lfm2np.oracle.judging.constants import ConstantSearch, search_constants
 from lfm2np.oracle.judging.formats import format_named, others
 from lfm2np.oracle.judging.judge import FAR, judge, worst_of
 from lfm2np.oracle.judging.noise import FIRST
@@ -78,11 +78,11 @@ def total(
     positions: Sequence[Position],
     progress: Progress | None = None,
     known: Known | None = None,
-    every_constant: bool = False,
+    constants: bool = False,
 ) -> Total:
     """All positions together; where they drift, ways of reporting, constants and other formats are tried as reasons.
 
-    every_constant  look for constants that the format hides, in each layer, however long it takes
+    constants  look for constants that the format hides however long it takes
     """
     flips, chance = flip_probability(positions)
     rerouted, route_chance = route_probability(positions)
@@ -91,12 +91,12 @@ def total(
         request.request_id for request, answer in pairs if answer.error is not None or not answer.token_ids
     )
     evidence = Evidence(model, format_name, pairs, positions, Known() if known is None else known, progress)
-    is_off = bool(wrong) or size_of(positions) > factors.OFF
+    is_off = bool(wrong) or size_of(positions) > OFF
     causes = findings(positions) if is_off else []
     cause = reply_cause(evidence) if wrong else None
     seen: ConstantSearch | None = None
-    if cause is None and not (causes and causes[0].sure == CERTAIN and causes[0].explained):  # a region tells all
-        seen = constants_of(evidence, is_off, every_constant)
+    if cause is None and not (causes and causes[0].sure == CERTAIN and causes[0].explained):  # a split tells all
+        seen = search_constants(evidence, is_off, constants)
         cause = constant_cause(seen, positions, is_off)
     if cause is None:
         verdict, reasons = decided(evidence, unanswered)
@@ -130,7 +130,7 @@ def decided(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, lis
     format_name, pairs, positions = evidence.format_name, evidence.pairs, evidence.positions
     chance = chance_together(positions)
     size = size_of(positions)
-    if is_wrong(positions) or chance < FLIPS_LIMIT or size > factors.OFF:
+    if is_wrong(positions) or chance < FLIPS_LIMIT or size > OFF:
         fits = 0.0 < size <= MOST_SIZE  # all but a few errors are the declared format's: those few are no format's
         like = None if fits else explaining_format(evidence)
         if like is not None:
@@ -210,11 +210,11 @@ def explaining_format(evidence: Evidence) -> str | None:
     A format under which a right engine would choose mostly other tokens explains anything, so it is not named. Nor is
     one under which a constant is seen to be off: rounding has no direction.
 
-    The answer that is furthest off is tried alone first. A region that is right under the declared format must not be
-    too exact for the other one: with several bugs no factor may be free of errors, though no format makes them.
+    The answer that is furthest off is tried alone first. What is right under the declared format must not be too exact
+    for the other one: with several bugs no tag may be free of errors, though no format makes them.
     """
     model, pairs, known, progress = evidence.model, evidence.pairs, evidence.known, evidence.progress
-    regions = described(evidence.positions)
+    description = described(evidence.positions)
     worst = max(evidence.positions, key=lambda at: max(at.gap_ratio * at.is_flip, abs(at.error_ratio or 0.0)))
     first = [pair for pair in pairs if pair[0].request_id == worst.request.request_id]
     tensors = read_tensors(model.path, model.config)
@@ -230,15 +230,16 @@ def explaining_format(evidence: Evidence) -> str | None:
             judged = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
-        spared = [position for position in judged if regions is not None and position.place in regions.inside]
-        everywhere = factors.is_uniform(judged) and not factors.group_of(spared).is_below_a_format
+        inside = frozenset() if description is None else description.inside
+        spared = [position for position in judged if position.place in inside]
+        everywhere = is_uniform(judged) and not group_of(spared).is_below_a_format
         likely = chance_together(judged) >= FLIPS_LIMIT
         flips = [position.flip_chance for position in judged if position.flip_chance is not None]
         is_telling = math.fsum(flips) <= MOST_FLIPS * len(flips)
         least = LEAST_OF_STEPS if format_named(name).levels else LEAST_SIZE
         if size_of(judged) >= least and everywhere and likely and is_telling:
             under_it = replace(evidence, format_name=name, positions=judged)
-            seen = constants_of(under_it, is_wrong=True, is_wanted=False)
+            seen = search_constants(under_it, is_wrong=True, is_wanted=False)
             if seen is None or not seen.found:
                 return name
     return None

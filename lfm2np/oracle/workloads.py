@@ -1,7 +1,7 @@
 """The requests of a check, chosen so that each class of bug shows: lengths around borders, alone and beside others,
 cold and warm, long after short, beside aborted requests. CASES says which case is there for what.
 
-All cases are sent by default but `long`, which costs too much: see check_cost.py.
+All cases are sent by default but `long`, which costs too much.
 Everything is drawn from one seed, so two checks of one model send the same requests.
 """
 
@@ -363,11 +363,6 @@ def long_lengths(positions: int) -> list[int]:
     return [size - FEW for size in sorted(sizes) if size > FEW]
 
 
-def left_out_lengths(positions: int) -> list[int]:
-    """Of LENGTHS those that do not fit."""
-    return [length for length in LENGTHS if length > positions]
-
-
 def far_points(length: int, window: int | None) -> list[int]:
     """Lengths around the last odd multiple of each border and of the window: one token less, as many, one more. Odd, so
     that a border of 16 is not one of 32 as well. And a few on the way, which show where a late error begins.
@@ -441,11 +436,10 @@ def noted(plan: Iterable[Trace]) -> list[Trace]:
     place  its index in its trace, and `together` the size of that
     seen   how many of its first tokens an earlier prompt, or one before it in the round, shares
     abort  "beside" requests that are cancelled, or "after" such, or "none"
-    tenant "first" if never before so many were in flight, so that its slot may be new; else "later"
     """
     batches: list[Trace] = []
     prompts: list[tuple[int, ...]] = []
-    abort, most = "none", 0
+    abort = "none"
     for batch in plan:
         requests = []
         is_cut = any(request.abort_after is not None for request in batch.requests)
@@ -453,10 +447,9 @@ def noted(plan: Iterable[Trace]) -> list[Trace]:
             seen = max((common_prefix(request.prompt_token_ids, other) for other in prompts), default=0)
             now = "beside" if is_cut else abort
             notes = {"place": place, "seen": seen, "abort": now, "order": len(prompts), "together": len(batch.requests)}
-            notes["tenant"] = "first" if place >= most else "later"
             requests.append(changed(request, tags=notes))
             prompts.append(request.prompt_token_ids)
-        abort, most = "after" if is_cut else abort, max(most, len(batch.requests))
+        abort = "after" if is_cut else abort
         batches.append(Trace(tuple(requests)))
     return batches
 
@@ -467,6 +460,6 @@ def noted_behind(requests: Sequence[Request], orders: Iterator[int]) -> Trace:
     noted_requests = []
     for place, request in enumerate(requests):
         abort = "none" if request.tags.get("abort", "none") == "none" else "after"
-        notes = {"place": place, "abort": abort, "order": next(orders), "together": len(requests), "tenant": "later"}
+        notes = {"place": place, "abort": abort, "order": next(orders), "together": len(requests)}
         noted_requests.append(changed(request, tags={**notes, "beside": len(requests) > 1}))
     return Trace(tuple(noted_requests))

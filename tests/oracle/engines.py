@@ -13,6 +13,7 @@ from lfm2np.oracle.check import Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace
 from lfm2np.oracle.engines.target import Abilities, Arrived, Played, Target, ignored
+from lfm2np.oracle.judging.constants import SOFT_CAP, directions
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.sending import send_all
 from lfm2np.suite.adapters import Own
@@ -52,6 +53,27 @@ def small_eps(model: str, sizes: dict[str, Any]) -> Own:
 def large_theta(model: str, sizes: dict[str, Any]) -> Own:
     """By 3 %, in bfloat16: no token and no log-probability shows it by itself."""
     return other_constant(model, sizes, "bfloat16", rope_theta=1.03e6)
+
+
+def changed_by(model: str, sizes: dict[str, Any], name: str) -> Own:
+    """An engine in float32 of which a constant is as changed as the search for it tries."""
+    right = loaded(model, "float32")
+    direction = next(each for each in directions(right.config) if each.name == name)
+    weights, config = direction.change(right.weights, right.config)
+    numerics = right.numerics if direction.arithmetic is None else direction.arithmetic(right.numerics)
+    return Own(replace(right, weights=weights, config=config, numerics=numerics), {**PLENTY, **sizes})
+
+
+def scaled_attention(model: str, sizes: dict[str, Any]) -> Own:
+    return changed_by(model, sizes, "the scale of attention")
+
+
+def scaled_routing(model: str, sizes: dict[str, Any]) -> Own:
+    return changed_by(model, sizes, "the scale of routing")
+
+
+def soft_capped(model: str, sizes: dict[str, Any]) -> Own:
+    return changed_by(model, sizes, SOFT_CAP)
 
 
 class Kept(PythonTarget):

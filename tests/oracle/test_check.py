@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np.engine.loading import Model
+from lfm2np.oracle.causes.groups import group_of
 from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.file_target import Transcript
@@ -25,7 +26,6 @@ from lfm2np.oracle.engines.records import Answer, Request, changed, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.engines.validate import validate
-from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise, allowed_by
 from lfm2np.oracle.judging.scored import Known, whole_sequences
@@ -78,7 +78,6 @@ def test_another_format_than_declared_is_named(model: Model) -> None:
 
 
 FAULTS = {
-    "head-norm-reads-strided-rows-as-contiguous": "rows of a step are mixed up",
     "slot-index-wraps-modulo-2": "requests of a batch read or write each other's rows",
     "prefix-hit-without-its-state": "wrong in 20 of 20 requests that hit the prefix cache, right in all 20 others",
 }

@@ -9,14 +9,19 @@ import pytest
 from engines import checked, checked_right
 
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.causes.wrong_constants import constant_cause, would_show
+from lfm2np.oracle.causes.wrong_constants import constant_cause
 from lfm2np.oracle.check_report import report_of
-from lfm2np.oracle.judging.constants import Constant, ConstantSearch, Reported, directions, fit_direction
+from lfm2np.oracle.judging.constants import SOFT_CAP, Constant, ConstantSearch, Reported, directions, fit_direction
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
 
 pytestmark = pytest.mark.rounding
+NAMED = {
+    "scaled_attention": "the scale of attention is larger by about 1.6 %",
+    "scaled_routing": "the scale of routing is larger by about 1.6 %",
+    "soft_capped": "there is a soft cap of logits at about 12",
+}
 
 
 def test_a_constant_is_no_format(model: Model) -> None:
@@ -42,19 +47,35 @@ def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> N
     sought = result.total.constants
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE) and sought is not None
     assert not sought.found and sought.least["rope_theta"] < 0.1
-    assert f"constants  would show if off: {would_show(sought)}" in as_text(report_of(result))
+    assert f"constants  would show if off: {sought.would_show}" in as_text(report_of(result))
     assert as_json(report_of(result))["figures"]["constants"]["least"] == sought.least
     without = replace(result, total=replace(result.total, constants=None))
     assert f"constants that are off by less than {name} rounds (--constants)" in without.not_tested
     assert not any("constants" in line for line in result.not_tested)
 
 
-def test_each_direction_is_of_another_constant(model: Model) -> None:
-    every = list(directions(model.config, True))
-    assert len({case.name for case in every}) == len(every)
-    assert [direction.name for direction in directions(model.config, False)] == [case.name for case in every[:5]]
-    taps = sum(kind == "conv" for kind in model.config.layer_types) * model.config.conv_L_cache
-    assert len(every) == 5 + 2 * model.config.num_hidden_layers + taps
+def test_five_constants_are_of_the_whole_network(model: Model, published: Model) -> None:
+    dense = ["norm_eps", "rope_theta", "the scale of attention", SOFT_CAP]
+    assert [direction.name for direction in directions(model.config)] == dense
+    assert [direction.name for direction in directions(published.config)] == [
+        *dense[:3],
+        "the scale of routing",
+        SOFT_CAP,
+    ]
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("scaled_attention", marks=pytest.mark.slow),
+        pytest.param("scaled_routing", marks=pytest.mark.slow),
+        "soft_capped",
+    ],
+)
+def test_each_of_them_is_named(model: Model, published: Model, engine: str) -> None:
+    subject = published if engine == "scaled_routing" else model
+    total = checked(subject, engine, cases=("neighbours",), at_once=2).total
+    assert total.verdict is Verdict.BUG and f"as if {NAMED[engine]}" in total.reasons[0], total.reasons
 
 
 def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> None:

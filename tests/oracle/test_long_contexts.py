@@ -18,7 +18,6 @@ from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place, cut
 from lfm2np.engine.work.results_file import ResultsFile
 from lfm2np.oracle.check import Checked, judged
-from lfm2np.oracle.check_cost import cost_lines, cost_of
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.judging import truth
@@ -105,20 +104,6 @@ def test_lengths_that_the_model_cannot_hold_are_left_out() -> None:
     assert long_lengths(1024) == [1024 - FEW]
     assert long_lengths(4096) == [4096 - FEW]
     assert long_lengths(262144) == [4096 - FEW, 32768 - FEW, 262144 - FEW]
-
-
-def test_the_cost_is_that_of_one_prefill_and_short_tails(model: Model) -> None:
-    requests = [
-        request
-        for batch in rounds(Writer(model.config, None, 4, max_model_len=POSITIONS), [LONG])
-        for request in batch.requests
-    ]
-    cost = cost_of(model, requests)
-    assert cost is not None and cost.requests == len(requests) and cost.longest == POSITIONS
-    fed = sorted({request.prompt_token_ids for request in requests})
-    assert POSITIONS <= cost.truth_tokens <= POSITIONS + len(fed) * (FEW + 8)
-    assert cost.engine_tokens > 6 * cost.truth_tokens
-    assert "4096, 32768" in cost_lines(cost, POSITIONS)[-1]
 
 
 def test_the_truth_computes_a_shared_prefix_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

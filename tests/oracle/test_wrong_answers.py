@@ -100,7 +100,7 @@ def test_a_wrong_stop_is_repeated_by_itself_and_said_to_come_and_go(model: Model
         requests
     )
     for request in stopped:
-        place = {"place": 0, "together": 1, "beside": False, "tenant": "later", "seen": len(request.prompt_token_ids)}
+        place = {"place": 0, "together": 1, "beside": False, "seen": len(request.prompt_token_ids)}
         assert place.items() <= request.tags.items()
     assert [(each.failed, each.times, each.failed_alone) for each in always.repeats] == [(5, 5, None)] * 3
     assert always.total.verdict is sometimes.total.verdict is BUG

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import shlex
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 
 from lfm2np.checkpoint.files import read_tensors
@@ -39,12 +36,10 @@ from lfm2np.oracle.check import (
     scored_ahead,
     until_wrong,
 )
-from lfm2np.oracle.check_cost import cost_lines, cost_of
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.named import TRANSFORMERS, target_named
-from lfm2np.oracle.engines.records import Request
 from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
@@ -121,9 +116,9 @@ def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known
         with contextlib.closing(target_of(arguments, model)) as target:
             taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
             with meanwhile(arguments, model, target, taken.name, known) as on:
-                longest, announce = arguments.max_model_len, functools.partial(announce_cost, model, arguments)
+                longest = arguments.max_model_len
                 collected = send_all(
-                    model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on, longest, announce
+                    model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on, longest
                 )
         del target  # its process has ended, or its weights are let go, before the rest is scored
         result = judged(
@@ -156,14 +151,6 @@ def open_check(saved: LineFile) -> Transcript:
 
 def is_a_file(target: str) -> bool:
     return target.endswith(".jsonl") and ":" not in target
-
-
-def announce_cost(model: Model, arguments: argparse.Namespace, requests: Sequence[Request]) -> None:
-    """What long requests will cost, on stderr."""
-    cost = cost_of(model, requests)
-    positions = model.config.max_position_embeddings
-    for line in cost_lines(cost, min(positions, arguments.max_model_len or positions)) if cost else ():
-        print(line, file=sys.stderr)
 
 
 def meanwhile(
@@ -215,9 +202,7 @@ def judged_file(model: Model, arguments: argparse.Namespace, known: Known, shown
     abilities, pairs = target.probe(), target.pairs()
     taken = format_options.format_of(arguments, abilities.engine)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
-    result = judged(
-        model, abilities, taken.name, needed, progress=shown, known=known, every_constant=arguments.constants
-    )
+    result = judged(model, abilities, taken.name, needed, progress=shown, known=known, constants=arguments.constants)
     return replace(result, why_format=taken.why, left=len(pairs) - len(needed))
 
 
@@ -247,7 +232,7 @@ def add_check(commands: Commands) -> None:
     format_options.add_options(parser)
     most = f"(as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})"
     add(parser, "--at-once N", f"most requests in flight together {most}")
-    few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, whose cost is printed first)"
+    few = f"some of {', '.join(CASES)}, separated by commas (all but {LONG}, which takes long)"
     add(parser, "--cases NAMES", few)
     longest = f"tokens of the longest request of {LONG} and its response, or of any request of --against"
     add(parser, "--max-model-len N", longest, type=int)
@@ -261,8 +246,8 @@ def add_check(commands: Commands) -> None:
     add(parser, "--locate TARGET", locate_help, nargs="?", const="")
     add(parser, "--first", "stop at the first response that is certainly wrong; a right engine gets every request")
     constants_help = (
-        "search every layer for wrong constants that the format's rounding hides, however long it takes; for a "
-        "small model the constants of the whole network are always searched"
+        "look for wrong constants that the format's rounding hides, however long it takes; in a small model that is "
+        "always done"
     )
     add(parser, "--constants", constants_help)
     work.add_options(parser)

@@ -1,11 +1,11 @@
 """What the errors of a check depend on: one first cause, how certain it is, and at most two more.
 
 certain   all that is wrong lies where the cause says, at least PURE of the requests there are wrong, the chance of that
-          by accident is below SURE_CHANCE (Fisher's exact test), the rest errs like a right engine, and nothing else
+          by accident is below SURE_CHANCE (split.so_unlike), the rest errs like a right engine, and nothing else
           explains as much: at least SURE_SHARE of what is right and what is wrong; or every request is wrong, and no
-          factor separates them
-likely    the first two, with a larger chance, or one of both with a chance below MOST_CHANCE, and LIKELY_SHARE is
-          explained; or no factor separates wrong from right, and wrong requests were right in some or all of their
+          tag separates them
+likely    the first two, with a larger chance, or one of both with a chance below LIKELY_CHANCE, and LIKELY_SHARE is
+          explained; or no tag separates wrong from right, and wrong requests were right in some or all of their
           repeats, or right alone and wrong beside others
 a guess   anything else
 """
@@ -14,23 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from lfm2np.oracle.causes.regions import MOST_CHANCE, Description, described, so_unlike
-from lfm2np.oracle.causes.scales import LEAK
-from lfm2np.oracle.factors import LEAST, Groups, group_of, grouped
+from lfm2np.oracle.causes.groups import group_of, grouped
+from lfm2np.oracle.causes.split import Description, described, so_unlike
+from lfm2np.oracle.causes.tags import LEAK
 from lfm2np.oracle.judging.verdict import Position
 
 MOST_NAMES = 3  # of requests, in one line
-MOST_MORE = 2  # causes under the first
+MOST_CAUSES = 3
 PURE = 0.9
-SURE_CHANCE = 1e-9
+SURE_CHANCE, LIKELY_CHANCE = 1e-9, 1e-6
 SURE_SHARE, LIKELY_SHARE = 0.5, 0.2  # of what is explained: a wrong operator is right by luck here and there
-ALONE_CHANCE = 1e-3  # of such a difference between repeats alone and beside others: one hypothesis, not ten thousand
+ALONE_CHANCE = 1e-3  # of such a difference between repeats alone and beside others: one hypothesis, not hundreds
 CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
 EVERYWHERE = (
     "a wrong operator, weight or constant (--locate says which), another checkpoint (lfm2np vet), or what requests "
     "before this check left behind (start the engine anew)"
+)
+RACE = (
+    "not deterministic, or left over from other requests: a race, uninitialised memory, or cached blocks "
+    "that are taken for others"
 )
 
 
@@ -75,14 +78,13 @@ def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> 
     """The first cause, then others; of errors that the format explains only what repeats of wrong stops show."""
     if not any(group.is_off for group in grouped(positions, "case").values()):
         return repeated(positions, repeats)
-    regions = described(positions)
-    causes = [] if regions is None else region_causes(positions, regions)
+    description = described(positions)
+    causes = [] if description is None else split_causes(positions, description)
     if not causes or causes[0].sure == GUESS:
         causes = [*repeated(positions, repeats), *causes]
     elif causes[0].sure == LIKELY and any(0 < repeat.failed < repeat.times for repeat in repeats):
         causes = [causes[0], *repeated(positions, repeats), *causes[1:]]
-    causes = causes or [undescribed(positions)]
-    return [*causes, *growth(positions)][: 1 + MOST_MORE]
+    return (causes or [undescribed(positions)])[:MOST_CAUSES]
 
 
 def lines(causes: Sequence[Suspicion]) -> list[str]:
@@ -97,21 +99,24 @@ def requests_of(positions: Sequence[Position]) -> tuple[list[str], list[str]]:
     return list(wrong), list(asked)
 
 
-def region_causes(positions: Sequence[Position], regions: Description) -> list[Suspicion]:
-    """What is wrong by itself, the largest first."""
-    wrong, asked = requests_of(positions)
-    pure, alone = regions.purity >= PURE, not regions.wrong_outside
-    is_unlike = regions.chance < (MOST_CHANCE if pure != alone else 1.0) and regions.explained >= LIKELY_SHARE
-    sure = GUESS if not (pure or alone) or not is_unlike else LIKELY
-    looks_right = group_of([position for position in positions if position.place in regions.inside]).is_fine
-    if pure and alone and regions.chance < SURE_CHANCE and regions.explained >= SURE_SHARE and looks_right:
+def split_causes(positions: Sequence[Position], description: Description) -> list[Suspicion]:
+    """What is wrong by itself, the most telling first."""
+    pure, alone = description.purity >= PURE, not description.wrong_inside
+    chance, explained = description.chance, description.explained
+    is_likely = (pure or alone) and explained >= LIKELY_SHARE and (chance < LIKELY_CHANCE or pure == alone)
+    is_certain = pure and alone and explained >= SURE_SHARE and chance < SURE_CHANCE
+    if is_certain and group_of([each for each in positions if each.place in description.inside]).is_fine:
         sure = CERTAIN
-    causes: list[Suspicion] = []
-    for part in regions.parts:
-        first = f"wrong {part.where}, right {regions.right_where}"
-        where = f"also wrong by itself: {part.where}" if causes else first
-        causes.append(Suspicion(sure, where, part.suspect, len(wrong), len(asked), regions.explained, regions.chance))
-    return causes
+    else:
+        sure = LIKELY if is_likely else GUESS
+    first, *more = description.splits
+    where = [f"wrong {first.wrong}, right {description.right}"]
+    where += [f"also wrong by itself: {split.wrong}" for split in more]
+    wrong, asked = (len(ids) for ids in requests_of(positions))
+    return [
+        Suspicion(sure, words, split.suspect, wrong, asked, explained, chance)
+        for words, split in zip(where, description.splits, strict=True)
+    ]
 
 
 def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[Suspicion]:
@@ -119,30 +124,24 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
 
     Sometimes right, sometimes wrong is no proof of a race: an engine may give a request another slot each time.
     """
-    failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
     beside = [repeat for repeat in repeats if repeat.failed_alone is not None]
     with_others, alone = sum(repeat.failed for repeat in beside), sum(repeat.failed_alone or 0 for repeat in beside)
-    puts = sum(repeat.times for repeat in beside)
-    chance = so_unlike(with_others, puts, alone, puts)
+    times = sum(repeat.times for repeat in beside)
+    chance = so_unlike(with_others, times, alone, times)
     if not alone and chance < ALONE_CHANCE:
-        where = f"wrong beside others in {with_others} of {puts} repeats of {len(beside)} wrong requests, right alone"
-        return [Suspicion(LIKELY, where, LEAK, with_others, puts, chance=chance)]
+        where = f"wrong beside others in {with_others} of {times} repeats of {len(beside)} wrong requests, right alone"
+        return [Suspicion(LIKELY, where, LEAK, with_others, times, chance=chance)]
     if all(repeat.failed == repeat.times for repeat in repeats):
         return []
+    failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
     wrong, asked = requests_of(positions)
-    wrong = list({*wrong, *(repeat.request for repeat in repeats)})  # of a wrong stop no position is wrong
-    rate = (
-        f"wrong in {len(wrong)} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
-    )
-    words = (
-        "not deterministic, or left over from other requests: a race, uninitialised memory, or cached blocks "
-        "that are taken for others"
-    )
-    return [Suspicion(LIKELY, rate, words, failed, times)]
+    count = len({*wrong, *(repeat.request for repeat in repeats)})  # of a wrong stop no position is wrong
+    where = f"wrong in {count} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
+    return [Suspicion(LIKELY, where, RACE, failed, times)]
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
-    """If no combination of factors separates right from wrong."""
+    """If no tag separates right from wrong."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
     if not wrong or not right:
@@ -152,15 +151,3 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
     words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing in the requests sets apart; {word}: {names}"
     return Suspicion(GUESS, words, "", len(wrong), len(asked))
-
-
-def growth(positions: Sequence[Position]) -> list[Suspicion]:
-    """Errors that grow with the position, in bins: something accumulates, or positions are off."""
-    rows: Groups = grouped(positions, "row")
-    sizes = [group.rms for group in rows.values() if group.told >= LEAST]
-    rising = sum(later > earlier for earlier, later in pairwise(sizes))
-    if len(sizes) < 4 or rising < len(sizes) - 2 or sizes[-1] <= 8.0 * max(sizes[0], 1.0):
-        return []
-    wrong, asked = requests_of(positions)
-    words = f"errors grow with the position, from {sizes[0]:.1f} to {sizes[-1]:.1f} times the noise"
-    return [Suspicion(GUESS, words, "", len(wrong), len(asked))]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
+from lfm2np.oracle.causes.groups import FINE
 from lfm2np.oracle.engines.records import Answer, Pair, Request
-from lfm2np.oracle.factors import FINE
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable

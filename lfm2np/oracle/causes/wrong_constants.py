@@ -12,34 +12,15 @@ from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
 from lfm2np.oracle.engines.records import Pair
-from lfm2np.oracle.judging.constants import MOST_PRODUCTS, Constant, ConstantSearch, cost, search_constants
-from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.constants import EPS, SOFT_CAP, Constant, ConstantSearch
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
-from lfm2np.oracle.judging.scored import Evidence
-from lfm2np.oracle.judging.verdict import Position, size_of
+from lfm2np.oracle.judging.verdict import Position
 
 EXPLAINED = 0.75  # of the squares of errors beyond a format, by the constant that is their cause
 NEARLY = 0.9  # as much as the first explains: another may be it as well
 MOST_OFF = 0.5  # of itself, by which a constant may be off to be the cause
-LARGE = 1.0  # root mean square of errors, in units of the noise, from which each layer is looked at
-PATIENCE = 10  # times MOST_PRODUCTS, where the engine is wrong anyway
-
-
-def constants_of(evidence: Evidence, is_wrong: bool, is_wanted: bool) -> ConstantSearch | None:
-    """What can be said of constants: None if that takes too long and was not requested (`is_wanted`), if nothing is
-    off, or if the errors are those of other experts.
-    """
-    model, size = evidence.model, size_of(evidence.positions)
-    lacks_routes = model.config.sparse_layers and any(a.token_ids and a.routes is None for _, a in evidence.pairs)
-    if size == 0.0 or (lacks_routes and not format_named(evidence.format_name).is_fine):
-        return None
-    most = MOST_PRODUCTS * (PATIENCE if is_wrong else 1)
-    fits = {every: cost(model, len(evidence.positions), every) <= most for every in (False, True)}
-    if not is_wanted and not fits[False]:
-        return None
-    every = is_wanted or (fits[True] and (is_wrong or size > LARGE))
-    return search_constants(evidence, every)
+MOST_JUDGED = 24  # wrong requests, the shortest, and as many others
 
 
 def constant_cause(search: ConstantSearch | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
@@ -57,22 +38,9 @@ def constant_cause(search: ConstantSearch | None, positions: Sequence[Position],
 
 def is_plausible(constant: Constant) -> bool:
     """None is below 0, and a large change of any but eps is no slip of a constant: errors then are not linear in it."""
-    return constant.share > -1.0 and ("norm_eps" in constant.name or abs(constant.share) <= MOST_OFF)
-
-
-def would_show(search: ConstantSearch) -> str:
-    """By how much each constant of the whole network would have to be off to show, in words."""
-    return ", ".join(f"{name} by {amount(share)}" for name, share in search.least.items() if "layer " not in name)
-
-
-def amount(share: float) -> str:
-    return f"{100.0 * share:.2g} %" if share < 1.0 else f"{share:.2g} times"
-
-
-# --- a label read otherwise
-
-
-MOST_JUDGED = 24  # wrong requests, the shortest, and as many others
+    if constant.name == SOFT_CAP:
+        return constant.share > 0.0
+    return constant.share > -1.0 and (constant.name == EPS or abs(constant.share) <= MOST_OFF)
 
 
 def reading_cause(

@@ -43,7 +43,7 @@ SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 FIELDS = {field.name for field in dataclasses.fields(Request)} - {"params"}
 ANSWER_FIELDS = {field.name for field in dataclasses.fields(Answer)} - {"logits"}
 # Tags that say where a request stands in the plan. They change nothing of the request.
-NOTED = ("place", "seen", "abort", "order", "together", "tenant")
+NOTED = ("place", "seen", "abort", "order", "together")
 
 
 def request_as_json(request: Request) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 The rounding of a format is as large, but differs from position to position and engine to engine. A constant moves each
 token's log-probability in a direction that the network determines, computed by changing the constant a little. How much
 of a direction is in an engine's errors is their projection on it, weighted by the format's noise; how much of it right
-engines have by accident, emulated engines show (noise.py). Over some thousand positions that shows an error of a tenth
-of the noise.
+engines have by accident, emulated engines show (noise.py): as at a single position, LIMIT times as much is the most
+that the format explains. Over some thousand positions that shows an error of a tenth of the noise.
 
 Source: the matched filter (North 1943): for a known signal in noise, no other linear measure sees less.
 """
@@ -24,24 +24,27 @@ from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.oracle.judging.allowed import most_shift
+from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import noise_item, noise_of, said_by
 from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
+from lfm2np.oracle.judging.verdict import LIMIT, Position, size_of
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import parameter_count
-from lfm2np.truth.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
+from lfm2np.truth.weights import AttentionWeights, LayerWeights, ModelWeights
 from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
 STEP = 2.0**-6  # of itself, by which a constant is changed,
 STEP_OF_EPS = 1.0  # and norm_eps, of which less does nothing that float32 shows
+CAP = 128.0  # of logits, whose effect a soft cap's is measured by
 RIGHT = tuple(range(8, 32))  # emulated engines that show what is an accident
-SEEN = 8.0  # standard deviations of theirs: by Student's t of 23 degrees an accident of 4e-8
 CONSTANTS_END = 2.0**-18  # a share that no constant need be closer to
 ALIKE = 3.0  # how much larger the errors of right engines may be along a direction, as they are not independent
-WORTH = 5.0  # standard deviations of independent noise, from which RIGHT engines are emulated
 LEAST = 256  # positions with a log-probability
 MOST_PRODUCTS = 10**12  # of a search that was not requested: a minute
+PATIENCE = 10  # times as many, where the engine is wrong anyway
+SOFT_CAP, EPS = "a soft cap of logits", "norm_eps"
 Change = Callable[[ModelWeights, ModelConfig], tuple[ModelWeights, ModelConfig]]
 
 
@@ -59,7 +62,7 @@ class Direction:
 class Constant:
     """How much of a direction is in the errors.
 
-    share      the constant is larger by so much of itself
+    share      the constant is larger by so much of itself; of a soft cap, (CAP / cap)**2
     sure       times what is seen by accident
     explained  share of the errors' squares that this explains
     """
@@ -71,6 +74,8 @@ class Constant:
 
     @property
     def words(self) -> str:
+        if self.name == SOFT_CAP:
+            return f"there is a soft cap of logits at about {cap_of(self.share):.3g}"
         if self.share >= 1.0:
             return f"{self.name} is about {1.0 + self.share:.2g} times as large"
         way = "larger" if self.share > 0.0 else "smaller"
@@ -79,28 +84,53 @@ class Constant:
 
 @dataclass(frozen=True)
 class ConstantSearch:
-    """`found`: constants that show, the best explanation first; `least`: relative errors from which each would show."""
+    """`found`: constants that show, the best explanation first; `least`: shares from which each would show."""
 
     found: tuple[Constant, ...]
     least: Mapping[str, float]
 
-
-def directions(config: ModelConfig, every: bool) -> Iterator[Direction]:
-    """Constants of the whole network; with `every` also those of each layer."""
-    yield Direction("norm_eps", of_config("norm_eps", STEP_OF_EPS), STEP_OF_EPS)
-    yield Direction("norm_eps of queries and keys", lambda w, c: (w, c), STEP_OF_EPS, OtherEps)
-    yield Direction("rope_theta", of_config("rope_theta", STEP))
-    yield Direction("the scale of attention", in_layers(scaled_queries))
-    yield Direction("the last norm's weight", lambda w, c: (replace(w, final_norm=larger(w.final_norm)), c))
-    for index, kind in enumerate(config.layer_types if every else ()):
-        yield Direction(f"layer {index}'s operator_norm", in_layers(scaled_norm("operator_norm"), index))
-        yield Direction(f"layer {index}'s ffn_norm", in_layers(scaled_norm("ffn_norm"), index))
-        for tap in range(config.conv_L_cache if kind == "conv" else 0):
-            yield Direction(f"tap {tap} of layer {index}'s convolution", in_layers(scaled_tap(tap), index))
+    @property
+    def would_show(self) -> str:
+        """By how much each constant would have to be off to show, in words."""
+        return ", ".join(f"{name} {amount(name, share)}" for name, share in self.least.items())
 
 
-class OtherEps:
-    """An arithmetic whose norms of heads [T, heads, E] have a larger eps."""
+def cap_of(share: float) -> float:
+    return CAP / math.sqrt(share)
+
+
+def amount(name: str, share: float) -> str:
+    if name == SOFT_CAP:
+        return f"at {cap_of(share):.3g}"
+    return f"by {100.0 * share:.2g} %" if share < 1.0 else f"by {share:.2g} times"
+
+
+def directions(config: ModelConfig) -> Iterator[Direction]:
+    """Constants of the whole network."""
+    yield Direction(EPS, of_config(norm_eps=config.norm_eps * (1.0 + STEP_OF_EPS)), STEP_OF_EPS)
+    yield Direction("rope_theta", of_config(rope_theta=config.rope_theta * (1.0 + STEP)))
+    yield Direction("the scale of attention", with_scaled_queries)
+    if config.mixture is not None and config.sparse_layers:
+        scale = config.mixture.routed_scaling_factor * (1.0 + STEP)
+        yield Direction("the scale of routing", of_config(mixture=replace(config.mixture, routed_scaling_factor=scale)))
+    yield Direction(SOFT_CAP, of_config(), 1.0, SoftCapped)
+
+
+def of_config(**fields: Any) -> Change:
+    return lambda weights, config: (weights, replace(config, **fields))
+
+
+def with_scaled_queries(weights: ModelWeights, config: ModelConfig) -> tuple[ModelWeights, ModelConfig]:
+    def scaled(layer: LayerWeights) -> LayerWeights:
+        if not isinstance(layer.operator, AttentionWeights):
+            return layer
+        return replace(layer, operator=replace(layer.operator, q_norm=layer.operator.q_norm * np.float32(1.0 + STEP)))
+
+    return replace(weights, layers=tuple(map(scaled, weights.layers))), config
+
+
+class SoftCapped:
+    """An arithmetic in which logits [T, V] are CAP * tanh(logits / CAP) before anything is computed of them."""
 
     def __init__(self, numerics: Numerics) -> None:
         self._numerics = numerics
@@ -108,45 +138,9 @@ class OtherEps:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._numerics, name)
 
-    def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
-        return self._numerics.rms_norm(x, weight, eps * (1.0 + STEP_OF_EPS) if x.ndim == 3 else eps)
-
-
-def of_config(field: str, step: float) -> Change:
-    return lambda weights, config: (weights, replace(config, **{field: getattr(config, field) * (1.0 + step)}))
-
-
-def larger(values: Any) -> Any:
-    return values * np.float32(1.0 + STEP)
-
-
-def in_layers(change: Callable[[LayerWeights], LayerWeights], index: int | None = None) -> Change:
-
-    def changed(weights: ModelWeights, config: ModelConfig) -> tuple[ModelWeights, ModelConfig]:
-        layers = tuple(change(layer) if index in (None, at) else layer for at, layer in enumerate(weights.layers))
-        return replace(weights, layers=layers), config
-
-    return changed
-
-
-def scaled_queries(layer: LayerWeights) -> LayerWeights:
-    if not isinstance(layer.operator, AttentionWeights):
-        return layer
-    return replace(layer, operator=replace(layer.operator, q_norm=larger(layer.operator.q_norm)))
-
-
-def scaled_norm(field: str) -> Callable[[LayerWeights], LayerWeights]:
-    return lambda layer: replace(layer, **{field: larger(getattr(layer, field))})
-
-
-def scaled_tap(tap: int) -> Callable[[LayerWeights], LayerWeights]:
-    def changed(layer: LayerWeights) -> LayerWeights:
-        assert isinstance(layer.operator, ShortConvWeights)
-        taps = layer.operator.taps.copy()
-        taps[:, tap] = larger(taps[:, tap])
-        return replace(layer, operator=replace(layer.operator, taps=taps))
-
-    return changed
+    def log_softmax(self, logits: Any) -> Float64:
+        cap = np.float32(CAP)
+        return self._numerics.log_softmax(cap * np.tanh(logits / cap))
 
 
 # --- what an engine's errors hold of them
@@ -154,53 +148,39 @@ def scaled_tap(tap: int) -> Callable[[LayerWeights], LayerWeights]:
 
 @dataclass(frozen=True, eq=False)
 class Reported:
-    """Log-probabilities reported of the tokens themselves: N places in truths, errors and noise."""
+    """N log-probabilities reported of the tokens themselves, one truth's after another's."""
 
     truths: Sequence[Truth]
-    at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]  # of each truth: places, rows, columns
+    at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # of each truth: rows, columns
     errors: Float64  # [N] nats
     scales: Float64  # [N] nats
 
     def gathered(self, of: Callable[[int, NDArray[np.int64], NDArray[np.int64]], Any]) -> Float64:
         """[N] values of `of(index of a truth, rows, columns)`."""
-        values = np.zeros(len(self.errors))
-        for index, (places, rows, columns) in enumerate(self.at):
-            values[places] = of(index, rows, columns)
-        return values
+        return np.concatenate([of(index, *at) for index, at in enumerate(self.at)])
 
 
 def reported_logprobs(evidence: Evidence) -> Reported | None:
     """None if fewer than LEAST were reported."""
-    pairs = usable(evidence.pairs)
+    pairs = usable(evidence.pairs)  # without refuted answers
     truths = truths_of(evidence.model, pairs, evidence.known)
-    of_request = {
-        request.request_id: truths[spoken(request, answer)] for request, answer in pairs
-    }  # without refuted answers
-    reported = [
-        position
-        for position in evidence.positions
-        if position.error is not None and position.scale > 0.0 and position.request.request_id in of_request
-    ]
+    of_request = {request.request_id: truths[spoken(request, answer)] for request, answer in pairs}
+    by_truth: dict[Truth, list[Position]] = {}
+    for position in evidence.positions:
+        if position.error is not None and position.scale > 0.0 and position.request.request_id in of_request:
+            by_truth.setdefault(of_request[position.request.request_id], []).append(position)
+    reported = [position for of in by_truth.values() for position in of]
     if len(reported) < LEAST:
         return None
-    by_truth: dict[Truth, list[int]] = {}
-    for index, position in enumerate(reported):
-        by_truth.setdefault(of_request[position.request.request_id], []).append(index)
-    at = []
-    for truth, places in by_truth.items():
-        rows = [reported[place].row for place in places]
-        columns = [truth.at(row, reported[place].token_id) for row, place in zip(rows, places, strict=True)]
-        at.append((np.array(places), np.array(rows), np.array(columns)))
-    scales = np.array([position.scale for position in reported])
-    return Reported(list(by_truth), at, np.array([position.error for position in reported], np.float64), scales)
+    at = [
+        (np.array([each.row for each in of]), np.array([truth.at(each.row, each.token_id) for each in of]))
+        for truth, of in by_truth.items()
+    ]
+    errors, scales = np.array([(each.error, each.scale) for each in reported], np.float64).T
+    return Reported(list(by_truth), at, errors, scales)
 
 
-def cost(model: LoadedModel, num_tokens: int, every: bool) -> int:
-    passes = sum(1 for _ in directions(model.config, every)) + 1
-    return passes * parameter_count(model.config, active=True) * num_tokens
-
-
-def effects(model: LoadedModel, reported: Reported, every: bool, progress: Progress | None) -> dict[str, Float64]:
+def effects(model: LoadedModel, reported: Reported, progress: Progress | None) -> dict[str, Float64]:
     """By direction: its effect on each log-probability [N], relative to a change of the constant by itself.
 
     In float32, whose noise is far smaller. `progress(done, total)` counts directions.
@@ -218,7 +198,7 @@ def effects(model: LoadedModel, reported: Reported, every: bool, progress: Progr
         return reported.gathered(of)
 
     base = logprobs(weights, model.config, numerics)
-    effects_by_name, changes = {}, list(directions(model.config, every))
+    effects_by_name, changes = {}, list(directions(model.config))
     for done, direction in enumerate(changes):
         other = numerics if direction.arithmetic is None else direction.arithmetic(numerics)
         changed = logprobs(*direction.change(weights, model.config), other)
@@ -228,18 +208,28 @@ def effects(model: LoadedModel, reported: Reported, every: bool, progress: Progr
     return effects_by_name
 
 
-def search_constants(evidence: Evidence, every: bool) -> ConstantSearch | None:
-    """How much of each direction is in the errors judged under this format; None if too few were reported."""
+def search_constants(evidence: Evidence, is_wrong: bool, is_wanted: bool) -> ConstantSearch | None:
+    """How much of each direction is in the errors judged under this format; None if that takes too long and was not
+    requested (`is_wanted`), if nothing is off or too little is reported, or if the errors are those of other experts.
+    """
+    model = evidence.model
+    lacks_routes = model.config.sparse_layers and any(a.token_ids and a.routes is None for _, a in evidence.pairs)
+    if size_of(evidence.positions) == 0.0 or (lacks_routes and not format_named(evidence.format_name).is_fine):
+        return None
+    passes = sum(1 for _ in directions(model.config)) + 1
+    products = passes * parameter_count(model.config, active=True) * len(evidence.positions)
+    if not is_wanted and products > MOST_PRODUCTS * (PATIENCE if is_wrong else 1):
+        return None
     reported = reported_logprobs(evidence)
     if reported is None:
         return None
     suspects, least = {}, {}
-    for name, effect in effects(evidence.model, reported, every, evidence.progress).items():
+    for name, effect in effects(model, reported, evidence.progress).items():
         weighted = effect / reported.scales**2
         power = math.sqrt(float(weighted @ effect))
         if power > 0.0:
-            least[name] = SEEN * ALIKE / power + allowance(effect, reported)
-            if abs(float(weighted @ reported.errors)) > WORTH * power:
+            least[name] = LIMIT * ALIKE / power + allowance(effect, reported)
+            if abs(float(weighted @ reported.errors)) > LIMIT * power:
                 suspects[name] = effect
     constants = shown(evidence, reported, suspects) if suspects else []
     return ConstantSearch(tuple(constants), least)
@@ -256,7 +246,7 @@ def shown(evidence: Evidence, reported: Reported, suspects: Mapping[str, Float64
 
     others = [errors_of(number) for number in range(len(RIGHT))]
     constants = [fit_direction(name, effect, reported, others) for name, effect in suspects.items()]
-    sure = [constant for constant in constants if constant.sure > SEEN]
+    sure = [constant for constant in constants if constant.sure > LIMIT]
     return sorted(sure, key=lambda constant: -constant.explained)
 
 

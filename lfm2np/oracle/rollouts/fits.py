@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle import factors
+from lfm2np.oracle.causes import groups
 from lfm2np.oracle.judging.allowed import FLOAT32_UNITS, most_shift, shape
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import DRAWS, FIRST, LEAST, Noise, loosened
@@ -134,7 +134,7 @@ class Fit:
     @property
     def is_right(self) -> bool:
         """A temperature that was fitted to the errors must leave those of a right engine."""
-        return not self.wrong.any() and self.rms <= (MOST_SIZE if AT in self.reading else factors.OFF)
+        return not self.wrong.any() and self.rms <= (MOST_SIZE if AT in self.reading else groups.OFF)
 
     @property
     def log_likelihood(self) -> float:

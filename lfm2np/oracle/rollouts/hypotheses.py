@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place, compute, source_of
-from lfm2np.oracle import factors
+from lfm2np.oracle.causes import groups
 from lfm2np.oracle.rollouts.exact import AT, PENALTIES, Scores, ids_of, item_of, joined, params_of, views_from
 from lfm2np.oracle.rollouts.fits import Fit, Noises, fit, root_mean_square
 from lfm2np.oracle.rollouts.rollout import Rollout
@@ -307,8 +307,8 @@ class Explanation:
         if self.is_error and self.explained >= MOST_EXPLAINED:
             return True
         outliers = np.count_nonzero(self.fit.wrong) / max(1, int(np.count_nonzero(self.fit.reported)))
-        rms = root_mean_square(np.minimum(self.fit.sizes[self.fit.reported], 2.0 * factors.OFF))
-        return bool(outliers <= (MOST_OUTLIERS if self.is_error else 0.0) and rms <= factors.OFF)
+        rms = root_mean_square(np.minimum(self.fit.sizes[self.fit.reported], 2.0 * groups.OFF))
+        return bool(outliers <= (MOST_OUTLIERS if self.is_error else 0.0) and rms <= groups.OFF)
 
 
 def explanations(

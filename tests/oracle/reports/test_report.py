@@ -20,7 +20,7 @@ from reports import wrong as wrong_check
 
 import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle import factors
+from lfm2np.oracle.causes.groups import SHOWN, grouped
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.engines.target import Abilities
@@ -162,9 +162,9 @@ def test_the_json_has_all_numbers_of_the_check(name: str, request: pytest.Fixtur
     ]
     assert report["prompts"] == {judged.request.request_id: list(judged.request.prompt_token_ids) for judged in odd}
     assert (report["first_wrong"] is None) == (total.first_wrong is None)
-    for factor in factors.FACTORS:
-        groups = factors.grouped(checked.positions, factor)
-        assert {level: value["rms"] for level, value in report["groups"][factor].items()} == {
+    for name in SHOWN:
+        groups = grouped(checked.positions, name)
+        assert {level: value["rms"] for level, value in report["groups"][name].items()} == {
             level: group.rms for level, group in groups.items()
         }
     assert report["abilities"]["engine"] == checked.abilities.engine

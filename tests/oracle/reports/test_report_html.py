@@ -13,7 +13,7 @@ from reports import COMMAND, HOSTILE, drift, hostile, inconclusive, made, positi
 from reports import right as right_check
 from reports import wrong as wrong_check
 
-from lfm2np.oracle import factors
+from lfm2np.oracle.causes.groups import SHOWN, grouped
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.check_report import LOOKS, report_of
 from lfm2np.oracle.engines.target import Abilities
@@ -123,10 +123,10 @@ def test_the_page_of_a_wrong_engine_has_the_numbers_of_the_check(wrong: Checked)
     for reason in total.reasons:
         assert reason in page.text
     assert f"RMS {number(total.rms)}, worst {number(total.worst)}" in page.text
-    for factor in factors.FACTORS:
-        for level, group in factors.grouped(wrong.positions, factor).items():
+    for name in SHOWN:
+        for level, group in grouped(wrong.positions, name).items():
             numbers = [str(group.count), str(group.told), number(group.rms), number(group.worst), str(group.bugs)]
-            assert [factor, level, *numbers] in [row[:-1] for row in page.rows], (factor, level)
+            assert [name, level, *numbers] in [row[:-1] for row in page.rows], (name, level)
     for judged in wrong.positions:
         if judged.is_flip:
             numbers = [number(value) for value in (judged.gap, judged.gap_ratio, judged.margin_ratio)]
@@ -140,7 +140,7 @@ def test_the_figure_has_a_mark_for_each_place_and_the_table_the_same_positions(w
     for verdict, count in wrong.total.counts.items():
         assert 1 < page.marks[f"dots s{LOOKS[Verdict(verdict)]}"] <= count + 1  # and one in the legend
     rows = {row[0]: row for row in page.rows if len(row) == 11}
-    for level, group in factors.grouped(wrong.positions, "row").items():
+    for level, group in grouped(wrong.positions, "row").items():
         assert rows[level][1:5] == [str(group.count), str(group.told), number(group.rms), number(group.worst)]
         assert sum(map(int, rows[level][5:])) == group.count
 

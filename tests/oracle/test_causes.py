@@ -1,4 +1,4 @@
-"""The largest right region, and what is wrong by itself: on positions made by hand, of which it is known."""
+"""The split of wrong from right positions, and the first cause: on positions made by hand, of which it is known."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.causes import findings as findings_module
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.findings import lines as in_lines
-from lfm2np.oracle.causes.regions import described
-from lfm2np.oracle.causes.scales import SCALES
+from lfm2np.oracle.causes.split import described
+from lfm2np.oracle.causes.tags import TAGS, phase_of, place_of
 from lfm2np.oracle.engines.file_target import Transcript
-from lfm2np.oracle.engines.records import Answer, Request, Trace, greedy
+from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greedy
 from lfm2np.oracle.engines.target import Abilities
-from lfm2np.oracle.factors import abort_of, phase_of, place_of
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.sending import possible_requests
-from lfm2np.oracle.workloads import noted
+from lfm2np.oracle.workloads import CASES, noted
 
 NEW = 4  # tokens of each request
 
@@ -86,62 +83,98 @@ def warm(position: Position) -> bool:
     return position.request.tags["seen"] >= 8
 
 
+def abort_of(position: Position) -> str:
+    return str(position.request.tags["abort"])
+
+
 def words(judged: Sequence[Position]) -> tuple[list[str], list[str]]:
-    """Of the right region, and of what is wrong by itself, sorted."""
-    regions = described(judged)
-    if regions is None:
-        return [], []
-    return [region.words for region in regions.right], sorted(part.words for part in regions.parts)
+    """What is right, and what is wrong by itself, in order."""
+    description = described(judged)
+    splits = () if description is None else description.splits
+    return [split.right for split in splits], [split.wrong for split in splits]
 
 
-WARM = "prompts whose first 8 tokens were asked before"
-COLD = "prompts whose first 8 tokens are new"
+WARM = "in prompts whose first 8 tokens were asked before"
+COLD = "in prompts whose first 8 tokens are new"
+SINGLE: dict[str, tuple[Callable[[Position], bool], str, str]] = {
+    # which positions are wrong, what is said to be wrong, and right
+    "decode": (decode, "in decode", "in prefill"),
+    "later": (later, "later in a batch", "alone or first of a batch"),
+    "beside": (lambda at: place_of(at) != "alone", "only beside other requests", "alone"),
+    "warm": (warm, WARM, COLD),
+    "rows": (lambda at: at.row >= 8, "from position 8 on", "before position 8"),
+    "short": (
+        lambda at: len(at.request.prompt_token_ids) < 3,
+        "in prompts of fewer than 3 tokens",
+        "in prompts of 3 tokens or more",
+    ),
+    "scored": (lambda at: not at.is_new, "at the prompts' own tokens", "at new tokens"),
+    "first token": (
+        lambda at: at.row + 1 == len(at.request.prompt_token_ids),
+        "at the first new token",
+        "at all other tokens",
+    ),
+    "aborted": (  # and those after are right
+        lambda at: abort_of(at) == "beside",
+        "beside cancelled requests",
+        "before any cancelled request or after cancelled requests",
+    ),
+    "last": (  # as where a chunk's last row is given another's number
+        lambda at: at.row % 8 == 7,
+        "at the last position of each 8",
+        "except at the last position of each 8",
+    ),
+    "vocabulary": (
+        lambda at: max(at.request.prompt_token_ids[: at.row + 1]) >= 2048,
+        "once a token id is 2048 or more",
+        "while token ids are below 2048",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_cause_of_one_tag_is_named(name: str) -> None:
+    is_wrong, wrong, right = SINGLE[name]
+    assert words(positions(is_wrong)) == ([right], [wrong])
 
 
 @pytest.mark.parametrize(
-    ("is_wrong", "right", "parts"),
+    ("name", "is_it", "wrong"),
     [
-        (decode, ["prefill"], ["decode"]),
-        (later, ["alone or first of a batch"], ["later in a batch"]),
-        (lambda position: place_of(position) != "alone", ["alone"], ["only beside other requests"]),
-        (warm, [COLD], [WARM]),
-        (lambda position: position.row >= 8, ["before position 8"], ["from position 8 on"]),
-        (
-            lambda position: len(position.request.prompt_token_ids) < 3,
-            ["prompts of 3 tokens or more"],
-            ["prompts of fewer than 3 tokens"],
-        ),
-        (
-            lambda position: decode(position) or later(position),
-            ["prefill", "alone or first of a batch"],
-            ["decode", "later in a batch"],
-        ),
-        (lambda position: decode(position) or warm(position), ["prefill", COLD], ["decode", WARM]),
-        (
-            lambda position: later(position) or position.row >= 8,
-            ["alone or first of a batch", "before position 8"],
-            ["later in a batch", "from position 8 on"],
-        ),
-        (
-            lambda position: decode(position) or later(position) or warm(position),
-            ["prefill", "alone or first of a batch", COLD],
-            ["decode", "later in a batch", WARM],
-        ),
-        (  # and those after are right
-            lambda position: abort_of(position) == "beside",
-            ["before any cancelled request or after cancelled requests"],
-            ["beside cancelled requests"],
-        ),
-        (lambda position: decode(position) and later(position), [], ["decode, later in a batch"]),
-        (
-            lambda position: position.row % 8 == 7,  # as where a chunk's last row is given another's number
-            ["except at the last position of each 8"],
-            ["at the last position of each 8"],
-        ),
+        ("sampled", {"temperature": 1.0}, "in sampled requests"),
+        ("temperature", {"temperature": 0.5}, "in requests at a temperature other than 0 and 1"),
+        ("samples", {"temperature": 1.0, "n": 2}, "in requests for several samples (n > 1)"),
     ],
 )
-def test_each_cause_is_named(is_wrong: Callable[[Position], bool], right: list[str], parts: list[str]) -> None:
-    assert words(positions(is_wrong)) == (right, sorted(parts))
+def test_what_a_request_asks_for_is_read_from_its_parameters(name: str, is_it: dict[str, float], wrong: str) -> None:
+    """Whatever its tags say."""
+    judged = [
+        replace(position, request=changed(position.request, **is_it)) if position.is_wrong else position
+        for position in positions(lambda position: int(position.request.request_id.split("-")[1]) % 2 == 0)
+    ]
+    assert words(judged)[1] == [wrong]
+
+
+def test_a_case_is_named_where_nothing_else_separates() -> None:
+    judged = [
+        replace(position, request=changed(position.request, tags={"case": "stops"})) if position.is_wrong else position
+        for position in positions(lambda position: int(position.request.request_id.split("-")[1]) % 2 == 0)
+    ]
+    first, *_ = findings(judged)
+    assert first.where == "wrong in the case stops, right in the case neighbours"
+    assert first.suspect == CASES["stops"].suspect
+
+
+@pytest.mark.parametrize(
+    "names", [("decode", "later"), ("decode", "warm"), ("later", "rows"), ("decode", "later", "warm")]
+)
+def test_what_is_wrong_on_the_right_side_is_split_again(names: tuple[str, ...]) -> None:
+    judged = positions(lambda position: any(SINGLE[name][0](position) for name in names))
+    right, wrong = words(judged)
+    assert set(wrong) == {SINGLE[name][1] for name in names} and set(right) == {SINGLE[name][2] for name in names}
+    assert words(list(reversed(judged))) == (right, wrong)
+    description = described(judged)
+    assert description is not None and description.inside == {at.place for at in judged if not at.is_wrong}
 
 
 def test_nothing_is_described_where_all_is_right_or_all_is_wrong() -> None:
@@ -151,54 +184,26 @@ def test_nothing_is_described_where_all_is_right_or_all_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_no_region_is_right_by_chance(share: float) -> None:
+def test_nothing_separates_by_chance(share: float) -> None:
     """Requests that are wrong at random depend on nothing."""
     for seed in range(8):
         random = np.random.Generator(np.random.Philox(key=[seed, 0]))
         wrong = {request.request_id for round_ in PLAN for request in round_.requests if random.random() < share}
         assert described(positions(lambda position, wrong=wrong: position.request.request_id in wrong)) is None  # type: ignore[misc]
-
-
-def test_few_positions_are_no_region() -> None:
     few = positions(decode, PLAN[6:8])
-    assert {position.request.request_id for position in few} == {
-        PLAN[6].requests[0].request_id,
-        PLAN[7].requests[0].request_id,
-    }
-    assert described(few) is None
+    assert len({position.request.request_id for position in few}) == 2 and described(few) is None
 
 
-SINGLE = st.sampled_from(
-    [
-        decode,
-        later,
-        warm,
-        lambda position: position.row >= 8,
-        lambda position: len(position.request.prompt_token_ids) < 3,
-    ]
-)
+def test_every_level_that_a_request_can_have_has_words() -> None:
+    for name, tag in TAGS.items():
+        levels = {tag.level(position, position.request.prompt_token_ids) for position in positions(lambda _: False)}
+        assert tag.edges or levels <= set(tag.sides), name
 
 
-@pytest.mark.slow
-@given(st.lists(SINGLE, min_size=1, max_size=3, unique=True))
-def test_the_right_region_is_right_and_what_is_wrong_by_itself_is_wrong(causes) -> None:  # type: ignore[no-untyped-def]
-    judged = positions(lambda position: any(cause(position) for cause in causes))
-    regions = described(judged)
-    assert regions is not None and 1 <= len(regions.right) <= len(causes)
-    inside = [position for position in judged if (position.request.request_id, position.row) in regions.inside]
-    assert inside and not any(position.verdict in WRONG for position in inside)
-    assert len(inside) >= 0.8 * sum(position.verdict not in WRONG for position in judged)
-    assert len(regions.parts) == len(causes)
-    assert words(judged) == words(list(reversed(judged)))
-
-
-def test_every_level_that_an_request_can_have_has_words() -> None:
-    for name, scale in SCALES.items():
-        assert set(scale.words) == set(scale.suspects), name
-        levels = {
-            scale.level(position, position.request.prompt_token_ids) for position in positions(lambda position: False)
-        }
-        assert scale.edges or levels <= set(scale.words), name
+def test_a_request_of_a_file_may_have_other_tags() -> None:
+    other = {"case": "mine", "prefix": "?", "abort": 3}
+    judged = [replace(at, request=changed(at.request, tags=other)) for at in positions(decode)]
+    assert words(judged) == (["in prefill"], ["in decode"])
 
 
 # --- findings
@@ -226,12 +231,11 @@ def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
 
 
 def test_the_first_cause_says_where_it_is_wrong_and_others_stand_under_it() -> None:
-    first, growing = lines(positions(decode))
+    (first,) = lines(positions(decode))
     assert first == "certain: wrong in decode, right in prefill: what prefill leaves behind is not what decode expects"
-    assert growing.startswith("errors grow with the position")
-    first, second, *more = findings(positions(lambda position: decode(position) or later(position)))
-    assert first.where == "wrong later in a batch, right in prefill, alone or first of a batch"
-    assert second.where == "also wrong by itself: in decode" and len(more) <= 1
+    first, second = findings(positions(lambda position: decode(position) or later(position)))
+    assert first.where == "wrong in decode, right in prefill, alone or first of a batch"
+    assert second.where == "also wrong by itself: later in a batch"
     first, *_ = findings(positions(lambda position: position.row >= 1))
     assert first.sure == CERTAIN and first.suspect.startswith("attention or rotation of positions")
 
@@ -261,7 +265,7 @@ def test_certain_is_only_what_leaves_right_engines_errors() -> None:
     assert findings(judged)[0].sure != CERTAIN
 
 
-def test_a_wrong_operator_that_is_right_by_luck_is_no_region() -> None:
+def test_a_wrong_operator_that_is_right_by_luck_is_no_split() -> None:
     """Three of four positions are wrong; in prompts of 4 tokens or more nearly all are. That explains little."""
     random = np.random.Generator(np.random.Philox(key=[5, 5]))
 
@@ -279,14 +283,11 @@ def test_a_sliver_is_not_called_right() -> None:
 
     judged = positions(is_wrong)
     right = sum(not is_wrong(position) for position in judged)
-    regions = described(judged)
-    assert regions is None or 2 * len(regions.inside) >= right
+    description = described(judged)
+    assert description is None or 2 * len(description.inside) >= right
 
 
-def test_a_vocabulary_id_is_a_factor() -> None:
-    judged = positions(lambda position: max(position.request.prompt_token_ids[: position.row + 1]) >= 2048)
-    (first, *_) = findings(judged)
-    assert first.where == "wrong once a token id is 2048 or more, right while token ids are below 2048"
+def test_a_predicted_id_is_a_tag() -> None:
     predicted = [
         replace(position, token_id=7 if decode(position) and position.row % 2 else 900)
         for position in positions(lambda _: False)
@@ -331,7 +332,7 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
 
 
 def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> None:
-    """Two of many, so that no factor tells them apart; the repeats of both do: 10 of 10, alone 0 of 10."""
+    """Two of many, so that no tag tells them apart; the repeats of both do: 10 of 10, alone 0 of 10."""
     names = [round_.requests[2].request_id for round_ in PLAN if len(round_.requests) > 2][:2]
     judged = positions(lambda position: position.request.request_id in names)
     first, *_ = findings(judged, [Repeats(name, 5, 5, 0) for name in names])
@@ -348,11 +349,11 @@ def test_a_request_is_noted_with_its_place_what_was_asked_before_and_what_was_ca
         for request in round_.requests
     ]
     more = [
-        tuple(request.tags[name] for name in ("order", "together", "tenant"))
+        tuple(request.tags[name] for name in ("order", "together"))
         for round_ in requests
         for request in round_.requests
     ]
-    assert more == [(0, 1, "first"), (1, 2, "later"), (2, 2, "first"), (3, 1, "later")]
+    assert more == [(0, 1), (1, 2), (2, 2), (3, 1)]
     assert facts == [(0, 0, "none"), (0, 2, "beside"), (1, 3, "beside"), (0, 0, "after")]
     assert noted(requests) == requests
 
