@@ -143,9 +143,9 @@ ALL: tuple[Property, ...] = (
         2,
         ("generate", "stops", "drawn"),
         ("vLLM 3572", "vLLM 8468", "vLLM 48853", "vllm-mlx 109"),
-        lambda: st.one_of(talks(("abort", "abort", "fork")), split_characters()),
+        lambda: st.one_of(talks(("abort", "abort", "fork")), talks(("abort",)), talks(), split_characters()),
         checks.in_steps_where_it_can,
-        4.0,
+        6.0,
     ),
     Property(
         "any-noise",
@@ -183,8 +183,9 @@ ALL: tuple[Property, ...] = (
         5,
         ("steps", "state"),
         ("SGLang 16067", "mistral.rs 2357", "vLLM 14326", "sglang-jax 982"),
-        lambda lengths=None: scenarios(kinds=DISTURBANCES, lengths=lengths),
+        lambda lengths=None: scenarios(kinds=("abort", *DISTURBANCES), lengths=lengths),
         checks.conservation,
+        2.0,
     ),
     at_lengths(
         "memory-is-right",

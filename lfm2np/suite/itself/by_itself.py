@@ -10,8 +10,7 @@ from typing import ClassVar
 from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Request, Trace, greedy
 from lfm2np.oracle.engines.target import Played, Target
 from lfm2np.oracle.engines.validate import validate
-from lfm2np.suite.fuzz.finding import DIFFERS, Finding, trouble_finding, trouble_of
-from lfm2np.suite.fuzz.right import Right
+from lfm2np.suite.fuzz.judge import DIFFERS, Finding, Right, trouble_finding, trouble_of
 from lfm2np.suite.itself.pairs import Comparison, compared, lead, reported, scored, unit, without
 from lfm2np.suite.itself.relations import in_turn
 from lfm2np.suite.itself.rounding_spread import Spread, beyond
