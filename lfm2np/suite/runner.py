@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,16 +10,15 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
-from hypothesis.errors import HypothesisException, UnsatisfiedAssumption
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.errors import HypothesisException
 from hypothesis.strategies import SearchStrategy
 
 from lfm2np.oracle.engines.protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
-from lfm2np.suite.properties.driver import TOTALS, WIDE, Violation, make
-from lfm2np.suite.properties.property import Machine, Property
+from lfm2np.suite.properties.driver import TOTALS, WIDE, make
+from lfm2np.suite.properties.property import Property, Violation
 from lfm2np.suite.properties.rounding import Rounding, format_of, unjudged
 from lfm2np.suite.shrinking import bounded_shrinking, seconds_left
-from lfm2np.suite.strategies.families import FAMILIES, Family, has_model, of_family_by_itself, varied
+from lfm2np.suite.strategies.families import FAMILIES, Family, has_model, varied
 from lfm2np.suite.strategies.features import WORDS, advice, fit, place, promised, sparing_words
 from lfm2np.suite.strategies.lengths import Lengths, lengths_of
 from lfm2np.suite.strategies.scenarios import size_of
@@ -70,7 +68,7 @@ def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
 
 
 def run_property(
-    prop: Property | Machine, factory: Factory, name: str, shrink: bool = True, terms: Terms | None = None
+    prop: Property, factory: Factory, name: str, shrink: bool = True, terms: Terms | None = None
 ) -> Result:
     """One property under a profile; never raises for what the engine does."""
     began, terms = time.perf_counter(), terms or Terms()
@@ -127,7 +125,7 @@ def first_engine(factory: Factory, terms: Terms) -> Any:
         return make(factory, fit(TinyModel(), PUBLISHED_ONLY), {})
 
 
-def withheld(prop: Property | Machine, factory: Factory, terms: Terms) -> str | None:
+def withheld(prop: Property, factory: Factory, terms: Terms) -> str | None:
     """Why these terms allow no verdict, or None."""
     for need in prop.needs:
         if need in unjudged(factory):
@@ -172,7 +170,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Trial:
-    prop: Property | Machine
+    prop: Property
     factory: Factory
     chosen: settings
     lengths: Lengths
@@ -184,7 +182,7 @@ class Trial:
         What is drawn for dense models does not change with what follows it.
         """
         most, few = self.chosen.max_examples, 0
-        if isinstance(self.prop, Property) and self.prop.at_length and "long-contexts" not in lacks:
+        if self.prop.at_length and "long-contexts" not in lacks:
             few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is the smallest
         run = self.of_family(None, most, few, lacks)
         for family in FAMILIES if run.has_models and self.model is None else ():
@@ -197,8 +195,6 @@ class Trial:
         """So many small examples, then a few such as reach over blocks and chunks of the engine's own size; with dense
         models, or those of a family."""
         prop = self.prop
-        if isinstance(prop, Machine):
-            return self.programs(family, most, lacks)
 
         def at_length() -> SearchStrategy[Any]:
             return prop.strategy(self.lengths)
@@ -212,7 +208,6 @@ class Trial:
         return run
 
     def examples(self, strategy: Callable[[], SearchStrategy[Any]], most: int, lacks: frozenset[str]) -> Run:
-        assert isinstance(self.prop, Property)
         has_models = False
 
         def placed(example: Any) -> Any:
@@ -224,35 +219,12 @@ class Trial:
         run = _run_examples(prop, self.factory, settings(self.chosen, max_examples=most), lacks)
         return replace(run, has_models=has_models)
 
-    def programs(self, family: Family | None, most: int, lacks: frozenset[str]) -> Run:
-        assert isinstance(self.prop, Machine)
-        has_models = False
-
-        def adapt(example: Any) -> Any:
-            nonlocal has_models
-            has_models = has_models or has_model(example)
-            changed = example if family is None else of_family_by_itself(family, example)
-            return place(fit(changed, lacks), self.model)
-
-        run = _run_machine(self.prop, self.factory, settings(self.chosen, max_examples=most), adapt)
-        return replace(run, has_models=has_models)
-
     def sparing(self, run: Run, lacks: frozenset[str]) -> frozenset[str]:
-        """The words that would have spared the engine what it raised; none for a Violation, or if nothing helps.
-
-        A machine's program can't be tried again without a feature: all programs are, few of them.
-        """
+        """The words that would have spared the engine what it raised; none for a Violation, or if nothing helps."""
         if isinstance(run.error, Violation | HypothesisException):
             return frozenset()
-        if not isinstance(self.prop, Machine):
-            check = self.prop.check
-            return sparing_words(run.smallest, lacks, self.prop.needs, lambda example: check(self.factory, example))
-        few = replace(self, chosen=profile("quick", shrink=False))
-        for word in WORDS:
-            error = None if word in lacks else few.run(lacks | {word}).error
-            if word not in lacks and (error is None or isinstance(error, Violation)):
-                return frozenset({word})
-        return frozenset()
+        check = self.prop.check
+        return sparing_words(run.smallest, lacks, self.prop.needs, lambda example: check(self.factory, example))
 
 
 def _run_examples(prop: Property, factory: Factory, chosen: settings, lacks: frozenset[str]) -> Run:
@@ -277,38 +249,6 @@ def _run_examples(prop: Property, factory: Factory, chosen: settings, lacks: fro
     except Exception as error:
         message = f"{described(error)}\n{script_of(prop.id, factory, smallest)}"
         return Run(first_failure or tried, error, smallest, size_of(smallest), message)
-    return Run(tried)
-
-
-def _run_machine(machine: Machine, factory: Factory, chosen: settings, adapt: Callable[[Any], Any]) -> Run:
-    """The same with a state machine; its size is the number of calls of the shortest failing program."""
-    kind = machine.make(factory, adapt)
-    tried, first_failure = 0, None
-
-    class Counted(kind):  # type: ignore[misc, valid-type]
-        def __init__(self) -> None:
-            nonlocal tried
-            tried += 1
-            super().__init__()
-
-        def teardown(self) -> None:
-            nonlocal first_failure
-            problem = sys.exception()
-            if isinstance(problem, Exception) and not isinstance(problem, UnsatisfiedAssumption):
-                first_failure = tried if first_failure is None else first_failure
-            try:
-                super().teardown()
-            except Exception:
-                first_failure = tried if first_failure is None else first_failure
-                raise
-
-    Counted.__name__ = Counted.__qualname__ = kind.__name__
-    try:
-        run_state_machine_as_test(Counted, settings=settings(chosen, stateful_step_count=machine.steps))
-    except Exception as error:
-        program = "\n".join(getattr(error, "__notes__", ()))
-        calls = sum(line.startswith("state.") for line in program.splitlines())
-        return Run(first_failure or tried, error, None, calls or None, f"{described(error)}\n{program}")
     return Run(tried)
 
 

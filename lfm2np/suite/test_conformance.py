@@ -9,12 +9,12 @@ import pytest
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import load_factory
 from lfm2np.suite.plugin import ADVICE, TERMS, chosen_profile, option, terms_of
-from lfm2np.suite.properties.property import Machine, Property
+from lfm2np.suite.properties.property import Property
 from lfm2np.suite.properties.rounding import Rounding
 from lfm2np.suite.runner import run_property
 
 
-def test_property(property_: Property | Machine, request: pytest.FixtureRequest) -> None:
+def test_property(property_: Property, request: pytest.FixtureRequest) -> None:
     name = option(request.config, "engine") or "lfm2np.suite.adapters:own"
     try:
         factory = load_factory(name)

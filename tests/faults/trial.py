@@ -16,7 +16,7 @@ from typing import Any
 from faults import Fault, Variant, by_name, inject
 from lfm2np.suite.adapters import load_once, own
 from lfm2np.suite.properties.driver import of_drawn, of_given
-from lfm2np.suite.properties.property import Machine, Property
+from lfm2np.suite.properties.property import Property
 from lfm2np.suite.properties.rounding import known_of
 from lfm2np.suite.runner import Result, run_property
 from lfm2np.suite.strategies.tiny_models import loaded
@@ -24,7 +24,7 @@ from lfm2np.suite.strategies.tiny_models import loaded
 COMPUTED = (load_once, loaded, of_drawn, of_given, known_of)  # what the process keeps may be of a faulty reference
 
 
-def try_fault(fault: Fault, properties: Sequence[Property | Machine], profile: str = "quick") -> dict[str, Any]:
+def try_fault(fault: Fault, properties: Sequence[Property], profile: str = "quick") -> dict[str, Any]:
     """Whether one of the properties catches the fault, and which is the first that does. Examples are not shrunk."""
     forget()
     try:
@@ -40,9 +40,7 @@ def try_fault(fault: Fault, properties: Sequence[Property | Machine], profile: s
     return {"name": fault.name, "caught": True, "profile": name, **caught_by(result)}
 
 
-def first_failure(
-    properties: Sequence[Property | Machine], profile: str
-) -> tuple[Property | Machine, Result, str] | None:
+def first_failure(properties: Sequence[Property], profile: str) -> tuple[Property, Result, str] | None:
     """The first property to fail, and under which profile: quick, then this one."""
     for name in dict.fromkeys(("quick", profile)):
         for prop in properties:
@@ -52,7 +50,7 @@ def first_failure(
     return None
 
 
-def try_variant(variant: Variant, properties: Sequence[Property | Machine], profile: str) -> dict[str, Any]:
+def try_variant(variant: Variant, properties: Sequence[Property], profile: str) -> dict[str, Any]:
     def factory(model: str, sizes: dict[str, Any]) -> Any:
         return own(model, {**sizes, **variant.sizes})
 
@@ -73,11 +71,11 @@ def forget() -> None:
         cached.cache_clear()
 
 
-def suite() -> Sequence[Property | Machine]:
+def suite() -> Sequence[Property]:
     """The properties of any engine, and those of this package's own parts."""
     tests = str(Path(__file__).parents[1] / "engine")
     sys.path += [] if tests in sys.path else [tests]
-    everything: Sequence[Property | Machine] = importlib.import_module("internal_properties.catalogue").EVERYTHING
+    everything: Sequence[Property] = importlib.import_module("internal_properties.catalogue").EVERYTHING
     return everything
 
 

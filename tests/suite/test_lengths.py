@@ -157,9 +157,9 @@ def test_what_goes_wrong_only_at_length_is_found_under_quick(fault: str, name: s
     assert result.size < 120  # of what was shrunk; the longest are some 700
 
 
-def test_parts_of_attention_are_held_against_a_second_implementation():
+def test_parts_of_attention_are_compared():
     with inject("partitions-joined-without-rescaling"):
-        assert run_property(by_id("is-lfm2"), adapters.own, "ci", shrink=False).status == "failed"
+        assert run_property(by_id("scores"), adapters.own, "ci", shrink=False).status == "failed"
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_what_goes_wrong_on_small_requests_is_still_shown_with_small_ones():
 
 
 def test_most_properties_are_tried_at_length():
-    assert len(AT_LENGTH) == 21
+    assert len(AT_LENGTH) == 8
     for prop in AT_LENGTH:
         assert drawn(prop.strategy(Lengths()), 2)
     assert TinyModel().positions == 96

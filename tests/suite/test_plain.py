@@ -1,4 +1,4 @@
-"""The engine against `lfm2np.suite.plain`, which shares no code with it.
+"""The engine against `plain`, which shares no code with it.
 
 Each test has been seen failing, by a mistake put into plain.py for the purpose: its docstring says which.
 """
@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import plain
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from lfm2np import load
 from lfm2np.checkpoint.config_json import effective_width
 from lfm2np.engine.sampling.choice import distribution
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.suite import plain
 from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint, loaded
 
 SHAPES = (

@@ -25,8 +25,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings, target
 from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, REFUSED, Trace, greedy
 from lfm2np.oracle.engines.target import LEAK, Played, Target, TargetError
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around, unfit
-from lfm2np.suite.fuzz.finding import Finding
-from lfm2np.suite.fuzz.judge import Judge
+from lfm2np.suite.fuzz.judge import Finding, Judge
 from lfm2np.suite.fuzz.shrink import shrunk
 from lfm2np.suite.fuzz.trace import calm, joined, relabelled
 

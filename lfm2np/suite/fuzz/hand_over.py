@@ -5,25 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lfm2np.checkpoint.strict_json import read_bytes
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import Answer, Request, Trace
+from lfm2np.oracle.engines.dialects.dialect import Dialect
+from lfm2np.oracle.engines.records import MOST_REQUESTS, Answer, Request, Trace
 from lfm2np.oracle.engines.records_json import answer_as_json, parse_line, trace_as_json, trace_from_json
 from lfm2np.oracle.report.as_html import as_html
+from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import WRONG, Code, Finding, Report, Section, Table
 from lfm2np.suite.fuzz.campaign import Failure
-from lfm2np.suite.fuzz.finding import MEANS
-from lfm2np.suite.fuzz.judge import Judge
-from lfm2np.suite.fuzz.reproducer import reproducer
-from lfm2np.suite.fuzz.right import Right
+from lfm2np.suite.fuzz.judge import MEANS, Judge, Right
 from lfm2np.suite.fuzz.timeline import timeline
 from lfm2np.suite.fuzz.trace import joined
 from lfm2np.suite.fuzz.watched import WatchedServer
@@ -71,8 +72,9 @@ def hand_over(out: Path, failure: Failure, judge: Judge, player: Any, context: C
         title = f"{context.engine}: {failure.finding.what}"
         words, is_alone = server_words(failure), any(alone)
         texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, words, before, is_alone)
-    shown = (failure, context, right, how_to_see(failure, context, SCRIPT in texts), judge.expected)
-    texts |= {REPORT: as_html(report_of(*shown), context.command), ISSUE: as_issue(*shown)}
+    report = report_of(failure, context, right, how_to_see(failure, context, SCRIPT in texts), judge.expected)
+    fenced = as_text(report, context.command).replace("```", "'''")
+    texts |= {REPORT: as_html(report, context.command), ISSUE: f"# {report.means}\n\n```text\n{fenced}\n```\n"}
     return written(out, failure.finding.kind, texts)
 
 
@@ -144,6 +146,37 @@ def read_trace(path: Path) -> Trace:
         raise RequestError(f"{path}: {problem}") from None
 
 
+def reproducer(
+    title: str,
+    dialect: Dialect,
+    timeout: float,
+    requests: Sequence[Mapping[str, Any]],
+    server: str = "",
+    before: int = 0,
+    is_alone: bool = False,
+) -> str:
+    """The script: reproduce.txt with its gaps (@@NAME@@) filled in.
+
+    requests  body, moments and right, as reproduce.txt says
+    server    a sentence that says on what server it failed
+    before    so many of the first requests are not judged
+    is_alone  what is expected is what the server answers to a request alone
+    """
+    rows = ",\n ".join(json.dumps(request, allow_nan=False) for request in requests)
+    filled = {
+        "TITLE": title.replace("\\", "/").replace('"""', "'''"),
+        "EXPECTED": "its answers to each request alone" if is_alone else "exact arithmetic",
+        "SERVER": server,
+        "BEFORE": str(before),
+        "TIMEOUT": repr(timeout),
+        "PATH": json.dumps(dialect.path),
+        "REQUESTS": f"[{rows}]",
+        "ANSWER": dialect.reproducer,
+    }
+    template = (resources.files("lfm2np.suite.fuzz") / "reproduce.txt").read_text(encoding="utf-8")
+    return re.sub("@@([A-Z]+)@@", lambda mark: filled[mark[1]], template)  # all at once: a title may hold a mark
+
+
 def row_of(
     trace: Trace, index: int, body: Mapping[str, Any], right: Sequence[Right] | None, ends: Collection[int]
 ) -> dict[str, Any]:
@@ -194,7 +227,7 @@ def special(request: Request) -> str:
         words.append(
             f"temperature {request.params.temperature:g}, seed {request.params.seed}, {request.params.n} samples"
         )
-    words += ["stop " + repr(request.stop).replace("|", "\\x7c")] if request.stop is not None else []
+    words += [f"stop {request.stop!r}"] if request.stop is not None else []
     words += ["cold"] if request.cold else []
     words += ["streamed"] if request.streamed else []
     return "; ".join(words)
@@ -217,12 +250,10 @@ def num_shared(ids: Sequence[int], other: Sequence[int]) -> int:
     return next((index for index, (a, b) in pairs if a != b), min(len(ids), len(other)))
 
 
-class Cell(NamedTuple):
-    text: str
-    is_wrong: bool = False
+WRONG_MARK = " (wrong)"
 
 
-def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) -> list[list[Cell]]:
+def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) -> list[list[str]]:
     """Rows of COMPARED for the wrong request. Behind the first other token both texts differ, so nothing is marked."""
     index = failure.finding.request
     if index is None:
@@ -241,13 +272,14 @@ def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) ->
             is_bad |= expected.decided
         elif expected is not None and logprob is not None:
             is_off |= abs(logprob - expected.logprob) > expected.bound
+        bad, off = (WRONG_MARK if is_same and is_wrong else "" for is_wrong in (is_bad, is_off))
         rows.append(
             [
-                Cell(str(place)),
-                Cell("" if expected is None else str(expected.token_id)),
-                Cell("" if token is None else str(token), is_same and is_bad),
-                Cell("" if expected is None else f"{expected.logprob:.6f}"),
-                Cell("" if logprob is None else f"{logprob:.6f}", is_same and is_off),
+                str(place),
+                "" if expected is None else str(expected.token_id),
+                "" if token is None else f"{token}{bad}",
+                "" if expected is None else f"{expected.logprob:.6f}",
+                "" if logprob is None else f"{logprob:.6f}{off}",
             ]
         )
         is_same &= not is_other
@@ -289,16 +321,6 @@ def rows_of(trace: Trace) -> list[list[Any]]:
     ]
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Lines of a table, and an empty one; nothing without rows."""
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows), ""] if rows else []
-
-
-def marked(cell: Cell, around: str) -> str:
-    return f"{around}{cell.text} (wrong){around}" if cell.is_wrong else cell.text
-
-
 def how_to_see(failure: Failure, context: Context, has_script: bool) -> str:
     if not has_script:
         return f"`{context.command} --replay {TRACE}` plays them again."
@@ -308,39 +330,14 @@ def how_to_see(failure: Failure, context: Context, has_script: bool) -> str:
     )
 
 
-def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], how: str, expected: str) -> str:
-    return "\n".join(
-        [
-            f"# {MEANS[failure.finding.kind][0].upper()}{MEANS[failure.finding.kind][1:]}",
-            "",
-            *(f"- {name}: {value}" for name, value in facts(failure, context).items()),
-            "",
-            "## What goes wrong",
-            "",
-            f"- {failure.finding.what}",
-            "",
-            *markdown(COMPARED, [[marked(cell, "**") for cell in row] for row in expected_and_seen(failure, right)]),
-            expected,
-            "",
-            "## The requests",
-            "",
-            *markdown(HEADS, rows_of(failure.trace)),
-            "## How to see it",
-            "",
-            how,
-            "",
-        ]
-    )
-
-
 def report_of(
     failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], how: str, expected: str
 ) -> Report:
-    """With the same content as the issue, and the timeline."""
     trace, finding = failure.trace, failure.finding
-    compared = [[marked(cell, "") for cell in row] for row in expected_and_seen(failure, right)]
+    compared = expected_and_seen(failure, right)
     prompts = [f"{index}: {shown_ids(request.prompt_token_ids)}" for index, request in enumerate(trace.requests)]
-    tokens = [Table("Tokens of the wrong request", COMPARED, compared, ())] if compared else []
+    requests = Table("Requests", HEADS, rows_of(trace), (0, 3, 4, 5), MOST_REQUESTS)
+    tokens = [Table("Tokens of the wrong request", COMPARED, compared, (), MOST_TOKENS)] if compared else []
     return Report(
         command="fuzz",
         verdict=finding.kind.upper(),
@@ -352,6 +349,6 @@ def report_of(
         sections=[
             Section("Who overlapped whom", [timeline(failure)]),
             Section("Expected and seen", [*tokens, expected]),
-            Section("The requests", [Table("Requests", HEADS, rows_of(trace), (0, 3, 4, 5)), Code(prompts)]),
+            Section("The requests", [requests, Code(prompts)]),
         ],
     )

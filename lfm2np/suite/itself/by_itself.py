@@ -10,8 +10,7 @@ from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Request, Trace, gr
 from lfm2np.oracle.engines.target import Played, Target
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.suite.fuzz.finding import DIFFERS, Finding, trouble_finding, trouble_of
-from lfm2np.suite.fuzz.right import Right, right_token
+from lfm2np.suite.fuzz.judge import DIFFERS, Finding, Right, right_token, trouble_finding, trouble_of
 from lfm2np.suite.itself.pairs import Comparison, allowed_by, compared, reported, scored
 from lfm2np.suite.itself.relations import in_turn
 from lfm2np.suite.itself.rounding_spread import Spread, beyond

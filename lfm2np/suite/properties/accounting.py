@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.suite.properties.driver import Outcome, Violation
+from lfm2np.suite.properties.driver import Outcome
+from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import Scenario
 
 

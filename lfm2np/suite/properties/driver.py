@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from lfm2np.engine.sampling.choice import choose, request_seed
 from lfm2np.engine.sampling.logprobs import token_logprobs
-from lfm2np.errors import RequestError
+from lfm2np.errors import NumericsError, RequestError
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.records import Answer, Request
-from lfm2np.suite.draining import Violation as Violation
-from lfm2np.suite.draining import drain as drain
-from lfm2np.suite.properties.endings import require_ending, stop_ids
-from lfm2np.suite.properties.rounding import format_of, require_explained
+from lfm2np.suite.properties.endings import require_ending
+from lfm2np.suite.properties.property import Violation
+from lfm2np.suite.properties.rounding import format_of, require_explained, require_rounded_scores
 from lfm2np.suite.strategies.scenarios import Scenario
 from lfm2np.suite.strategies.tiny_models import AnyModel, TinyModel, checkpoint, loaded
 
@@ -246,15 +245,46 @@ def samples(scenario: Scenario, outcome: Outcome) -> Iterator[Sample]:
 
 
 def require_truth(factory: Factory, scenario: Scenario, outcome: Outcome) -> None:
-    """Violation at the first sample, token or bit that differs from each request alone through reference.py."""
+    """Violation at the first sample, token or bit that differs from each request alone through reference.py.
+
+    Of tokens that any noise may have drawn, only where they end, and what their log-probabilities are.
+    """
     number_format, every = format_of(factory), list(samples(scenario, outcome))
     for sample in every:
-        require_ending(scenario.model, sample.where, sample.request, sample.answer, sample.aborted)
-        if number_format is None:
+        if not ends_by_overflow(scenario.model, sample):
+            require_ending(scenario.model, sample.where, sample.request, sample.answer, sample.aborted)
+        if scenario.any_noise:
+            require_raw_logprobs(factory, scenario.model, sample)
+        elif number_format is None:
             require_sample(scenario.model, sample)
-    if number_format is not None:
+    if number_format is not None and not scenario.any_noise:
         said = [(sample.where, sample.request.prompt_token_ids, sample.answer) for sample in every]
         require_explained(number_format, scenario.model, said)
+
+
+def ends_by_overflow(model: AnyModel, sample: Sample) -> bool:
+    """Whether it ends in an error, as it must: the numbers of exact arithmetic overflow on its tokens."""
+    if sample.answer.finish_reason != "error":
+        return False
+    try:
+        loaded(model).logits((*sample.request.prompt_token_ids, *sample.answer.ids))
+    except NumericsError:
+        return True
+    return False
+
+
+def require_raw_logprobs(factory: Factory, model: AnyModel, sample: Sample) -> None:
+    """Those asked for are given, and are those before temperature, penalties, biases and filters."""
+    where, request, answer, number_format = sample.where, sample.request, sample.answer, format_of(factory)
+    params, is_first = request.params, sample.index == 0  # which has those of the prompt
+    is_silent = answer.prompt_logprobs is None and params.prompt_logprobs is not None and is_first
+    if is_silent or (answer.logprobs is None and params.logprobs is not None):
+        raise Violation(f"{where}: no log-probabilities, which it was asked for")
+    ids = (*request.prompt_token_ids, *answer.ids)
+    if number_format is None:
+        require_logprobs(model, request, answer, reference_logits(model, ids[:-1]), where)
+    elif answer.logprobs is not None and answer.prompt_logprobs is not None:
+        require_rounded_scores(number_format, model, ids, (*answer.prompt_logprobs, *answer.logprobs))
 
 
 def require_sample(model: AnyModel, sample: Sample) -> None:
@@ -277,60 +307,21 @@ def require_sample(model: AnyModel, sample: Sample) -> None:
 
 def require_logprobs(model: AnyModel, request: Request, answer: Answer, rows: NDArray[np.float32], where: str) -> None:
     """Those that the engine gave: of its own tokens, and of the prompt."""
-    numerics, prompt = loaded(model).truth_of(len(rows)).numerics, request.prompt_token_ids
-
-    def require(what: str, logprob: float, row: NDArray[np.float32], token: int) -> None:
-        expected = token_logprobs(numerics, row, token, 0).logprob
-        if logprob != expected:
-            raise Violation(f"{where}, {what}: log-probability {logprob}, expected {expected}")
-
+    prompt = request.prompt_token_ids
     if answer.logprobs is not None:
-        if len(answer.logprobs) != len(answer.ids):
-            raise Violation(f"{where}: {len(answer.logprobs)} log-probabilities for {len(answer.ids)} tokens")
-        for position, (token, logprob) in enumerate(zip(answer.ids, answer.logprobs, strict=True)):
-            require(f"output token {position}", logprob, rows[len(prompt) - 1 + position], token)
+        require_scores(model, rows, (*prompt, *answer.ids), answer.logprobs, where, len(prompt))
     if answer.prompt_logprobs is not None and answer.finish_reason in ("stop", "length"):
-        if len(answer.prompt_logprobs) != len(prompt) - 1:
-            raise Violation(f"{where}: {len(answer.prompt_logprobs)} prompt log-probabilities of {len(prompt) - 1}")
-        for position, logprob in enumerate(answer.prompt_logprobs, start=1):
-            require(f"prompt token {position}", logprob, rows[position - 1], prompt[position])
+        require_scores(model, rows, prompt, answer.prompt_logprobs, where)
 
 
-def require_equal(
-    factory: Factory, scenario: Scenario, first: Outcome, second: Outcome, how: str, names: Iterable[str] | None = None
+def require_scores(
+    model: AnyModel, rows: NDArray[Any], ids: tuple[int, ...], scores: Sequence[float], where: str, first: int = 1
 ) -> None:
-    """Violation at the first request whose answers differ between two runs of one engine, the first of which is plain.
-
-    Of an engine that rounds: at the first answer of the second run that breaks off without a token that ends it, or
-    that its number format does not explain.
-    """
-    number_format, said = format_of(factory), []
-    requests = {request.request_id: request for request in scenario.requests}
-    requests |= {name: parent for name, (parent, _, _) in first.forks.items()}
-    for name in first.completions if names is None else names:
-        before, after = first.completions[name], second.completions[name]
-        stops = stop_ids(scenario.model, requests[name])
-        for index, (a, b) in enumerate(zip(before, after, strict=True)):
-            where = place_of(name, index)
-            if number_format is None and a != b:
-                raise Violation(f"{where}: {first_difference(a, b)} {how}")
-            if len(b.ids) < len(a.ids) and not stops.intersection(b.ids[-1:]):
-                raise Violation(f"{where}: {len(a.ids)} tokens, but {len(b.ids)} {how}")
-            said.append((where, requests[name].prompt_token_ids, b))
-    if number_format is not None:
-        require_explained(number_format, scenario.model, said, how)
-
-
-def first_difference(a: Answer, b: Answer) -> str:
-    for position, (x, y) in enumerate(zip(a.ids, b.ids, strict=False)):
-        if a.logits is not None and b.logits is not None and a.logits[position] != b.logits[position]:
-            return f"output token {position}: other logits"
-        if x != y:
-            return f"output token {position}: {x}, but {y}"
-    if a.ids != b.ids:
-        return f"{len(a.ids)} tokens, but {len(b.ids)}"
-    if a.finish_reason != b.finish_reason:
-        return f"it ends for {a.finish_reason}, but for {b.finish_reason}"
-    if (a.text, a.stop_reason) != (b.text, b.stop_reason):
-        return f"text {a.text!r} and stop reason {a.stop_reason!r}, but {b.text!r} and {b.stop_reason!r}"
-    return "other log-probabilities"
+    """Violation unless these are the log-probabilities of all tokens from position `first` on, by logits [T, V]."""
+    if len(scores) != len(ids) - first:
+        raise Violation(f"{where}: {len(scores)} log-probabilities, expected {len(ids) - first}")
+    numerics = loaded(model).truth_of(len(rows)).numerics
+    for position, score in enumerate(scores, start=first):
+        expected = token_logprobs(numerics, rows[position - 1], ids[position], 0).logprob
+        if score != expected:
+            raise Violation(f"{where}, token {position + 1}: log-probability {score}, expected {expected}")

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.oracle.engines.records import UNTOLD, Answer, Request
-from lfm2np.suite.draining import Violation
-from lfm2np.suite.plain import stop_text
+from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.tiny_models import AnyModel, loaded
 
 
@@ -28,8 +27,8 @@ def require_ending(model: AnyModel, where: str, request: Request, answer: Answer
     One that was aborted may end before.
     """
     ending, tokens = ending_of(model, request, answer.ids), len(answer.ids)
-    if answer.finish_reason == "error":
-        raise Violation(f"{where}: ended in an error")
+    if answer.finish_reason == "error" or answer.error is not None:
+        raise Violation(f"{where}: ended in an error{'' if answer.error is None else f': {answer.error}'}")
     if ending is None and not (aborted and answer.finish_reason in (None, "abort")):
         most = request.params.max_tokens
         raise Violation(f"{where}: ended after {tokens} tokens ({answer.finish_reason}), max_tokens is {most}")
@@ -82,10 +81,24 @@ def text_of(model: AnyModel, request: Request, token_ids: Sequence[int]) -> str:
 
 
 def stopped_text(model: AnyModel, request: Request, token_ids: Sequence[int], is_over: bool) -> tuple[str, str | None]:
-    """The text of tokens and the stop string that ended it: plain.stop_text."""
+    """The text of tokens and the stop string that ended it."""
     params = request.params
     pieces = pieces_of(loaded(model).tokenizer, token_ids, is_over)
     return stop_text(pieces, tuple(params.stop), params.include_stop_str_in_output, params.min_tokens)
+
+
+def stop_text(pieces: Sequence[str], stop: Sequence[str], include: bool, min_tokens: int) -> tuple[str, str | None]:
+    """The text shown in the end and the stop string that ended it, from the text of each token.
+
+    The match that ends first wins, of those that end together the longest; it has to end after the text of the first
+    `min_tokens` tokens, but may begin in it.
+    """
+    text = "".join(pieces)
+    for end in range(len("".join(pieces[:min_tokens])) + 1, len(text) + 1):
+        for start in range(end):
+            if text[start:end] in stop:
+                return text[: end if include else start], text[start:end]
+    return text, None
 
 
 def pieces_of(tokenizer: Tokenizer, token_ids: Sequence[int], is_over: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a property is."""
+"""What a property is, and what it raises."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 
 from lfm2np.oracle.engines.protocol import Factory
+
+
+class Violation(AssertionError):
+    """An engine broke a property: what, where, first."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +39,3 @@ class Property:
     weight: float = 1.0
     at_length: bool = False
     only_at_length: bool = False
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The same, with a state machine: calls in any order.
-
-    `make` gives the class for an engine and for what turns a drawn model or request into one that it can be given.
-    """
-
-    id: str
-    sentence: str
-    law: int
-    needs: tuple[str, ...]
-    bugs: tuple[str, ...]
-    make: Callable[[Factory, Callable[[Any], Any]], Any]
-    steps: int = 20  # of one run
-    weight: float = 1.0

@@ -22,7 +22,7 @@ from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, probability_words
-from lfm2np.suite.draining import Violation
+from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.tiny_models import AnyModel, loaded
 
 UNJUDGED = frozenset({"reference-noise", "processors"})  # features that no model of rounding errors speaks of
@@ -62,9 +62,7 @@ def known_of(model: AnyModel) -> Known:
     return Known()
 
 
-def require_explained(
-    number_format: str, model: AnyModel, said: Sequence[tuple[str, tuple[int, ...], Answer]], how: str = ""
-) -> None:
+def require_explained(number_format: str, model: AnyModel, said: Sequence[tuple[str, tuple[int, ...], Answer]]) -> None:
     """Violation at the first token or log-probability that the format does not explain; `said` names each answer and
     gives its prompt."""
     pairs = []
@@ -81,16 +79,22 @@ def require_explained(
     positions = judge(loaded(model), number_format, pairs, known=known_of(model))
     for position in positions:
         if position.verdict in (Verdict.BUG, Verdict.DRIFT):
-            raise Violation(f"{described(position, number_format)} {how}".rstrip())
+            raise Violation(described(position, number_format))
     flips, chance = flip_probability(positions)
     if chance < FLIPS_LIMIT:
         likely = f"probability {probability_words(chance)} together in {number_format}"
-        raise Violation(f"{flips} tokens are not the reference's: {likely} {how}")
+        raise Violation(f"{flips} tokens are not the reference's: {likely}")
 
 
-def require_scores(number_format: str, model: AnyModel, token_ids: tuple[int, ...], scores: Sequence[float]) -> None:
-    pair = (greedy("score", token_ids, 1, case="conformance"), Answer((0,), prompt_logprobs=tuple(scores)))
-    for position in judge(loaded(model), number_format, [pair], known=known_of(model)):
+def require_rounded_scores(
+    number_format: str, model: AnyModel, token_ids: tuple[int, ...], scores: Sequence[float]
+) -> None:
+    """Violation at the first log-probability that the format does not explain; of all tokens but the first."""
+    request = greedy("score", token_ids, 1, case="conformance")
+    checked = validate(request, Answer((0,), prompt_logprobs=tuple(scores)), model.vocab_size)
+    if checked.error is not None:
+        raise Violation(checked.error)
+    for position in judge(loaded(model), number_format, [(request, checked)], known=known_of(model)):
         if position.verdict is Verdict.DRIFT:
             raise Violation(described(position, number_format))
 

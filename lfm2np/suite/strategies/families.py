@@ -7,10 +7,8 @@ head rotated.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -29,7 +27,6 @@ class Family:
     share: float  # of examples, to one with a dense LFM2
     fields: tuple[str, ...]  # of TinyModel
     draw: Callable[[], st.SearchStrategy[Values]]
-    decide: Callable[[int], Values]  # by random bits, for a machine, which draws its own models
     put: Callable[[TinyModel, Values], TinyModel]
 
 
@@ -40,13 +37,6 @@ def varied(family: Family, strategy: st.SearchStrategy[Any]) -> st.SearchStrateg
 
 def of_family(family: Family, example: Any, values: Values) -> Any:
     return with_models(example, lambda model: family.put(model, values))
-
-
-def of_family_by_itself(family: Family, example: Any) -> Any:
-    """Where the drawn model decides which of the family it becomes."""
-    if not isinstance(example, TinyModel):
-        return example
-    return family.put(example, family.decide(zlib.crc32(repr(example).encode())))
 
 
 def with_models(example: Any, change: Callable[[TinyModel], TinyModel]) -> Any:
@@ -87,11 +77,6 @@ def draw_experts() -> st.SearchStrategy[Values]:
     )
 
 
-def decide_experts(bits: int) -> Values:
-    bias, normalised, scaled, fused = (bool(bits >> place & 1) for place in (16, 17, 18, 19))
-    return (*COUNTS[bits % len(COUNTS)], 4, (bits >> 8) % 3, bias, normalised, 2.5 if scaled else 1.0, fused)
-
-
 def with_experts(model: TinyModel, values: Values) -> TinyModel:
     """In its last layer at least. An LFM3 has none."""
     fields = dict(zip(OF_EXPERTS, values, strict=True))
@@ -120,20 +105,12 @@ def draw_lfm3() -> st.SearchStrategy[Values]:
     )
 
 
-def decide_lfm3(bits: int) -> Values:
-    attention, window = ATTENTIONS[bits % 4], WINDOWS[(bits >> 8) % len(WINDOWS)]
-    plain, ungated, bias, whole = (bool(bits >> place & 1) for place in (16, 17, 18, 19))
-    share = 1.0 if whole else 0.5
-    return attention, window, not plain, not ungated, bias, share, 10.0, HEADS[(bits >> 20) % len(HEADS)]
-
-
 def as_lfm3(model: TinyModel, values: Values) -> TinyModel:
     attention, *others = values
     layers = model.layers.replace("A", attention)
     return replace(model, layers=layers, auto_adjust=False, **dict(zip(OF_LFM3, (True, *others), strict=True)))
 
 
-EXPERTS = Family("mixture-of-experts", 0.4, OF_EXPERTS, draw_experts, decide_experts, with_experts)
-LFM3 = Family("lfm3", 0.25, OF_LFM3, draw_lfm3, decide_lfm3, as_lfm3)
+EXPERTS = Family("mixture-of-experts", 0.4, OF_EXPERTS, draw_experts, with_experts)
+LFM3 = Family("lfm3", 0.25, OF_LFM3, draw_lfm3, as_lfm3)
 FAMILIES = (EXPERTS, LFM3)
-mixed = partial(varied, EXPERTS)

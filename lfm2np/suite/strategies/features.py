@@ -9,7 +9,7 @@ from typing import Any
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.engines.protocol import FEATURES, PUBLISHED_ONLY, SIZES
 from lfm2np.oracle.engines.records import Request
-from lfm2np.suite.draining import Violation
+from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.families import OF_EXPERTS, OF_LFM3
 from lfm2np.suite.strategies.scenarios import LONGEST_PROMPT, MOST_TOKENS, Scenario
 from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel

@@ -192,10 +192,11 @@ def schedules(
     for index in range(count):
         ops.append(("add", index))
         for _ in range(draw(st.integers(0, steps))):
-            ops.append(("step",))
             if kinds and draw(st.integers(0, 3)) == 3:
                 kind, whom = draw(st.sampled_from(kinds)), draw(st.integers(0, index))
                 ops.append((kind, whom, draw(st.integers(0, 1))) if kind == "fork" else (kind, whom))
+            else:
+                ops.append(("step",))
     return tuple(ops)
 
 
@@ -259,11 +260,11 @@ def positions_of(request: Request) -> int:
     return len(request.prompt_token_ids) + (request.params.max_tokens or 0)
 
 
-def scenarios_that_overflow() -> st.SearchStrategy[Scenario]:
-    """Whose model's last token makes any sequence that it stands in overflow."""
-    poisoned = models().map(lambda model: replace(model, overflows=True, tied=False))
-    small = st.tuples(poisoned, scenarios(greedy_params(), most=3))
-    return small.map(lambda pair: replace(pair[1], model=pair[0]))
+@st.composite
+def poisoned(draw: st.DrawFn, most: int = MOST_REQUESTS, lengths: Lengths | None = None) -> Scenario:
+    """Greedy requests, to a model whose last token makes any sequence that it stands in overflow."""
+    model = replace(draw(models_at(lengths)), overflows=True, tied=False)
+    return replace(draw(scenarios(greedy_params(), most=most, lengths=lengths)), model=model)
 
 
 def size_of(example: Any) -> int:

@@ -40,8 +40,7 @@ def talks(draw: st.DrawFn, kinds: tuple[str, ...] = ()) -> Scenario:
         "drafter": draw(st.sampled_from(["ngram", None])),
         "num_speculative_tokens": draw(st.integers(1, 4)),
     }
-    ops = draw(schedules(len(requests), kinds, steps=9)) if kinds else ()
-    return Scenario(trained(), requests, sizes, ops)
+    return Scenario(trained(), requests, sizes, draw(schedules(len(requests), kinds, steps=9)))
 
 
 @st.composite
@@ -78,7 +77,7 @@ def split_characters() -> st.SearchStrategy[Scenario]:
         params = SamplingParams(
             temperature=1e6, max_tokens=most, allowed_token_ids=byte_tokens(characters), seed=seed, ignore_eos=True
         )
-        return Scenario(trained(), (Request("a", said_by_a_user("é"), params),), any_noise=True)
+        return Scenario(trained(), (Request("a", said_by_a_user("é"), params),), {}, (("add", 0),), any_noise=True)
 
     return st.builds(scenario, st.sampled_from(CHARACTERS), st.integers(0, 99), st.integers(3, 18))
 

@@ -16,16 +16,17 @@ from internal_properties import (
     policies,
     sampling,
     schedules,
+    second_implementation,
     wrong_calls,
 )
 from internal_properties.internal import properties_of
 from lfm2np.suite.catalogue import ALL
-from lfm2np.suite.properties.property import Machine, Property
+from lfm2np.suite.properties.property import Property
 
-EARLY = (drafts, sampling, policies, plans)
+EARLY = (drafts, sampling, second_implementation, policies, plans)
 LATE = (misuse, wrong_calls, corruptions, large, memory, outputs)
 early, late = ([each for module in modules for each in properties_of(module)] for modules in (EARLY, LATE))
 calls = properties_of(schedules)
 INTERNAL = (*calls, *early, *late)
-engine_machine, *others = ALL
-EVERYTHING: tuple[Property | Machine, ...] = (*calls, engine_machine, *early, *others, *late)
+equal, every_schedule, *others = ALL
+EVERYTHING: tuple[Property, ...] = (*calls, equal, every_schedule, *early, *others, *late)

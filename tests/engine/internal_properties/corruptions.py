@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from internal_properties.internal import internal
-from lfm2np.suite.properties.driver import Violation
+from lfm2np.suite.properties.property import Violation
 from scheduler import PoolError, Request, Scheduler, SchedulerConfig, check
 from scheduler.request import Status
 

@@ -16,8 +16,8 @@ from lfm2np.engine.sampling.choice import distribution, request_seed
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sampling.stop_strings import StopChecker
 from lfm2np.engine.sequential import alone
-from lfm2np.suite import plain
-from lfm2np.suite.properties.driver import Violation
+from lfm2np.suite.properties.endings import stop_text
+from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import Scenario, models, prompts, sampling_params, scenarios
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded
 
@@ -94,7 +94,7 @@ def stop_strings(example: tuple[list[str], list[str], bool, int, int]) -> None:
     if stopped is None:
         text, stopped = checker.finish(pieces[-1][border:])
         shown += text
-    expected = plain.stop_text(pieces, stop, include, min_tokens)
+    expected = stop_text(pieces, stop, include, min_tokens)
     if (shown, stopped) != expected:
         raise Violation(f"pieces {pieces} with stop {stop}: {(shown, stopped)}, expected {expected}")
 

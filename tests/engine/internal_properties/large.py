@@ -18,7 +18,8 @@ from lfm2np.arithmetic.attention import Span, attend_in_batches
 from lfm2np.engine.cache import Cache, bytes_per_block, default_blocks, default_window_blocks, make_cache
 from lfm2np.engine.ragged import hidden_states
 from lfm2np.suite.adapters import own
-from lfm2np.suite.properties.driver import Violation, generate, require_truth
+from lfm2np.suite.properties.driver import generate, require_truth
+from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.schedulers.programs import PROMPT
 from lfm2np.suite.strategies.scenarios import Scenario, greedy_params, models, prompts, scenarios
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded

@@ -22,7 +22,8 @@ from lfm2np.engine.proposals import propose
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.step import forward
 from lfm2np.suite.adapters import own
-from lfm2np.suite.properties.driver import Violation, generate, make, require_truth, run
+from lfm2np.suite.properties.driver import generate, make, require_truth, run
+from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import Scenario, greedy_params, scenarios
 from lfm2np.suite.strategies.tiny_models import loaded
 from scheduler import Request, Scheduler, SchedulerConfig, TraceError, replay

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, fields
 from hypothesis import strategies as st
 
 from internal_properties.internal import internal
-from lfm2np.suite.properties.driver import Violation
+from lfm2np.suite.properties.property import Violation
 from scheduler import PlanError, Request, Scheduler, SchedulerConfig
 from scheduler.request import Status
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from internal_properties.internal import internal
-from lfm2np.suite.properties.driver import Violation
+from lfm2np.suite.properties.property import Violation
 from scheduler import BatchPlan, Request, Scheduler, SchedulerConfig
 
 LONGEST_WAIT = 9  # steps between two tokens of a decode under prefill-first: eight without, then one with

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import plain
 from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -31,8 +32,7 @@ from lfm2np.engine.sampling.choice import (
 )
 from lfm2np.engine.sampling.logprobs import token_logprobs
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.suite import plain
-from lfm2np.suite.properties.driver import Violation
+from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import sampling_params
 
 EOS = (2,)

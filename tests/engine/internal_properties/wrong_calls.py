@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from internal_properties.internal import internal
 from internal_properties.wrong_engine_calls import ENGINE, SAMPLING, Case
-from lfm2np.suite.properties.driver import Violation
+from lfm2np.suite.properties.property import Violation
 from scheduler import (
     POLICIES,
     BlockPool,

@@ -1,10 +1,9 @@
 """The plain text of sampling's noise, in whole numbers, against NumPy's generator of the same name."""
 
 import numpy as np
+import plain
 from hypothesis import given
 from hypothesis import strategies as st
-
-from lfm2np.suite import plain
 
 WORDS = st.integers(0, 2**64 - 1)
 

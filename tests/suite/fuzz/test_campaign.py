@@ -180,7 +180,7 @@ def test_the_last_that_holds_is_found(holds: set[int]) -> None:
 
 
 def finding(kind: str = FAILED) -> Any:
-    from lfm2np.suite.fuzz.finding import Finding
+    from lfm2np.suite.fuzz.judge import Finding
 
     return Finding(kind, "it broke", 0)
 

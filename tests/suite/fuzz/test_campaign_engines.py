@@ -18,8 +18,7 @@ from lfm2np.oracle.engines.records import Answer, Request, greedy
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.fuzz.campaign import Campaign, Failure
 from lfm2np.suite.fuzz.draw_traces import TEXTS, Around, alphabet_of
-from lfm2np.suite.fuzz.finding import STOP, TEXT
-from lfm2np.suite.fuzz.judge import ByTruth
+from lfm2np.suite.fuzz.judge import STOP, TEXT, ByTruth
 
 A = alphabet_of(None, 300)
 TRAINED = lfm2np.trained_fixture()

@@ -26,8 +26,7 @@ from lfm2np.oracle.engines.records import (
 )
 from lfm2np.oracle.engines.target import LEAK, Played, Trouble
 from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of, draws
-from lfm2np.suite.fuzz.finding import DIFFERS, MEANS, STOP, TEXT, WRONG, finding_of
-from lfm2np.suite.fuzz.right import right_answer
+from lfm2np.suite.fuzz.judge import DIFFERS, MEANS, STOP, TEXT, WRONG, ByTruth
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -54,7 +53,7 @@ def answer(tokens: list[int], logprobs: list[float] | None = None, reason: str =
 
 def found(said: Answer, format_name: str = "float32", left: bool = False, **fields: Any) -> Any:
     sent = greedy("", PROMPT, **{"max_tokens": 6, **fields})
-    return finding_of(model(), format_name, Trace((sent,)), Played(((replace(said, is_aborted=left),),)))
+    return ByTruth(model(), format_name).finding(Trace((sent,)), Played(((replace(said, is_aborted=left),),)))
 
 
 def test_the_right_answer_is_not_found() -> None:
@@ -94,7 +93,7 @@ def test_the_first_wrong_token_of_the_first_wrong_request_is_reported() -> None:
     wrong = answer(tokens, [*logprobs[:3], -50.0, -50.0, logprobs[5]])
     trace = Trace((greedy("", PROMPT, 6),) * 3)
     answers = ((answer(tokens, logprobs),), (wrong,), (answer(tokens, [-50.0] * 6),))
-    finding = finding_of(model(), "float32", trace, Played(answers))
+    finding = ByTruth(model(), "float32").finding(trace, Played(answers))
     assert finding is not None and finding.what.startswith("request 1, output token 3:") and finding.seen == wrong
 
 
@@ -102,7 +101,7 @@ def ties() -> tuple[tuple[int, ...], int, int]:
     """A prompt, and where in its answer bfloat16 may take the second instead."""
     for start in range(30):
         prompt = A[start : start + 9]
-        for index, token in enumerate(right_answer(model(), "bfloat16", greedy("", prompt, 6), None)):
+        for index, token in enumerate(ByTruth(model(), "bfloat16").right(greedy("", prompt, 6), None)):
             top = sorted(right(prompt)[index][2].items(), key=lambda pair: -pair[1])
             behind = top[0][1] - top[1][1]
             if not token.decided and behind > 0.02:
@@ -114,8 +113,8 @@ def test_a_tie_of_the_declared_format_is_not_found() -> None:
     prompt, index, second = ties()
     tokens = [*(token for token, _, _ in right(prompt)[:index]), second]
     trace, played = Trace((greedy("", prompt, index + 1),)), Played(((answer(tokens),),))
-    assert finding_of(model(), "bfloat16", trace, played) is None
-    finding = finding_of(model(), "float32", trace, played)
+    assert ByTruth(model(), "bfloat16").finding(trace, played) is None
+    finding = ByTruth(model(), "float32").finding(trace, played)
     assert finding is not None and finding.kind == WRONG
 
 
@@ -126,9 +125,9 @@ def test_the_noise_of_a_right_engine_is_not_found_under_its_format(numerics: str
     player = PythonTarget(lambda *_: Own(model(numerics), {}), model().path)
     trace = Trace(tuple(greedy("", A[start : start + 12], 6) for start in range(0, 40, 10)))
     played = player.play(trace)
-    assert finding_of(model(), numerics, trace, played) is None
+    assert ByTruth(model(), numerics).finding(trace, played) is None
     if numerics == "bfloat16":
-        finding = finding_of(model(), "float32", trace, played)
+        finding = ByTruth(model(), "float32").finding(trace, played)
         assert finding is not None and finding.kind == WRONG  # so there was noise
 
 
@@ -147,7 +146,7 @@ def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
     trace = draws(Around(16, 64, 4, 300, A, sampling=True), 100)
     likeliest = [tuple(token for token, _, _ in right(request.prompt_token_ids, 2)) for request in trace.requests]
     played = Played(tuple((Answer(ids),) for ids in likeliest))
-    finding = finding_of(model(), "float32", trace, played)
+    finding = ByTruth(model(), "float32").finding(trace, played)
     assert finding is not None and finding.kind == WRONG
     assert finding.what.endswith("tokens drawn so far at temperature 1 are drawn as if greedily")
     params = [
@@ -155,7 +154,7 @@ def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
     ]
     drawn = lfm2np.LLM(model()).generate([list(request.prompt_token_ids) for request in trace.requests], params)
     played = Played(tuple((Answer(output.outputs[0].token_ids),) for output in drawn))
-    assert finding_of(model(), "float32", trace, played) is None
+    assert ByTruth(model(), "float32").finding(trace, played) is None
 
 
 def test_an_early_end_without_a_reason_is_found_and_one_at_an_end_of_sequence_is_not() -> None:
@@ -235,8 +234,8 @@ def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, s
 def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
     sent, said = greedy("", PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
     played = Played(((said,),))
-    assert finding_of(model(), "float32", Trace((sent,)), played, texts=False) is None
-    assert finding_of(model(), "float32", Trace((sent,)), played) is not None
+    assert ByTruth(model(), "float32", texts=False).finding(Trace((sent,)), played) is None
+    assert ByTruth(model(), "float32").finding(Trace((sent,)), played) is not None
 
 
 def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
@@ -266,7 +265,7 @@ def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
     trace = Trace((greedy("", PROMPT, 6),) * 2)
 
     def kind(said: tuple[Answer, Answer], trouble: Trouble | None) -> Any:
-        finding = finding_of(model(), "float32", trace, Played(tuple((each,) for each in said), trouble))
+        finding = ByTruth(model(), "float32").finding(trace, Played(tuple((each,) for each in said), trouble))
         return finding and (finding.kind, finding.what, finding.request)
 
     dead, leak = Trouble(DEAD, "gone"), Trouble(LEAK, "held")
@@ -286,20 +285,20 @@ def test_each_kind_of_finding_says_what_it_means() -> None:
 
 def test_right_is_the_greedy_answer_up_to_its_stop_text() -> None:
     token_ids = [token for token, _, _ in right(PROMPT)]
-    answer_tokens = right_answer(model(), "float32", greedy("", PROMPT, 6), None)
+    answer_tokens = ByTruth(model(), "float32").right(greedy("", PROMPT, 6), None)
     assert [token.token_id for token in answer_tokens] == token_ids
     assert [token.logprob for token in answer_tokens] == [logprob for _, logprob, _ in right(PROMPT)]
     stop = next(text for text in (model().tokenizer.decode([token_id]) for token_id in token_ids[:4]) if text)
     at = next(i for i in range(6) if stop in model().tokenizer.decode(token_ids[: i + 1]))
-    cut = right_answer(model(), "float32", greedy("", PROMPT, 6, stop=stop), None)
+    cut = ByTruth(model(), "float32").right(greedy("", PROMPT, 6, stop=stop), None)
     assert [token.token_id for token in cut] == token_ids[: at + 1]
 
 
 def test_right_of_what_was_drawn_is_what_was_seen_if_it_can_be_scored() -> None:
     sent = greedy("", PROMPT, 2, temperature=1.0)
-    answer_tokens = right_answer(model(), "float32", sent, answer([A[5], A[6]]))
+    answer_tokens = ByTruth(model(), "float32").right(sent, answer([A[5], A[6]]))
     assert [token.token_id for token in answer_tokens] == [A[5], A[6]] and not any(
         token.decided for token in answer_tokens
     )
     for seen in (None, answer([A[5], 300]), answer([A[5]] * 3), Answer(error="none")):
-        assert right_answer(model(), "float32", sent, seen) == []
+        assert ByTruth(model(), "float32").right(sent, seen) == []

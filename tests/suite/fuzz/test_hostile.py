@@ -17,7 +17,7 @@ from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE
 from lfm2np.oracle.engines.target import LEAK, Played
 from lfm2np.suite.fuzz import watched
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.finding import Finding, finding_of
+from lfm2np.suite.fuzz.judge import ByTruth, Finding
 from lfm2np.suite.fuzz.started import Watcher, metrics_of, more_than
 
 pytestmark = pytest.mark.rounding
@@ -60,12 +60,14 @@ def finding(here: Here, trace: Trace, trouble: Any, timeout: float = 20.0) -> Fi
     def spoil(server: Here) -> None:
         server.trouble = lambda handler, _: handler.command == "POST" and bool(trouble(handler) or True)
 
-    return finding_of(model(), "float32", trace, played(here, trace, spoil, timeout))
+    return ByTruth(model(), "float32").finding(trace, played(here, trace, spoil, timeout))
 
 
 def spoiled(here: Here, trace: Trace, change: Callable[[dict[str, Any]], Any]) -> Finding | None:
     """Of answers that are changed before they are sent."""
-    return finding_of(model(), "float32", trace, played(here, trace, lambda server: setattr(server, "spoil", change)))
+    return ByTruth(model(), "float32").finding(
+        trace, played(here, trace, lambda server: setattr(server, "spoil", change))
+    )
 
 
 def die(handler: Any) -> None:
@@ -238,7 +240,7 @@ def test_fewer_samples_than_were_asked_for_are_a_finding(here: Here) -> None:
 def test_an_impossible_count_of_cached_tokens_is_ignored(here: Here, cached: Any) -> None:
     spoil = lambda fields: fields["usage"].update(prompt_tokens_details={"cached_tokens": cached})  # noqa: E731
     done = played(here, ONE, lambda server: setattr(server, "spoil", spoil))
-    assert finding_of(model(), "float32", ONE, done) is None
+    assert ByTruth(model(), "float32").finding(ONE, done) is None
     assert done.answers[0][0].cached_tokens is None
 
 
@@ -259,7 +261,7 @@ def test_what_never_comes_free_is_a_leak(here: Here, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(watched, "PATIENCE", 0.1)
     values = iter([0.0, 0.0] + [0.25] * 10_000)
     done = played(here, ONE, metrics_said(lambda: f"{name} {next(values)}\n"))
-    reported = finding_of(model(), "float32", ONE, done)
+    reported = ByTruth(model(), "float32").finding(ONE, done)
     assert reported is not None and (reported.kind, reported.request) == (LEAK, None)
     assert reported.what == f"all requests have ended, but {name} 0.25, expected 0 as before"
 
@@ -267,13 +269,13 @@ def test_what_never_comes_free_is_a_leak(here: Here, monkeypatch: pytest.MonkeyP
 def test_what_was_held_before_is_no_leak_of_this_trace(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "PATIENCE", 0.1)
     done = played(here, ONE, metrics_said(lambda: "vllm:num_requests_running 3\n"))
-    assert finding_of(model(), "float32", ONE, done) is None
+    assert ByTruth(model(), "float32").finding(ONE, done) is None
 
 
 def test_what_is_freed_a_little_later_is_no_leak(here: Here) -> None:
     values = iter([0.0, 0.0, 2.0, 1.0] + [0.0] * 10_000)
     done = played(here, ONE, metrics_said(lambda: f"vllm:num_requests_running {next(values)}\n"))
-    assert finding_of(model(), "float32", ONE, done) is None
+    assert ByTruth(model(), "float32").finding(ONE, done) is None
 
 
 @pytest.mark.parametrize("text", ["", "name", "vllm:num_requests_running", "\x00{", "a b c", "a{} 1e999", "a}{ 1"])
@@ -338,5 +340,5 @@ def test_one_refused_connection_does_not_make_a_server_dead(here: Here, monkeypa
         return create(*arguments, **named)
 
     done = played(here, ONE, lambda server: monkeypatch.setattr(socket, "create_connection", refuse_once))
-    reported = finding_of(model(), "float32", ONE, done)
+    reported = ByTruth(model(), "float32").finding(ONE, done)
     assert reported is not None and reported.kind == BROKEN and done.trouble is None

@@ -26,9 +26,8 @@ from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import Request, Trace, greedy
 from lfm2np.suite.fuzz.campaign import Failure
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.finding import Finding, finding_of
 from lfm2np.suite.fuzz.hand_over import Context, hand_over
-from lfm2np.suite.fuzz.judge import ByTruth
+from lfm2np.suite.fuzz.judge import ByTruth, Finding
 from lfm2np.suite.fuzz.watched import WatchedServer
 
 pytestmark = pytest.mark.rounding
@@ -235,14 +234,14 @@ def test_a_fuzz_run_and_its_script_work_in_a_new_dialect(quill: Quill, tmp_path:
         assert (abilities.takes_sampling, abilities.takes_samples, abilities.takes_stops) == (True, False, True)
         assert (abilities.longest, abilities.slots) == (90, 3)
         played = player.play(TRACE)
-        assert finding_of(model(), "float32", TRACE, played) is None
+        assert ByTruth(model(), "float32").finding(TRACE, played) is None
         assert [len(answers) for answers in played.answers] == [1] * 5 and played.answers[2][0].is_aborted
         failure = Failure(TRACE, played, Finding("wrong", "none", 0), (1, 1), TRACE, 1, 0.0, 0.0)
         context = Context(quill.url, abilities.engine, "float32", "", "model", "lfm2np fuzz")
         script = hand_over(tmp_path, failure, ByTruth(model(), context.format_name), player, context) / "reproduce.py"
         assert scripted(script, quill.url) == (0, "all as it should be\nwrong in 0 of 1\n")
         quill.wrong = -0.5
-        finding = finding_of(model(), "float32", TRACE, player.play(TRACE))
+        finding = ByTruth(model(), "float32").finding(TRACE, player.play(TRACE))
     assert finding is not None and finding.kind == "wrong"
     assert scripted(script, quill.url)[0] == 1
 

@@ -24,7 +24,7 @@ from lfm2np.oracle.engines.records import (
 from lfm2np.oracle.engines.target import LEAK, Abilities, Answers, TargetError, ignored, play_in_rounds, rounds_of
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.finding import finding_of, trouble_of
+from lfm2np.suite.fuzz.judge import ByTruth, trouble_of
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -52,7 +52,7 @@ def test_a_right_server_gets_no_finding_for_a_trace_of_everything(numerics: str,
         assert (abilities.takes_samples, abilities.takes_sampling, abilities.takes_stops) == (True, True, True)
         for _ in range(2):  # cold and warm
             played = player.play(EVERYTHING)
-            assert finding_of(model(), format_name, EVERYTHING, played) is None
+            assert ByTruth(model(), format_name).finding(EVERYTHING, played) is None
     assert [len(answers) for answers in played.answers] == [1, 1, 1, 1, 1, 2, 2, 1, 1, 1]
     firsts = [answers[0] for answers in played.answers]
     aborted = {index for index, answer in enumerate(firsts) if answer.is_aborted}
@@ -93,7 +93,7 @@ def test_an_engine_that_steps_gets_no_finding_either() -> None:
     assert abilities.can_abort and abilities.takes_sampling and abilities.takes_samples and abilities.takes_stops
     for _ in range(2):
         played = player.play(WITHOUT_STOPS)
-        assert finding_of(model(), "float32", WITHOUT_STOPS, played) is None
+        assert ByTruth(model(), "float32").finding(WITHOUT_STOPS, played) is None
     assert played.counters["cached_tokens"] > 0
     firsts = [answers[0] for answers in played.answers]
     assert firsts[2].num_tokens == 2 and firsts[2].is_aborted
@@ -104,7 +104,7 @@ def test_an_engine_that_steps_gets_no_finding_either() -> None:
 
 def test_the_named_factory_is_made_with_the_folder() -> None:
     player = PythonTarget("lfm2np.suite.adapters:own", folder())
-    assert finding_of(model(), "float32", WITHOUT_STOPS, player.play(WITHOUT_STOPS)) is None
+    assert ByTruth(model(), "float32").finding(WITHOUT_STOPS, player.play(WITHOUT_STOPS)) is None
 
 
 def test_a_request_is_added_before_the_step_that_follows_the_tokens_it_waits_for() -> None:
@@ -221,7 +221,7 @@ def renamed(value: Any) -> Any:
 )
 def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(does: Any, kind: str, told: str) -> None:
     trace = Trace((greedy("", A[:5], 4), greedy("", A[:5], 4, abort_after=1)))
-    finding = finding_of(model(), "float32", trace, wrong(does).play(trace))
+    finding = ByTruth(model(), "float32").finding(trace, wrong(does).play(trace))
     assert finding is not None and (finding.kind, told in finding.what) == (kind, True), finding
 
 
@@ -238,7 +238,7 @@ def wrong(does: Any) -> PythonTarget:
 def test_invalid_metrics_only_do_not_steer(what: Any) -> None:
     trace = Trace((greedy("", A[:5], 2),))
     played = wrong(doing("metrics", what)).play(trace)
-    assert finding_of(model(), "float32", trace, played) is None and played.counters == {}
+    assert ByTruth(model(), "float32").finding(trace, played) is None and played.counters == {}
 
 
 def test_an_engine_that_never_finishes_hangs() -> None:
@@ -256,7 +256,7 @@ def test_an_engine_that_never_finishes_hangs() -> None:
     player = steps(lambda: engine)
     player.probe()
     engine.is_busy = True
-    finding = finding_of(model(), "float32", trace, player.play(trace))
+    finding = ByTruth(model(), "float32").finding(trace, player.play(trace))
     assert finding is not None and (finding.kind, finding.request) == (HANG, 0)
 
 
@@ -311,7 +311,7 @@ def test_an_engine_without_steps_gets_no_finding_for_rounds() -> None:
     abilities = player.probe()
     assert (abilities.can_abort, abilities.takes_cold, abilities.takes_samples) == (False, False, True)
     played = player.play(EVERYTHING)
-    assert finding_of(model(), "float32", EVERYTHING, played) is None
+    assert ByTruth(model(), "float32").finding(EVERYTHING, played) is None
     firsts = [answers[0] for answers in played.answers]
     assert {index: answer.error for index, answer in enumerate(firsts) if answer.error} == {2: NO_ABORT, 3: NO_ABORT}
     assert [answer.sent for answer in firsts] == [0, 0, None, None, 1, 0, 1, 0, 0, 0] and played.clock == "rounds"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,6 @@ from lfm2np.arithmetic import exact
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-from lfm2np.suite import plain
 from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint, loaded
 from lfm2np.truth import integers
 from lfm2np.truth.integers import attention_scale

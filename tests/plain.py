@@ -338,20 +338,6 @@ def likelihoods(values: Row) -> Row:
     return [math.exp(x) if math.exp(x) >= 2.0**-46 else 0.0 for x in values]
 
 
-def stop_text(pieces: Sequence[str], stop: Sequence[str], include: bool, min_tokens: int) -> tuple[str, str | None]:
-    """The text shown in the end and the stop string that ended it, from the text of each token.
-
-    The match that ends first wins, of those that end together the longest; it has to end after the text of the first
-    `min_tokens` tokens, but may begin in it.
-    """
-    text = "".join(pieces)
-    for end in range(len("".join(pieces[:min_tokens])) + 1, len(text) + 1):
-        for start in range(end):
-            if text[start:end] in stop:
-                return text[: end if include else start], text[start:end]
-    return text, None
-
-
 def uniform_noise(seed: int, sample_index: int, position: int, purpose: int = 0) -> int:
     """Noise in [0, 2**128): the first two words of `noise_words`, the high one first."""
     first, second, _, _ = noise_words(seed, sample_index, position, purpose)
