@@ -8,7 +8,6 @@ Answers may be judged while others are still to come: see While.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,11 +28,11 @@ from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import DRAWS, STAGES
+from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known
-from lfm2np.oracle.judging.verdict import WRONG, Position, is_in_doubt
+from lfm2np.oracle.judging.verdict import DOUBT, WRONG, Position, chance_together, size_of
 from lfm2np.oracle.sending import While, send_all, silent
 from lfm2np.oracle.total import Total, total, with_causes
 from lfm2np.oracle.workloads import LONG
@@ -208,8 +207,8 @@ def judged(
     pairs = agreement.without_refusals(without_vain(pairs))
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
-    if not is_wrong(positions) and is_in_doubt(positions, OFF / math.sqrt(len(DRAWS) / len(STAGES[0]))):
-        positions = judge(model, format_name, pairs, scoring, known, stages=[DRAWS])
+    if not is_wrong(positions) and (chance_together(positions) < DOUBT or size_of(positions) > OFF / 2.0):
+        positions = judge(model, format_name, pairs, scoring, known, DRAWS)  # a better estimate may change the verdict
     tokenizer = model.tokenizer if model.has_tokenizer else None
     drawn = drawn_wrongly(model, pairs, positions, known)
     more = dict([drawn] if drawn else [])

@@ -20,7 +20,8 @@ from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.constants import ConstantSearch
 from lfm2np.oracle.judging.formats import format_named, others
-from lfm2np.oracle.judging.judge import is_far_off, judge
+from lfm2np.oracle.judging.judge import FAR, judge, worst_of
+from lfm2np.oracle.judging.noise import FIRST
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Evidence, Known
 from lfm2np.oracle.judging.verdict import (
@@ -29,6 +30,7 @@ from lfm2np.oracle.judging.verdict import (
     WRONG,
     Position,
     Verdict,
+    chance_together,
     flip_probability,
     largest_error,
     probability_words,
@@ -126,7 +128,7 @@ def total(
 
 def decided(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, list[str]]:
     format_name, pairs, positions = evidence.format_name, evidence.pairs, evidence.positions
-    chance = min(flip_probability(positions)[1], route_probability(positions)[1])
+    chance = chance_together(positions)
     size = size_of(positions)
     if is_wrong(positions) or chance < FLIPS_LIMIT or size > factors.OFF:
         fits = 0.0 < size <= MOST_SIZE  # all but a few errors are the declared format's: those few are no format's
@@ -220,14 +222,17 @@ def explaining_format(evidence: Evidence) -> str | None:
     states_inputs = bool(input_roundings(model.path, model.config))
     for name in others(evidence.format_name, is_quantised and is_gguf(model.path), states_inputs, is_quantised):
         try:
-            if is_far_off(model, name, first, progress, known) or is_wrong(judge(model, name, first, progress, known)):
+            tried = judge(model, name, first, progress, known, FIRST)  # weights that each engine draws are expensive
+            if not model.config.sparse_layers and worst_of(tried) > LIMIT * FAR:
+                continue
+            if is_wrong(judge(model, name, first, progress, known)):
                 continue
             judged = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
         spared = [position for position in judged if regions is not None and position.place in regions.inside]
         everywhere = factors.is_uniform(judged) and not factors.group_of(spared).is_below_a_format
-        likely = min(flip_probability(judged)[1], route_probability(judged)[1]) >= FLIPS_LIMIT
+        likely = chance_together(judged) >= FLIPS_LIMIT
         flips = [position.flip_chance for position in judged if position.flip_chance is not None]
         is_telling = math.fsum(flips) <= MOST_FLIPS * len(flips)
         least = LEAST_OF_STEPS if format_named(name).levels else LEAST_SIZE

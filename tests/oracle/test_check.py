@@ -27,8 +27,7 @@ from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import Noise
-from lfm2np.oracle.judging.position import margins
+from lfm2np.oracle.judging.noise import Noise, allowed_by
 from lfm2np.oracle.judging.scored import Known, whole_sequences
 from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import (
@@ -315,9 +314,9 @@ def test_all_rivals_of_a_token_may_flip_it(rivals: int, gap: float) -> None:
     zeros, ones = np.zeros(1), np.ones(1)
     truth = Truth(Spoken((1,)), np.arange(rivals + 1)[None], logprobs, np.zeros(1, np.int64), zeros, ones, rivals + 1)
     noise = Noise((0,), np.zeros((1, 1, rivals + 1), np.float32), ones)
-    allowed = margins(truth, noise, 24)
-    each = 0.5 * math.erfc(max(0.0, gap - allowed.units[0]) / (SPREAD * math.sqrt(2)))
-    assert allowed.flip_chance(0) == pytest.approx(min(1.0, rivals * each), rel=1e-9)
+    allowed = allowed_by(truth, noise, 24)[0]
+    each = 0.5 * math.erfc(max(0.0, gap - allowed.unit) / (SPREAD * math.sqrt(2)))
+    assert allowed.flip_chance == pytest.approx(min(1.0, rivals * each), rel=1e-9)
     assert noise.gap_scales(np.zeros(1, np.int64))[0, 1] == 1.0
 
 

@@ -23,8 +23,8 @@ from lfm2np.arithmetic import Numerics, numerics_named
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.weights import prepare_weights
+from lfm2np.oracle.judging.allowed import most_shift
 from lfm2np.oracle.judging.noise import noise_item, noise_of, said_by
-from lfm2np.oracle.judging.position import most_shift
 from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.truth.config import ModelConfig
@@ -262,7 +262,7 @@ def shown(evidence: Evidence, reported: Reported, suspects: Mapping[str, Float64
 
 def allowance(effect: Float64, reported: Reported) -> float:
     """The share that a right library may have: constants are float32, and so may be the sum of exponentials
-    (position.without_normaliser).
+    (allowed.py).
     """
     weights = effect / reported.scales**2
     shift = most_shift(reported.truths[0].vocab_size)

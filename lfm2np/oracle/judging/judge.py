@@ -1,10 +1,9 @@
 """From an engine's answers to judged positions: scored in exact arithmetic, within the noise of its format.
 
-One of eight emulated engines decides most positions. Each square of a scale is a sum of mean squares over engines
-(noise.py); a mean over K of them is at most 8 / K times that over all, so the scale of K is at most sqrt(8 / K) times
-that of all eight. Hence what is beyond the limit under all is beyond LIMIT / sqrt(8 / K) under K, and only answers with
-such positions are judged again, by 2, 4 and all. No position is called wrong, or right, that all eight would judge
-otherwise. What all positions say together: see check.judged.
+Two of eight emulated engines decide most positions. Each square of a scale is a sum of mean squares over engines
+(noise.py); a mean over two of them is at most four times that over all, so their scale is at most twice that of all
+eight. What is beyond the limit under all eight is therefore beyond half of it under two, and only answers with such
+positions are judged again, by all. What all positions say together: see check.judged.
 
 In a mixture of experts without reported routes near ties are tried as an explanation of a wrong answer, in formats in
 which they are rare; in coarser ones a second noise covers other routes (position.py).
@@ -12,7 +11,6 @@ which they are rare; in coarser ones a second noise covers other routes (positio
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.judging.formats import Format, format_named
-from lfm2np.oracle.judging.noise import DRAWS, STAGES, loosened, noise_of
+from lfm2np.oracle.judging.noise import DRAWS, FIRST, loosened, noise_of
 from lfm2np.oracle.judging.position import is_wrong, judged
 from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, swapped
 from lfm2np.oracle.judging.scored import (
@@ -41,7 +39,7 @@ from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 from lfm2np.values import Progress
 
 MOST_REROUTED = 16  # answers for which near ties are tried
-FAR = 5.0  # errors beyond LIMIT * FAR count as wrong in a wrong engine: few emulated ones may underestimate the scale
+FAR = 5.0  # errors beyond LIMIT * FAR count as wrong in a wrong engine: two emulated ones may underestimate the scale
 
 
 def judge(
@@ -50,12 +48,12 @@ def judge(
     pairs: Sequence[Pair],
     progress: Progress | None = None,
     known: Known | None = None,
-    stages: Sequence[Sequence[int]] = STAGES,
+    draws: Sequence[int] | None = None,
 ) -> list[Position]:
-    """All positions that the answers allow to judge, in the order of the asks.
+    """All positions that the answers allow to judge, in the order of the requests.
 
-    By the first of `stages` where that decides, else by the others, of which the last is all DRAWS. If one answer is
-    clearly wrong, the others need not go through all stages.
+    By the FIRST emulated engines where these decide, else by all DRAWS; or by `draws` alone. Errors beyond LIMIT * FAR
+    count as wrong without more engines, once all engines found one such answer wrong.
     """
     known = Known() if known is None else known
     pairs = usable(pairs)
@@ -69,11 +67,12 @@ def judge(
     def scored_by(truth: Truth) -> Scored:
         return scored_as(model, truth, known.noises[format_name, truth.spoken])
 
-    def judged_by(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
+    def judge_by(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
         add_noises(model, format_name, [of_answers[index] for index in indices], known, draws, progress)
         return [judged(*pairs[index], scored_by(of_answers[index]), form.bits, layers) for index in indices]
 
-    by_answer = staged(stages, len(pairs), judged_by, math.inf if layers else LIMIT * FAR)
+    far = math.inf if layers else LIMIT * FAR
+    by_answer = judge_by(draws, range(len(pairs))) if draws else decided(len(pairs), judge_by, far)
     left = MOST_REROUTED
     for index, (pair, truth) in enumerate(zip(pairs, of_answers, strict=True)):
         if layers and pair[1].routes is None and left and is_wrong(by_answer[index]):
@@ -82,38 +81,22 @@ def judge(
     return [position for positions in by_answer for position in positions]
 
 
-def is_far_off(
-    model: LoadedModel, format_name: str, pairs: Sequence[Pair], progress: Progress | None, known: Known | None
-) -> bool:
-    """Whether two emulated engines already show that the answers are not of this format, as weights that are drawn for
-    each engine are expensive. Never for a mixture of experts, where routes may explain large errors.
-    """
-    if model.config.sparse_layers:
-        return False
-    return worst(judge(model, format_name, pairs, progress, known, STAGES[:2])) > LIMIT * FAR
-
-
-def staged(
-    stages: Sequence[Sequence[int]],
-    count: int,
-    judged_by: Callable[[Sequence[int], Sequence[int]], list[list[Position]]],
-    far: float,
+def decided(
+    count: int, judge_by: Callable[[Sequence[int], Sequence[int]], list[list[Position]]], far: float
 ) -> list[list[Position]]:
-    """The positions of `count` answers, each judged by as many engines as needed; ask(draws, indices) judges.
+    """The positions of `count` answers: by the FIRST engines where these decide, else by all; judge_by(draws, indices).
 
-    far  units of the noise: larger errors count as wrong, once one such answer is wrong by the last stage
+    far  units of the noise: larger errors count as wrong, once one such answer is wrong by all engines
     """
-    by_answer = judged_by(stages[0], range(count))
-    doubtful: Sequence[int] = range(count)
-    for draws, following in itertools.pairwise(stages):
-        least = LIMIT / math.sqrt(len(DRAWS) / len(draws))
-        doubtful = [index for index in doubtful if least < worst(by_answer[index]) <= far]
-        for index, positions in zip(doubtful, judged_by(following, doubtful), strict=True):
-            by_answer[index] = positions
-    others = sorted((worst(positions), index) for index, positions in enumerate(by_answer) if worst(positions) > far)
+    by_answer = judge_by(FIRST, range(count))
+    sizes = list(map(worst_of, by_answer))
+    doubtful = [index for index, size in enumerate(sizes) if LIMIT / 2.0 < size <= far]
+    others = sorted((index for index, size in enumerate(sizes) if size > far), key=lambda index: sizes[index])
+    for index, positions in zip(doubtful, judge_by(DRAWS, doubtful), strict=True):
+        by_answer[index] = positions
     while others and not any(is_wrong(by_answer[index]) for index in doubtful):
-        doubtful = [others.pop()[1]]
-        (by_answer[doubtful[0]],) = judged_by(stages[-1], doubtful)
+        doubtful = [others.pop()]
+        (by_answer[doubtful[0]],) = judge_by(DRAWS, doubtful)
     return by_answer
 
 
@@ -142,7 +125,7 @@ def judged_by_share(
     return [replace(at, route_chance=(count * at.route_chance + rate) / (count + 1)) for at in positions]
 
 
-def worst(positions: Sequence[Position]) -> float:
+def worst_of(positions: Sequence[Position]) -> float:
     """The largest difference in an answer, in units of the noise: of a log-probability, a token or a route."""
     errors = [abs(position.error_ratio or 0.0) for position in positions]
     gaps = [position.gap_ratio for position in positions if position.is_new and position.token_id != position.best]

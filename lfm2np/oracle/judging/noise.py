@@ -4,10 +4,8 @@ The network runs under the declared format as several emulated engines (emulate.
 log-probabilities and the exact ones are the noise that the format allows there. One number for all positions would be
 wrong both ways: the noise differs tenfold between positions of one sequence.
 
-With errors d[v] of the logits, independent and of one size tau, the error of token y's log-probability is
-d[y] - sum p[v] d[v], of variance tau^2 ((1 - p[y])^2 + sum over v != y of p[v]^2): almost nothing for a token that is
-nearly certain. That is one estimate, from all tokens; the other is the emulated engines' difference at this very token.
-The scale is the mean of the two variances: the first is steady, the second knows what is special.
+The scale of a token's error (allowed.py) is the mean of two variances: that of logits which all err by tau, estimated
+from all tokens, is steady; that of the emulated engines' differences at this very token knows what is special.
 
 In a mixture of experts the emulated engines take the truth's routes, so the noise is that of the arithmetic alone. With
 their own routes they have a second, larger noise, where rounding sends some token elsewhere: see position.py.
@@ -38,6 +36,7 @@ from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine import ragged
 from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.engine.work.place import AnyPlace, Work, compute
+from lfm2np.oracle.judging.allowed import Allowed, most_shift, resolution, shape
 from lfm2np.oracle.judging.emulate import Emulated, emulated
 from lfm2np.oracle.judging.formats import format_named, inputs_of
 from lfm2np.oracle.judging.routes import routed
@@ -49,8 +48,7 @@ from lfm2np.values import Progress
 
 Array = NDArray[Any]
 DRAWS = tuple(range(8))  # numbers of emulated engines
-STAGES = ((1,), (1, 6), (0, 1, 6, 7), DRAWS)  # those of each stage; 1 and 6 differ in every choice that is made both
-# ways (emulate.emulated), and the errors of 1 are about the mean of all
+FIRST = (1, 6)  # they differ in every choice that is made both ways (emulate.emulated)
 ALL = slice(None)
 LEAST = 2.0**-40  # nats: a certain token's log-probability has no noise at all
 
@@ -76,9 +74,9 @@ class Noise:
     def scales(self, truth: Truth, rows: slice = ALL) -> NDArray[np.float64]:
         """[R, J] standard deviations of log-probabilities."""
         p = np.exp(truth.logprobs[rows])
-        shape = (1.0 - p) ** 2 + np.maximum(0.0, truth.squares[rows, None] - p * p)
+        variances = self.spread[rows, None] ** 2 * shape(p, np.maximum(0.0, truth.squares[rows, None] - p * p))
         mean_squares = np.mean(np.square(self.errors[:, rows], dtype=np.float64), axis=0)
-        return np.asarray(np.maximum(LEAST, np.sqrt((mean_squares + self.spread[rows, None] ** 2 * shape) / 2.0)))
+        return np.asarray(np.maximum(LEAST, np.sqrt((mean_squares + variances) / 2.0)))
 
     def gap_scales(self, ones: NDArray[np.int64], rows: slice = ALL) -> NDArray[np.float64]:
         """[R, J] standard deviations of the differences of log-probabilities, which are those of logits: between each
@@ -88,6 +86,34 @@ class Noise:
         difference = errors.astype(np.float64) - np.take_along_axis(errors, ones[None, :, None], axis=2)
         both = (np.mean(difference**2, axis=0) + 2.0 * self.spread[rows, None] ** 2) / 2.0
         return np.asarray(np.maximum(LEAST, np.sqrt(both)))
+
+
+def allowed_by(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> dict[int, Allowed]:
+    """What a format with so many bits allows at each row of these that the Truth has, by the row's number."""
+    first, stop, _ = (max(0, index - truth.first) for index in wanted.indices(truth.first + len(truth.best)))
+    units, shift = resolution(truth.largest, bits), most_shift(truth.vocab_size)
+    by_row: dict[int, Allowed] = {}
+    for part in pieces(max(0, stop - first), len(noise.errors) * noise.errors.shape[2]):
+        rows = slice(first + part.start, first + part.stop)
+        best = np.argmax(truth.columns[rows] == truth.best[rows, None], axis=1)
+        logprobs, scales = truth.logprobs[rows], noise.scales(truth, rows)
+        gaps = np.take_along_axis(logprobs, best[:, None], axis=1) - logprobs
+        leads = np.maximum(0.0, gaps - units[rows, None]) / noise.gap_scales(best, rows)
+        others = logprobs.copy()
+        others[np.arange(len(best)), best] = -np.inf
+        following = np.take_along_axis(leads, np.argmax(others, axis=1)[:, None], axis=1)[:, 0]
+        for at, index in enumerate(range(rows.start, rows.stop)):
+            by_row[truth.first + index] = Allowed(
+                int(truth.best[index]),
+                truth.columns[index],
+                logprobs[at],
+                scales[at],
+                leads[at],
+                float(following[at]) if leads.shape[1] > 1 else math.inf,
+                float(units[index]),
+                shift,
+            )
+    return by_row
 
 
 def noise_of(

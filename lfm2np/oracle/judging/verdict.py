@@ -121,12 +121,9 @@ def route_probability(positions: Sequence[Position]) -> tuple[int, float]:
     return rerouted, so_many_or_more(rerouted, [min(1.0, SPREAD * position.route_chance) for position in positions])
 
 
-def is_in_doubt(positions: Sequence[Position], most: float) -> bool:
-    """Whether a better estimate of the noise might change the verdict on all positions together: on the probability of
-    their flips, or on their errors' root mean square, which is beyond `most`.
-    """
-    chance = min(flip_probability(positions)[1], route_probability(positions)[1])
-    return chance < DOUBT or size_of(positions) > most
+def chance_together(positions: Sequence[Position]) -> float:
+    """The smaller of the two probabilities: that of their flips, and that of their routes."""
+    return min(flip_probability(positions)[1], route_probability(positions)[1])
 
 
 def tie_chance(margin_ratio: float) -> float:

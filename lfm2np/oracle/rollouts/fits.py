@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle import factors
+from lfm2np.oracle.judging.allowed import FLOAT32_UNITS, most_shift, shape
 from lfm2np.oracle.judging.formats import format_named
-from lfm2np.oracle.judging.noise import DRAWS, LEAST, STAGES, Noise, loosened
-from lfm2np.oracle.judging.position import FLOAT32_UNITS, most_shift
+from lfm2np.oracle.judging.noise import DRAWS, FIRST, LEAST, Noise, loosened
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.rollouts.exact import AT, TOLERANCES, Scores, before_filters, joined, params_of
@@ -43,10 +43,8 @@ EXCLUDED = -60.0  # nats: the log-likelihood of a value that a hypothesis says c
 
 
 @dataclass(frozen=True, eq=False)
-class Allowed:
-    """What a format allows at some rollouts: the noise of each; and mean squares that were computed, by its index and
-    reading.
-    """
+class Noises:
+    """The noise of a format at some rollouts; and mean squares that were computed, by rollout and reading."""
 
     format_name: str
     noises: Sequence[Noise]
@@ -67,8 +65,8 @@ class Allowed:
             self.squares[index, reading] = error_squares(scores, noise, reading)
         temperature = params_of(reading, scores.rollout.sampling).temperature
         p = np.exp(np.minimum(view.logprobs, 0.0))
-        shape = (1.0 - p) ** 2 + np.maximum(0.0, view.squares - p * p)
-        both = self.squares[index, reading] + (noise.spread[rows] / temperature) ** 2 * shape
+        variances = (noise.spread[rows] / temperature) ** 2 * shape(p, np.maximum(0.0, view.squares - p * p))
+        both = self.squares[index, reading] + variances
         largest = scores.truth.largest[rows]
         ulps = np.ldexp(1.0, np.frexp(largest)[1] - self.bits)
         size = np.ldexp(np.where(np.isfinite(view.logprobs), np.abs(view.logprobs), 0.0), -self.bits)
@@ -76,15 +74,15 @@ class Allowed:
         return np.maximum(LEAST, np.sqrt(both / 2.0)), (1.0 - p) * ulps / temperature + size + float32
 
 
-def allowed_by(
+def noises_of(
     format_name: str, model: LoadedModel, scores: Sequence[Scores], known: Known, progress: Progress | None = None
-) -> Allowed:
-    """By one emulated engine, or by those that are known already. In a mixture of experts without reported routes,
+) -> Noises:
+    """By two emulated engines, or by those that are known already. In a mixture of experts without reported routes,
     coarse formats send tokens to other experts: then by all engines, with routes of their own.
     """
     truths = [each.truth for each in scores]
     chooses = bool(model.config.sparse_layers) and not format_named(format_name).is_fine
-    draws = DRAWS if chooses else STAGES[0]
+    draws = DRAWS if chooses else FIRST
     add_noises(model, format_name, truths, known, draws, progress)
     noises = [known.noises[format_name, truth.spoken] for truth in truths]
     if chooses:
@@ -93,7 +91,7 @@ def allowed_by(
         loose = loosened([known.loose[format_name, truths[index].spoken] for index in free])
         for index, noise in zip(free, loose, strict=True):
             noises[index] = noise
-    return Allowed(format_name, noises)
+    return Noises(format_name, noises)
 
 
 def error_squares(scores: Scores, noise: Noise, reading: str) -> Float64:
@@ -118,7 +116,7 @@ class Fit:
     reading: str
     errors: Float64  # reported minus exact; NaN where nothing was reported
     ratios: Float64  # beyond a unit of the logits and what filters allow, in units of the scale
-    sizes: Float64  # the whole error beyond what filters allow, in units of scale and unit together
+    sizes: Float64  # the error beyond what filters allow, in units of scale and unit together (allowed.py)
     likelihoods: Float64  # logarithms of the density of what was reported; 0 where nothing was
 
     @cached_property
@@ -147,24 +145,24 @@ def root_mean_square(sizes: Float64) -> float:
     return math.sqrt(math.fsum((sizes * sizes).tolist()) / len(sizes)) if len(sizes) else 0.0
 
 
-def fit(reported: Sequence[Float64], scores: Sequence[Scores], allowed: Allowed, reading: str) -> Fit:
+def fit(reported: Sequence[Float64], scores: Sequence[Scores], noises: Noises, reading: str) -> Fit:
     """How a side's values, [R] of each rollout, lie about those of a reading."""
-    parts = [fit_one(values, allowed, index, scores[index], reading) for index, values in enumerate(reported)]
-    return Fit(allowed.format_name, reading, *map(joined, zip(*parts, strict=True)))
+    parts = [fit_one(values, noises, index, scores[index], reading) for index, values in enumerate(reported)]
+    return Fit(noises.format_name, reading, *map(joined, zip(*parts, strict=True)))
 
 
 def fit_one(
-    reported: Float64, allowed: Allowed, index: int, scores: Scores, reading: str
+    reported: Float64, noises: Noises, index: int, scores: Scores, reading: str
 ) -> tuple[Float64, Float64, Float64, Float64]:
     """The arrays [R] of a Fit, of one rollout."""
     view, unfiltered = scores.views[reading], before_filters(reading)
-    scales, units = allowed.scales(index, scores, reading)
-    needed = np.searchsorted(TOLERANCES, LIMIT * allowed.noises[index].spread[scores.rows])
+    scales, units = noises.scales(index, scores, reading)
+    needed = np.searchsorted(TOLERANCES, LIMIT * noises.noises[index].spread[scores.rows])
     at = np.minimum(needed, len(TOLERANCES) - 1)[None]
     low, high = (np.take_along_axis(bound, at, axis=0)[0] for bound in (view.low, view.high))
     if unfiltered:  # what scales an error if the filters keep other tokens
         is_open = low < high
-        loose, loose_units = allowed.scales(index, scores, unfiltered)
+        loose, loose_units = noises.scales(index, scores, unfiltered)
         scales = np.where(is_open, np.maximum(scales, loose), scales)
         units = np.where(is_open, np.maximum(units, loose_units), units)
     both = np.hypot(scales, units / 2.0)
@@ -182,7 +180,8 @@ def fit_one(
     moved = log_density(np.where(np.isfinite(errors), np.abs(errors), np.abs(excess)) / wide, wide)
     either = np.logaddexp(exact + math.log1p(-MOVED), moved + math.log(MOVED))  # the filters keep other tokens, or not
     likelihoods = np.where(nan, 0.0, np.where(low < high, either, exact))
-    return errors, ratios, np.abs(excess) / both, likelihoods
+    sizes = np.minimum(np.abs(excess), np.maximum(both, left)) / both
+    return errors, ratios, sizes, likelihoods
 
 
 def log_density(sizes: Float64, scales: Float64) -> Float64:

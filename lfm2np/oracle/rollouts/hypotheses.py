@@ -22,7 +22,7 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place, compute, source_of
 from lfm2np.oracle import factors
 from lfm2np.oracle.rollouts.exact import AT, PENALTIES, Scores, ids_of, item_of, joined, params_of, views_from
-from lfm2np.oracle.rollouts.fits import Allowed, Fit, fit, root_mean_square
+from lfm2np.oracle.rollouts.fits import Fit, Noises, fit, root_mean_square
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
 from lfm2np.values import Progress
@@ -317,7 +317,7 @@ def explanations(
     scores: Sequence[Scores],
     hypotheses: Sequence[Hypothesis],
     predictions: Sequence[list[Scores] | None],
-    formats: Sequence[Allowed],
+    formats: Sequence[Noises],
     readings: Sequence[str],
 ) -> list[Explanation]:
     """Each hypothesis under its likeliest reading and format, the likeliest first; `expected` is the reading that the
@@ -331,8 +331,8 @@ def explanations(
         tried = []
         for reading in hypothesis.readings or readings:
             undone, detail = hypothesis.undo(reported, [each.views[reading].logprobs for each in predicted])
-            fine = [allowed for allowed in formats if allowed.bits > 2 * hypothesis.bits]
-            tried += [(fit(undone, predicted, allowed, reading), detail) for allowed in fine]
+            fine = [noises for noises in formats if noises.bits > 2 * hypothesis.bits]
+            tried += [(fit(undone, predicted, noises, reading), detail) for noises in fine]
         is_plain = hypothesis.name == AS_IT_IS
         best, detail = max(tried, key=lambda each: (is_plain and each[0].is_right, each[0].log_likelihood))
         total, left = square(errors[~np.isnan(best.errors)]), square(best.errors)

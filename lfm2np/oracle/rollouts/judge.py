@@ -22,8 +22,7 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import FAR
-from lfm2np.oracle.judging.noise import DRAWS
-from lfm2np.oracle.judging.position import margins
+from lfm2np.oracle.judging.noise import DRAWS, allowed_by
 from lfm2np.oracle.judging.scored import Known, add_noises
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.rollouts.exact import (
@@ -38,7 +37,7 @@ from lfm2np.oracle.rollouts.exact import (
     params_of,
     scores_of,
 )
-from lfm2np.oracle.rollouts.fits import Fit, allowed_by, fit
+from lfm2np.oracle.rollouts.fits import Fit, fit, noises_of
 from lfm2np.oracle.rollouts.hypotheses import (
     AS_IT_IS,
     CHUNKED,
@@ -251,21 +250,21 @@ class Judge:
         readings: Sequence[str],
         far: float = LIMIT * FAR,
     ) -> Fit:
-        """Of these rollouts under one of the readings: by one emulated engine, by all where that leaves it in doubt.
+        """Of these rollouts under one of the readings: by two emulated engines, by all where that leaves it in doubt.
 
-        The scale by all is at most sqrt(8) times that by one (judging/judge.py): a rollout with errors beyond `far` is
-        wrong in any case.
+        The scale by two is at most twice that by all (judging/judge.py). A rollout with errors beyond `far` counts as
+        wrong.
         """
         scores, values = [self.scores[index] for index in indices], self.parts(reported, indices)
 
         def best() -> Fit:
-            allowed = allowed_by(format_name, self.model, scores, self.known, self.shown(JUDGING))
-            fits = [fit(values, scores, allowed, reading) for reading in readings]
+            noises = noises_of(format_name, self.model, scores, self.known, self.shown(JUDGING))
+            fits = [fit(values, scores, noises, reading) for reading in readings]
             return max(fits, key=lambda each: (each.is_right, -np.count_nonzero(each.wrong), each.log_likelihood))
 
         result = best()
         worst = largest(result.ratios, scores)
-        doubtful = [index for index, size in enumerate(worst) if LIMIT / math.sqrt(len(DRAWS)) < size <= far]
+        doubtful = [index for index, size in enumerate(worst) if LIMIT / 2.0 < size <= far]
         if not doubtful:
             return result
         doubtful.sort(key=lambda index: -worst[index])
@@ -313,9 +312,10 @@ class Judge:
         if params_of("processed", scores.rollout.sampling) != SamplingParams():
             return np.zeros(scores.size, np.bool_)
         noise = self.known.noises[format_name, scores.truth.spoken]
-        allowed = margins(scores.truth, noise, format_named(format_name).bits)
-        ratios = np.take_along_axis(allowed.gap_ratios[scores.rows], scores.columns[:, None], axis=1)[:, 0]
-        return np.asarray(ratios > LIMIT)
+        allowed = allowed_by(scores.truth, noise, format_named(format_name).bits)
+        rows = range(scores.truth.first + scores.rows.start, scores.truth.first + scores.rows.stop)
+        leads = [allowed[row].leads[column] for row, column in zip(rows, scores.columns, strict=True)]
+        return np.array(leads) > LIMIT
 
     def decided(self, name: str, reported: Float64, expected: str, judged: Fit, choices: Int64) -> Side:
         """Before anything is explained."""
@@ -363,7 +363,7 @@ class Judge:
         names = dict.fromkeys((side.fit.format_name, *AUTO_FORMATS))
         for name in names:
             self.likeliest(indices, side.reported, name, [side.expected])  # with as many engines as it takes
-        formats = [allowed_by(name, self.model, scores, self.known) for name in names]
+        formats = [noises_of(name, self.model, scores, self.known) for name in names]
         predictions = predictions_of(
             self.model, scores, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
         )

@@ -27,9 +27,9 @@ from lfm2np.engine.engine import Engine
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import AnyPlace, Place, Work, compute, place_of
 from lfm2np.errors import NumericsError, ProofError, RequestError
+from lfm2np.oracle.judging.allowed import FLOAT32_UNITS
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
-from lfm2np.oracle.judging.position import FLOAT32_UNITS
 from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.lfm2np_recorder import record

@@ -15,11 +15,10 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.agreement import UNFINISHED, all_text
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.engines.records import Answer, Request, Trace, changed, greedy
+from lfm2np.oracle.judging.allowed import Allowed
 from lfm2np.oracle.judging.formats import format_named
-from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import DRAWS
-from lfm2np.oracle.judging.position import margins, most_shift
-from lfm2np.oracle.judging.scored import Known, truths_of
+from lfm2np.oracle.judging.noise import DRAWS, allowed_by
+from lfm2np.oracle.judging.scored import Known, add_noises, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.suite.fuzz.trace import STOP_IN
 
@@ -41,16 +40,18 @@ def right_answer(model: Model, format_name: str, request: Request, seen: Answer 
         return []
     asked, known = greedy("right", request.prompt_token_ids, len(tokens)), Known()
     pair = (asked, Answer(tuple(tokens)))
-    positions = judge(model, format_name, [pair], known=known, stages=[DRAWS])
     (truth,) = truths_of(model, [pair], known).values()
-    allowed = margins(truth, known.noises[format_name, truth.spoken], format_named(format_name).bits)
-    answer = []
-    for position in positions:
-        index, column = position.row - truth.first, truth.at(position.row, position.token_id)
-        bound = float(allowed.units[index] + LIMIT * allowed.scales[index, column]) + most_shift(truth.vocab_size)
-        decided = not request.is_sampled and position.margin_ratio > LIMIT
-        answer.append(Right(position.token_id, float(truth.logprobs[index, column]), bound, decided))
-    return answer
+    add_noises(model, format_name, [truth], known, DRAWS)
+    allowed = allowed_by(truth, known.noises[format_name, truth.spoken], format_named(format_name).bits)
+    start = len(request.prompt_token_ids) - 1
+    return [right_token(token, allowed[row], request.is_sampled) for row, token in enumerate(tokens, start)]
+
+
+def right_token(token_id: int, allowed: Allowed, is_drawn: bool) -> Right:
+    column = allowed.at(token_id)
+    return Right(
+        token_id, float(allowed.logprobs[column]), allowed.bound(column), not is_drawn and allowed.next > LIMIT
+    )
 
 
 def fitted_tokens(model: Model, request: Request, seen: Answer | None) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -10,13 +9,15 @@ from typing import ClassVar
 from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Request, Trace, greedy
 from lfm2np.oracle.engines.target import Played, Target
 from lfm2np.oracle.engines.validate import validate
+from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.suite.fuzz.finding import DIFFERS, Finding, trouble_finding, trouble_of
-from lfm2np.suite.fuzz.right import Right
-from lfm2np.suite.itself.pairs import Comparison, compared, lead, reported, scored, unit, without
+from lfm2np.suite.fuzz.right import Right, right_token
+from lfm2np.suite.itself.pairs import Comparison, allowed_by, compared, reported, scored
 from lfm2np.suite.itself.relations import in_turn
 from lfm2np.suite.itself.rounding_spread import Spread, beyond
 
 KEPT = 256  # answers alone that are kept from trace to trace
+LEAST = 1e-10  # nats of a spread: bits that never moved may still do so once
 ANY = 1e9  # nats: a bound where no log-probability was reported; a script has it as JSON, which knows no infinity
 
 
@@ -126,16 +127,13 @@ class ByItself:
             return []
         self.ask([alone(request)])
         answer = self.known[alone(request)]
-        return [self.right_token(answer, index) for index in range(answer.num_tokens)]
+        return [self.right_at(answer, index) for index in range(answer.num_tokens)]
 
-    def right_token(self, answer: Answer, index: int) -> Right:
+    def right_at(self, answer: Answer, index: int) -> Right:
         token, logprobs = (answer.token_ids or ())[index], reported(answer, index)
         if token not in logprobs:
             return Right(token, 0.0, ANY, False)
-        others = without(logprobs, token)
-        bound = max(self.spread.limit * unit(logprobs[token], others), 1e-9)
-        decided = lead(logprobs, token) > math.sqrt(2.0) * self.spread.limit
-        return Right(token, logprobs[token], bound, decided)
+        return right_token(token, allowed_by(logprobs, token, max(self.spread.limit / LIMIT, LEAST)), False)
 
     def alone(self, request: Request) -> Request | None:
         """The request that gives what is expected; None where another engine does."""

@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from lfm2np.oracle.engines.records import Answer
+from lfm2np.oracle.judging.allowed import Allowed, shape
 
 UNFINISHED = "\ufffd"  # of a character some of whose bytes have not come
-LEAST_UNIT = 0.5  # of a likely token: the logarithm of the sum rounds too, by as much as a logit does
+LEAST_SHAPE = 0.25  # of a likely token: the logarithm of the sum rounds too, by as much as a logit does
 LEAST_REST = 2.0**-24  # of all other tokens beside a certain one, as far as float32 tells: no lead is infinite
 
 
@@ -45,14 +48,25 @@ class Comparison:
     fault: str | None = None
 
 
-def unit(logprob: float, others: Sequence[float]) -> float:
-    """How far a token's log-probability moves, in standard deviations of one logit's noise, if all logits move
-    independently: ``d log p_t = d z_t - sum p_j d z_j``, so ``sqrt((1 - p_t)^2 + sum p_j^2)``, its sum over j != t.
+def allowed_by(values: Mapping[int, float], best: int, nats: float = 1.0) -> Allowed:
+    """What an engine's own answer allows at a position, where only rounding sets two runs apart.
 
-    others  log-probabilities of other tokens, as far as they are reported
+    values  the log-probabilities that it reports, by token
+    nats    standard deviation of one logit's difference between two runs
     """
-    rest = 1.0 - math.exp(min(0.0, logprob))
-    return max(LEAST_UNIT, math.sqrt(rest**2 + sum(math.exp(2.0 * min(0.0, other)) for other in others)))
+    tokens = sorted(values)
+    logprobs = np.array([values[token] for token in tokens])
+    squares = np.exp(2.0 * np.minimum(0.0, logprobs))
+    scales = nats * np.sqrt(np.maximum(LEAST_SHAPE, shape(np.sqrt(squares), squares.sum() - squares)))
+    apart = math.sqrt(2.0) * nats
+    leads = np.maximum(0.0, values.get(best, 0.0) - logprobs) / apart
+    return Allowed(best, np.array(tokens, np.int64), logprobs, scales, leads, lead(values, best) / apart, 0.0)
+
+
+def in_noise(here: Mapping[int, float], there: Mapping[int, float], token: int) -> list[float]:
+    """Differences of the log-probabilities that both report, in standard deviations of one logit's."""
+    allowed = allowed_by(here, token)
+    return [abs(there[each] - here[each]) / float(allowed.scales[allowed.at(each)]) for each in here if each in there]
 
 
 def compared(
@@ -131,13 +145,12 @@ def at(first: Answer, second: Answer, position: int, index: int, is_drawn: bool)
     token, other = (first.token_ids or ())[position], (second.token_ids or ())[index]
     here, there = reported(first, position), reported(second, index)
     is_flip = token != other
-    both = [each for each in here if each in there]
-    noise = [abs(there[each] - here[each]) / unit(here[each], without(here, each)) for each in both]
+    noise = in_noise(here, there, token)
     if is_flip and not is_drawn:
         difference, is_open = flip(here, there, token, other)
         noise += [] if difference is None else [difference / math.sqrt(2.0)]
         return Compared(position, difference, tuple(noise), False, True, (token, other), is_open)
-    is_equal = not is_flip and all(here[each] == there[each] for each in both)
+    is_equal = not is_flip and all(here[each] == there[each] for each in here if each in there)
     difference = there[token] - here[token] if token in here and token in there else None
     return Compared(position, difference, tuple(noise), is_equal, is_flip, (token, other), is_open=is_flip)
 
@@ -193,8 +206,6 @@ def scored(first: Answer, logprobs: Sequence[float], prompt: int) -> Comparison:
     for index, token in enumerate(first.token_ids or ()):
         here, there = reported(first, index), logprobs[prompt + index - 1]
         if token in here:
-            noise = abs(there - here[token]) / unit(here[token], without(here, token))
-            positions.append(
-                Compared(index, there - here[token], (noise,), there == here[token], tokens=(token, token))
-            )
+            noise = tuple(in_noise(here, {token: there}, token))
+            positions.append(Compared(index, there - here[token], noise, there == here[token], tokens=(token, token)))
     return Comparison(tuple(positions))

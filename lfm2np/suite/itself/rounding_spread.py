@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lfm2np.oracle.judging.formats import FORMATS
+from lfm2np.oracle.judging.verdict import so_many_or_more
 from lfm2np.suite.itself.pairs import Compared
 
 LEAST_GROUPS = 6  # with any difference, for a measure
@@ -175,14 +176,11 @@ def words_of(position: Compared) -> str:
 
 def too_many_flips(flips: int, positions: int, spread: Spread, error: float = SEED_ERROR) -> str | None:
     """Of tokens drawn with the same seed: noise moves a probability by at most as much as a logit, so it changes a
-    token at most so often (Poisson). Of the likeliest ones, too, where the two best are seldom closer than by that."""
-    expected = positions * min(1.0, 2.0 * spread.nats)
-    chance = 1.0 - math.fsum(math.exp(-expected) * expected**count / math.factorial(count) for count in range(flips))
-    return (
-        f"{flips} of {positions} positions have other tokens, expected {expected:.2g}"
-        if flips and chance < error
-        else None
-    )
+    token at most so often. Of the likeliest ones, too, where the two best are seldom closer than by that."""
+    chances = [min(1.0, 2.0 * spread.nats)] * positions
+    if not flips or so_many_or_more(flips, chances) >= error:
+        return None
+    return f"{flips} of {positions} positions have other tokens, expected {math.fsum(chances):.2g}"
 
 
 def times(size: float, spread: Spread) -> str:

@@ -22,10 +22,10 @@ from lfm2np.engine import ragged
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import Place
 from lfm2np.errors import NumericsError, RequestError
+from lfm2np.oracle.judging.allowed import FLOAT32_UNITS
 from lfm2np.oracle.judging.emulate import ROTARY_UNITS, emulated, quantised
 from lfm2np.oracle.judging.formats import FORMATS
-from lfm2np.oracle.judging.noise import LEAST, Noise, noise_of, said_by, spread_of
-from lfm2np.oracle.judging.position import FLOAT32_UNITS, margins
+from lfm2np.oracle.judging.noise import LEAST, Noise, allowed_by, noise_of, said_by, spread_of
 from lfm2np.oracle.judging.truth import Spoken, Truth, chosen_columns, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.truth import reference, rope
@@ -193,25 +193,25 @@ def test_what_is_allowed_is_what_the_formulas_say(seed: int, draws: int, bits: i
     best, ids = np.argmax(p, axis=1), np.tile(np.arange(10, 16), (3, 1))
     truth = Truth(Spoken((1,) * 4), ids, logprobs, best + 10, (p * p).sum(1), largest, 6)
     noise = Noise(tuple(range(draws)), errors, spread_of(errors))
-    allowed = margins(truth, noise, bits)
-    for row, first in enumerate(best.tolist()):
+    for row, allowed in allowed_by(truth, noise, bits).items():
+        first = int(best[row])
         exponent = math.floor(math.log2(largest[row])) + 1
         unit = 2.0 ** (exponent - bits) + FLOAT32_UNITS * 2.0 ** (exponent - 24)
-        assert allowed.units[row] == unit and allowed.best[row] == first
+        assert allowed.unit == unit and allowed.best == first + 10 and allowed.shift == 6 * 2.0**-25
         tau = float(noise.spread[row]) ** 2
         ratios = []
         for column in range(6):
             others = sum(p[row, other] ** 2 for other in range(6) if other != column)
             variance = sum(float(value) ** 2 for value in errors[:, row, column]) / draws
             scale = math.sqrt((variance + tau * ((1 - p[row, column]) ** 2 + others)) / 2)
-            assert allowed.scales[row, column] == pytest.approx(max(LEAST, scale), rel=1e-6)
+            assert allowed.scales[column] == pytest.approx(max(LEAST, scale), rel=1e-6)
             apart = (errors[:, row, column].astype(float) - errors[:, row, first].astype(float)).tolist()
             gap_scale = max(LEAST, math.sqrt((sum(value * value for value in apart) / draws + 2 * tau) / 2))
             gap = float(logprobs[row, first] - logprobs[row, column])
             ratios.append(max(0.0, gap - unit) / gap_scale)
-            assert allowed.gap_ratios[row, column] == pytest.approx(ratios[-1], rel=1e-6)
+            assert allowed.leads[column] == pytest.approx(ratios[-1], rel=1e-6)
         second = max((token_id for token_id in range(6) if token_id != first), key=lambda token_id: p[row, token_id])
-        assert allowed.runner_up[row] == pytest.approx(ratios[second], rel=1e-6)
+        assert allowed.next == pytest.approx(ratios[second], rel=1e-6)
 
 
 def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:

@@ -1,8 +1,7 @@
-"""Two engines that could be are asked first, all eight where these leave a doubt: nothing else comes of it."""
+"""Two emulated engines judge first, all eight where these leave a doubt: the verdict is that of all."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -27,11 +26,11 @@ from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging import scored
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import DRAWS, STAGES, Noise, noise_of, spread_of
+from lfm2np.oracle.judging.noise import DRAWS, FIRST, Noise, noise_of, spread_of
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
-from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, is_in_doubt
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.sending import send_all
@@ -59,7 +58,7 @@ def told(name: str) -> tuple[Pair, ...]:
 @cache
 def known_by(name: str, draws: Sequence[int]) -> Known:
     known = Known()
-    judge(model(), name, told(name), known=known, stages=[draws])
+    judge(model(), name, told(name), known=known, draws=draws)
     return known
 
 
@@ -67,7 +66,7 @@ def copied(known: Known) -> Known:
     return Known(dict(known.truths), dict(known.noises), wanted=dict(known.wanted))
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(0, 30), st.sampled_from(STAGES))
+@given(st.integers(0, 2**32 - 1), st.floats(0, 30), st.sampled_from([(1,), FIRST, DRAWS]))
 def test_no_scale_of_some_engines_is_too_large_by_more_than_their_number(
     seed: int, power: float, draws: tuple[int, ...]
 ) -> None:
@@ -86,11 +85,8 @@ def test_no_scale_of_some_engines_is_too_large_by_more_than_their_number(
     assert some.scales(truth)[1, 0] > 0.999 * factor * every.scales(truth)[1, 0]
 
 
-def test_each_stage_requests_those_of_the_one_before_and_the_last_all() -> None:
-    for some, more in itertools.pairwise(STAGES):
-        assert set(some) < set(more) and list(more) == sorted(more)
-    assert STAGES[-1] == DRAWS
-    first, other = (emulated("bfloat16", 0, draw) for draw in STAGES[1])
+def test_the_first_two_differ_in_every_choice_that_is_made_both_ways() -> None:
+    first, other = (emulated("bfloat16", 0, draw) for draw in FIRST)
     choices = ("fused", "flash", "wide_residual")
     assert all(getattr(first, name) != getattr(other, name) for name in choices)
 
@@ -103,7 +99,7 @@ def test_each_stage_requests_those_of_the_one_before_and_the_last_all() -> None:
 def test_what_is_wrong_and_what_is_right_is_what_all_engines_say(name: str, data: st.DataObject) -> None:
     """One log-probability of a right engine moved, by up to thirty times the noise."""
     pairs = list(told(name))
-    every = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), stages=[DRAWS])
+    every = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), draws=DRAWS)
     chosen = data.draw(
         st.sampled_from([position for position in every if position.is_new and position.error is not None])
     )
@@ -120,8 +116,8 @@ def test_what_is_wrong_and_what_is_right_is_what_all_engines_say(name: str, data
     logprobs = list(answer.logprobs or ())
     logprobs[index] -= scale * data.draw(st.floats(5, 20))
     pairs[place] = request, replace(answer, logprobs=tuple(logprobs), top_logprobs=None)
-    by_all = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), stages=[DRAWS])
-    staged = judge(model(), name, pairs, known=copied(known_by(name, STAGES[0])))
+    by_all = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), draws=DRAWS)
+    staged = judge(model(), name, pairs, known=copied(known_by(name, FIRST)))
     assert [position.verdict for position in staged] == [position.verdict for position in by_all]
 
 
@@ -130,34 +126,25 @@ def positions(ratio: float) -> list[Position]:
     return [Position(request, 0, True, 1, 1, 0.0, 0.0, 9.0, 0.0, ratio, ratio, verdict)]
 
 
-@given(st.lists(st.lists(st.floats(0, 3), min_size=4, max_size=4), max_size=5), st.floats(0, 40), st.booleans())
-def test_the_verdict_of_stages_is_that_of_all(scales: list[list[float]], error: float, is_mixture: bool) -> None:
-    """Each answer with one error, and with the squares of four scales, which 1, 2, 4 and 8 engines have in the mean."""
-    sums = [np.cumsum([scale + 0.01 for scale in scale]) for scale in scales]
+@given(st.lists(st.tuples(st.floats(0.01, 3), st.floats(0, 30)), max_size=5), st.floats(0, 40), st.booleans())
+def test_the_verdict_of_two_engines_is_that_of_all(
+    squares: list[tuple[float, float]], error: float, is_mixture: bool
+) -> None:
+    """Each answer has one error. `squares` are the sums of two engines' squared errors and of the six others'."""
 
-    def request(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
+    def judge_by(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
         asked.extend((len(draws), index) for index in indices)
-        stage = int(np.log2(len(draws)))
-        return [positions(error / np.sqrt(sums[index][stage] / len(draws))) for index in indices]
+        totals = [two + (others if draws == DRAWS else 0.0) for two, others in squares]
+        return [positions(error / np.sqrt(totals[index] / len(draws))) for index in indices]
 
     asked: list[tuple[int, int]] = []
-    staged = judging.staged(STAGES, len(sums), request, np.inf if is_mixture else 50.0)
-    once, asked = asked, []
-    by_all = request(DRAWS, range(len(sums)))
-    assert any(map(is_wrong, staged)) == any(map(is_wrong, by_all))
-    for index, position in enumerate(staged):
-        if (8, index) in once or not any(map(is_wrong, by_all)) or is_mixture:
-            assert is_wrong(position) == is_wrong(by_all[index])
-        assert is_wrong(position) or not is_wrong(by_all[index])
-
-
-@pytest.mark.rounding
-def test_all_engines_are_emulated_where_the_number_of_flips_is_in_doubt() -> None:
-    """Three flips, each with a chance of 1e-4: together 1e-12 by these chances, which are rough."""
-    flips = [replace(position, token_id=2, flip_chance=1e-4) for position in positions(1.0) * 3]
-    assert is_in_doubt(flips, 1.5) and is_in_doubt(flips[:1], 1.5) and not is_in_doubt([], 1.5)
-    assert not is_in_doubt([replace(flip, flip_chance=0.3) for flip in flips], 1.5)
-    assert is_in_doubt(positions(1.6), 1.5) and not is_in_doubt(positions(1.4), 1.5)
+    by_some = judging.decided(len(squares), judge_by, np.inf if is_mixture else 50.0)
+    once, by_all = list(asked), judge_by(DRAWS, range(len(squares)))
+    assert any(map(is_wrong, by_some)) == any(map(is_wrong, by_all))
+    for index, answer in enumerate(by_some):
+        if (len(DRAWS), index) in once or not any(map(is_wrong, by_all)) or is_mixture:
+            assert is_wrong(answer) == is_wrong(by_all[index])
+        assert is_wrong(answer) or not is_wrong(by_all[index])
 
 
 def wrong(pairs: Sequence[Pair], place: int) -> list[Pair]:
@@ -176,7 +163,7 @@ def found(pairs: Sequence[Pair], known: Known) -> Checked:
 @cache
 def known_of_both() -> Known:
     """Of whole checks with one wrong answer: other formats, which are tried then, are emulated once."""
-    return copied(known_by("float32", STAGES[0]))
+    return copied(known_by("float32", FIRST))
 
 
 @pytest.mark.rounding
@@ -219,7 +206,7 @@ def test_what_was_scored_ahead_is_not_scored_again_and_says_the_same() -> None:
     pairs, known = list(told("float32")), Known()
     with scored_ahead(model(), "float32", known) as on:
         assert all(on(pairs[:count]) for count in range(1, 13))
-        while len(known.noises) < len(known_by("float32", STAGES[0]).noises):
+        while len(known.noises) < len(known_by("float32", FIRST).noises):
             time.sleep(0.01)
     done = known.place.num_tokens
     ahead = found(pairs, known)
@@ -292,4 +279,4 @@ def test_another_format_that_explains_nothing_by_far_is_tried_by_two_engines_onl
     assert verdict is Verdict.BUG
     tried = {name: noise.draws for (name, _), noise in known.noises.items() if name != "float32"}
     assert {"float16", "bfloat16", "int8", "int4"} <= tried.keys()
-    assert tried["int8"] == STAGES[1], "weights that are drawn for each engine take longest"
+    assert tried["int8"] == FIRST, "weights that are drawn for each engine take longest"

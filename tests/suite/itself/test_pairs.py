@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.oracle.engines.records import Answer
-from lfm2np.suite.itself.pairs import LEAST_UNIT, compared, flip, lead, scored, unit
+from lfm2np.suite.itself.pairs import LEAST_SHAPE, allowed_by, compared, flip, lead, scored
 
 TWO = math.log(2.0)
 
@@ -20,12 +20,14 @@ def answer(ids: tuple[int, ...], logprobs: tuple[float, ...] | None = None, **fi
 
 
 @given(st.lists(st.floats(-6, 6), min_size=2, max_size=8), st.data())
-def test_the_unit_is_the_length_of_the_gradient_of_a_log_probability(logits: list[float], data: st.DataObject) -> None:
+def test_the_scale_is_the_length_of_the_gradient_of_a_log_probability(logits: list[float], data: st.DataObject) -> None:
     token = data.draw(st.integers(0, len(logits) - 1))
     logprobs = np.array(logits) - np.logaddexp.reduce(logits)
     gradient = np.eye(len(logits))[token] - np.exp(logprobs)
-    others = [float(value) for index, value in enumerate(logprobs) if index != token]
-    assert unit(float(logprobs[token]), others) == pytest.approx(max(LEAST_UNIT, float(np.linalg.norm(gradient))))
+    allowed = allowed_by(dict(enumerate(logprobs.tolist())), token, 0.1)
+    squared = max(LEAST_SHAPE, float(gradient @ gradient))
+    assert allowed.scales[token] == pytest.approx(0.1 * math.sqrt(squared), rel=1e-6)
+    assert allowed.bound(token) == pytest.approx(math.sqrt(squared), rel=1e-6)  # ten times the scale
 
 
 def test_equal_answers() -> None:

@@ -110,13 +110,12 @@ def test_with_bits_demanded_any_difference_is_beyond() -> None:
 
 
 @pytest.mark.parametrize("nats", [1e-5, 1e-3, 0.05])
-def test_flips_of_seeds_are_held_against_the_tail_of_poisson(nats: float) -> None:
-    spread, positions = Spread(nats, True, 1.0), 300
-    expected = positions * 2 * nats
+def test_flips_of_seeds_are_held_against_the_binomial_tail(nats: float) -> None:
+    spread, positions, chance = Spread(nats, True, 1.0), 300, 2 * nats
 
     def tail(count: int) -> float:
-        terms = (math.exp(-expected + k * math.log(expected) - math.lgamma(k + 1)) for k in range(count, count + 400))
-        return math.fsum(terms)
+        ways = range(count, positions + 1)
+        return math.fsum(math.comb(positions, k) * chance**k * (1 - chance) ** (positions - k) for k in ways)
 
     first = next(count for count in range(1, 300) if too_many_flips(count, positions, spread))
     assert tail(first) < SEED_ERROR <= tail(first - 1)
