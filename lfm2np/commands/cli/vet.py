@@ -9,7 +9,7 @@ from lfm2np.commands.cli.shared.parser import Commands, add, add_command, requir
 from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, read_file, show_report
 from lfm2np.engine.loading import load
 from lfm2np.errors import RequestError
-from lfm2np.oracle.vet.vetting import ALPHA, MAX_TOKENS, SCORING, TOKENS, vetted
+from lfm2np.oracle.vet.vetting import ALPHA, JUDGING, MAX_TOKENS, TOKENS, vetted
 
 EXIT_CODES = """exit codes:
   0    the claimed candidate is accepted: all others are rejected
@@ -41,8 +41,8 @@ def run_vet(arguments: argparse.Namespace) -> None:
             candidates[name] = load(path, "exact", show)
     names = ("chat", "max_tokens", "tokens", "alpha", "seed", "name", "timeout", "at_once", "save")
     options = {name: getattr(arguments, name) for name in names}
-    saved, arguments.save = arguments.save, None  # answers, not what is computed
-    with work.place_of(arguments, None) as place, progress_bars(SCORING) as shown:
+    arguments.save = None  # answers, not what is computed
+    with work.place_of(arguments, None) as place, progress_bars(JUDGING) as shown:
         report = vetted(
             arguments.target,
             candidates,

@@ -1,3 +1,3 @@
-"""Which checkpoint answers: candidates.py (what may stand there), answers.py (what is sent, and which tokens came),
-evidence.py (their exact likelihoods and the e-value), vetting.py (the whole), vet_report.py.
+"""Which checkpoint answers: answers.py (what is sent, which tokens came), evidence.py (exact likelihoods under every
+hypothesis, and the e-value against it), vetting.py (the whole, and its report).
 """

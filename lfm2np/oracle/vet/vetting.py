@@ -1,11 +1,15 @@
-"""The whole: rounds of requests, their answers under every hypothesis, until the test decides. `lfm2np.vet`."""
+"""The whole: rounds of answers under every hypothesis, until the test decides, and the report. `lfm2np.vet`."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.loading import load
@@ -17,24 +21,28 @@ from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.report.as_json import as_json
-from lfm2np.oracle.report.report import Report
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Finding, Report, Section, Table
 from lfm2np.oracle.vet.answers import ROUND, questions_of, requests_of, rounds_of, with_tokens
-from lfm2np.oracle.vet.candidates import drawn_by, format_of, hypotheses_of, parse_sampling
-from lfm2np.oracle.vet.evidence import Likelihoods, likelihoods_of, standings
-from lfm2np.oracle.vet.vet_report import Vetted, report_of
+from lfm2np.oracle.vet.evidence import (
+    Hypothesis,
+    Likelihoods,
+    Standing,
+    hypotheses_of,
+    joined_likelihoods,
+    likelihoods_of,
+    parse_sampling,
+    standings,
+)
 from lfm2np.values import ProgressOf
 
 ALPHA, MAX_TOKENS, TOKENS = 0.01, 32, 4000
 MOST_SILENT = 4  # rounds without a usable answer
-SCORING = "tokens"  # the stage that progress counts
+JUDGING = "tokens"  # the stage that progress counts
 
 
 def vet(target: str, candidates: Mapping[str, LoadedModel | str | Path], **options: Any) -> dict[str, Any]:
-    """Which candidate answers: what `lfm2np vet --json` prints; "verdict" and "findings" say it in short.
-
-    candidates  name -> directory, GGUF file or loaded model, the claim first
-    options     of `vetted`
-    """
+    """What `lfm2np vet --json` prints; "verdict" and "findings" say it in short. Arguments and errors: see `vetted`;
+    a candidate may be a path, too, with the errors of `load`."""
     loaded = {name: each if isinstance(each, LoadedModel) else load(each) for name, each in candidates.items()}
     return as_json(vetted(target, loaded, **options))
 
@@ -57,55 +65,144 @@ def vetted(
     place: AnyPlace = None,
     progress: ProgressOf | None = None,
 ) -> Report:
-    """Judges answers until they decide, or `tokens` of them are judged.
+    """Judges answers until they decide which candidate gave them, or `tokens` of them are judged.
 
-    target     as in lfm2np.check: an engine, or a file of its answers
-    samplings  the first is requested ("temperature=1"); others are ways in which the provider may sample instead
-    chat       use /v1/chat/completions: the provider lays out the prompts
-    save       keeps answers as they come; those that it has are not requested again
-    errors     RequestError for what can't be, TargetError for an engine that can't be run, or gives no usable answer
+    target      as in lfm2np.check: an engine, or a file of its answers
+    candidates  by name, the claim first
+    samplings   the first is requested ("temperature=1"); others are ways in which the provider may sample instead
+    chat        use /v1/chat/completions: the provider lays out the prompts
+    save        keeps answers as they come; those that it has are not requested again
+    errors      RequestError for what can't be, TargetError for an engine that can't be run, or gives no usable answer
     """
     if not candidates or not 0.0 < alpha < 0.5:
         raise RequestError(f"alpha {alpha:g}, {len(candidates)} candidates: expected 0 to 0.5, and at least one")
     model, is_file = next(iter(candidates.values())), target.endswith(".jsonl") and ":" not in target
-    requested = parse_sampling(samplings[0]) if samplings else SamplingParams()
+    pairs = FileTarget(target).pairs() if is_file else []
+    requested = parse_sampling(samplings[0]) if samplings else pairs[0][0].params if pairs else SamplingParams()
+    hypotheses = hypotheses_of(candidates, requested, samplings[1:])
     with ExitStack() as stack:
-        if is_file:
-            pairs = FileTarget(target).pairs()
-            requested = requested if samplings or not pairs else drawn_by(pairs[0][0].params)
-            rounds = (pairs[start : start + ROUND] for start in range(0, len(pairs), ROUND))
-        else:
-            kind = model.path, model.config.vocab_size, model.tokenizer, format_of(model)
+        rounds = iter([pairs[start : start + ROUND] for start in range(0, len(pairs), ROUND)])
+        if not is_file:
+            kind = model.path, model.config.vocab_size, model.tokenizer, hypotheses[0].format
             engine = stack.enter_context(closing(target_named(target, *kind, name, at_once, timeout, chat=chat)))
             transcript = None if save is None else stack.enter_context(Transcript(save))
             requests = requests_of(model, questions or questions_of(seed), requested, max_tokens)
             rounds = rounds_of(engine, requests, transcript)
-        hypotheses = hypotheses_of(candidates, requested, samplings[1:])
-        return report_of(judged(Vetted(hypotheses, alpha), rounds, tokens, place_of(place), progress))
+        return judged(hypotheses, rounds, tokens, alpha, place_of(place), progress)
 
 
 def judged(
-    result: Vetted, rounds: Iterator[list[Pair]], most: int, place: Place, progress: ProgressOf | None = None
-) -> Vetted:
-    """The result after as many rounds as it takes. TargetError if nothing can be judged."""
-    parts, silent, model = list[Likelihoods](), 0, result.hypotheses[0].model
+    hypotheses: Sequence[Hypothesis],
+    rounds: Iterator[list[Pair]],
+    most: int,
+    alpha: float,
+    place: Place,
+    progress: ProgressOf | None = None,
+) -> Report:
+    """After as many rounds as it takes. TargetError if nothing can be judged."""
+    parts, each, left_out, silent = list[Likelihoods](), list[Standing](), Counter[str](), 0
     for pairs in rounds:
-        usable = [(request, with_tokens(request, answer, model)) for request, answer in pairs]
-        result.left_out.update(answer.error for _, answer in usable if answer.error is not None)
-        usable = [pair for pair in usable if pair[1].error is None]
+        answers = [(request, with_tokens(request, answer, hypotheses[0].model)) for request, answer in pairs]
+        usable = [pair for pair in answers if pair[1].error is None]
+        left_out.update(answer.error for _, answer in answers if answer.error is not None)
         silent = 0 if usable else silent + 1
         if usable:
-            parts.append(likelihoods_of(result.hypotheses, usable, place))
-            result.standings, result.num_answers = (
-                standings(result.hypotheses, parts, result.alpha),
-                result.num_answers + len(usable),
-            )
-            result.num_tokens += sum(answer.num_tokens for _, answer in usable)
-            result.num_reported += sum(answer.num_tokens for _, answer in usable if answer.logprobs is not None)
+            parts = [joined_likelihoods([*parts, likelihoods_of(hypotheses, usable, place)])]
+            each = standings(hypotheses, parts[0], alpha)
+            count, decision = len(parts[0].last), decided(each)
             if progress:
-                progress(SCORING, min(result.num_tokens, most), most)
-        if result.is_decided or result.num_tokens >= most or silent == MOST_SILENT:
+                progress(JUDGING, min(count, most), most)
+            if count >= most or decision.accepted or not decision.left:
+                break
+        elif silent == MOST_SILENT:
             break
     if not parts:
-        raise TargetError(f"no usable answer: {', '.join(result.left_out) or 'none came'}")
-    return result
+        raise TargetError(f"no usable answer: {', '.join(left_out) or 'none came'}")
+    return report_of(each, parts[0], alpha, left_out)
+
+
+class Decision(NamedTuple):
+    """What the standings of all hypotheses say.
+
+    left      those that are not rejected, the one with the least against it first
+    accepted  whether that is the only candidate that is left, of several, and what was reported no other model's
+    more      tokens until all other candidates are rejected, if that is true; infinite: never
+    """
+
+    verdict: str
+    left: Sequence[Standing] = ()
+    accepted: bool = False
+    more: float = 0.0
+
+
+def decided(each: Sequence[Standing]) -> Decision:
+    """Candidates count, not their sampling, which a provider is free to choose."""
+    left = sorted((one for one in each if one.rejected_after is None), key=lambda one: one.log_e)
+    if not left:
+        return Decision("NONE OF THESE")
+    number, claim = each.index(left[0]), each[0].hypothesis.model
+    rivals = [one for one in each if one.hypothesis.model is not left[0].hypothesis.model]
+    more = [one.more[number] for one in rivals if one.rejected_after is None]
+    accepted = bool(rivals) and not more and any(one.fits_after is not None for one in left)
+    if all(one.hypothesis.model is not claim for one in left):
+        verdict = "NOT THE CLAIM"
+    else:
+        verdict = "ACCEPTED" if accepted else "UNDECIDED"
+    return Decision(verdict, left, accepted, max(more, default=0.0))
+
+
+def report_of(each: Sequence[Standing], seen: Likelihoods, alpha: float, left_out: Counter[str]) -> Report:
+    decision, count, num_reported = decided(each), len(seen.last), int(np.isfinite(seen.errors[0, 0]).sum())
+    rows = [
+        [one.hypothesis.name, f"10^{one.log_e / math.log(10.0):.1f}", one.by, one.rejected_after or "not rejected"]
+        for one in each
+    ]
+    header = ("hypothesis", "e-value against it", "most of it by", "rejected after")
+    return Report(
+        command="vet",
+        verdict=decision.verdict,
+        exit_code={"ACCEPTED": RIGHT, "UNDECIDED": OPEN}.get(decision.verdict, WRONG),
+        findings=[Finding("hypothesis", because(decision, each[0].hypothesis.name, alpha))],
+        facts={
+            "claim": each[0].hypothesis.name,
+            "judged": f"{count} tokens of {int(seen.last.sum())} answers, {num_reported} with log-probabilities",
+            "threshold": f"an e-value of {1 / alpha:g}, which that of a true hypothesis reaches with a probability of "
+            f"at most {alpha:g} (Ville's inequality)",
+        },
+        next_steps=[next_step(decision, each, count)] if decision.verdict == "UNDECIDED" else [],
+        not_tested=[f"{number} answers left out: {why}" for why, number in left_out.most_common()],
+        sections=[Section("Hypotheses", [Table("", header, rows, range(len(header)), len(rows))])],
+        figures={
+            "accepted": decision.left[0].hypothesis.name if decision.accepted else None,
+            "tokens": count,
+            "reported": num_reported,
+            "more_tokens": decision.more,
+            "hypotheses": [
+                one._asdict() | {"hypothesis": one.hypothesis.name, "sha256": one.hypothesis.model.sha256}
+                for one in each
+            ],
+        },
+    )
+
+
+def because(decision: Decision, claim: str, alpha: float) -> str:
+    """Which it is, as far as that is known, and at what error."""
+    names = "; ".join(one.hypothesis.name for one in decision.left)
+    if decision.verdict == "UNDECIDED":
+        return f"not rejected: {names}"
+    words = f"not {claim}: one of {names}, or none of these" if names else "all hypotheses are rejected"
+    if decision.accepted:
+        words = f"it is {decision.left[0].hypothesis.name}" + (
+            "" if decision.verdict == "ACCEPTED" else f", not {claim}"
+        )
+    return f"{words} (error at most {alpha:g})"
+
+
+def next_step(decision: Decision, each: Sequence[Standing], count: int) -> str:
+    """Where it is undecided."""
+    if len({one.hypothesis.model for one in each}) == 1:
+        return "name another --candidate: one alone is never accepted"
+    if math.isinf(decision.more):
+        return "these are closer than rounding errors, no number of tokens tells them apart: leave out a --candidate"
+    more, name = max(1, round(decision.more)), decision.left[0].hypothesis.name
+    return f"some {more:,} more tokens tell these apart, if it is {name}: --tokens {count + more}"
