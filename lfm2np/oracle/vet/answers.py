@@ -22,6 +22,7 @@ from lfm2np.oracle.engines.target import Target
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.sending import answered
 
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # for bytes that are no character: a part of a token
 ROUND = 8  # requests between two looks at the evidence
 QUESTIONS = (  # open ones: where a model is sure of its answer, 4 bits give the same tokens
     ("Tell a story about", "Write a poem about", "Invent names for", "Guess the secret of", "Go on: It was late for"),
@@ -74,7 +75,7 @@ def with_tokens(request: Request, answer: Answer, model: LoadedModel) -> Answer:
             ids = tuple(model.tokenizer.encode_more(answer.text or ""))
         except RequestError as problem:
             return failed(f"a text that can't be tokenised: {problem}")
-        if model.tokenizer.decode(ids) != (answer.text or ""):
+        if BROKEN in (answer.text or "") or model.tokenizer.decode(ids) != (answer.text or ""):
             return failed("a text that the tokenizer does not give back")
         ids = ids if has_ended else ids[:-1]
     logprobs, text = answer.logprobs, None if answer.token_ids is not None else answer.text

@@ -86,6 +86,8 @@ def vetted(
             kind = model.path, model.config.vocab_size, model.tokenizer, hypotheses[0].format
             engine = stack.enter_context(closing(target_named(target, *kind, name, at_once, timeout, chat=chat)))
             transcript = None if save is None else stack.enter_context(Transcript(save))
+            if transcript:
+                stack.callback(transcript.end)  # after an interrupt too: fewer answers are a file as good
             requests = requests_of(model, questions or questions_of(seed), requested, max_tokens)
             rounds = rounds_of(engine, requests, transcript)
         return judged(hypotheses, rounds, tokens, alpha, place_of(place), progress)

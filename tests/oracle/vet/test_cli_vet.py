@@ -198,7 +198,6 @@ def test_a_provider_that_never_answers_is_one_line(reply, why, capsys, monkeypat
         (("http://127.0.0.1:9", *ALONE, "--sampling", "temperature=0"), "lfm2np check"),
         (("http://u:p@h", *ALONE), "user or password"),
         (("my:factory", *ALONE, "--chat"), "for a chat"),
-        (("http://127.0.0.1:9", *ALONE, "--candidate", f"lfm3={FIXTURES / 'lfm3'}"), "expected "),
     ],
 )
 def test_what_cannot_be_met_is_one_line_and_3(words, why, capsys):
