@@ -75,6 +75,8 @@ def hypotheses_of(
             if token != expected:
                 raise RequestError(f"candidate {name}: token {token_id} is {token!r}, expected {expected!r}")
     ways = {"": requested, **{f", sampled {text}": parse_sampling(text) for text in others}}
+    if not all(sampling.temperature for sampling in ways.values()):
+        raise RequestError("temperature 0: expected more than 0; greedy answers are what lfm2np check judges")
     formats = {name: format_of(model) for name, model in candidates.items()}
     return [
         Hypothesis(name + words, model, formats[name], sampling)
@@ -94,10 +96,7 @@ def format_of(model: LoadedModel) -> str:
 def parse_sampling(text: str) -> SamplingParams:
     """'temperature=0.7 top_k=40' -> what tokens are drawn from. RequestError for another name or value."""
     words = [word.partition("=") for word in text.replace(",", " ").split()]
-    params = from_json({name: parse_line(value, f"sampling {name}") for name, _, value in words})
-    if params.temperature == 0.0:
-        raise RequestError("temperature 0: expected more than 0; greedy answers are what lfm2np check judges")
-    return params
+    return from_json({name: parse_line(value, f"sampling {name}") for name, _, value in words})
 
 
 class Likelihoods(NamedTuple):

@@ -194,9 +194,8 @@ def because(decision: Decision, claim: str, alpha: float) -> str:
         return f"not rejected: {names}"
     words = f"not {claim}: one of {names}, or none of these" if names else "all hypotheses are rejected"
     if decision.accepted:
-        words = f"it is {decision.left[0].hypothesis.name}" + (
-            "" if decision.verdict == "ACCEPTED" else f", not {claim}"
-        )
+        others = "" if decision.verdict == "ACCEPTED" else f", not {claim}"
+        words = f"it is {decision.left[0].hypothesis.name}{others}"
     return f"{words} (error at most {alpha:g})"
 
 
