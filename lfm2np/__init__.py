@@ -10,7 +10,7 @@ model.score([1, 17, 42])                    # log-probability, rank, margin of e
 lfm2np.score_many(model, prompts, executor) # the same of many, on any concurrent.futures.Executor
 lfm2np.check("my_engine:factory", model)    # is an engine right
 lfm2np.rollouts("rollouts.jsonl")           # who errs, sampler or trainer
-lfm2np.vet(candidates, url)                 # which checkpoint answers there
+lfm2np.vet(target, candidates)                # which checkpoint answers there
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # what editors and type checkers see; at run time a name is i
     from lfm2np.errors import TokenizerError as TokenizerError
     from lfm2np.oracle.api import check as check
     from lfm2np.oracle.rollouts.api import rollouts as rollouts
-    from lfm2np.oracle.vet.api import vet as vet
+    from lfm2np.oracle.vet.vetting import vet as vet
     from lfm2np.system import keep_freed_memory as keep_freed_memory
 
 __version__ = "0.2.0"  # the one place; pyproject.toml reads it here
@@ -88,7 +88,7 @@ _WHERE = {
     "rollouts": "lfm2np.oracle.rollouts.api",
     "score_many": "lfm2np.engine.teacher_forcing",
     "trained_fixture": "lfm2np.checkpoint.loaded",
-    "vet": "lfm2np.oracle.vet.api",
+    "vet": "lfm2np.oracle.vet.vetting",
 }
 __all__ = sorted(_WHERE)
 

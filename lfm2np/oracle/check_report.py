@@ -382,7 +382,7 @@ def figures_of(checked: Checked) -> dict[str, Any]:
     odd = [position for position in checked.positions if position.verdict is not Verdict.EXACT]
     return {
         "early_ends": dataclasses.asdict(early_ends(checked.pairs)),
-        "prefix_hits": prefix_hits(checked.pairs).as_json(wrong_requests(checked.pairs, checked.positions)),
+        "prefix_hits": prefix_hits(checked.pairs).figures(wrong_requests(checked.pairs, checked.positions)),
         "suspects": lines(total.causes),
         "causes": [dataclasses.asdict(cause) for cause in total.causes],
         "constants": None if total.constants is None else dataclasses.asdict(total.constants),

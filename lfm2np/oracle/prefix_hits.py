@@ -57,7 +57,7 @@ class PrefixHits:
         right = f"wrong in {len(wrong_hits)} of all {len(self.hits)} hits" if wrong_hits else "all right"
         return f"{self.hit} of {self.repeated} hit, {right}"
 
-    def as_json(self, wrong: frozenset[str]) -> dict[str, Any]:
+    def figures(self, wrong: frozenset[str]) -> dict[str, Any]:
         hits = {"hits": sorted(self.hits), "wrong": sorted(self.hits & wrong)}
         return {name: getattr(self, name) for name in ("repeated", "longest", "hit", "reported")} | hits
 

@@ -62,6 +62,7 @@ class HttpTarget:
     at_once     most requests in flight together; None: as target.in_flight has it for the server's slots
     timeout     seconds for one request; retries and backoff: see http_client.py
     fields      are added to each request
+    chat        its chat completions, which lay out prompts themselves, and nothing else
     """
 
     def __init__(
@@ -74,13 +75,14 @@ class HttpTarget:
         retries: int = 3,
         backoff: float = 0.25,
         fields: Mapping[str, Any] | None = None,
+        chat: bool = False,
     ) -> None:
         self.client = HttpClient(url, timeout, retries, backoff)
         self.is_streaming = False  # whether the server sends its answer token by token; known after `probe`
         self._tokenizer, self._fields = tokenizer, fields or {}
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
         self._probe_ids = PROBE_IDS if tokenizer is None else tuple(tokenizer.encode(PROBE_TEXT))
-        self._model_name, self._at_once = model_name, at_once
+        self._model_name, self._at_once, self._is_chat = model_name, at_once, chat
         self._spoken: Spoken | None = None
 
     def spoken(self) -> Spoken:
@@ -107,7 +109,7 @@ class HttpTarget:
 
     def with_text(self, request: Request) -> Request:
         """With the text of its prompt, where the server takes no ids. RequestError if there is none."""
-        if self.spoken().dialect.takes_token_ids or request.prompt_text is not None:
+        if self._is_chat or self.spoken().dialect.takes_token_ids or request.prompt_text is not None:
             return request
         text = None if self._tokenizer is None else text_of(self._tokenizer, request.prompt_token_ids)
         if text is None:
@@ -134,7 +136,7 @@ class HttpTarget:
     def _search(self) -> Spoken:
         refused: dict[tuple[str, str], str] = {}  # dialect and problem -> the first probe that met it
         for model in self._models():
-            for dialect in dialects.DIALECTS:
+            for dialect in dialects.CHATS if self._is_chat else dialects.DIALECTS:
                 for extras in dialect.extras:
                     try:
                         spoken = self._try(dialect, replace(extras, model=model))
@@ -157,7 +159,7 @@ class HttpTarget:
         """BadReply or RequestError if the server does not answer so."""
         ids = self._probe_ids if dialect.takes_token_ids or self._tokenizer is not None else ()
         scored = {"prompt_logprobs": 0} if extras.prompt_logprobs else {}
-        request = greedy("probe", ids, PROBE_TOKENS, prompt_text=PROBE_TEXT, **scored)
+        request = greedy("probe", ids, PROBE_TOKENS, prompt_text=PROBE_TEXT, message=PROBE_TEXT, **scored)
         body = dialect.request(request, extras)
         reply = self.client.post(dialect.path, body)
         # How it ends is for the check.

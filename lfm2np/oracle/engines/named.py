@@ -31,16 +31,20 @@ def target_named(
     at_once: int | None = None,
     timeout: float = 60.0,
     sizes: Mapping[str, Any] | None = None,
+    chat: bool = False,
 ) -> Target:
     """RequestError for a text of no known form.
 
     model        checkpoint for a factory or a process; servers need none
     computed_in  the number format of transformers
+    chat         a server's chat completions are meant
     sizes        hints for a factory, by the names of protocol.SIZES
     """
+    if chat and not str(text).startswith("http"):
+        raise RequestError(f"target {show(text)}: expected http(s)://HOST:PORT for a chat")
     kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
     if kind in ("http", "https"):
-        return HttpTarget(text, tokenizer, model_name, at_once, timeout)
+        return HttpTarget(text, tokenizer, model_name, at_once, timeout, chat=chat)
     if kind == "exec":
         return ExecTarget(rest, model, vocab_size, timeout)
     if kind == TRANSFORMERS:

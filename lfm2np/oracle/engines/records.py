@@ -33,6 +33,7 @@ class Request:
     params        sampling parameters with vLLM's names; max_tokens is always a number
     priority, cache_salt  as in vLLM: the lower is the earlier; prefixes are shared within one salt only
     prompt_text   a text that the tokenizer turns into exactly these ids, if there is one
+    message       the only message of a chat whose layout these ids are: for servers that lay out chats themselves
     after         an earlier request of the trace, by its index; None: it is sent at once
     after_tokens  send this one when so many tokens of that one have come; None: when it has ended
     pause         milliseconds to wait then
@@ -49,6 +50,7 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     prompt_text: str | None = None
+    message: str | None = None
     after: int | None = None
     after_tokens: int | None = None
     pause: int = 0

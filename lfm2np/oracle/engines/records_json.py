@@ -71,7 +71,7 @@ def request_from_json(raw: Any, where: str = "a request") -> Request:
         raise RequestError(f"tags.length {repr(tags['length'])[:40]}: expected {len(ids)}, as many as prompt_token_ids")
     params = {name: value for name, value in fields.items() if name in SAMPLING}
     own = {name: value for name, value in fields.items() if name not in SAMPLING}
-    for name in ("request_id", "cache_salt", "prompt_text"):
+    for name in ("request_id", "cache_salt", "prompt_text", "message"):
         _optional(own, name, _text)
     given = params_from_json({**params_as_json(DEFAULTS.params), **params})
     request = Request(**{"request_id": "", **own, "prompt_token_ids": ids, "params": given, "tags": tags})

@@ -1,227 +1,209 @@
-"""The whole: a plan, rounds of questions, their answers under every hypothesis, and the verdict."""
+"""The whole: rounds of answers under every hypothesis, until the test decides, and the report. `lfm2np.vet`."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from lfm2np.engine.work.place import Place
-from lfm2np.errors import RequestError, TokenizerError
+import numpy as np
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.loading import load
+from lfm2np.engine.sampling.params import SamplingParams
+from lfm2np.engine.work.place import AnyPlace, Place, place_of
+from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.file_target import FileTarget, Transcript
+from lfm2np.oracle.engines.named import target_named
+from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.engines.target import TargetError
-from lfm2np.oracle.vet.asking import Provider
-from lfm2np.oracle.vet.betting import Ledger, Standing
-from lfm2np.oracle.vet.hypotheses import Hypotheses
-from lfm2np.oracle.vet.likelihoods import Likelihoods, Scorer
-from lfm2np.oracle.vet.provider_answers import Reply, ReplyFile
-from lfm2np.oracle.vet.questions import Question
-from lfm2np.oracle.vet.token_ids import LeftOut, Tokens, tokens_of
-from lfm2np.oracle.vet.token_plan import Plan
+from lfm2np.oracle.report.as_json import as_json
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Finding, Report, Section, Table
+from lfm2np.oracle.vet.answers import ROUND, questions_of, requests_of, rounds_of, with_tokens
+from lfm2np.oracle.vet.evidence import (
+    Hypothesis,
+    Likelihoods,
+    Standing,
+    hypotheses_of,
+    joined_likelihoods,
+    likelihoods_of,
+    parse_sampling,
+    standings,
+)
 from lfm2np.values import ProgressOf
 
-SCORING, PLANNING = "scoring", "planning"  # stages that progress reports
-ROUND = 8  # questions between two looks at the evidence
+ALPHA, MAX_TOKENS, TOKENS = 0.01, 32, 4000
 MOST_SILENT = 4  # rounds without a usable answer
+JUDGING = "tokens"  # the stage that progress counts
 
 
-class Outcome(StrEnum):
-    ACCEPTED = "accepted"
-    NONE = "none of these"
-    UNDECIDED = "undecided"
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """When to stop: answer tokens, and a cost by the prices of a million tokens."""
-
-    tokens: int = 4000
-    cost: float | None = None
-    prompt_price: float = 0.0
-    answer_price: float = 0.0
-
-    def cost_of(self, prompt_tokens: float, answer_tokens: float) -> float:
-        return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
-
-
-@dataclass(eq=False)
-class Vetted:
-    """The result so far. left_out: answers that say nothing, counted by why."""
-
-    hypotheses: Hypotheses
-    plan: Plan
-    alpha: float
-    bounds: Bounds
-    standings: list[Standing]
-    num_answers: int = 0
-    num_tokens: int = 0  # judged
-    num_reported: int = 0
-    answer_tokens: int = 0  # paid for
-    prompt_tokens: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
-    more_prompt: Counter[int] = field(default_factory=Counter)  # tokens by which the server's count exceeds the claim's
-    stopped: str = ""
-
-    @property
-    def left(self) -> list[int]:
-        """Hypotheses that are not rejected."""
-        return [number for number, standing in enumerate(self.standings) if standing.rejected is None]
-
-    @property
-    def outcome(self) -> Outcome:
-        if not self.left:
-            return Outcome.NONE
-        rivals = self.hypotheses.rivals(self.left[0])
-        are_rejected = bool(rivals) and set(rivals).isdisjoint(self.left)
-        fits = any(self.standings[number].fits is not None for number in self.left)
-        return Outcome.ACCEPTED if are_rejected and fits and self.num_tokens else Outcome.UNDECIDED
-
-    @property
-    def accepted(self) -> int | None:
-        """Of those that are left and differ only in their sampling, the one with the least against it."""
-        if self.outcome is not Outcome.ACCEPTED:
-            return None
-        return min(self.left, key=lambda number: self.standings[number].capital)
-
-    @property
-    def exit_code(self) -> int:
-        if self.outcome is Outcome.UNDECIDED:
-            return 1 if not any(map(self.hypotheses.is_claimed, self.left)) else 2
-        return 0 if self.accepted is not None and self.hypotheses.is_claimed(self.accepted) else 1
-
-    @property
-    def cost(self) -> float:
-        return self.bounds.cost_of(self.prompt_tokens, self.answer_tokens)
-
-
-class Session:
-    """One run."""
-
-    def __init__(
-        self,
-        hypotheses: Hypotheses,
-        plan: Plan,
-        alpha: float,
-        bounds: Bounds,
-        places: Sequence[Place] | None = None,
-        use_logprobs: bool = True,
-        progress: ProgressOf | None = None,
-    ) -> None:
-        self.scorer = Scorer(hypotheses, places)
-        self.ledger = Ledger(hypotheses, hypotheses.claim.model.config.vocab_size, plan.spreads)
-        self.result = Vetted(hypotheses, plan, alpha, bounds, self.ledger.standings(alpha))
-        self._use_logprobs, self._progress = use_logprobs, progress
-
-    def take(self, replies: Sequence[Reply]) -> None:
-        """Judges some replies, and says what stands now."""
-        result, usable = self.result, []
-        for reply in replies:
-            result.prompt_tokens += reply.prompt_tokens or 0
-            result.answer_tokens += reply.num_tokens if reply.error is None else 0
-            self._compare_prompts(reply)
-            try:
-                usable.append((reply.question, self.tokens_of(reply)))
-            except LeftOut as why:
-                result.left_out[str(why)] += 1
-        shown = partial(self._progress, SCORING) if self._progress else None
-        scored = self.scorer.score(usable, result.plan.spreads, shown)
-        for (_, tokens), likelihoods in zip(usable, scored, strict=True):
-            if not isinstance(likelihoods, Likelihoods):
-                result.left_out[likelihoods] += 1
-                continue
-            self.ledger.add(likelihoods)
-            result.num_answers += 1
-            result.num_tokens += len(tokens)
-            result.num_reported += sum(value is not None for value in tokens.logprobs)
-        result.standings = self.ledger.standings(result.alpha)
-
-    def tokens_of(self, reply: Reply) -> Tokens:
-        model = self.result.hypotheses.claim.model
-        tokens = tokens_of(reply, model.tokenizer, model.config.eos_token_ids)
-        return tokens if self._use_logprobs else replace(tokens, logprobs=(None,) * len(tokens))
-
-    def _compare_prompts(self, reply: Reply) -> None:
-        """Servers count in ways of their own: a hint at another layout, and no evidence."""
-        if reply.prompt_tokens is not None:
-            with contextlib.suppress(RequestError, TokenizerError):
-                expected = self.scorer.prompts(reply.question)[0]
-                self.result.more_prompt[reply.prompt_tokens - len(expected)] += 1
-
-    def is_over(self) -> bool:
-        """Whether the verdict stands, or the bounds are reached; the reason is then in the result."""
-        result = self.result
-        if result.outcome is not Outcome.UNDECIDED:
-            result.stopped = "decided"
-        elif result.answer_tokens >= result.bounds.tokens:
-            result.stopped = f"{result.bounds.tokens} tokens"
-        elif result.bounds.cost is not None and result.cost >= result.bounds.cost:
-            result.stopped = f"a cost of {result.bounds.cost:g}"
-        elif self._is_as_close_as_it_gets():
-            result.stopped = "what is left can't be told apart with the tokens that are left"
-        return bool(result.stopped)
-
-    def _is_as_close_as_it_gets(self) -> bool:
-        """Whether the plan needs more tokens than there may be for every pair of what is left."""
-        result, left = self.result, self.result.left
-        if len(left) == len(result.standings):
-            return False
-        table = result.plan.reported if result.num_reported else result.plan.tokens
-        pairs = [(true, other) for true in left for other in result.hypotheses.rivals(true) if other in left]
-        return bool(pairs) and all(table[pair] > 4 * result.bounds.tokens for pair in pairs)
+def vet(target: str, candidates: Mapping[str, LoadedModel | str | Path], **options: Any) -> dict[str, Any]:
+    """What `lfm2np vet --json` prints; "verdict" and "findings" say it in short. Arguments and errors: see `vetted`;
+    a candidate may be a path, too, with the errors of `load`."""
+    loaded = {name: each if isinstance(each, LoadedModel) else load(each) for name, each in candidates.items()}
+    return as_json(vetted(target, loaded, **options))
 
 
 def vetted(
-    session: Session, questions: Iterator[Question], provider: Provider | None, recorded: ReplyFile | None, keep: bool
-) -> Vetted:
-    """Answers that are recorded first, then those that a provider gives to new questions, until it is over.
+    target: str,
+    candidates: Mapping[str, LoadedModel],
+    samplings: Sequence[str] = (),
+    *,
+    chat: bool = False,
+    questions: Sequence[str] | None = None,
+    max_tokens: int = MAX_TOKENS,
+    tokens: int = TOKENS,
+    alpha: float = ALPHA,
+    seed: int = 0,
+    name: str | None = None,
+    timeout: float = 60.0,
+    at_once: int | None = None,
+    save: str | Path | None = None,
+    place: AnyPlace = None,
+    progress: ProgressOf | None = None,
+) -> Report:
+    """Judges answers until they decide which candidate gave them, or `tokens` of them are judged.
 
-    keep  whether new answers are appended to the file
+    target      as in lfm2np.check: an engine, or a file of its answers
+    candidates  by name, the claim first
+    samplings   the first is requested ("temperature=1"); others are ways in which the provider may sample instead
+    chat        use /v1/chat/completions: the provider lays out the prompts
+    save        keeps answers as they come; those that it has are not requested again
+    errors      RequestError for what can't be, TargetError for an engine that can't be run, or gives no usable answer
     """
-    result = session.result
-    replies = list(recorded.replies) if recorded is not None else []
-    for start in range(0, len(replies), ROUND):
-        session.take(replies[start : start + ROUND])
-        if session.is_over():
-            return result
-    asked = {str(reply.question.as_json()) for reply in replies}
-    silent = 0
-    while provider is not None and not session.is_over():
-        new = list(itertools.islice((q for q in questions if str(q.as_json()) not in asked), ROUND))
-        if not new:
-            result.stopped = "no questions left"
-            break
-        answered = provider.ask(new)
-        if keep and recorded is not None:
-            recorded.append(answered)
-        before = result.num_answers
-        session.take(answered)
-        silent = 0 if result.num_answers > before else silent + 1
-        if silent == MOST_SILENT:
-            why = result.left_out.most_common(1)[0][0]
-            if not result.num_answers:
-                raise TargetError(f"no usable answer to {MOST_SILENT * ROUND} questions: {why}")
-            result.stopped = f"no usable answers any more: {why}"
-            break
-    result.stopped = result.stopped or "no answers left"
-    return result
+    if not candidates or not 0.0 < alpha < 0.5:
+        raise RequestError(f"alpha {alpha:g}, {len(candidates)} candidates: expected 0 to 0.5, and at least one")
+    model, is_file = next(iter(candidates.values())), target.endswith(".jsonl") and ":" not in target
+    pairs = FileTarget(target).pairs() if is_file else []
+    requested = parse_sampling(samplings[0]) if samplings else pairs[0][0].params if pairs else SamplingParams()
+    hypotheses = hypotheses_of(candidates, requested, samplings[1:])
+    with ExitStack() as stack:
+        rounds = iter([pairs[start : start + ROUND] for start in range(0, len(pairs), ROUND)])
+        if not is_file:
+            kind = model.path, model.config.vocab_size, model.tokenizer, hypotheses[0].format
+            engine = stack.enter_context(closing(target_named(target, *kind, name, at_once, timeout, chat=chat)))
+            transcript = None if save is None else stack.enter_context(Transcript(save))
+            if transcript:
+                stack.callback(transcript.end)  # after an interrupt too: fewer answers are a file as good
+            requests = requests_of(model, questions or questions_of(seed), requested, max_tokens)
+            rounds = rounds_of(engine, requests, transcript)
+        return judged(hypotheses, rounds, tokens, alpha, place_of(place), progress)
 
 
-def require_same_vocabulary(hypotheses: Hypotheses) -> None:
-    """RequestError for the first id that means something else."""
-    claim = hypotheses.claim
-    for candidate in hypotheses.candidates[1:]:
-        size, expected = candidate.model.config.vocab_size, claim.model.config.vocab_size
-        if size != expected:
-            raise RequestError(
-                f"candidate {candidate.name}: vocab_size {size}, expected {expected}, as {claim.name} has"
-            )
-        ours, theirs = claim.model.tokenizer, candidate.model.tokenizer
-        for token_id in range(expected):
-            if ours.token(token_id) != theirs.token(token_id):
-                raise RequestError(
-                    f"candidate {candidate.name}: token {token_id} is {theirs.token(token_id)!r}, expected "
-                    f"{ours.token(token_id)!r}, as {claim.name} has it"
-                )
+def judged(
+    hypotheses: Sequence[Hypothesis],
+    rounds: Iterator[list[Pair]],
+    most: int,
+    alpha: float,
+    place: Place,
+    progress: ProgressOf | None = None,
+) -> Report:
+    """After as many rounds as it takes. TargetError if nothing can be judged."""
+    parts, each, left_out, silent = list[Likelihoods](), list[Standing](), Counter[str](), 0
+    for pairs in rounds:
+        answers = [(request, with_tokens(request, answer, hypotheses[0].model)) for request, answer in pairs]
+        usable = [pair for pair in answers if pair[1].error is None]
+        left_out.update(answer.error for _, answer in answers if answer.error is not None)
+        silent = 0 if usable else silent + 1
+        if usable:
+            parts = [joined_likelihoods([*parts, likelihoods_of(hypotheses, usable, place)])]
+            each = standings(hypotheses, parts[0], alpha)
+            count, decision = len(parts[0].last), decided(each)
+            if progress:
+                progress(JUDGING, min(count, most), most)
+            if count >= most or decision.accepted or not decision.left:
+                break
+        elif silent == MOST_SILENT:
+            break
+    if not parts:
+        raise TargetError(f"no usable answer: {', '.join(left_out) or 'none came'}")
+    return report_of(each, parts[0], alpha, left_out)
+
+
+class Decision(NamedTuple):
+    """What the standings of all hypotheses say.
+
+    left      those that are not rejected, the one with the least against it first
+    accepted  whether that is the only candidate that is left, of several, and what was reported no other model's
+    more      tokens until all other candidates are rejected, if that is true; infinite: never
+    """
+
+    verdict: str
+    left: Sequence[Standing] = ()
+    accepted: bool = False
+    more: float = 0.0
+
+
+def decided(each: Sequence[Standing]) -> Decision:
+    """Candidates count, not their sampling, which a provider is free to choose."""
+    left = sorted((one for one in each if one.rejected_after is None), key=lambda one: one.log_e)
+    if not left:
+        return Decision("NONE OF THESE")
+    number, claim = each.index(left[0]), each[0].hypothesis.model
+    rivals = [one for one in each if one.hypothesis.model is not left[0].hypothesis.model]
+    more = [one.more[number] for one in rivals if one.rejected_after is None]
+    accepted = bool(rivals) and not more and any(one.fits_after is not None for one in left)
+    if all(one.hypothesis.model is not claim for one in left):
+        verdict = "NOT THE CLAIM"
+    else:
+        verdict = "ACCEPTED" if accepted else "UNDECIDED"
+    return Decision(verdict, left, accepted, max(more, default=0.0))
+
+
+def report_of(each: Sequence[Standing], seen: Likelihoods, alpha: float, left_out: Counter[str]) -> Report:
+    decision, count, num_reported = decided(each), len(seen.last), int(np.isfinite(seen.errors[0, 0]).sum())
+    rows = [
+        [one.hypothesis.name, f"10^{one.log_e / math.log(10.0):.1f}", one.by, one.rejected_after or "not rejected"]
+        for one in each
+    ]
+    header = ("hypothesis", "e-value against it", "most of it by", "rejected after")
+    return Report(
+        command="vet",
+        verdict=decision.verdict,
+        exit_code={"ACCEPTED": RIGHT, "UNDECIDED": OPEN}.get(decision.verdict, WRONG),
+        findings=[Finding("hypothesis", because(decision, each[0].hypothesis.name, alpha))],
+        facts={
+            "claim": each[0].hypothesis.name,
+            "judged": f"{count} tokens of {int(seen.last.sum())} answers, {num_reported} with log-probabilities",
+            "threshold": f"an e-value of {1 / alpha:g}, which that of a true hypothesis reaches with a probability of "
+            f"at most {alpha:g} (Ville's inequality)",
+        },
+        next_steps=[next_step(decision, each, count)] if decision.verdict == "UNDECIDED" else [],
+        not_tested=[f"{number} answers left out: {why}" for why, number in left_out.most_common()],
+        sections=[Section("Hypotheses", [Table("", header, rows, range(len(header)), len(rows))])],
+        figures={
+            "accepted": decision.left[0].hypothesis.name if decision.accepted else None,
+            "tokens": count,
+            "reported": num_reported,
+            "more_tokens": decision.more,
+            "hypotheses": [
+                one._asdict() | {"hypothesis": one.hypothesis.name, "sha256": one.hypothesis.model.sha256}
+                for one in each
+            ],
+        },
+    )
+
+
+def because(decision: Decision, claim: str, alpha: float) -> str:
+    """Which it is, as far as that is known, and at what error."""
+    names = "; ".join(one.hypothesis.name for one in decision.left)
+    if decision.verdict == "UNDECIDED":
+        return f"not rejected: {names}"
+    words = f"not {claim}: one of {names}, or none of these" if names else "all hypotheses are rejected"
+    if decision.accepted:
+        others = "" if decision.verdict == "ACCEPTED" else f", not {claim}"
+        words = f"it is {decision.left[0].hypothesis.name}{others}"
+    return f"{words} (error at most {alpha:g})"
+
+
+def next_step(decision: Decision, each: Sequence[Standing], count: int) -> str:
+    """Where it is undecided."""
+    if len({one.hypothesis.model for one in each}) == 1:
+        return "name another --candidate: one alone is never accepted"
+    if math.isinf(decision.more):
+        return "these are closer than rounding errors, no number of tokens tells them apart: leave out a --candidate"
+    more, name = max(1, round(decision.more)), decision.left[0].hypothesis.name
+    return f"some {more:,} more tokens tell these apart, if it is {name}: --tokens {count + more}"

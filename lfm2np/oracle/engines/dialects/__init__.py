@@ -7,6 +7,7 @@ vLLM 0.32.0, mlx-lm 0.32.2 and llama.cpp were tried on real servers (fixtures/en
 that of its documentation, tried only on servers of our own.
 """
 
+from lfm2np.oracle.engines.dialects.chat import CHAT
 from lfm2np.oracle.engines.dialects.dialect import Dialect
 from lfm2np.oracle.engines.dialects.llama_cpp import LLAMA_CPP
 from lfm2np.oracle.engines.dialects.sglang import SGLANG
@@ -14,3 +15,4 @@ from lfm2np.oracle.engines.dialects.text import TEXT
 from lfm2np.oracle.engines.dialects.vllm import VLLM
 
 DIALECTS: tuple[Dialect, ...] = (VLLM, SGLANG, LLAMA_CPP, TEXT)  # in the order in which a server is probed
+CHATS: tuple[Dialect, ...] = (CHAT,)  # where chats are wanted: the server lays out the prompts

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import Request
 
 TOP_LOGPROBS = 5
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+FILTERS = ("top_p", "top_k", "min_p")
 KINDS: dict[type, str] = {dict: "an object", list: "a list"}
 Reply = Mapping[str, Any]
 Path = tuple[str | int, ...]  # names and indices that lead into a JSON value
@@ -163,10 +165,11 @@ def value_at(value: Any, path: Path) -> Any:
 
 def sampling_fields(request: Request) -> dict[str, Any]:
     """Of a request that is not plainly greedy, in the names that OpenAI, SGLang and llama.cpp share."""
-    params = request.params
+    params, neutral = request.params, SamplingParams()
     fields: dict[str, Any] = {}
     if request.is_sampled:
-        fields = {"temperature": params.temperature}
+        filters = {name: getattr(params, name) for name in FILTERS if getattr(params, name) != getattr(neutral, name)}
+        fields = {"temperature": params.temperature, **filters}
         fields |= {} if params.seed is None else {"seed": params.seed}
         fields |= {} if params.n == 1 else {"n": params.n}
     return fields if request.stop is None else {**fields, "stop": [request.stop]}

@@ -41,11 +41,16 @@ def read(reply: Reply, request: Request) -> Response:
     choice = openai.only_choice(reply)
     fields: dict[str, Any] = {"text": choice.get("text"), "finish_reason": choice.get("finish_reason")}
     logprobs = choice.get("logprobs")
-    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
-    if isinstance(entries, list) and entries and all(isinstance(entry, dict) and "id" in entry for entry in entries):
-        fields["token_ids"] = [entry["id"] for entry in entries]
-        fields["logprobs"] = [entry.get("logprob") for entry in entries]
-    return openai.response(reply, fields)
+    return openai.response(
+        reply, fields | named_tokens(logprobs.get("content") if isinstance(logprobs, dict) else None)
+    )
+
+
+def named_tokens(entries: Any) -> dict[str, Any]:
+    """Ids and log-probabilities of entries that name ids; else nothing."""
+    if not isinstance(entries, list) or not entries or not all(isinstance(e, dict) and "id" in e for e in entries):
+        return {}
+    return {name: [entry.get(key) for entry in entries] for name, key in (("token_ids", "id"), ("logprobs", "logprob"))}
 
 
 REPRODUCER = '''def answer(replies):
