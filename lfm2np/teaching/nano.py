@@ -283,24 +283,26 @@ class Engine:
         return self.linear(self.norm(x, "model.embedding_norm"), head)
 
     def convolution(self, h: Array, name: str, number: int, chunks: list[Chunk]) -> Array:
-        """Gated short convolution, [T, D] -> [T, D].
-
-        HYBRID: the first L-1 rows of a chunk meet the state of their sequence, not the rows that lie before them in
-        the batch, which are another's; no mask of attention could mend that.
-        """
+        """Gated short convolution, [T, D] -> [T, D]."""
         joined = self.linear(h, f"{name}.in_proj")
         gate_in, gate_out, value = np.split(joined, 3, axis=1)
         u, taps = gate_in * value, self.weights[f"{name}.conv"][:, 0].T  # [T, D], [L, D]
-        mixed = np.empty_like(u)
-        for chunk in chunks:
-            state, new = self.states[chunk.sequence.slot, number], u[chunk.rows]  # [L-1, D], [t, D]
-            window = np.concatenate([state, new])  # [L-1+t, D]
-            mixed[chunk.rows] = sum(tap * window[k : k + len(new)] for k, tap in enumerate(taps))
-            for block, stop in chunk.filled:
-                self.block_states[block, number] = self.state_after(state, new[: stop - chunk.start])
-            self.states[chunk.sequence.slot, number] = self.state_after(state, new)
+        mixed = np.concatenate([self.convolve(chunk, number, u[chunk.rows], taps) for chunk in chunks])
         mixed += self.weights.get(f"{name}.conv.bias", np.float32(0))
         return self.linear(gate_out * mixed, f"{name}.out_proj")
+
+    def convolve(self, chunk: Chunk, number: int, new: Array, taps: Array) -> Array:
+        """A chunk's new inputs [t, D], convolved with taps [L, D]; leaves the states behind it, and behind full blocks.
+
+        HYBRID: the first L-1 of them meet the state of their sequence, not the rows that lie before them in the batch,
+        which are another's; no mask of attention could mend that.
+        """
+        state = self.states[chunk.sequence.slot, number]  # [L-1, D]
+        window = np.concatenate([state, new])  # [L-1+t, D]
+        for block, stop in chunk.filled:
+            self.block_states[block, number] = self.state_after(state, new[: stop - chunk.start])
+        self.states[chunk.sequence.slot, number] = self.state_after(state, new)
+        return np.asarray(sum(tap * window[k : k + len(new)] for k, tap in enumerate(taps)))
 
     def state_after(self, state: Array, new: Array) -> Array:
         """The last L-1 inputs [L-1, D] of the sequence: with fewer new ones [t, D], some of the state before."""
@@ -315,10 +317,8 @@ class Engine:
         keys = rotated(self.norm(keys, f"{name}.k_layernorm"), positions, self.config.rope_theta)
         written = np.concatenate([chunk.places[chunk.start :] for chunk in chunks])  # [T]
         self.keys[number, written], self.values[number, written] = keys, values
-        mixed = np.empty_like(queries)  # [T, H, E]
-        for chunk in chunks:
-            cached = self.keys[number, chunk.places], self.values[number, chunk.places]  # each [C, G, E]
-            mixed[chunk.rows] = attend(queries[chunk.rows], *cached)
+        cached = [(self.keys[number, chunk.places], self.values[number, chunk.places]) for chunk in chunks]  # [C, G, E]
+        mixed = np.concatenate([attend(queries[chunk.rows], *pair) for chunk, pair in zip(chunks, cached, strict=True)])
         return self.linear(mixed.reshape(len(h), -1), f"{name}.out_proj")
 
     def linear(self, x: Array, name: str) -> Array:

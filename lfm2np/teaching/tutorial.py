@@ -1,11 +1,11 @@
-"""nano.py behind the protocol of `lfm2np check` and the property suite, right and with one bug; see docs/engine/1-tutorial.md.
+"""nano.py as an engine for `lfm2np check` and the property suite: right, and with one bug.
 
-    lfm2np check lfm2np.teaching.tutorial:wrong
     lfm2np check lfm2np.teaching.tutorial:right
+    lfm2np check lfm2np.teaching.tutorial:wrong
 
-The bug is typical of hybrids: the convolutions' state for the next step is taken from this step's tokens alone, with
-zeros before them. After a prompt that is right; after a step of one token the token before it is forgotten. oracle/engines/
-protocol.py says what each method is for: an adapter to another engine has some of the same.
+The bug is typical of hybrids: the state for the next step is taken from this step's tokens alone, with zeros before
+them. After a prompt that is right; after a step of one token the token before it is forgotten. The tutorial is
+docs/engine/1-tutorial.md. Requests, answers and what each method is for: oracle/engines/protocol.py.
 """
 
 from __future__ import annotations
@@ -18,55 +18,54 @@ import numpy as np
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.recorders import Recorder
-from lfm2np.teaching.nano import Array, Chunk, Engine
-from lfm2np.teaching.nano import Sequence as Running
+from lfm2np.teaching import nano
 
 SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "prefix_caching")
 
 
-class Shown(Engine):
-    """nano's engine, which shows a recorder what it computes of one request."""
+class Shown(nano.Engine):
+    """Shows a recorder what is computed of one request."""
 
-    recorder: Recorder | None = None
-    recorded: Running | None = None  # the request
-    rows = slice(0)  # its rows of the step
+    recorded: nano.Sequence | None = None
+    recorder = Recorder()
 
-    def forward(self, chunks: list[Chunk]) -> Array:
-        self.rows = slice(0)
-        for chunk in chunks:
-            if self.recorder is not None and chunk.sequence is self.recorded:
-                self.rows = chunk.rows
-                self.recorder.step(chunk.sequence.token_ids[chunk.start : chunk.stop], chunk.start)
-                for number, layer in enumerate(self.config.layers_of("conv")):
-                    self.recorder.keep(f"model.layers.{layer}.conv.state", self.states[[chunk.sequence.slot], number])
-        return super().forward(chunks)
+    def forward(self, chunks: list[nano.Chunk]) -> nano.Array:
+        mine = [chunk for chunk in chunks if chunk.sequence is self.recorded]
+        for chunk in mine:
+            self.recorder.step(chunk.sequence.token_ids[chunk.start : chunk.stop], chunk.start)
+        logits = super().forward(chunks)
+        for chunk in mine:
+            self.recorder.keep("lm_head", logits[chunk.rows])
+        return logits
 
-    def linear(self, x: Array, name: str) -> Array:
-        product = super().linear(x, name)
-        if self.recorder is not None and self.rows.stop:
-            self.recorder.keep("lm_head" if name == "model.embed_tokens" else name, product[self.rows])
-        return product
+    def convolve(self, chunk: nano.Chunk, number: int, new: nano.Array, taps: nano.Array) -> nano.Array:
+        if chunk.sequence is self.recorded:
+            layer = self.config.layers_of("conv")[number]
+            self.recorder.keep(f"model.layers.{layer}.conv.u", new)
+            self.recorder.keep(f"model.layers.{layer}.conv.state", self.states[chunk.sequence.slot, number][None])
+        return super().convolve(chunk, number, new, taps)
 
 
 class Wrong(Shown):
-    def state_after(self, state: Array, new: Array) -> Array:
-        """Of this step alone."""
+    """With the bug."""
+
+    def state_after(self, state: nano.Array, new: nano.Array) -> nano.Array:
         return super().state_after(np.zeros_like(state), new)
 
 
 def right(model: str, sizes: dict[str, Any]) -> Adapter:
-    return Adapter(Shown(model, **{name: sizes[name] for name in SIZES if name in sizes}))
+    return Adapter(Shown(model, **{name: size for name, size in sizes.items() if name in SIZES}))
 
 
 def wrong(model: str, sizes: dict[str, Any]) -> Adapter:
-    return Adapter(Wrong(model, **{name: sizes[name] for name in SIZES if name in sizes}))
+    return Adapter(Wrong(model, **{name: size for name, size in sizes.items() if name in SIZES}))
 
 
 class Adapter:
-    """Levels a to c, and two methods of level d."""
+    """Levels a to c of the protocol, and some of d."""
 
-    lacks = frozenset({"sampling", "samples", "processors", "stop-strings", "priorities", "salts"})
-    lacks |= {"mixture-of-experts", "lfm3", "overflow", "policy", "watermark", "num_host_blocks", "drafter"}
+    lacks = frozenset({"sampling", "samples", "processors", "stop-strings", "priorities", "salts", "overflow"})
+    lacks |= {"mixture-of-experts", "lfm3"}
 
     def __init__(self, engine: Shown) -> None:
         self.engine = engine
@@ -74,22 +73,24 @@ class Adapter:
         self.sizes["max_num_seqs"] = len(engine.states)
 
     def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
-        running = [self.add(request) for request in requests]
-        while self.engine.unfinished:
-            self.engine.step()
-        return [answers(sequence) for sequence in running]
+        sequences = [self.add(request) for request in requests]
+        while self.has_unfinished:
+            self.step()
+        return [answers(sequence) for sequence in sequences]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         recorder = Recorder()
         self.record([token_ids], 0, 1, recorder)
-        rows = recorder.tensors()["lm_head"].astype(np.float64)  # [T, V]
-        scores = rows - np.log(np.exp(rows - rows.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True))
-        ...
+        logits = recorder.tensors()["lm_head"].astype(np.float64)  # [T, V]
+        logits -= logits.max(axis=1, keepdims=True)
+        scores = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        return [float(row[token]) for row, token in zip(scores, token_ids[1:], strict=False)]
 
-    def add(self, request: Request) -> Running:
+    def add(self, request: Request) -> nano.Sequence:
         params = request.params
-        stops = params.stop_token_ids + (() if params.ignore_eos else self.engine.config.eos_token_ids)
-        return self.engine.add(request.request_id, request.prompt_token_ids, params.max_tokens or 1, stops)
+        stops = (*params.stop_token_ids, *(() if params.ignore_eos else self.engine.config.eos_token_ids))
+        most = self.engine.max_model_len if params.max_tokens is None else params.max_tokens
+        return self.engine.add(request.request_id, request.prompt_token_ids, most, stops)
 
     def step(self) -> dict[str, list[Answer]]:
         return {sequence.request_id: answers(sequence) for sequence in self.engine.step()}
@@ -102,3 +103,28 @@ class Adapter:
     @property
     def has_unfinished(self) -> bool:
         return bool(self.engine.unfinished)
+
+    def preempt(self, request_id: str) -> None:
+        sequence = self.engine.unfinished[request_id]
+        if sequence.slot is None:
+            raise RequestError(f"request {request_id!r}: it waits, expected one that runs")
+        self.engine.preempt(sequence)
+
+    def state(self) -> dict[str, int]:
+        engine = self.engine
+        blocks = {"free_blocks": len(engine.blocks.free), "num_blocks": len(engine.block_states)}
+        return {**blocks, "free_slots": len(engine.free_slots), "num_slots": len(engine.states)}
+
+    def record(self, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, recorder: Recorder) -> None:
+        """All prompts together, one of them for `lfm2np record` and `check --locate`; without the prefix cache."""
+        engine = self.engine
+        engine.recorder, engine.prefix_caching, before = recorder, False, engine.prefix_caching
+        sequences = [engine.add(str(index), tuple(prompt), max_tokens) for index, prompt in enumerate(prompts)]
+        engine.recorded = sequences[request]
+        while engine.unfinished:
+            engine.step()
+        engine.recorded, engine.prefix_caching = None, before
+
+
+def answers(sequence: nano.Sequence) -> list[Answer]:
+    return [Answer(tuple(sequence.new_token_ids), tuple(sequence.logprobs), finish_reason=sequence.finish_reason)]
