@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.stored import widen
 
-Array = NDArray[Any]
+Array = np.ndarray[Any, Any]
 Ids = list[int] | tuple[int, ...]
 
 
@@ -146,8 +145,7 @@ class Engine:
             expected = f"a new id, 1 to {self.max_model_len - 1} tokens below {self.config.vocab_size}, at least 1 more"
             raise ValueError(f"request {request_id!r}: {prompt} and {max_tokens} more tokens, expected {expected}")
         most = min(max_tokens, self.max_model_len - len(prompt))  # so by itself it fits into the blocks
-        sequence = Sequence(request_id, list(prompt), len(prompt), most, stop_token_ids)
-        self.unfinished[request_id] = sequence
+        self.unfinished[request_id] = sequence = Sequence(request_id, list(prompt), len(prompt), most, stop_token_ids)
         self.waiting.append(sequence)
         return sequence
 
@@ -159,7 +157,9 @@ class Engine:
 
     def step(self) -> list[Sequence]:
         """Computes one batch; the sequences that got a token by it."""
-        chunks, grown = self.schedule(), []
+        chunks, grown = self.schedule(), list[Sequence]()
+        if not chunks:
+            return grown
         logits = self.forward(chunks)  # [T, V]
         for chunk in chunks:
             chunk.sequence.num_computed_tokens = chunk.stop

@@ -24,10 +24,16 @@ SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "
 
 
 class Shown(nano.Engine):
-    """Shows a recorder what is computed of one request."""
+    """Shows a recorder what is computed of one request, and counts the tokens that came from the cache."""
 
     recorded: nano.Sequence | None = None
     recorder = Recorder()
+    num_cached_tokens = 0
+
+    def admit(self) -> nano.Sequence:
+        sequence = super().admit()
+        self.num_cached_tokens += sequence.num_computed_tokens
+        return sequence
 
     def forward(self, chunks: list[nano.Chunk]) -> nano.Array:
         mine = [chunk for chunk in chunks if chunk.sequence is self.recorded]
@@ -114,6 +120,9 @@ class Adapter:
         engine = self.engine
         blocks = {"free_blocks": len(engine.blocks.free), "num_blocks": len(engine.block_states)}
         return {**blocks, "free_slots": len(engine.free_slots), "num_slots": len(engine.states)}
+
+    def metrics(self) -> dict[str, int]:
+        return {"cached_tokens": self.engine.num_cached_tokens}
 
     def record(self, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, recorder: Recorder) -> None:
         """All prompts together, one of them for `lfm2np record` and `check --locate`; without the prefix cache."""
