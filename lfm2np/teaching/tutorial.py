@@ -26,8 +26,9 @@ SIZES = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "
 class Shown(nano.Engine):
     """Shows a recorder what is computed of one request, and counts the tokens that came from the cache."""
 
-    recorded: nano.Sequence | None = None
     recorder = Recorder()
+    recorded: nano.Sequence | None = None
+    rows: slice | None = None  # those of `recorded` in the step, if it has any
     num_cached_tokens = 0
 
     def admit(self) -> nano.Sequence:
@@ -36,20 +37,27 @@ class Shown(nano.Engine):
         return sequence
 
     def forward(self, chunks: list[nano.Chunk]) -> nano.Array:
-        mine = [chunk for chunk in chunks if chunk.sequence is self.recorded]
-        for chunk in mine:
-            self.recorder.step(chunk.sequence.token_ids[chunk.start : chunk.stop], chunk.start)
-        logits = super().forward(chunks)
-        for chunk in mine:
-            self.recorder.keep("lm_head", logits[chunk.rows])
-        return logits
+        self.rows = None
+        for chunk in chunks:
+            if chunk.sequence is self.recorded:
+                self.rows = chunk.rows
+                self.recorder.step(chunk.sequence.token_ids[chunk.start : chunk.stop], chunk.start)
+        return super().forward(chunks)
+
+    def linear(self, x: nano.Array, name: str) -> nano.Array:
+        product = super().linear(x, name)
+        if self.rows:
+            self.recorder.keep("lm_head" if name == "model.embed_tokens" else name, product[self.rows])
+        return product
 
     def convolve(self, chunk: nano.Chunk, number: int, new: nano.Array, taps: nano.Array) -> nano.Array:
+        state = self.states[chunk.sequence.slot, number].copy()
+        mixed = super().convolve(chunk, number, new, taps)
         if chunk.sequence is self.recorded:
-            layer = self.config.layers_of("conv")[number]
-            self.recorder.keep(f"model.layers.{layer}.conv.u", new)
-            self.recorder.keep(f"model.layers.{layer}.conv.state", self.states[chunk.sequence.slot, number][None])
-        return super().convolve(chunk, number, new, taps)
+            name = f"model.layers.{self.config.layers_of('conv')[number]}.conv"
+            for part, rows in {"u": new, "state": state[None], "conv": mixed}.items():
+                self.recorder.keep(f"{name}.{part}", rows)
+        return mixed
 
 
 class Wrong(Shown):
