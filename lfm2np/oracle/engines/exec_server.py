@@ -30,7 +30,10 @@ def serve(factory: str | Factory) -> None:
         print(json.dumps(line), file=output, flush=True)
 
     with contextlib.redirect_stdout(sys.stderr):
-        target = PythonTarget(factory, read()["model"])
+        hello = read()
+        if hello.get("protocol") != PROTOCOL:
+            sys.exit(f"{hello}: expected protocol {PROTOCOL}")
+        target = PythonTarget(factory, hello["model"])
         can = target.probe()
         tells = {"logprobs": can.tells_logprobs, "top_logprobs": 0, "prompt_logprobs": can.tells_prompt_logprobs}
         takes = {"at_once": can.at_once, "abort": can.can_abort, "stops": can.takes_stops}
@@ -59,4 +62,6 @@ def read() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("expected one argument, package.module:factory")
     serve(sys.argv[1])

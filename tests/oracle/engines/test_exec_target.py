@@ -84,9 +84,7 @@ def own(model: lfm2np.Model) -> Iterator[ExecTarget]:
 # --- an engine that is right
 
 
-def test_a_python_engine_behind_it_says_what_the_reference_computes(
-    own: ExecTarget, model: lfm2np.Model
-) -> None:
+def test_a_python_engine_behind_it_says_what_the_reference_computes(own: ExecTarget, model: lfm2np.Model) -> None:
     target: Target = own
     abilities = target.probe()
     assert abilities.tells_logprobs and abilities.tells_prompt_logprobs and abilities.can_abort
