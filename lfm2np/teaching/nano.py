@@ -164,7 +164,7 @@ class Engine:
         for chunk in chunks:
             chunk.sequence.num_computed_tokens = chunk.stop
             for block, stop in chunk.filled:
-                self.blocks.publish(block, chunk.sequence.content(stop))  # HYBRID: not before, a hit copies the states
+                self.blocks.publish(block, chunk.sequence.content(stop))  # HYBRID: not before, as hits copy the states
             if chunk.stop == len(chunk.sequence.token_ids):
                 self.append_token(chunk.sequence, logits[chunk.rows.stop - 1])
                 grown.append(chunk.sequence)
@@ -213,7 +213,7 @@ class Engine:
         return chunks
 
     def chunk(self, sequence: Sequence, first: int) -> Chunk | None:
-        """Its next tokens, as a step with `first` rows can take them, with blocks; None if too few of those are free."""
+        """Its next tokens, as a step with `first` rows can take them, with blocks; None if too few blocks are free."""
         start, size, table = sequence.num_computed_tokens, self.block_size, sequence.block_table
         stop = min(len(sequence.token_ids), start + self.max_num_batched_tokens - first)
         missing = -(-stop // size) - len(table)
