@@ -59,9 +59,10 @@ ONES: dict[str, tuple[Callable[[str], bool], Callable[[ast.AST], bool], tuple[st
     ),
     "HTTP client": (judging, lambda node: imports(node, "http.client"), ("oracle/engines/http_client.py",)),
     "stepping loop": (  # of an engine under test; recorders and vectors step our own, as their subject
+        # driver.py also preempts and forks between two steps, and raises what an engine raises
         lambda path: path.startswith(("oracle/engines", "suite")),
         lambda node: isinstance(node, ast.While) and (calls(node, "step") or calls(node, "_step")),
-        ("oracle/engines/stepping.py",),
+        ("oracle/engines/stepping.py", "suite/properties/driver.py"),
     ),
     "builder of pages": (lambda path: True, lambda node: imports(node, "html"), ("oracle/report/markup.py",)),
     "text of a report": (judging, lambda node: defines(node, "as_text"), ("oracle/report/as_text.py",)),

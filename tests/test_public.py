@@ -10,7 +10,7 @@ import pytest
 import lfm2np
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.target import TargetError
-from lfm2np.oracle.wrong_engine import factory as wrong
+from lfm2np.teaching.tutorial import wrong
 
 
 def test_what_is_listed_is_public_and_there():
@@ -29,7 +29,7 @@ def test_the_import_leaves_the_oracle_for_its_first_use():
 @pytest.mark.rounding
 def test_an_engine_is_reached_by_its_factory_or_its_name():
     model = lfm2np.load()
-    engines = (wrong, "lfm2np.oracle.wrong_engine:factory")
+    engines = (wrong, "lfm2np.teaching.tutorial:wrong")
     by_factory, by_name = (lfm2np.check(engine, model, cases=["stops"]) for engine in engines)
     assert by_factory["verdict"] == by_name["verdict"] == "INCONCLUSIVE"  # it has no stop strings
     assert by_factory["findings"] == by_name["findings"]

@@ -1,1 +1,1 @@
-"""A run as pictures (drawings/) and as lessons in a browser (lab/): what a learner looks at."""
+"""A whole engine to read (nano.py); a run as pictures (drawings/) and as lessons in a browser (lab/)."""

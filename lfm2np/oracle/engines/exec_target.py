@@ -25,7 +25,7 @@ The protocol, version 2. One JSON object a line, UTF-8; `>` is what the engine r
 - A request that can't be met: {"kind":"answer","request_id":"...","error":"why"}.
 - Standard output is for the protocol only, each line flushed; everything else goes to standard error.
 
-oracle/schemas/exec-protocol.schema.json has every field; oracle/example_engine.py is an engine to start from.
+oracle/schemas/exec-protocol.schema.json has every field; exec_server.py beside this file is one to start from.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_commands_take_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_the_small_engine_runs_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """That of the tutorial, which rounds the weights to float32."""
     path = str(write(tmp_path / "x.gguf", "Q4_K"))
-    printed = said(capsys, "check", "lfm2np.oracle.wrong_engine:mended", "--model", path, "--cases", "short-prompts")
+    printed = said(capsys, "check", "lfm2np.teaching.tutorial:right", "--model", path, "--cases", "short-prompts")
     assert printed.startswith("verdict") and "BUG" not in printed and "DRIFT" not in printed
 
 

@@ -36,7 +36,7 @@ def is_from_engine(line: Any) -> bool:
 
 @pytest.mark.rounding
 def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
-    """Both directions of a conversation with the example engine, tapped on the way."""
+    """Both directions of a conversation with our own engine, tapped on the way."""
     tap = "import json, subprocess, sys\n"
     tap += "engine = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
     tap += "log, owed = open(sys.argv[1], 'w'), 0\n"
@@ -47,7 +47,7 @@ def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
     tap += "  said = engine.stdout.readline(); log.write('<' + said.decode()); owed -= 1\n"
     tap += "  sys.stdout.buffer.write(said); sys.stdout.flush()\n"
     log = tmp_path / "log"
-    engine = [sys.executable, "-m", "lfm2np.oracle.example_engine", "--numerics", "float32"]
+    engine = [sys.executable, "-m", "lfm2np.oracle.engines.exec_server", "lfm2np.suite.adapters:own"]
     command = shlex.join([sys.executable, "-c", tap, str(log), *engine])
     target = ExecTarget(command, lfm2np.trained_fixture(), 512)
     requests = [

@@ -198,7 +198,7 @@ def test_own_engine_cancels_midway_and_its_neighbour_does_not_notice() -> None:
 def test_no_hypothesis_is_needed() -> None:
     modules = ("oracle.engines.protocol", "suite.adapters", "oracle.engines.python_target")
     modules += ("oracle.engines.exec_target", "oracle.engines.file_target", "oracle.engines.transformers_target")
-    modules += ("oracle.example_engine",)
+    modules += ("oracle.engines.exec_server",)
     script = "import sys\nfor name in ('hypothesis', 'pytest', 'torch', 'transformers'): sys.modules[name] = None\n"
     script += "".join(f"import lfm2np.{name}\n" for name in modules)
     subprocess.run([sys.executable, "-c", script], check=True)

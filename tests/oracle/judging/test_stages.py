@@ -190,7 +190,7 @@ def test_a_refuted_answer_ends_it_too_and_a_right_engine_gets_every_request() ->
 
 @pytest.mark.rounding
 def test_a_check_that_ends_early_says_what_it_left_out() -> None:
-    target = PythonTarget("lfm2np.oracle.wrong_engine:factory", model().path)
+    target = PythonTarget("lfm2np.teaching.tutorial:wrong", model().path)
     known = Known()
     asked = send_all(model(), target, 2, cases=["short-prompts"], on=until_wrong(model(), "float32", known))
     assert len(asked.pairs) + asked.left == 10 and asked.left > 0

@@ -17,14 +17,15 @@ from lfm2np.engine.loading import Model
 from lfm2np.errors import DumpError
 from lfm2np.oracle.check import Cause, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import Answer, greedy
+from lfm2np.oracle.engines.records import greedy
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.recorders import Recorder
 from lfm2np.oracle.recorders.locating import cause_of
 from lfm2np.oracle.recorders.registry import record_of
-from lfm2np.oracle.wrong_engine import SmallEngine, log_softmax, state_of_the_sequence
+from lfm2np.teaching import nano
+from lfm2np.teaching.tutorial import Adapter, Shown
 
 pytestmark = pytest.mark.rounding
 
@@ -36,51 +37,54 @@ CHUNK, NEW, PREEMPTED = 8, 5, 2  # steps of 8 and 3 tokens, then of one; preempt
 class LastRows:
     """Hands on the step's start, and the last row of the logits."""
 
-    def __init__(self, recorder: Recorder, start: int | None) -> None:
-        self.recorder, self.start = recorder, start
+    def __init__(self, recorder: Recorder, has_starts: bool) -> None:
+        self.recorder, self.has_starts = recorder, has_starts
 
     def step(self, ids: Sequence[int], start: int) -> None:
-        self.recorder.step(ids, self.start)
+        self.recorder.step(ids, start if self.has_starts else None)
 
     def keep(self, name: str, values: Any) -> None:
         self.recorder.keep(name, values[-1:] if name == "lm_head" else values)
 
 
-class Preempting(SmallEngine):
-    """Prefill in chunks. The first of several requests is preempted once, then computed again from its first token on.
+class PreemptingEngine(Shown):
+    """The first of several requests is preempted once, then computed again from its first token on."""
 
-    is_stale   it begins again with the convolution's state of before (the bug)
-    states     whether each step says where it starts
-    """
+    is_stale = True  # it begins again with the convolution's state of before (the bug)
+    stale: nano.Array | None = None
+
+    def step(self) -> list[nano.Sequence]:
+        grown = super().step()
+        for sequence in grown:
+            is_first = sequence.request_id.endswith("0") and len(self.unfinished) > 1
+            if is_first and self.stale is None and len(sequence.new_token_ids) == PREEMPTED:
+                self.stale = self.states[sequence.slot].copy()
+                self.preempt(sequence)
+                return grown
+        return grown
+
+    def admit(self) -> nano.Sequence:
+        sequence = super().admit()
+        if self.stale is not None and self.is_stale and sequence.new_token_ids:
+            self.states[sequence.slot] = self.stale
+        return sequence
+
+
+class Preempting(Adapter):
+    """states  whether each step says where it starts"""
 
     is_stale, states = True, True
 
     def __init__(self, model: str, sizes: dict[str, Any]) -> None:
-        super().__init__(model, state_of_the_sequence)
+        super().__init__(PreemptingEngine(model, max_num_batched_tokens=CHUNK, prefix_caching=False))
+        self.begin()
 
-    def generate(self, requests: Sequence[Any]) -> list[list[Answer]]:
-        prompts = [request.prompt_token_ids for request in requests]
-        return [[self.beside(prompts, n, request.params.max_tokens, Recorder())] for n, request in enumerate(requests)]
+    def begin(self) -> None:
+        self.engine.is_stale, self.engine.stale = self.is_stale, None  # type: ignore[attr-defined]
 
-    def record(self, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, recorder: Recorder) -> None:
-        self.beside(prompts, request, max_tokens, recorder)
-
-    def beside(self, prompts: Sequence[Sequence[int]], request: int, new: int, recorder: Recorder) -> Answer:
-        ids, logprobs, computed = list(prompts[request]), list[float](), 0
-        cache: dict[str, Any] = {}
-        is_short = len(prompts) > 1 and request == 0
-        while len(logprobs) < new:
-            if is_short and len(logprobs) == PREEMPTED:
-                cache = {name: state for name, state in cache.items() if self.is_stale and name.endswith(".conv")}
-                computed, is_short = 0, False
-            step = ids[computed : computed + CHUNK]
-            told = LastRows(recorder, computed if self.states else None)
-            rows = log_softmax(self.step(step, computed, cache, told))  # type: ignore[arg-type]
-            computed += len(step)
-            if computed == len(ids):
-                ids.append(int(rows[-1].argmax()))
-                logprobs.append(float(rows[-1].max()))
-        return Answer(tuple(ids[len(prompts[request]) :]), finish_reason="length", logprobs=tuple(logprobs))
+    def record(self, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, recorder: Any) -> None:
+        self.begin()
+        super().record(prompts, request, max_tokens, LastRows(recorder, self.states))  # type: ignore[arg-type]
 
 
 class Right(Preempting):
@@ -191,12 +195,12 @@ def test_the_operator_that_a_wrong_answer_came_from_is_named(model: Model) -> No
 
 
 class OtherFault(Right):
-    """Wrong in a layer's output alone, by so little that no logit shows it."""
+    """Shows one tensor a little wrong, which no logit shows."""
 
-    def beside(self, prompts: Sequence[Sequence[int]], request: int, new: int, recorder: Recorder) -> Answer:
+    def record(self, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, recorder: Any) -> None:
         keep = recorder.keep
-        recorder.keep = lambda name, rows: keep(name, rows * (1 + 1e-3 * (name == "model.layers.0")))  # type: ignore
-        return super().beside(prompts, request, new, recorder)
+        recorder.keep = lambda name, rows: keep(name, rows * (1 + 1e-3 * name.endswith("0.conv.u")))
+        super().record(prompts, request, max_tokens, recorder)
 
 
 def test_a_run_without_the_error_that_the_check_saw_accuses_nothing(model: Model) -> None:

@@ -26,14 +26,14 @@ from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.sending import send_all
-from lfm2np.oracle.wrong_engine import SmallEngine, state_of_the_sequence
+from lfm2np.teaching.tutorial import Adapter, Shown
 
 pytestmark = pytest.mark.rounding
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED = FIXTURES / "trained"
 CONFIG = load_config(TRAINED)
-WRONG = "lfm2np.oracle.wrong_engine:factory"
+WRONG = "lfm2np.teaching.tutorial:wrong"
 
 
 # --- the command
@@ -120,12 +120,12 @@ class Failing:
         raise ValueError("first line\nsecond line")
 
 
-class Printing(SmallEngine):
+class Printing(Adapter):
     """An engine that writes to standard output as it loads and runs."""
 
     def __init__(self, model: str, sizes: dict[str, Any]) -> None:
         print("loading")
-        super().__init__(model, state_of_the_sequence)
+        super().__init__(Shown(model))
 
     def record(self, prompts: Any, request: int, max_tokens: int, recorder: Any) -> None:
         print("running")

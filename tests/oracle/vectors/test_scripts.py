@@ -11,14 +11,13 @@ import pytest
 from vector_sets import packaged, trained
 
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.recorders import Recorder
 from lfm2np.oracle.vectors.scripts import SCRIPTS
 from lfm2np.oracle.vectors.set_files import PACKAGED, packaged_set, read_set
-from lfm2np.oracle.wrong_engine import SmallEngine, factory, log_softmax, mended
+from lfm2np.teaching import nano
+from lfm2np.teaching.tutorial import Wrong
 
 Json = dict[str, Any]
 Rows = Callable[[Json], np.ndarray]  # log-probabilities [T, V] of a row's tokens
-Cache = dict[str, Any]
 
 
 def answers_of(script: Json, move: Callable[[Json], None], compute: Rows) -> list[Json]:
@@ -43,51 +42,54 @@ def judged(document: Json, answers: list[Json], format_name: str = "float32") ->
     return {each.verdict for each in vectors_plain.judge(document, answers, format_name) if "/" in each.id}
 
 
-class Silent(Recorder):
-    def step(self, token_ids: Any, start: int | None = None) -> None: ...
-
-    def keep(self, name: str, values: Any) -> None: ...
-
-
 class Stateful:
-    """The small engine of the tutorial, float32: a cache a sequence, kept as it was after each of its tokens."""
+    """The engine of nano.py, stepped by hand.
 
-    def __init__(self, engine: SmallEngine, loses: str = "") -> None:
+    loses  a kind of move after which the slot still has the state of before it: that behind the last rejected draft,
+           or the one that a preempted request left
+    """
+
+    def __init__(self, engine: nano.Engine, loses: str = "") -> None:
         self.engine, self.loses = engine, loses
-        self.tokens: dict[str, list[int]] = {}
-        self.caches: dict[str, Cache] = {}
+        self.sequences: dict[str, nano.Sequence] = {}
+
+    def admit(self, sequence: nano.Sequence) -> None:
+        self.engine.waiting.append(sequence)
+        self.engine.admit()
 
     def move(self, what: Json) -> None:
-        name = what["id"]
-        if what["kind"] == "preempt":
-            del self.tokens[name][:]
-            stale = self.caches.pop(name)
-            if self.loses == "preempted":  # keys and values go, the slot's state stays
-                self.caches[name] = {key: value for key, value in stale.items() if not isinstance(value, tuple)}
-            return
-        wrong, self.tokens[name] = self.tokens[name], self.tokens[name][: what["to"]]
-        new = self.cache_of(self.tokens[name])
-        if self.loses == "rejected":  # the state is what it was behind the last rejected draft
-            new |= {key: value for key, value in self.cache_of(wrong).items() if not isinstance(value, tuple)}
-        self.caches[name] = new
-
-    def cache_of(self, tokens: list[int]) -> Cache:
-        cache: Cache = {}
-        self.engine.step(tokens, 0, cache, Silent())
-        return cache
+        sequence = self.sequences[what["id"]]
+        stale = self.engine.states[sequence.slot].copy()
+        self.engine.release(sequence)
+        kept, sequence.token_ids = sequence.token_ids[: what.get("to", 0)], []
+        self.admit(sequence)
+        if kept:
+            self.compute({"id": what["id"], "start": 0, "token_ids": kept})
+        if what["kind"] == self.loses:
+            self.engine.states[sequence.slot] = stale
 
     def compute(self, row: Json) -> np.ndarray:
-        tokens, cache = self.tokens.setdefault(row["id"], []), self.caches.setdefault(row["id"], {})
-        assert row["start"] == len(tokens)
-        tokens += row["token_ids"]
-        return log_softmax(self.engine.step(row["token_ids"], row["start"], cache, Silent()))
+        name = row["id"]
+        if name not in self.sequences:
+            self.sequences[name] = nano.Sequence(name, [], 0, 1, ())
+            self.admit(self.sequences[name])
+        sequence = self.sequences[name]
+        assert row["start"] == len(sequence.token_ids)
+        sequence.token_ids += row["token_ids"]
+        chunk = self.engine.chunk(sequence, 0)
+        assert chunk is not None and chunk.stop == len(sequence.token_ids)
+        logits = self.engine.forward([chunk])
+        sequence.num_computed_tokens = chunk.stop
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        logprobs: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        return logprobs
 
 
-def run_all(document: Json, loses: str = "", make: Any = mended) -> dict[str, set[str]]:
+def run_all(document: Json, loses: str = "", make: type[nano.Engine] = nano.Engine) -> dict[str, set[str]]:
     """Verdicts by script."""
-    engine, verdicts = make(str(trained().path), {}), {}
+    verdicts = {}
     for script in document["scripts"]:
-        player = Stateful(engine, loses)
+        player = Stateful(make(trained().path, prefix_caching=False), loses)
         verdicts[script["id"]] = judged(document, answers_of(script, player.move, player.compute))
     return verdicts
 
@@ -128,9 +130,9 @@ def test_a_right_engine_is_right_in_every_script() -> None:
 @pytest.mark.parametrize(
     ("loses", "make", "caught_by"),
     [
-        ("rejected", mended, {"rejected-drafts", "rejected-beside-others", "undone-chunk"}),
-        ("preempted", mended, {"preempted-decoding", "preempted-prompt"}),
-        ("", factory, set(SCRIPTS) - {"rejected-drafts"}),  # of steps of one token, which that has none of
+        ("rollback", nano.Engine, {"rejected-drafts", "rejected-beside-others", "undone-chunk"}),
+        ("preempt", nano.Engine, {"preempted-decoding", "preempted-prompt"}),
+        ("", Wrong, set(SCRIPTS) - {"rejected-drafts"}),  # of steps of one token, which that has none of
     ],
 )
 def test_bugs_of_real_engines_are_caught_by_the_scripts_for_them(loses: str, make: Any, caught_by: set[str]) -> None:
