@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
@@ -14,32 +13,6 @@ from lfm2np.truth.layers import Dim
 from lfm2np.values import plain
 
 FUSED = ("gate_up_proj", "down_proj")  # as transformers holds an lfm2_moe's experts: [E, 2F, D], w1 then w3; [E, D, F]
-
-
-class Place(NamedTuple):
-    """Where one of our tensors stands in files of another program: in which of theirs, and as which expert of it."""
-
-    name: str
-    expert: int | None = None
-
-
-class Module(NamedTuple):
-    """A module with a matrix: our name of it, and the file's, which messages use."""
-
-    name: str
-    called: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """By which config.json may name it: the file's, and transformers' where it renames what the file has."""
-        return self.called, self.called.replace("self_attn.gate_proj", "self_attn.g_proj")
-
-
-def modules_of(names: Iterable[str], tensors: Mapping[str, StoredTensor]) -> list[Module]:
-    """The modules of `names`, which are ours of weights."""
-    called = {name.rpartition(".")[0]: tensor.name.rpartition(".")[0] for name, tensor in tensors.items()}
-    modules = [name.removesuffix(".weight") for name in names]
-    return [Module(module, called.get(module, module)) for module in modules]
 
 
 def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
@@ -117,11 +90,6 @@ def differing(shape: tuple[int, ...], dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
     if len(shape) != len(dims):
         return dims
     return tuple(dim for dim, size in zip(dims, shape, strict=True) if dim[0] != size)
-
-
-def listed(names: Set[str]) -> str:
-    """The first of them, for messages."""
-    return ", ".join(plain(name) for name in sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def origins_of(dims: tuple[Dim, ...]) -> str:

@@ -10,8 +10,7 @@ import pytest
 
 import lfm2np
 from lfm2np.checkpoint import config_json, lfm3
-from lfm2np.checkpoint.config_json import READ, load_config
-from lfm2np.checkpoint.config_keys import IGNORED
+from lfm2np.checkpoint.config_json import IGNORED, READ, load_config
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("fixtures").rglob("config.json"))
 

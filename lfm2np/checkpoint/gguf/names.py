@@ -13,7 +13,8 @@ from dataclasses import replace
 from lfm2np.checkpoint.gguf.container import Container
 from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
 from lfm2np.checkpoint.gguf.gguf_config import KEYS
-from lfm2np.checkpoint.layout import Place, listed, require_shape
+from lfm2np.checkpoint.layout import require_shape
+from lfm2np.checkpoint.names import Place, listed
 from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.truth.config import ModelConfig

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lfm2np.checkpoint.layout import Place, modules_of, require_shape
+from lfm2np.checkpoint.layout import require_shape
+from lfm2np.checkpoint.names import Place, modules_of
 from lfm2np.checkpoint.packed.matrix_parts import Parts, packed_dim
 from lfm2np.checkpoint.packed.quantization_config import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.packed.rows import PackedRows

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.checkpoint.lfm3 import DEFAULT_ROPES
+from lfm2np.checkpoint.config_json import DEFAULT_ROPES, parse_config
 from lfm2np.commands.cli.program import main
 from lfm2np.engine.work.place import model_of, source_of
 from lfm2np.errors import CheckpointError, ConfigError
