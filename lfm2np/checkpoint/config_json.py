@@ -208,16 +208,16 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
 def language_config_of(path: Path) -> _Raw:
     """config.json; of a model that also sees, text_config with what stands above it for both parts."""
     with naming(path):
-        raw = read_object(path, ConfigError)
-        model_type = raw.get("model_type")
+        whole = read_object(path, ConfigError)
+        model_type = whole.get("model_type")
         if not isinstance(model_type, str) or model_type not in LANGUAGE_MODEL:
-            return raw
-        text, kind = raw.get("text_config"), LANGUAGE_MODEL[model_type]
+            return whole
+        text, kind = whole.get("text_config"), LANGUAGE_MODEL[model_type]
         if not isinstance(text, dict):
             raise ConfigError(f"text_config: {show_json(text)}, expected an object with the config of an {kind}")
         its_type = text.get("model_type", kind)
         require(its_type in (kind, "lfm2_moe"), "text_config.model_type", its_type, repr(kind))
-        above = {key: raw[key] for key in OF_BOTH if raw.get(key) is not None}
+        above = {key: whole[key] for key in OF_BOTH if whole.get(key) is not None}
         inside = {k: value for k, value in text.items() if value is not None and k not in ("architectures", "auto_map")}
         return {"model_type": kind, **above, **inside}
 
