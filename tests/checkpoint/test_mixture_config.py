@@ -166,7 +166,10 @@ REFUSALS = [
         {"block_auto_adjust_ff_dim": True},
         "block_auto_adjust_ff_dim: true is not implemented, expected false or no such key in an lfm2_moe",
     ),
-    ({"block_ffn_dim_multiplier": 2.0}, "block_ffn_dim_multiplier: 2.0 is not implemented, expected null or no such key in an lfm2_moe"),
+    (
+        {"block_ffn_dim_multiplier": 2.0},
+        "block_ffn_dim_multiplier: 2.0 is not implemented, expected null or no such key in an lfm2_moe",
+    ),
     ({"layer_types": None}, "layer_types: absent, expected a list of layer types (lfm2_moe has no default)"),
     ({"theta": 5e6}, "theta: 5000000.0, expected rope_theta=1000000.0"),
     (

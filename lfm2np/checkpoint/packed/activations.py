@@ -54,6 +54,6 @@ def input_roundings(path: Path, config: ModelConfig) -> dict[str, InputRounding]
             inputs = scheme.inputs
             scale, zero = input_scale(Parts(tensors, module, source), inputs)
             roundings[f"{module.name}.weight"] = InputRounding(
-                inputs.kind, inputs.strategy, inputs.group_size, scale, zero, inputs.symmetric
+                f"{inputs.type}{inputs.bits}", inputs.strategy, inputs.group_size, scale, zero, inputs.symmetric
             )
     return roundings

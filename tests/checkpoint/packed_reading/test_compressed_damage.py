@@ -96,20 +96,20 @@ CONFIGS: list[tuple[Edit, str]] = [
     (scheme(weights=None), f"{GROUP}.weights: null, expected an object with num_bits, type and strategy"),
     (
         args(num_bits=3),
-        f"{GROUP}.weights.num_bits: 3 is not implemented in format pack-quantized, expected one of 4, 8",
+        f"{GROUP}.weights.num_bits: 3 is not implemented, expected one of 4, 8 of weights in format pack-q",
     ),
-    (args(type="float"), f"{GROUP}.weights.type: 'float' is not implemented in format pack-quantized, expected int"),
+    (args(type="float"), f"{GROUP}.weights.type: 'float' is not implemented, expected int of weights in format pack-q"),
     (args(symmetric=1), f"{GROUP}.weights.symmetric: 1, expected true or false"),
     (args(dynamic=True), f"{GROUP}.weights.dynamic: true, expected false of weights"),
     (args(group_size=None), f"{GROUP}.weights.group_size: null contradicts strategy=group"),
     (args(group_size=-2), f"{GROUP}.weights.group_size: -2, expected a positive integer, -1 or null"),
     (
         args(strategy="tensor_group"),
-        f"{GROUP}.weights.strategy: 'tensor_group' is not implemented, expected one of ten",
+        f"{GROUP}.weights.strategy: 'tensor_group' is not implemented, expected one of ch",
     ),
     (
         args(strategy="tensor", group_size=None),
-        "strategy: tensor is not implemented in format pack-quantized, expected",
+        "strategy: 'tensor' is not implemented, expected one of channel, group of weights",
     ),
     (args(block_structure=[2, 2]), r"block_structure: \[2, 2\] contradicts strategy=group"),
     (
@@ -118,10 +118,19 @@ CONFIGS: list[tuple[Edit, str]] = [
     ),
     (args(actorder=True), f"{GROUP}.weights.actorder: true, expected null or one of weight, static, group, dynamic"),
     (args(quant_min=1), f"{GROUP}.weights.quant_min: 1 is not implemented, expected num_bits, type"),
-    (scheme(input_activations=TOKEN | {"num_bits": 4}), "input_activations.num_bits: 4 is not implemented, expected 8"),
+    (
+        scheme(input_activations=TOKEN | {"num_bits": 4}),
+        "input_activations.num_bits: 4 is not implemented, expected one of 8",
+    ),
     (scheme(input_activations=TOKEN | {"dynamic": "local"}), "input_activations.dynamic: 'local', expected true or f"),
-    (scheme(input_activations=TOKEN | {"dynamic": False}), "strategy: token is not implemented of static scales"),
-    (scheme(input_activations=STATIC | {"symmetric": False}), "symmetric: false is not implemented of type float"),
+    (
+        scheme(input_activations=TOKEN | {"dynamic": False}),
+        "strategy: 'token' is not implemented, expected tensor of static scales",
+    ),
+    (
+        scheme(input_activations=STATIC | {"symmetric": False}),
+        "symmetric: false is not implemented, expected true of type float",
+    ),
     (scheme(input_activations=TOKEN | {"type": "fp4"}), "input_activations.type: 'fp4' is not implemented"),
     (scheme(input_activations=TOKEN | {"actorder": "group"}), "input_activations.actorder: 'group', expected null"),
 ]

@@ -143,7 +143,10 @@ def test_info_says_what_an_lfm3_is(capsys: pytest.CaptureFixture[str]):
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
-    "a key of LFM2": ({"block_ff_dim": 10}, "block_ff_dim: 10 is not implemented, expected null or no such key in an lfm3"),
+    "a key of LFM2": (
+        {"block_ff_dim": 10},
+        "block_ff_dim: 10 is not implemented, expected null or no such key in an lfm3",
+    ),
     "attention's list of LFM2": ({"full_attn_idxs": [1]}, "full_attn_idxs"),
     "a flat rotation": ({"rope_parameters": {"rope_theta": 1e4}}, "expected an object for each of full_attention, sli"),
     "no rotation": (
