@@ -27,13 +27,6 @@ PREFIXES = {  # of the language model's tensors in the file of a model that also
 }
 
 
-class Place(NamedTuple):
-    """Where one of our tensors stands in files of another program: in which of theirs, and as which expert of it."""
-
-    name: str
-    expert: int | None = None
-
-
 class Module(NamedTuple):
     """A module with a matrix: our name of it, and the file's, which messages use."""
 

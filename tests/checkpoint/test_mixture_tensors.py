@@ -203,7 +203,7 @@ REFUSED: list[tuple[list[Change], str]] = [
     ),
     (
         [fused, put(EXPERTS + "7.w2.weight", np.ones((16, 6)))],
-        f"{GATE_UP} stands beside {EXPERTS}7.w2.weight, expected the experts fused",
+        f"1 unexpected beside the 51 tensors: {EXPERTS}7.w2.weight",
     ),
     (
         [fused, without(DOWN)],
