@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from lfm2np.checkpoint.gguf.container import Container
-from lfm2np.checkpoint.gguf.gguf_config import KEYS
+from lfm2np.checkpoint.gguf.gguf_config import in_keys
 from lfm2np.checkpoint.layout import Place, experts_of, part_of, require_shape
 from lfm2np.checkpoint.names import listed
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
@@ -63,23 +63,22 @@ def place_of(name: str) -> Place:
 def named_tensors(container: Container, config: ModelConfig) -> dict[str, StoredTensor]:
     """Our name -> tensor, all of them. CheckpointError for one that is missing, unexpected or of another shape."""
     prefix = container.keys["general.architecture"].value
-    keys = {name: f"{prefix}.{key}" for name, key in KEYS.items()}
 
-    def in_keys(dim: Dim) -> Dim:  # of an origin such as 3*hidden_size
-        return dim[0], re.sub(r"[A-Za-z_]+", lambda word: keys.get(word[0], word[0]), dim[1])
+    def by_key(dim: Dim) -> Dim:
+        return dim[0], in_keys(dim[1], prefix)
 
     layout = layout_of(config)
     places = {name: _place_in(container, name, config) for name in layout}
     _require_all(container, {place.name for place in places.values()}, config)
     tensors = {}
     for name, place in places.items():
-        stored, dims = container.tensors[place.name], tuple(map(in_keys, layout[name]))
+        stored, dims = container.tensors[place.name], tuple(map(by_key, layout[name]))
         if len(dims) != 2 and stored.is_quantised:
             raise stored.wrong(f"{stored.dtype}, expected {', '.join(DTYPES)} of what is no matrix")
         if len(dims) == 3:  # taps [D, 1, L], which llama.cpp holds as [D, L]
             require_shape(stored, (dims[0], dims[2]))
             stored = replace(stored, values=stored.array[:, None, :])
-        tensors[name] = part_of(stored, place, name, dims, in_keys(experts_of(config)))
+        tensors[name] = part_of(stored, place, name, dims, by_key(experts_of(config)))
     return tensors
 
 
