@@ -6,10 +6,11 @@ A tensor of another shape than the config says is refused with the key that says
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from lfm2np.checkpoint.names import listed
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.truth.config import ModelConfig
@@ -80,23 +81,41 @@ def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dic
     return apart
 
 
-def reason(name: str, config: ModelConfig) -> str:
-    """Why a tensor of a feed-forward is missing or unexpected: the key that says so; "" for others."""
-    matched = re.fullmatch(r"model\.layers\.([0-9]{1,4})\.feed_forward\.(.+)", name)
-    if matched is None or int(matched[1]) >= config.num_hidden_layers:
-        return ""
-    layer, part, mixture = int(matched[1]), matched[2], config.mixture
-    of_mixture = part.startswith(("gate.", "expert_bias", "experts."))
-    if mixture is None:
-        return "a model_type of lfm2 has no experts" if of_mixture else ""
-    if of_mixture != config.is_sparse(layer) or part == "gate.weight":
-        kind = "has experts" if config.is_sparse(layer) else "is dense"
-        return f"layer {layer} {kind} by num_dense_layers={mixture.num_dense_layers}"
-    if part == "expert_bias":
-        return f"use_expert_bias={str(mixture.use_expert_bias).lower()}"
-    if part.startswith("experts."):
-        return f"num_experts={mixture.num_experts} means experts 0 to {mixture.num_experts - 1}"
-    return ""
+def require_names(
+    found: Mapping[str, StoredTensor],
+    expected: Mapping[str, tuple[Dim, ...]],
+    source: str,
+    facts: Callable[[str], str],
+    called: Callable[[str], str] = str,
+) -> None:
+    """CheckpointError for a tensor that is missing or unexpected; `facts` are the keys that decide about a name."""
+    missing, unexpected = expected.keys() - found, found.keys() - expected
+    if missing:
+        shape = tuple(size for size, _ in expected[min(missing)])
+        names, what = {called(name) for name in missing}, f"missing {len(missing)} of"
+    elif unexpected:
+        shape = found[min(unexpected)].shape
+        names, what = {found[name].name for name in unexpected}, f"{len(unexpected)} unexpected beside"
+    else:
+        return
+    why = f"the first of shape {shape}; {facts(min(missing or unexpected))}"
+    raise CheckpointError(f"{source}: {what} the {len(expected)} tensors: {listed(names)} ({why})")
+
+
+def facts_of(name: str, config: ModelConfig) -> str:
+    """The keys of config.json that say which tensors a layer has, or the model beside its layers."""
+    matched = re.match(r"(?:model\.layers|blk)\.([0-9]{1,4})\.", name)
+    facts = [f"num_hidden_layers={config.num_hidden_layers}"]
+    if matched is None:
+        facts.append(f"tie_word_embeddings={str(config.tie_word_embeddings).lower()}")
+    elif int(matched[1]) < config.num_hidden_layers:
+        facts.append(f"layer_types[{matched[1]}]={config.layer_types[int(matched[1])]}")
+        if mixture := config.mixture:
+            facts += [f"num_dense_layers={mixture.num_dense_layers}", f"num_experts={mixture.num_experts}"]
+            facts.append(f"use_expert_bias={str(mixture.use_expert_bias).lower()}")
+        else:
+            facts.append(f"model_type={config.model_type}")
+    return ", ".join(facts)
 
 
 def require_shape(tensor: StoredTensor, dims: tuple[Dim, ...]) -> None:

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from lfm2np.checkpoint.config_json import is_vision_language, language_config_of
-from lfm2np.checkpoint.layout import reason, require_shape, taken_apart
-from lfm2np.checkpoint.names import PREFIXES, in_file, language_tensors, lfm3_tensors, listed
+from lfm2np.checkpoint.layout import facts_of, require_names, require_shape, taken_apart
+from lfm2np.checkpoint.names import PREFIXES, in_file, language_tensors, lfm3_tensors
 from lfm2np.checkpoint.packed import auto, compressed, mlx
 from lfm2np.checkpoint.packed.auto import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
@@ -228,29 +228,14 @@ def _entry(path: Path, name: str, fields: object, origin: int, size: int, dtypes
 def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
     """Exactly the expected tensors, each of the expected shape."""
     layout = layout_of(config)
-    allowed = layout | {HEAD: layout[EMBEDDING]}  # tied checkpoints may repeat the embedding as the head
-    missing, unexpected = layout.keys() - tensors, tensors.keys() - allowed
-    if missing:
-        shape = tuple(size for size, _ in layout[min(missing)])
-        called = missing if config.model_type != "lfm3" else {in_file(name) for name in missing}
-        what = f"missing {len(missing)} of the {len(layout)} tensors: {listed(called)}"
-        raise CheckpointError(f"{source}: {what}{_why(min(missing), shape, config)}")
-    if unexpected:
-        called = {tensors[name].name for name in unexpected}
-        what = f"{len(unexpected)} unexpected beside the {len(layout)} tensors: {listed(called)}"
-        first = min(unexpected)
-        raise CheckpointError(f"{source}: {what}{_why(first, tensors[first].shape, config)}")
+    with_head = layout | ({HEAD: layout[EMBEDDING]} if HEAD in tensors else {})  # a tied model's file may repeat it
+    called = in_file if config.model_type == "lfm3" else str
+    require_names(tensors, with_head, source, partial(facts_of, config=config), called)
     for name, tensor in tensors.items():
-        require_shape(tensor, allowed[name])
+        require_shape(tensor, with_head[name])
     if HEAD in tensors and config.tie_word_embeddings:
         _require_equal_bytes(tensors[HEAD], tensors[EMBEDDING])
     return {name: tensors[name] for name in layout}
-
-
-def _why(first: str, shape: tuple[int, ...], config: ModelConfig) -> str:
-    """Of the first name listed, where a key of the config explains it."""
-    because = reason(first, config)
-    return f" (the first of shape {shape}; {because})" if because else ""
 
 
 def _require_equal_bytes(head: StoredTensor, embedding: StoredTensor) -> None:

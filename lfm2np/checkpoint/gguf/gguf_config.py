@@ -106,7 +106,7 @@ class _Keys:
 
 def in_keys(text: str, prefix: str) -> str:
     """Words of ours, as in an error or in 3*hidden_size, by the names that the file has."""
-    ours = {**KEYS, "intermediate_size": KEYS["feed_forward_size"]}
+    ours = KEYS | {"intermediate_size": KEYS["feed_forward_size"], "layer_types": KEYS["num_key_value_heads"]}
     return re.sub(r"[A-Za-z_]+", lambda word: f"{prefix}.{ours[word[0]]}" if word[0] in ours else word[0], text)
 
 

@@ -12,10 +12,8 @@ from dataclasses import replace
 
 from lfm2np.checkpoint.gguf.container import Container
 from lfm2np.checkpoint.gguf.gguf_config import in_keys
-from lfm2np.checkpoint.layout import Place, experts_of, part_of, require_shape
-from lfm2np.checkpoint.names import listed
+from lfm2np.checkpoint.layout import Place, experts_of, facts_of, part_of, require_names, require_shape, whole_dims
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
-from lfm2np.errors import CheckpointError
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import Dim, layout_of
 
@@ -67,18 +65,22 @@ def named_tensors(container: Container, config: ModelConfig) -> dict[str, Stored
     def by_key(dim: Dim) -> Dim:
         return dim[0], in_keys(dim[1], prefix)
 
-    layout = layout_of(config)
-    places = {name: _place_in(container, name, config) for name in layout}
-    _require_all(container, {place.name for place in places.values()}, config)
+    def facts(name: str) -> str:
+        return in_keys(facts_of(name, config), prefix)
+
+    layout = {name: tuple(map(by_key, dims)) for name, dims in layout_of(config).items()}
+    places, experts = {name: _place_in(container, name, config) for name in layout}, by_key(experts_of(config))
+    in_file = {place.name: whole_dims(place, layout[name], experts) for name, place in places.items()}
+    require_names(container.tensors, in_file, str(container.paths[0]), facts)
     tensors = {}
     for name, place in places.items():
-        stored, dims = container.tensors[place.name], tuple(map(by_key, layout[name]))
+        stored, dims = container.tensors[place.name], layout[name]
         if len(dims) != 2 and stored.is_quantised:
             raise stored.wrong(f"{stored.dtype}, expected {', '.join(DTYPES)} of what is no matrix")
         if len(dims) == 3:  # taps [D, 1, L], which llama.cpp holds as [D, L]
             require_shape(stored, (dims[0], dims[2]))
             stored = replace(stored, values=stored.array[:, None, :])
-        tensors[name] = part_of(stored, place, name, dims, by_key(experts_of(config)))
+        tensors[name] = part_of(stored, place, name, dims, experts)
     return tensors
 
 
@@ -93,27 +95,3 @@ def _place_in(container: Container, name: str, config: ModelConfig) -> Place:
     first = {"q": 0, "k": heads * size, "v": (heads + groups) * size}[matched[2]]
     total = ((heads + 2 * groups) * size, "rows of queries, keys and values")
     return Place(fused, None, first, total) if fused in container.tensors else place
-
-
-def _require_all(container: Container, expected: set[str], config: ModelConfig) -> None:
-    path = container.paths[0]
-    missing, unexpected = expected - container.tensors.keys(), container.tensors.keys() - expected
-    for names, what in (
-        (missing, f"missing {len(missing)} of"),
-        (unexpected, f"{len(unexpected)} unexpected beside"),
-    ):
-        if names:
-            where = f"{path}: {what} the {len(expected)} tensors"
-            raise CheckpointError(f"{where}: {listed(names)} ({_why(names, config)})")
-
-
-def _why(names: set[str], config: ModelConfig) -> str:
-    """The keys that say what the layer of the first name has."""
-    matched = re.match(r"blk\.([0-9]{1,4})\.", min(names))
-    layers = f"block_count={config.num_hidden_layers}"
-    if matched is None or int(matched[1]) >= config.num_hidden_layers:
-        return layers
-    layer = int(matched[1])
-    heads = config.num_key_value_heads if layer in config.attention_layers else 0
-    dense = f", leading_dense_block_count={config.mixture.num_dense_layers}" if config.mixture else ""
-    return f"{layers}, attention.head_count_kv[{layer}]={heads}{dense}"

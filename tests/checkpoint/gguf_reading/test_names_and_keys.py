@@ -288,20 +288,19 @@ def test_each_tensor_that_is_missing_is_told(path: Path, config: ModelConfig):
     whole = quantised_tensors(config, "F32")
     for name in whole:
         text = tensors_error(path, config, {key: value for key, value in whole.items() if key != name})
-        assert text.startswith(f"missing 1 of the {len(whole)} tensors: {name} (block_count=")
+        assert text.startswith(f"missing 1 of the {len(whole)} tensors: {name} (the first of shape (")
 
 
 def test_what_is_unexpected_is_told_with_the_keys_that_say_so(path: Path):
     whole, more = quantised_tensors(DENSE, "F32"), Tensor("F32", (64, 64), bytes(4 * 64 * 64))
     text = tensors_error(path, DENSE, {**whole, "blk.0.attn_q.weight": more})
-    assert text == (
-        "1 unexpected beside the 21 tensors: blk.0.attn_q.weight (block_count=2, attention.head_count_kv[0]=0)"
-    )
+    assert text.startswith("1 unexpected beside the 21 tensors: blk.0.attn_q.weight (the first of shape (64, 64); lfm2")
+    assert "lfm2.block_count=2, lfm2.attention.head_count_kv[0]=conv" in text
     text = tensors_error(path, DENSE, {**whole, "blk.2.attn_norm.weight": more, "dense_2.weight": more})
-    assert text == "2 unexpected beside the 21 tensors: blk.2.attn_norm.weight, dense_2.weight (block_count=2)"
+    assert text.startswith("2 unexpected beside the 21 tensors: blk.2.attn_norm.weight, dense_2.weight (")
     sparse = quantised_tensors(MIXTURE, "F32")
     text = tensors_error(path, MIXTURE, {**sparse, "blk.1.ffn_gate.weight": more})
-    assert text.endswith("(block_count=3, attention.head_count_kv[1]=2, leading_dense_block_count=1)")
+    assert "lfm2moe.attention.head_count_kv[1]=full_attention, lfm2moe.leading_dense_block_count=1" in text
 
 
 @pytest.mark.parametrize(
