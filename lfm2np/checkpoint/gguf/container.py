@@ -169,12 +169,12 @@ def _read_value(header: _Header, key: str) -> Value:
     if kind == STRING:
         name, values = "string", [header.string(f"{key}[{index}]" if is_array else key) for index in range(count)]
     else:
-        dtype = np.dtype(NUMERIC[kind]).newbyteorder("<")
-        content = header.take(count * dtype.itemsize, f"{key}: {count} values" if is_array else key)
-        for byte in content if NUMERIC[kind] == "?" else b"":
+        letter = NUMERIC[kind]
+        content = header.take(count * struct.calcsize(f"<{letter}"), f"{key}: {count} values" if is_array else key)
+        for byte in content if letter == "?" else b"":
             if byte > 1:
                 raise CheckpointError(f"{header.path}: {key}: the bool {byte}, expected 0 or 1")
-        name, values = dtype.name, np.frombuffer(content, dtype).tolist()
+        name, values = np.dtype(letter).name, np.frombuffer(content, f"<{letter}").tolist()
     return Value(f"array of {name}", values) if is_array else Value(name, values[0])
 
 
