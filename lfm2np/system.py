@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from lfm2np.errors import RequestError
 
 IS_WASM = sys.platform in ("emscripten", "wasi")
-HAS_PROCESSES = HAS_THREADS = not IS_WASM
+HAS_THREADS = not IS_WASM
 
 
 def cache_directory() -> Path:
