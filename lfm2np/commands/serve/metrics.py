@@ -55,7 +55,9 @@ class Metrics:
     def __init__(self, state: Callable[[], State]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(OfEngine(state))
-        self._ended = Counter(PREFIX + "request", "Calls that ended, by how.", ["how"], registry=self._registry)
+        self._ended = Counter(
+            PREFIX + "request", "Requests that ended, by HTTP status.", ["status"], registry=self._registry
+        )
         self._first = self._histogram("time_to_first_token_seconds", "From a prompt's arrival to its first token.")
         self._next = self._histogram("time_per_output_token_seconds", "Between a prompt's first token and its last.")
         self._queue = self._histogram("request_queue_time_seconds", "From a prompt's arrival to its first step.")
@@ -63,15 +65,20 @@ class Metrics:
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(PREFIX + name, text, buckets=SECONDS, registry=self._registry)
 
-    def count(self, how: str) -> None:
-        """A call ended: an HTTP status, or "left" by its client."""
-        self._ended.labels(how).inc()
+    def count(self, status: int) -> None:
+        """A request ended with this HTTP status; 499: its client left."""
+        self._ended.labels(str(status)).inc()
 
-    def observe(self, metrics: RequestMetrics) -> None:
+    def observe(self, metrics: RequestMetrics | None) -> None:
+        """A prompt's; None for one that has not ended."""
         for histogram, seconds in (
-            (self._first, metrics.time_to_first_token),
-            (self._next, metrics.time_per_output_token),
-            (self._queue, metrics.queue_time),
+            ()
+            if metrics is None
+            else (
+                (self._first, metrics.time_to_first_token),
+                (self._next, metrics.time_per_output_token),
+                (self._queue, metrics.queue_time),
+            )
         ):
             if seconds is not None:
                 histogram.observe(seconds)

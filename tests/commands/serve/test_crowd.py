@@ -1,0 +1,178 @@
+"""Sixty-four clients at once, 300 cut streams, 1,000 hostile bodies, responses that nobody reads, half-open connections.
+
+Every response that is waited for is the reference's, every refusal has its status, /health answers throughout, and in
+the end nothing is held: no request, no block, no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_app import HEAD
+from test_answers import expected, joined
+from test_ending import ask, get, started
+from test_leaving import LONG, put, reset
+
+SERVER = (
+    *("--max-requests", "1000", "--body-seconds", "5", "--write-seconds", "2", "--max-num-seqs", "32"),
+    *("--num-blocks", "60", "--block-size", "8", "--max-num-batched-tokens", "256", "--speculative", "ngram"),
+)
+CLIENTS, WAITED, CUT, UNREAD, HOSTILE = 64, 250, 300, 16, 1000
+LARGE = 2 * 2**20 - 100  # bytes: just below the server's limit
+MOST_SECONDS = 5.0  # of /health, on a machine that does much beside
+MOST_GROWTH = 1.2
+
+
+def filled(start: bytes, piece: bytes, end: bytes) -> bytes:
+    return start + piece * ((LARGE - len(start) - len(end)) // len(piece)) + end
+
+
+SMALL_BODIES: list[tuple[Any, int]] = [
+    *((content, 400) for content in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'"', b"[" * 5000, b'{"a":' * 5000)),
+    *((content, 400) for content in (b'{"prompt": NaN}', b'{"prompt": 1e999}', b'{"prompt": "\\ud800"}', b"9" * 9999)),
+    ({"prompt": "a", "max_tokns": 3}, 400),
+    ({"prompt": [1, 512]}, 400),
+    ({"prompt": [1] * 2000}, 400),
+    ({"prompt": "a", "n": 2**70}, 400),
+    ({"prompt": [[1]] * 1001}, 400),
+    ({"prompt": "a", "model": "another"}, 404),
+]
+LARGE_BODIES: list[tuple[Any, int]] = [
+    (filled(b'{"prompt":[', b"1,", b"1]}"), 400),
+    (filled(b'{"prompt":[', b"[],", b"[]]}"), 400),
+    (filled(b'{"prompt":[', b"[1],", b"[1]]}"), 400),
+    (filled(b'{"prompt":"a","metadata":[', b"{},", b"{}]"), 400),
+    (b"{" + b",".join(b'"a%d":0' % number for number in range(LARGE // 11)) + b"}", 400),
+    (b'{"prompt":"a","logit_bias":{' + b",".join(b'"%d":""' % number for number in range(LARGE // 11)) + b"}}", 400),
+    (b'{"messages":[{' + b",".join(b'"a%d":0' % number for number in range(LARGE // 11)) + b"}]}", 400),
+    (filled(b'{"prompt":"', b"a ", b'"}'), 400),
+    (b" " * 2**22, 413),
+]
+
+
+def drawn(randomly: random.Random) -> dict[str, Any]:
+    """The fields of a request, as of test_answers.expected."""
+    ids = [1, *(randomly.randrange(320) for _ in range(randomly.choice([3, 20, 40])))]
+    fields: dict[str, Any] = {
+        "prompt": randomly.choice([ids, "sort: 7 2 9 ->", "copy: 4 \u2603 ->"]),
+        "max_tokens": randomly.randrange(1, 24),
+        "temperature": randomly.choice([0.0, 0.8, 1.5]),
+        "seed": randomly.randrange(2**32),
+    }
+    return fields | randomly.choice([{}, {"stop": ["7", "\n"]}, {"repetition_penalty": 1.3}, {"top_k": 5}])
+
+
+def is_right(port: int, fields: dict[str, Any], truth: Any, is_streamed: bool) -> bool:
+    more = {"logprobs": 2, "return_token_ids": True, "stream": is_streamed}
+    status, reply = ask(port, fields | more)
+    choice = joined(reply)[0] if is_streamed else reply["choices"][0]
+    logprobs = [each.logprob for each in truth.logprobs]
+    same = choice["text"] == truth.text and choice["logprobs"]["token_logprobs"] == logprobs
+    return status == 200 and same and choice["token_ids"] == list(truth.token_ids)
+
+
+def cut(port: int, seconds: float, is_abrupt: bool) -> bool:
+    connection = put(port, {**LONG, "stream": True})
+    time.sleep(seconds)
+    reset(connection) if is_abrupt else connection.close()
+    return True
+
+
+def leave_unread(port: int) -> bool:
+    with put(port, {**LONG, "stream": True, "logprobs": 20}, 2048):
+        time.sleep(3)
+    return True
+
+
+def jobs_of(port: int, randomly: random.Random) -> list[Callable[[], bool]]:
+    """What the clients do, in an order of its own; each returns whether it went right."""
+    requests = [drawn(randomly) for _ in range(WAITED // 8)]
+    truths = [expected(fields, logprobs=2).outputs[0] for fields in requests]
+    jobs: list[Callable[[], bool]] = []
+    for number in range(WAITED):
+        index = number % len(requests)
+        jobs.append(functools.partial(is_right, port, requests[index], truths[index], randomly.random() < 0.5))
+    for number in range(CUT):
+        jobs.append(functools.partial(cut, port, randomly.uniform(0.0, 0.5), number % 2 == 0))
+    jobs += [functools.partial(leave_unread, port)] * UNREAD
+    bodies = itertools.islice(itertools.cycle([*SMALL_BODIES * 4, *LARGE_BODIES]), HOSTILE)
+    for content, status in bodies:
+        jobs.append(lambda content=content, status=status: ask(port, content)[0] == status)
+    randomly.shuffle(jobs)
+    return jobs
+
+
+@contextlib.contextmanager
+def watched(port: int, times: list[float]) -> Iterator[None]:
+    """Asks for /health all the while, beside connections that send half a request or garbage."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        with contextlib.ExitStack() as stack:
+            for sent in itertools.cycle((b"", HEAD[:20], HEAD + b"50\r\n\r\n{", b"\x16\x03\x01\x02garbage\r\n\r\n")):
+                if ended.is_set():
+                    return
+                began = time.monotonic()
+                assert get(port, "/health") == (200, '{"status":"ok"}')
+                times.append(time.monotonic() - began)
+                if len(times) < 100:
+                    half_open = stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+                    half_open.sendall(sent)
+                time.sleep(0.02)
+
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            yield
+        finally:
+            ended.set()
+            watching.result()
+
+
+def megabytes(process: int) -> float:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def held(port: int) -> list[str]:
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    lines = get(port, "/metrics")[1].splitlines()
+    return [line for line in lines if line.startswith(tuple(f"lfm2np:{n} " for n in names)) and line[-4:] != " 0.0"]
+
+
+def wait_until_rest(port: int) -> None:
+    until = time.monotonic() + 60
+    while held(port):
+        assert time.monotonic() < until, held(port)
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system has no /proc")
+def test_a_crowd_gets_what_it_should_and_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    times: list[float] = []
+    with started(*SERVER) as (process, port):
+        jobs, sizes = jobs_of(port, random.Random(1)), []
+        with watched(port, times), ThreadPoolExecutor(CLIENTS) as pool:
+            for half in (jobs[::2], jobs[1::2]):
+                assert all(pool.map(lambda job: job(), half))
+                wait_until_rest(port)
+                sizes.append(megabytes(process.pid))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    with capsys.disabled():
+        print(f"\n{len(jobs)} clients; /health {len(times)} times, at most {max(times):.2f} s; MB {sizes}")
+    assert max(times) < MOST_SECONDS
+    assert sizes[1] < MOST_GROWTH * sizes[0]
