@@ -43,7 +43,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     if given != "application/json":
         raise Refusal(415, f"Content-Type {given[:100]!r}: expected application/json")
     content, most = bytearray(), settings.max_body_bytes
-    too_large = Refusal(413, f"a body of more than {most} bytes: expected at most that")
+    too_large = Refusal(413, f"a body of more than {most} bytes: expected at most that (--max-body-bytes)")
     if int(request.headers.get("content-length", 0)) > most:
         raise too_large
     try:

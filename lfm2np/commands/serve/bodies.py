@@ -8,9 +8,10 @@ Sources: OpenAI API reference, "Completions" and "Chat"; vLLM, vllm/entrypoints/
 
 from __future__ import annotations
 
+import gc
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from lfm2np.commands.serve.settings import Refusal
@@ -166,8 +167,12 @@ B = TypeVar("B", bound=Body)
 
 def parsed(content: bytes, kind: type[B]) -> B:
     """The body of a request; Refusal for what is not JSON, ValidationError for another form."""
+    gc.disable()  # it would go through a body's hundred thousand lists again and again: a second instead of a tenth
     try:
-        fields = from_json(content, allow_inf_nan=False)
+        return kind.model_validate(from_json(content, allow_inf_nan=False))
+    except ValidationError:
+        raise
     except ValueError as problem:
         raise Refusal(400, f"the body: not JSON: {problem}") from None
-    return kind.model_validate(fields)
+    finally:
+        gc.enable()

@@ -40,11 +40,11 @@ def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
-def ask(port: int, fields: Any) -> tuple[int, Any]:
+def ask(port: int, fields: Any, path: str = "/v1/completions") -> tuple[int, Any]:
     """The status, and the object or the events that came."""
     content = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
-        connection.request("POST", "/v1/completions", content, JSON)
+        connection.request("POST", path, content, JSON)
         return read(connection.getresponse())
 
 
