@@ -11,7 +11,8 @@ import itertools
 import random
 import signal
 import socket
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,8 @@ SERVER = (
 )
 CLIENTS, WAITED, CUT, UNREAD, HOSTILE = 64, 250, 300, 16, 1000
 LARGE = 2**20 - 100  # bytes: just below the server's limit
-MOST_SECONDS = 5.0  # of /health, on a machine that does much beside
-MOST_GROWTH = 1.2
+MOST_SECONDS = 5.0  # of /health; on a machine that does nothing else it is below one
+MOST_GROWTH = 1.3  # between the first half and the second
 
 
 def filled(start: bytes, piece: bytes, end: bytes) -> bytes:
@@ -123,31 +124,37 @@ def jobs_of(port: int, randomly: random.Random) -> list[Callable[[], str]]:
     return jobs
 
 
+# A process, as the clients' threads keep each other waiting: it asks until its input ends.
+WATCH = """
+import http.client, select, sys, time
+longest = count = 0
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    began = time.monotonic()
+    connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=60)
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+    connection.close()
+    longest, count = max(longest, time.monotonic() - began), count + 1
+print(longest, count)
+"""
+
+
 @contextlib.contextmanager
 def watched(port: int, times: list[float]) -> Iterator[None]:
-    """Asks for /health all the while, beside connections that send half a request or garbage."""
-    ended = threading.Event()
+    """Appends the longest that /health took meanwhile, in seconds, and how often it was asked for."""
+    command = [sys.executable, "-c", WATCH, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield
+        times += map(float, process.communicate()[0].split())
 
-    def watch() -> None:
-        with contextlib.ExitStack() as stack:
-            for sent in itertools.cycle((b"", HEAD[:20], HEAD + b"50\r\n\r\n{", b"\x16\x03\x01\x02garbage\r\n\r\n")):
-                if ended.is_set():
-                    return
-                began = time.monotonic()
-                assert get(port, "/health") == (200, '{"status":"ok"}')
-                times.append(time.monotonic() - began)
-                if len(times) < 100:
-                    half_open = stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
-                    half_open.sendall(sent)
-                time.sleep(0.02)
 
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(watch)
-        try:
-            yield
-        finally:
-            ended.set()
-            watching.result()
+@contextlib.contextmanager
+def half_open(port: int) -> Iterator[None]:
+    """Connections that send nothing, a part of a request, or garbage."""
+    with contextlib.ExitStack() as stack:
+        for sent in (b"", HEAD[:20], HEAD + b"50\r\n\r\n{", b"\x16\x03\x01\x02garbage\r\n\r\n") * 25:
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 60)).sendall(sent)
+        yield
 
 
 def megabytes(process: int) -> float:
@@ -174,7 +181,7 @@ def test_a_crowd_gets_what_it_should_and_leaves_nothing_behind(capsys: pytest.Ca
     times: list[float] = []
     with started(*SERVER) as (process, port):
         jobs, sizes, problems = jobs_of(port, random.Random(1)), [], []
-        with watched(port, times), ThreadPoolExecutor(CLIENTS) as pool:
+        with watched(port, times), half_open(port), ThreadPoolExecutor(CLIENTS) as pool:
             for half in (jobs[::2], jobs[1::2]):
                 problems += [problem for problem in pool.map(lambda job: job(), half) if problem]
                 wait_until_rest(port)
@@ -182,7 +189,7 @@ def test_a_crowd_gets_what_it_should_and_leaves_nothing_behind(capsys: pytest.Ca
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     with capsys.disabled():
-        print(f"\n{len(jobs)} clients; /health {len(times)} times, at most {max(times):.2f} s; MB {sizes}")
+        print(f"\n{len(jobs)} requests; /health {times[1]:.0f} times, at most {times[0]:.2f} s; MB {sizes}")
     assert problems == []
-    assert max(times) < MOST_SECONDS
+    assert times[0] < MOST_SECONDS
     assert sizes[1] < MOST_GROWTH * sizes[0]
