@@ -7,10 +7,11 @@ import json
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,7 +38,7 @@ from lfm2np.commands.serve.bodies import (
 )
 from lfm2np.commands.serve.engine_thread import Call, EngineThread
 from lfm2np.commands.serve.jobs import chat_ids, jobs_of, num_places, prompt_ids, require_tokenizer
-from lfm2np.commands.serve.metrics import Metrics
+from lfm2np.commands.serve.metrics import metrics_text
 from lfm2np.commands.serve.settings import Refusal, Settings, error_response, refusal_for
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import Lfm2npError
@@ -58,16 +59,17 @@ class Service:
     capacity  tokens that the cache holds
     parsing   the thread of large bodies: one, since each becomes objects of many times its size
     created   seconds since 1970, when it began
+    ended     POST requests by HTTP status
     """
 
     model: LoadedModel
     settings: Settings
     capacity: int
     engine: EngineThread
-    metrics: Metrics
     preparing: ThreadPoolExecutor
     parsing: ThreadPoolExecutor
     created: int
+    ended: Counter[int] = field(default_factory=Counter)
 
     @property
     def fingerprint(self) -> str:
@@ -112,10 +114,10 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         thread = EngineThread(engine, settings.max_requests)
-        sizes, metrics = engine.scheduler.config, Metrics(lambda: thread.state)
+        sizes = engine.scheduler.config
         pools = ThreadPoolExecutor(PREPARING), ThreadPoolExecutor(1)
         capacity = sizes.num_blocks * sizes.block_size
-        app.state.service = Service(engine.model, settings, capacity, thread, metrics, *pools, int(time.time()))
+        app.state.service = Service(engine.model, settings, capacity, thread, *pools, int(time.time()))
         try:
             yield
         finally:
@@ -123,23 +125,20 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
                 pool.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(thread.stop)
 
-    generations = [
-        Route("/v1/completions", Generation("cmpl", CompletionBody, Completions), methods=["POST"]),
-        Route("/v1/chat/completions", Generation("chatcmpl", ChatBody, Chats), methods=["POST"]),
-    ]
     app = Starlette(
         lifespan=lifespan,
         exception_handlers=dict.fromkeys(ERRORS, error_response),
-        middleware=[Middleware(Gate, counted=[route.path for route in generations])],
+        middleware=[Middleware(Gate)],
         routes=[
-            *generations,
+            Route("/v1/completions", Generation("cmpl", CompletionBody, Completions), methods=["POST"]),
+            Route("/v1/chat/completions", Generation("chatcmpl", ChatBody, Chats), methods=["POST"]),
             Route("/v1/models", endpoint(models)),
             Route("/v1/models/{name:path}", endpoint(one_model)),
             Route("/tokenize", endpoint(tokenize), methods=["POST"]),
             Route("/detokenize", endpoint(detokenize), methods=["POST"]),
             Route("/tokenizer_info", endpoint(tokenizer_info)),
             Route("/version", endpoint(version)),
-            Route("/metrics", endpoint(metrics_text)),
+            Route("/metrics", endpoint(metrics)),
             Route(OPEN, endpoint(health)),
         ],
     )
@@ -148,10 +147,10 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
 
 
 class Gate:
-    """Key or host is asked for, the request's end logged and, of `counted` paths, counted."""
+    """Checks key or host of each request; its end is logged and, of a POST, counted."""
 
-    def __init__(self, app: ASGIApp, counted: list[str]) -> None:
-        self._app, self._counted = app, counted
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -172,8 +171,8 @@ class Gate:
         finally:
             status = getattr(request.state, "ended", status)
             LOG.info("%s %d %.3f s", scope["path"][:200], status, time.monotonic() - began)
-            if scope["path"] in self._counted:
-                service.metrics.count(status)
+            if scope["method"] == "POST":
+                service.ended[status] += 1
 
 
 def require_access(request: Request, settings: Settings) -> None:
@@ -218,8 +217,6 @@ class Generation:
             finally:
                 timer.cancel()
                 watching.cancel()
-                for output in call.outputs.values():
-                    service.metrics.observe(output.metrics)
 
 
 async def end_when_left(receive: Receive, engine: EngineThread, call: Call) -> None:
@@ -332,8 +329,9 @@ async def version(service: Service, request: Request) -> Response:
     return JSONResponse({"version": lfm2np.__version__, "system_fingerprint": service.fingerprint})
 
 
-async def metrics_text(service: Service, request: Request) -> Response:
-    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def metrics(service: Service, request: Request) -> Response:
+    text = metrics_text(service.engine.state, service.ended)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def health(service: Service, request: Request) -> Response:

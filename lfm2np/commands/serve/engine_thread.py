@@ -74,6 +74,10 @@ class State:
     used_blocks: int  # that requests hold; cached ones are free
     metrics: RunMetrics
 
+    @property
+    def usage(self) -> float:
+        return self.used_blocks / self.num_blocks
+
 
 class EngineThread:
     """An engine and its thread. Its public methods are the event loop's only."""
