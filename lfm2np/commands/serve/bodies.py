@@ -17,8 +17,7 @@ from pydantic_core import PydanticCustomError, from_json
 from lfm2np.commands.serve.settings import Refusal
 
 MOST_TOKENS = 2**18  # no context and no vocabulary is larger
-MOST_PROMPTS = 2**12
-MOST_MESSAGES = 2**14
+MOST_PROMPTS = MOST_MESSAGES = 2**12
 MOST_TOP_LOGPROBS = 20  # OpenAI's, of a chat
 
 # Lists end at their first error: else a hostile one has a million.
