@@ -24,7 +24,7 @@ LOG = logging.getLogger("lfm2np.commands.serve")
 LIMITS = {  # fields of Settings: the option's value, and its help
     "max_requests": ("N", "most prompts times samples in progress, beyond which 429 (256)"),
     "max_logprobs": ("K", "most logprobs of a token (20)"),
-    "max_body_bytes": ("N", "most bytes of a request's body (1 MiB)"),
+    "max_body_bytes": ("N", "most bytes of a request's body (2 MiB)"),
     "body_seconds": ("S", "time to receive a request's body (30)"),
     "request_seconds": ("S", "time to complete a response (600)"),
     "write_seconds": ("S", "time that a client may read nothing of it (10; on Linux)"),

@@ -33,7 +33,7 @@ class Settings:
     hosts: tuple[str, ...] | None = LOCAL
     max_requests: int = 256
     max_logprobs: int = 20  # of a token, in response and prompt; vLLM's default
-    max_body_bytes: int = 2**20  # the ids of 150,000 tokens; what it becomes is parsed within some 0.1 s
+    max_body_bytes: int = 2**21  # the ids of 262,144 tokens; what it becomes is parsed within some 0.3 s
     body_seconds: float = 30.0  # until all of a body is there
     request_seconds: float = 600.0  # from then until the response is complete
     write_seconds: float = 10.0  # that a client may read nothing of it

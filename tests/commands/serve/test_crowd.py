@@ -31,7 +31,7 @@ SERVER = (
     *("--num-blocks", "60", "--block-size", "8", "--max-num-batched-tokens", "256", "--speculative", "ngram"),
 )
 CLIENTS, WAITED, CUT, UNREAD, HOSTILE = 64, 250, 300, 16, 1000
-LARGE = 2**20 - 100  # bytes: just below the server's limit
+LARGE = 2**21 - 100  # bytes: just below the server's limit
 MOST_SECONDS = 5.0  # of /health; on a machine that does nothing else it is below one
 MOST_GROWTH = 1.3  # between the first half and the second
 
