@@ -13,7 +13,7 @@ that many schedule() and update(): tables, free lists, keys, counters. Proof tha
 - A policy that counts steps says how long its rule stays the same (`steps_alike`).
 
 The leap ends early, before a step for which blocks would not suffice (it preempts), and behind one that changed the
-head's hit. Drafts, forks in flight and swapped requests among those that run are of no step that leap() takes over.
+head's hit. Drafts and forks in flight are of no step that leap() takes over.
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ class Scheduler:
         self._pending: list[Move] = []  # of forks: done before the next step
         self._plan: BatchPlan | None = None
         self._in_flight: frozenset[str] = frozenset()
-        self._swapped_in_flight: list[Request] = []
         self._blocked: Blocked | None = None  # set while a step of decodes that admitted nobody may repeat itself
 
     # --- requests come and go
@@ -179,14 +178,12 @@ class Scheduler:
         step.budget -= count
 
     def _preempt(self, step: UnfinishedPlan, request: Request) -> None:
-        """Takes slot and blocks away; what was computed is swapped out if there is room, else computed again."""
+        """Takes slot and blocks away: what was computed is computed again."""
         dropped = step.scheduled.pop(request.request_id, None)
         if dropped is not None:
             step.budget += len(dropped.token_ids)
         if request.request_id in step.admitted:
             step.admitted.remove(request.request_id)
-        if self.memory.swap_out(request, step.moves):
-            self._swapped_in_flight.append(request)
         step.preempted.append(request.request_id)
         self._count_preemption(request)
         self._withdraw(request)
@@ -199,8 +196,7 @@ class Scheduler:
         """From running back to the queue."""
         self._leave_running(request)
         request.status = Status.PREEMPTED
-        if not request.host_blocks:
-            request.num_computed_tokens = 0
+        request.num_computed_tokens = 0
         self._queue(request)
 
     # --- admission
@@ -231,9 +227,9 @@ class Scheduler:
 
     def _enter(self, step: UnfinishedPlan, request: Request, whole_prompts: bool) -> bool:
         """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
-        hit, reason = ((), "") if request.host_blocks else self.prefix_cache.find(request)
+        hit, reason = self.prefix_cache.find(request)
         self._blocked = blocked_head(request, len(hit), reason)
-        start = request.num_computed_tokens if request.host_blocks else len(hit) * self.config.block_size
+        start = len(hit) * self.config.block_size
         rest = request.num_tokens - start
         if whole_prompts and step.admitted and rest > step.budget:
             return False
@@ -250,8 +246,7 @@ class Scheduler:
         del self.waiting[0]
         self._blocked = None
         self.memory.enter(request, hit, needed, step.moves)
-        if reason:
-            self.prefix_cache.count(request, hit, reason)
+        self.prefix_cache.count(request, hit, reason)
         request.status = Status.RUNNING
         self._num_prefilling += not request.is_decoding
         insort(self.running, request, key=self.policy.key)
@@ -271,7 +266,6 @@ class Scheduler:
         require_answers(plan, self.requests, tokens, errors)
         self._roll_back(plan, tokens)
         self._plan, self._in_flight = None, frozenset()
-        self._swapped_in_flight = []
         self.step += 1
         finished = [self.requests[name] for name in errors if name in self.requests]
         finished = [request for request in finished if not request.is_finished]
@@ -348,11 +342,6 @@ class Scheduler:
             request = self.requests[entry.request_id]
             if request.is_finished:
                 self._finish(request)
-        for request in self._swapped_in_flight:
-            if request.host_blocks:
-                self.memory.release_host_blocks(request)
-                request.num_computed_tokens = 0
-        self._swapped_in_flight = []
         for request in list(self.running):
             self._withdraw(request)
 
@@ -383,7 +372,6 @@ class Scheduler:
             return
         if request.slot is not None:
             self._leave_running(request)
-        self.memory.release_host_blocks(request)
         for fork in request.forks:  # they lose the one that would have computed their prompt
             if not fork.is_finished:
                 self._queue(fork)

@@ -1,6 +1,6 @@
 """A run as JSON lines: enough to replay it without the model, and to redraw it.
 
-    {"kind": "header", "version": 3, "config": {...}, ...}
+    {"kind": "header", "version": 4, "config": {...}, ...}
     {"kind": "add", "request": {...}, "forks": [{...}, ...]}
     {"kind": "finish", "request_id": "...", "reason": "abort" | "stop" | "error"}
     {"kind": "fork", "parent": "...", "child": {...}}
@@ -33,7 +33,7 @@ from scheduler.plan import BatchPlan
 from scheduler.request import FinishReason, Request
 from scheduler.scheduler import Scheduler
 
-VERSION = 3
+VERSION = 4
 HEADER = {"kind", "version", "config"}
 MORE = {"checksums", "model", "numerics", "seed", "blas_kernel", FIELD}  # what a header may have beside these
 WINDOW = {"sliding_window", "num_window_blocks"}  # what the config of a model with windowed layers has beside the rest
@@ -215,8 +215,8 @@ def _require_header(line: Mapping[str, Any]) -> bool:
     """Whether the lines have checksums."""
     kind, version = line.get("kind"), line.get("version")
     if kind != "header" or version != VERSION:
-        older = version in (1, 2) and kind == "header"
-        again = ", whose lines have checksums and an end: record the run again" if older else ""
+        older = type(version) is int and 0 < version < VERSION and kind == "header"
+        again = ": record the run again" if older else ""
         raise TraceError(f"kind {kind!r}, version {version!r}: expected header, {VERSION}{again}")
     _require_names("header", line, HEADER, MORE)
     _require_names("config", line["config"], {each.name for each in fields(SchedulerConfig)} - WINDOW, WINDOW)

@@ -60,7 +60,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         file = io.StringIO()
         return Engine(model, block_size=4, drafter=NgramDrafter(), trace=file, **sizes), file
 
-    cramped, cramped_file = begun(num_blocks=14, num_host_blocks=20, prefix_caching=False)  # requests are swapped
+    cramped, cramped_file = begun(num_blocks=14, prefix_caching=False)  # requests are preempted
     for name in "abc":
         cramped.add_request(name, "copy: tivu zo sa di ->", greedy)
     roomy, roomy_file = begun(num_blocks=60, max_num_batched_tokens=24, policy="priority")
@@ -75,7 +75,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     roomy.fork("a", "child")
     roomy.abort("again")
     windows_file = io.StringIO()
-    windows = Engine(windowed, block_size=2, num_blocks=12, num_host_blocks=20, trace=windows_file)
+    windows = Engine(windowed, block_size=2, num_blocks=12, trace=windows_file)
     for name in "xyz":
         windows.add_request(name, [5, 17, 3, 3, 9], greedy)
     windows.step()

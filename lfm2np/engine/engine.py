@@ -97,7 +97,6 @@ class Engine:
         waiting_served_ratio: float = 0.3,
         max_waiting_tokens: int = 20,
         prefix_caching: bool = True,
-        num_host_blocks: int = 0,
         watermark: float = 0.01,
         drafter: Drafter | None = None,
         num_speculative_tokens: int = 4,
@@ -132,7 +131,6 @@ class Engine:
                 max_waiting_tokens=plain_number(max_waiting_tokens),
                 prefix_caching=plain_number(prefix_caching),
                 watermark=plain_number(watermark),
-                num_host_blocks=plain_number(num_host_blocks),
                 sliding_window=window,
                 num_window_blocks=int(window is not None)
                 if num_window_blocks is None

@@ -195,7 +195,7 @@ class TransformersPadded:
 
     lacks = frozenset(
         {"sampling", "samples", "processors", "stops", "convolution-only", "block_size", "num_blocks"}
-        | {"max_num_seqs", "max_num_batched_tokens", "num_host_blocks", "prefix_caching", "policy", "drafter"}
+        | {"max_num_seqs", "max_num_batched_tokens", "prefix_caching", "policy", "drafter"}
     )
 
     def __init__(self, model: str) -> None:

@@ -168,7 +168,7 @@ ALL: tuple[Property | Machine, ...] = (
     ),
     at_lengths(
         "sizes",
-        "Block size, pool size, step size, swapping, caching and policy do not change an answer.",
+        "Block size, pool size, step size, caching and policy do not change an answer.",
         1,
         ("generate", "block_size"),
         ("vLLM 27547", "vLLM 16832", "nano-vllm 274"),

@@ -117,7 +117,7 @@ def test_a_salt_that_has_no_utf8_form_is_refused(trained: Model):
         {"block_size": True},
         {"num_blocks": "3"},
         {"max_num_batched_tokens": None},
-        {"num_host_blocks": 1.5},
+        {"max_waiting_tokens": 1.5},
         {"watermark": "x"},
         {"policy": []},
     ],

@@ -39,13 +39,12 @@ def greedy(**changes: object) -> SamplingParams:
 
 
 def busy_engine(model: Model, trace: io.StringIO) -> Engine:
-    """Preemption, swapping, forks, drafts and prefix hits within a few steps."""
+    """Preemption, forks, drafts and prefix hits within a few steps."""
     engine = Engine(
         model,
         block_size=2,
         num_blocks=14,
         watermark=0.0,
-        num_host_blocks=4,
         max_num_batched_tokens=12,
         drafter=NgramDrafter(),
         trace=trace,

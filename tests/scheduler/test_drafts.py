@@ -62,7 +62,6 @@ def state_of(subject: Scheduler) -> tuple[object, ...]:
             request.num_computed_tokens,
             request.block_table,
             request.slot,
-            request.host_blocks,
         )
         for request in subject.requests.values()
     ]

@@ -33,7 +33,6 @@ def drawn_config(rng: random.Random) -> SchedulerConfig:
         max_waiting_tokens=rng.choice([0, 1, 5, 20]),
         prefix_caching=rng.random() < 0.8,
         watermark=rng.choice([0.0, 0.01, 0.2]),
-        num_host_blocks=rng.choice([0, 0, 30]),
         sliding_window=window,
         num_window_blocks=0 if window is None else rng.randint(60, 240) // size,
     )
@@ -119,7 +118,7 @@ class Schedule:
 def everything(scheduler: Scheduler) -> list[Any]:
     """All that a scheduler holds; but `_blocked`, which says that the last step let nobody in."""
     memory, cache = scheduler.memory, scheduler.prefix_cache
-    pools = (scheduler.pool, memory.host_pool, memory.windows.pool)
+    pools = (scheduler.pool, memory.windows.pool)
     counters = {name: value for name, value in vars(scheduler).items() if isinstance(value, int | frozenset)}
     policy = {name: value for name, value in vars(scheduler.policy).items() if name != "settings"}
     requests = [

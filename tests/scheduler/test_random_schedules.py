@@ -35,7 +35,6 @@ def random_config(choice: random.Random, policy: str) -> SchedulerConfig:
         policy=policy,
         prefix_caching=choice.random() < 0.7,
         watermark=choice.choice([0.0, 0.01, 0.2]),
-        num_host_blocks=choice.choice([0, 0, num_blocks // 2 + 1]),
     )
 
 

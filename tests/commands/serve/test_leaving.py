@@ -224,7 +224,7 @@ def test_clients_that_come_and_go_at_random_change_nothing_for_the_others():
         reset(connection)
         return None
 
-    with serving(model(), num_blocks=20, num_host_blocks=10) as served:
+    with serving(model(), num_blocks=20) as served:
         with ThreadPoolExecutor(20) as pool:
             answers = list(pool.map(one, range(len(asks))))
         served.wait_until_empty()

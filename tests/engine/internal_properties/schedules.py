@@ -34,7 +34,6 @@ SIZES = {
     "policy": st.sampled_from(tuple(POLICIES)),
     "watermark": st.sampled_from((0.0, 0.1, 0.3)),
     "prefix_caching": st.sampled_from((True, True, False)),
-    "num_host_blocks": st.sampled_from((6, 0, 8)),
     "sliding_window": st.sampled_from((None, 3, 1, 2, 5, 8)),
     "num_window_blocks": st.integers(3, 8),
 }

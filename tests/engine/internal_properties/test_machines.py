@@ -50,7 +50,7 @@ def strict_run(block_size: int, num_blocks: int, max_num_seqs: int, budget: int,
 
 def test_a_request_that_waits_beside_decodes_is_not_held_to_tokens_that_they_took_later():
     """Found by `deep`: under prefill-first admission is tried before decodes, with more tokens than are left then."""
-    run = strict_run(5, 3, 3, 2, "prefill-first", num_host_blocks=3)
+    run = strict_run(5, 3, 3, 2, "prefill-first")
     run.step(2)
     run.abandon(0, False, 1, False)
     run.add("r0", PROMPT[:5], 4)
@@ -88,7 +88,7 @@ def test_samples_that_an_abort_queues_did_not_wait_before():
 
 def test_a_request_that_waits_is_not_held_to_a_hit_that_decodes_evicted_later():
     """Found in 30,000 random schedules."""
-    run = strict_run(5, 4, 2, 5, "prefill-first", num_host_blocks=3, sliding_window=3, num_window_blocks=3)
+    run = strict_run(5, 4, 2, 5, "prefill-first", sliding_window=3, num_window_blocks=3)
     run.add("r0", (*PROMPT[:9], 3), 2)
     run.add("r1", (*PROMPT[:5], *(3,) * 6), 2)
     run.add("r2", (3,) * 12, 2)
@@ -116,14 +116,6 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
         ],
         "owners, users in this step and key",
     ),
-    "host blocks lost at swap-in": (
-        [("memory:Memory.enter", "self.release_host_blocks(request)", "request.host_blocks = ()")],
-        "host blocks",
-    ),
-    "a state swapped in from the wrong host block": (
-        [("memory:Memory.enter", '"load_state", request.host_blocks[-1]', '"load_state", request.host_blocks[0]')],
-        "goes on at position|checkpoint",
-    ),
     "rejected drafts kept": (
         [("plan:ScheduledTokens.num_kept", " - self.num_drafts + max(0, num_answered - 1)", "")],
         "",
@@ -135,10 +127,6 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     "a stop token that ignores min_tokens": (
         [("request:Request.reason_to_end", "num_output_tokens >= self.min_tokens", "True")],
         "none that stops it",
-    ),
-    "an abandoned step whose swapped-out copies are believed": (
-        [("scheduler:Scheduler.abandon", "if request.host_blocks:", "if False:")],
-        "its host blocks|in windowed layers|state on the host",
     ),
 }
 

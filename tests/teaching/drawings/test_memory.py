@@ -24,7 +24,7 @@ from lfm2np.teaching.drawings.views.picture import scores_of, softmax
 @pytest.mark.slow
 @given(scenarios(kinds=("abort", "preempt", "fork")))
 def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
-    """Block by block, the tokens at a table's places are the request's own, after every step, also when swapped in."""
+    """Block by block, the tokens at a table's places are the request's own, after every step."""
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
     holds_what_was_computed(read_run(engine.trace(), is_whole=False))

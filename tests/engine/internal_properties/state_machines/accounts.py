@@ -10,7 +10,7 @@ from lfm2np.suite.schedulers import ledger
 
 @dataclass(eq=False)
 class Account(ledger.Account):
-    """`computed` counts positions in the cache, while it runs or is swapped out."""
+    """`computed` counts positions in the cache, while it runs."""
 
     subject: scheduler.Request = field(kw_only=True)  # as the scheduler has it
     key: tuple[int, int] = field(kw_only=True)  # its place in the policy's order
