@@ -1,7 +1,7 @@
 """schedule() says what the next step computes, update() what came of it; between the two the plan is in flight.
 
 add_drafts() may put guesses at the next tokens behind the known ones; update() takes those that were accepted.
-Progress is made in update() only: a step that fails can be abandoned, and nothing is published before it is written.
+Progress is made in update() only: nothing is published before it is written.
 A request that is aborted in flight keeps its blocks and its slot until update().
 """
 
@@ -331,27 +331,13 @@ class Scheduler:
         insort(self.running, child, key=self.policy.key)
         return True
 
-    def abandon(self, plan: BatchPlan) -> None:
-        """The step did not complete: whatever was running is computed again, nothing of the step is published."""
-        if plan is not self._plan:
-            raise PlanError(f"abandon() for step {plan.step}, which is not in flight")
-        self._roll_back(plan, {})
-        self._plan, self._in_flight = None, frozenset()
-        self.step += 1
-        for entry in plan.scheduled:
-            request = self.requests[entry.request_id]
-            if request.is_finished:
-                self._finish(request)
-        for request in list(self.running):
-            self._withdraw(request)
-
     def _require_no_plan(self, call: str) -> None:
         if self._plan is not None:
-            raise PlanError(f"{call} while step {self._plan.step} is in flight: call update() or abandon() first")
+            raise PlanError(f"{call} while step {self._plan.step} is in flight: call update() first")
 
     @property
     def in_flight(self) -> BatchPlan | None:
-        """The plan between schedule() and update() or abandon()."""
+        """The plan between schedule() and update()."""
         return self._plan
 
     def awaits_moves(self, request: Request) -> bool:

@@ -7,7 +7,6 @@
     {"kind": "preempt", "request_id": "..."}
     {"kind": "step", "plan": {...}, "drafts": {"id": [7, 9]}, "tokens": {"id": [7, 8]}, "errors": [...],
      "finished": {"id": "stop"}, "waiting": 3, "running": 5, "free_blocks": 17, "seconds": 0.01}
-    {"kind": "abandon", "plan": {...}, "drafts": {...}}
     {"kind": "detail", ...}: what the step before computed, for drawings; a replay passes it over
     {"kind": "end", "lines": 12}: that stand before it
 
@@ -88,10 +87,6 @@ class TraceWriter:
                 "seconds": seconds,
             }
         )
-
-    def abandon(self, plan: BatchPlan, drafts: Mapping[str, Sequence[int]]) -> None:
-        offered = {name: list(ids) for name, ids in drafts.items()}
-        self._write({"kind": "abandon", "plan": plan_as_json(plan), "drafts": offered})
 
     def detail(self, operations: Sequence[Mapping[str, Any]], texts: Mapping[int, str]) -> None:
         """After a step: what it computed, and the texts of tokens that no earlier line has."""
@@ -255,15 +250,11 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay, plann
         result.requests += 1
     elif kind == "preempt":
         scheduler.preempt(line["request_id"])
-    elif kind in ("step", "abandon"):
+    elif kind == "step":
         plan = scheduler.add_drafts(scheduler.schedule(), line["drafts"])
         _require_equal("plan", plan_as_json(plan), line["plan"])
         planned(scheduler)
         result.preemptions += len(plan.preempted)
-        if kind == "abandon":
-            scheduler.abandon(plan)
-            ended(scheduler)
-            return
         finished = scheduler.update(plan, line["tokens"], line["errors"])
         _require_equal("finished", reasons(finished), line["finished"])
         _require_equal("free_blocks", scheduler.pool.num_free, line["free_blocks"])
@@ -274,7 +265,7 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay, plann
             result.outputs.setdefault(name, []).extend(ids)
             result.tokens += len(ids)
     elif kind != "detail":
-        raise TraceError(f"kind {kind!r}: expected add, finish, fork, preempt, step, abandon, detail or end")
+        raise TraceError(f"kind {kind!r}: expected add, finish, fork, preempt, step, detail or end")
 
 
 def _require_equal(what: str, replayed: object, recorded: object) -> None:

@@ -21,7 +21,6 @@ from lfm2np.oracle.engines.records_json import ANSWER_FIELDS, FIELDS, SAMPLING
 from lfm2np.oracle.vectors.set_files import DOCUMENT, PACKAGED, TENSORS, packaged_set
 from lfm2np.suite.strategies.tiny_models import loaded
 from scheduler import POLICIES, FinishReason
-from scheduler.checksum import sealed
 from scheduler.plan import MoveKind
 from scheduler.trace import VERSION
 
@@ -84,8 +83,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         while engine.has_unfinished:
             engine.step()
         records += [json.loads(line) for line in file.getvalue().splitlines()]
-    plan = next(line["plan"] for line in records if line["kind"] == "step")
-    records.append(sealed({"kind": "abandon", "plan": plan, "drafts": {"a": [7]}}))  # as TraceWriter.abandon writes it
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     arguments = ["generate", "--chat", "sort: 3 1", "--chat", "add: 3 + 4", "--max-tokens", "3"]
     assert main([*arguments, "--trace", str(path), "--trace-detail"]) == 0

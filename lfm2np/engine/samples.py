@@ -22,7 +22,7 @@ from scheduler import FinishReason, Request
 
 @dataclass(eq=False)
 class Text:
-    """Where one sample's text stands. A step works on a copy, so that an interrupted one leaves no trace."""
+    """Where one sample's text stands."""
 
     stream: TextStream | None  # None without a tokenizer
     stops: StopChecker
@@ -77,10 +77,9 @@ class Drawn:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a step gave one sample: accepted drafts and at most one token more, and its text with them."""
+    """What a step gave one sample: accepted drafts and at most one token more."""
 
     drawn: tuple[Drawn, ...]
-    text: Text
     num_drafts: int  # checked
     num_accepted: int
 

@@ -127,19 +127,6 @@ def test_sizes_of_another_type_are_refused(trained: Model, sizes: dict[str, obje
         Engine(trained, **({"num_blocks": 10} | sizes))  # type: ignore[arg-type]
 
 
-def test_metrics_of_an_abandoned_step_count_no_preemption(trained: Model, monkeypatch: pytest.MonkeyPatch):
-    engine = Engine(trained)
-    engine.add_request("a", [1, 5, 6], greedy())
-    engine.step()
-    with monkeypatch.context() as patch:
-        patch.setattr("lfm2np.engine.engine.forward", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            engine.step()
-    (output,) = [one for one in engine.stream() if one.finished]
-    assert output.metrics is not None
-    assert engine.metrics.preemptions == output.metrics.preemptions == engine.scheduler.num_preemptions == 0
-
-
 def test_a_request_that_never_ran_has_no_queue_time(trained: Model):
     engine = Engine(trained)
     engine.add_request("a", [1, 5, 6], greedy())

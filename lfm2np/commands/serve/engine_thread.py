@@ -1,8 +1,7 @@
 """The only thread that touches the engine: requests join and leave between its steps.
 
-Whatever a step raises is as if it had not begun (engine.py); after TRIES such steps in a row all requests under way
-are told so and aborted, and the engine goes on with others. An engine that refuses to go on, or anything else that goes
-wrong here, ends the thread: then all are told, and so is who comes later.
+Whatever a step raises ends the engine (engine.py), and anything that goes wrong here ends the thread: then all are
+told, and so is who comes later.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import Lfm2npError, RequestError
-
-TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,6 @@ class Runner:
         self._engine, self._tell = engine, tell
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._under_way: set[str] = set()
-        self._failures = 0
         self._stopping = False
         self.broken: str | None = None  # why the thread ended, unless it was told to
         self.state = state_of(engine)
@@ -140,28 +136,11 @@ class Runner:
         self._stopping = True
 
     def _step(self) -> None:
-        try:
-            outputs = self._engine.step()
-        except Exception as problem:
-            self._fail(f"{type(problem).__name__}: {problem}")
-            return
-        self._failures = 0
+        outputs = self._engine.step()
         news = [(output.request_id, output) for output in outputs if output.request_id in self._under_way]
         self._under_way.difference_update(output.request_id for output in outputs if output.finished)
         if news:
             self._tell(news)
-
-    def _fail(self, why: str) -> None:
-        self._failures += 1
-        if self._failures < TRIES:
-            return
-        self._failures = 0
-        if not self._engine.is_usable:
-            self.broken = why
-            return
-        names = sorted(self._under_way)
-        self._abort(names)
-        self._tell([(name, Failed(why)) for name in names])
 
 
 def state_of(engine: Engine) -> State:

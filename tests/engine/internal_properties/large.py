@@ -58,7 +58,6 @@ def large_schedule(policy: str) -> None:
         preempt(run, turn)
         run.add(f"again{turn}", (*PROMPT * 9, turn), 3)
         run.abort(list(run.live)[2 * turn], "finish")
-    run.abandon(1, True, 0, False)
     run.drain()
 
 

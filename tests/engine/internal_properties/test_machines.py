@@ -48,34 +48,6 @@ def strict_run(block_size: int, num_blocks: int, max_num_seqs: int, budget: int,
     return StrictRun({**sizes, "max_num_batched_tokens": budget, "watermark": 0.0})
 
 
-def test_a_request_that_waits_beside_decodes_is_not_held_to_tokens_that_they_took_later():
-    """Found by `deep`: under prefill-first admission is tried before decodes, with more tokens than are left then."""
-    run = strict_run(5, 3, 3, 2, "prefill-first")
-    run.step(2)
-    run.abandon(0, False, 1, False)
-    run.add("r0", PROMPT[:5], 4)
-    run.add("r1", (*PROMPT[:5], 3), 4)
-    run.drain()
-
-
-def test_who_waits_is_looked_at_before_an_abort_changes_it():
-    """Found by `deep`: who waits is looked at before a request is aborted in flight."""
-    run = strict_run(1, 5, 3, 5, "fcfs")
-    run.add("r0", (0, 1), 3, children=["r1", "r2"])
-    run.add("r3", (0, 1, 3), 3)
-    run.abandon(0, False, 0, True)
-    run.step(4)
-    run.add("r4", (0, 1), 4)
-    run.add("r5", (0, 1), 1, salt="x", children=["r6", "r7"])
-    run.step(1)
-    end_in_flight(run, 1, 0, "abort")
-    run.step(2)
-    run.add("r8", (0, 1), 1)
-    run.add("r9", (0,), 1)
-    end_in_flight(run, 2, 0, "abort early")
-    run.drain()
-
-
 def test_samples_that_an_abort_queues_did_not_wait_before():
     """Found in 25,000 random schedules: a false alarm of the check that nobody is overtaken."""
     run = strict_run(1, 3, 3, 1, "static")

@@ -98,7 +98,7 @@ def aborted_in_flight(call: Callable[[Scheduler], object]) -> None:
     call(subject)
 
 
-NO_CHANGE = "is in flight: call update() or abandon() first"
+NO_CHANGE = "is in flight: call update() first"
 OTHER = "which is not in flight"
 FORK = "request 'b': a fork needs the prompt of 'a'"
 
@@ -143,7 +143,6 @@ SCHEDULER: tuple[Case, ...] = (
     (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early("A", budget=8)),
     (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early(None, budget=2)),
     (PlanError, f"update() for step 0, {OTHER}", lambda: with_plan(lambda s, p: s.update(replace(p), {"a": [5, 9]}))),
-    (PlanError, f"abandon() for step 0, {OTHER}", lambda: with_plan(lambda s, p: s.abandon(replace(p)))),
     (RequestRefused, "request id 'a' is already in use", lambda: settled().add(Request("a", (1,), 1))),
     (
         RequestRefused,

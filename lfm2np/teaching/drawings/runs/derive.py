@@ -53,9 +53,6 @@ def moments(run: Run) -> dict[str, list[Moment]]:
             outputs[name] += len(step.tokens.get(name, ()))
             timeline[name].append(now)
             state[name] = ENDED if name in step.finished else after
-        if step.abandoned:
-            for name in entries:
-                state[name] = PREEMPTED
     return timeline
 
 

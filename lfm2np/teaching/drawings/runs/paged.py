@@ -24,8 +24,7 @@ def before_steps(run: Run) -> Iterator[Cells]:
         for source, destination in copies(step):
             copy(cells, source, destination, size)
         yield cells
-        if not step.abandoned:
-            write(cells, step, size)
+        write(cells, step, size)
 
 
 def copies(step: Step) -> Iterator[tuple[int, int]]:
@@ -75,13 +74,13 @@ class Contents:
 
 
 def contents(run: Run) -> Iterator[Contents]:
-    """For each step what stands there after it; of an abandoned one what stood there before."""
+    """For each step what stands there after it."""
     tokens: dict[int, dict[int, int]] = {}
     size = int(run.config["block_size"])
     for step in run.steps:
         for source, destination in copies(step):
             tokens[destination] = dict(tokens.get(source, {}))
-        written = set() if step.abandoned else write_tokens(tokens, step, size)
+        written = write_tokens(tokens, step, size)
         yield Contents({block: dict(slots) for block, slots in tokens.items()}, frozenset(written))
 
 

@@ -173,8 +173,7 @@ def table_text(table: Sequence[int]) -> str:
 
 def written(step: Step, entry: Entry) -> str:
     """The positions that stay: not those of rejected drafts."""
-    kept = 0 if step.abandoned else num_kept(step, entry)
-    return f"{entry.start} to {entry.start + kept - 1}" if kept else "none"
+    return f"{entry.start} to {entry.start + num_kept(step, entry) - 1}"
 
 
 def growth(run: Run) -> Markup:
@@ -227,7 +226,7 @@ def pool_table(counted_blocks: Blocks) -> Markup:
     rows = []
     for step, pool in zip(counted_blocks.run.steps, counted_blocks.pools, strict=True):
         shared = sum(len(names) > 1 for names in pool.owners.values())
-        free = [] if is_windowed else ["\u2013" if step.abandoned else step.free_blocks]
+        free = [] if is_windowed else [step.free_blocks]
         rows.append([step.number, len(pool.owners), shared, *free, len(step.moves)])
     head = ["step", "owned", "shared", *([] if is_windowed else ["free after it"]), "moves"]
     return table("Blocks by step", head, rows)

@@ -26,7 +26,6 @@ class Account(ledger.Account):
     most_blocks: int = 0
     awaits_moves: bool = False  # split off since the last plan
     preemptions: int = 0
-    withdrawn: int = 0  # how often an abandoned step took it off
     prompt_rows: int = 0  # prompt positions whose logits were computed without a gap
 
     @property

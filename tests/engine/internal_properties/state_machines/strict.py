@@ -293,17 +293,6 @@ class StrictScheduler(Moments):
                 require(min(account.prompt_rows, wanted), wanted, "prompt positions with logits", account.name)
             self._note_computed(account)
 
-    def abandon(self) -> None:
-        """The step in flight breaks off: whatever ran is computed again."""
-        assert self.plan is not None
-        plan, self.plan = self.plan, None
-        for request in self.scheduler.running:
-            self.accounts[request.request_id].withdrawn += 1
-        self.scheduler.abandon(plan)
-        self.steps += 1
-        if self.trace:
-            self.trace.abandon(plan, self.offered)
-
     def settle(self, name: str) -> None:
         """The request has ended. Every scheduled token that was kept is accounted for:
 
@@ -315,7 +304,7 @@ class StrictScheduler(Moments):
         require(request.token_ids, account.tokens, "tokens at its end", name)
         total = request.furthest_computed - account.inherited - account.skipped + request.num_recomputed_tokens
         require(account.kept, total, "kept scheduled tokens", name)
-        if not account.preemptions and not account.withdrawn:
+        if not account.preemptions:
             require(account.kept, account.computed - account.inherited - account.cached, "tokens of one run", name)
         require(request.num_recomputed_tokens, account.recomputed, "recomputed tokens", name)
         require(request.num_cached_tokens, account.cached, "cached tokens", name)
