@@ -52,7 +52,7 @@ def answer_step(
 ) -> tuple[dict[str, Answer], dict[str, Lfm2npError]]:
     """Tokens for every sample whose last row was computed; one that fails gets an error instead.
 
-    Texts and prompt log-probabilities go on here; the scheduler's counters follow in update().
+    Outputs, texts and prompt log-probabilities go on here; the scheduler's counters follow in update().
     """
     answers: dict[str, Answer] = {}
     errors: dict[str, Lfm2npError] = dict(result.errors)
@@ -80,11 +80,11 @@ def decide(
     """The tokens of one sample: accepted drafts, then one token more, unless a token ends the request.
 
     rows  [rows, V], the last one of the entry's last token
-    The sample's text goes on. Lfm2npError if a token can't be chosen.
+    The sample's output and text go on. Lfm2npError if a token can't be chosen.
     """
     request, params = sample.request, group.params
     eos = tuple(sorted(model.config.eos_token_ids))
-    output, text, drawn = list(request.output_token_ids), sample.text, []
+    output, text, drawn = sample.token_ids, sample.text, []
     accepted = 0
     for index, row in enumerate(rows[-1 - entry.num_drafts :]):
         guess = None

@@ -1,7 +1,6 @@
 """Speculative decoding in the engine: any drafter, any acceptance pattern, and not a bit or a block differs."""
 
 import functools
-import io
 import itertools
 import random
 from collections.abc import Sequence
@@ -16,11 +15,11 @@ from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import Engine, SamplingParams
-from lfm2np.engine.drafters import Draft, DraftContext, NgramDrafter, ScriptedDrafter
+from lfm2np.engine.drafters import Draft, DraftContext, ScriptedDrafter
 from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.errors import ProofError
-from scheduler import POLICIES, replay
+from scheduler import POLICIES
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 KINDS = [
@@ -265,26 +264,3 @@ def test_a_drafter_that_fails_costs_its_own_request_speed_and_nothing_else(train
     if fault != "too few":
         assert engine.metrics.draft_failures == 1
         assert drafter.calls <= 2, "it is not asked again"
-
-
-def test_an_interrupted_drafter_leaves_an_engine_that_goes_on(trained: Model):
-    class Interrupting(NgramDrafter):
-        calls = 0
-
-        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-            self.calls += 1
-            if self.calls == 3:
-                raise KeyboardInterrupt
-            return super().propose(contexts)
-
-    trace = io.StringIO()
-    engine = Engine(trained, drafter=Interrupting(), num_blocks=100, check=True, trace=trace, block_size=2)
-    ids = trained.prompt_ids("copy: bada bada bada ->")
-    engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=8))
-    engine.step()
-    engine.step()
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    (output,) = [output for output in engine.stream() if output.finished]
-    assert output.outputs[0].token_ids == greedy_tokens(trained, ids, 8)
-    replay(trace.getvalue().splitlines(), is_whole=False)
