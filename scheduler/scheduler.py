@@ -11,7 +11,6 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from scheduler.blocked import Blocked, blocked_head
 from scheduler.config import SchedulerConfig
 from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
@@ -41,7 +40,6 @@ class Scheduler:
         self._pending: list[Move] = []  # of forks: done before the next step
         self._plan: BatchPlan | None = None
         self._in_flight: frozenset[str] = frozenset()
-        self._blocked: Blocked | None = None  # set while a step of decodes that admitted nobody may repeat itself
 
     # --- requests come and go
 
@@ -113,11 +111,8 @@ class Scheduler:
         """The next step; empty if there is nothing to do. PlanError while the last plan is in flight."""
         self._require_no_plan("schedule()")
         step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
-        self._pending, self._blocked = [], None
-        only_decodes = not self._num_prefilling
+        self._pending = []
         self.policy.plan(Step(self, step))
-        if not only_decodes or step.admitted or step.preempted:
-            self._blocked = None
         plan = BatchPlan(
             self.step, tuple(step.moves), tuple(step.scheduled.values()), tuple(step.preempted), tuple(step.admitted)
         )
@@ -206,7 +201,6 @@ class Scheduler:
         if step.preempted:
             return
         if least > 1 and not self._enough_fit(least):
-            self._blocked = Blocked()
             return
         while self.waiting and self.memory.free_slots and (step.budget or beyond_budget):
             request = self.waiting[0]
@@ -228,7 +222,6 @@ class Scheduler:
     def _enter(self, step: UnfinishedPlan, request: Request, whole_prompts: bool) -> bool:
         """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
         hit, reason = self.prefix_cache.find(request)
-        self._blocked = blocked_head(request, len(hit), reason)
         start = len(hit) * self.config.block_size
         rest = request.num_tokens - start
         if whole_prompts and step.admitted and rest > step.budget:
@@ -244,7 +237,6 @@ class Scheduler:
         if not windows.has_room(window_hit, missing, windows.watermark if self.running else 0):
             return False
         del self.waiting[0]
-        self._blocked = None
         self.memory.enter(request, hit, needed, step.moves)
         self.prefix_cache.count(request, hit, reason)
         request.status = Status.RUNNING
@@ -325,7 +317,7 @@ class Scheduler:
         if not self.memory.split(parent, child, self.policy.reserves, self._pending):
             self._queue(child)
             return False
-        child.awaits_split, self._blocked = False, None
+        child.awaits_split = False
         child.status = Status.RUNNING
         self._num_prefilling += not child.is_decoding
         insort(self.running, child, key=self.policy.key)
@@ -350,7 +342,6 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         """Releases everything, or leaves that to update() while the request is in flight."""
-        self._blocked = None
         if is_queued(request):
             del self.waiting[bisect_left(self.waiting, self.policy.key(request), key=self.policy.key)]
         request.status = Status.FINISHED
@@ -365,7 +356,7 @@ class Scheduler:
         del self.requests[request.request_id]
 
     def _queue(self, request: Request) -> None:
-        request.awaits_split, self._blocked = False, None
+        request.awaits_split = False
         insort(self.waiting, request, key=self.policy.key)
 
     def _leave_running(self, request: Request) -> None:
