@@ -47,7 +47,6 @@ ENGINE_DEFAULTS = {
     "waiting_served_ratio": 0.3,
     "max_waiting_tokens": 20,
     "prefix_caching": True,
-    "num_host_blocks": 0,
     "watermark": 0.01,
     "drafter": None,
     "num_speculative_tokens": 4,

@@ -53,9 +53,6 @@ def moments(run: Run) -> dict[str, list[Moment]]:
             outputs[name] += len(step.tokens.get(name, ()))
             timeline[name].append(now)
             state[name] = ENDED if name in step.finished else after
-        if step.abandoned:
-            for name in entries:
-                state[name] = PREEMPTED
     return timeline
 
 
@@ -117,10 +114,6 @@ def num_kept(step: Step, entry: Entry) -> int:
     """Of the scheduled tokens those that are no rejected drafts."""
     accepted = max(0, len(step.tokens.get(entry.request_id, ())) - 1)
     return len(entry.token_ids) - entry.num_drafts + min(accepted, entry.num_drafts)
-
-
-def loads(step: Step, entry: Entry) -> bool:
-    return any(kind == "load_state" and destination == entry.slot for kind, _, destination in step.moves)
 
 
 def colours(run: Run) -> Mapping[str, int]:

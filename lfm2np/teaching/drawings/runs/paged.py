@@ -9,7 +9,7 @@ from lfm2np.teaching.drawings.runs.derive import num_kept
 from lfm2np.teaching.drawings.runs.recorded_run import Run, Step
 
 Row = Sequence[float]
-Place = tuple[int, int]  # block, place in it; blocks on the host have negative numbers
+Place = tuple[int, int]  # block, place in it
 Cells = dict[int, dict[Place, tuple[Row, Row]]]  # layer -> place -> key, value
 
 
@@ -24,20 +24,14 @@ def before_steps(run: Run) -> Iterator[Cells]:
         for source, destination in copies(step):
             copy(cells, source, destination, size)
         yield cells
-        if not step.abandoned:
-            write(cells, step, size)
+        write(cells, step, size)
 
 
 def copies(step: Step) -> Iterator[tuple[int, int]]:
     """From which block to which the moves of a plan copy; those of the state do not."""
     for kind, source, destination in step.moves:
-        match kind:
-            case "copy_block":
-                yield source, destination
-            case "save_block":
-                yield source, -1 - destination
-            case "load_block":
-                yield -1 - source, destination
+        if kind == "copy_block":
+            yield source, destination
 
 
 def copy(cells: Cells, source: int, destination: int, size: int) -> None:
@@ -80,14 +74,14 @@ class Contents:
 
 
 def contents(run: Run) -> Iterator[Contents]:
-    """For each step what stands there after it; of an abandoned one what stood there before."""
+    """For each step what stands there after it."""
     tokens: dict[int, dict[int, int]] = {}
     size = int(run.config["block_size"])
     for step in run.steps:
         for source, destination in copies(step):
             tokens[destination] = dict(tokens.get(source, {}))
-        written = set() if step.abandoned else write_tokens(tokens, step, size)
-        yield Contents({block: dict(slots) for block, slots in tokens.items() if block >= 0}, frozenset(written))
+        written = write_tokens(tokens, step, size)
+        yield Contents({block: dict(slots) for block, slots in tokens.items()}, frozenset(written))
 
 
 def write_tokens(tokens: dict[int, dict[int, int]], step: Step, size: int) -> set[tuple[int, int]]:

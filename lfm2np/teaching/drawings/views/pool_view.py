@@ -21,7 +21,7 @@ from lfm2np.teaching.drawings.page.view import (
     steps_between,
     view_of_run,
 )
-from lfm2np.teaching.drawings.runs.derive import Pool, behind_windows, colours, loads, num_kept, pools
+from lfm2np.teaching.drawings.runs.derive import Pool, behind_windows, colours, num_kept, pools
 from lfm2np.teaching.drawings.runs.paged import Contents, contents
 from lfm2np.teaching.drawings.runs.recorded_run import Entry, Run, Step, in_windows
 from lfm2np.teaching.drawings.views.positions_view import chart as reach
@@ -34,13 +34,7 @@ MOVES = {
     "restore_state": "the checkpoint of block {0} is copied to state slot {1}: a prefix hit brings attention AND state",
     "copy_block": "block {0} is copied to block {1}: copy-on-write, since another request shares it",
     "copy_state": "state slot {0} is copied to slot {1}: a fork goes on by itself",
-    "save_block": "block {0} is saved to host block {1}: swapped out",
-    "load_block": "host block {0} is loaded to block {1}: swapped in",
-    "save_state": "state slot {0} is saved with host block {1}",
-    "load_state": "the state with host block {0} is loaded to slot {1}",
     "copy_window_block": "block {0} of windowed layers is copied to block {1}: copy-on-write there",
-    "save_window_block": "block {0} of windowed layers is saved with host block {1}",
-    "load_window_block": "what host block {0} has of windowed layers is loaded to their block {1}",
 }
 MOST_SEEN = 64  # rows of a step, and positions, of which it is drawn what they see
 
@@ -158,7 +152,7 @@ def now(run: Run, step: Step) -> Markup:
     hits = [
         f"{visible(entry.request_id)} enters with {entry.start} tokens found in the prefix cache"
         for entry in step.entries
-        if entry.request_id in step.admitted and entry.start and not loads(step, entry)
+        if entry.request_id in step.admitted and entry.start
     ]
     rows = []
     for entry in step.entries:
@@ -179,8 +173,7 @@ def table_text(table: Sequence[int]) -> str:
 
 def written(step: Step, entry: Entry) -> str:
     """The positions that stay: not those of rejected drafts."""
-    kept = 0 if step.abandoned else num_kept(step, entry)
-    return f"{entry.start} to {entry.start + kept - 1}" if kept else "none"
+    return f"{entry.start} to {entry.start + num_kept(step, entry) - 1}"
 
 
 def growth(run: Run) -> Markup:
@@ -233,7 +226,7 @@ def pool_table(counted_blocks: Blocks) -> Markup:
     rows = []
     for step, pool in zip(counted_blocks.run.steps, counted_blocks.pools, strict=True):
         shared = sum(len(names) > 1 for names in pool.owners.values())
-        free = [] if is_windowed else ["\u2013" if step.abandoned else step.free_blocks]
+        free = [] if is_windowed else [step.free_blocks]
         rows.append([step.number, len(pool.owners), shared, *free, len(step.moves)])
     head = ["step", "owned", "shared", *([] if is_windowed else ["free after it"]), "moves"]
     return table("Blocks by step", head, rows)
