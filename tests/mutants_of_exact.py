@@ -38,8 +38,6 @@ EXACT = [
         "matrix",
         "routing",
         "products/product",
-        "products/tiles",
-        "products/fastest",
     )
 ]
 COMPARISON = TOP / "tests" / "truth" / "test_integers.py"
@@ -47,7 +45,7 @@ COMPARED = {  # by where the mutant is, words in the names of the tests that run
     "attention": ("attention",),
     "convolution_windows": ("convolution",),
     "routing": ("routes", "rows"),
-    **dict.fromkeys(("matrix", "weight_grids", "product", "tiles", "fastest"), ("products", "weights", "refused")),
+    **dict.fromkeys(("matrix", "weight_grids", "product"), ("products", "weights", "refused")),
 }
 EXAMPLES = 60  # of each test
 COMPARED_SECONDS, WHOLE_SECONDS = 15, 120  # of processor time: drawn examples, then whole models; they take 3, 30

@@ -45,9 +45,7 @@ from lfm2np.arithmetic.grids import (
 )
 from lfm2np.arithmetic.matrix import Grid, Matrix, Rows, Streamed, Weights
 from lfm2np.arithmetic.pieces import PRODUCTS, elementwise, over_pieces, pieces, row_size
-from lfm2np.arithmetic.products.fastest import about, fastest
-from lfm2np.arithmetic.products.product import tiles_pay, without_tiles
-from lfm2np.arithmetic.products.tiles import by_tiles
+from lfm2np.arithmetic.products.product import product
 from lfm2np.arithmetic.routing import add_expert_bias as add_expert_bias
 from lfm2np.arithmetic.routing import combine_experts as combine_experts
 from lfm2np.arithmetic.routing import routing_weights as routing_weights
@@ -63,7 +61,6 @@ name = "exact"
 weight_bytes = 8
 
 longest_context = TERMS
-LEAST_WEIGHTS, MOST_BYTES = 2**18, 2**24  # of weights, of x: of products for which the fastest way is looked for
 
 
 def prepare_matrix(weight: Weights, what: str) -> Matrix:
@@ -98,24 +95,12 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
 def rounded_product(x: Float64, values: Float64, result: Float32, slices: int, bias: Float32 | None) -> None:
     """Grid values x [T, inputs] times values [slices * outputs, inputs], and a bias, rounded into result [T, outputs].
 
-    By the matrix's grid the sums over inputs are exact in whatever blocks, so that the fastest way can be taken.
+    By the matrix's grid the sums over inputs are exact in whatever order. Some outputs at a time, with several slices
+    all of them.
     """
-    if len(x) < 2 or values.size < LEAST_WEIGHTS or x.nbytes > MOST_BYTES:
-        by_whole_products(x, values, result, slices, bias)
-        return
-    ways = {
-        "tiles": partial(by_tiles, x, values, result, slices, bias),
-        "whole": partial(by_whole_products, x, values, result, slices, bias),
-    }
-    fastest((about(len(x)), *values.shape, slices), ways, likely="tiles" if tiles_pay(x, values) else "whole")
-
-
-def by_whole_products(x: Float64, values: Float64, result: Float32, slices: int, bias: Float32 | None) -> None:
-    """As `by_tiles`, by BLAS's own ways and threads: some outputs at a time, with several slices all of them."""
     outputs = result.shape[1]
     for part in pieces(outputs, len(x), PRODUCTS) if slices == 1 else [slice(0, outputs)]:
-        w = values[part] if slices == 1 else values
-        products = without_tiles(x, w)
+        products = product(x, values[part] if slices == 1 else values)
         round_products(products, slices, None if bias is None else bias[part], result[:, part])
 
 

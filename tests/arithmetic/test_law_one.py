@@ -22,14 +22,13 @@ FILES = (
     *(f"truth/{name}.py" for name in ("reference", "integers", "elementary", "rope", "processor")),
     *(f"arithmetic/{name}.py" for name in ("exact", "grids", "weight_grids", "matrix", "attention")),
     *(f"arithmetic/{name}.py" for name in ("convolution_windows", "pieces", "routing", "shapes")),
-    *(f"arithmetic/products/{name}.py" for name in ("product", "tiles", "fastest", "exactness", "blas")),
+    *(f"arithmetic/products/{name}.py" for name in ("product", "exactness", "blas")),
     *("engine/step.py", "engine/ragged.py", "engine/cache.py"),
     *("engine/sampling/choice.py", "engine/sampling/logprobs.py"),
 )
 ARRAY = {*dir(np.ndarray), *dir(np.ufunc), *dir(float), "getattr"}  # attributes with these names are operations
 PRODUCTS = {  # functions that multiply matrices: a call is as much of an operation as `@`
-    *("without_tiles", "by_vectors", "turned_round", "products_of_blocks", "product_of_tiles", "by_tiles"),
-    *("join_scores", "stacked_scores", "weighted_values", "by_whole_products", "rounded_product"),
+    *("product", "by_vectors", "turned_round", "join_scores", "stacked_scores", "weighted_values", "rounded_product"),
 }
 
 EVERYWHERE = {
@@ -42,13 +41,13 @@ EVERYWHERE = {
     *("np.argsort", "np.unique", "max", "min", "any", "all", "sorted"),
     # memory, shapes, views and copies
     *("np.arange", "np.array", "np.asarray", "np.ascontiguousarray", "np.concatenate", "np.copyto", "np.empty"),
-    *("np.full", "np.pad", "np.repeat", "np.split", "np.stack", "np.take_along_axis", "np.zeros", "np.zeros_like"),
+    *("np.full", "np.repeat", "np.split", "np.stack", "np.take_along_axis", "np.zeros", "np.zeros_like"),
     *("np.bool_", "np.dtype", "np.errstate", "np.inf", "np.nan", "np.result_type", "np.ufunc", "np.uint64"),
     *(".T", ".dtype", ".itemsize", ".nbytes", ".ndim", ".reshape", ".shape", ".size", ".tolist", ".transpose"),
     # Python
-    *("dict", "enumerate", "isinstance", "iter", "len", "list", "next", "object", "property", "range", "slice", "str"),
+    *("dict", "enumerate", "isinstance", "iter", "len", "list", "object", "property", "range", "slice", "str"),
     *("tuple", "type", "zip", "BaseException", "IndexError", "RuntimeError", "OSError"),
-    *("import math", "import numpy as np", "import os", "import threading", "import time", "import contextlib"),
+    *("import math", "import numpy as np", "import os", "import threading", "import contextlib"),
     *("functools.cache", "functools.cached_property", "functools.partial", "itertools.pairwise"),
 }
 TYPES = (
@@ -84,15 +83,14 @@ LISTED: list[tuple[set[str], dict[str, set[str]], str]] = [
         {"@", "np.matmul", *PRODUCTS},
         {
             "arithmetic/products/product.py": {"*"},
-            "arithmetic/products/tiles.py": {"compute", "product_of_tiles", "products_of_blocks"},
             "arithmetic/attention.py": {"compute", "join_scores", "weighted_values"},
-            "arithmetic/products/exactness.py": {"", "tiled", "scores", "values"},
+            "arithmetic/products/exactness.py": {"", "scores", "values"},
         },
         "of whatever they are given: the next rows say who gives it to them",
     ),
     (
-        {"rounded_product", "by_tiles", "by_whole_products", "without_tiles"},
-        {"arithmetic/exact.py": {"linear", "rounded_product", "by_whole_products"}},
+        {"rounded_product", "product"},
+        {"arithmetic/exact.py": {"linear", "rounded_product"}},
         "linear puts its inputs on the matrix's grid, so no sum of products exceeds 2**53",
     ),
     (

@@ -1,6 +1,6 @@
 """`exact` equals `integers` bit for bit, operation by operation.
 
-The one computes by BLAS, in tiles and batches, on threads; the other adds up int64 numbers, one request at a time, and
+The one computes by BLAS, in pieces and batches, on threads; the other adds up int64 numbers, one request at a time, and
 shares no line with it. Each product of integers.py is compared with Python's integers, too.
 """
 
@@ -21,7 +21,7 @@ from operands import StartsWithTheFirstProduct, adversarial, float32_of, integer
 import lfm2np
 from lfm2np.arithmetic import attention, exact, grids, matrix, pieces, weight_grids
 from lfm2np.arithmetic.ieee import round_to_bfloat16
-from lfm2np.arithmetic.products import product, tiles
+from lfm2np.arithmetic.products import product
 from lfm2np.checkpoint.loaded import lfm3_fixture, moe_fixture, read_model
 from lfm2np.engine.digest import digest, digest_prompt
 from lfm2np.errors import NumericsError
@@ -34,11 +34,10 @@ UNLIKE = ("all_attention", "all_convolution", "biased_two_taps", "magnitudes", "
 SMALL = {  # sizes so small that drawn operands take every way, are cut into pieces, and give two threads work
     pieces: {"THREADS": 2, "LEAST_PIECE": 8, "THREAD_PIECE": 16, "SMALL_PIECE": 32, "PIECE": 40},
     attention: {"SCORES": 8 * 50, "SMALL_PRODUCT": 40},
-    tiles: {"OUTPUTS": 2, "ROWS": 3, "INPUTS": 20, "INPUTS_IN_PLACE": 30, "GROUPS": 2, "TILES": 3, "CALL": 6},
     product: {"WEIGHTS_AT_ONCE": 90, "OUTPUTS_AT_ONCE": 7},
     matrix: {"STREAMED": 200},
     weight_grids: {"PREPARED": 60},
-    exact: {"LEAST_WEIGHTS": 1, "PRODUCTS": 50},
+    exact: {"PRODUCTS": 50},
     elementary: {"BLOCK": 30},
 }
 
@@ -97,15 +96,12 @@ def stored_as(weight: np.ndarray, form: str, rng: np.random.Generator) -> np.nda
     st.integers(1, 70),
     st.integers(1, 300) | st.sampled_from([64, 128, 256]),
     st.booleans(),
-    st.sampled_from(["tiles", "whole", "fastest"]),
 )
-def test_products(seed, x_kind, w_kind, form, tokens, outputs, inputs, has_bias, way):
+def test_products(seed, x_kind, w_kind, form, tokens, outputs, inputs, has_bias):
     rng = np.random.default_rng(seed)
     weight = stored_as(adversarial(rng, (outputs, inputs), w_kind), form, rng)
     x, bias = adversarial(rng, (tokens, inputs), x_kind), adversarial(rng, (outputs,), x_kind) if has_bias else None
-    with np.errstate(over="ignore"), pytest.MonkeyPatch.context() as patch:
-        if way != "fastest":
-            patch.setattr(exact, "fastest", lambda shape, ways, likely: ways[way]())
+    with np.errstate(over="ignore"):
         expected = integers.linear(x, integers.prepare_matrix(weight, "w"), bias)
         assert same(exact.linear(x, exact.prepare_matrix(weight, "w"), bias), expected)
         assert same(exact.linear(x, exact.stream_matrix(weight, "w"), bias), expected)
@@ -152,14 +148,12 @@ def test_weights_that_sum_to_about_a_power_of_two(more, inputs):
     ("tokens", "outputs", "inputs"), [(1, 600, 999), (5, 600, 999), (40, 700, 1153), (100, 96, 4608)]
 )
 @pytest.mark.parametrize("form", FORMS)
-def test_large_products_by_each_way(tokens, outputs, inputs, form, monkeypatch: pytest.MonkeyPatch):
+def test_large_products(tokens, outputs, inputs, form):
     rng = np.random.default_rng(1)
     weight = stored_as(adversarial(rng, (outputs, inputs), "outlier"), form, rng)
     x, bias = adversarial(rng, (tokens, inputs), "wide"), adversarial(rng, (outputs,), "normal")
     expected = integers.linear(x, integers.prepare_matrix(weight, "w"), bias)
-    for way in ("tiles", "whole"):
-        monkeypatch.setattr(exact, "fastest", lambda shape, ways, likely, way=way: ways[way]())
-        assert same(exact.linear(x, exact.prepare_matrix(weight, "w"), bias), expected), way
+    assert same(exact.linear(x, exact.prepare_matrix(weight, "w"), bias), expected)
 
 
 @given(seeds, st.integers(1, 9), st.integers(1, 40), st.integers(1, 60))
@@ -168,7 +162,7 @@ def test_ways_to_multiply_are_products_of_integers(seed, tokens, outputs, inputs
     rng = np.random.default_rng(seed)
     x, weights = rng.integers(-(2**22), 2**22, (tokens, inputs)), rng.integers(-(2**22), 2**22, (outputs, inputs))
     operands = x.astype(np.float64), weights.astype(np.float64)
-    for way in (product.product, product.without_tiles, product.by_vectors, product.turned_round):
+    for way in (product.product, product.by_vectors, product.turned_round):
         assert same(way(*operands), (x @ weights.T).astype(np.float64))
 
 
@@ -262,18 +256,12 @@ def test_sums_and_norms_of_heads(seed, kind, rows, heads, terms):
         assert same(exact.rms_norm(x, weight, 1e-5), integers.rms_norm(x, weight, 1e-5))
 
 
-@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 70), st.sampled_from(["tiles", "whole"]))
-def test_products_of_a_blas_whose_sums_of_zeros_are_negative(tokens, outputs, inputs, way):
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 70))
+def test_products_of_a_blas_whose_sums_of_zeros_are_negative(tokens, outputs, inputs):
     weight, x = -np.ones((outputs, inputs), np.float32), np.zeros((tokens, inputs), np.float32)
     prepared = exact.prepare_matrix(weight, "w")
     sly = matrix.Matrix(prepared.values.view(StartsWithTheFirstProduct), prepared.grid)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "fastest", lambda shape, ways, likely: ways[way]())
-        patch.setattr(tiles, "products_of_blocks", lambda tiles, groups: iter([-0.0 * (tiles[:, None] @ groups[0])]))
-        if way == "tiles":
-            patch.setattr(tiles, "INPUTS", inputs)
-            patch.setattr(tiles, "INPUTS_IN_PLACE", inputs)
-        assert same(exact.linear(x, sly), integers.linear(x, integers.prepare_matrix(weight, "w")))
+    assert same(exact.linear(x, sly), integers.linear(x, integers.prepare_matrix(weight, "w")))
 
 
 @given(seeds, kinds, st.integers(1, 6), st.integers(1, 3), st.integers(1, 8), st.integers(0, 100_000))

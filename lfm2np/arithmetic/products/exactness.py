@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.arithmetic.attention import join_scores, weighted_values
-from lfm2np.arithmetic.products.product import without_tiles
-from lfm2np.arithmetic.products.tiles import by_tiles
+from lfm2np.arithmetic.products.product import product
 from lfm2np.errors import NumericsError
 
 Float64 = NDArray[np.float64]
@@ -40,17 +39,11 @@ def operands(rows: int, inputs: int, outputs: int) -> tuple[NDArray[np.int64], N
     return x, weights
 
 
-def is_exact(product: Product, rows: int, inputs: int, outputs: int) -> bool:
+def is_exact(way: Product, rows: int, inputs: int, outputs: int) -> bool:
     """Whether the product of `operands` is that of integers, bit for bit."""
     x, weights = operands(rows, inputs, outputs)
-    computed = product(x.astype(np.float64), weights.astype(np.float64))
+    computed = way(x.astype(np.float64), weights.astype(np.float64))
     return np.array_equal(computed, (x @ weights.T).astype(np.float64))
-
-
-def tiled(x: Float64, weights: Float64) -> Float64:
-    result = np.empty((len(x), len(weights)), np.float64)
-    by_tiles(x, weights, result)
-    return result
 
 
 def scores(x: Float64, weights: Float64) -> Float64:
@@ -74,9 +67,8 @@ def agreed(groups: Float64) -> Float64:
 # What is multiplied how, and rows, inputs and outputs for which BLAS takes another kernel: one row, few, many; products
 # that it leaves to one thread, and that it divides.
 WAYS: tuple[tuple[str, Product, tuple[tuple[int, int, int], ...]], ...] = (
-    ("matrix by vector", without_tiles, ((1, 512, 96), (1, 1100, 700), (5, 512, 96))),
-    ("matrix by matrix", without_tiles, ((8, 64, 16), (64, 512, 64), (130, 600, 70))),
-    ("by tiles", tiled, ((3, 256, 48), (40, 512, 100), (16, 1300, 48))),
+    ("matrix by vector", product, ((1, 512, 96), (1, 1100, 700), (5, 512, 96))),
+    ("matrix by matrix", product, ((8, 64, 16), (64, 512, 64), (130, 600, 70))),
     ("scores of attention", scores, ((1, 64, 40), (12, 64, 200))),
     ("values of attention", values, ((1, 300, 64), (12, 500, 64))),
 )
@@ -85,13 +77,13 @@ WAYS: tuple[tuple[str, Product, tuple[tuple[int, int, int], ...]], ...] = (
 @cache
 def require_exact_products() -> None:
     """NumericsError if a way of multiplying is not exact up to 2**53; tens of milliseconds, once a process."""
-    for name, product, shapes in WAYS:
-        require_exact(name, product, shapes)
+    for name, way, shapes in WAYS:
+        require_exact(name, way, shapes)
 
 
-def require_exact(name: str, product: Product, shapes: tuple[tuple[int, int, int], ...]) -> None:
+def require_exact(name: str, way: Product, shapes: tuple[tuple[int, int, int], ...]) -> None:
     for rows, inputs, outputs in shapes:
-        if not is_exact(product, rows, inputs, outputs):
+        if not is_exact(way, rows, inputs, outputs):
             raise NumericsError(
                 f"{name}, [{rows}, {inputs}] by [{inputs}, {outputs}]: this NumPy's float64 product is not exact on "
                 "integers below 2**53 (a BLAS of fewer bits, or a fast algorithm?)"

@@ -1,10 +1,9 @@
 """x [T, inputs] times weights [outputs, inputs] transposed, by the calls of BLAS that are fastest for so many rows.
 
-In exact arithmetic all of these give the same bits. Measured with OpenBLAS: with a few rows a general
-product runs far below the memory's bandwidth, matrix-vector products over a piece of the weights that stays in the
-cache run near it, and a piece must be large enough that OpenBLAS divides it among its threads. With more rows tiles are
-fastest where BLAS has kernels for them, as long as x stays in the cache (tiles.py); elsewhere float32 is faster with
-the weights on the left, if the result is turned round while it is in the cache.
+In exact arithmetic all of these give the same bits. Measured with OpenBLAS: with a few rows a general product runs far
+below the memory's bandwidth, matrix-vector products over a piece of the weights that stays in the cache run near it,
+and a piece must be large enough that OpenBLAS divides it among its threads. With more rows float32 is faster with the
+weights on the left, if the result is turned round while it is in the cache.
 """
 
 from __future__ import annotations
@@ -14,32 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.arithmetic.products.tiles import by_tiles, multiplies_in_place
-
 Array = NDArray[Any]
 
-FEW, MANY = 6, 96  # rows
+FEW, MANY = 4, 96  # rows
 WEIGHTS_AT_ONCE = 2**19  # of a piece of outputs, with few rows
 OUTPUTS_AT_ONCE = 2**11  # that are turned round together
-TILED_ROWS, TILED_BYTES = 3, 2**22  # at least so many rows, and more bytes of weights; at most so many bytes of x
 
 
 def product(x: Array, weights: Array) -> Array:
-    """[T, inputs], [outputs, inputs] -> [T, outputs]. Which way depends on the shapes and on BLAS's kernels only."""
-    if not tiles_pay(x, weights):
-        return without_tiles(x, weights)
-    result = np.empty((len(x), len(weights)), np.result_type(x, weights))
-    by_tiles(x, weights, result)
-    return result
-
-
-def tiles_pay(x: Array, weights: Array) -> bool:
-    """Whether tiles are faster, as it was measured on one machine."""
-    return len(x) >= TILED_ROWS and x.nbytes <= TILED_BYTES < weights.nbytes and multiplies_in_place()
-
-
-def without_tiles(x: Array, weights: Array) -> Array:
-    """The same product by BLAS's own ways and threads."""
+    """[T, inputs], [outputs, inputs] -> [T, outputs]. Which way depends on the shapes and the dtype only."""
     if len(x) <= FEW:
         return by_vectors(x, weights)
     if len(x) <= MANY and weights.dtype == np.float32:
