@@ -63,4 +63,4 @@ def test_relation(relation: Relation, asking: tuple[Asking, Spread]) -> None:
     if held.outcome in (Outcome.NOT_ASKED, Outcome.UNKNOWN):
         pytest.skip(held.why or "the server reports nothing that could be compared")
     if held.outcome is Outcome.BROKEN:
-        pytest.fail(f"{relation.sentence}\n{relation.name}: {what_of(held)}\n{score_words(held.score)}", pytrace=False)
+        pytest.fail(f"{relation.sentence}\n{relation.name}: {what_of(held)}\n{score_words(held)}", pytrace=False)

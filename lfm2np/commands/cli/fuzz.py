@@ -7,6 +7,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,6 +51,7 @@ from lfm2np.suite.fuzz.sizes import (
 )
 
 if TYPE_CHECKING:
+    from lfm2np.checkpoint.text.tokenizer import Tokenizer
     from lfm2np.oracle.engines.target import Abilities, Target
     from lfm2np.suite.fuzz.campaign import Campaign, Failure
     from lfm2np.suite.fuzz.draw_traces import Around
@@ -149,18 +151,19 @@ def by_truth(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subj
         raise InconclusiveError("the engine does not report token ids: nothing can be judged")
     taken = format_options.format_of(arguments, abilities.engine)
     context = Context(arguments.target, abilities.engine, taken.name, taken.why, model.path.name, command_line())
-    texts = TEXTS not in without(arguments.without)
+    left_out = without(arguments.without)
+    texts = TEXTS not in left_out
     if texts and not abilities.tells_texts:
         words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
         print(f"lfm2np: {words}", file=sys.stderr)
     judge = ByTruth(model, taken.name, place, texts and abilities.tells_texts)
     sizes = sizes_of(given(arguments), abilities, longest_of(arguments, model, abilities))
-    return Subject(player, judge, around_of(arguments, model, abilities, sizes), sizes, context)
+    around = around_of(left_out, model.tokenizer_or_none, model.config.vocab_size, abilities, sizes)
+    return Subject(player, judge, around, sizes, context)
 
 
 def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Subject:
     """Its spread is measured first; with another engine the larger of both."""
-    from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of
     from lfm2np.suite.fuzz.hand_over import Context
     from lfm2np.suite.itself.asked import Asking
     from lfm2np.suite.itself.by_itself import ByItself
@@ -185,16 +188,8 @@ def by_itself(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Sub
     )
     source = GIVEN if arguments.max_model_len else REPORTED if first.abilities.longest else ASSUMED
     around_sizes = sizes_of(given(arguments), first.abilities, Size((sizes.longest,), source))
-    around = Around(
-        block=sizes.block,
-        chunk=sizes.chunk,
-        slots=sizes.slots,
-        longest=sizes.longest,
-        alphabet=alphabet_of(None, sizes.vocab),
-        samples=first.abilities.takes_samples,
-        sampling=first.abilities.takes_sampling and first.abilities.takes_seeds,
-        without=without(arguments.without),
-    )
+    abilities = replace(first.abilities, takes_sampling=first.abilities.takes_sampling and first.abilities.takes_seeds)
+    around = around_of(without(arguments.without), None, sizes.vocab, abilities, around_sizes)
     context = Context(arguments.target, first.abilities.engine, name, "", "none", command_line())
     return Subject(first.players[""], judge, around, around_sizes, context)
 
@@ -304,11 +299,13 @@ def longest_of(arguments: argparse.Namespace, model: Model, abilities: Abilities
     return Size((max(LEAST_CONTEXT, longest),), MODELS if longest == most else REPORTED)
 
 
-def around_of(arguments: argparse.Namespace, model: Model, abilities: Abilities, sizes: Sizes) -> Around:
+def around_of(
+    left_out: tuple[str, ...], tokenizer: Tokenizer | None, vocab_size: int, abilities: Abilities, sizes: Sizes
+) -> Around:
+    """`left_out`: of --without. Without a tokenizer no text is known, so no stop string."""
     from lfm2np.suite.fuzz.draw_traces import Around, alphabet_of
 
-    tokenizer = model.tokenizer_or_none
-    alphabet = alphabet_of(tokenizer, model.config.vocab_size)
+    alphabet = alphabet_of(tokenizer, vocab_size)
     block, chunk, slots, longest = (max(sizes[name].values) for name in TOLD)
     return Around(
         block=block,
@@ -321,7 +318,7 @@ def around_of(arguments: argparse.Namespace, model: Model, abilities: Abilities,
         stops=() if tokenizer is None or not abilities.takes_stops else (" ", "e", tokenizer.decode(alphabet[:1])),
         samples=abilities.takes_samples,
         sampling=abilities.takes_sampling,
-        without=without(arguments.without),
+        without=left_out,
     )
 
 

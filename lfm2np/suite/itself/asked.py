@@ -185,13 +185,6 @@ class Asking:
                 return Held(relation, Outcome.NOT_ASKED, why=OUT_OF_TIME)
             self.rounds[relation.name] = self.round(relation, self.first, 0)
         first = self.rounds[relation.name]
-        wrong = self.wrong(first, spread)
-        if wrong is None:
-            positions = [seen.compared for seen in first.positions]
-            shown = outcome(positions, spread, relation.samples == 1)
-            why = f"a request beside the questions was refused: {first.unmet}" if first.unmet else ""
-            why = why or (first_flip(first) if shown is Outcome.UNKNOWN else "")
-            return Held(relation, shown, score_of_round(first), (0, 1), why=why)
 
         def is_wrong(number: int) -> bool:
             if number not in self.others and not relation.keeps:
@@ -199,10 +192,10 @@ class Asking:
             alone = self.first if relation.keeps else self.others[number]
             return self.wrong(self.round(relation, alone, number), spread) is not None
 
-        if self.gone is not None:
+        wrong = self.wrong(first, spread)
+        if wrong is not None and self.gone is not None:
             return Held(relation, Outcome.ONCE, score_of_round(first), (1, 1), wrong)
-
-        return judged(relation, first, wrong, is_wrong)
+        return judged(relation, first, wrong, spread, is_wrong)
 
     def lacks(self, relation: Relation) -> list[str]:
         """What of the relation's needs the engine does not take."""
@@ -334,8 +327,15 @@ def noise_of(round_: Round) -> Iterator[list[float]]:
         yield [value for seen in pair if not seen.compared.is_flip for value in seen.compared.noise]
 
 
-def judged(relation: Relation, first: Round, wrong: Broken, is_wrong: Callable[[int], bool]) -> Held:
-    """A relation that looks broken in its first round. `is_wrong(number)`: whether it does so in another."""
+def judged(
+    relation: Relation, first: Round, wrong: Broken | None, spread: Spread, is_wrong: Callable[[int], bool]
+) -> Held:
+    """`wrong`: what looks broken in the first round. `is_wrong(number)`: whether something does so in another."""
+    if wrong is None:
+        shown = outcome([seen.compared for seen in first.positions], spread, relation.samples == 1)
+        why = f"a request beside the questions was refused: {first.unmet}" if first.unmet else ""
+        why = why or (first_flip(first) if shown is Outcome.UNKNOWN else "")
+        return Held(relation, shown, score_of_round(first), (0, 1), why=why)
     count, asked = 1, 1
     while count < NEEDED and asked < ROUNDS:
         try:
@@ -367,8 +367,4 @@ def between(first: Asking, second: Asking, spreads: tuple[Spread, Spread]) -> He
 
     opening = round_of(0)
     wrong = first.wrong(opening, spread)
-    if wrong is None:
-        shown = outcome([seen.compared for seen in opening.positions], spread)
-        why = first_flip(opening) if shown is Outcome.UNKNOWN else ""
-        return Held(OTHER, shown, score_of_round(opening), (0, 1), why=why)
-    return judged(OTHER, opening, wrong, lambda number: first.wrong(round_of(number), spread) is not None)
+    return judged(OTHER, opening, wrong, spread, lambda number: first.wrong(round_of(number), spread) is not None)

@@ -9,7 +9,7 @@ from typing import Any
 from lfm2np.oracle.engines.records_json import trace_as_json as trace_as_json
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Report, Section, Table, plural
 from lfm2np.suite.itself.asked import OUT_OF_TIME, Checked, Held
-from lfm2np.suite.itself.rounding_spread import Outcome, Score, Spread, least_limit
+from lfm2np.suite.itself.rounding_spread import Outcome, Spread, least_limit
 
 HEADS = ("relation", "verdict", "positions", "equal bits", "largest", "mean", "KL", "other tokens")
 HOLDS = (Outcome.EQUAL, Outcome.WITHIN, Outcome.TOKENS)
@@ -188,16 +188,13 @@ def nats(value: float | None) -> str:
 def case_of(engine: str, held: Held) -> Case:
     failed = held.broken.what if held.outcome is Outcome.BROKEN and held.broken is not None else None
     skipped = held.why or str(held.outcome) if held.outcome in (Outcome.NOT_ASKED, Outcome.UNKNOWN) else None
-    return Case(engine, held.relation.name, failed, skipped, [held.relation.sentence, score_words(held.score)])
+    return Case(engine, held.relation.name, failed, skipped, [held.relation.sentence, score_words(held)])
 
 
-def score_words(score: Score | None) -> str:
-    if score is None:
-        return ""
-    return (
-        f"{score.equal} of {score.positions} positions have equal bits; largest difference {nats(score.largest)} nat, "
-        f"mean {nats(score.mean)}, KL {nats(score.kl)}, other tokens {score.flips}"
-    )
+def score_words(held: Held) -> str:
+    """The table's numbers."""
+    pairs = zip(HEADS[2:], cells(held)[2:], strict=True)
+    return ", ".join(f"{head} {cell}" for head, cell in pairs if cell)
 
 
 def engine_as_json(checked: Checked) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def test_wrong_cells_are_marked_up_to_the_first_other_token(tmp_path: Path) -> N
     marks = [(row, column) for row, cells in enumerate(rows) for column, cell in enumerate(cells) if "(wrong)" in cell]
     assert marks == [(1, 4), (2, 2)] and rows[2][:3] == ["2", str(tokens[2]), f"{other} (wrong)"]
     page = (folder / "report.html").read_text()
-    assert page.count("(wrong)") == 2 and f"<bdi>{other} (wrong)</bdi>" in page
+    assert page.count("(wrong)") == 3 and f"<bdi>{other} (wrong)</bdi>" in page  # its request in the timeline, too
 
 
 def right_of(sent: Request) -> list[Right]:
