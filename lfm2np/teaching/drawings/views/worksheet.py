@@ -16,15 +16,15 @@ Task = tuple[str, Markup | str, str]  # title, question, answer
 FEW_TOKENS = 12  # of a step whose choices are listed
 
 
-def worksheet(alone: Run, together: Run, weights: Mapping[str, Any], run: Run) -> View:
-    """`alone` has one request, `together` several; both with detail, of the hand model. Of `run` are the experts."""
-    tasks = [*of_one_token(alone, weights), *of_a_batch(together), *of_experts(run)]
+def worksheet(paper: Run, weights: Mapping[str, Any], run: Run) -> View:
+    """`paper` is of the hand model, which has these weights, with detail. Of `run` are the experts."""
+    tasks = [*of_one_token(paper, weights), *of_a_batch(paper), *of_experts(run)]
     questions = [element("li", element("strong", title), " ", question) for title, question, _ in tasks]
     answer_list = [element("li", element("strong", title), f" {answer}") for title, _, answer in tasks]
     return view_without_steps(
         "worksheet",
         "Worksheet",
-        "Work these out with a pencil; all numbers are of the runs above, to three digits.",
+        "Work these out with a pencil; all numbers are of a real run, to three digits.",
         "",
         element("ol", questions, class_="tasks"),
         element("section", element("h3", "Answers"), element("ol", answer_list), class_="answers"),
@@ -40,7 +40,7 @@ def listed(values: Sequence[float]) -> str:
 
 
 def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
-    """The second step's one token through block 0, a convolution."""
+    """The first row of the second step through block 0, a convolution."""
     step = run.steps[1]
     word = visible(run.word(step.entries[0].token_ids[0]))
     projected, convolved = named(step, 0, "linear"), named(step, 0, "convolve")
@@ -51,7 +51,7 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
     channel = int(max(range(hidden), key=lambda index: abs(taps[index]).sum() + (abs(result[index]) > 0)))
     history = [row[channel] for row in convolved["inputs"]["history"]["values"]]
     u, mixed = convolved["inputs"]["u"]["values"][0], convolved["output"]["values"][0]
-    logits = [operation for operation in step.operations if operation["name"] == "lm_head"][-1]["output"]["values"][-1]
+    logits = [operation for operation in step.operations if operation["name"] == "lm_head"][0]["output"]["values"][0]
     best = max(range(len(logits)), key=lambda token: (logits[token], -token))
     column = [*history, u[channel]]
     candidates = [f"\u201c{visible(run.word(token))}\u201d {number(value, 3)}" for token, value in enumerate(logits)]

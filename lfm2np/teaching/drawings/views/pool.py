@@ -1,4 +1,4 @@
-"""Memory: the pool of key/value blocks over time, their owners, and the state that does not grow."""
+"""Pool and prefixes: every block with its tokens, owners and checkpoint, and the state slots, which do not grow."""
 
 from __future__ import annotations
 
@@ -13,21 +13,16 @@ from lfm2np.teaching.drawings.page.view import (
     View,
     by_step,
     cell,
-    columns,
     legend,
     short_names,
-    step_numbers,
     step_text,
-    steps_between,
     view_of_run,
 )
 from lfm2np.teaching.drawings.runs.derive import Pool, behind_windows, colours, loads, num_kept, pools
 from lfm2np.teaching.drawings.runs.paged import Contents, contents
 from lfm2np.teaching.drawings.runs.recorded_run import Entry, Run, Step, in_windows
-from lfm2np.teaching.drawings.views.positions_view import chart as reach
 from scheduler import FREED
 
-SIDE, LEFT, TOP = 22.0, 70.0, 16.0
 MOST_MAPS = 64  # steps with a map; a longer run has one for every so many
 MOVES = {
     "zero_state": "state slot {1} is set to zeros: a request that begins",
@@ -42,7 +37,6 @@ MOVES = {
     "save_window_block": "block {0} of windowed layers is saved with host block {1}",
     "load_window_block": "what host block {0} has of windowed layers is loaded to their block {1}",
 }
-MOST_SEEN = 64  # rows of a step, and positions, of which it is drawn what they see
 
 
 @dataclass(frozen=True)
@@ -55,101 +49,30 @@ class Blocks:
     behind: Sequence[Mapping[int, str]] | None = None  # of windowed layers: blocks that were given back, and by whom
 
 
-def memory(run: Run) -> View:
-    of_all = Blocks(run, pools(run), list(contents(run)))
-    of_windows = windowed(run)
+def pool(run: Run) -> View:
+    of_all = [Blocks(run, pools(run), list(contents(run)))]
+    windows = in_windows(run)
+    if windows is not None:
+        known = pools(run, windows)
+        of_all.append(Blocks(windows, known, list(contents(windows)), behind_windows(windows, known)))
     every = -(-len(run.steps) // MOST_MAPS)
 
     def of_step(step: Step) -> Markup:
         """Side by side where there is room."""
-        drawn: list[object] = []
-        if step.number % every == 0:
-            drawn.append(map_of(of_all, step.number))
-            drawn += windows_of(run, of_windows, step) if of_windows else []
-        return element("div", [element("div", part) for part in (*drawn, now(run, step))], class_="pair")
+        maps = [map_of(blocks, step.number) for blocks in of_all] if step.number % every == 0 else []
+        return element("div", [element("div", part) for part in (*maps, now(run, step))], class_="pair")
 
     return view_of_run(
         run,
-        "memory",
-        "Memory",
+        "pool",
+        "Pool and prefixes",
         "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
         "is a few columns for each request, however long it is.",
-        [map_legend(run, of_windows is not None), by_step(run, of_step)],
+        [map_legend(run, windows is not None), by_step(run, of_step)],
         element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
-        element("h3", "All steps"),
-        scrolled(chart(of_all, "Blocks and their owners"), "Block pool"),
-        windows_chart(of_windows) if of_windows else None,
         growth(run),
-        details("The numbers of the figure", pool_table(of_all)),
-        details("The numbers of windowed layers", pool_table(of_windows)) if of_windows else None,
+        details("The numbers of all steps", [pool_table(blocks) for blocks in of_all]),
     )
-
-
-def windowed(run: Run) -> Blocks | None:
-    """None of a model without windowed layers."""
-    windows = in_windows(run)
-    if windows is None:
-        return None
-    known = pools(run, windows)
-    return Blocks(windows, known, list(contents(windows)), behind_windows(windows, known))
-
-
-def windows_of(run: Run, of_windows: Blocks, step: Step) -> list[object]:
-    """The map of a step's windowed layers, and what each of its rows sees."""
-    drawn = map_of(of_windows, step.number)
-    if not step.entries:
-        return [drawn]
-    if step.num_tokens > MOST_SEEN or max(entry.stop for entry in step.entries) > MOST_SEEN:
-        return [drawn, element("p", "This step has too many rows or positions to draw what each row sees.")]
-    text = (
-        f"A row of a layer with full attention sees every position up to its own, of a windowed layer the last "
-        f"{run.config['sliding_window']}; \u00d7 stands where windowed layers have given the block back."
-    )
-    return [drawn, [element("p", text), scrolled(reach(run, step), f"What rows see in step {step.number}")]]
-
-
-def windows_chart(of_windows: Blocks) -> Markup:
-    title = "Blocks of windowed layers and their owners"
-    return joined(
-        element("p", "Windowed layers: a bar that ends before its request does was given back behind the window."),
-        scrolled(chart(of_windows, title), title),
-    )
-
-
-def chart(drawn: Blocks, title_of_all: str) -> Markup:
-    run, owned = drawn.run, [pool.owners for pool in drawn.pools]
-    numbers, names = colours(run), short_names(run.requests)
-    blocks = int(run.config["num_blocks"])
-    used = 1 + max((block for blocks_of_step in owned for block in blocks_of_step), default=0)
-    shown = blocks if blocks <= MOST_BLOCKS else min(blocks, used, 2 * MOST_BLOCKS)
-    width, height = LEFT + SIDE * len(run.steps) + 10, TOP + SIDE * shown + 24
-    shapes: list[object] = [columns(len(run.steps), SIDE, LEFT, TOP - 4, TOP + SIDE * shown + 4)]
-    for block in range(shown):
-        shapes.append(words(LEFT - 8, TOP + (block + 0.5) * SIDE, f"block {block}", "end", class_="tick"))
-    for block, first, stop, requests in held(owned):
-        if block >= shown:
-            continue
-        letter = names[requests[0]] if len(requests) == 1 else f"{names[requests[0]]}+"
-        title = f"{steps_between(first, stop - 1)}, block {block}: {', '.join(map(visible, requests))}"
-        x, y = LEFT + first * SIDE + 1, TOP + block * SIDE + 1
-        shapes.append(cell(x, y, SIDE * (stop - first) - 2, SIDE - 2, numbers[requests[0]], letter, "", title))
-    shapes += step_numbers(len(run.steps), SIDE, LEFT, height - 8)
-    description = "A row for each block of the pool and a column for each step; a filled bar is owned by a request."
-    return figure(title_of_all, description, width, height, shapes)
-
-
-def held(owned: Sequence[Mapping[int, tuple[str, ...]]]) -> list[tuple[int, int, int, tuple[str, ...]]]:
-    """Block, first step, step after the last, owners: for as long as a block's owners are the same."""
-    bars = []
-    for block in sorted({block for of_step in owned for block in of_step}):
-        first = 0
-        for step in range(1, len(owned) + 1):
-            before = owned[first].get(block, ())
-            if step == len(owned) or owned[step].get(block, ()) != before:
-                if before:
-                    bars.append((block, first, step, before))
-                first = step
-    return bars
 
 
 def now(run: Run, step: Step) -> Markup:
@@ -236,7 +159,7 @@ def pool_table(counted_blocks: Blocks) -> Markup:
         free = [] if is_windowed else ["\u2013" if step.abandoned else step.free_blocks]
         rows.append([step.number, len(pool.owners), shared, *free, len(step.moves)])
     head = ["step", "owned", "shared", *([] if is_windowed else ["free after it"]), "moves"]
-    return table("Blocks by step", head, rows)
+    return table(f"Blocks{' of windowed layers' if is_windowed else ''} by step", head, rows)
 
 
 # --- the map of a step: every block with its tokens, owners and checkpoint, and the state slots
