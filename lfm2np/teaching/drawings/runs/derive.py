@@ -173,24 +173,6 @@ def owners_of(tables: Iterable[tuple[str, Sequence[int]]]) -> dict[int, tuple[st
     return {block: tuple(names) for block, names in owners.items()}
 
 
-def behind_windows(windowed: Run, known: Sequence[Pool]) -> list[dict[int, str]]:
-    """Of each step the blocks that a request has given back and that nobody took since, while it runs on."""
-    tables: dict[str, tuple[int, ...]] = {}
-    behind: dict[int, str] = {}
-    of_steps = []
-    for step, pool in zip(windowed.steps, known, strict=True):
-        for entry in step.entries:
-            before, now = tables.get(entry.request_id, ()), entry.block_table
-            behind |= {old: entry.request_id for old, new in zip(before, now, strict=False) if new == FREED != old}
-            tables[entry.request_id] = now
-        running = {*tables} & {*pool.slots.values()}
-        behind = {block: name for block, name in behind.items() if block not in pool.owners and name in running}
-        of_steps.append(dict(behind))
-        for name in (*step.preempted, *step.finished):
-            tables.pop(name, None)
-    return of_steps
-
-
 def prefix_hit_tokens(run: Run) -> int:
     """Tokens that are not computed, as the prefix cache has them, also where a preempted request comes back."""
     return sum(entry.start for step in run.steps for entry in step.entries if entry.request_id in step.admitted)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lfm2np.oracle.report.markup import Markup, counted, details, element, joined, number, scrolled, table, visible
+from lfm2np.oracle.report.markup import Markup, counted, element, joined, number, scrolled, table, visible
 from lfm2np.teaching.drawings.page.svg import figure, rectangle, words
 from lfm2np.teaching.drawings.page.view import (
     NUM_COLOURS,
@@ -18,7 +17,7 @@ from lfm2np.teaching.drawings.page.view import (
     step_text,
     view_of_run,
 )
-from lfm2np.teaching.drawings.runs.derive import Pool, behind_windows, colours, loads, num_kept, pools
+from lfm2np.teaching.drawings.runs.derive import Pool, colours, loads, num_kept, pools
 from lfm2np.teaching.drawings.runs.paged import Contents, contents
 from lfm2np.teaching.drawings.runs.recorded_run import Entry, Run, Step, in_windows
 from scheduler import FREED
@@ -46,15 +45,14 @@ class Blocks:
     run: Run  # as these layers have it: see in_windows
     pools: Sequence[Pool]  # of each step, as what follows
     held: Sequence[Contents]
-    behind: Sequence[Mapping[int, str]] | None = None  # of windowed layers: blocks that were given back, and by whom
+    is_windowed: bool = False
 
 
 def pool(run: Run) -> View:
     of_all = [Blocks(run, pools(run), list(contents(run)))]
     windows = in_windows(run)
     if windows is not None:
-        known = pools(run, windows)
-        of_all.append(Blocks(windows, known, list(contents(windows)), behind_windows(windows, known)))
+        of_all.append(Blocks(windows, pools(run, windows), list(contents(windows)), is_windowed=True))
     every = -(-len(run.steps) // MOST_MAPS)
 
     def of_step(step: Step) -> Markup:
@@ -68,10 +66,8 @@ def pool(run: Run) -> View:
         "Pool and prefixes",
         "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
         "is a few columns for each request, however long it is.",
-        [map_legend(run, windows is not None), by_step(run, of_step)],
+        [map_legend(run), by_step(run, of_step)],
         element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
-        growth(run),
-        details("The numbers of all steps", [pool_table(blocks) for blocks in of_all]),
     )
 
 
@@ -106,62 +102,6 @@ def written(step: Step, entry: Entry) -> str:
     return f"{entry.start} to {entry.start + kept - 1}" if kept else "none"
 
 
-def growth(run: Run) -> Markup:
-    """Keys and values against the state, in numbers; from the shapes of recorded operations."""
-    sizes = sizes_of(run)
-    if sizes is None:
-        return element(
-            "p", "How many numbers a block and a state are is known where the run was recorded with --trace-detail."
-        )
-    token, state, in_a_window = sizes
-    window = int(run.config.get("sliding_window", 1))
-    rows = [[length, token * length + in_a_window * min(window, length), state] for length in (1, 4, 16, 64, 256, 1024)]
-    full = (
-        f" and {in_a_window:,} more in windowed layers, kept of the last {window} positions only" if in_a_window else ""
-    )
-    return joined(
-        element("h3", "What grows and what does not"),
-        element(
-            "p",
-            f"A token has {token:,} numbers of keys and values{full}; a request has {state:,} numbers of convolution "
-            f"state, as much as {state / (token + in_a_window):.1f} tokens, and never more."
-            if token + in_a_window
-            else f"Without attention there are no keys and values; a request has {state:,} numbers of state.",
-        ),
-        table("Numbers held for one request", ["tokens so far", "keys and values", "convolution state"], rows),
-    )
-
-
-def sizes_of(run: Run) -> tuple[int, int, int] | None:
-    """Numbers of keys and values a token, of convolution state a request, and of keys and values in windowed layers."""
-    step = next((step for step in run.steps if step.operations and step.entries), None)
-    if step is None:
-        return None
-    in_windows = {operation["layer"] for operation in step.operations if "window" in operation}
-    token = state = in_a_window = 0
-    for operation in step.operations:
-        if operation["operation"] == "cache_entries":
-            numbers = 2 * math.prod(operation["inputs"]["keys"]["shape"][1:])
-            if operation["layer"] in in_windows:
-                in_a_window += numbers
-            else:
-                token += numbers
-        elif operation["operation"] == "convolve":
-            state += math.prod(operation["inputs"]["history"]["shape"])
-    return token, state // len(step.entries), in_a_window
-
-
-def pool_table(counted_blocks: Blocks) -> Markup:
-    is_windowed = counted_blocks.behind is not None  # a trace has the number of free blocks of the other pool only
-    rows = []
-    for step, pool in zip(counted_blocks.run.steps, counted_blocks.pools, strict=True):
-        shared = sum(len(names) > 1 for names in pool.owners.values())
-        free = [] if is_windowed else ["\u2013" if step.abandoned else step.free_blocks]
-        rows.append([step.number, len(pool.owners), shared, *free, len(step.moves)])
-    head = ["step", "owned", "shared", *([] if is_windowed else ["free after it"]), "moves"]
-    return table(f"Blocks{' of windowed layers' if is_windowed else ''} by step", head, rows)
-
-
 # --- the map of a step: every block with its tokens, owners and checkpoint, and the state slots
 
 
@@ -171,17 +111,15 @@ WIDE = 860.0  # of the map, more where a single block is wider
 SLOT = 70.0
 
 
-def map_legend(run: Run, is_windowed: bool) -> Markup:
-    where = " (of windowed layers: by its prefix alone)" if is_windowed else ""
+def map_legend(run: Run) -> Markup:
     numbers, names = colours(run), short_names(run.requests)
     owners = [(name, short) for name, short in names.items() if name != short]
     return legend(
         ("a block, its number and its owner", cell(1, 1, 16, 16, 0, "a")),
         ("shared by several requests", cell(1, 1, 16, 16, 0, "+")),
         ("free", cell(1, 1, 16, 16, None, "")),
-        *([("given back behind its request's window", cell(1, 1, 16, 16, None, "\u2039a"))] if is_windowed else []),
         ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
-        (f"can be found by its prefix: it has a checkpoint of the state after its last token{where}", checkpoint(9, 9)),
+        ("can be found by its prefix, with the state after its last token", checkpoint(9, 9)),
         *((visible(name), cell(1, 1, 16, 16, numbers[name], short)) for name, short in owners),
     )
 
@@ -193,7 +131,6 @@ def checkpoint(x: float, y: float) -> Markup:
 def map_of(drawn: Blocks, index: int) -> Markup:
     """Owners and slots while a step computes, with the tokens that it leaves; windowed layers have no slots."""
     run, pool, step = drawn.run, drawn.pools[index], drawn.run.steps[index]
-    behind = None if drawn.behind is None else drawn.behind[index]
     blocks, size = int(run.config["num_blocks"]), int(run.config["block_size"])
     shown = min(blocks, MOST_BLOCKS)
     place = max(9.0, min(38.0, 190.0 / size))
@@ -203,40 +140,33 @@ def map_of(drawn: Blocks, index: int) -> Markup:
     for block in range(shown):
         x, y = (block % across) * (width + GAP), MAP_TOP + (block // across) * (HEAD + BODY + GAP)
         shapes.append(of_block(drawn, index, block, (x + 1, y, place)))
-    bottom = MAP_TOP + -(-shown // across) * (HEAD + BODY + GAP)
-    if behind is None:
-        where, given_back, height = "", "", bottom + HEAD + BODY + 34
-        title = f"Memory in step {step.number}"
-        holds = "the tokens that it holds, its owners and its checkpoint"
-        text = f"Each block of the pool with {holds}; below, the state slots."
-        shapes.append(slots(run, pool.slots, bottom + 8))
-    else:
-        where, height = "in windowed layers ", bottom + 4
-        given_back = f" Given back behind a window: {table_text(sorted(behind))}." if behind else ""
-        title = f"Memory of windowed layers in step {step.number}"
-        text = "Each block of the windowed layers' pool with the tokens that it holds and its owners."
+    height = MAP_TOP + -(-shown // across) * (HEAD + BODY + GAP)
+    where = "of windowed layers " if drawn.is_windowed else ""
+    if not drawn.is_windowed:
+        shapes.append(slots(run, pool.slots, height + 8))
+        height += HEAD + BODY + 30
+    title = f"Blocks {where}in step {step.number}"
+    text = "Each block with the tokens that it holds, its owners and its checkpoint; below, the state slots."
     more = f" Blocks from {shown} on are not drawn." if blocks > shown else ""
     findable = f", {pool.cached} of them with a prefix that can be found" if pool.cached is not None else ""
-    free = f"{counted(blocks - len(pool.owners), 'block')} free{findable}.{given_back}"
-    owned = f"{where}{len(pool.owners)} of {counted(blocks, 'block')} owned"
+    free = f"{counted(blocks - len(pool.owners), 'block')} free{findable}.{more}"
+    owned = f"{len(pool.owners)} of {counted(blocks, 'block')} {where}owned"
     return joined(
-        step_text(step, f"While it computes, {owned}; {free}{more}"),
-        scrolled(figure(title, text, across * (width + GAP) + 8, height, shapes), title),
+        step_text(step, f"While it computes, {owned}; {free}"),
+        scrolled(figure(title, text, across * (width + GAP) + 8, height + 4, shapes), title),
     )
 
 
 def of_block(drawn: Blocks, step: int, block: int, at: tuple[float, float, float]) -> Markup:
     run, pool, held = drawn.run, drawn.pools[step], drawn.held[step]
-    behind = drawn.behind[step].get(block) if drawn.behind else None
     (x, y, place), owners = at, pool.owners.get(block, ())
     size = int(run.config["block_size"])
     numbers, names, tokens = colours(run), short_names(run.requests), held.tokens.get(block, {})
     fill = f"o{numbers[owners[0]] % NUM_COLOURS}" if owners else "none"
-    whose = "+".join(names[name] for name in owners) or (f"\u2039{names[behind]}" if behind else "free")
-    free = f"given back behind the window of {visible(behind)}" if behind else "free"
+    whose = "+".join(names[name] for name in owners) or "free"
     text = " ".join(run.word(tokens[index]) for index in sorted(tokens))
     shapes: list[object] = [
-        element("title", f"block {block}, {', '.join(map(visible, owners)) or free}: {visible(text)}"),
+        element("title", f"block {block}, {', '.join(map(visible, owners)) or 'free'}: {visible(text)}"),
         words(x, y + HEAD / 2, block, class_="tick"),
         words(x + size * place, y + HEAD / 2, whose, "end", class_="label"),
         rectangle(x, y + HEAD, size * place, BODY, class_="cell none"),
