@@ -21,7 +21,6 @@ from lfm2np.suite.schedulers.managed import ManagedScheduler
 from lfm2np.suite.schedulers.program_run import Run, Violation
 from lfm2np.suite.schedulers.programs import carry_out
 from lfm2np.suite.schedulers.schedule_text import read_schedule, schedule_text
-from lfm2np.teaching.drawings.schedule import schedule_page
 from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
