@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import secrets
 import shlex
@@ -24,7 +23,7 @@ from typing import Any, BinaryIO
 from lfm2np.errors import RequestError
 
 IS_WASM = sys.platform in ("emscripten", "wasi")
-HAS_PROCESSES = HAS_THREADS = not IS_WASM
+HAS_THREADS = not IS_WASM
 
 
 def cache_directory() -> Path:
@@ -58,13 +57,6 @@ def keep_freed_memory() -> bool:
         kept = mallopt(M_MMAP_THRESHOLD, LARGEST) or mallopt(M_MMAP_THRESHOLD, LARGEST_BEFORE)
         return bool(kept and mallopt(M_TRIM_THRESHOLD, MOST_KEPT))
     return False
-
-
-def trim_memory() -> None:
-    """Gives what is free back to the system, whatever is kept otherwise. Source: malloc_trim(3)."""
-    gc.collect()  # an exception that ended a thread's work keeps what its frames held, in a cycle
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 # --- child processes

@@ -13,7 +13,6 @@ LEAST = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "max_waiting_tokens": 0,
-    "num_host_blocks": 0,
 }
 
 
@@ -30,7 +29,6 @@ class SchedulerConfig:
     max_waiting_tokens: int = 20
     prefix_caching: bool = True
     watermark: float = 0.01  # share of the blocks that an admission leaves free, unless nothing runs
-    num_host_blocks: int = 0  # where preempted requests are swapped to; 0: they are computed again
     sliding_window: int | None = None  # positions that a row of a windowed layer sees, its own included; None: no pool
     num_window_blocks: int = 0  # of the pool of windowed layers: see window.py
 

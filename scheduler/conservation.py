@@ -69,10 +69,6 @@ def _check_requests(scheduler: Scheduler) -> None:
     waiting = [request for request in scheduler.requests.values() if is_queued(request)]
     waiting.sort(key=scheduler.policy.key)
     _require(scheduler.waiting == waiting, "the queue is out of order, or not of those that wait")
-    host = Counter(block for request in scheduler.requests.values() for block in request.host_blocks)
-    host_pool = scheduler.memory.host_pool
-    if host_pool is not None:
-        _require(dict(host) == {b: n for b, n in enumerate(host_pool.references) if n}, f"host blocks {host}")
 
 
 def _check_windows(scheduler: Scheduler, request: Request) -> None:

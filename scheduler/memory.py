@@ -1,8 +1,8 @@
-"""What requests hold: blocks, a state slot, host blocks. Each change that arrays must follow is a move, in order.
+"""What requests hold: blocks and a state slot. Each change that arrays must follow is a move, in order.
 
 A running request owns one slot (its live convolution state) and the blocks of its tables, those of windowed layers in
-a pool of their own (window.py); a swapped-out one owns host blocks; any other owns nothing. No rule of scheduling
-stands here: who runs, and who is preempted, scheduler.py says.
+a pool of their own (window.py); any other owns nothing. No rule of scheduling stands here: who runs, and who is
+preempted, scheduler.py says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class Memory:
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = config.block_size
         self.pool = BlockPool(config.num_blocks)
-        self.host_pool = BlockPool(config.num_host_blocks) if config.num_host_blocks else None
         self.windows = WindowBlocks(config)
         self.prefix_cache = PrefixCache(self.pool, self.windows, config.block_size, config.prefix_caching)
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
@@ -47,13 +46,7 @@ class Memory:
         request.block_table = (*hit, *(self._allocate() for _ in range(needed)))
         request.most_blocks = max(request.most_blocks, len(request.block_table))
         window_hit = self.windows.hit(self.prefix_cache.keys(request, len(hit)))
-        self.windows.enter(request, window_hit, len(request.block_table), moves)
-        if request.host_blocks:
-            pairs = zip(request.host_blocks, request.block_table, strict=False)
-            moves.extend(Move("load_block", host, block) for host, block in pairs)
-            moves.append(Move("load_state", request.host_blocks[-1], request.slot))
-            self.release_host_blocks(request)
-            return
+        self.windows.enter(request, window_hit, len(request.block_table))
         request.num_computed_tokens = len(hit) * self.block_size
         request.num_cached_tokens += request.num_computed_tokens
         if hit:
@@ -133,19 +126,6 @@ class Memory:
         child.most_blocks = len(child.block_table)
         return True
 
-    def swap_out(self, request: Request, moves: list[Move]) -> bool:
-        """Copies what was computed to host blocks; False, and no change, if there is nothing or no room."""
-        used = self.blocks_for(request.num_computed_tokens)
-        if self.host_pool is None or not 0 < used <= self.host_pool.num_free:
-            return False
-        request.host_blocks = tuple(self.host_pool.allocate()[0] for _ in range(used))
-        pairs = zip(request.block_table, request.host_blocks, strict=False)
-        moves.extend(Move("save_block", block, host) for block, host in pairs)
-        self.windows.save(request, moves)
-        assert request.slot is not None
-        moves.append(Move("save_state", request.slot, request.host_blocks[-1]))
-        return True
-
     def release(self, request: Request) -> None:
         """Slot and blocks of a running request."""
         assert request.slot is not None
@@ -154,11 +134,6 @@ class Memory:
         self.pool.release_table(request.block_table)
         request.block_table = ()
         self.windows.shrink(request, 0)
-
-    def release_host_blocks(self, request: Request) -> None:
-        if request.host_blocks and self.host_pool is not None:
-            self.host_pool.release_table(request.host_blocks)
-            request.host_blocks = ()
 
     def _allocate(self) -> int:
         block, evicted = self.pool.allocate()

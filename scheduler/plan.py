@@ -7,16 +7,10 @@ from typing import Literal
 
 MoveKind = Literal[
     "copy_block",  # block -> block: copy-on-write
-    "save_block",  # block -> host block: swap out
-    "load_block",  # host block -> block: swap in
+    "copy_window_block",  # the same in the pool of windowed layers
     "zero_state",  # -> slot: a request starts at position 0
     "restore_state",  # checkpoint of a block -> slot: a request starts after a prefix hit
     "copy_state",  # slot -> slot: fork
-    "save_state",  # slot -> host block: swap out
-    "load_state",  # host block -> slot: swap in
-    "copy_window_block",  # the three of blocks, in the pool of windowed layers; host blocks are those of both
-    "save_window_block",
-    "load_window_block",
 ]
 
 

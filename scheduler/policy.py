@@ -23,8 +23,6 @@ from typing import Any, Protocol
 from scheduler.plan import UnfinishedPlan
 from scheduler.request import Request
 
-UNLIMITED = 1 << 40  # steps
-
 
 class Step:
     """The step that is being planned, as a policy sees it. `scheduler`: a Scheduler, whose module imports this one.
@@ -81,15 +79,8 @@ class FirstComeFirstServed:
         step.run()
         step.admit()
 
-    def steps_alike(self) -> int:
-        """For how many steps in which only decodes run the rule of `plan` about the queue stays the same: see leap.py.
-
-        A class with a `plan` of its own says it anew; where it does not, no step is leapt over.
-        """
-        return UNLIMITED
-
     def skip(self, count: int) -> None:
-        """So many such steps were leapt over."""
+        """So many steps passed in which all that ran decoded, and nobody was let in."""
 
 
 class Priority(FirstComeFirstServed):
@@ -116,9 +107,6 @@ class PrefillFirst(FirstComeFirstServed):
         if not owed:
             step.run(prompts=False)  # what is left
         self._without_decodes = 0 if step.has_decodes else self._without_decodes + 1
-
-    def steps_alike(self) -> int:
-        return UNLIMITED
 
     def skip(self, count: int) -> None:
         self._without_decodes = 0
@@ -149,11 +137,6 @@ class WaitingServed(FirstComeFirstServed):
             step.run()
             self._waiting_tokens, self._must_decode = self._waiting_tokens + 1, False
 
-    def steps_alike(self) -> int:
-        """Until any request at all would be let in: that is another rule, and must fail once by itself."""
-        left = self.settings.max_waiting_tokens - self._waiting_tokens
-        return left if left >= 0 else UNLIMITED
-
     def skip(self, count: int) -> None:
         self._waiting_tokens, self._must_decode = self._waiting_tokens + count, False
 
@@ -176,9 +159,6 @@ class Static(FirstComeFirstServed):
             step.admit(beyond_budget=True)
         else:
             step.run(decodes=step.num_prefilling == 0)
-
-    def steps_alike(self) -> int:
-        return UNLIMITED
 
 
 def float32(value: float) -> float:

@@ -88,9 +88,9 @@ class PrefixCache:
 
     def publish(self, request: Request, before: int) -> None:
         """After the write: the blocks that became full since `before` computed tokens."""
-        if not self.enabled:
-            return
         first, last = before // self.block_size, request.num_computed_tokens // self.block_size
+        if not self.enabled or first == last:
+            return
         keys = self.keys(request, last)
         for index in range(first, last):
             block = request.block_table[index]

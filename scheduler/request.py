@@ -49,7 +49,6 @@ class Request:
     window_table: tuple[int, ...] = field(default=(), init=False)  # of windowed layers: see window.py
     block_keys: list[bytes] = field(default_factory=list, init=False)  # hash chain over the full blocks so far
     slot: int | None = field(default=None, init=False)  # its live convolution state, while it is running
-    host_blocks: tuple[int, ...] = field(default=(), init=False)  # where a swapped-out request waits
     forks: list[Request] = field(default_factory=list, init=False)  # split off once the prompt is computed
     awaits_split: bool = field(default=False, init=False)  # it is one of those, and in no queue
 

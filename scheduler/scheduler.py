@@ -1,7 +1,7 @@
 """schedule() says what the next step computes, update() what came of it; between the two the plan is in flight.
 
 add_drafts() may put guesses at the next tokens behind the known ones; update() takes those that were accepted.
-Progress is made in update() only: a step that fails can be abandoned, and nothing is published before it is written.
+Progress is made in update() only: nothing is published before it is written.
 A request that is aborted in flight keeps its blocks and its slot until update().
 """
 
@@ -11,7 +11,6 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from scheduler.blocked import Blocked, blocked_head
 from scheduler.config import SchedulerConfig
 from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
@@ -41,8 +40,6 @@ class Scheduler:
         self._pending: list[Move] = []  # of forks: done before the next step
         self._plan: BatchPlan | None = None
         self._in_flight: frozenset[str] = frozenset()
-        self._swapped_in_flight: list[Request] = []
-        self._blocked: Blocked | None = None  # set while a step of decodes that admitted nobody may repeat itself
 
     # --- requests come and go
 
@@ -114,11 +111,8 @@ class Scheduler:
         """The next step; empty if there is nothing to do. PlanError while the last plan is in flight."""
         self._require_no_plan("schedule()")
         step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
-        self._pending, self._blocked = [], None
-        only_decodes = not self._num_prefilling
+        self._pending = []
         self.policy.plan(Step(self, step))
-        if not only_decodes or step.admitted or step.preempted:
-            self._blocked = None
         plan = BatchPlan(
             self.step, tuple(step.moves), tuple(step.scheduled.values()), tuple(step.preempted), tuple(step.admitted)
         )
@@ -179,14 +173,12 @@ class Scheduler:
         step.budget -= count
 
     def _preempt(self, step: UnfinishedPlan, request: Request) -> None:
-        """Takes slot and blocks away; what was computed is swapped out if there is room, else computed again."""
+        """Takes slot and blocks away: what was computed is computed again."""
         dropped = step.scheduled.pop(request.request_id, None)
         if dropped is not None:
             step.budget += len(dropped.token_ids)
         if request.request_id in step.admitted:
             step.admitted.remove(request.request_id)
-        if self.memory.swap_out(request, step.moves):
-            self._swapped_in_flight.append(request)
         step.preempted.append(request.request_id)
         self._count_preemption(request)
         self._withdraw(request)
@@ -199,8 +191,7 @@ class Scheduler:
         """From running back to the queue."""
         self._leave_running(request)
         request.status = Status.PREEMPTED
-        if not request.host_blocks:
-            request.num_computed_tokens = 0
+        request.num_computed_tokens = 0
         self._queue(request)
 
     # --- admission
@@ -210,7 +201,6 @@ class Scheduler:
         if step.preempted:
             return
         if least > 1 and not self._enough_fit(least):
-            self._blocked = Blocked()
             return
         while self.waiting and self.memory.free_slots and (step.budget or beyond_budget):
             request = self.waiting[0]
@@ -231,9 +221,8 @@ class Scheduler:
 
     def _enter(self, step: UnfinishedPlan, request: Request, whole_prompts: bool) -> bool:
         """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
-        hit, reason = ((), "") if request.host_blocks else self.prefix_cache.find(request)
-        self._blocked = blocked_head(request, len(hit), reason)
-        start = request.num_computed_tokens if request.host_blocks else len(hit) * self.config.block_size
+        hit, reason = self.prefix_cache.find(request)
+        start = len(hit) * self.config.block_size
         rest = request.num_tokens - start
         if whole_prompts and step.admitted and rest > step.budget:
             return False
@@ -248,10 +237,8 @@ class Scheduler:
         if not windows.has_room(window_hit, missing, windows.watermark if self.running else 0):
             return False
         del self.waiting[0]
-        self._blocked = None
         self.memory.enter(request, hit, needed, step.moves)
-        if reason:
-            self.prefix_cache.count(request, hit, reason)
+        self.prefix_cache.count(request, hit, reason)
         request.status = Status.RUNNING
         self._num_prefilling += not request.is_decoding
         insort(self.running, request, key=self.policy.key)
@@ -271,7 +258,6 @@ class Scheduler:
         require_answers(plan, self.requests, tokens, errors)
         self._roll_back(plan, tokens)
         self._plan, self._in_flight = None, frozenset()
-        self._swapped_in_flight = []
         self.step += 1
         finished = [self.requests[name] for name in errors if name in self.requests]
         finished = [request for request in finished if not request.is_finished]
@@ -331,38 +317,19 @@ class Scheduler:
         if not self.memory.split(parent, child, self.policy.reserves, self._pending):
             self._queue(child)
             return False
-        child.awaits_split, self._blocked = False, None
+        child.awaits_split = False
         child.status = Status.RUNNING
         self._num_prefilling += not child.is_decoding
         insort(self.running, child, key=self.policy.key)
         return True
 
-    def abandon(self, plan: BatchPlan) -> None:
-        """The step did not complete: whatever was running is computed again, nothing of the step is published."""
-        if plan is not self._plan:
-            raise PlanError(f"abandon() for step {plan.step}, which is not in flight")
-        self._roll_back(plan, {})
-        self._plan, self._in_flight = None, frozenset()
-        self.step += 1
-        for entry in plan.scheduled:
-            request = self.requests[entry.request_id]
-            if request.is_finished:
-                self._finish(request)
-        for request in self._swapped_in_flight:
-            if request.host_blocks:
-                self.memory.release_host_blocks(request)
-                request.num_computed_tokens = 0
-        self._swapped_in_flight = []
-        for request in list(self.running):
-            self._withdraw(request)
-
     def _require_no_plan(self, call: str) -> None:
         if self._plan is not None:
-            raise PlanError(f"{call} while step {self._plan.step} is in flight: call update() or abandon() first")
+            raise PlanError(f"{call} while step {self._plan.step} is in flight: call update() first")
 
     @property
     def in_flight(self) -> BatchPlan | None:
-        """The plan between schedule() and update() or abandon()."""
+        """The plan between schedule() and update()."""
         return self._plan
 
     def awaits_moves(self, request: Request) -> bool:
@@ -375,7 +342,6 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         """Releases everything, or leaves that to update() while the request is in flight."""
-        self._blocked = None
         if is_queued(request):
             del self.waiting[bisect_left(self.waiting, self.policy.key(request), key=self.policy.key)]
         request.status = Status.FINISHED
@@ -383,7 +349,6 @@ class Scheduler:
             return
         if request.slot is not None:
             self._leave_running(request)
-        self.memory.release_host_blocks(request)
         for fork in request.forks:  # they lose the one that would have computed their prompt
             if not fork.is_finished:
                 self._queue(fork)
@@ -391,7 +356,7 @@ class Scheduler:
         del self.requests[request.request_id]
 
     def _queue(self, request: Request) -> None:
-        request.awaits_split, self._blocked = False, None
+        request.awaits_split = False
         insort(self.waiting, request, key=self.policy.key)
 
     def _leave_running(self, request: Request) -> None:

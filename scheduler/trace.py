@@ -1,13 +1,12 @@
 """A run as JSON lines: enough to replay it without the model, and to redraw it.
 
-    {"kind": "header", "version": 3, "config": {...}, ...}
+    {"kind": "header", "version": 4, "config": {...}, ...}
     {"kind": "add", "request": {...}, "forks": [{...}, ...]}
     {"kind": "finish", "request_id": "...", "reason": "abort" | "stop" | "error"}
     {"kind": "fork", "parent": "...", "child": {...}}
     {"kind": "preempt", "request_id": "..."}
     {"kind": "step", "plan": {...}, "drafts": {"id": [7, 9]}, "tokens": {"id": [7, 8]}, "errors": [...],
      "finished": {"id": "stop"}, "waiting": 3, "running": 5, "free_blocks": 17, "seconds": 0.01}
-    {"kind": "abandon", "plan": {...}, "drafts": {...}}
     {"kind": "detail", ...}: what the step before computed, for drawings; a replay passes it over
     {"kind": "end", "lines": 12}: that stand before it
 
@@ -33,7 +32,7 @@ from scheduler.plan import BatchPlan
 from scheduler.request import FinishReason, Request
 from scheduler.scheduler import Scheduler
 
-VERSION = 3
+VERSION = 4
 HEADER = {"kind", "version", "config"}
 MORE = {"checksums", "model", "numerics", "seed", "blas_kernel", FIELD}  # what a header may have beside these
 WINDOW = {"sliding_window", "num_window_blocks"}  # what the config of a model with windowed layers has beside the rest
@@ -88,10 +87,6 @@ class TraceWriter:
                 "seconds": seconds,
             }
         )
-
-    def abandon(self, plan: BatchPlan, drafts: Mapping[str, Sequence[int]]) -> None:
-        offered = {name: list(ids) for name, ids in drafts.items()}
-        self._write({"kind": "abandon", "plan": plan_as_json(plan), "drafts": offered})
 
     def detail(self, operations: Sequence[Mapping[str, Any]], texts: Mapping[int, str]) -> None:
         """After a step: what it computed, and the texts of tokens that no earlier line has."""
@@ -215,8 +210,8 @@ def _require_header(line: Mapping[str, Any]) -> bool:
     """Whether the lines have checksums."""
     kind, version = line.get("kind"), line.get("version")
     if kind != "header" or version != VERSION:
-        older = version in (1, 2) and kind == "header"
-        again = ", whose lines have checksums and an end: record the run again" if older else ""
+        older = type(version) is int and 0 < version < VERSION and kind == "header"
+        again = ": record the run again" if older else ""
         raise TraceError(f"kind {kind!r}, version {version!r}: expected header, {VERSION}{again}")
     _require_names("header", line, HEADER, MORE)
     _require_names("config", line["config"], {each.name for each in fields(SchedulerConfig)} - WINDOW, WINDOW)
@@ -255,15 +250,11 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay, plann
         result.requests += 1
     elif kind == "preempt":
         scheduler.preempt(line["request_id"])
-    elif kind in ("step", "abandon"):
+    elif kind == "step":
         plan = scheduler.add_drafts(scheduler.schedule(), line["drafts"])
         _require_equal("plan", plan_as_json(plan), line["plan"])
         planned(scheduler)
         result.preemptions += len(plan.preempted)
-        if kind == "abandon":
-            scheduler.abandon(plan)
-            ended(scheduler)
-            return
         finished = scheduler.update(plan, line["tokens"], line["errors"])
         _require_equal("finished", reasons(finished), line["finished"])
         _require_equal("free_blocks", scheduler.pool.num_free, line["free_blocks"])
@@ -274,7 +265,7 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay, plann
             result.outputs.setdefault(name, []).extend(ids)
             result.tokens += len(ids)
     elif kind != "detail":
-        raise TraceError(f"kind {kind!r}: expected add, finish, fork, preempt, step, abandon, detail or end")
+        raise TraceError(f"kind {kind!r}: expected add, finish, fork, preempt, step, detail or end")
 
 
 def _require_equal(what: str, replayed: object, recorded: object) -> None:

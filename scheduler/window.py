@@ -87,17 +87,13 @@ class WindowBlocks:
         assert self.pool is not None
         self.pool.require_writable(block)
 
-    def enter(self, request: Request, hit: tuple[int, ...], num_blocks: int, moves: list[Move]) -> None:
-        """The blocks of a hit, and new ones up to `num_blocks`; what was swapped out is loaded again."""
+    def enter(self, request: Request, hit: tuple[int, ...], num_blocks: int) -> None:
+        """The blocks of a hit, and new ones up to `num_blocks`."""
         if self.pool is None:
             return
         for block in held(hit):
             self.pool.share(block)
-        first = len(hit) or self.first_seen(request.num_computed_tokens if request.host_blocks else 0)
-        new = tuple(self.pool.allocate()[0] for _ in range(num_blocks - first))
-        request.window_table = (*(hit or (FREED,) * first), *new)
-        for host, block in zip(request.host_blocks[first:], new, strict=False):
-            moves.append(Move("load_window_block", host, block))
+        request.window_table = (*hit, *(self.pool.allocate()[0] for _ in range(num_blocks - len(hit))))
 
     def can_grow(self, request: Request, stop: int) -> bool:
         return self.pool is None or self._missing(request, stop) + self.is_shared(request) <= self.pool.num_free
@@ -160,12 +156,6 @@ class WindowBlocks:
         if self.pool is not None:
             self.pool.release_table(held(request.window_table[num_blocks:]))
             request.window_table = request.window_table[:num_blocks]
-
-    def save(self, request: Request, moves: list[Move]) -> None:
-        """Each block goes to the host block of the same positions."""
-        for block, host in zip(request.window_table, request.host_blocks, strict=False):
-            if block != FREED:
-                moves.append(Move("save_window_block", block, host))
 
 
 def held(table: Sequence[int]) -> tuple[int, ...]:

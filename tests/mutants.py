@@ -49,8 +49,8 @@ FILES = [
     *sorted(
         str(path.relative_to(TOP))
         for path in (TOP / "scheduler").glob("*.py")
-        # no behaviour; a measurement; what only simulations call: see tests/scheduler/test_leap.py
-        if path.name not in ("__init__.py", "benchmark.py", "leap.py", "blocked.py")
+        # no behaviour; a measurement
+        if path.name not in ("__init__.py", "benchmark.py")
     ),
     *(
         f"lfm2np/{name}.py"

@@ -35,7 +35,6 @@ class Run:
             "max_num_batched_tokens": self.choice.choice([1, 2, 3, 7, 16, 64, 500]),
             "policy": self.choice.choice(sorted(POLICIES)),
             "prefix_caching": self.choice.random() < 0.7,
-            "num_host_blocks": self.choice.choice([0, 0, 20]),
             "check": True,
         }
         self.engine = Engine(model, on_logits=self.keep, **(chosen | options))  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ from lfm2np.oracle.engines.records_json import ANSWER_FIELDS, FIELDS, SAMPLING
 from lfm2np.oracle.vectors.set_files import DOCUMENT, PACKAGED, TENSORS, packaged_set
 from lfm2np.suite.strategies.tiny_models import loaded
 from scheduler import POLICIES, FinishReason
-from scheduler.checksum import sealed
 from scheduler.plan import MoveKind
 from scheduler.trace import VERSION
 
@@ -60,7 +59,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         file = io.StringIO()
         return Engine(model, block_size=4, drafter=NgramDrafter(), trace=file, **sizes), file
 
-    cramped, cramped_file = begun(num_blocks=14, num_host_blocks=20, prefix_caching=False)  # requests are swapped
+    cramped, cramped_file = begun(num_blocks=14, prefix_caching=False)  # requests are preempted
     for name in "abc":
         cramped.add_request(name, "copy: tivu zo sa di ->", greedy)
     roomy, roomy_file = begun(num_blocks=60, max_num_batched_tokens=24, policy="priority")
@@ -75,7 +74,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     roomy.fork("a", "child")
     roomy.abort("again")
     windows_file = io.StringIO()
-    windows = Engine(windowed, block_size=2, num_blocks=12, num_host_blocks=20, trace=windows_file)
+    windows = Engine(windowed, block_size=2, num_blocks=12, trace=windows_file)
     for name in "xyz":
         windows.add_request(name, [5, 17, 3, 3, 9], greedy)
     windows.step()
@@ -84,8 +83,6 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         while engine.has_unfinished:
             engine.step()
         records += [json.loads(line) for line in file.getvalue().splitlines()]
-    plan = next(line["plan"] for line in records if line["kind"] == "step")
-    records.append(sealed({"kind": "abandon", "plan": plan, "drafts": {"a": [7]}}))  # as TraceWriter.abandon writes it
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     arguments = ["generate", "--chat", "sort: 3 1", "--chat", "add: 3 + 4", "--max-tokens", "3"]
     assert main([*arguments, "--trace", str(path), "--trace-detail"]) == 0

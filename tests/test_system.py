@@ -10,12 +10,10 @@ import pytest
 
 from lfm2np import system
 from lfm2np.arithmetic import pieces
-from lfm2np.checkpoint.text import chat_sandbox
-from lfm2np.errors import TokenizerError
 
 
-def test_here_there_are_processes_and_threads() -> None:
-    assert (system.IS_WASM, system.HAS_PROCESSES, system.HAS_THREADS) == (False, True, True)
+def test_here_there_are_threads() -> None:
+    assert (system.IS_WASM, system.HAS_THREADS) == (False, True)
 
 
 def test_without_threads_the_caller_computes_all_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,26 +30,6 @@ def test_the_c_library_of_a_browser_is_not_asked(monkeypatch: pytest.MonkeyPatch
     assert not system.keep_freed_memory()
 
 
-def test_without_processes_a_chat_template_is_rendered_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    template = "{% for message in messages %}{{ message.content }};{% endfor %}"
-    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-
-    def rendered(source: str) -> str:
-        return chat_sandbox.render_template(source, messages, {}, "chat_template.jinja")
-
-    expected = rendered(template)
-    monkeypatch.setattr(system, "HAS_PROCESSES", False)
-    for name in ("_ask_worker", "_ask_once"):
-        monkeypatch.setattr(chat_sandbox, name, lambda _: pytest.fail("a process was asked for"))
-    assert rendered(template) == expected == "a;b;"
-    with pytest.raises(
-        TokenizerError, match=r"chat_template\.jinja: the chat template failed: line 1: unexpected 'end"
-    ):
-        rendered("{{")
-    with pytest.raises(TokenizerError, match="unsafe"):
-        rendered("{{ ''.__class__.__mro__ }}")
-
-
 def test_a_program_for_a_browser_computes_the_same_tokens() -> None:
     """The flags as they are there, before anything of the package is imported; a process can't be started."""
     program = """
@@ -65,7 +43,7 @@ def test_a_program_for_a_browser_computes_the_same_tokens() -> None:
     import lfm2np
     from lfm2np import system
     from lfm2np.arithmetic import pieces
-    assert not system.HAS_PROCESSES and not system.HAS_THREADS and pieces.THREADS == 1
+    assert not system.HAS_THREADS and pieces.THREADS == 1
     print(lfm2np.load().generate("sort: 3 1 2 ->").text)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)

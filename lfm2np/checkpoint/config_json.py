@@ -1,9 +1,15 @@
-"""`ModelConfig` from config.json: old and new spellings, the effective feed-forward width, refusals instead of guesses.
+"""`ModelConfig` from config.json: one table of keys, old and new spellings, refusals instead of guesses.
 
-Source: transformers models/lfm2, Lfm2Config and Lfm2MLP, and models/lfm2_moe, Lfm2MoeConfig, Lfm2MoeTopKRouter and
-Lfm2MoeSparseMoeBlock. Absent keys take the defaults of the model_type's class; keys that change nothing in the
-computation are ignored; a key that asks for another computation, or two keys that contradict each other where
-transformers would silently ignore one, raise ConfigError.
+Source: transformers 5.24, models/lfm2 (Lfm2Config, Lfm2MLP), models/lfm2_moe (Lfm2MoeConfig, Lfm2MoeTopKRouter,
+Lfm2MoeSparseMoeBlock), models/lfm3 (Lfm3Config, Lfm3RotaryEmbedding), models/lfm2_vl and models/lfm3_vl. Absent keys
+take the defaults of the model_type's class. A key that asks for another computation, or two keys that contradict each
+other where transformers would silently ignore one, raise ConfigError; keys that nobody knows are one warning.
+
+Released LFM3 checkpoints label the rotation of full attention "default" beside a partial_rotary_factor of 0.5. What was
+trained is the "proportional" rotation, in which so many pairs of a head turn; transformers ignores the factor under
+"default", and turns all. Here such an entry is proportional whatever its label, unless the reading is "transformers".
+Of an entry of sliding attention nobody says that something else was trained: it is read as transformers reads it.
+Source of what was trained: NVIDIA NeMo AutoModel, components/models/lfm3, which relabels the entry.
 """
 
 from __future__ import annotations
@@ -14,44 +20,76 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.config_keys import unread_keys
-from lfm2np.checkpoint.lfm3 import default_layer_types, lfm3_fields
 from lfm2np.checkpoint.packed.quantization_config import without_settings
 from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require, require_done
-from lfm2np.checkpoint.vision_language import language_config
 from lfm2np.errors import ConfigError
 from lfm2np.truth.config import (
     ATTENTION,
     CONV,
     LAYER_TYPES,
     MODEL_TYPES,
+    SLIDING,
     MixtureConfig,
     ModelConfig,
     require_layer_types,
 )
-from lfm2np.truth.config_values import SIZES, require_bool, require_real, require_size
+from lfm2np.truth.config_values import require_bool, require_real, require_size
 from lfm2np.values import same, show_json
 
-ONLY: dict[str, tuple[object, ...]] = {
-    # Keys that would change the computation, and the values under which they don't; absent is fine.
-    "block_use_swiglu": (True, None),
-    "use_pos_enc": (True, None),
-    "sliding_window": (None,),
-    "use_sliding_window": (False, None),
-    "hidden_act": ("silu", None),
-    "hidden_activation": ("silu", None),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "partial_rotary_factor": (None, 1.0, 1),
-    "is_causal": (True,),  # transformers 5.24 attends both ways under false
-    "use_bidirectional_attention": (False, None),
-    "is_encoder_decoder": (False, None),
-    "quantization_config": (None,),
-    "compression_config": (None,),
-    "per_layer_config": (None,),
+READINGS = ("trained", "transformers")  # of the label "default" beside a partial_rotary_factor
+_Raw = Mapping[str, object]
+
+
+def optional_id(key: str, value: object) -> int | None:
+    require(value is None or type(value) is int, key, value, "an integer or null")
+    return value  # type: ignore[return-value]
+
+
+def token_ids(key: str, value: object) -> tuple[int, ...]:
+    ids = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+    require(all(type(token_id) is int for token_id in ids), key, value, "an integer, a list of integers or null")
+    return tuple(dict.fromkeys(ids))
+
+
+def optional_size(key: str, value: object) -> int | None:
+    return None if value is None else require_size(key, value)
+
+
+Read = Callable[[str, object], Any]
+NONE = object()  # no such key, or one from which the field follows in another way
+KEYS: dict[str, tuple[str, Read, object, object, object]] = {
+    # key: field of ModelConfig, how it is checked, default of an lfm2, an lfm2_moe, an lfm3
+    "vocab_size": ("vocab_size", require_size, 65_536, 65_536, 128_000),
+    "hidden_size": ("hidden_size", require_size, 2560, 2048, 2048),
+    "num_hidden_layers": ("num_hidden_layers", require_size, 32, 32, 24),
+    "num_attention_heads": ("num_attention_heads", require_size, 32, 32, 16),
+    "num_key_value_heads": ("num_key_value_heads", require_size, 8, 8, 4),
+    "head_dim": ("head_dim", require_size, NONE, NONE, 128),  # see _head_dim
+    "intermediate_size": ("feed_forward_size", require_size, NONE, 7168, 7680),  # see effective_width
+    "conv_L_cache": ("conv_L_cache", require_size, 3, 3, 7),
+    "conv_bias": ("conv_bias", require_bool, False, False, False),
+    "norm_eps": ("norm_eps", require_real, 1e-5, 1e-5, 1e-5),
+    "max_position_embeddings": ("max_position_embeddings", require_size, 128_000, 128_000, 128_000),
+    "tie_word_embeddings": ("tie_word_embeddings", require_bool, True, True, True),
+    "bos_token_id": ("bos_token_id", optional_id, 1, 1, 124_894),
+    "eos_token_id": ("eos_token_ids", token_ids, 2, 2, 124_900),
+    "pad_token_id": ("pad_token_id", optional_id, 0, 0, 124_893),
+    "sliding_window": ("sliding_window", optional_size, NONE, NONE, 256),
+    "use_sandwich_norm": ("use_sandwich_norm", require_bool, NONE, NONE, True),
+    "use_attention_gate": ("use_attention_gate", require_bool, NONE, NONE, True),
+    "attention_bias": ("attention_bias", require_bool, NONE, NONE, False),
 }
-ECHOES: dict[str, str] = {
-    # Old, redundant keys that transformers ignores: they must repeat the key that counts.
+MIXTURE_KEYS: dict[str, tuple[Read, object]] = {  # of an lfm2_moe: how each is checked, and the default
+    "num_experts": (require_size, 32),
+    "num_experts_per_tok": (require_size, 4),
+    "moe_intermediate_size": (require_size, 1792),
+    "num_dense_layers": (require_size, 2),
+    "use_expert_bias": (require_bool, True),
+    "norm_topk_prob": (require_bool, True),
+    "routed_scaling_factor": (require_real, 1.0),
+}
+REPLACED = {"tie_word_embeddings": "tie_embedding", "intermediate_size": "block_ff_dim"}  # the second counts
+ECHOES = {  # old, redundant keys that transformers ignores: they must repeat the field that counts
     "block_dim": "hidden_size",
     "conv_dim": "hidden_size",
     "conv_dim_out": "hidden_size",
@@ -61,88 +99,99 @@ ECHOES: dict[str, str] = {
     "rms_norm_eps": "norm_eps",
     "theta": "rope_theta",
 }
-MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe only
-LFM3_ONLY: dict[str, tuple[object, ...] | None] = {  # the same of an lfm3; None: as it likes
-    "sliding_window": None,
-    "attention_bias": None,
-    "use_sliding_window": (True, None),
-}
-LFM2_CLASSES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration")  # the last: its text part
-CAUSAL = {  # the classes that a config.json may name, by its model_type
-    "lfm2": LFM2_CLASSES,
-    "lfm2_moe": LFM2_CLASSES,
-    "lfm3": ("Lfm3ForCausalLM", "Lfm3VlForConditionalGeneration"),
-}
-LFM2_DEFAULTS = {
-    "vocab_size": 65_536,
-    "hidden_size": 2560,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "conv_L_cache": 3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-DEFAULTS = {  # of absent keys: transformers Lfm2Config, Lfm2MoeConfig, Lfm3Config
-    "lfm2": LFM2_DEFAULTS,
-    "lfm2_moe": LFM2_DEFAULTS | {"hidden_size": 2048, "intermediate_size": 7168},
-    "lfm3": {
-        "vocab_size": 128_000,
-        "hidden_size": 2048,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "intermediate_size": 7680,
-        "conv_L_cache": 7,
-        "bos_token_id": 124_894,
-        "eos_token_id": 124_900,
-        "pad_token_id": 124_893,
-    },
-}
-MIXTURE_KEYS: dict[
-    str, tuple[Callable[[str, object], object], object]
-] = {  # of an lfm2_moe: how each is checked, and Lfm2MoeConfig's default
-    "num_experts": (require_size, 32),
-    "num_experts_per_tok": (require_size, 4),
-    "moe_intermediate_size": (require_size, 1792),
-    "num_dense_layers": (require_size, 2),
-    "use_expert_bias": (require_bool, True),
-    "norm_topk_prob": (require_bool, True),
-    "routed_scaling_factor": (require_real, 1.0),
+OFF, ANY = (False, None), None
+ONE = (None, 1.0, 1)
+ONLY: dict[str, tuple[tuple[object, ...] | None, ...]] = {
+    # Keys that would change the computation, and the values under which they don't in an lfm2, an lfm2_moe, an lfm3;
+    # absent is fine. ANY: the key is read, or changes nothing.
+    "block_use_swiglu": ((True, None),) * 3,
+    "use_pos_enc": ((True, None),) * 3,
+    "sliding_window": ((None,), (None,), ANY),
+    "use_sliding_window": (OFF, OFF, (True, None)),
+    "hidden_act": (("silu", None),) * 3,
+    "hidden_activation": (("silu", None),) * 3,
+    "attention_bias": (OFF, OFF, ANY),
+    "mlp_bias": (OFF,) * 3,
+    "partial_rotary_factor": (ONE,) * 3,
+    "is_causal": ((True,),) * 3,  # transformers 5.24 attends both ways under false
+    "use_bidirectional_attention": (OFF,) * 3,
+    "is_encoder_decoder": (OFF,) * 3,
+    "quantization_config": ((None,),) * 3,
+    "compression_config": ((None,),) * 3,
+    "per_layer_config": ((None,),) * 3,
+    "num_experts": ((0, None), ANY, (0, None)),
+    "num_local_experts": ((0, None), ANY, (0, None)),
+    "full_attn_idxs": (ANY, ANY, (None,)),
+    "block_ff_dim": (ANY, ANY, (None,)),
+    "block_multiple_of": (ANY, ANY, (None,)),
+    "block_auto_adjust_ff_dim": (ANY, OFF, (None,)),
+    "block_ffn_dim_multiplier": (ANY, ONE, (None,)),
 }
 OF_ROUTERS = (  # a key with one of these is about them, as other families' configs show
     *("expert", "rout", "moe", "topk", "scor", "n_group", "gate_"),
     *("dense_replace", "sparse_step", "mlp_only"),
 )
 NOT_OF_ROUTERS = ("num_local_experts", "output_router_logits", "router_aux_loss_coef")  # the last two for training
-DENSE_ONLY: dict[str, tuple[object, ...]] = {
-    # Lfm2Config's adjustment of the feed-forward's width, which Lfm2MoeConfig does not know, and where it does nothing.
-    "block_auto_adjust_ff_dim": (False, None),
-    "block_ffn_dim_multiplier": (None, 1.0, 1),
+LFM2_CLASSES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration")  # the last: its text part
+CAUSAL = {  # the classes that a config.json may name, by its model_type
+    "lfm2": LFM2_CLASSES,
+    "lfm2_moe": LFM2_CLASSES,
+    "lfm3": ("Lfm3ForCausalLM", "Lfm3VlForConditionalGeneration"),
+}
+LANGUAGE_MODEL = {"lfm2_vl": "lfm2", "lfm3_vl": "lfm3"}  # model_type -> that of its text_config
+OF_BOTH = (  # keys beside text_config that are about the language model, too
+    *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "tie_embedding", "dtype", "torch_dtype"),
+    *("quantization", "quantization_config", "compression_config", "architectures", "auto_map"),
+)
+LABEL_IN_DOUBT = {ATTENTION: "is_rope_relabelled", SLIDING: "is_sliding_factor_ignored"}  # fields of ModelConfig
+DEFAULT_ROPES: dict[str, dict[str, object]] = {  # of an lfm3
+    ATTENTION: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
 }
 READ = {  # all keys that count
-    *(*SIZES, *ONLY, *ECHOES, *MIXTURE_KEYS, *DENSE_ONLY, "num_local_experts"),
-    *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "layer_types", "full_attn_idxs"),
-    *("head_dim", "conv_bias", "norm_eps", "rope_theta", "rope_parameters", "rope_scaling", "tie_embedding"),
-    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "intermediate_size", "block_ff_dim"),
-    *("block_multiple_of", "use_sandwich_norm", "use_attention_gate"),
+    *(*KEYS, *MIXTURE_KEYS, *REPLACED.values(), *ECHOES, *ONLY, "model_type", "architectures", "auto_map"),
+    *("dtype", "torch_dtype", "layer_types", "rope_theta", "rope_parameters", "rope_scaling"),
 }
-_Raw = Mapping[str, object]
+IGNORED: dict[str, tuple[str, ...]] = {  # that say nothing of the network, by the reason
+    "how weights were drawn before training": (
+        *("initializer_range", "block_mlp_init_scale", "block_out_init_scale"),
+        *("block_use_xavier_init", "conv_use_xavier_init"),
+    ),
+    "for training only": (
+        *("attention_dropout", "hidden_dropout", "dropout", "router_aux_loss_coef", "output_router_logits"),
+        *("gradient_checkpointing", "unsloth_fixed", "unsloth_version"),
+    ),
+    "what transformers' classes do besides": (
+        *("_name_or_path", "name_or_path", "transformers_version", "_attn_implementation_autoset", "torchscript"),
+        *("_attn_implementation", "attn_implementation", "_experts_implementation", "use_cache", "return_dict"),
+        *("output_attentions", "output_hidden_states", "chunk_size_feed_forward", "problem_type", "id2label"),
+        *("label2id", "tokenizer_class", "prefix", "task_specific_params", "finetuning_task", "pruned_heads"),
+        *("tf_legacy_loss", "use_bfloat16", "add_cross_attention", "cross_attention_hidden_size", "is_decoder"),
+        *("tie_encoder_decoder", "decoder_start_token_id", "sep_token_id", "image_token_id"),
+    ),
+    "how transformers generates, which a request says": (
+        *("do_sample", "temperature", "top_k", "top_p", "typical_p", "min_length", "max_length", "num_beams"),
+        *("num_beam_groups", "diversity_penalty", "repetition_penalty", "length_penalty", "early_stopping"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences"),
+        *("output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id"),
+        *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
+    ),
+    "read elsewhere": ("quantization", "quantization_config", "compression_config"),  # by packed/
+}
 
 
 def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     """ModelConfig of a checkpoint's directory; the eos ids are config.json's, then generation_config.json's.
 
-    rope  how an LFM3's partial rotation that is labelled "default" is read, one of lfm3.READINGS
+    rope  how an LFM3's partial rotation that is labelled "default" is read, one of READINGS
 
     What config.json says of quantised tensors is read by packed/: it is no property of the model.
     """
     path = directory / "config.json"
     raw = without_settings(language_config_of(path), str(path))
     config = parse_config(raw, str(path), rope)
-    if unread := unread_keys(raw, READ):
+    known = READ.union(*IGNORED.values())
+    if unread := sorted(key for key, value in raw.items() if value is not None and key not in known):
         warnings.warn(
             f"{path}: {', '.join(unread)}: not read, as no published config of these models has such keys", stacklevel=2
         )
@@ -151,15 +200,31 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     generation = directory / "generation_config.json"
     if not is_present(generation, ConfigError):
         return config
-    more = _eos_ids(read_object(generation, ConfigError), str(generation), None)
     with naming(generation):
+        more = token_ids("eos_token_id", read_object(generation, ConfigError).get("eos_token_id"))
         return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
 
 
-def language_config_of(path: Path) -> Mapping[str, object]:
-    """config.json, or of a model that also sees its language model's part."""
+def language_config_of(path: Path) -> _Raw:
+    """config.json; of a model that also sees, text_config with what stands above it for both parts."""
     with naming(path):
-        return language_config(read_object(path, ConfigError))
+        whole = read_object(path, ConfigError)
+        model_type = whole.get("model_type")
+        if not isinstance(model_type, str) or model_type not in LANGUAGE_MODEL:
+            return whole
+        text, kind = whole.get("text_config"), LANGUAGE_MODEL[model_type]
+        if not isinstance(text, dict):
+            raise ConfigError(f"text_config: {show_json(text)}, expected an object with the config of an {kind}")
+        its_type = text.get("model_type", kind)
+        require(its_type in (kind, "lfm2_moe"), "text_config.model_type", its_type, repr(kind))
+        above = {key: whole[key] for key in OF_BOTH if whole.get(key) is not None}
+        inside = {k: value for k, value in text.items() if value is not None and k not in ("architectures", "auto_map")}
+        return {"model_type": kind, **above, **inside}
+
+
+def is_vision_language(directory: Path) -> bool:
+    path = directory / "config.json"
+    return is_present(path, ConfigError) and read_object(path, ConfigError).get("model_type") in LANGUAGE_MODEL
 
 
 def reading_of(config: ModelConfig) -> str:
@@ -179,46 +244,67 @@ def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
     """ModelConfig from the parsed config.json; `source` names the file in ConfigErrors; `rope` as in load_config."""
     with naming(source):
         _require_known(raw)
-        config = _build(raw, source, rope)
-        for key, name in (ECHOES | (MIXTURE_ECHOES if config.mixture else {})).items():
+        fields = _fields(raw, rope)
+        config = ModelConfig(**fields)
+        # An lfm2_moe ignores this one, of which an lfm2's width is made.
+        echoes = ECHOES | ({"block_ff_dim": "feed_forward_size"} if config.mixture else {})
+        for key, name in echoes.items():
             value, meant = raw.get(key), getattr(config, name)
             require(value is None or same(value, meant), key, value, f"{name}={meant}")
         return config
 
 
-def _build(raw: _Raw, source: str, rope: str) -> ModelConfig:
-    """Of an LFM2 the head's size follows from the hidden size, and the width is adjusted; of an LFM3 neither."""
+def _require_known(raw: _Raw) -> None:
+    model_type = raw.get("model_type")
+    require(model_type in MODEL_TYPES, "model_type", model_type, f"one of {', '.join(MODEL_TYPES)}")
+    _require_causal(raw)
+    for key, by_type in ONLY.items():
+        allowed = by_type[MODEL_TYPES.index(str(model_type))]
+        if allowed is not ANY and key in raw:
+            expected = f"{show_json(allowed[0])} or no such key in an {model_type}"
+            require_done(any(same(raw[key], value) for value in allowed), key, raw[key], expected)
+    for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file
+        require(isinstance(raw.get(key), str | None), key, raw.get(key), "a string or null")
+
+
+def _require_causal(raw: _Raw) -> None:
+    """Published encoders say lfm2, too, with a class that looks ahead in attention and convolution."""
+    classes = raw.get("architectures")
+    is_list = classes is None or isinstance(classes, list | tuple)
+    require(is_list, "architectures", classes, "a list of class names or null")
+    causal = CAUSAL[str(raw["model_type"])]
+    expected = f"one of {', '.join(causal)}, for model_type {show_json(raw['model_type'])}"
+    for name in classes or ():  # type: ignore[attr-defined]
+        of_another_type = any(name in classes_of_type for classes_of_type in CAUSAL.values())
+        why = "" if of_another_type else ": lfm2np computes no encoder"
+        require(name in causal, "architectures", name, expected + why)
+    beside = f"{expected} in architectures beside it: the code that it names may compute anything"
+    require(bool(classes) or not raw.get("auto_map"), "auto_map", raw.get("auto_map"), beside)
+
+
+def _fields(raw: _Raw, rope: str) -> dict[str, Any]:
+    """Of ModelConfig, by the tables."""
     model_type = str(raw["model_type"])
-    defaults = DEFAULTS[model_type]
-    sizes: dict[str, Any] = {key: _size(raw, key, default) for key, default in defaults.items() if key in SIZES}
-    width = sizes.pop("intermediate_size") if "intermediate_size" in sizes else effective_width(raw)
-    if "head_dim" not in sizes:
-        sizes["head_dim"] = _head_dim(raw, sizes["hidden_size"], sizes["num_attention_heads"])
-    layer_types = _layer_types(raw, sizes["num_hidden_layers"])
-    more = lfm3_fields(raw, layer_types, rope) if model_type == "lfm3" else {"rope_theta": _rope_theta(raw)}
-    tie_key = "tie_embedding" if "tie_embedding" in raw else "tie_word_embeddings"
-    return ModelConfig(
-        model_type=model_type,
-        feed_forward_size=width,
-        conv_bias=require_bool("conv_bias", raw.get("conv_bias", False)),
-        layer_types=layer_types,
-        norm_eps=require_real("norm_eps", raw.get("norm_eps", 1e-5)),
-        max_position_embeddings=_size(raw, "max_position_embeddings", 128_000),
-        tie_word_embeddings=require_bool(tie_key, raw.get(tie_key, True)),
-        bos_token_id=_optional_id(raw, "bos_token_id", defaults["bos_token_id"]),
-        eos_token_ids=_eos_ids(raw, source, defaults["eos_token_id"]),
-        pad_token_id=_optional_id(raw, "pad_token_id", defaults["pad_token_id"]),
-        mixture=parse_mixture(raw) if model_type == "lfm2_moe" else None,
-        **sizes,
-        **more,
-    )
+    fields: dict[str, Any] = {"model_type": model_type}
+    for key, (field, read, *defaults) in KEYS.items():
+        if (default := defaults[MODEL_TYPES.index(model_type)]) is not NONE:
+            spelled = REPLACED.get(key, key) if key == "tie_word_embeddings" and REPLACED[key] in raw else key
+            fields[field] = read(spelled, raw.get(spelled, default))
+    fields["layer_types"] = _layer_types(raw, fields["num_hidden_layers"])
+    if model_type == "lfm3":
+        return fields | _rotations(raw, fields["layer_types"], rope)
+    fields["rope_theta"] = _rope_theta(raw)
+    fields["head_dim"] = _head_dim(raw, fields["hidden_size"], fields["num_attention_heads"])
+    if model_type == "lfm2_moe":
+        return fields | {"mixture": _mixture(raw)}
+    return fields | {"feed_forward_size": effective_width(raw)}
 
 
 def effective_width(raw: _Raw) -> int:
-    """Rows of w1: multiplier and rounding act only inside the adjustment. Source: transformers Lfm2MLP.__init__."""
-    key = "block_ff_dim" if "block_ff_dim" in raw else "intermediate_size"
-    width = _size(raw, key, 12288)
-    multiple = _size(raw, "block_multiple_of", 256)
+    """Rows of w1 of an lfm2: multiplier and rounding act only inside the adjustment. Source: Lfm2MLP.__init__."""
+    key = REPLACED["intermediate_size"] if REPLACED["intermediate_size"] in raw else "intermediate_size"
+    width = require_size(key, raw.get(key, 12288))
+    multiple = require_size("block_multiple_of", raw.get("block_multiple_of", 256))
     multiplier = raw.get("block_ffn_dim_multiplier", 1.0)
     if multiplier is not None:
         multiplier = require_real("block_ffn_dim_multiplier", multiplier, integers=True)
@@ -231,54 +317,21 @@ def effective_width(raw: _Raw) -> int:
     return width
 
 
-def parse_mixture(raw: _Raw) -> MixtureConfig:
+def _mixture(raw: _Raw) -> MixtureConfig:
     for key in raw:
         if key not in (*MIXTURE_KEYS, *NOT_OF_ROUTERS) and any(part in key for part in OF_ROUTERS):
             known = f"expected one of {list(MIXTURE_KEYS)}"
             raise ConfigError(f"{show_json(key)}: {show_json(raw[key])}: not a key of LFM2's router, {known}")
-    for key, allowed in DENSE_ONLY.items():
-        is_right = key not in raw or any(same(raw[key], value) for value in allowed)
-        require(is_right, key, raw.get(key), f"{show_json(allowed[0])} or no such key in an lfm2_moe")
-    fields: dict[str, Any] = {key: check(key, raw.get(key, value)) for key, (check, value) in MIXTURE_KEYS.items()}
+    fields: dict[str, Any] = {key: read(key, raw.get(key, default)) for key, (read, default) in MIXTURE_KEYS.items()}
     mixture, local = MixtureConfig(**fields), raw.get("num_local_experts")
     is_right = local is None or same(local, mixture.num_experts)
     require(is_right, "num_local_experts", local, f"num_experts={mixture.num_experts}")
     return mixture
 
 
-def _require_known(raw: _Raw) -> None:
-    model_type = raw.get("model_type")
-    require(model_type in MODEL_TYPES, "model_type", model_type, f"one of {', '.join(MODEL_TYPES)}")
-    _require_causal(raw)
-    for key, allowed in (ONLY | (LFM3_ONLY if model_type == "lfm3" else {})).items():
-        if allowed is not None:
-            is_done = key not in raw or any(same(raw[key], value) for value in allowed)
-            require_done(is_done, key, raw.get(key), f"{show_json(allowed[0])} or no such key")
-    for key in ("num_experts", "num_local_experts") if model_type != "lfm2_moe" else ():
-        is_right = raw.get(key) is None or same(raw[key], 0)
-        require(is_right, key, raw.get(key), "no such key, or model_type 'lfm2_moe'")
-    for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file
-        require(isinstance(raw.get(key), str | None), key, raw.get(key), "a string or null")
-
-
-def _require_causal(raw: _Raw) -> None:
-    """Published encoders say lfm2, too, with a class that looks ahead in attention and convolution."""
-    classes = raw.get("architectures")
-    if classes is not None and not isinstance(classes, list | tuple):
-        raise ConfigError(f"architectures: {show_json(classes)}, expected a list of class names or null")
-    causal = CAUSAL[str(raw["model_type"])]
-    expected = f"one of {', '.join(causal)}, for model_type {show_json(raw['model_type'])}"
-    for name in classes or ():
-        of_another_type = any(name in classes_of_type for classes_of_type in CAUSAL.values())
-        why = "" if of_another_type else ": lfm2np computes no encoder"
-        require(name in causal, "architectures", name, expected + why)
-    beside = f"{expected} in architectures beside it: the code that it names may compute anything"
-    require(bool(classes) or not raw.get("auto_map"), "auto_map", raw.get("auto_map"), beside)
-
-
 def _head_dim(raw: _Raw, hidden_size: int, heads: int) -> int:
     if raw.get("head_dim") is not None:  # null: as absent
-        return _size(raw, "head_dim", 0)
+        return require_size("head_dim", raw["head_dim"])
     expected = f"a multiple of num_attention_heads={heads}, or head_dim"
     require(hidden_size % heads == 0, "hidden_size", hidden_size, expected)
     return hidden_size // heads
@@ -286,33 +339,37 @@ def _head_dim(raw: _Raw, hidden_size: int, heads: int) -> int:
 
 def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
     """layer_types, or what full_attn_idxs means; attention everywhere without either, as in transformers."""
-    indices = raw.get("full_attn_idxs")
-    from_indices: tuple[str, ...] | None = None
-    if indices is not None:
-        if not isinstance(indices, list | tuple) or not all(type(i) is int for i in indices):
-            raise ConfigError(f"full_attn_idxs: {show_json(indices)}, expected a list of integers or null")
-        for index in indices:
-            require(0 <= index < layers, "full_attn_idxs", index, f"0 to num_hidden_layers-1={layers - 1}")
-        require(len(set(indices)) == len(indices), "full_attn_idxs", indices, "no index twice")
-        from_indices = tuple(ATTENTION if i in set(indices) else CONV for i in range(layers))
-    named = raw.get("layer_types")
-    if named is None and raw["model_type"] == "lfm3":
-        return default_layer_types(layers)
-    if named is None and from_indices is None and raw["model_type"] == "lfm2_moe":
-        raise ConfigError("layer_types: absent, expected a list of layer types (lfm2_moe has no default)")
+    model_type, named, indices = str(raw["model_type"]), raw.get("layer_types"), raw.get("full_attn_idxs")
+    from_indices = None if indices is None else _types_of_indices(indices, layers)
     if named is None:
+        if model_type == "lfm3":
+            return tuple(ATTENTION if i % 4 == 2 else SLIDING if i % 4 == 0 and i > 0 else CONV for i in range(layers))
+        if from_indices is None and model_type == "lfm2_moe":
+            raise ConfigError("layer_types: absent, expected a list of layer types (lfm2_moe has no default)")
         return from_indices if from_indices is not None else (ATTENTION,) * layers
     if not isinstance(named, list | tuple):
         raise ConfigError(f"layer_types: {show_json(named)}, expected a list of layer types or null")
     # transformers renames the legacy "attention" likewise
     types = tuple(ATTENTION if kind == "attention" else kind for kind in named)
-    require_layer_types(types, layers, LAYER_TYPES[str(raw["model_type"])])
+    require_layer_types(types, layers, LAYER_TYPES[model_type])
     if from_indices is not None and types != from_indices:
         attention_layers = show_json([i for i, kind in enumerate(types) if kind == ATTENTION])
         raise ConfigError(
             f"full_attn_idxs: {show_json(indices)} contradicts layer_types, which has attention in {attention_layers}"
         )
     return types
+
+
+def _types_of_indices(indices: object, layers: int) -> tuple[str, ...]:
+    if not isinstance(indices, list | tuple) or not all(type(i) is int for i in indices):
+        raise ConfigError(f"full_attn_idxs: {show_json(indices)}, expected a list of integers or null")
+    for index in indices:
+        require(0 <= index < layers, "full_attn_idxs", index, f"0 to num_hidden_layers-1={layers - 1}")
+    require(len(set(indices)) == len(indices), "full_attn_idxs", indices, "no index twice")
+    return tuple(ATTENTION if i in set(indices) else CONV for i in range(layers))
+
+
+# --- rotations of an lfm2
 
 
 def _rope_theta(raw: _Raw) -> float:
@@ -344,25 +401,45 @@ def _theta_of(key: str, value: object, top: float) -> float:
     if unknown:
         raise ConfigError(f"{key}.{show_json(unknown[0])}: not a parameter of the default RoPE, expected rope_theta")
     factor = value.get("partial_rotary_factor")
-    is_whole = any(same(factor, whole) for whole in ONLY["partial_rotary_factor"])
-    require(is_whole, f"{key}.partial_rotary_factor", factor, "1.0")
+    require(any(same(factor, whole) for whole in ONE), f"{key}.partial_rotary_factor", factor, "1.0")
     return require_real("rope_theta", value.get("rope_theta", top), integers=True)
 
 
-def _optional_id(raw: _Raw, key: str, default: int) -> int | None:
-    value = raw.get(key, default)
-    if value is not None and type(value) is not int:
-        raise ConfigError(f"{key}: {show_json(value)}, expected an integer or null")
-    return value
+# --- rotations of an lfm3
 
 
-def _eos_ids(raw: _Raw, source: str, default: int | None) -> tuple[int, ...]:
-    value = raw.get("eos_token_id", default)
-    ids = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
-    are_integers = all(type(token_id) is int for token_id in ids)
-    require(are_integers, f"{source}: eos_token_id", value, "an integer, a list of integers or null")
-    return tuple(dict.fromkeys(ids))
+def _rotations(raw: _Raw, layer_types: tuple[str, ...], reading: str) -> dict[str, object]:
+    """The fields of ModelConfig that say how queries and keys are rotated in each kind of attention that there is."""
+    keys = (key for key in ("rope_parameters", "rope_scaling") if raw.get(key) is not None)
+    entries = raw[key] if (key := next(keys, None)) else DEFAULT_ROPES
+    kinds = [kind for kind in (ATTENTION, SLIDING) if kind in layer_types]
+    if not isinstance(entries, Mapping) or not all(isinstance(entries.get(kind), Mapping) for kind in kinds):
+        raise ConfigError(f"rope_parameters: {show_json(entries)}, expected an object for each of {', '.join(kinds)}")
+    fields: dict[str, object] = {"rope_theta": 1e6}
+    for kind in kinds:
+        theta, share, relabelled = _rotation(f"rope_parameters.{kind}", entries[kind], kind, reading)
+        prefix = "" if kind == ATTENTION else "sliding_"
+        fields |= {f"{prefix}rope_theta": theta, f"{prefix}partial_rotary_factor": share}
+        fields |= {LABEL_IN_DOUBT[kind]: True} if relabelled else {}
+    return fields
 
 
-def _size(raw: _Raw, key: str, default: int) -> int:
-    return require_size(key, raw.get(key, default))
+def _rotation(key: str, entry: Mapping[str, object], kind: str, reading: str) -> tuple[float, float, bool]:
+    """Theta, the share of a head's pairs that turn, and whether the label says otherwise."""
+    for name in entry:
+        if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"):
+            raise ConfigError(f"{key}.{show_json(name)}: not a parameter of LFM3's rotations")
+    label = entry.get("rope_type", entry.get("type", "default"))
+    require(label in ("default", "proportional"), f"{key}.rope_type", label, "'default' or 'proportional'")
+    is_one = any(same(entry.get("factor"), value) for value in (None, 1.0))
+    require_done(is_one, f"{key}.factor", entry.get("factor"), "1.0 or no such key")
+    if "rope_theta" not in entry:
+        raise ConfigError(f"{key}.rope_theta: absent, expected a number")
+    factor = entry.get("partial_rotary_factor")
+    with naming(key, joint="."):
+        theta = require_real("rope_theta", entry["rope_theta"], integers=True)
+        share = 1.0 if factor is None else require_real("partial_rotary_factor", factor, integers=True)
+    if label == "proportional" or share == 1.0:
+        return theta, share, False
+    as_trained = kind == ATTENTION and reading == "trained"
+    return theta, share if as_trained else 1.0, True

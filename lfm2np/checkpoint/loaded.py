@@ -14,6 +14,7 @@ from typing import Self
 
 from lfm2np.arithmetic import TRUTH, Numerics, numerics_named
 from lfm2np.arithmetic.products.exactness import require_exact_products
+from lfm2np.checkpoint.config_json import READINGS
 from lfm2np.checkpoint.files import (
     GGUF,
     checkpoint_sha256,
@@ -24,7 +25,6 @@ from lfm2np.checkpoint.files import (
     read_tokenizer,
     tokenizer_place,
 )
-from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.prepared_file import Origin, kept_matrices
 from lfm2np.checkpoint.strict_json import is_directory, is_present
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, require_ids

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,19 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from lfm2np.checkpoint.layout import listed, reason, require_shape, taken_apart
-from lfm2np.checkpoint.lfm3 import in_file, in_ours
+from lfm2np.checkpoint.config_json import is_vision_language, language_config_of
+from lfm2np.checkpoint.layout import facts_of, require_names, require_shape, taken_apart
+from lfm2np.checkpoint.names import PREFIXES, in_file, language_tensors, lfm3_tensors
 from lfm2np.checkpoint.packed import auto, compressed, mlx
 from lfm2np.checkpoint.packed.auto import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.matrix_parts import with_matrices
-from lfm2np.checkpoint.packed.quantization_config import Settings, settings_in
+from lfm2np.checkpoint.packed.quantization_config import MlxSettings, Settings, settings_of
 from lfm2np.checkpoint.packed.rows import DTYPES as PACKED_DTYPES
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
-from lfm2np.checkpoint.vision_language import language_tensors
-from lfm2np.errors import CheckpointError
+from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import layout_of
 from lfm2np.truth.weights import EMBEDDING, HEAD
@@ -76,21 +76,24 @@ def open_under_our_names(
 ) -> tuple[dict[str, StoredTensor], str]:
     """As open_tensors; of the language model only, and by the names of truth/weights.py."""
     tensors, source = open_tensors(directory, dtypes)
-    return under_our_names(language_tensors(tensors, directory, source), config, source), source
+    if is_vision_language(directory):
+        tensors = language_tensors(tensors, source)
+    return (lfm3_tensors(tensors, source) if config.model_type == "lfm3" else tensors), source
 
 
-def under_our_names(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
-    """Tensors by the names of truth/weights.py; each keeps the file's own, for messages and quantisers' settings."""
-    if config.model_type != "lfm3":
-        return tensors
-    ours: dict[str, StoredTensor] = {}
-    for name, tensor in tensors.items():
-        if in_file(name) != name:
-            raise CheckpointError(f"{source}: {plain(name)}: expected {plain(in_file(name))} in an lfm3")
-        if (our_name := in_ours(name)) in ours:
-            raise CheckpointError(f"{source}: {plain(name)} and {plain(ours[our_name].name)}: expected one of them")
-        ours[our_name] = tensor
-    return ours
+def settings_in(directory: Path) -> Settings | None:
+    """How matrices are quantised; None also where there is no config.json: then its ModelConfig is from elsewhere.
+
+    Of a model that also sees, what is said of its language model; modules have the file's names, with its prefix.
+    """
+    path = directory / "config.json"
+    if not is_present(path, ConfigError):
+        return None
+    settings = settings_of(language_config_of(path), str(path))
+    if isinstance(settings, MlxSettings) and is_vision_language(directory):
+        kept = {name: form for name, form in settings.modules.items() if f"{name}.".startswith(tuple(PREFIXES))}
+        return replace(settings, modules=kept)
+    return settings
 
 
 def unpacked(
@@ -225,29 +228,14 @@ def _entry(path: Path, name: str, fields: object, origin: int, size: int, dtypes
 def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
     """Exactly the expected tensors, each of the expected shape."""
     layout = layout_of(config)
-    allowed = layout | {HEAD: layout[EMBEDDING]}  # tied checkpoints may repeat the embedding as the head
-    missing, unexpected = layout.keys() - tensors, tensors.keys() - allowed
-    if missing:
-        shape = tuple(size for size, _ in layout[min(missing)])
-        called = missing if config.model_type != "lfm3" else {in_file(name) for name in missing}
-        what = f"missing {len(missing)} of the {len(layout)} tensors: {listed(called)}"
-        raise CheckpointError(f"{source}: {what}{_why(min(missing), shape, config)}")
-    if unexpected:
-        called = {tensors[name].name for name in unexpected}
-        what = f"{len(unexpected)} unexpected beside the {len(layout)} tensors: {listed(called)}"
-        first = min(unexpected)
-        raise CheckpointError(f"{source}: {what}{_why(first, tensors[first].shape, config)}")
+    with_head = layout | ({HEAD: layout[EMBEDDING]} if HEAD in tensors else {})  # a tied model's file may repeat it
+    called = in_file if config.model_type == "lfm3" else str
+    require_names(tensors, with_head, source, partial(facts_of, config=config), called)
     for name, tensor in tensors.items():
-        require_shape(tensor, allowed[name])
+        require_shape(tensor, with_head[name])
     if HEAD in tensors and config.tie_word_embeddings:
         _require_equal_bytes(tensors[HEAD], tensors[EMBEDDING])
     return {name: tensors[name] for name in layout}
-
-
-def _why(first: str, shape: tuple[int, ...], config: ModelConfig) -> str:
-    """Of the first name listed, where a key of the config explains it."""
-    because = reason(first, config)
-    return f" (the first of shape {shape}; {because})" if because else ""
 
 
 def _require_equal_bytes(head: StoredTensor, embedding: StoredTensor) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
@@ -14,11 +13,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from lfm2np.commands.serve.app import LEFT
-from lfm2np.commands.serve.http_bodies import require_access
-from lfm2np.commands.serve.limits import Limits, Refusal
-from lfm2np.commands.serve.server import LIMITS, TRANSPORTS
-from lfm2np.commands.serve.service import Settings as Access
+from lfm2np.commands.serve.access import require_host
+from lfm2np.commands.serve.settings import LEFT, LOCAL, Refusal
 from lfm2np.teaching.lab.lab_page import lab_page
 from lfm2np.teaching.lab.settings import typed_of
 from lfm2np.teaching.lab.worker import KEPT, SECONDS, Reply, Worker
@@ -26,6 +22,7 @@ from lfm2np.teaching.lab.worker import KEPT, SECONDS, Reply, Worker
 HOST = "127.0.0.1"
 MOST_QUERY = 16 * 2**10  # bytes
 MOST_WAITING = 8  # runs that are computed or wait for it
+DRAIN_SECONDS = SECONDS * (MOST_WAITING + 1)  # a run waits for at most all others
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -34,25 +31,18 @@ HEADERS = {
 }
 
 
-def limits_of(seconds: float = SECONDS) -> Limits:
-    """A run waits for at most all others before it is answered."""
-    return Limits(request_seconds=seconds * (MOST_WAITING + 1))
-
-
-def make_app(worker: Worker, limits: Limits) -> Starlette:
-    access = Access("lab", None, limits, (HOST,))
-
+def make_app(worker: Worker) -> Starlette:
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.one_at_a_time, app.state.waiting = asyncio.Lock(), 0
-        yield {TRANSPORTS: {}, LIMITS: limits}
+        yield
 
     async def run_page(request: Request) -> Response:
-        refused = refused_host(request, access)
+        refused = refused_host(request)
         return refused or await answered(request, worker)
 
     async def health(request: Request) -> Response:
-        return refused_host(request, access) or JSONResponse({"status": "ok"}, headers=HEADERS)
+        return refused_host(request) or JSONResponse({"status": "ok"}, headers=HEADERS)
 
     app = Starlette(
         lifespan=lifespan,
@@ -63,10 +53,10 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
     return app
 
 
-def refused_host(request: Request, access: Access) -> Response | None:
+def refused_host(request: Request) -> Response | None:
     """A page elsewhere, whose name is made to mean this machine, is not answered."""
     try:
-        require_access(request, access)
+        require_host(request, LOCAL)
     except Refusal as refusal:
         return sentence(refusal.status, refusal.message)
     # A link elsewhere may lead here; what a page elsewhere loads by itself would only keep the engine busy.

@@ -52,8 +52,7 @@ def answer_step(
 ) -> tuple[dict[str, Answer], dict[str, Lfm2npError]]:
     """Tokens for every sample whose last row was computed; one that fails gets an error instead.
 
-    No sample changes here, so that an interrupted step leaves no trace; prompt log-probabilities are kept, but they are
-    the same whenever they are computed.
+    Outputs, texts and prompt log-probabilities go on here; the scheduler's counters follow in update().
     """
     answers: dict[str, Answer] = {}
     errors: dict[str, Lfm2npError] = dict(result.errors)
@@ -81,11 +80,11 @@ def decide(
     """The tokens of one sample: accepted drafts, then one token more, unless a token ends the request.
 
     rows  [rows, V], the last one of the entry's last token
-    Nothing of the sample changes here. Lfm2npError if a token can't be chosen.
+    The sample's output and text go on. Lfm2npError if a token can't be chosen.
     """
     request, params = sample.request, group.params
     eos = tuple(sorted(model.config.eos_token_ids))
-    output, text, drawn = list(request.output_token_ids), sample.text.copy(), []
+    output, text, drawn = sample.token_ids, sample.text, []
     accepted = 0
     for index, row in enumerate(rows[-1 - entry.num_drafts :]):
         guess = None
@@ -102,7 +101,7 @@ def decide(
         accepted += holds
         if not holds or ending is not None or text.stopped_by is not None:
             break
-    return Answer(tuple(drawn), text, entry.num_drafts, accepted)
+    return Answer(tuple(drawn), entry.num_drafts, accepted)
 
 
 def keep_prompt_logprobs(model: LoadedModel, group: Group, first: int, stop: int, rows: NDArray[Any]) -> None:

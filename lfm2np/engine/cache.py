@@ -5,7 +5,6 @@ keys and values   per attention layer, N blocks of P tokens, in the form that th
 live states       per convolution layer, one slot a running request: the last L-1 columns of u (constant size)
 checkpoints       per convolution layer, one a block: the state after the block's last token, never changed while
                   the block is published
-host              copies of swapped-out blocks, and of the live states, which go with a request's last block
 """
 
 from __future__ import annotations
@@ -24,27 +23,23 @@ from lfm2np.truth.layers import state_shape
 from scheduler import FREED, POLICIES, Move, ScheduledTokens, SchedulerConfig
 
 Array = NDArray[Any]
-Layers = tuple[tuple[Array, ...], ...]  # per attention layer the arrays of its blocks
 DEFAULT_BYTES = 2**30
 MOST_RUNS = 4  # of neighbouring blocks that are read without copying them together
 
 
 @dataclass(frozen=True, eq=False)
 class Cache:
-    """Letters: N blocks, P block size, S slots, Q host blocks. One list entry a layer of that kind."""
+    """Letters: N blocks, P block size, S slots. One list entry a layer of that kind."""
 
     block_size: int
     is_windowed: tuple[bool, ...]  # per attention layer: whether its blocks are those of the windows' pool
     blocks: tuple[tuple[Array, ...], ...]  # per attention layer: arrays [N, P, ...], see Numerics.cache_columns
     states: Array  # [S, convolution layers, L-1, D]
     checkpoints: Array  # [N, convolution layers, L-1, D]; [0, ...] without prefix caching
-    host_blocks: tuple[tuple[Array, ...], ...]  # the same as `blocks`, [Q, P, ...]
-    host_states: Array  # [Q, convolution layers, L-1, D]
 
     @property
     def nbytes(self) -> int:
-        arrays = [self.states, self.checkpoints, self.host_states]
-        arrays += [array for layer in (*self.blocks, *self.host_blocks) for array in layer]
+        arrays = [self.states, self.checkpoints, *(array for layer in self.blocks for array in layer)]
         return sum(array.nbytes for array in arrays)
 
 
@@ -53,22 +48,17 @@ def make_cache(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) 
     columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
     is_windowed = windowed_layers(config, sizes)
 
-    def layers(count: int, in_windows: int) -> tuple[tuple[Array, ...], ...]:
-        counts = [in_windows if windowed else count for windowed in is_windowed]
-        return tuple(
-            tuple(np.zeros((blocks, sizes.block_size, *shape), dtype) for shape, dtype in columns) for blocks in counts
-        )
-
+    counts = [sizes.num_window_blocks if windowed else sizes.num_blocks for windowed in is_windowed]
     state = state_shape(config)
     dtype = np.float64 if numerics.name == "float64" else np.float32
     return Cache(
         block_size=sizes.block_size,
         is_windowed=is_windowed,
-        blocks=layers(sizes.num_blocks, sizes.num_window_blocks),
+        blocks=tuple(
+            tuple(np.zeros((count, sizes.block_size, *shape), dtype) for shape, dtype in columns) for count in counts
+        ),
         states=np.zeros((sizes.max_num_seqs, *state), dtype),
         checkpoints=np.zeros((sizes.num_blocks if sizes.prefix_caching else 0, *state), dtype),
-        host_blocks=layers(sizes.num_host_blocks, sizes.num_host_blocks),
-        host_states=np.zeros((sizes.num_host_blocks, *state), dtype),
     )
 
 
@@ -123,29 +113,16 @@ def move(cache: Cache, moves: tuple[Move, ...]) -> None:
         source, destination = planned.source, planned.destination
         match planned.kind:
             case "copy_block" | "copy_window_block" as kind:
-                _copy_block(cache, kind, cache.blocks, source, cache.blocks, destination)
-            case "save_block" | "save_window_block" as kind:
-                _copy_block(cache, kind, cache.blocks, source, cache.host_blocks, destination)
-            case "load_block" | "load_window_block" as kind:
-                _copy_block(cache, kind, cache.host_blocks, source, cache.blocks, destination)
+                for is_windowed, layer in zip(cache.is_windowed, cache.blocks, strict=True):
+                    if is_windowed == (kind == "copy_window_block"):
+                        for array in layer:
+                            array[destination] = array[source]
             case "zero_state":
                 cache.states[destination] = 0.0
             case "restore_state":
                 cache.states[destination] = cache.checkpoints[source]
             case "copy_state":
                 cache.states[destination] = cache.states[source]
-            case "save_state":
-                cache.host_states[destination] = cache.states[source]
-            case "load_state":
-                cache.states[destination] = cache.host_states[source]
-
-
-def _copy_block(cache: Cache, kind: str, origin: Layers, source: int, target: Layers, destination: int) -> None:
-    """In the layers of the pool that the move is of."""
-    for is_windowed, origin_layer, target_layer in zip(cache.is_windowed, origin, target, strict=True):
-        if is_windowed == kind.endswith("window_block"):
-            for origin_array, target_array in zip(origin_layer, target_layer, strict=True):
-                target_array[destination] = origin_array[source]
 
 
 def block_runs(table: Sequence[int]) -> list[Any]:

@@ -60,7 +60,7 @@ class ModelDrafter:
                     self._engine.add_request(context.request_id, context.token_ids, sampling)
             for output in self._engine.stream():
                 if output.finished:
-                    tokens[output.request_id] = output.outputs[0].token_ids
+                    tokens[output.request_id] = tuple(output.outputs[0].token_ids)
                     errors += [output.outputs[0].error] if output.outputs[0].error else []
         finally:  # also after an interrupt: nothing of this proposal may run in the next
             for context in contexts:

@@ -2,9 +2,9 @@
 
     request -> schedule() -> BatchPlan -> forward() -> logits -> decide() -> commit, update() -> text
 
-A request's tokens and logits depend on its prompt, parameters and seed only, whatever else runs. What a step would
-change is computed first and then put in place: an interrupt of the first is as if the step had not begun, and after one
-of the second, which is short, the engine refuses to go on rather than guess.
+A request's tokens and logits depend on its prompt, parameters and seed only, whatever else runs. A request that can't
+be met is refused when it is added, and numbers that overflow end their own request. Any other exception, an interrupt
+too, ends the engine: the next call says so.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from scheduler import (
     reasons,
 )
 
-COMPUTING, BOOKKEEPING = "computing", "bookkeeping"
 OnLogits = Callable[[str, int, NDArray[Any], int], None]  # request id, position, row [V], token
 
 
@@ -97,7 +96,6 @@ class Engine:
         waiting_served_ratio: float = 0.3,
         max_waiting_tokens: int = 20,
         prefix_caching: bool = True,
-        num_host_blocks: int = 0,
         watermark: float = 0.01,
         drafter: Drafter | None = None,
         num_speculative_tokens: int = 4,
@@ -132,7 +130,6 @@ class Engine:
                 max_waiting_tokens=plain_number(max_waiting_tokens),
                 prefix_caching=plain_number(prefix_caching),
                 watermark=plain_number(watermark),
-                num_host_blocks=plain_number(num_host_blocks),
                 sliding_window=window,
                 num_window_blocks=int(window is not None)
                 if num_window_blocks is None
@@ -154,7 +151,8 @@ class Engine:
         self._group_of: dict[str, tuple[Group, Sample]] = {}  # by the scheduler's request id
         self._on_logits, self._progress, self._clock = on_logits, progress, clock
         self._audit = Audit(model, self.cache, self.scheduler) if check else None
-        self._doing: str | None = None  # None between steps
+        self._ended: str | None = None  # by what, once an exception ended it
+        self._is_inside = False  # a step, as its drafter is
         self._ready: list[RequestOutput] = []  # outputs that no step has returned yet
         header: dict[str, Any] = {"model": model.path.name, "numerics": model.numerics.name, "seed": self.seed}
         if model.numerics.name != "exact":
@@ -177,11 +175,8 @@ class Engine:
         first, *forks = [sample.request for sample in group.samples]
         for request in (first, *forks):  # a sample that ended keeps its name until all have
             self._require_new_id(request.request_id)
-        with self._bookkeeping():
-            try:
-                self.scheduler.add(first, forks)
-            except RequestRefused as error:
-                raise RequestError(str(error)) from None
+        with self._or_end("add_request()"):
+            self.scheduler.add(first, forks)
             self._register(group)
             if self.trace:
                 self.trace.add(first, forks)
@@ -196,15 +191,13 @@ class Engine:
         self._require_idle("abort()")
         group = self._group(request_id)
         ended = [sample for sample in group.samples if not sample.request.is_finished]
-        with self._bookkeeping():
+        with self._or_end("abort()"):
             for sample in ended:
                 self.scheduler.abort(sample.request.request_id)
                 sample.text.finish()
-            output = self._output(group)
-            for sample in ended:
                 if self.trace:
                     self.trace.finish(sample.request.request_id, FinishReason.ABORT)
-        return output
+            return self._output(group)
 
     def preempt(self, request_id: str) -> None:
         """Takes the memory of a request away, between steps: it is computed again, and no token of it changes.
@@ -217,7 +210,7 @@ class Engine:
         running = [name for name in samples if name in all_running]
         if not running:
             raise RequestError(f"request id {request_id!r}: not running, can't be preempted")
-        with self._bookkeeping():
+        with self._or_end("preempt()"):
             for name in running:
                 self.scheduler.preempt(name)
                 if self.trace:
@@ -236,7 +229,7 @@ class Engine:
         self._require_new_id(new_id)
         group = fork_group(parent, new_id, seed, self.seed, self._clock())
         (child,) = group.samples
-        with self._bookkeeping():
+        with self._or_end("fork()"):
             self.scheduler.fork(request_id, child.request)  # as large as its parent, which is not finished: it fits
             self._register(group)
             if self.trace:
@@ -262,88 +255,74 @@ class Engine:
         self._ready[:0] = outputs
 
     def discard(self, request_id: str) -> None:
-        """Aborts a request if it is still known, unless an interrupt ended the run, which is reported already."""
-        if request_id in self._groups and self._doing is None:
+        """Aborts a request if it is still known, unless the engine has ended, which is reported already."""
+        if request_id in self._groups and self.is_usable:
             self.abort(request_id)
 
     @property
     def is_usable(self) -> bool:
-        """Between steps; False once one was interrupted in its bookkeeping."""
-        return self._doing is None
+        """False once an exception ended it."""
+        return self._ended is None
 
     @property
     def has_unfinished(self) -> bool:
-        """Also after an interrupt in the bookkeeping, which may have cost outputs: the next step() says so."""
-        return bool(self._groups or self._ready) or self._doing == BOOKKEEPING
+        """Also of an engine that has ended, which may have cost outputs: the next step() says so."""
+        return bool(self._groups or self._ready or self._ended)
 
     def step(self) -> list[RequestOutput]:
-        """One step; the requests that got a token or ended.
-
-        If its computation fails or is interrupted, it is as if the step had not begun. If that happens in the short
-        bookkeeping before or after, the engine refuses to go on. What a callback or the trace file raises comes when
-        the step is complete; its outputs then come with the next one's.
-        """
+        """One step; the requests that got a token or ended. An exception in it, a callback's too, ends the engine."""
         self._require_idle("step()")
-        began, self._doing = self._clock(), BOOKKEEPING
+        with self._or_end("step()"):
+            self._is_inside = True
+            answers = self._step()
+            self._is_inside = False
+            self._report(answers)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _step(self) -> dict[str, Answer]:
+        """Plans, computes, chooses and enters one step; what each sample got. Outputs are added to those ready."""
+        began = self._clock()
         plan = self.scheduler.schedule()
         self.metrics.most_running = max(self.metrics.most_running, len(self.scheduler.running))
-        drafts: dict[str, tuple[int, ...]] = {}
-        try:
-            self._doing = COMPUTING
-            requests = [self._group_of[entry.request_id][1].request for entry in plan.scheduled]
-            drafts, proposals = self._propose(plan)
-            plan = self.scheduler.add_drafts(plan, drafts)
-            result = self._compute(plan)
-            answers, errors = answer_step(self.model, self._group_of, result, proposals)
-            tokens = {name: answer.token_ids for name, answer in answers.items()}
-            commit_step(self.cache, result, {name: len(ids) for name, ids in tokens.items()})
-            self._doing = BOOKKEEPING
-        except BaseException:
-            self._abandon(drafts)
-            raise
+        requests = [self._group_of[entry.request_id][1].request for entry in plan.scheduled]
+        drafts, proposals = self._propose(plan)
+        plan = self.scheduler.add_drafts(plan, drafts)
+        result = self._compute(plan)
+        answers, errors = answer_step(self.model, self._group_of, result, proposals)
+        tokens = {name: answer.token_ids for name, answer in answers.items()}
+        commit_step(self.cache, result, {name: len(ids) for name, ids in tokens.items()})
         finished = reasons(self.scheduler.update(plan, tokens, list(errors)))
         state = (len(self.scheduler.waiting), len(self.scheduler.running), self.scheduler.pool.num_free)
         now = self._clock()
         touched, stopped = self._absorb(plan, answers, errors, began, now)
         self.metrics.count_step([len(entry.token_ids) for entry in plan.scheduled], now - began, self.scheduler)
         self._ready += [self._output(group) for group in touched]
-        with self._bookkeeping():
-            if self.trace:
-                self.trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
-                for name in stopped:
-                    self.trace.finish(name, FinishReason.STOP)
+        if self.trace:
+            self.trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
+            for name in stopped:
+                self.trace.finish(name, FinishReason.STOP)
         if self._audit:
             self._audit.check_step(plan, requests)
-        self._report(answers)
-        # One line, and no call in it: an interrupt that came in between would lose what is ready.
-        ready, self._ready = self._ready, []; return ready  # fmt: skip  # noqa: E702
+        return answers
 
     def _require_idle(self, call: str) -> None:
-        """RequestError inside a step (a drafter's call), or after one that left its bookkeeping half done."""
-        if self._doing == COMPUTING:
+        """RequestError inside a step (a drafter's call), or after an exception that ended the engine."""
+        if self._ended is not None:
+            raise RequestError(f"{call}: the engine has ended, by {self._ended}; make a new one")
+        if self._is_inside:
             raise RequestError(f"{call}: called from inside a step; wait until it is over")
-        if self._doing == BOOKKEEPING:
-            raise RequestError(f"{call}: an earlier call was interrupted in its bookkeeping; make a new engine")
-
-    def _abandon(self, drafts: dict[str, tuple[int, ...]]) -> None:
-        """The plan in flight did not complete: what ran is computed again."""
-        plan = self.scheduler.in_flight
-        assert plan is not None
-        with self._bookkeeping():
-            self.scheduler.abandon(plan)
-            if self.trace:
-                self.trace.abandon(plan, drafts)
 
     @contextlib.contextmanager
-    def _bookkeeping(self) -> Iterator[None]:
-        """A refusal or an error of the trace file leaves the engine usable; an interrupt does not: traces may lag."""
-        self._doing = BOOKKEEPING
+    def _or_end(self, call: str) -> Iterator[None]:
+        """What is raised inside ends the engine, since something may be half done; but a refusal changes nothing."""
         try:
             yield
-        except Exception:
-            self._doing = None
+        except RequestRefused as refusal:
+            raise RequestError(str(refusal)) from None
+        except BaseException as error:
+            self._ended = self._ended or f"{type(error).__name__} in {call}: {error}"
             raise
-        self._doing = None
 
     def _compute(self, plan: BatchPlan) -> StepResult:
         model = self.model
@@ -419,7 +398,7 @@ class Engine:
 
     def _take(self, sample: Sample, answer: Answer, params: SamplingParams) -> bool:
         """The text, why it ended, and what its drafts were worth; whether a stop string ended it and nothing else."""
-        request, sample.text = sample.request, answer.text
+        request = sample.request
         sample.drafts += answer.num_drafts
         sample.accepted += answer.num_accepted
         self.metrics.count_answer(answer.num_drafts, answer.num_accepted, len(answer.drawn))
@@ -427,8 +406,8 @@ class Engine:
         is_eos = not params.ignore_eos and last in self.model.config.eos_token_ids
         if request.finish_reason is FinishReason.STOP and not is_eos:
             sample.stop_reason = last
-        if answer.text.stopped_by is not None:
-            sample.stop_reason = answer.text.stopped_by
+        if sample.text.stopped_by is not None:
+            sample.stop_reason = sample.text.stopped_by
             if not request.is_finished:
                 self.scheduler.finish(request.request_id, FinishReason.STOP)
                 return True

@@ -38,7 +38,6 @@ class EngineOptions(TypedDict, total=False):
     max_waiting_tokens: int
     prefix_caching: bool
     watermark: float
-    num_host_blocks: int
     drafter: Drafter | None
     num_speculative_tokens: int
     seed: int

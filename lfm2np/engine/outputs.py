@@ -4,9 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, overload
 
 from lfm2np.engine.sampling.logprobs import TokenLogprobs
 from scheduler import Scheduler
+
+T = TypeVar("T")
+
+
+class Grown(Sequence[T]):
+    """What a list that is only appended to holds now: it stays so, equals a tuple, and no item is copied for it."""
+
+    def __init__(self, items: list[T]) -> None:
+        self._items, self._count = items, len(items)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: Any) -> Any:
+        places = range(self._count)[index]
+        return tuple(self._items[place] for place in places) if isinstance(index, slice) else self._items[places]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grown | tuple) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 @dataclass(frozen=True)
@@ -28,12 +58,12 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One sample. `token_ids` includes a stop token, `text` does not."""
+    """One sample so far. `token_ids` includes a stop token, `text` does not; both are tuples once it has ended."""
 
     index: int
     text: str | None  # None without a tokenizer
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] | None
     finish_reason: str | None  # None while it runs; stop, length, abort, error
     stop_reason: int | str | None  # the stop token id or stop string; None for EOS
     error: str | None = None
@@ -50,7 +80,7 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None  # the first token has none
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None  # the first token has none
     outputs: tuple[CompletionOutput, ...]
     finished: bool
     metrics: RequestMetrics | None  # when finished

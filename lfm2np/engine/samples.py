@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.text.tokenizer import TextStream, require_text
-from lfm2np.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from lfm2np.engine.outputs import CompletionOutput, Grown, RequestMetrics, RequestOutput
 from lfm2np.engine.sampling.choice import request_seed
 from lfm2np.engine.sampling.logprobs import TokenLogprobs
 from lfm2np.engine.sampling.params import SamplingParams, require_vocabulary
@@ -19,10 +19,12 @@ from lfm2np.errors import RequestError
 from lfm2np.values import plain_number, show
 from scheduler import FinishReason, Request
 
+T = TypeVar("T")
+
 
 @dataclass(eq=False)
 class Text:
-    """Where one sample's text stands. A step works on a copy, so that an interrupted one leaves no trace."""
+    """Where one sample's text stands."""
 
     stream: TextStream | None  # None without a tokenizer
     stops: StopChecker
@@ -57,6 +59,7 @@ class Sample:
     request: Request
     seed: int
     text: Text
+    token_ids: list[int] = field(default_factory=list)  # of the output; only appended to, as the next
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stop_reason: int | str | None = None
     error: str | None = None
@@ -77,10 +80,9 @@ class Drawn:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a step gave one sample: accepted drafts and at most one token more, and its text with them."""
+    """What a step gave one sample: accepted drafts and at most one token more."""
 
     drawn: tuple[Drawn, ...]
-    text: Text
     num_drafts: int  # checked
     num_accepted: int
 
@@ -166,7 +168,7 @@ def fork_group(parent: Group, request_id: str, seed: int | None, engine_seed: in
     (origin,) = parent.samples
     request = replace(origin.request, request_id=request_id)  # as it was when it came; the scheduler's fork() goes on
     sample_seed = request_seed(params, engine_seed, request_id)
-    sample = Sample(0, request, sample_seed, origin.text.copy(), logprobs=list(origin.logprobs))
+    sample = Sample(0, request, sample_seed, origin.text.copy(), [*origin.token_ids], [*origin.logprobs])
     prompt_logprobs = None if parent.prompt_logprobs is None else list(parent.prompt_logprobs)
     return Group(request_id, parent.prompt, params, [sample], now, prompt_logprobs)
 
@@ -176,7 +178,7 @@ def request_output(group: Group) -> RequestOutput:
         request_id=group.request_id,
         prompt=group.prompt,
         prompt_token_ids=group.samples[0].request.prompt_token_ids,
-        prompt_logprobs=None if group.prompt_logprobs is None else tuple(group.prompt_logprobs),
+        prompt_logprobs=None if group.prompt_logprobs is None else so_far(group.prompt_logprobs, group.is_finished),
         outputs=tuple(completion(sample, group.params) for sample in group.samples),
         finished=group.is_finished,
         metrics=request_metrics(group) if group.is_finished else None,
@@ -188,12 +190,17 @@ def completion(sample: Sample, params: SamplingParams) -> CompletionOutput:
     return CompletionOutput(
         index=sample.index,
         text=sample.text.shown if sample.text.stream is not None else None,
-        token_ids=tuple(sample.request.output_token_ids),
-        logprobs=tuple(sample.logprobs) if params.logprobs is not None else None,
+        token_ids=so_far(sample.token_ids, reason is not None),
+        logprobs=so_far(sample.logprobs, reason is not None) if params.logprobs is not None else None,
         finish_reason=None if reason is None else reason.value,
         stop_reason=sample.stop_reason,
         error=sample.error,
     )
+
+
+def so_far(items: list[T], has_ended: bool) -> Sequence[T]:
+    """A step's outputs cost what is new in them: only what has ended is copied, once."""
+    return tuple(items) if has_ended else Grown(items)
 
 
 def request_metrics(group: Group) -> RequestMetrics:

@@ -116,7 +116,7 @@ class Own:
     def _completion(self, request_id: str, sample: CompletionOutput, prompt: tuple[float, ...] | None) -> Answer:
         rows = self._rows.get(request_id if sample.index == 0 else f"{request_id}#{sample.index}", [])
         return Answer(
-            token_ids=sample.token_ids,
+            token_ids=tuple(sample.token_ids),
             finish_reason=sample.finish_reason,
             logprobs=None if sample.logprobs is None else tuple(each.logprob for each in sample.logprobs),
             prompt_logprobs=prompt if sample.index == 0 else None,
@@ -201,7 +201,7 @@ class TransformersPadded:
 
     lacks = frozenset(
         {"sampling", "samples", "processors", "stops", "convolution-only", "block_size", "num_blocks"}
-        | {"max_num_seqs", "max_num_batched_tokens", "num_host_blocks", "prefix_caching", "policy", "drafter"}
+        | {"max_num_seqs", "max_num_batched_tokens", "prefix_caching", "policy", "drafter"}
     )
 
     def __init__(self, model: str) -> None:

@@ -83,7 +83,7 @@ class ModelConfig:
     use_sandwich_norm: bool = False
     use_attention_gate: bool = False
     attention_bias: bool = False
-    is_rope_relabelled: bool = False  # config.json labels a partial rotation "default": see checkpoint/lfm3.py
+    is_rope_relabelled: bool = False  # config.json labels a partial rotation "default": see checkpoint/config_json.py
     is_sliding_factor_ignored: bool = False  # and that of sliding attention, which turns whole heads
 
     def is_sparse(self, layer: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from builders import PLAIN_TEMPLATE, tiny_config, write_tokenizer
 
-from lfm2np.checkpoint.text import chat_sandbox
 from lfm2np.checkpoint.text.chat import Chat, load_chat, render_chat, render_plain
 from lfm2np.checkpoint.text.tokenizer import load_tokenizer
 from lfm2np.errors import RequestError, TokenizerError
@@ -97,18 +95,17 @@ REFUSED = [
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ""),
     ("{{ range }}", "output of a function"),
     ("{{ joiner() }}", "output of a Joiner"),
-    ("{{ 'a' * 2**40 }}", "MemoryError"),
-    ("{{ [0] * 2**40 }}", "MemoryError"),
-    ("{{ ([('a' * 1000)] * 3000000) | upper }}", ""),
+    ("{{ 'a' * 2**40 }}", "*: a result of"),
+    ("{{ [0] * 2**40 }}", "*: a result of"),
+    ("{{ ([('a' * 1000)] * 3000000) | upper }}", "*: a result of"),
     ("{{ '%999999999999d' % 1 }}", ""),
     ("{{ 'x' | center(2**40) }}", "MemoryError"),
     ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "characters of output"),
-    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "time or memory"),
-    ("{{ 10 ** (10 ** 10) }}", ""),
+    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "no end after 1000000 steps"),
+    ("{{ 10 ** (10 ** 10) }}", "**: a result of"),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("template", "fragment"), REFUSED)
 def test_a_template_that_fails_reaches_out_or_runs_wild_is_stopped(template: str, fragment: str) -> None:
     with pytest.raises(TokenizerError) as caught:
@@ -118,7 +115,6 @@ def test_a_template_that_fails_reaches_out_or_runs_wild_is_stopped(template: str
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "hidden",
     [
@@ -147,38 +143,6 @@ def test_a_template_sees_nothing_of_the_machinery(hidden: str) -> None:
 def test_jinja2_with_known_escapes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "3.1.5")
     with pytest.raises(TokenizerError, match=r"jinja2 3\.1\.5: .* expected at least 3\.1\.6"):
-        rendered("x")
-
-
-@pytest.mark.parametrize("limits", ["ulimit -v 1000000", "ulimit -t 1"])
-def test_a_template_renders_under_limits_that_are_already_lower(limits: str) -> None:
-    script = "from lfm2np.checkpoint.text.chat_sandbox import render_template as r; "
-    script += "print(r('{{ bos_token }}', [], {'bos_token': 'x'}, 't'))"
-    words = f'{limits}; exec {sys.executable} -c "{script}"'
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("x\n", "")
-
-
-def test_a_system_that_refuses_limits_still_renders() -> None:
-    """macOS raises ValueError for any limit on memory (cpython issue 78783)."""
-    script = """
-import resource, sys
-def refuse(kind, limits):
-    raise ValueError("current limit exceeds maximum limit")
-resource.setrlimit = refuse
-sys.path.insert(0, FOLDER)
-import chat_worker
-chat_worker.main()
-""".replace("FOLDER", repr(str(chat_sandbox.WORKER.parent)))
-    request = json.dumps({"id": "a", "seconds": 30, "template": "{{ x }}", "variables": {"x": "y"}})
-    done = subprocess.run([sys.executable, "-c", script], input=request, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ('\n{"id": "a", "answer": {"text": "y"}}\n', "")
-
-
-def test_a_process_that_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_sandbox, "_idle", [])
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    with pytest.raises(TokenizerError, match="its process can't be started"):
         rendered("x")
 
 

@@ -220,7 +220,7 @@ REFUSALS = [
     ({"use_pos_enc": False}, "use_pos_enc: false is not implemented"),
     ({"use_pos_enc": 1}, "use_pos_enc: 1 is not implemented"),
     ({"sliding_window": 256}, "sliding_window: 256 is not implemented"),
-    ({"num_experts": 32}, "num_experts: 32, expected no such key"),
+    ({"num_experts": 32}, "num_experts: 32 is not implemented, expected 0"),
     ({"is_causal": False}, "is_causal: false is not implemented, expected true or no such key"),
     ({"is_causal": None}, "is_causal: null is not implemented"),
     ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true is not implemented"),

@@ -136,7 +136,7 @@ def no_experts(tensors: dict[str, Stored]) -> None:
 
 GATE_UP, DOWN = EXPERTS + FUSED[0], EXPERTS + FUSED[1]
 ONE_NAN = np.where(np.arange(4 * 16 * 6).reshape(4, 16, 6) == 200, np.nan, 1.0)
-BY_EXPERTS = "num_experts=4 means experts 0 to 3)"
+BY_EXPERTS = "num_hidden_layers=3, layer_types[1]="
 REFUSED: list[tuple[list[Change], str]] = [
     (
         [without(EXPERTS + "3.w2.weight")],
@@ -172,12 +172,12 @@ REFUSED: list[tuple[list[Change], str]] = [
     ),
     (
         [without(SPARSE + "gate.weight")],
-        f"{SPARSE}gate.weight (the first of shape (4, 16); layer 1 has experts by num_dense_layers=1)",
+        f"{SPARSE}gate.weight (the first of shape (4, 16); num_hidden_layers=3, layer_types[",
     ),
     ([put(SPARSE + "gate.bias", np.ones(4))], f"1 unexpected beside the 51 tensors: {SPARSE}gate.bias"),
     (
         [without(SPARSE + "expert_bias")],
-        f"missing 1 of the 51 tensors: {SPARSE}expert_bias (the first of shape (4,); use_expert_bias=true)",
+        f"missing 1 of the 51 tensors: {SPARSE}expert_bias (the first of shape (4,); num_hidden_layers=3, layer_types[",
     ),
     ([put(SPARSE + "expert_bias", np.ones(5))], f"{SPARSE}expert_bias: shape (5,), expected (4,) from num_experts=4"),
     (
@@ -186,15 +186,15 @@ REFUSED: list[tuple[list[Change], str]] = [
     ),
     (
         [put(SPARSE + "w1.weight", np.ones((24, 16)))],
-        f"{SPARSE}w1.weight (the first of shape (24, 16); layer 1 has experts by num_dense_layers=1)",
+        f"{SPARSE}w1.weight (the first of shape (24, 16); num_hidden_layers=3, layer_types[",
     ),
     (
         [put(DENSE + "gate.weight", np.ones((4, 16)))],
-        f"{DENSE}gate.weight (the first of shape (4, 16); layer 0 is dense by num_dense_layers=1)",
+        f"{DENSE}gate.weight (the first of shape (4, 16); num_hidden_layers=3, layer_types[",
     ),
     (
         [put(DENSE + "experts." + FUSED[0], np.ones((4, 12, 16)))],
-        f"experts.{FUSED[0]} (the first of shape (4, 12, 16); layer 0 is dense by num_dense_layers=1)",
+        f"experts.{FUSED[0]} (the first of shape (4, 12, 16); num_hidden_layers=3, layer_types[",
     ),
     ([without(DENSE + "w1.weight")], f"missing 1 of the 51 tensors: {DENSE}w1.weight"),
     (
@@ -203,7 +203,7 @@ REFUSED: list[tuple[list[Change], str]] = [
     ),
     (
         [fused, put(EXPERTS + "7.w2.weight", np.ones((16, 6)))],
-        f"{GATE_UP} stands beside {EXPERTS}7.w2.weight, expected the experts fused",
+        f"1 unexpected beside the 51 tensors: {EXPERTS}7.w2.weight",
     ),
     (
         [fused, without(DOWN)],
@@ -242,16 +242,14 @@ def test_a_wrong_mixture_is_refused_in_one_line(tmp_path: Path, changes: list[Ch
 def test_a_bias_that_the_config_denies_is_refused(tmp_path: Path) -> None:
     """transformers would ignore it, and choose other experts than the model was trained with."""
     written(tmp_path, CONFIG)
-    with pytest.raises(CheckpointError, match=r"2 unexpected .*\(the first of shape \(4,\); use_expert_bias=false\)"):
+    with pytest.raises(CheckpointError, match=r"2 unexpected .*\(the first of shape \(4,\); .*use_expert_bias=false\)"):
         open_checkpoint(tmp_path, WITHOUT_BIAS)
 
 
 def test_experts_in_a_dense_model_are_refused(tmp_path: Path) -> None:
     config = tiny_config()
     written(tmp_path, config, put(SPARSE + "gate.weight", np.ones((4, 16))))
-    with pytest.raises(
-        CheckpointError, match=r"gate\.weight \(the first of shape \(4, 16\); a model_type of lfm2 has no"
-    ):
+    with pytest.raises(CheckpointError, match=r"gate\.weight \(the first of shape \(4, 16\); .*model_type=lfm2\)"):
         open_checkpoint(tmp_path, config)
 
 

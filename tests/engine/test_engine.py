@@ -19,7 +19,7 @@ from lfm2np.engine.outputs import RequestOutput, static_padding
 from lfm2np.engine.sampling.choice import request_seed
 from lfm2np.engine.sequential import alone, first_difference
 from lfm2np.errors import ProofError
-from scheduler import TraceError, check, replay
+from scheduler import TraceError, replay
 from scheduler.checksum import sealed
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -178,20 +178,6 @@ def test_an_overflow_ends_only_the_request_that_has_it(trained: Model):
     assert outputs["bad"].outputs[0].finish_reason == "error"
     assert "NumericsError" in (outputs["bad"].outputs[0].error or "")
     assert list(outputs["good"].outputs[0].token_ids) == list(greedy_tokens(trained, good, 4))
-
-
-def test_an_interrupted_step_leaves_an_engine_that_goes_on(trained: Model, monkeypatch: pytest.MonkeyPatch):
-    engine = Engine(trained, num_blocks=100, check=True, block_size=2)
-    ids = trained.prompt_ids("count: 23 to 31")
-    engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=9))
-    engine.step()
-    with monkeypatch.context() as patch:
-        patch.setattr("lfm2np.engine.engine.commit_step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            engine.step()
-    check(engine.scheduler)
-    (output,) = [output for output in engine.stream() if output.finished]
-    assert list(output.outputs[0].token_ids) == list(greedy_tokens(trained, ids, 9))
 
 
 def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Model):

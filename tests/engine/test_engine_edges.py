@@ -117,7 +117,7 @@ def test_a_salt_that_has_no_utf8_form_is_refused(trained: Model):
         {"block_size": True},
         {"num_blocks": "3"},
         {"max_num_batched_tokens": None},
-        {"num_host_blocks": 1.5},
+        {"max_waiting_tokens": 1.5},
         {"watermark": "x"},
         {"policy": []},
     ],
@@ -125,19 +125,6 @@ def test_a_salt_that_has_no_utf8_form_is_refused(trained: Model):
 def test_sizes_of_another_type_are_refused(trained: Model, sizes: dict[str, object]):
     with pytest.raises(RequestError, match=next(iter(sizes))):
         Engine(trained, **({"num_blocks": 10} | sizes))  # type: ignore[arg-type]
-
-
-def test_metrics_of_an_abandoned_step_count_no_preemption(trained: Model, monkeypatch: pytest.MonkeyPatch):
-    engine = Engine(trained)
-    engine.add_request("a", [1, 5, 6], greedy())
-    engine.step()
-    with monkeypatch.context() as patch:
-        patch.setattr("lfm2np.engine.engine.forward", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            engine.step()
-    (output,) = [one for one in engine.stream() if one.finished]
-    assert output.metrics is not None
-    assert engine.metrics.preemptions == output.metrics.preemptions == engine.scheduler.num_preemptions == 0
 
 
 def test_a_request_that_never_ran_has_no_queue_time(trained: Model):

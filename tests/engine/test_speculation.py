@@ -1,7 +1,6 @@
 """Speculative decoding in the engine: any drafter, any acceptance pattern, and not a bit or a block differs."""
 
 import functools
-import io
 import itertools
 import random
 from collections.abc import Sequence
@@ -16,11 +15,11 @@ from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import Engine, SamplingParams
-from lfm2np.engine.drafters import Draft, DraftContext, NgramDrafter, ScriptedDrafter
+from lfm2np.engine.drafters import Draft, DraftContext, ScriptedDrafter
 from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.errors import ProofError
-from scheduler import POLICIES, replay
+from scheduler import POLICIES
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 KINDS = [
@@ -85,7 +84,6 @@ def speculate(model: Model, seed: int, wrong: Sequence[bool], most: int, **optio
             "max_num_batched_tokens": st.sampled_from([1, 2, 3, 7, 16, 64, 500]),
             "policy": st.sampled_from(tuple(POLICIES)),
             "prefix_caching": st.booleans(),
-            "num_host_blocks": st.sampled_from([0, 20]),
         }
     ),
     spare=st.integers(0, 40),
@@ -93,7 +91,7 @@ def speculate(model: Model, seed: int, wrong: Sequence[bool], most: int, **optio
 def test_any_acceptance_pattern_gives_the_reference_and_a_clean_cache(
     trained: Model, seed: int, wrong: list[bool], most: int, sizes: dict[str, object], spare: int
 ):
-    """Chunks, preemption, swapping, forks, prefix hits and aborts included; memory from "just fits" up."""
+    """Chunks, preemption, forks, prefix hits and aborts included; memory from "just fits" up."""
     least = -(-(LONGEST_PROMPT + MOST_TOKENS) // int(str(sizes["block_size"])))
     run = speculate(trained, seed, wrong, most, num_blocks=least + spare, **sizes)
     if all(wrong):
@@ -118,7 +116,6 @@ def test_a_drafter_that_always_lies_leaves_no_trace_at_all(small: Model, policy:
         "num_blocks": 30,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 40,
-        "num_host_blocks": 8 * caching,
     }
     lies = wrong_at(truth_of(small, 0), [True], small.config.vocab_size)
     plain = Run(small, 0, check=False, **options)  # its memory is compared with that of the other
@@ -146,11 +143,10 @@ def require_same_memory(engine: Engine, other: Engine) -> None:
     assert engine.scheduler.pool.free_order() == other.scheduler.pool.free_order()
     assert engine.scheduler.pool.block_of == other.scheduler.pool.block_of
     assert engine.scheduler.prefix_cache.statistics == other.scheduler.prefix_cache.statistics
-    for name in ("states", "checkpoints", "host_states"):
+    for name in ("states", "checkpoints"):
         assert getattr(engine.cache, name).tobytes() == getattr(other.cache, name).tobytes(), name
-    for name in ("blocks", "host_blocks"):
-        for mine, theirs in zip(getattr(engine.cache, name), getattr(other.cache, name), strict=True):
-            assert all(a.tobytes() == b.tobytes() for a, b in zip(mine, theirs, strict=True)), name
+    for mine, theirs in zip(engine.cache.blocks, other.cache.blocks, strict=True):
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(mine, theirs, strict=True))
 
 
 def test_verify_notices_a_rejected_draft_in_the_live_state(trained: Model):
@@ -268,26 +264,3 @@ def test_a_drafter_that_fails_costs_its_own_request_speed_and_nothing_else(train
     if fault != "too few":
         assert engine.metrics.draft_failures == 1
         assert drafter.calls <= 2, "it is not asked again"
-
-
-def test_an_interrupted_drafter_leaves_an_engine_that_goes_on(trained: Model):
-    class Interrupting(NgramDrafter):
-        calls = 0
-
-        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-            self.calls += 1
-            if self.calls == 3:
-                raise KeyboardInterrupt
-            return super().propose(contexts)
-
-    trace = io.StringIO()
-    engine = Engine(trained, drafter=Interrupting(), num_blocks=100, check=True, trace=trace, block_size=2)
-    ids = trained.prompt_ids("copy: bada bada bada ->")
-    engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=8))
-    engine.step()
-    engine.step()
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    (output,) = [output for output in engine.stream() if output.finished]
-    assert output.outputs[0].token_ids == greedy_tokens(trained, ids, 8)
-    replay(trace.getvalue().splitlines(), is_whole=False)

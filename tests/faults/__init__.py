@@ -73,7 +73,6 @@ VARIANTS: tuple[Variant, ...] = (
     sized("whole-prompts", "No prompt is cut into chunks.", max_num_batched_tokens=100_000),
     sized("one-request-at-a-time", "Every batch has one request.", max_num_seqs=1),
     sized("no-prefix-cache", "Every prompt is computed anew.", prefix_caching=False),
-    sized("room-to-swap", "Preempted requests are saved, not computed again.", num_host_blocks=64),
     sized("high-watermark", "Half of the pool is kept for those that run.", watermark=0.5),
     sized("prompt-lookup", "Tokens are guessed from the prompt and checked.", drafter="ngram"),
     *(Variant(each.name, "", each.sentence, (), each.edits) for each in of_file("variants")),

@@ -68,7 +68,7 @@ def test_a_property_fails_where_its_fault_is(name: str, broken_by: str) -> None:
     forget()
     try:
         with inject(broken_by):
-            result = run_property(PROPERTIES[name], own, "quick", shrink=False)
+            result = run_property(PROPERTIES[name], own, "ci", shrink=False)
     finally:
         forget()
     assert result.status == "failed"

@@ -13,9 +13,8 @@ from engines import PLENTY, checked_target, known_of, loaded
 from faults import Edit, Fault, inject
 
 from lfm2np.commands.serve.app import make_app
-from lfm2np.commands.serve.limits import Limits
 from lfm2np.commands.serve.server import serving_beside
-from lfm2np.commands.serve.service import Settings
+from lfm2np.commands.serve.settings import Settings
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.check import judged
@@ -133,8 +132,8 @@ def test_a_right_engine_is_right_in_all_of_them(model: Model, form: str, engine:
 @contextmanager
 def served(model: Model) -> Iterator[str]:
     options: dict[str, Any] = {"num_blocks": 400, "max_num_seqs": 8}
-    app = make_app(Engine(loaded(str(model.path), "float32"), **options), Settings("trained", None, Limits()))
-    with serving_beside(app, Limits()) as port:
+    app = make_app(Engine(loaded(str(model.path), "float32"), **options), Settings("trained"))
+    with serving_beside(app) as port:
         yield f"http://127.0.0.1:{port}"
 
 

@@ -62,7 +62,6 @@ def state_of(subject: Scheduler) -> tuple[object, ...]:
             request.num_computed_tokens,
             request.block_table,
             request.slot,
-            request.host_blocks,
         )
         for request in subject.requests.values()
     ]
@@ -113,12 +112,9 @@ def test_rejected_drafts_leave_the_scheduler_as_if_there_had_been_none(policy: s
         if unfinished and choice.random() < 0.05:
             name = choice.choice(unfinished)
             plain.abort(name), lied.abort(name)  # in flight
-        if choice.random() < 0.02:
-            plain.abandon(plan), lied.abandon(other)
-        else:
-            errors = [entry.request_id for entry in plan.scheduled if choice.random() < 0.01]
-            finished = [one.request_id for one in plain.update(plan, answers(plain, plan), errors)]
-            assert [one.request_id for one in lied.update(other, answers(lied, other), errors)] == finished
+        errors = [entry.request_id for entry in plan.scheduled if choice.random() < 0.01]
+        finished = [one.request_id for one in plain.update(plan, answers(plain, plan), errors)]
+        assert [one.request_id for one in lied.update(other, answers(lied, other), errors)] == finished
         check(lied)
         assert state_of(lied) == state_of(plain)
         step += 1
@@ -149,14 +145,10 @@ def run(config: SchedulerConfig, seed: int, right: float) -> tuple[dict[str, lis
             assert len(entry.block_table) == -(-entry.stop // config.block_size)
             assert len(set(entry.block_table)) == len(entry.block_table)
         assert plan.num_tokens <= config.max_num_batched_tokens
-        if choice.random() < 0.02:
-            trace.abandon(plan, drafts if right else {})
-            subject.abandon(plan)
-        else:
-            tokens = answers(subject, plan)
-            finished = reasons(subject.update(plan, tokens))
-            state = (len(subject.waiting), len(subject.running), subject.pool.num_free)
-            trace.step(plan, drafts if right else {}, tokens, [], finished, state, None)
+        tokens = answers(subject, plan)
+        finished = reasons(subject.update(plan, tokens))
+        state = (len(subject.waiting), len(subject.running), subject.pool.num_free)
+        trace.step(plan, drafts if right else {}, tokens, [], finished, state, None)
         check(subject)
         step += 1
     trace.end()
@@ -172,7 +164,7 @@ def test_any_drafts_give_the_same_outputs_within_the_budget_and_replay(policy: s
     for right in (0.5, 1.0):
         outputs, fewer, trace = run(config, seed, right)
         assert outputs == plain
-        assert fewer <= steps * 1.3 + 5  # abandoned steps fall elsewhere
+        assert fewer <= steps * 1.3 + 5
         replayed = replay(trace.splitlines())
         assert {name: ids for name, ids in outputs.items() if ids} == replayed.outputs
 

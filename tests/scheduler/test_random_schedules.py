@@ -35,7 +35,6 @@ def random_config(choice: random.Random, policy: str) -> SchedulerConfig:
         policy=policy,
         prefix_caching=choice.random() < 0.7,
         watermark=choice.choice([0.0, 0.01, 0.2]),
-        num_host_blocks=choice.choice([0, 0, num_blocks // 2 + 1]),
     )
 
 
@@ -84,13 +83,10 @@ def test_every_block_is_free_owned_or_cached_after_every_step(policy: str, seed:
         unfinished = [request for request in subject.requests.values() if not request.is_finished]
         if unfinished and choice.random() < 0.05:
             subject.abort(choice.choice(unfinished).request_id)  # in flight
-        if choice.random() < 0.01:
-            subject.abandon(plan)
-        else:
-            names = [name for entry in plan.scheduled for name in entry.samples]
-            errors = [entry.request_id for entry in plan.scheduled if choice.random() < 0.01]
-            for request in subject.update(plan, {name: [choice.randint(0, 6)] for name in names}, errors):
-                assert request.block_table == () and request.slot is None
+        names = [name for entry in plan.scheduled for name in entry.samples]
+        errors = [entry.request_id for entry in plan.scheduled if choice.random() < 0.01]
+        for request in subject.update(plan, {name: [choice.randint(0, 6)] for name in names}, errors):
+            assert request.block_table == () and request.slot is None
         check(subject)
         if subject.running and step < 200 and choice.random() < 0.1:
             parent = choice.choice(subject.running)

@@ -69,26 +69,6 @@ def test_bugs_are_seen_beyond_the_noise(fault, name):
     assert "times the noise of bfloat16" in result.message
 
 
-def test_a_state_lost_in_a_swap_is_seen_beyond_the_noise():
-    """A request is swapped out in few drawn examples, so this one is written down: b takes the blocks that a needs."""
-
-    def one(name: str, ids: tuple[int, ...], most: int, priority: int = 0) -> Request:
-        return Request(name, ids, SamplingParams(temperature=0.0, max_tokens=most), priority)
-
-    long = (3, 4, 3, 5, 4, 3, 3, 5, 5, 4, 3, 4, 5, 3)
-    sizes = {"block_size": 5, "num_blocks": 5, "max_num_seqs": 3, "max_num_batched_tokens": 3, "policy": "priority"}
-    scenario = Scenario(
-        TinyModel(heads=1, tied=False),
-        (one("a", long, 3), one("b", (3, 4, 3), 1, priority=1), one("c", (3,), 3)),
-        {**sizes, "prefix_caching": False, "num_host_blocks": 6, "watermark": 0.0},
-        (("add", 0), ("add", 1), ("add", 2)),
-    )
-    every_schedule = by_id("every-schedule").check
-    every_schedule(BFLOAT16, scenario)
-    with inject("swap-drops-the-state"), pytest.raises(Violation, match="times the noise of bfloat16"):
-        every_schedule(BFLOAT16, scenario)
-
-
 @pytest.mark.slow
 def test_the_script_of_a_failure_names_the_format():
     result = run_property(by_id("equals-reference"), Rounding(adapters.own_bfloat16, "float32"), "ci")

@@ -1,8 +1,9 @@
 """Quantised formats in blocks of 32 or 256 weights: what number each weight is, exactly.
 
 Every format says a weight is  scale * code - minimum  with an integer code. Sources: the
-structs of ggml-common.h and the functions dequantize_row_* of ggml-quants.c (llama.cpp). There the three steps are
-float32, and the last may round; here they are float64, and none does:
+structs of ggml-common.h and the functions dequantize_row_* of ggml-quants.c (llama.cpp). There, and in the package
+`gguf` (0.19), the three steps are float32, and the last rounds in formats with minima (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K);
+here they are float64, and none does:
 
     a scale d or a minimum m is a float16: an integer of 11 bits times a power of two, a multiple of 2**-24 (the least
     subnormal), below 2**16. A code is an integer, so scale * code and the minimum are multiples of 2**-24, too, and so

@@ -161,37 +161,21 @@ def _read_start(header: _Header) -> int:
 
 
 def _read_value(header: _Header, key: str) -> Value:
-    kind = header.number("I", f"{key}: type")
-    if kind != ARRAY:
-        return Value(_kind(header, kind, key), _read_one(header, kind, key))
-    kind, count = header.number("I", f"{key}: type of its array"), header.number("Q", f"{key}: length of its array")
-    name = f"array of {_kind(header, kind, key)}"
-    if kind == STRING:
-        return Value(name, [header.string(f"{key}[{index}]") for index in range(count)])
-    letter = NUMERIC[kind]
-    content = header.take(count * struct.calcsize(f"<{letter}"), f"{key}: {count} values")
-    if letter == "?":
-        return Value(name, [_bool(header, byte, key) for byte in content])
-    return Value(name, np.frombuffer(content, f"<{letter}").tolist())
-
-
-def _kind(header: _Header, kind: int, key: str) -> str:
+    kind, count = header.number("I", f"{key}: type"), 1
+    if is_array := kind == ARRAY:
+        kind, count = header.number("I", f"{key}: type of its array"), header.number("Q", f"{key}: length of its array")
     if kind != STRING and kind not in NUMERIC:
         raise CheckpointError(f"{header.path}: {key}: value of type {kind}, expected 0 to 12 (arrays not in arrays)")
-    return "string" if kind == STRING else np.dtype(NUMERIC[kind]).name
-
-
-def _read_one(header: _Header, kind: int, key: str) -> Any:
     if kind == STRING:
-        return header.string(key)
-    letter = NUMERIC[kind]
-    return _bool(header, header.number("B", key), key) if letter == "?" else header.number(letter, key)
-
-
-def _bool(header: _Header, byte: int, key: str) -> bool:
-    if byte > 1:
-        raise CheckpointError(f"{header.path}: {key}: the bool {byte}, expected 0 or 1")
-    return bool(byte)
+        name, values = "string", [header.string(f"{key}[{index}]" if is_array else key) for index in range(count)]
+    else:
+        letter = NUMERIC[kind]
+        content = header.take(count * struct.calcsize(f"<{letter}"), f"{key}: {count} values" if is_array else key)
+        for byte in content if letter == "?" else b"":
+            if byte > 1:
+                raise CheckpointError(f"{header.path}: {key}: the bool {byte}, expected 0 or 1")
+        name, values = np.dtype(letter).name, np.frombuffer(content, f"<{letter}").tolist()
+    return Value(f"array of {name}", values) if is_array else Value(name, values[0])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 Source: conversion/lfm2.py (what the converter writes), src/models/lfm2.cpp, lfm2moe.cpp and llama-model.cpp (what
 llama.cpp makes of it). A key of the architecture that is not known here, or has another type than llama.cpp takes, is
 refused: it may ask for another computation. What has no key is what the architecture always does: no biases in
-convolutions, weights of experts divided by their sum, with a bias for their choice.
+convolutions, weights of experts divided by their sum, with a bias for their choice. The keys make a config.json, which
+is read as any other; its errors name GGUF's keys.
 
 Numbers that are float32 in the file are taken as the shortest decimal that rounds to them: 1e-05, not
 9.999999747378752e-06, so that the file and the checkpoint that it was made of are one model. An engine that reads the
@@ -12,17 +13,19 @@ float32 reads the same number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from lfm2np.checkpoint.config_json import parse_config
 from lfm2np.checkpoint.gguf.container import Container, Value
-from lfm2np.checkpoint.strict_json import naming
 from lfm2np.errors import ConfigError
-from lfm2np.truth.config import ATTENTION, CONV, MixtureConfig, ModelConfig
-from lfm2np.truth.config_values import REALS, SIZES
+from lfm2np.truth.config import ATTENTION, CONV, ModelConfig
+from lfm2np.truth.config_values import SIZES
 from lfm2np.values import plain, same, show
 
 ARCHITECTURES = ("lfm2", "lfm2moe")
@@ -58,7 +61,7 @@ ONLY: dict[str, tuple[object, ...]] = {
     "expert_group_count": (0, 1),
 }
 HEAD_DIM_AGAIN = ("attention.value_length", "rope.dimension_count")
-TOKENS = {"bos_token_id": "bos_token_id", "eos_token_ids": "eos_token_id", "pad_token_id": "padding_token_id"}
+TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 
 
 @dataclass(frozen=True)
@@ -69,29 +72,25 @@ class _Keys:
     prefix: str
     found: Mapping[str, Value]
 
+    def __contains__(self, key: str) -> bool:
+        return f"{self.prefix}.{key}" in self.found
+
     def value(self, key: str) -> Value:
-        name = f"{self.prefix}.{key}"
-        if name not in self.found:
+        if key not in self:
+            name = f"{self.prefix}.{key}"
             raise ConfigError(f"{self.path}: {name}: absent, expected it in a file of the architecture {self.prefix}")
-        return self.found[name]
+        return self.found[f"{self.prefix}.{key}"]
 
     def wrong(self, key: str, expected: str) -> ConfigError:
         value = self.value(key)
         return ConfigError(f"{self.path}: {self.prefix}.{key}: {show(value.value)} ({value.kind}), expected {expected}")
 
-    def size(self, name: str) -> int:
-        low, high = SIZES[name]
-        stored = self.value(KEYS[name])
-        if stored.kind != "uint32" or not low <= stored.value <= high:
-            raise self.wrong(KEYS[name], f"a uint32 from {low} to {high}")
-        return int(stored.value)
-
-    def real(self, name: str) -> float:
-        low, high = REALS[name]
-        stored = self.value(KEYS[name])
-        if stored.kind != "float32" or not low <= stored.value <= high:
-            raise self.wrong(KEYS[name], f"a float32 from {low} to {high}")
-        return float(str(np.float32(stored.value)))
+    def number(self, name: str) -> Any:
+        """Of one of KEYS, of the type that llama.cpp takes."""
+        kind, stored = "float32" if name in ("norm_eps", "rope_theta") else "uint32", self.value(KEYS[name])
+        if stored.kind != kind:
+            raise self.wrong(KEYS[name], f"a {kind}")
+        return float(str(np.float32(stored.value))) if kind == "float32" else stored.value
 
     def layers(self, name: str, count: int) -> list[int]:
         """A number for each layer, of a list or of one for all."""
@@ -99,9 +98,16 @@ class _Keys:
         listed = stored.kind in ("array of uint32", "array of int32")
         values = stored.value if listed else [stored.value] * count
         fits = (listed or stored.kind == "uint32") and len(values) == count and all(0 <= v <= most for v in values)
-        if not fits:
-            raise self.wrong(KEYS[name], f"a uint32 up to {most}, or an array of {count}, one a layer")
+        if not fits or len(set(values) - {0}) > 1:
+            same_number = "the same in all layers with attention, 0 in the others"
+            raise self.wrong(KEYS[name], f"a uint32 up to {most}, or an array of {count}, one a layer, {same_number}")
         return list(values)
+
+
+def in_keys(text: str, prefix: str) -> str:
+    """Words of ours, as in an error or in 3*hidden_size, by the names that the file has."""
+    ours = KEYS | {"intermediate_size": KEYS["feed_forward_size"], "layer_types": KEYS["num_key_value_heads"]}
+    return re.sub(r"[A-Za-z_]+", lambda word: f"{prefix}.{ours[word[0]]}" if word[0] in ours else word[0], text)
 
 
 def config_of(container: Container) -> ModelConfig:
@@ -115,74 +121,49 @@ def config_of(container: Container) -> ModelConfig:
         raise ConfigError(f"{path}: general.architecture: {shown}, expected {' or '.join(ARCHITECTURES)}")
     keys = _Keys(path, architecture.value, container.keys)
     _require_known(keys)
-    with naming(path):
-        return _build(keys, "output.weight" not in container.tensors)
-
-
-def _build(keys: _Keys, tied: bool) -> ModelConfig:
-    layers = keys.size("num_hidden_layers")
-    heads, hidden = keys.size("num_attention_heads"), keys.size("hidden_size")
-    key_value_heads = keys.layers("num_key_value_heads", layers)
-    used = set(key_value_heads) - {0}
-    if len(used) > 1:
-        raise keys.wrong(KEYS["num_key_value_heads"], "one number in all layers with attention, 0 in the others")
-    return ModelConfig(
-        model_type="lfm2_moe" if keys.prefix == "lfm2moe" else "lfm2",
-        vocab_size=keys.size("vocab_size"),
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=used.pop() if used else heads,
-        head_dim=_head_dim(keys, hidden, heads),
-        feed_forward_size=keys.size("feed_forward_size"),
-        conv_L_cache=keys.size("conv_L_cache"),
-        conv_bias=False,
-        layer_types=tuple(ATTENTION if count else CONV for count in key_value_heads),
-        norm_eps=keys.real("norm_eps"),
-        rope_theta=keys.real("rope_theta"),
-        max_position_embeddings=keys.size("max_position_embeddings"),
-        tie_word_embeddings=tied,
-        bos_token_id=_token_id(keys, "bos_token_id"),
-        eos_token_ids=tuple(token_id for token_id in [_token_id(keys, "eos_token_ids")] if token_id is not None),
-        pad_token_id=_token_id(keys, "pad_token_id"),
-        mixture=_mixture(keys) if keys.prefix == "lfm2moe" else None,
-    )
-
-
-def _mixture(keys: _Keys) -> MixtureConfig:
-    keys.value("expert_gating_func")  # which llama.cpp demands
-    return MixtureConfig(
-        **{name: keys.size(name) for name in OF_EXPERTS},
-        use_expert_bias=True,
-        norm_topk_prob=True,
-        routed_scaling_factor=1.0,
-    )
-
-
-def _head_dim(keys: _Keys, hidden: int, heads: int) -> int:
-    if f"{keys.prefix}.{KEYS['head_dim']}" in keys.found:
-        head_dim = keys.size("head_dim")
-    elif hidden % heads:
-        raise keys.wrong(KEYS["hidden_size"], f"a multiple of {keys.prefix}.{KEYS['num_attention_heads']}={heads}")
-    else:
-        head_dim = hidden // heads
+    raw = _raw(keys, "output.weight" not in container.tensors)
+    try:
+        config = parse_config(raw, "")
+    except ConfigError as problem:
+        raise ConfigError(f"{path}: {in_keys(str(problem).removeprefix(': '), keys.prefix)}") from None
     for key in HEAD_DIM_AGAIN:
-        if f"{keys.prefix}.{key}" in keys.found and keys.value(key).value != head_dim:
-            raise keys.wrong(key, f"{head_dim}, the size of a head")
-    return head_dim
+        if key in keys and keys.value(key).value != config.head_dim:
+            raise keys.wrong(key, f"{config.head_dim}, the size of a head")
+    return config
 
 
-def _token_id(keys: _Keys, name: str) -> int | None:
+def _raw(keys: _Keys, tied: bool) -> dict[str, object]:
+    """What config.json would say."""
+    is_moe = keys.prefix == "lfm2moe"
+    names = [name for name in KEYS if is_moe or name not in OF_EXPERTS]
+    raw = {name: keys.number(name) for name in names if name not in ("num_key_value_heads", "head_dim")}
+    raw |= {"head_dim": keys.number("head_dim")} if KEYS["head_dim"] in keys else {}
+    raw |= {"intermediate_size": raw.pop("feed_forward_size"), "model_type": "lfm2_moe" if is_moe else "lfm2"}
+    if not 0 < raw["num_hidden_layers"] <= SIZES["num_hidden_layers"][1]:
+        return raw  # refused by that number, of which no list is made
+    heads = keys.layers("num_key_value_heads", raw["num_hidden_layers"])
+    if is_moe:
+        keys.value("expert_gating_func")  # which llama.cpp demands
+    return raw | {
+        "block_auto_adjust_ff_dim": False,  # the width is the effective one
+        "layer_types": [ATTENTION if count else CONV for count in heads],
+        "num_key_value_heads": max(heads) or raw["num_attention_heads"],
+        "tie_word_embeddings": tied,
+        **{name: _token_id(keys, key) for name, key in TOKENS.items()},
+    }
+
+
+def _token_id(keys: _Keys, key: str) -> int | None:
     """A key of the tokenizer's; ModelConfig checks its range."""
-    key = f"tokenizer.ggml.{TOKENS[name]}"
-    stored = keys.found.get(key)
+    name = f"tokenizer.ggml.{key}"
+    stored = keys.found.get(name)
     if stored is not None and stored.kind != "uint32":
-        raise ConfigError(f"{keys.path}: {key}: {show(stored.value)} ({stored.kind}), expected a uint32")
+        raise ConfigError(f"{keys.path}: {name}: {show(stored.value)} ({stored.kind}), expected a uint32")
     return None if stored is None else int(stored.value)
 
 
 def _require_known(keys: _Keys) -> None:
-    of_experts: Sequence[str] = [KEYS[name] for name in OF_EXPERTS]
+    of_experts = [KEYS[name] for name in OF_EXPERTS]
     for name in keys.found:
         if not name.startswith(f"{keys.prefix}."):
             continue

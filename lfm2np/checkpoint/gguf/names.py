@@ -11,11 +11,9 @@ import re
 from dataclasses import replace
 
 from lfm2np.checkpoint.gguf.container import Container
-from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
-from lfm2np.checkpoint.gguf.gguf_config import KEYS
-from lfm2np.checkpoint.layout import Place, listed, require_shape
-from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
-from lfm2np.errors import CheckpointError
+from lfm2np.checkpoint.gguf.gguf_config import in_keys
+from lfm2np.checkpoint.layout import Place, experts_of, facts_of, part_of, require_names, require_shape, whole_dims
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import Dim, layout_of
 
@@ -62,80 +60,38 @@ def place_of(name: str) -> Place:
 
 def named_tensors(container: Container, config: ModelConfig) -> dict[str, StoredTensor]:
     """Our name -> tensor, all of them. CheckpointError for one that is missing, unexpected or of another shape."""
-    layout, container = layout_of(config), apart(container, config)
-    places = {name: place_of(name) for name in layout}
-    _require_all(container, {place.name for place in places.values()}, config)
+    prefix = container.keys["general.architecture"].value
+
+    def by_key(dim: Dim) -> Dim:
+        return dim[0], in_keys(dim[1], prefix)
+
+    def facts(name: str) -> str:
+        return in_keys(facts_of(name, config), prefix)
+
+    layout = {name: tuple(map(by_key, dims)) for name, dims in layout_of(config).items()}
+    places, experts = {name: _place_in(container, name, config) for name in layout}, by_key(experts_of(config))
+    in_file = {place.name: whole_dims(place, layout[name], experts) for name, place in places.items()}
+    require_names(container.tensors, in_file, str(container.paths[0]), facts)
     tensors = {}
-    for name, dims in layout.items():
-        stored = container.tensors[places[name].name]
-        values: Array
-        if len(dims) == 3:  # taps [D, 1, L], which llama.cpp holds as [D, L]
-            _require_shape(stored, (dims[0], dims[2]), container)
-            values = stored.array.reshape(-1, 1, stored.array.shape[-1])
-        elif places[name].expert is not None and config.mixture:
-            _require_shape(stored, ((config.mixture.num_experts, "num_experts"), *dims), container)
-            values = stored.array[places[name].expert]
-        else:
-            _require_shape(stored, dims, container)
-            values = stored.array
-        if len(dims) != 2 and stored.dtype in QUANTISED:
+    for name, place in places.items():
+        stored, dims = container.tensors[place.name], layout[name]
+        if len(dims) != 2 and stored.is_quantised:
             raise stored.wrong(f"{stored.dtype}, expected {', '.join(DTYPES)} of what is no matrix")
-        tensors[name] = replace(stored, name=name, values=values, source=f"{stored.source}: {_told(places[name])}")
+        if len(dims) == 3:  # taps [D, 1, L], which llama.cpp holds as [D, L]
+            require_shape(stored, (dims[0], dims[2]))
+            stored = replace(stored, values=stored.array[:, None, :])
+        tensors[name] = part_of(stored, place, name, dims, experts)
     return tensors
 
 
-def apart(container: Container, config: ModelConfig) -> Container:
-    """With queries, keys and values as three tensors where they are one, as the converter's --fuse-qkv writes them."""
+def _place_in(container: Container, name: str, config: ModelConfig) -> Place:
+    """With queries, keys and values in one tensor where the file has that, as the converter's --fuse-qkv writes it."""
+    place = place_of(name)
+    matched = re.fullmatch(r"(blk\.[0-9]+\.attn_)([qkv])\.weight", place.name)
+    if matched is None or any(f"{matched[1]}{part}.weight" in container.tensors for part in "qkv"):
+        return place
+    fused = f"{matched[1]}qkv.weight"
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    rows = {"q": (0, heads * size), "k": (heads * size, groups * size), "v": ((heads + groups) * size, groups * size)}
-    tensors = dict(container.tensors)
-    for layer in range(config.num_hidden_layers):
-        names = {part: f"blk.{layer}.attn_{part}.weight" for part in rows}
-        fused = tensors.get(f"blk.{layer}.attn_qkv.weight")
-        if fused is None or any(name in tensors for name in names.values()):
-            continue
-        total = ((heads + 2 * groups) * size, "rows of queries, keys and values")
-        _require_shape(fused, (total, (config.hidden_size, "hidden_size")), container)
-        del tensors[fused.name]
-        for part, (start, count) in rows.items():
-            tensors[names[part]] = replace(fused, values=fused.values[start : start + count])
-    return replace(container, tensors=tensors)
-
-
-def _told(place: Place) -> str:
-    return place.name if place.expert is None else f"{place.name}[{place.expert}]"
-
-
-def _require_all(container: Container, expected: set[str], config: ModelConfig) -> None:
-    path = container.paths[0]
-    missing, unexpected = expected - container.tensors.keys(), container.tensors.keys() - expected
-    for names, what in (
-        (missing, f"missing {len(missing)} of"),
-        (unexpected, f"{len(unexpected)} unexpected beside"),
-    ):
-        if names:
-            where = f"{path}: {what} the {len(expected)} tensors"
-            raise CheckpointError(f"{where}: {listed(names)} ({_why(names, config)})")
-
-
-def _why(names: set[str], config: ModelConfig) -> str:
-    """The keys that say what the layer of the first name has."""
-    matched = re.match(r"blk\.([0-9]{1,4})\.", min(names))
-    layers = f"block_count={config.num_hidden_layers}"
-    if matched is None or int(matched[1]) >= config.num_hidden_layers:
-        return layers
-    layer = int(matched[1])
-    heads = config.num_key_value_heads if layer in config.attention_layers else 0
-    dense = f", leading_dense_block_count={config.mixture.num_dense_layers}" if config.mixture else ""
-    return f"{layers}, attention.head_count_kv[{layer}]={heads}{dense}"
-
-
-def _require_shape(stored: StoredTensor, dims: tuple[Dim, ...], container: Container) -> None:
-    """As layout.require_shape, told by the file's own keys."""
-    architecture = container.keys["general.architecture"].value
-    keys = {name: f"{architecture}.{key}" for name, key in KEYS.items()}
-
-    def in_keys(origin: str) -> str:  # such as 3*hidden_size
-        return re.sub(r"[A-Za-z_]+", lambda word: keys.get(word[0], word[0]), origin)
-
-    require_shape(stored, tuple((size, in_keys(origin)) for size, origin in dims))
+    first = {"q": 0, "k": heads * size, "v": (heads + groups) * size}[matched[2]]
+    total = ((heads + 2 * groups) * size, "rows of queries, keys and values")
+    return Place(fused, None, first, total) if fused in container.tensors else place

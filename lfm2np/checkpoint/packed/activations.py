@@ -12,8 +12,7 @@ from pathlib import Path
 from lfm2np.checkpoint.packed.compressed import class_of, input_scale
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.matrix_parts import Parts, matrices
-from lfm2np.checkpoint.packed.quantization_config import settings_in
-from lfm2np.checkpoint.tensors import open_under_our_names
+from lfm2np.checkpoint.tensors import open_under_our_names, settings_in
 from lfm2np.truth.config import ModelConfig
 
 
@@ -55,6 +54,6 @@ def input_roundings(path: Path, config: ModelConfig) -> dict[str, InputRounding]
             inputs = scheme.inputs
             scale, zero = input_scale(Parts(tensors, module, source), inputs)
             roundings[f"{module.name}.weight"] = InputRounding(
-                inputs.kind, inputs.strategy, inputs.group_size, scale, zero, inputs.symmetric
+                f"{inputs.type}{inputs.bits}", inputs.strategy, inputs.group_size, scale, zero, inputs.symmetric
             )
     return roundings

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.layout import origins_of
-from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings, Inputs, Scheme, Weights
+from lfm2np.checkpoint.packed.compressed_settings import Args, CompressedSettings, Scheme
 from lfm2np.checkpoint.packed.matrix_parts import INTEGERS, Dims, Parts, groups_of_columns, packed_dim
 from lfm2np.checkpoint.packed.rows import Array, PackedRows, numbers, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
@@ -75,7 +75,7 @@ def _matrix(parts: Parts, dims: Dims, scheme: Scheme) -> StoredTensor:
     return replace(stored, name=parts.called("weight"), dtype=_told(form), values=packed)
 
 
-def _told(form: Weights) -> str:
+def _told(form: Args) -> str:
     kind = "float8" if form.is_float else f"int{form.bits}"
     size = {"group": f"g{form.group_size}", "block": f"block{form.block[0]}x{form.block[1]}"}
     return f"{kind}-{size.get(form.strategy, form.strategy)}{'' if form.symmetric else '-zero'}"
@@ -88,7 +88,7 @@ def _require_told_shape(parts: Parts, dims: Dims) -> None:
         raise stored.wrong(f"{shape}, expected {expected} from {origins_of(dims)}")
 
 
-def _scale_dims(parts: Parts, dims: Dims, form: Weights) -> tuple[Dim, ...]:
+def _scale_dims(parts: Parts, dims: Dims, form: Args) -> tuple[Dim, ...]:
     rows, (columns, origin) = dims
     strategy = f"{form.key}.strategy={form.strategy}"
     if form.strategy == "tensor":
@@ -105,7 +105,7 @@ def _scale_dims(parts: Parts, dims: Dims, form: Weights) -> tuple[Dim, ...]:
     return rows, (columns // form.group_size, f"{origin}/{form.key}.group_size")
 
 
-def _scales(parts: Parts, dims: Dims, form: Weights) -> tuple[Array, str]:
+def _scales(parts: Parts, dims: Dims, form: Args) -> tuple[Array, str]:
     """[rows, groups], and their dtype."""
     key, expected = f"{form.key}.strategy", _scale_dims(parts, dims, form)
     if form.strategy == "tensor":
@@ -115,7 +115,7 @@ def _scales(parts: Parts, dims: Dims, form: Weights) -> tuple[Array, str]:
     return _by_row(stored.array, dims, form), stored.dtype
 
 
-def _by_row(values: Array, dims: Dims, form: Weights) -> Array:
+def _by_row(values: Array, dims: Dims, form: Args) -> Array:
     """What a tensor, a row, a group or a block shares, for each row: [rows, groups]."""
     rows = dims[0][0]
     if form.strategy == "tensor":
@@ -123,7 +123,7 @@ def _by_row(values: Array, dims: Dims, form: Weights) -> Array:
     return values[np.arange(rows) // form.block[0]] if form.strategy == "block" else values
 
 
-def _zeros(parts: Parts, dims: Dims, form: Weights, is_packed: bool) -> NDArray[np.integer] | int:
+def _zeros(parts: Parts, dims: Dims, form: Args, is_packed: bool) -> NDArray[np.integer] | int:
     """Of each group, counted as codes are: packed ones from 0 on."""
     if form.symmetric:
         return 2 ** (form.bits - 1) if is_packed else 0
@@ -137,7 +137,7 @@ def _zeros(parts: Parts, dims: Dims, form: Weights, is_packed: bool) -> NDArray[
     return unpacked(stored.array.T, form.bits)[:, : rows[0]].T
 
 
-def _groups(parts: Parts, dims: Dims, form: Weights) -> NDArray[np.int64] | None:
+def _groups(parts: Parts, dims: Dims, form: Args) -> NDArray[np.int64] | None:
     columns = dims[1][0]
     if form.strategy == "block":
         return np.arange(columns, dtype=np.int64) // form.block[1]
@@ -147,7 +147,7 @@ def _groups(parts: Parts, dims: Dims, form: Weights) -> NDArray[np.int64] | None
     return groups_of_columns(parts, "weight_g_idx", f"{form.key}.actorder", dims[1], last)
 
 
-def input_scale(parts: Parts, inputs: Inputs) -> tuple[float | None, int]:
+def input_scale(parts: Parts, inputs: Args) -> tuple[float | None, int]:
     """The static scale of a product's inputs and its zero; none where each run finds its own."""
     if inputs.dynamic:
         return None, 0

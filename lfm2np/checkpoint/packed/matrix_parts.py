@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.layout import Module, modules_of, require_shape
+from lfm2np.checkpoint.layout import require_shape
+from lfm2np.checkpoint.names import Module, modules_of
 from lfm2np.checkpoint.packed.rows import packed_words
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lfm2np.checkpoint.layout import Place, modules_of, require_shape
+from lfm2np.checkpoint.layout import Place, experts_of, part_of, whole_dims
+from lfm2np.checkpoint.names import modules_of
 from lfm2np.checkpoint.packed.matrix_parts import Parts, packed_dim
 from lfm2np.checkpoint.packed.quantization_config import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.packed.rows import PackedRows
@@ -68,23 +69,13 @@ def in_our_names(
             if place.name != name:
                 raise CheckpointError(f"{source}: missing {place.name}, which mlx-lm's checkpoints have for {name}")
             continue  # told with the others that are missing
+        dims, experts = layout[name], experts_of(config)
         if place.name not in whole:
-            dims = layout[name]
-            if place.expert is not None and config.mixture is not None:
-                dims = ((config.mixture.num_experts, "num_experts"), *dims)
             parts = Parts(tensors, modules[place.name], source)
-            whole[place.name] = _whole(parts, place.name, dims, settings)
+            whole[place.name] = _whole(parts, place.name, whole_dims(place, dims, experts), settings)
             used |= parts.used
-            if place.expert is not None:
-                require_shape(whole[place.name], dims)
         stored = whole[place.name]
-        if place == Place(name):
-            ours[name] = stored
-        elif place.expert is None:
-            ours[name] = replace(stored, name=name)
-        else:
-            where = f"{stored.source}: {stored.name}[{place.expert}]"
-            ours[name] = replace(stored, name=name, values=stored.values[place.expert], source=where)
+        ours[name] = stored if place == Place(name) else part_of(stored, place, name, dims, experts)
     for name in sorted(tensors.keys() - used):
         if name in ours:
             where = tensors[name].source

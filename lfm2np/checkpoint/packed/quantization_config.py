@@ -8,13 +8,11 @@ mlx_lm/utils.py, quantize_model, save_config and load_model; mlx.core.quantize.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from lfm2np.checkpoint.packed.auto import AutoSettings, awq_settings, gptq_settings
 from lfm2np.checkpoint.packed.compressed_settings import METHOD, CompressedSettings, compressed_settings
-from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require_done
-from lfm2np.checkpoint.vision_language import LANGUAGE_MODEL, PREFIXES, language_config
+from lfm2np.checkpoint.strict_json import naming, require_done
 from lfm2np.errors import ConfigError
 from lfm2np.values import plain, show_json
 
@@ -128,23 +126,6 @@ def _of_method(raw: Mapping[str, object]) -> Settings | None:
         raise ConfigError(f"{key}: {shown} is not implemented, expected a quant_method of {', '.join(METHODS)}")
     with naming(key, joint="."):
         return METHODS[method](settings)
-
-
-def settings_in(directory: Path) -> Settings | None:
-    """None also where there is no config.json: then its ModelConfig is from elsewhere.
-
-    Of a model that also sees, what is said of its language model; modules have the file's names, with its prefix.
-    """
-    path = directory / "config.json"
-    if not is_present(path, ConfigError):
-        return None
-    raw = read_object(path, ConfigError)
-    settings = settings_of(language_config(raw), str(path))
-    if raw.get("model_type") in LANGUAGE_MODEL and isinstance(settings, MlxSettings):
-        prefixes = tuple(PREFIXES)
-        kept = {name: form for name, form in settings.modules.items() if f"{name}.".startswith(prefixes)}
-        return replace(settings, modules=kept)
-    return settings
 
 
 def without_settings(raw: Mapping[str, object], source: str) -> dict[str, object]:

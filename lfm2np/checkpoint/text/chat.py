@@ -1,7 +1,7 @@
 """Messages to text: the checkpoint's own chat template, or LFM2's plain layout.
 
 The template is chat_template.jinja, else `chat_template` in tokenizer_config.json, as in transformers. It runs in a
-sandbox (`chat_sandbox`), which needs jinja2 (the extra `chat`). The built-in renderer serves checkpoints without a
+sandbox (`chat_template`), which needs jinja2 (the extra `chat`). The built-in renderer serves checkpoints without a
 template, and, with a warning, those with one where jinja2 is not installed.
 """
 
@@ -66,7 +66,7 @@ def render_chat(chat: Chat, messages: Sequence[Mapping[str, str]]) -> str:
             stacklevel=2,
         )
         return render_plain(checked, chat.special_tokens["bos_token"])
-    from lfm2np.checkpoint.text.chat_sandbox import render_template
+    from lfm2np.checkpoint.text.chat_template import render_template
 
     return render_template(chat.template, checked, chat.special_tokens, chat.source)
 

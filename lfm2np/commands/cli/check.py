@@ -7,8 +7,8 @@ import contextlib
 import shlex
 from dataclasses import replace
 
+from lfm2np.checkpoint.config_json import READINGS
 from lfm2np.checkpoint.files import read_tensors
-from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared import against, check_against, format_options, work
 from lfm2np.commands.cli.shared.parser import (

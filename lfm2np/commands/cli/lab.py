@@ -53,7 +53,7 @@ def run_static(arguments: argparse.Namespace) -> None:
 
 def run_server(arguments: argparse.Namespace) -> None:
     require_extra("lab")
-    from lfm2np.commands.lab_app import HOST, limits_of, make_app
+    from lfm2np.commands.lab_app import DRAIN_SECONDS, HOST, make_app
     from lfm2np.commands.serve.server import listen, serve, url_of
     from lfm2np.teaching.lab.worker import Worker
 
@@ -62,7 +62,7 @@ def run_server(arguments: argparse.Namespace) -> None:
     except RequestError as problem:
         raise RequestError(str(problem).removeprefix(f"--host {HOST} ")) from None
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    url, limits = f"{url_of(listening)}/", limits_of()
+    url = f"{url_of(listening)}/"
 
     def on_start() -> None:
         print(json.dumps({"url": url}) if arguments.json else url, flush=True)
@@ -70,7 +70,7 @@ def run_server(arguments: argparse.Namespace) -> None:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
     with listening, Worker() as worker:
-        if not serve(make_app(worker, limits), limits, listening, on_start):
+        if not serve(make_app(worker), listening, DRAIN_SECONDS, on_start):
             raise KeyboardInterrupt
 
 

@@ -8,8 +8,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from lfm2np.checkpoint.config_json import READINGS
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared.parser import MODEL_HELP, Commands, add, add_command
 from lfm2np.commands.cli.shared.terminal import parse_ids, print_result, progress_bar, show_report

@@ -16,7 +16,7 @@ from lfm2np.values import require_count
 from scheduler import POLICIES
 
 SIZES = (
-    *("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks", "num_host_blocks"),
+    *("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"),
     *("policy", "waiting_served_ratio", "max_waiting_tokens", "num_speculative_tokens"),
 )
 SPECULATIVE = ("ngram", "draft", "none")
@@ -31,7 +31,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     add(group, "--policy", "scheduling policy (fcfs)", choices=sorted(POLICIES))
     add(group, "--waiting-served-ratio R", "for --policy waiting-served (0.3)")
     add(group, "--max-waiting-tokens N", "for --policy waiting-served (20)")
-    add(group, "--num-host-blocks N", "blocks in host memory to swap preempted requests to (0)")
     add(group, "--no-prefix-caching", "do not reuse cache blocks of equal prefixes")
     add(group, "--seed N", "seed of requests that set none (0)")
     add(group, "--speculative", "what proposes draft tokens (none)", choices=SPECULATIVE)

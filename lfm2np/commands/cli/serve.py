@@ -8,12 +8,12 @@ import io
 import json
 import logging
 import os
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
 
 from lfm2np.commands.cli.options import add_engine_options, engine_options, make_drafter, seed_of
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option
 from lfm2np.commands.cli.shared.prompts import add_arithmetic_options, load_model
 from lfm2np.commands.serve.extra import require_extra
 from lfm2np.engine.engine import Engine
@@ -21,6 +21,14 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.http_client import KEY_VARIABLE
 
 LOG = logging.getLogger("lfm2np.commands.serve")
+LIMITS = {  # fields of Settings: the option's value, and its help
+    "max_requests": ("N", "most prompts times samples in progress, beyond which 429 (256)"),
+    "max_logprobs": ("K", "most logprobs of a token (20)"),
+    "max_body_bytes": ("N", "most bytes of a request's body (2 MiB)"),
+    "body_seconds": ("S", "time to receive a request's body (30)"),
+    "request_seconds": ("S", "time to complete a response (600)"),
+    "write_seconds": ("S", "time that a client may read nothing of it (10; on Linux)"),
+}
 EXAMPLE = """lfm2np serve --model LFM2-350M --port 8000
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "sort: 7 2 9 ="}'"""
 EXIT_CODES = """exit codes:
@@ -33,23 +41,24 @@ EXIT_CODES = """exit codes:
 
 def run_serve(arguments: argparse.Namespace) -> None:
     require_extra("serve")
+    from lfm2np.commands.serve.answers import fingerprint_of
     from lfm2np.commands.serve.app import make_app
-    from lfm2np.commands.serve.limits import Limits
-    from lfm2np.commands.serve.replies.shared import fingerprint_of
     from lfm2np.commands.serve.server import is_loopback, listen, serve, url_of
-    from lfm2np.commands.serve.service import Settings
+    from lfm2np.commands.serve.settings import LOCAL, Settings
 
-    given = {each.name: getattr(arguments, each.name) for each in fields(Limits)}
-    limits = Limits(**{name: value for name, value in given.items() if value is not None})
-    listening = listen(arguments.host, arguments.port)
+    key = os.environ.get(KEY_VARIABLE)
+    if key == "":
+        raise RequestError(f"{KEY_VARIABLE}: set to an empty text, expected a key, or the variable unset for none")
+    given = {name: getattr(arguments, name) for name in LIMITS if getattr(arguments, name) is not None}
+    settings = Settings(name="", key=key, **given)
+    listening = listen(arguments.host, arguments.port, settings.write_seconds)
     model = load_model(arguments)
     if model.has_tokenizer:
         model.tokenizer  # noqa: B018 - a corrupt one shows now, not in a client's request
-    hosts = (arguments.host,) if is_loopback(listening) else None
-    name, key = arguments.name or model.path.resolve().name, os.environ.get(KEY_VARIABLE)
-    if key == "":
-        raise RequestError(f"{KEY_VARIABLE}: set to an empty text, expected a key, or the variable unset for none")
-    settings = Settings(name, key, limits, hosts)
+    name, hosts = arguments.name or model.path.resolve().name, None
+    if is_loopback(listening):
+        hosts = (*LOCAL, arguments.host)
+    settings = replace(settings, name=name, hosts=hosts)
     logging.basicConfig(format="lfm2np: %(message)s", level=logging.INFO if arguments.verbose else logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if key is None and hosts is None:
@@ -65,7 +74,8 @@ def run_serve(arguments: argparse.Namespace) -> None:
     lines = contextlib.nullcontext() if arguments.trace is None else contextlib.closing(Lines(arguments.trace))
     with lines as trace:
         engine = Engine(model, trace=cast(TextIO | None, trace), **options)
-        if not serve(make_app(engine, settings), limits, listening, on_start):
+        drain_seconds = settings.body_seconds + settings.request_seconds + 1
+        if not serve(make_app(engine, settings), listening, drain_seconds, on_start):
             raise KeyboardInterrupt
         if engine.trace:
             engine.trace.end()
@@ -105,12 +115,7 @@ def add_serve(commands: Commands) -> None:
     add(parser, "--name NAME", "model name for clients (the checkpoint's)")
     add(parser, "--verbose", "log each HTTP request to standard error")
     limits = parser.add_argument_group("limits")
-    add(limits, "--max-requests N", "most prompts times samples in progress, beyond which 429 (256)")
-    add(limits, "--max-logprobs K", "most logprobs of a token (20)")
-    add(limits, "--max-body-bytes N", "most bytes of a request (8 MiB)")
-    add(limits, "--max-bodies-bytes N", "most bytes of all requests, beyond which 503 (8 of the largest)")
-    add(limits, "--body-seconds S", "time to receive the headers, and then the body (30)")
-    add(limits, "--request-seconds S", "time to complete a response (600)")
-    add(limits, "--write-seconds S", "time for the client to read 32 KiB of it (10)")
+    for name, (value, text) in LIMITS.items():
+        add(limits, f"{option(name)} {value}", text)
     add_engine_options(parser)
     add_arithmetic_options(parser)

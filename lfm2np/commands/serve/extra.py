@@ -6,7 +6,7 @@ import importlib.util
 
 from lfm2np.errors import RequestError
 
-NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
+NEEDED = ("starlette", "uvicorn", "pydantic")
 
 
 def require_extra(command: str) -> None:

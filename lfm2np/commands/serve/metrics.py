@@ -1,30 +1,20 @@
-"""/metrics: what the engine holds, what it has done, and how long clients waited; vLLM's names under our own prefix.
+"""/metrics: what the engine holds and has done, in Prometheus' text format; vLLM's names under our own prefix.
 
 Source: vLLM docs, "Production Metrics".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from collections.abc import Mapping
 
 from lfm2np.commands.serve.engine_thread import State
-from lfm2np.engine.outputs import RequestMetrics
 
 PREFIX = "lfm2np:"
-SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-GAUGES = {
-    "num_requests_running": ("Samples that hold a slot.", lambda state: state.running),
-    "num_requests_waiting": ("Samples that wait for one.", lambda state: state.waiting),
-    "num_blocks": ("Blocks of the cache.", lambda state: state.num_blocks),
-    "kv_cache_usage_perc": (
-        "Share of the blocks that requests hold; cached ones are free.",
-        lambda state: state.used_blocks / state.num_blocks,
-    ),
+GAUGES = {  # with the fields of State
+    "num_requests_running": ("Samples that hold a slot.", "running"),
+    "num_requests_waiting": ("Samples that wait for one.", "waiting"),
+    "num_blocks": ("Blocks of the cache.", "num_blocks"),
+    "kv_cache_usage_perc": ("Share of the blocks that requests hold; cached ones are free.", "usage"),
 }
 COUNTERS = {  # with the fields of RunMetrics
     "engine_steps": ("Steps that computed tokens.", "steps"),
@@ -37,44 +27,15 @@ COUNTERS = {  # with the fields of RunMetrics
 }
 
 
-class OfEngine(Collector):
-    """Reads the engine's state when it is asked for."""
-
-    def __init__(self, state: Callable[[], State]) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        for name, (text, value) in GAUGES.items():
-            yield GaugeMetricFamily(PREFIX + name, text, value=value(state))  # type: ignore[no-untyped-call]
-        for name, (text, field) in COUNTERS.items():
-            yield CounterMetricFamily(PREFIX + name, text, value=getattr(state.metrics, field))
-
-
-class Metrics:
-    def __init__(self, state: Callable[[], State]) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(OfEngine(state))
-        self._ended = Counter(PREFIX + "request", "Calls that ended, by how.", ["how"], registry=self._registry)
-        self._first = self._histogram("time_to_first_token_seconds", "From a prompt's arrival to its first token.")
-        self._next = self._histogram("time_per_output_token_seconds", "Between a prompt's first token and its last.")
-        self._queue = self._histogram("request_queue_time_seconds", "From a prompt's arrival to its first step.")
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(PREFIX + name, text, buckets=SECONDS, registry=self._registry)
-
-    def count(self, how: str) -> None:
-        """A call ended: an HTTP status, or "left" by its client."""
-        self._ended.labels(how).inc()
-
-    def observe(self, metrics: RequestMetrics) -> None:
-        for histogram, seconds in (
-            (self._first, metrics.time_to_first_token),
-            (self._next, metrics.time_per_output_token),
-            (self._queue, metrics.queue_time),
-        ):
-            if seconds is not None:
-                histogram.observe(seconds)
-
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+def metrics_text(state: State, ended: Mapping[int, int]) -> str:
+    """`ended` counts POST requests by HTTP status; 499: the client left."""
+    families = [(name, "gauge", text, {"": getattr(state, field)}) for name, (text, field) in GAUGES.items()]
+    for name, (text, field) in COUNTERS.items():
+        families.append((f"{name}_total", "counter", text, {"": getattr(state.metrics, field)}))
+    by_status = {f'{{status="{status}"}}': count for status, count in sorted(ended.items())}
+    families.append(("request_total", "counter", "POST requests that ended, by HTTP status.", by_status))
+    lines = []
+    for name, kind, text, values in families:
+        lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
+        lines += [f"{PREFIX}{name}{labels} {float(value)}" for labels, value in values.items()]
+    return "\n".join([*lines, ""])

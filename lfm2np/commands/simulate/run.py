@@ -1,7 +1,7 @@
 """The scheduler with a clock: requests come at their times, each step takes what the cost model says.
 
 The real `scheduler.Scheduler` decides every step. What arrives, or leaves, during a step is seen after it, as in an
-engine that is one loop. Where nothing but decoding can happen, scheduler.leap takes many steps at once; `leaps=False`
+engine that is one loop. Where nothing but decoding can happen, leap.py takes many steps at once; `leaps=False`
 takes each by itself, with the same result to the last nanosecond.
 """
 
@@ -18,10 +18,10 @@ from itertools import accumulate, chain, pairwise, repeat
 import numpy as np
 
 from lfm2np.commands.simulate.cost import CostModel, StepShape, shape_of
+from lfm2np.commands.simulate.leap import leap, most_steps
 from lfm2np.commands.simulate.traffic import Arrival
 from lfm2np.errors import RequestError
 from scheduler import BatchPlan, FinishReason, Request, RequestRefused, Scheduler, SchedulerConfig, TraceWriter, reasons
-from scheduler.leap import leap, most_steps
 
 END_ID = -1  # the last token of a request that asked for more: its only stop token
 MOST_STEPS = 1024  # of one leap

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.checkpoint.config_json import reading_of
-from lfm2np.checkpoint.lfm3 import READINGS
+from lfm2np.checkpoint.config_json import READINGS, reading_of
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
 from lfm2np.oracle.engines.records import Pair
@@ -49,7 +48,7 @@ def reading_cause(
     """That the answers are right under the other reading; None if they are not, or there is only one.
 
     Published configs label a partial rotation "default", under which transformers rotates the whole head: see
-    checkpoint/lfm3.py.
+    checkpoint/config_json.py.
     """
     if not model.config.is_rope_relabelled or not is_wrong(positions):
         return None

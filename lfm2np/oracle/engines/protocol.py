@@ -47,7 +47,6 @@ SIZES = (
     "num_blocks",  # blocks of the cache
     "max_num_seqs",  # requests that run at once
     "max_num_batched_tokens",  # tokens of a step
-    "num_host_blocks",  # where preempted requests may be swapped to
     "prefix_caching",
     "policy",
     "watermark",  # share of the blocks that an admission leaves free

@@ -64,7 +64,6 @@ def _require_step(
     tokens = sum(len(entry["token_ids"]) for entry in plan["scheduled"])
     if tokens > config["max_num_batched_tokens"]:
         raise Violation(f"step {plan['step']}: {tokens} tokens, the budget is {config['max_num_batched_tokens']}")
-    loads = {move["destination"] for move in plan["moves"] if move["kind"] == "load_state"}
     hits = [ends[move["source"]] for move in plan["moves"] if move["kind"] == "restore_state"]
     counted["scheduled_tokens"] += tokens
     counted["cached_tokens"] += sum(hits)
@@ -81,11 +80,11 @@ def _require_step(
         line.offered = 0
         for position, block in entry["checkpoints"]:
             ends[block] = position
-        if line.is_new and entry["slot"] not in loads:
+        if line.is_new:
             if entry["start"] % size:
                 raise Violation(f"step {plan['step']}: request {name} enters at {entry['start']}, no border of a block")
             line.furthest = max(line.furthest, entry["start"])
-        elif not line.is_new and entry["start"] != line.computed:
+        elif entry["start"] != line.computed:
             where = f"step {plan['step']}: request {name}"
             raise Violation(f"{where} goes on at {entry['start']}, it stands at {line.computed}")
         answer = step["tokens"].get(name, [])

@@ -11,16 +11,10 @@ from scheduler.protocol import Copy, Entry, Refused, Request, Step, Window, flat
 
 ENDS = {  # the memories that a move copies from and to
     "copy_block": ("block", "block"),
-    "save_block": ("block", "host block"),
-    "load_block": ("host block", "block"),
     "copy_window_block": ("window block", "window block"),
-    "save_window_block": ("window block", "host window block"),
-    "load_window_block": ("host window block", "window block"),
     "zero_state": (None, "state"),
     "restore_state": ("checkpoint", "state"),
     "copy_state": ("state", "state"),
-    "save_state": ("state", "host state"),
-    "load_state": ("host state", "state"),
 }
 
 
@@ -37,7 +31,6 @@ class OwnScheduler:
             max_num_batched_tokens=sizes["max_num_batched_tokens"],
             policy=sizes.get("policy") or names[sizes.get("seed", 0) % len(names)],
             prefix_caching=sizes.get("prefix_caching", True),
-            num_host_blocks=sizes.get("num_host_blocks", 0),
             max_waiting_tokens=3,
             sliding_window=window,
             num_window_blocks=sizes.get("num_window_blocks", 0) if window else 0,

@@ -178,7 +178,6 @@ def sizes(draw: st.DrawFn, lengths: Lengths | None = None, longest: int | None =
         "max_num_batched_tokens": draw(st.sampled_from(steps)),
         "policy": draw(st.sampled_from(tuple(POLICIES))),
         "prefix_caching": draw(st.booleans()),
-        "num_host_blocks": draw(st.sampled_from([0, 0, 6] if lengths is None else [0, 2 * least])),
         "watermark": draw(st.sampled_from([0.0, 0.2])),
     }
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from lfm2np.checkpoint.config_json import parse_config
-from lfm2np.checkpoint.lfm3 import in_file
+from lfm2np.checkpoint.names import in_file
 from lfm2np.engine.loading import Model, load
 from lfm2np.truth.config import ATTENTION, CONV, SLIDING, ModelConfig
 from lfm2np.truth.layers import expected_tensors

@@ -131,7 +131,7 @@ def run_engine(settings: Settings, models: Models, with_detail: bool = False) ->
             engine = make_engine(settings, models, model, trace=file, on_logits=noted_in(logits))
             step = partial(detailed.step, engine) if detailed else engine.step
             for outputs in take_steps(engine, coming_of(settings, models), step):
-                tokens |= {output.request_id: output.outputs[0].token_ids for output in outputs}
+                tokens |= {output.request_id: tuple(output.outputs[0].token_ids) for output in outputs}
             if engine.has_unfinished:
                 stopped = f"The run was stopped after {MOST_STEPS} steps, before all requests had ended."
         except Exception as problem:  # a fault may raise anything

@@ -94,7 +94,7 @@ def test_the_size_of_a_head_is_a_key_or_what_the_heads_leave(path: Path):
     text = key_error(path, DENSE, lfm2_rope_dimension__count=(U32, 8))
     assert text == "lfm2.rope.dimension_count: 8 (uint32), expected 16, the size of a head"
     text = key_error(path, DENSE, "lfm2.attention.key_length", lfm2_attention_head__count=(U32, 3))
-    assert text.startswith("lfm2.embedding_length: 64 (uint32), expected a multiple of lfm2.attention.head_count=3")
+    assert text.startswith("lfm2.embedding_length: 64, expected a multiple of lfm2.attention.head_count=3")
 
 
 def test_ids_of_tokens_may_be_absent_and_are_checked(path: Path):
@@ -133,17 +133,17 @@ def test_every_key_that_a_model_needs_is_missed(path: Path, config: ModelConfig)
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("lfm2_block__count", (U32, 0), "lfm2.block_count: 0 (uint32), expected a uint32 from 1 to 1024"),
-        ("lfm2_block__count", (10, 2), "lfm2.block_count: 2 (uint64), expected a uint32 from 1 to 1024"),
-        ("lfm2_block__count", (STRING, "2"), "lfm2.block_count: '2' (string), expected a uint32 from 1 to 1024"),
-        ("lfm2_vocab__size", (U32, 2**32 - 1), "lfm2.vocab_size: 4294967295 (uint32), expected a uint32 from 1 to"),
-        ("lfm2_shortconv_l__cache", (BOOL, True), "lfm2.shortconv.l_cache: True (bool), expected a uint32 from 1"),
-        ("lfm2_rope_freq__base", (12, 1e6), "lfm2.rope.freq_base: 1000000.0 (float64), expected a float32 from 1.0"),
-        ("lfm2_rope_freq__base", (F32, float("nan")), "lfm2.rope.freq_base: nan (float32), expected a float32 from 1"),
+        ("lfm2_block__count", (U32, 0), "lfm2.block_count: 0, expected an integer from 1 to 1024"),
+        ("lfm2_block__count", (10, 2), "lfm2.block_count: 2 (uint64), expected a uint32"),
+        ("lfm2_block__count", (STRING, "2"), "lfm2.block_count: '2' (string), expected a uint32"),
+        ("lfm2_vocab__size", (U32, 2**32 - 1), "lfm2.vocab_size: 4294967295, expected an integer from 1 to"),
+        ("lfm2_shortconv_l__cache", (BOOL, True), "lfm2.shortconv.l_cache: True (bool), expected a uint32"),
+        ("lfm2_rope_freq__base", (12, 1e6), "lfm2.rope.freq_base: 1000000.0 (float64), expected a float32"),
+        ("lfm2_rope_freq__base", (F32, float("nan")), "lfm2.rope.freq_base: nan, expected a number from 1"),
         (
             "lfm2_attention_layer__norm__rms__epsilon",
             (F32, -1.0),
-            "lfm2.attention.layer_norm_rms_epsilon: -1.0 (float32)",
+            "lfm2.attention.layer_norm_rms_epsilon: -1.0, expected",
         ),
         (
             "lfm2_attention_head__count__kv",
@@ -189,8 +189,12 @@ def test_a_key_of_another_kind_or_value_is_told(path: Path, key: str, value: Key
             "lfm2moe.expert_weights_scale: 2.5 (float32), expected 1.0 or no",
         ),
         ("lfm2moe_expert__weights__norm", (BOOL, False), "lfm2moe.expert_weights_norm: False (bool), expected True or"),
-        ("lfm2moe_expert__used__count", (U32, 9), "num_experts_per_tok: 9, expected at most num_experts=4"),
-        ("lfm2moe_expert__count", (U32, 0), "lfm2moe.expert_count: 0 (uint32), expected a uint32 from 1 to 1024"),
+        (
+            "lfm2moe_expert__used__count",
+            (U32, 9),
+            "lfm2moe.expert_used_count: 9, expected at most lfm2moe.expert_count=4",
+        ),
+        ("lfm2moe_expert__count", (U32, 0), "lfm2moe.expert_count: 0, expected an integer from 1 to 1024"),
     ],
 )
 def test_a_key_of_routers_that_asks_for_another_computation_is_told(path: Path, key: str, value: Key, told: str):
@@ -284,20 +288,19 @@ def test_each_tensor_that_is_missing_is_told(path: Path, config: ModelConfig):
     whole = quantised_tensors(config, "F32")
     for name in whole:
         text = tensors_error(path, config, {key: value for key, value in whole.items() if key != name})
-        assert text.startswith(f"missing 1 of the {len(whole)} tensors: {name} (block_count=")
+        assert text.startswith(f"missing 1 of the {len(whole)} tensors: {name} (the first of shape (")
 
 
 def test_what_is_unexpected_is_told_with_the_keys_that_say_so(path: Path):
     whole, more = quantised_tensors(DENSE, "F32"), Tensor("F32", (64, 64), bytes(4 * 64 * 64))
     text = tensors_error(path, DENSE, {**whole, "blk.0.attn_q.weight": more})
-    assert text == (
-        "1 unexpected beside the 21 tensors: blk.0.attn_q.weight (block_count=2, attention.head_count_kv[0]=0)"
-    )
+    assert text.startswith("1 unexpected beside the 21 tensors: blk.0.attn_q.weight (the first of shape (64, 64); lfm2")
+    assert "lfm2.block_count=2, lfm2.attention.head_count_kv[0]=conv" in text
     text = tensors_error(path, DENSE, {**whole, "blk.2.attn_norm.weight": more, "dense_2.weight": more})
-    assert text == "2 unexpected beside the 21 tensors: blk.2.attn_norm.weight, dense_2.weight (block_count=2)"
+    assert text.startswith("2 unexpected beside the 21 tensors: blk.2.attn_norm.weight, dense_2.weight (")
     sparse = quantised_tensors(MIXTURE, "F32")
     text = tensors_error(path, MIXTURE, {**sparse, "blk.1.ffn_gate.weight": more})
-    assert text.endswith("(block_count=3, attention.head_count_kv[1]=2, leading_dense_block_count=1)")
+    assert "lfm2moe.attention.head_count_kv[1]=full_attention, lfm2moe.leading_dense_block_count=1" in text
 
 
 @pytest.mark.parametrize(

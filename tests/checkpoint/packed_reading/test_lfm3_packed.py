@@ -21,7 +21,7 @@ import lfm2np
 from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.config_json import load_config, parse_config
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.lfm3 import in_file
+from lfm2np.checkpoint.names import in_file
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.checkpoint.stored import DTYPES, widen
 from lfm2np.checkpoint.tensors import open_checkpoint

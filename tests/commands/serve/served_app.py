@@ -8,20 +8,19 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import lfm2np
-from lfm2np.commands.serve.app import make_app
-from lfm2np.commands.serve.http_bodies import Bodies
-from lfm2np.commands.serve.limits import Limits
+from lfm2np.commands.serve.app import Service, make_app
 from lfm2np.commands.serve.server import serving_beside
-from lfm2np.commands.serve.service import Service, Settings
+from lfm2np.commands.serve.settings import Settings
 from lfm2np.engine.engine import Engine
 
 JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+SETTINGS = Settings("trained")
 SMALL = {"block_size": 4, "num_blocks": 60, "max_num_seqs": 4, "max_num_batched_tokens": 24}
 
 
@@ -35,7 +34,6 @@ class Served:
     port: int
     engine: Engine
     service: Service
-    bodies: Bodies
 
     def ask(self, path: str, fields: Any, headers: dict[str, str] = JSON) -> tuple[int, Any]:
         """The status, and the object or the events that came."""
@@ -57,15 +55,18 @@ class Served:
     def raw(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), 60)
 
-    def wait_until_empty(self, seconds: float = 30.0) -> None:
-        """Until nothing is under way, in the engine and at the desk."""
+    def wait_until(self, is_so: Callable[[], Any], seconds: float = 60.0) -> None:
         until = time.monotonic() + seconds
-        while self.service.desk.num_places or self.state_is_busy():
-            assert time.monotonic() < until, (self.service.desk.num_places, self.service.desk.runner.state)
-            time.sleep(0.01)
+        while not is_so():
+            assert time.monotonic() < until, (self.service.engine.num_places, self.service.engine.state)
+            time.sleep(0.005)
 
-    def state_is_busy(self) -> bool:
-        state = self.service.desk.runner.state
+    def wait_until_empty(self) -> None:
+        """Until nothing is in progress, in the engine and before it."""
+        self.wait_until(lambda: not self.service.engine.num_places and not self.is_busy())
+
+    def is_busy(self) -> bool:
+        state = self.service.engine.state
         return bool(state.running or state.waiting or state.used_blocks)
 
 
@@ -85,12 +86,9 @@ def events_of(content: str) -> list[Any]:
 
 
 @contextlib.contextmanager
-def serving(
-    served: lfm2np.Model, limits: Limits | None = None, key: str | None = None, **options: Any
-) -> Iterator[Served]:
-    """Until the block ends: then what is under way is drained, as after a signal."""
+def serving(served: lfm2np.Model, settings: Settings = SETTINGS, **options: Any) -> Iterator[Served]:
+    """Until the block ends: then what is in progress is drained, as after a signal."""
     engine = Engine(served, **{**SMALL, **options})
-    settings = Settings("trained", key, limits or Limits())
     app = make_app(engine, settings)
-    with serving_beside(app, settings.limits) as port:
-        yield Served(port, engine, app.state.service, app.state.bodies)
+    with serving_beside(app, settings.request_seconds, settings.write_seconds) as port:
+        yield Served(port, engine, app.state.service)

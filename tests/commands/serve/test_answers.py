@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 from served_app import Served, model, serving
 
 import lfm2np
-from lfm2np.commands.serve.replies.shared import token_name
+from lfm2np.commands.serve.answers import token_name
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sequential import answer_alone
@@ -298,26 +296,6 @@ def test_the_model_says_what_it_is(served: Served):
     assert reply["system_fingerprint"] == f"lfm2np-{lfm2np.__version__}-exact-{model().sha256}"
 
 
-def test_the_document_describes_what_is_told(served: Served):
-    _, document = served.get("/openapi.json")
-    asks: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 2, "echo": True, "return_token_ids": True}),
-        ("/v1/completions", {"prompt": [[3, 4]], "prompt_logprobs": 1, "n": 2, "seed": 3}),
-        ("/v1/completions", {"prompt": "a", "temperature": -1}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "max_tokens": 3}),
-        ("/tokenize", {"prompt": "a", "return_token_strs": True}),
-        ("/detokenize", {"tokens": [1, 2]}),
-        ("/detokenize", {"tokens": [-1]}),
-    ]
-    for path, fields in asks:
-        status, reply = served.ask(path, fields)
-        content = document["paths"][path]["post"]["responses"][str(status)]["content"]
-        schema = content["application/json"]["schema"] | {"components": document["components"]}
-        Draft202012Validator(schema).validate(reply)
-        with pytest.raises(Exception, match=r"is not of type|is a required property"):
-            Draft202012Validator(schema).validate({})
-
-
 def test_metrics_count_what_was_done(served: Served):
     before = numbers(served.get("/metrics")[1])
     served.ask("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True})
@@ -326,19 +304,10 @@ def test_metrics_count_what_was_done(served: Served):
     grown = {name: after[name] - before.get(name, 0.0) for name in after}
     assert grown["lfm2np:generation_tokens_total"] == 4
     assert grown["lfm2np:engine_steps_total"] == 4
-    assert grown['lfm2np:request_total{how="200"}'] == 1
-    assert grown["lfm2np:time_to_first_token_seconds_count"] == 1
+    assert grown['lfm2np:request_total{status="200"}'] == 1
     assert after["lfm2np:num_requests_running"] == after["lfm2np:kv_cache_usage_perc"] == 0
 
 
 def numbers(text: str) -> dict[str, float]:
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
-
-
-def test_an_event_is_one_line_of_json(served: Served):
-    with served.connection() as connection:
-        fields = {"prompt": "a", "max_tokens": 3, "stream": True, "temperature": 0}
-        connection.request("POST", "/v1/completions", json.dumps(fields), {"Content-Type": "application/json"})
-        lines = connection.getresponse().read().split(b"\n\n")
-    assert all(line.startswith(b"data: ") and b"\n" not in line for line in lines[:-1])

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from served_app import JSON, read
 
 from lfm2np.commands.cli import main
 from lfm2np.commands.serve.server import listen
@@ -39,20 +40,24 @@ def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
-def ask(port: int, fields: Any) -> tuple[int, Any]:
+def ask(port: int, fields: Any, path: str = "/v1/completions") -> tuple[int, Any]:
+    """The status, and the object or the events that came."""
+    content = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600)) as connection:
+        connection.request("POST", path, content, JSON)
+        return read(connection.getresponse())
+
+
+def get(port: int, path: str) -> tuple[int, str]:
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-        connection.request("POST", "/v1/completions", json.dumps(fields), {"Content-Type": "application/json"})
+        connection.request("GET", path)
         response = connection.getresponse()
-        return response.status, json.loads(response.read())
+        return response.status, response.read().decode()
 
 
 def wait_for_steps(port: int) -> None:
     """Until the engine computes."""
-    while True:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-            connection.request("GET", "/metrics")
-            if "engine_steps_total 0.0" not in connection.getresponse().read().decode():
-                return
+    while "engine_steps_total 0.0" in get(port, "/metrics")[1]:
         time.sleep(0.01)
 
 

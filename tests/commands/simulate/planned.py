@@ -10,8 +10,8 @@ from scheduler import BatchPlan, Request, Scheduler, SchedulerConfig, TraceWrite
 
 @cache
 def planned_run() -> tuple[list[BatchPlan], str]:
-    """Plans of a small pool with chunks, hits, forks, drafts and swaps; and their trace, step n taking n seconds."""
-    config = SchedulerConfig(num_blocks=14, block_size=4, max_num_seqs=5, max_num_batched_tokens=12, num_host_blocks=20)
+    """Plans of a small pool with chunks, hits, forks and drafts; and their trace, step n taking n seconds."""
+    config = SchedulerConfig(num_blocks=14, block_size=4, max_num_seqs=5, max_num_batched_tokens=12)
     scheduler, plans, file = Scheduler(config), [], io.StringIO()
     trace = TraceWriter(file, config)
     for index in range(8):

@@ -74,7 +74,7 @@ def seen(plan: BatchPlan) -> StepShape:
         read=len({(entry.request_id, other) for entry, position in rows for other in range(position + 1)}),
         sampled=sum(position >= entry.first_logits for entry, position in rows),
         checkpoints=sum(len(entry.checkpoints) for entry in plan.scheduled),
-        moved_blocks=sum(move.kind in ("copy_block", "save_block", "load_block") for move in plan.moves),
+        moved_blocks=sum(move.kind == "copy_block" for move in plan.moves),
     )
 
 

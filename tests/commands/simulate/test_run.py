@@ -53,7 +53,6 @@ def drawn_config(seed: int, policy: str) -> SchedulerConfig:
         max_num_batched_tokens=rng.choice([16, 64, 512]),
         policy=policy,
         prefix_caching=rng.random() < 0.7,
-        num_host_blocks=rng.choice([0, 20]),
         sliding_window=window,
         num_window_blocks=0 if window is None else 60,
     )

@@ -37,16 +37,6 @@ def busy() -> Scheduler:
     return subject
 
 
-def swapped() -> Scheduler:
-    """Of two requests one was swapped out to host blocks."""
-    subject = Scheduler(SchedulerConfig(num_blocks=5, block_size=1, num_host_blocks=6, watermark=0.0))
-    subject.add(Request("a", (1, 2), 4))
-    subject.add(Request("b", (3, 4), 4))
-    while not any(request.host_blocks for request in subject.requests.values()):
-        answer_step(subject)
-    return subject
-
-
 def reserved() -> Scheduler:
     """Two requests with the blocks for their whole length."""
     subject = Scheduler(SchedulerConfig(num_blocks=12, block_size=2, policy="static"))
@@ -176,22 +166,6 @@ def one_block_less(subject: Scheduler) -> None:
     request.block_table = request.block_table[:-1]
 
 
-def host_block_lost(subject: Scheduler) -> None:
-    assert subject.memory.host_pool is not None
-    subject.memory.host_pool.allocate()
-
-
-def host_block_shared(subject: Scheduler) -> None:
-    assert subject.memory.host_pool is not None
-    swapped_out = next(request for request in subject.requests.values() if request.host_blocks)
-    subject.memory.host_pool.share(swapped_out.host_blocks[0])
-
-
-def host_block_forgotten(subject: Scheduler) -> None:
-    swapped_out = next(request for request in subject.requests.values() if request.host_blocks)
-    swapped_out.host_blocks = swapped_out.host_blocks[1:]
-
-
 IN_NO_PLACE = "in no place"
 NOT_THE_QUEUE = "the queue is out of order, or not of those that wait"
 CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], None]], ...] = (
@@ -232,9 +206,6 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
     ("blocks, its tokens need", busy, one_block_less),
     ("shares a block that it reserves", reserved, shared_reserve),
     ("but owns blocks", busy, set_attribute("w", "block_table", (11,))),
-    ("host blocks", swapped, host_block_lost),
-    ("host blocks", swapped, host_block_shared),
-    ("host blocks", swapped, host_block_forgotten),
 )
 
 

@@ -46,7 +46,6 @@ def large_schedule(policy: str) -> None:
             "max_num_seqs": 280,
             "max_num_batched_tokens": 3000,
             "policy": policy,
-            "num_host_blocks": 400,
         }
     )
     run.add("long", PROMPT * (LONG // len(PROMPT)), 6, children=["long#1"])
@@ -60,7 +59,6 @@ def large_schedule(policy: str) -> None:
         preempt(run, turn)
         run.add(f"again{turn}", (*PROMPT * 9, turn), 3)
         run.abort(list(run.live)[2 * turn], "finish")
-    run.abandon(1, True, 0, False)
     run.drain()
 
 
@@ -238,7 +236,6 @@ def cache_sizes(draw: st.DrawFn) -> tuple[TinyModel, str, SchedulerConfig]:
         block_size=draw(st.integers(1, 4)),
         max_num_seqs=draw(st.integers(1, 4)),
         prefix_caching=draw(st.booleans()),
-        num_host_blocks=draw(st.integers(0, 3)),
         sliding_window=window,
         num_window_blocks=draw(st.integers(1, 5)) if window else 0,
     )
@@ -268,16 +265,14 @@ def cache_is_sized(example: tuple[TinyModel, str, SchedulerConfig]) -> None:
     state = (len(config.layer_types) - len(attention), config.conv_L_cache - 1, config.hidden_size)
     require(cache.states.shape, (sizes.max_num_seqs, *state), "shape of the states", name)
     require(cache.checkpoints.shape, (sizes.num_blocks * sizes.prefix_caching, *state), "of the checkpoints", name)
-    require(cache.host_states.shape, (sizes.num_host_blocks, *state), "of the host states", name)
     wide = name == "float64"
     require({one.dtype.itemsize for one in (cache.states, cache.checkpoints)}, {8 if wide else 4}, "bytes", name)
     require(list(cache.is_windowed), windowed, "layers in the pool of windows", name)
-    hosts = (sizes.num_host_blocks, sizes.num_host_blocks)
-    for layers, counts in ((cache.blocks, (sizes.num_blocks, sizes.num_window_blocks)), (cache.host_blocks, hosts)):
-        require(len(layers), len(attention), "layers with keys and values", name)
-        for is_windowed, layer in zip(windowed, layers, strict=True):
-            for array in layer:
-                require(array.shape[:2], (counts[is_windowed], sizes.block_size), "blocks and their size", name)
+    counts = (sizes.num_blocks, sizes.num_window_blocks)
+    require(len(cache.blocks), len(attention), "layers with keys and values", name)
+    for is_windowed, layer in zip(windowed, cache.blocks, strict=True):
+        for array in layer:
+            require(array.shape[:2], (counts[is_windowed], sizes.block_size), "blocks and their size", name)
     require(cache == make_cache(config, numerics, sizes), False, "is another cache:", name)
     try:
         cache.states = cache.checkpoints  # type: ignore[misc]
@@ -309,8 +304,7 @@ def require_default_windows(config: Any, numerics: Any, sizes: SchedulerConfig) 
 
 
 def arrays_of(cache: Cache) -> list[Any]:
-    layers = (*cache.blocks, *cache.host_blocks)
-    return [cache.states, cache.checkpoints, cache.host_states, *(array for layer in layers for array in layer)]
+    return [cache.states, cache.checkpoints, *(array for layer in cache.blocks for array in layer)]
 
 
 @internal(

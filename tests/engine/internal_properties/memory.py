@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from internal_properties.internal import internal
 from internal_properties.state_machines.compare import require
-from scheduler import Move, Request, Scheduler, SchedulerConfig, check
+from scheduler import Move, Request, Scheduler, SchedulerConfig
 from scheduler.memory import Memory
 
 
@@ -193,39 +193,3 @@ def moves_are_awaited(example: tuple[str, int, list[int], int, int]) -> None:
     for request in subject.running:
         awaits = subject.awaits_moves(request)
         require(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")
-
-
-@internal(
-    "swapped-out-in-mid-step",
-    "Of a request that grew in the step in which it is preempted, what was computed is swapped out.",
-    7,
-    lambda: st.tuples(st.integers(4, 14), st.integers(1, 3), st.integers(2, 13), st.integers(2, 4)),
-    weight=5.0,
-)
-def swapped_in_mid_step(example: tuple[int, int, int, int]) -> None:
-    """A prompt that grew in this step loses its memory to a decode in the same step: what was computed is swapped out,
-    and only that."""
-    num_blocks, decoding, prompt, budget = example
-    subject = Scheduler(
-        SchedulerConfig(
-            num_blocks=num_blocks,
-            block_size=1,
-            max_num_batched_tokens=budget,
-            policy="prefill-first",
-            prefix_caching=False,
-            num_host_blocks=num_blocks,
-            watermark=0.0,
-        )
-    )
-    subject.add(Request("decoding", (1,) * decoding, num_blocks - decoding))
-    subject.add(Request("prompt", (2,) * min(prompt, num_blocks), 1))
-    for _ in range(20 * num_blocks):
-        if not subject.has_unfinished:
-            break
-        before = {request.request_id: request.num_computed_tokens for request in subject.requests.values()}
-        plan = subject.schedule()
-        saved = [move for move in plan.moves if move.kind == "save_block"]
-        require(len(saved), sum(before[name] for name in plan.preempted), "blocks saved", f"{example}")
-        subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
-        check(subject)
-    require(subject.has_unfinished, False, "is unfinished:", f"{example}")

@@ -79,7 +79,6 @@ DEFAULTS = SchedulerConfig(
     max_waiting_tokens=20,
     prefix_caching=True,
     watermark=0.01,
-    num_host_blocks=0,
 )
 
 
@@ -109,7 +108,6 @@ NEW: dict[str, object] = {
     "window_table": (),
     "block_keys": [],
     "slot": None,
-    "host_blocks": (),
     "forks": [],
     "awaits_split": False,
     "num_cached_tokens": 0,

@@ -34,7 +34,6 @@ SIZES = {
     "policy": st.sampled_from(tuple(POLICIES)),
     "watermark": st.sampled_from((0.0, 0.1, 0.3)),
     "prefix_caching": st.sampled_from((True, True, False)),
-    "num_host_blocks": st.sampled_from((6, 0, 8)),
     "sliding_window": st.sampled_from((None, 3, 1, 2, 5, 8)),
     "num_window_blocks": st.integers(3, 8),
 }
@@ -74,24 +73,6 @@ class StrictRun(Run):
     def _most_drafts(self, account: Account) -> int:
         """As many as one likes: the scheduler takes those that make sense."""
         return 0 if account.splits else 4
-
-    def abandon(self, drafts: int, is_computed: bool, patience: int, is_aborted: bool) -> None:
-        """A step breaks off, before or after the model has run: the next that preempts, or the last of a few."""
-        self.log.append(f"abandon({drafts}, {is_computed}, {patience}, {is_aborted})")
-        step = self._plan(drafts, right=2)
-        while patience and not step.preempted:
-            self._complete(step, self._compute(step))
-            step = self._plan(drafts, right=2)
-            patience -= 1
-        if is_computed:
-            self._compute(step)
-        if is_aborted and step.entries:
-            self._abort(step.entries[-1].request_id, "abort")
-        self.calls.call("abandon")
-        self.steps += 1
-        for account in self.live.values():
-            account.is_running = False
-        self.demands.verify()
 
     def drain(self) -> None:
         """At most 18 n m steps, for n requests of at most m positions each, none of which comes anew.
@@ -141,10 +122,6 @@ def end_in_flight(run: StrictRun, index: int, drafts: int, by: str) -> None:
         run.abort_in_flight(name, drafts, "fail" if by == "fail" else "abort")
 
 
-def abandon(run: StrictRun, *numbers: int) -> None:
-    run.abandon(*numbers)
-
-
 CALLS = {
     "add": lambda run, *numbers: programs.add(run, *numbers, all_options=OPTIONS),
     "step": programs.CALLS["step"],
@@ -153,7 +130,6 @@ CALLS = {
     "preempt": preempt,
     "end": end,
     "end_in_flight": end_in_flight,
-    "abandon": abandon,
 }
 number = st.integers(0, 5)
 few = st.integers(0, 4)
@@ -164,7 +140,6 @@ DRAWN = (
     st.tuples(st.just("preempt"), number),
     st.tuples(st.just("end"), number, st.sampled_from(("abort", "finish"))),
     st.tuples(st.just("end_in_flight"), number, few, st.sampled_from(("abort", "abort early", "fail"))),
-    st.tuples(st.just("abandon"), few, st.booleans(), few, st.booleans()),
     *(programs.adding(len(OPTIONS)) for _ in range(3)),  # one_of drops what it is given twice
     *(st.tuples(st.just("step"), st.integers(1, 4)) for _ in range(3)),
 )

@@ -48,34 +48,6 @@ def strict_run(block_size: int, num_blocks: int, max_num_seqs: int, budget: int,
     return StrictRun({**sizes, "max_num_batched_tokens": budget, "watermark": 0.0})
 
 
-def test_a_request_that_waits_beside_decodes_is_not_held_to_tokens_that_they_took_later():
-    """Found by `deep`: under prefill-first admission is tried before decodes, with more tokens than are left then."""
-    run = strict_run(5, 3, 3, 2, "prefill-first", num_host_blocks=3)
-    run.step(2)
-    run.abandon(0, False, 1, False)
-    run.add("r0", PROMPT[:5], 4)
-    run.add("r1", (*PROMPT[:5], 3), 4)
-    run.drain()
-
-
-def test_who_waits_is_looked_at_before_an_abort_changes_it():
-    """Found by `deep`: who waits is looked at before a request is aborted in flight."""
-    run = strict_run(1, 5, 3, 5, "fcfs")
-    run.add("r0", (0, 1), 3, children=["r1", "r2"])
-    run.add("r3", (0, 1, 3), 3)
-    run.abandon(0, False, 0, True)
-    run.step(4)
-    run.add("r4", (0, 1), 4)
-    run.add("r5", (0, 1), 1, salt="x", children=["r6", "r7"])
-    run.step(1)
-    end_in_flight(run, 1, 0, "abort")
-    run.step(2)
-    run.add("r8", (0, 1), 1)
-    run.add("r9", (0,), 1)
-    end_in_flight(run, 2, 0, "abort early")
-    run.drain()
-
-
 def test_samples_that_an_abort_queues_did_not_wait_before():
     """Found in 25,000 random schedules: a false alarm of the check that nobody is overtaken."""
     run = strict_run(1, 3, 3, 1, "static")
@@ -88,7 +60,7 @@ def test_samples_that_an_abort_queues_did_not_wait_before():
 
 def test_a_request_that_waits_is_not_held_to_a_hit_that_decodes_evicted_later():
     """Found in 30,000 random schedules."""
-    run = strict_run(5, 4, 2, 5, "prefill-first", num_host_blocks=3, sliding_window=3, num_window_blocks=3)
+    run = strict_run(5, 4, 2, 5, "prefill-first", sliding_window=3, num_window_blocks=3)
     run.add("r0", (*PROMPT[:9], 3), 2)
     run.add("r1", (*PROMPT[:5], *(3,) * 6), 2)
     run.add("r2", (3,) * 12, 2)
@@ -116,14 +88,6 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
         ],
         "owners, users in this step and key",
     ),
-    "host blocks lost at swap-in": (
-        [("memory:Memory.enter", "self.release_host_blocks(request)", "request.host_blocks = ()")],
-        "host blocks",
-    ),
-    "a state swapped in from the wrong host block": (
-        [("memory:Memory.enter", '"load_state", request.host_blocks[-1]', '"load_state", request.host_blocks[0]')],
-        "goes on at position|checkpoint",
-    ),
     "rejected drafts kept": (
         [("plan:ScheduledTokens.num_kept", " - self.num_drafts + max(0, num_answered - 1)", "")],
         "",
@@ -135,10 +99,6 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     "a stop token that ignores min_tokens": (
         [("request:Request.reason_to_end", "num_output_tokens >= self.min_tokens", "True")],
         "none that stops it",
-    ),
-    "an abandoned step whose swapped-out copies are believed": (
-        [("scheduler:Scheduler.abandon", "if request.host_blocks:", "if False:")],
-        "its host blocks|in windowed layers|state on the host",
     ),
 }
 

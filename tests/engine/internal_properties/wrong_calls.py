@@ -98,7 +98,7 @@ def aborted_in_flight(call: Callable[[Scheduler], object]) -> None:
     call(subject)
 
 
-NO_CHANGE = "is in flight: call update() or abandon() first"
+NO_CHANGE = "is in flight: call update() first"
 OTHER = "which is not in flight"
 FORK = "request 'b': a fork needs the prompt of 'a'"
 
@@ -143,7 +143,6 @@ SCHEDULER: tuple[Case, ...] = (
     (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early("A", budget=8)),
     (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early(None, budget=2)),
     (PlanError, f"update() for step 0, {OTHER}", lambda: with_plan(lambda s, p: s.update(replace(p), {"a": [5, 9]}))),
-    (PlanError, f"abandon() for step 0, {OTHER}", lambda: with_plan(lambda s, p: s.abandon(replace(p)))),
     (RequestRefused, "request id 'a' is already in use", lambda: settled().add(Request("a", (1,), 1))),
     (
         RequestRefused,
@@ -196,7 +195,6 @@ LEAST = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "max_waiting_tokens": 0,
-    "num_host_blocks": 0,
 }
 POLICY_NAMES = f"expected one of {', '.join(POLICIES)}"
 RATIO = "expected a number, at least 0"
@@ -301,23 +299,23 @@ def changed(field: str, value: object) -> None:
 
 def told(*lines: object, **changes: object) -> None:
     """The replay of a header with these fields in place of its own (None: without), and of these lines as they are."""
-    header = {"kind": "header", "version": 3, "config": asdict(SchedulerConfig(9)), **changes}
+    header = {"kind": "header", "version": 4, "config": asdict(SchedulerConfig(9)), **changes}
     given = {name: value for name, value in header.items() if value is not None}
     replay([json.dumps(line) for line in (sealed(given), *lines)])
 
 
 END = {"kind": "end", "lines": 1}
 BY_HAND = {"checksums": False}
-HEADER = "expected header, 3"
+HEADER = "expected header, 4"
 PROMPT = tuple(range(100, 300))
 CUT = str([{"request_id": "a", "start": 0, "token_ids": list(PROMPT)}])[:200]
 TRACES: tuple[Case, ...] = (
     (TraceError, "an empty trace: expected a header line", lambda: replay([])),
     (TraceError, f"line 1: kind 'add', version None: {HEADER}", lambda: replay(['{"kind": "add"}'])),
-    (TraceError, f"line 1: kind 'add', version 3: {HEADER}", lambda: replay(['{"kind": "add", "version": 3}'])),
-    (TraceError, f"line 1: kind 'header', version 2: {HEADER}, whose lines have", lambda: told(version=2)),
-    (TraceError, f"line 1: kind 'header', version 4: {HEADER}", lambda: told(version=4)),
-    (TraceError, f"line 1: kind 'zeroth', version 3: {HEADER}", lambda: told(kind="zeroth")),
+    (TraceError, f"line 1: kind 'add', version 4: {HEADER}", lambda: replay(['{"kind": "add", "version": 4}'])),
+    (TraceError, f"line 1: kind 'header', version 3: {HEADER}: record the run again", lambda: told(version=3)),
+    (TraceError, f"line 1: kind 'header', version 5: {HEADER}", lambda: told(version=5)),
+    (TraceError, f"line 1: kind 'zeroth', version 4: {HEADER}", lambda: told(kind="zeroth")),
     (TraceError, "line 1: header: unknown field 'modell', expected blas_kernel, ", lambda: told(modell="x")),
     (TraceError, "line 1: header: no field 'config', expected config, kind, version", lambda: told(config=None)),
     (TraceError, "line 1: config: no field 'block_size', expected ", lambda: told(config={})),

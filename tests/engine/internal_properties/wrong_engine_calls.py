@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,15 +61,6 @@ def called_from_inside() -> None:
     raise refused[0]
 
 
-def half_kept_books() -> None:
-    engine = lonely()
-    with patch.object(engine.scheduler, "update", side_effect=KeyboardInterrupt):
-        try:
-            engine.step()
-        except KeyboardInterrupt:
-            engine.step()
-
-
 def other_tokens(text: str = "x") -> None:
     """A draft model whose tokenizer has another token at one id; one without a tokenizer is taken."""
     model, other = load(), load()
@@ -95,19 +84,6 @@ def overflowing_draft_model() -> None:
             raise AssertionError(f"after a draft model that overflowed: {after.token_ids}, before {before.token_ids}")
 
 
-def interrupted_draft_model() -> None:
-    """An interrupt in the draft model's step leaves nothing of that proposal behind."""
-    drafter = ModelDrafter(loaded(TinyModel()), loaded(TinyModel()))
-    context = DraftContext("a", (3, 4), 2, SamplingParams(), 0, 0, 2)
-    (before,) = drafter.propose([context])
-    with patch("lfm2np.engine.engine.forward", side_effect=KeyboardInterrupt), contextlib.suppress(KeyboardInterrupt):
-        drafter.propose([context])
-    (after,) = drafter.propose([context])
-    if after.token_ids != before.token_ids:
-        raise AssertionError(f"after an interrupt the drafts are {after.token_ids}, before {before.token_ids}")
-    raise RequestError("as before")
-
-
 def name_of_a_sample() -> None:
     engine = own_engine()
     engine.add_request("a#1", [3, 4])
@@ -126,7 +102,6 @@ def after_the_end(*pieces: str) -> None:
 
 
 ENGINE: tuple[Case, ...] = (
-    (RequestError, "as before", interrupted_draft_model),
     (RequestError, "request id 'a#1' is already in use", name_of_a_sample),
     (RequestError, "text after a stop string or finish: the stream has ended", after_the_end),
     (RequestError, "text after a stop string or finish: the stream has ended", lambda: after_the_end("a", "bc")),
@@ -164,7 +139,6 @@ ENGINE: tuple[Case, ...] = (
     (RequestError, "request id 'a' is already in use", lambda: lonely().add_request("a", [3])),
     (RequestError, "request 'a': 3 prompt tokens and max_tokens=9 need 6 blocks of 2; the pool has 1", too_large),
     (RequestError, "abort(): called from inside a step; wait until it is over", called_from_inside),
-    (RequestError, "step(): an earlier call was interrupted in its bookkeeping; make a new engine", half_kept_books),
     (RequestError, "verify: the engine was made without check=True", lambda: own_engine().verify()),
     (RequestError, "shortest n-gram 0: expected a whole number, at least 1", lambda: NgramDrafter(4, 0)),
     (RequestError, "longest n-gram 1: expected a whole number, at least 2", lambda: NgramDrafter(1, 2)),

@@ -101,13 +101,6 @@ def at_length(model: Model) -> RecordedEngine:
     return run
 
 
-def short_of_blocks(model: Model) -> RecordedEngine:
-    run = engine(model, num_blocks=8, num_host_blocks=16, max_num_seqs=3, watermark=0.0)
-    for index in range(3):
-        run.add("abc"[index], prompt(index, 8), 10)
-    return run
-
-
 def sampled_thrice(model: Model) -> RecordedEngine:
     run = engine(model)
     run.add("a", prompt(1, 9), 4, n=3, temperature=2.0, seed=1)

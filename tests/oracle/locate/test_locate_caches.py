@@ -25,7 +25,6 @@ from engine_runs import (
     prompt,
     rows_of,
     sampled_thrice,
-    short_of_blocks,
     token_by_token,
     up_to,
     with_a_shared_prefix,
@@ -76,7 +75,6 @@ STATE = {
     "checkpoint-taken-before-the-chunk": (after_a_prefix_hit, "b", "rows 8 to 9 of 14", "step 0 of 3"),
     "checkpoint-one-token-ahead-of-its-key": (after_a_prefix_hit, "b", "rows 8 to 9 of 14", "step 0 of 3"),
     "blocks-published-before-they-are-written": (with_a_shared_prefix, "b", "rows 8 to 9 of 14", "step 0 of 3"),
-    "swap-drops-the-state": (short_of_blocks, "c", "rows 8 to 9 of 17", "steps 1 to 2 of 10"),
     "fork-does-not-copy-the-state": (sampled_thrice, "a#1", "rows 9 to 10 of 12", "steps 0 to 1 of 3"),
 }
 CHANGES_NO_ACTIVATION = {"slot-leaked-when-admission-fails-after-a-match", "prompts-are-never-published"}

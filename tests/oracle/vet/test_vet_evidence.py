@@ -21,8 +21,9 @@ def normalised(logits):
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
-def answer(random, apart, noise=0.0, reports=False, temperature=1.0, certain=True):
-    """Drawn from the first of three candidates that differ by `apart`, by an engine whose logits have an error."""
+def answer(random, apart, noise=0.0, reports=False, temperature=1.0, certain=True, times=1.0):
+    """Drawn from the first of three candidates that differ by `apart`, by an engine whose logits have an error: so many
+    times what its format gives."""
     base = 1.5 * random.standard_normal((LENGTH, VOCABULARY))
     each = normalised(base + apart * random.standard_normal((3, LENGTH, VOCABULARY)))
     actual = normalised((each[0] + noise * random.standard_normal(each[0].shape)) / temperature)
@@ -31,7 +32,7 @@ def answer(random, apart, noise=0.0, reports=False, temperature=1.0, certain=Tru
     logprobs = np.take_along_axis(views, tokens[None, None], axis=3)[..., 0]
     reported = np.take_along_axis(actual, tokens, axis=1)[:, 0] if reports else np.nan
     errors = np.stack([reported - logprobs[:, 0]] * 2, axis=1)
-    scales = np.full(errors.shape, max(noise, 1e-6))
+    scales = np.full(errors.shape, max(noise, 1e-6) / times)
     return Likelihoods(
         logprobs, logprobs[:, 0], errors, scales, np.full(LENGTH, certain), np.arange(LENGTH) == LENGTH - 1
     )
@@ -81,6 +82,15 @@ def test_reported_values_decide_sooner_do_not_accuse_and_refute_another_model():
         rejected(run(seed, 0.3, noise=0.02, answers=3, reports=True, temperature=1.2)) == [True] * 3
         for seed in range(5)
     )
+
+
+def test_an_unnamed_neighbour_at_some_times_the_rounding_error_is_not_accepted():
+    """At three times, between twice and four times, fixtures/vet.py saw it accepted in 7 runs of 40."""
+    for seed in range(20):
+        each = run(seed, 0.3, noise=0.02, reports=True, times=4.0)  # of the logits: log-probabilities err by less
+        fits = [one.fits_after for one in each]
+        assert rejected(each)[1:] == [True, True] and fits[0] is None, (seed, fits)
+        assert decided(run(seed, 0.3, noise=0.02, reports=True, times=2.0)).accepted
 
 
 @pytest.mark.parametrize(

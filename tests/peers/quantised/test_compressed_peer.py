@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 import lfm2np
 from lfm2np.checkpoint.config_json import load_config
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.lfm3 import in_file
+from lfm2np.checkpoint.names import in_file
 from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint

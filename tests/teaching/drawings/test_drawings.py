@@ -117,7 +117,7 @@ def test_a_run_is_what_the_trace_says(main_lines: list[str], main_run: Run) -> N
 
 
 END = '{"kind": "end", "lines": 2}'
-HEADER = json.dumps({"kind": "header", "version": 3, "checksums": False, "config": asdict(SchedulerConfig(9))})
+HEADER = json.dumps({"kind": "header", "version": 4, "checksums": False, "config": asdict(SchedulerConfig(9))})
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_no_policy_changes_how_much_must_be_computed(scenario: Scenario) -> None
     needed = sum(len(run.requests[name].prompt) + len(ids) - 1 for name, ids in known.items())
     assert one_after_another(run)[1] == needed
     for policy in ("fcfs", "static", "waiting-served", "prefill-first"):
-        outcome = under(run, policy, num_blocks=400, num_host_blocks=0)
+        outcome = under(run, policy, num_blocks=400)
         assert outcome.rows == needed
         assert outcome.first.keys() == outcome.last.keys() == known.keys()
         assert all(outcome.first[name] <= outcome.last[name] for name in known)

@@ -276,8 +276,11 @@ def test_the_page_shows_the_routing_of_the_run(page: str, demo_run: Run) -> None
         ]
     first = [(step, routes(step)[0]) for step in demo_run.steps if step.entries]
     assert tables["Experts of the first sparse block"][1:] == [
-        [str(step.number), str(step.num_tokens), str(2 * step.num_tokens), str(len({*sum(layer.chosen, ())}))]
-        + [number(read_evenly(8, 2, step.num_tokens), 3), str(max(layer.rows))]
+        [
+            *map(str, (step.number, tokens := step.num_tokens, 2 * tokens, len({*sum(layer.chosen, ())}))),
+            number(read_evenly(8, 2, tokens), 3),
+            str(max(layer.rows)),
+        ]
         for step, layer in first
     ]
 

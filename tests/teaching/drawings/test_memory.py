@@ -22,7 +22,7 @@ from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
 @pytest.mark.slow
 @given(scenarios(kinds=("abort", "preempt", "fork")))
 def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
-    """Block by block, the tokens at a table's places are the request's own, after every step, also when swapped in."""
+    """Block by block, the tokens at a table's places are the request's own, after every step."""
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
     holds_what_was_computed(read_run(engine.trace(), is_whole=False))
@@ -36,9 +36,8 @@ def test_no_free_block_is_owned(scenario: Scenario) -> None:
     run_scenario(engine, scenario)
     run = read_run(engine.trace(), is_whole=False)
     for step, owned in zip(run.steps, [pool.owners for pool in pools(run)], strict=True):
-        if not step.abandoned:
-            still = {block for block, names in owned.items() if set(names) - set(step.finished)}
-            assert len(still) <= run.config["num_blocks"] - step.free_blocks, step.number
+        still = {block for block, names in owned.items() if set(names) - set(step.finished)}
+        assert len(still) <= run.config["num_blocks"] - step.free_blocks, step.number
 
 
 @pytest.mark.slow
@@ -86,8 +85,6 @@ def holds_what_was_computed(run: Run) -> None:
     known = {name: list(asked.prompt) for name, asked in run.requests.items()}
     for step, held in zip(run.steps, contents(run), strict=True):
         for entry in step.entries:
-            if step.abandoned:
-                continue
             computed = entry.start + num_kept(step, entry)
             tokens = [held.tokens[entry.block_table[at // size]][at % size] for at in range(computed)]
             parent = run.requests[entry.request_id].parent

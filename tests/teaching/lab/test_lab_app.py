@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import pytest
 
-from lfm2np.commands.lab_app import MOST_QUERY, MOST_WAITING, limits_of, make_app
+from lfm2np.commands.lab_app import MOST_QUERY, MOST_WAITING, make_app
 from lfm2np.commands.serve.server import serving_beside
 from lfm2np.teaching.lab.settings import TEACHING_FAULTS
 from lfm2np.teaching.lab.worker import Worker
@@ -46,8 +46,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    limits = limits_of()
-    with Worker(seconds=10.0, command=MISBEHAVING) as worker, serving_beside(make_app(worker, limits), limits) as port:
+    with Worker(seconds=10.0, command=MISBEHAVING) as worker, serving_beside(make_app(worker)) as port:
         yield Served(port, worker)
 
 

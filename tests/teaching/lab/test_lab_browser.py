@@ -11,7 +11,7 @@ import pytest
 from links import read_settings
 from page_checks import CONTRAST, each_view
 
-from lfm2np.commands.lab_app import limits_of, make_app
+from lfm2np.commands.lab_app import make_app
 from lfm2np.commands.serve.server import serving_beside
 from lfm2np.teaching.lab.lessons import LESSONS
 from lfm2np.teaching.lab.settings import CHOICES, TEACHING_FAULTS, query_of
@@ -25,8 +25,7 @@ HOSTILE = "</script><script>document.title='x'</script><img src=x onerror=\"docu
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    limits = limits_of()
-    with Worker() as worker, serving_beside(make_app(worker, limits), limits) as port:
+    with Worker() as worker, serving_beside(make_app(worker)) as port:
         yield f"http://127.0.0.1:{port}/"
 
 
@@ -265,8 +264,7 @@ def test_two_tabs_and_one_that_is_closed_in_mid_run(browser: Any, address: str) 
 
 
 def test_a_laboratory_that_has_ended_is_said(browser: Any) -> None:
-    limits = limits_of()
-    with Worker() as worker, serving_beside(make_app(worker, limits), limits) as port:
+    with Worker() as worker, serving_beside(make_app(worker)) as port:
         lab = Laboratory(browser, f"http://127.0.0.1:{port}/")
     lab.page.click(".run")
     lab.page.wait_for_selector("#problem-form")

@@ -78,9 +78,7 @@ SIZES = {
     "chunks": {"max_num_batched_tokens": 5},
     "one token a step": {"max_num_batched_tokens": 1},
     "few blocks: preempted": {"num_blocks": 12},
-    "few blocks: swapped": {"num_blocks": 12, "num_host_blocks": 24},
     "few blocks of windows: preempted": {"num_window_blocks": 6, "max_num_batched_tokens": 5},
-    "few blocks of windows: swapped": {"num_window_blocks": 6, "max_num_batched_tokens": 5, "num_host_blocks": 24},
     "whole requests reserved": {"policy": "waiting-served", "num_blocks": 24},
     "drafts": {"drafter": lfm2np.NgramDrafter(), "num_speculative_tokens": 3},
 }
@@ -97,7 +95,7 @@ OF_WINDOWS = [name for name in SIZES if "windows" in name or name == "chunks"]
     ],
 )
 def test_batched_equals_alone(name: str, sizes: dict[str, object]):
-    """Ragged, chunked over the window's edge, on shared prefixes, preempted, swapped, with drafts; memory audited."""
+    """Ragged, chunked over the window's edge, on shared prefixes, preempted, with drafts; memory audited."""
     model = loaded(MODELS[name])
     first = IDS[:11]
     prompts = {"a": first, "b": IDS[3:8], "c": IDS[:1], "d": [*first[:9], 20, 21], "e": [7, 8, 9] * 4}

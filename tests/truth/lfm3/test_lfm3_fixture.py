@@ -78,7 +78,6 @@ SIZES = {
     "chunks over the window's edge": {"max_num_batched_tokens": 11},
     "one token a step": {"max_num_batched_tokens": 1},
     "few blocks: preempted": {"num_blocks": 44, "check": False},
-    "few blocks: swapped": {"num_blocks": 44, "num_host_blocks": 100},
     "drafts": {"drafter": lfm2np.NgramDrafter(), "num_speculative_tokens": 3, "check": False},
 }
 
@@ -91,7 +90,7 @@ BY_NIGHT = {"one token a step"}  # as test_lfm3.py does on drawn models
     [pytest.param(SIZES[name], id=name, marks=pytest.mark.slow if name in BY_NIGHT else ()) for name in SIZES],
 )
 def test_batched_equals_alone(sizes: dict[str, object]):
-    """Tokens, on shared prefixes longer than the window, too; in chunks and with swapping memory is audited."""
+    """Tokens, on shared prefixes longer than the window, too; in chunks memory is audited."""
     prompts = [corpus.as_text(question)[0] for question in questions(8)]
     prompts += [prompt[:-4] for prompt in prompts if prompt.startswith(("far", "edge"))]
     engine = Engine(model(), **{"num_blocks": 200, "block_size": 3, "max_num_seqs": 5, "check": True, **sizes})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from lfm2np.checkpoint.lfm3 import READINGS
+from lfm2np.checkpoint.config_json import READINGS
 from lfm2np.errors import RequestError, WorkerError
 from lfm2np.oracle.engines.target import TargetError
 

@@ -86,10 +86,6 @@ def num_kept(step: Step, entry: Entry) -> int:
     return len(entry.token_ids) - entry.num_drafts + min(accepted, entry.num_drafts)
 
 
-def loads(step: Step, entry: Entry) -> bool:
-    return any(kind == "load_state" and destination == entry.slot for kind, _, destination in step.moves)
-
-
 def colours(run: Run) -> Mapping[str, int]:
     """A number for each request, by arrival; its samples and forks have the same."""
     numbers: dict[str, int] = {}

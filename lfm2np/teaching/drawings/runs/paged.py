@@ -9,18 +9,6 @@ from lfm2np.teaching.drawings.runs.derive import num_kept
 from lfm2np.teaching.drawings.runs.recorded_run import Run, Step
 
 
-def copies(step: Step) -> Iterator[tuple[int, int]]:
-    """From which block to which the moves of a plan copy, those of the host with negative numbers."""
-    for kind, source, destination in step.moves:
-        match kind:
-            case "copy_block":
-                yield source, destination
-            case "save_block":
-                yield source, -1 - destination
-            case "load_block":
-                yield -1 - source, destination
-
-
 @dataclass(frozen=True)
 class Contents:
     """After a step. What a block holds stays there when nobody owns it any more, until another owner writes to it."""
@@ -30,14 +18,14 @@ class Contents:
 
 
 def contents(run: Run) -> Iterator[Contents]:
-    """For each step what stands there after it; of an abandoned one what stood there before."""
+    """For each step what stands there after it."""
     tokens: dict[int, dict[int, int]] = {}
     size = int(run.config["block_size"])
     for step in run.steps:
-        for source, destination in copies(step):
+        for source, destination in [places for kind, *places in step.moves if kind == "copy_block"]:
             tokens[destination] = dict(tokens.get(source, {}))
-        written = set() if step.abandoned else write_tokens(tokens, step, size)
-        yield Contents({block: dict(slots) for block, slots in tokens.items() if block >= 0}, frozenset(written))
+        written = write_tokens(tokens, step, size)
+        yield Contents({block: dict(slots) for block, slots in tokens.items()}, frozenset(written))
 
 
 def write_tokens(tokens: dict[int, dict[int, int]], step: Step, size: int) -> set[tuple[int, int]]:

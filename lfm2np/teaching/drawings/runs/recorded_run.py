@@ -18,7 +18,7 @@ ENTRY_FIELDS = tuple(each.name for each in fields(Entry))
 
 @dataclass(frozen=True)
 class Step:
-    """One step: what was planned, and what came of it. An abandoned one has no tokens."""
+    """One step: what was planned, and what came of it."""
 
     number: int
     entries: tuple[Entry, ...]
@@ -30,7 +30,6 @@ class Step:
     waiting: int
     running: int
     free_blocks: int
-    abandoned: bool = False
     operations: tuple[Operation, ...] = ()  # only with --trace-detail
 
     @property
@@ -110,7 +109,7 @@ def read_run(lines: Iterable[str], is_whole: bool = True) -> Run:
                 schedule.append(texts_of_lines[number - 1])
             if header is None:
                 header = line
-            elif kind in ("step", "abandon"):
+            elif kind == "step":
                 steps.append(step_from(line, len(steps)))
             elif kind == "detail":
                 steps[-1] = replace(steps[-1], operations=tuple(line["operations"]))
@@ -144,10 +143,11 @@ def step_from(line: Mapping[str, Any], number: int) -> Step:
         moves=tuple((move["kind"], move["source"], move["destination"]) for move in plan["moves"]),
         admitted=tuple(plan["admitted"]),
         preempted=tuple(plan["preempted"]),
-        tokens={name: tuple(ids) for name, ids in line.get("tokens", {}).items()},
-        finished=line.get("finished", {}),
-        **{name: line.get(name, 0) for name in ("waiting", "running", "free_blocks")},
-        abandoned=line["kind"] == "abandon",
+        tokens={name: tuple(ids) for name, ids in line["tokens"].items()},
+        finished=line["finished"],
+        waiting=line["waiting"],
+        running=line["running"],
+        free_blocks=line["free_blocks"],
     )
 
 

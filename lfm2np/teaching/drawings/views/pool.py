@@ -17,7 +17,7 @@ from lfm2np.teaching.drawings.page.view import (
     step_text,
     view_of_run,
 )
-from lfm2np.teaching.drawings.runs.derive import Pool, colours, loads, num_kept, pools
+from lfm2np.teaching.drawings.runs.derive import Pool, colours, num_kept, pools
 from lfm2np.teaching.drawings.runs.paged import Contents, contents
 from lfm2np.teaching.drawings.runs.recorded_run import Entry, Run, Step, in_windows
 from scheduler import FREED
@@ -28,13 +28,7 @@ MOVES = {
     "restore_state": "the checkpoint of block {0} is copied to state slot {1}: a prefix hit brings attention AND state",
     "copy_block": "block {0} is copied to block {1}: copy-on-write, since another request shares it",
     "copy_state": "state slot {0} is copied to slot {1}: a fork goes on by itself",
-    "save_block": "block {0} is saved to host block {1}: swapped out",
-    "load_block": "host block {0} is loaded to block {1}: swapped in",
-    "save_state": "state slot {0} is saved with host block {1}",
-    "load_state": "the state with host block {0} is loaded to slot {1}",
     "copy_window_block": "block {0} of windowed layers is copied to block {1}: copy-on-write there",
-    "save_window_block": "block {0} of windowed layers is saved with host block {1}",
-    "load_window_block": "what host block {0} has of windowed layers is loaded to their block {1}",
 }
 
 
@@ -77,7 +71,7 @@ def now(run: Run, step: Step) -> Markup:
     hits = [
         f"{visible(entry.request_id)} enters with {entry.start} tokens found in the prefix cache"
         for entry in step.entries
-        if entry.request_id in step.admitted and entry.start and not loads(step, entry)
+        if entry.request_id in step.admitted and entry.start
     ]
     rows = []
     for entry in step.entries:
@@ -98,8 +92,7 @@ def table_text(table: Sequence[int]) -> str:
 
 def written(step: Step, entry: Entry) -> str:
     """The positions that stay: not those of rejected drafts."""
-    kept = 0 if step.abandoned else num_kept(step, entry)
-    return f"{entry.start} to {entry.start + kept - 1}" if kept else "none"
+    return f"{entry.start} to {entry.start + num_kept(step, entry) - 1}"
 
 
 # --- the map of a step: every block with its tokens, owners and checkpoint, and the state slots

@@ -112,8 +112,7 @@ def sentence(run: Run, states: dict[str, list[Moment]], step: Step) -> Markup:
     again = sum(line_[step.number].recomputed for line_ in states.values())
     if again:
         parts.append(f"{counted(again, 'token')} computed again")
-    end = "; the step was abandoned" if step.abandoned else ""
-    return step_text(step, "; ".join(parts) + end + ".")
+    return step_text(step, "; ".join(parts) + ".")
 
 
 def numbers_table(run: Run, states: dict[str, list[Moment]]) -> Markup:
@@ -126,7 +125,7 @@ def numbers_table(run: Run, states: dict[str, list[Moment]]) -> Markup:
             else ""
             for state in states.values()
         ]
-        after: list[object] = ["\u2013"] * 3 if step.abandoned else [step.waiting, step.running, step.free_blocks]
+        after: list[object] = [step.waiting, step.running, step.free_blocks]
         rows.append([step.number, step.num_tokens, *shares, *after])
     return table("Tokens by step and request: P prefill, R recomputed, d decode, q queued, x preempted", head, rows)
 

@@ -10,7 +10,7 @@ from lfm2np.suite.schedulers import ledger
 
 @dataclass(eq=False)
 class Account(ledger.Account):
-    """`computed` counts positions in the cache, while it runs or is swapped out."""
+    """`computed` counts positions in the cache, while it runs."""
 
     subject: scheduler.Request = field(kw_only=True)  # as the scheduler has it
     key: tuple[int, int] = field(kw_only=True)  # its place in the policy's order
@@ -26,7 +26,6 @@ class Account(ledger.Account):
     most_blocks: int = 0
     awaits_moves: bool = False  # split off since the last plan
     preemptions: int = 0
-    withdrawn: int = 0  # how often an abandoned step took it off
     prompt_rows: int = 0  # prompt positions whose logits were computed without a gap
 
     @property

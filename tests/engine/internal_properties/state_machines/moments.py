@@ -1,6 +1,6 @@
 """The moments that a plan does not tell of: calls inside the scheduler are listened to, and held against the books.
 
-A block is handed out, or published; a request enters, grows, is split off, or swapped out.
+A block is handed out, or published; a request enters, grows, or is split off.
 """
 
 from __future__ import annotations
@@ -46,13 +46,11 @@ class Moments(OwnScheduler):
         self.windows = memory.windows
         self.pool_books = PoolBooks(memory.pool, "pool", self._on_publish, self._on_evict)
         self.all_pool_books = [self.pool_books]
-        if memory.host_pool is not None:
-            self.all_pool_books.append(PoolBooks(memory.host_pool, "pool of the host"))
         if self.windows.pool is not None:
             self.all_pool_books.append(PoolBooks(self.windows.pool, "pool of windowed layers", self._on_window_publish))
-        self._enter, self._split, self._swap_out = memory.enter, memory.split, memory.swap_out
+        self._enter, self._split = memory.enter, memory.split
         self._grow, self._grow_from_unused = memory.grow, memory.grow_from_unused
-        for name in ("enter", "split", "swap_out", "grow", "grow_from_unused"):
+        for name in ("enter", "split", "grow", "grow_from_unused"):
             setattr(memory, name, getattr(self, f"_on_{name}"))
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -88,11 +86,10 @@ class Moments(OwnScheduler):
 
     def _on_enter(self, request: scheduler.Request, hit: tuple[int, ...], needed: int, moves: list[Move]) -> None:
         account = self.accounts[request.request_id]
-        if not request.host_blocks:
-            require(hit, self.longest_prefix(account), "blocks of the prefix hit", account.name)
-            account.computed = len(hit) * self.config.block_size
-            account.cached += account.computed
-            self._count(account)
+        require(hit, self.longest_prefix(account), "blocks of the prefix hit", account.name)
+        account.computed = len(hit) * self.config.block_size
+        account.cached += account.computed
+        self._count(account)
         self._enter(request, hit, needed, moves)
         self._note_blocks(request)
 
@@ -140,16 +137,6 @@ class Moments(OwnScheduler):
             held = self.blocks_for(child.most_computed_tokens if reserves else computed)
             require(len(child.block_table), held, "blocks", child.request_id)
             self._note_blocks(child)
-        return done
-
-    def _on_swap_out(self, request: scheduler.Request, moves: list[Move]) -> bool:
-        """It goes to the host whenever something is computed and there is room for all of it."""
-        host = self.scheduler.memory.host_pool
-        room = host.num_free if host else 0
-        done = self._swap_out(request, moves)
-        used = self.blocks_for(request.num_computed_tokens)
-        require(done, 0 < used <= room, "is swapped out:", request.request_id)
-        require(len(request.host_blocks), used if done else 0, "host blocks", request.request_id)
         return done
 
     def longest_prefix(self, account: Account) -> tuple[int, ...]:

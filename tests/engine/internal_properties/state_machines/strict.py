@@ -229,8 +229,8 @@ class StrictScheduler(Moments):
         if plan.preempted or not left or first is None or not scheduler.memory.free_slots:
             return
         account = self.accounts[first.request_id]
-        hit = () if first.host_blocks else self.longest_prefix(account)
-        start = account.computed if first.host_blocks else len(hit) * self.config.block_size
+        hit = self.longest_prefix(account)
+        start = len(hit) * self.config.block_size
         most = self.config.max_num_batched_tokens  # what was left when admission was tried is not known
         needed = self.blocks_for(min(len(account.tokens), start + most)) - len(hit)
         free = set(scheduler.pool.free_order()) - set(hit)
@@ -293,17 +293,6 @@ class StrictScheduler(Moments):
                 require(min(account.prompt_rows, wanted), wanted, "prompt positions with logits", account.name)
             self._note_computed(account)
 
-    def abandon(self) -> None:
-        """The step in flight breaks off: whatever ran is computed again."""
-        assert self.plan is not None
-        plan, self.plan = self.plan, None
-        for request in self.scheduler.running:
-            self.accounts[request.request_id].withdrawn += 1
-        self.scheduler.abandon(plan)
-        self.steps += 1
-        if self.trace:
-            self.trace.abandon(plan, self.offered)
-
     def settle(self, name: str) -> None:
         """The request has ended. Every scheduled token that was kept is accounted for:
 
@@ -315,7 +304,7 @@ class StrictScheduler(Moments):
         require(request.token_ids, account.tokens, "tokens at its end", name)
         total = request.furthest_computed - account.inherited - account.skipped + request.num_recomputed_tokens
         require(account.kept, total, "kept scheduled tokens", name)
-        if not account.preemptions and not account.withdrawn:
+        if not account.preemptions:
             require(account.kept, account.computed - account.inherited - account.cached, "tokens of one run", name)
         require(request.num_recomputed_tokens, account.recomputed, "recomputed tokens", name)
         require(request.num_cached_tokens, account.cached, "cached tokens", name)
@@ -335,9 +324,7 @@ class StrictScheduler(Moments):
         for account in self.live.values():
             request = account.subject
             require(request.token_ids, account.tokens, "tokens", account.name)
-            if request.host_blocks:
-                self._require_swapped(account)
-            elif request not in self.scheduler.running:
+            if request not in self.scheduler.running:
                 require(request.num_computed_tokens, 0, "computed tokens of one that waits:", account.name)
         for request in self.scheduler.running:
             self._require_running(self.accounts[request.request_id])
@@ -364,16 +351,6 @@ class StrictScheduler(Moments):
             held = [block for block in request.window_table if block != FREED]
             actual = self.cells("window block", held)[: max(0, stop - freed)]
             require_cells(actual, names[freed:], "its blocks of windowed layers", account.name)
-
-    def _require_swapped(self, account: Account) -> None:
-        host, stop = account.subject.host_blocks, account.computed
-        names = account.prefixes_with((), stop)
-        require_cells(self.cells("host block", host)[:stop], names, "its host blocks", account.name)
-        if self.windows.pool is not None:
-            actual = self.cells("host window block", host)
-            for position in self.seen_before(stop):
-                require(actual[position], names[position], f"position {position} in windowed layers", account.name)
-        require(self.state("host state", host[-1]), account.state(stop), "state on the host", account.name)
 
     # --- the end
 

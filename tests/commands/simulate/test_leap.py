@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
+from lfm2np.commands.simulate.leap import Leap, leap, most_steps
 from scheduler import POLICIES, BatchPlan, PlanError, Request, RequestRefused, Scheduler, SchedulerConfig, check
-from scheduler.leap import Leap, leap, most_steps
-from scheduler.policy import FirstComeFirstServed, Step
 
 END = 9  # stops who listens to it
 DRAWN, MORE = 60, 2340  # schedules: here, and in the slow test
-RARE = (263, 351)  # of those: windowed blocks run out in a leap; a fork shares the block of the next token
+RARE = (202,)  # of those: windowed blocks run out in a leap
 PAGES = ("engine/18-simulate.md", "why/proved.md")  # that say how many
 
 
@@ -33,13 +32,12 @@ def drawn_config(rng: random.Random) -> SchedulerConfig:
         max_waiting_tokens=rng.choice([0, 1, 5, 20]),
         prefix_caching=rng.random() < 0.8,
         watermark=rng.choice([0.0, 0.01, 0.2]),
-        num_host_blocks=rng.choice([0, 0, 30]),
         sliding_window=window,
         num_window_blocks=0 if window is None else rng.randint(60, 240) // size,
     )
 
 
-def drawn_request(rng: random.Random, number: int, config: SchedulerConfig) -> tuple[Request, list[Request]]:
+def drawn_request(rng: random.Random, number: int, config: SchedulerConfig) -> Request:
     """With the tokens of one of two families, so that prefixes are shared."""
     most = min(config.num_blocks, config.num_window_blocks or config.num_blocks) * config.block_size
     prompt, new = rng.randint(1, max(1, min(40, most // 2))), rng.randint(1, max(1, min(40, most // 2)))
@@ -47,12 +45,7 @@ def drawn_request(rng: random.Random, number: int, config: SchedulerConfig) -> t
     shared = rng.randint(0, prompt)
     ids = (family,) * shared + (100 + number,) * (prompt - shared)
     stops = frozenset({END}) if rng.random() < 0.5 else frozenset()
-    names = [f"r{number}"] + [f"r{number}.{child}" for child in range(rng.choice([0, 0, 0, 0, 1, 2]))]
-    first, *forks = (
-        Request(name, ids, new, stops, priority=rng.choice([0, 0, -1, 2]), cache_salt="s" * (family == 2))
-        for name in names
-    )
-    return first, forks
+    return Request(f"r{number}", ids, new, stops, priority=rng.choice([0, 0, -1, 2]), cache_salt="s" * (family == 2))
 
 
 class Schedule:
@@ -64,7 +57,7 @@ class Schedule:
         self.scheduler = Scheduler(self.config)
         self.arrivals = sorted(rng.randint(0, 100) for _ in range(rng.randint(1, 20)))
         self.requests = [drawn_request(rng, number, self.config) for number in range(len(self.arrivals))]
-        self.ends = {name.request_id: rng.randint(1, 40) for pair in self.requests for name in (pair[0], *pair[1])}
+        self.ends = {request.request_id: rng.randint(1, 40) for request in self.requests}
         self.aborts = sorted((rng.randint(0, 150), f"r{rng.randint(0, 19)}") for _ in range(rng.choice([0, 0, 1, 3])))
 
     def begin(self) -> None:
@@ -72,9 +65,9 @@ class Schedule:
         scheduler = self.scheduler
         while self.arrivals and (self.arrivals[0] <= scheduler.step or not scheduler.has_unfinished):
             self.arrivals.pop(0)
-            request, forks = self.requests.pop(0)
+            request = self.requests.pop(0)
             with contextlib.suppress(RequestRefused):  # larger than the pool
-                scheduler.add(request, forks)
+                scheduler.add(request)
         while self.aborts and self.aborts[0][0] <= scheduler.step:
             _, name = self.aborts.pop(0)
             if name in scheduler.requests:
@@ -117,9 +110,9 @@ class Schedule:
 
 
 def everything(scheduler: Scheduler) -> list[Any]:
-    """All that a scheduler holds; but `_blocked`, which says that the last step let nobody in."""
+    """All that a scheduler holds."""
     memory, cache = scheduler.memory, scheduler.prefix_cache
-    pools = (scheduler.pool, memory.host_pool, memory.windows.pool)
+    pools = (scheduler.pool, memory.windows.pool)
     counters = {name: value for name, value in vars(scheduler).items() if isinstance(value, int | frozenset)}
     policy = {name: value for name, value in vars(scheduler.policy).items() if name != "settings"}
     requests = [
@@ -127,9 +120,8 @@ def everything(scheduler: Scheduler) -> list[Any]:
         for request in scheduler.requests.values()
     ]
     names = [[request.request_id for request in queue] for queue in (scheduler.waiting, scheduler.running)]
-    forks = [[fork.request_id for fork in request.forks] for request in scheduler.requests.values()]
-    held = [memory.free_slots, cache.statistics, cache._evicted, scheduler._pending]
-    return [counters, policy, requests, names, forks, held, *(vars(pool) for pool in pools if pool is not None)]
+    held = [memory.free_slots, cache.statistics, cache._evicted]
+    return [counters, policy, requests, names, held, *(vars(pool) for pool in pools if pool is not None)]
 
 
 def pairs(seed: int) -> Iterator[tuple[Schedule, Schedule, Leap | None, list[BatchPlan]]]:
@@ -178,7 +170,7 @@ def test_a_leap_leaves_all_as_the_steps_would(policy: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_pages_say_how_many_schedules_are_drawn(page: str) -> None:
-    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / page).read_text(encoding="utf-8")
     assert f"{DRAWN + MORE:,} drawn schedules" in text
 
 
@@ -187,33 +179,6 @@ def test_thousands_of_drawn_schedules() -> None:
     steps = [require_equal(seed) for seed in range(DRAWN, DRAWN + MORE)]
     leapt, taken = (sum(column) for column in zip(*steps, strict=True))
     assert leapt > taken / 2
-
-
-def test_a_policy_with_a_plan_of_its_own_is_not_leapt_over_unless_it_says_how_long() -> None:
-    class EverySecondStep(FirstComeFirstServed):
-        def plan(self, step: Step) -> None:
-            step.run()
-
-    scheduler = Scheduler(SchedulerConfig(8))
-    scheduler.add(Request("a", (1, 2), max_tokens=9))
-    scheduler.update(scheduler.schedule(), {"a": [7]})
-    assert most_steps(scheduler) == 8
-    scheduler.policy = EverySecondStep(scheduler.config)
-    assert most_steps(scheduler) == 0
-
-
-def test_a_head_that_is_let_in_by_a_block_published_during_the_leap_ends_it() -> None:
-    """`b` lacks one block until `a` has published the second block that both begin with."""
-    scheduler = Scheduler(SchedulerConfig(6, block_size=4, max_num_seqs=2, policy="fcfs", watermark=0.0))
-    scheduler.add(Request("a", (1, 1, 1, 1, 5), max_tokens=12))
-    scheduler.update(scheduler.schedule(), {"a": [5]})
-    scheduler.add(Request("b", (1, 1, 1, 1, 5, 5, 5, 5, *range(30, 43)), max_tokens=1))
-    assert most_steps(scheduler) == 0  # no step has said yet that it does not fit
-    scheduler.update(scheduler.schedule(), {"a": [5]})
-    count = most_steps(scheduler)
-    assert count == 10
-    assert leap(scheduler, count, {"a": [5] * count}).steps == 2
-    assert scheduler.running[0].num_computed_tokens == 8
 
 
 def test_what_can_not_be_leapt_over_is_refused_and_changes_nothing() -> None:

@@ -1,33 +1,22 @@
-"""Many steps at once, where each would do the same: all running requests decode, and nobody is let in.
+"""Many steps at once, where each would do the same: all running requests decode, and nobody can be let in.
 
 Such a step makes four calls for each running request: memory.grow() for one token, then, in update(), publish(),
 release_unseen() and append(). All but the last change something only where a position crosses the border of a block (or
 of a window), and those steps follow from the position alone. leap() makes just these calls, with the same arguments in
 the same order; what each call would have left as it is, is left out. So all that a scheduler holds is the same as after
-that many schedule() and update(): tables, free lists, keys, counters. Proof that nobody is let in meanwhile:
+that many schedule() and update(): tables, free lists, keys, counters. Nobody is let in meanwhile, since nothing waits,
+or no slot is free, or the policy lets nobody in beside those that run, and no step of the leap changes that.
 
-- Nothing waits, or no slot is free, or the policy lets nobody in beside those that run: no step of the leap changes it.
-- Else the step before was of the same kind and let nobody in: too few wait, or the head lacks blocks. While nothing
-  comes or goes, a step of decodes takes blocks and gives none back, so as long as the head's prefix hit is the same
-  (`Blocked.holds`), it lacks at least as many in the next one. Windowed layers do give blocks back: no leap then.
-- A policy that counts steps says how long its rule stays the same (`steps_alike`).
-
-The leap ends early, before a step for which blocks would not suffice (it preempts), and behind one that changed the
-head's hit. Drafts, forks in flight and swapped requests among those that run are of no step that leap() takes over.
+The leap ends early, before a step for which blocks would not suffice (it preempts). Requests have no forks and no
+drafts here, and the policy is one of scheduler.POLICIES.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
 
-from scheduler.blocked import Blocked
-from scheduler.errors import PlanError
-from scheduler.policy import FirstComeFirstServed
-from scheduler.request import Request
-from scheduler.scheduler import Scheduler
+from scheduler import PlanError, Request, Scheduler
 
 
 @dataclass
@@ -42,34 +31,13 @@ class Leap:
 def most_steps(scheduler: Scheduler) -> int:
     """How many steps leap() may take at most; 0: the next one may do something else than decode. O(running)."""
     policy, running = scheduler.policy, scheduler.running
-    kind: Any = type(policy)
-    if not running or scheduler.in_flight or scheduler._pending or scheduler._num_prefilling:
+    if not running or scheduler.in_flight or not all(request.is_decoding for request in running):
         return 0
-    if len(running) > scheduler.config.max_num_batched_tokens or not _knows_its_plan(kind):
+    if len(running) > scheduler.config.max_num_batched_tokens:
         return 0
-    if any(_shares_its_next_block(scheduler, request) for request in running):
+    if scheduler.waiting and scheduler.memory.free_slots and policy.admits_beside_running:
         return 0
-    limit = min(request.max_tokens - request.num_output_tokens for request in running)
-    if not scheduler.waiting or not scheduler.memory.free_slots or not policy.admits_beside_running:
-        return limit
-    if scheduler._blocked is None or scheduler.memory.windows.pool is not None:
-        return 0
-    return min(limit, policy.steps_alike()) if scheduler._blocked.holds(scheduler.pool) else 0
-
-
-@lru_cache
-def _knows_its_plan(kind: type[FirstComeFirstServed]) -> bool:
-    """Whether steps_alike() speaks of the plan that the policy has, not of one that it inherited."""
-    owner = next(base for base in kind.__mro__ if "plan" in vars(base))
-    return any("steps_alike" in vars(base) for base in kind.__mro__[: kind.__mro__.index(owner) + 1])
-
-
-def _shares_its_next_block(scheduler: Scheduler, request: Request) -> bool:
-    """Whether the next token goes to a half-filled block that a fork shares: it would be copied."""
-    index = request.num_computed_tokens // scheduler.config.block_size
-    if index >= len(request.block_table):
-        return False
-    return scheduler.pool.is_shared(request.block_table[index]) or scheduler.memory.windows.is_shared(request)
+    return min(request.max_tokens - request.num_output_tokens for request in running)
 
 
 def leap(scheduler: Scheduler, count: int, tokens: Mapping[str, Sequence[int]]) -> Leap:
@@ -78,11 +46,11 @@ def leap(scheduler: Scheduler, count: int, tokens: Mapping[str, Sequence[int]]) 
     PlanError, and no change, for more than most_steps(), or tokens that are missing, too many, or end too early.
     """
     _require(scheduler, count, tokens)
-    running, blocked = list(scheduler.running), scheduler._blocked if scheduler.waiting else None
+    running = list(scheduler.running)
     starts = [request.num_computed_tokens for request in running]
     for request in running:
         request.token_ids.extend(tokens[request.request_id][: count - 1])
-    result = _cross_borders(scheduler, count, running, starts, blocked)
+    result = _cross_borders(scheduler, count, running, starts)
     if result.steps == 0:
         _take_back(running, starts, 1)
         return result
@@ -97,7 +65,7 @@ def leap(scheduler: Scheduler, count: int, tokens: Mapping[str, Sequence[int]]) 
         request.num_computed_tokens = request.furthest_computed = start + result.steps
         request.append(tokens[request.request_id][result.steps - 1])
         if request.finish_reason is not None:
-            scheduler._finish(request)
+            scheduler.finish(request.request_id, request.finish_reason)
             result.finished.append(request)
     return result
 
@@ -114,9 +82,7 @@ def _require(scheduler: Scheduler, count: int, tokens: Mapping[str, Sequence[int
             raise PlanError(f"leap(): {request.request_id!r} ends before the last of {count} steps")
 
 
-def _cross_borders(
-    scheduler: Scheduler, count: int, running: list[Request], starts: list[int], blocked: Blocked | None
-) -> Leap:
+def _cross_borders(scheduler: Scheduler, count: int, running: list[Request], starts: list[int]) -> Leap:
     """All calls that change anything, but those behind step `count`. The requests' counters are left behind."""
     pool, windows, result = scheduler.pool, scheduler.memory.windows.pool, Leap(count)
     for step, growing, settling in _borders(scheduler, count, starts):
@@ -133,9 +99,6 @@ def _cross_borders(
             return result
         for index in settling:
             _settle(scheduler, running[index], starts[index] + step + 1)
-        if blocked is not None and not blocked.holds(pool):
-            result.steps = step + 1
-            return result
     return result
 
 

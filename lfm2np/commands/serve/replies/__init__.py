@@ -1,1 +1,0 @@
-"""Responses of both kinds, whole or streamed, and the OpenAPI document that describes them."""
