@@ -32,7 +32,7 @@ def moments(run: Run) -> dict[str, list[Moment]]:
         for name, row in timeline.items():
             request = scheduler.requests.get(name)
             if request is None:
-                row.append(Moment(ABSENT if all(moment.state == ABSENT for moment in row) else ENDED))
+                row.append(Moment(ENDED if run.requests[name].arrival <= step.number else ABSENT))
             elif name in entries:
                 row.append(computed(step, entries[name], request.furthest_computed, request.is_decoding))
             else:
