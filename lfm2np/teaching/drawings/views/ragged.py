@@ -46,8 +46,9 @@ def ragged(run: Run, leak: Leak | None, of: str = "A step of the trained fixture
             by_step(run, lambda step: of_step(run, step, taps)),
         ],
         element("dl", [[element("dt", name), element("dd", text)] for name, text in CLASSES.items() if name in known]),
-        element("h3", "Where requests leak into each other"),
-        broken(leak, of, fault),
+        element(
+            "section", element("h3", "Where requests leak into each other"), broken(leak, of, fault), class_="leaks"
+        ),
     )
 
 
