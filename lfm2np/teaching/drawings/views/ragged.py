@@ -13,7 +13,7 @@ from lfm2np.teaching.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, 
 from lfm2np.teaching.drawings.runs.recorded_run import Entry, Run, Step
 from scheduler import FREED
 
-TALL, WIDE, MARGIN = 22.0, 720.0, 190.0  # of a row of the flat array, of all positions, of the labels
+TALL, WIDE, MARGIN = 22.0, 720.0, 220.0  # of a row of the flat array, of all positions, of the labels
 SIDE, LEFT, TOP = 14.0, 74.0, 20.0  # of a square of a mask, and where the squares begin
 CHOICES = (SOUND, *BROKEN)
 MOST_ROWS = 64  # of a step that is drawn
@@ -41,7 +41,7 @@ def ragged(run: Run, leak: Leak | None, of: str = "A step of the trained fixture
             legend(
                 ("attention sees these positions of the row's own request", cell(1, 1, 16, 16, 0, "")),
                 ("the convolution takes in these", rectangle(2, 2, 14, 14, class_="cell none written")),
-                ("beyond the window of windowed layers", cell(1, 1, 16, 16, None, "", "idle")),
+                *([("beyond the window", cell(1, 1, 16, 16, None, "", "idle"))] if "sliding_window" in run.config else []),
             ),
             by_step(run, lambda step: of_step(run, step, taps)),
         ],
