@@ -94,7 +94,7 @@ def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
     page, compared = shared.page, 0
     states = moments(run)
     rows = page.eval_on_selector_all(
-        "#schedule details table tbody tr", "rows => rows.map(row => [...row.children].map(one => one.textContent))"
+        "#schedule details:first-of-type table tbody tr", "rows => rows.map(row => [...row.children].map(one => one.textContent))"
     )
     for step, cells in zip(run.steps, rows, strict=True):
         shares = [
