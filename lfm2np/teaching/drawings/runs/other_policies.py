@@ -37,6 +37,17 @@ class Pass:
         return len(self.batch) * self.longest - self.rows
 
 
+def passes(run: Run) -> Iterator[Pass]:
+    """Of each step; under `static` a batch keeps its rows until all of it have ended."""
+    batch, running = set[str](), 0
+    for step in run.steps:
+        if run.config["policy"] != "static" or not running:
+            batch = set()
+        batch = batch | {entry.request_id for entry in step.entries}
+        running = step.running
+        yield Pass(step, batch)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a policy made of the requests. Steps are counted from 0; times are steps after the arrival."""
@@ -55,7 +66,6 @@ class Outcome:
 
     @property
     def padding(self) -> int:
-        """Under `static` a request stays in its batch until the longest ends; else a batch is a step's requests."""
         return sum(each.padding for each in self.passes)
 
     @property
@@ -91,14 +101,12 @@ def under(run: Run, policy: str, **changes: Any) -> Outcome:
         config["num_window_blocks"] = max(config["num_window_blocks"], config["num_blocks"])
     scheduler, file = Scheduler(SchedulerConfig(**config)), io.StringIO()
     trace = TraceWriter(file, scheduler.config)
-    batches: list[set[str]] = []
     while (left or scheduler.has_unfinished) and scheduler.step < MOST_STEPS:
         for asked in [request for request in left if request.arrival <= scheduler.step]:
             left.remove(asked)
             request = Request(asked.request_id, asked.prompt, len(known[asked.request_id]))
             scheduler.add(request)
             trace.add(request, ())
-        goes_on = policy == "static" and len(scheduler.running) > 0
         plan = scheduler.schedule()
         said = {
             name: [known[name][scheduler.requests[name].num_output_tokens]]
@@ -108,9 +116,8 @@ def under(run: Run, policy: str, **changes: Any) -> Outcome:
         finished = reasons(scheduler.update(plan, said))
         state = len(scheduler.waiting), len(scheduler.running), scheduler.pool.num_free
         trace.step(plan, {}, said, (), finished, state, None)
-        batches.append({entry.request_id for entry in plan.scheduled} | (batches[-1] if goes_on else set()))
     rerun = replace(read_run(file.getvalue().splitlines(), is_whole=False), texts=run.texts)
-    return Outcome(policy, rerun, tuple(map(Pass, rerun.steps, batches)))
+    return Outcome(policy, rerun, tuple(passes(rerun)))
 
 
 def one_after_another(run: Run) -> tuple[int, int, int]:

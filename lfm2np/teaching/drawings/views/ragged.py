@@ -41,7 +41,11 @@ def ragged(run: Run, leak: Leak | None, of: str = "A step of the trained fixture
             legend(
                 ("attention sees these positions of the row's own request", cell(1, 1, 16, 16, 0, "")),
                 ("the convolution takes in these", rectangle(2, 2, 14, 14, class_="cell none written")),
-                *([("beyond the window", cell(1, 1, 16, 16, None, "", "idle"))] if "sliding_window" in run.config else []),
+                *(
+                    [("beyond the window", cell(1, 1, 16, 16, None, "", "idle"))]
+                    if "sliding_window" in run.config
+                    else []
+                ),
             ),
             by_step(run, lambda step: of_step(run, step, taps)),
         ],
