@@ -153,15 +153,23 @@ def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
     assert all(row[-1].state in (*LETTERS, ENDED) for row in states.values())
 
 
-@settings(max_examples=settings.default.max_examples // 4)
-@given(scenarios(kinds=("abort", "preempt")))
-def test_moments_by_the_plans_alone_are_those_of_the_scheduler(scenario: Scenario) -> None:
+def test_moments_by_the_plans_alone_are_those_of_the_scheduler(main_run: Run) -> None:
     """A fault's schedule has no other source."""
-    engine = make(own, scenario.model, scenario.sizes)
-    run_scenario(engine, scenario)
-    run = read_run(engine.trace(), is_whole=False)
-    if not any(asked.parent for asked in run.requests.values()):
+    engine = make(own, TinyModel(), {"block_size": 2, "num_blocks": 20})
+    for name in "abc":
+        engine.add(Request(name, (3, 4), SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)))
+    engine.step()
+    engine.preempt("b")
+    engine.step()
+    engine.abort("c")
+    while engine.has_unfinished:
+        engine.step()
+    runs = [under(main_run, policy).run for policy in ("fcfs", "static", "prefill-first", "waiting-served")]
+    runs.append(read_run(engine.trace(), is_whole=False))
+    for run in runs:
         assert moments_by_plans(run) == moments(run)
+    states = {moment.state for run in runs for row in moments(run).values() for moment in row}
+    assert states == {*LETTERS, ENDED}
 
 
 def test_a_fork_that_is_preempted_before_its_first_step_is_computed_again() -> None:
