@@ -13,13 +13,11 @@ from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.engine.loading import Model, load
 from lfm2np.errors import ProofError, RequestError
-from lfm2np.oracle.report.markup import counted
-from lfm2np.suite.schedulers.schedule_text import Schedule, read_schedule, schedule_text
+from lfm2np.suite.schedulers.schedule_text import read_schedule, schedule_text
 from lfm2np.system import write_whole
 from lfm2np.teaching.drawings import demo
-from lfm2np.teaching.drawings.all_views import draw, slides
+from lfm2np.teaching.drawings.all_views import draw
 from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
-from lfm2np.teaching.drawings.schedule import schedule_page
 from lfm2np.teaching.drawings.terminal_drawing import as_text
 from scheduler import TraceError, replay
 
@@ -27,7 +25,6 @@ EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np draw --demo --model LFM2-8B-A1B -o page.html
   lfm2np generate --prompt "ann has" --prompt "12+30=" --trace run.jsonl --trace-detail
   lfm2np draw run.jsonl -o page.html
-  lfm2np draw run.jsonl --slides slides.html
   lfm2np draw run.jsonl --terminal --step 3
   pytest --pyargs lfm2np.suite --scheduler my.scheduler:factory --schedules failed
   lfm2np draw failed/reads.json --terminal"""
@@ -44,7 +41,9 @@ def run(arguments: argparse.Namespace) -> None:
     text = None if arguments.demo else read_file(arguments.trace)
     schedule = None if text is None else read_schedule(text)
     if schedule is not None:
-        draw_schedule(schedule, arguments)
+        if not arguments.terminal or arguments.step is not None or arguments.partial:
+            raise RequestError("a schedule is printed whole: --terminal, without --step and --partial")
+        print(schedule_text(schedule))
         return
     with progress_bar("loading") as show:
         trained = load(None, "exact", show)
@@ -62,34 +61,15 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.step is not None:
         raise RequestError("--step goes with --terminal; the page has them all")
     source, of = source_of(arguments, model)
-    file = arguments.output or arguments.slides
-    option = "-o" if arguments.output else "--slides"
-    command = shlex.join(["lfm2np", "draw", *of, option, Path(file).name])
+    file = arguments.output
+    command = shlex.join(["lfm2np", "draw", *of, "-o", Path(file).name])
     with progress_bar("drawing") as show:
-        page = (draw if arguments.output else slides)(chosen, trained, source, command, show)
+        page = draw(chosen, trained, source, command, show)
     write_whole(Path(file), page)
     size, steps = len(page.encode()), len(chosen.steps)
     print_result(
         arguments, {"page": file, "bytes": size, "steps": steps}, f"{file}: {steps} steps, {size / 1e6:.1f} MB"
     )
-
-
-def draw_schedule(schedule: Schedule, arguments: argparse.Namespace) -> None:
-    """RequestError for an option of traces."""
-    if arguments.step is not None or arguments.partial:
-        raise RequestError("--step and --partial are for traces; a schedule is drawn as a whole")
-    if arguments.slides:
-        raise RequestError("--slides is for traces; a schedule is one page")
-    if arguments.terminal:
-        print(schedule_text(schedule))
-        return
-    source = Path(arguments.trace).name
-    command = shlex.join(["lfm2np", "draw", source, "-o", Path(arguments.output).name])
-    drawn = schedule_page(schedule, source, command)
-    write_whole(Path(arguments.output), drawn)
-    size, steps = len(drawn.encode()), len(schedule.steps)
-    fields = {"page": arguments.output, "bytes": size, "steps": steps}
-    print_result(arguments, fields, f"{arguments.output}: {counted(steps, 'step')}, {size / 1e3:.0f} kB")
 
 
 def source_of(arguments: argparse.Namespace, model: Model) -> tuple[str, list[str]]:
@@ -122,7 +102,6 @@ def add_draw(commands: Commands) -> None:
     add(parser, "--partial", PARTIAL)
     target = parser.add_mutually_exclusive_group(required=True)
     add(target, "-o --output FILE", "HTML file to write")
-    add(target, "--slides FILE", "HTML file to write: the page's pictures as slides for a lecture")
     add(target, "--terminal", "print plan, blocks and timeline of a step as text")
     add(parser, "--step N", "step to print with --terminal (the last)")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import hand_fixture
@@ -17,7 +16,6 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.teaching.drawings.runs.leaks import Leak, leak
 from lfm2np.teaching.drawings.runs.recorded import Coming, recorded, texts
 from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
-from lfm2np.teaching.drawings.views.order import Orders, both_orders
 
 HAND_SIZES: dict[str, Any] = {"block_size": 2, "num_blocks": 16, "max_num_batched_tokens": 6, "max_num_seqs": 4}
 MAIN_SIZES: dict[str, Any] = {"block_size": 4, "num_blocks": 20, "max_num_batched_tokens": 14, "max_num_seqs": 5}
@@ -38,12 +36,17 @@ def hand_model() -> tuple[Model, list[str], Mapping[str, Any]]:
     return model, words, weights
 
 
-def hand_alone(model: Model, words: list[str]) -> Run:
-    ids = [words.index(word) for word in ["<start>", "the", "cat", "sees"]]
-    return read_run(recorded(model, [Coming("a", ids, greedy(6))], words, **HAND_SIZES))
+@dataclass(frozen=True)
+class Paper:
+    """A run of the hand model, with numbers for a pencil."""
+
+    run: Run
+    weights: Mapping[str, Any]  # by name in the checkpoint
 
 
-def hand_together(model: Model, words: list[str]) -> Run:
+def paper() -> Paper:
+    """Two requests, and a third that comes in step 2."""
+    model, words, weights = hand_model()
     prompts = {
         "a": ("<start> the cat sees", 6, 0),
         "b": ("<start> a red ball", 4, 0),
@@ -53,7 +56,7 @@ def hand_together(model: Model, words: list[str]) -> Run:
         Coming(name, [words.index(word) for word in text.split()], greedy(most), arrival)
         for name, (text, most, arrival) in prompts.items()
     ]
-    return read_run(recorded(model, coming, words, **HAND_SIZES))
+    return Paper(read_run(recorded(model, coming, words, **HAND_SIZES)), weights)
 
 
 def main_lines(model: Model) -> list[str]:
@@ -87,17 +90,3 @@ def leaking(model: Model) -> Leak:
     coming = [Coming(name, LEAKING[name], greedy(2), int(name == late)) for name in (*early, late)]
     words = texts(model, (), range(model.config.vocab_size))
     return leak(model, coming, 1, words, num_blocks=64, max_num_batched_tokens=LEAKING_BUDGET)
-
-
-def dot_product(model: Model) -> tuple[Orders, str]:
-    """A row of the head times a hidden state, the first whose float32 sums differ between the two orders."""
-    from lfm2np.truth import reference
-
-    ids = model.prompt_ids("ann has a red ball")
-    states = reference.hidden_states(model.weights, model.config, model.numerics, ids).astype(np.float32)
-    rows = model.weights.embedding.rows(slice(None))
-    for token in range(len(rows)):
-        chosen = both_orders(states[-1][:16], rows[token][:16])
-        if chosen.forwards[-1] != chosen.backwards[-1]:
-            return chosen, f"the first 16 numbers of a hidden state and of the head's row of token {token}"
-    return both_orders(states[-1][:16], rows[0][:16]), "of token 0"

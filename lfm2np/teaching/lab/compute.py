@@ -24,6 +24,7 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.suite.faults import inject
 from lfm2np.teaching.drawings.runs.derive import prefix_hit_tokens
 from lfm2np.teaching.drawings.runs.leaks import Leak, leak
+from lfm2np.teaching.drawings.runs.other_policies import passes
 from lfm2np.teaching.drawings.runs.recorded import Coming, DetailedTrace
 from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
 from lfm2np.teaching.lab.models import Models, all_token_ids
@@ -100,7 +101,7 @@ def compute(settings: Settings, models: Models, is_drawn: bool = True) -> Outcom
         sound=sound.run if settings.fault else None,
         changed=changed,
         leaking=leaking_step(settings, models) if is_drawn else None,
-        counts=counts_of(settings, computed.run) if computed.run else None,
+        counts=counts_of(computed.run) if computed.run else None,
         stopped=computed.stopped,
         tokens=computed.tokens,
     )
@@ -211,24 +212,12 @@ def leaking_step(settings: Settings, models: Models) -> Leak | None:
 # --- what is counted
 
 
-def counts_of(settings: Settings, run: Run) -> Counts:
+def counts_of(run: Run) -> Counts:
     return Counts(
         steps=len(run.steps),
         rows=sum(step.num_tokens for step in run.steps),
         preemptions=sum(len(step.preempted) for step in run.steps),
         prefix_hit_tokens=prefix_hit_tokens(run),
-        wasted=wasted(settings, run),
+        wasted=sum(each.padding for each in passes(run)),
         idle=sum(not step.entries for step in run.steps),
     )
-
-
-def wasted(settings: Settings, run: Run) -> int:
-    """Cells that a rectangle would add to each step; under `static` a batch keeps its rows until all have ended."""
-    total, batch, running = 0, set[str](), 0
-    for step in run.steps:
-        if settings.policy != "static" or not running:
-            batch = set()
-        batch |= {entry.request_id for entry in step.entries}
-        total += len(batch) * max((len(entry.token_ids) for entry in step.entries), default=0) - step.num_tokens
-        running = step.running
-    return total

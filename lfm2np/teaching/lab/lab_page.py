@@ -8,15 +8,12 @@ from importlib import resources
 from urllib.parse import parse_qsl, urlencode
 
 from lfm2np.oracle.report.markup import Markup, counted, element, joined
-from lfm2np.teaching.drawings.all_views import START, Still, views_of
-from lfm2np.teaching.drawings.page.deck import deck
+from lfm2np.teaching.drawings.all_views import views_of
+from lfm2np.teaching.drawings.demo import Paper
 from lfm2np.teaching.drawings.page.run_page import Panel, page
 from lfm2np.teaching.drawings.page.view import View
 from lfm2np.teaching.drawings.runs.recorded_run import Run
-from lfm2np.teaching.drawings.views.batching import batching
-from lfm2np.teaching.drawings.views.isolation import isolation
-from lfm2np.teaching.drawings.views.positions_view import positions
-from lfm2np.teaching.drawings.views.single import single
+from lfm2np.teaching.drawings.views.ragged import ragged
 from lfm2np.teaching.lab.compute import Outcome, compute
 from lfm2np.teaching.lab.form import Problem, form, hidden, kept_guesses, text_input, told_problem
 from lfm2np.teaching.lab.lessons import LESSONS, Lesson
@@ -68,11 +65,11 @@ def lab_page(
     outcome: Outcome | None,
     problems: Problem,
     verdict: Verdict | None,
-    beside: Still | None,
+    paper: Paper | None,
     judged: Judged | None = None,
     host: Host = SERVER,
 ) -> str:
-    """Without an outcome there are no views and no judged guesses; without problems `beside` is there."""
+    """Without an outcome there are no views and no judged guesses; without problems `paper` is there."""
     lesson = LESSONS.get(lesson_of(typed))
     run = outcome.run if outcome else None
     untouched = outcome is not None and outcome.settings in (lesson.start if lesson else None, DEFAULT)
@@ -99,22 +96,14 @@ def lab_page(
     script = host.constants + "".join(
         (resources.files("lfm2np.teaching.lab") / name).read_text(encoding="utf-8") for name in host.scripts
     )
-    shown = views(outcome, run, beside) if outcome and run and beside else []
-    start = lesson.view if lesson else "single" if typed.values.get("model") == "paper" else START
-    return page(TITLE, about(), shown, Panel(above, script, host.sources), start)
+    shown = views(outcome, run, paper) if outcome and run and paper else []
+    return page(TITLE, about(), shown, Panel(above, script, host.sources), lesson.view if lesson else "")
 
 
-def views(outcome: Outcome, run: Run, beside: Still) -> list[View]:
-    """As on the page of `draw`. A run of the paper model is in the first views, too."""
-    on_paper = outcome.settings.model == "paper"
-    opening = [
-        single(run, beside.weights, "main") if on_paper else beside.single,
-        batching(run),
-        positions(run, "main") if on_paper else beside.positions,
-    ]
+def views(outcome: Outcome, run: Run, paper: Paper) -> list[View]:
+    """As on the page of `draw`."""
     whose = "A step of these requests, without prefix cache and drafts"
-    leaking = isolation(outcome.leaking, whose, outcome.settings.fault)
-    return views_of(run, beside, opening, leaking)
+    return views_of(run, paper, ragged(run, outcome.leaking, whose, outcome.settings.fault))
 
 
 def about() -> Markup:
@@ -126,9 +115,8 @@ def about() -> Markup:
         ),
         element(
             "p",
-            "The trained model solves small tasks (copy, add, sort, count, recall); its matrices are too large for "
-            "a picture, so the first view then shows the paper model. The paper model has ten words and whole "
-            "numbers as weights.",
+            "The trained model solves small tasks (copy, add, sort, count, recall). The paper model, of which the "
+            "worksheet is, has ten words and whole numbers as weights.",
         ),
     )
 
@@ -305,7 +293,7 @@ def answer(query: str, models: Models, host: Host = SERVER) -> tuple[int, str]:
     lesson = LESSONS.get(settings.lesson)
     verdict = lesson.check(settings, outcome, again_with(models)) if lesson else None
     judged = judge_guesses(lesson, typed, outcome, again_with(models)) if lesson else {}
-    return 200, lab_page(typed, outcome, problems, verdict, models.still, judged, host)
+    return 200, lab_page(typed, outcome, problems, verdict, models.paper, judged, host)
 
 
 def read_link(query: str) -> list[tuple[str, str]]:
@@ -316,15 +304,6 @@ def read_link(query: str) -> list[tuple[str, str]]:
         if [pair for pair in pairs if pair not in guesses] == [("lesson", str(number))]:
             return parse_qsl(query_of(lesson.start), keep_blank_values=True) + guesses
     return pairs
-
-
-def slides_of(query: str, models: Models) -> str:
-    """The pictures of a link's run, one a slide, as a page of its own. Problems for a run that can't be drawn."""
-    settings = understand(parse_qsl(query, keep_blank_values=True), models)
-    outcome = compute(settings, models)
-    if outcome.run is None:
-        raise Problems({"fault": outcome.stopped})
-    return deck(TITLE, element("p", f"{summary(outcome)}."), views(outcome, outcome.run, models.still))
 
 
 def judge_guesses(lesson: Lesson, typed: Typed, outcome: Outcome, again: Again) -> Judged:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from lfm2np.engine.loading import Model, load
 from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.teaching.drawings.all_views import Still, still
-from lfm2np.teaching.drawings.demo import hand_model
+from lfm2np.teaching.drawings.demo import Paper, hand_model, paper
 from lfm2np.teaching.drawings.runs.recorded import texts
 from lfm2np.teaching.lab.settings import NAMES, Problems, Settings, examine
 from lfm2np.values import show
@@ -30,13 +29,13 @@ class Models:
     """What is made once, and the same for every run."""
 
     by_name: Mapping[str, Chosen]
-    still: Still
+    paper: Paper
 
 
 def load_models() -> Models:
     trained = load()
-    paper, words, _ = hand_model()
-    return Models({"trained": chosen(trained, ()), "paper": chosen(paper, words)}, still(trained))
+    by_hand, words, _ = hand_model()
+    return Models({"trained": chosen(trained, ()), "paper": chosen(by_hand, words)}, paper())
 
 
 def chosen(model: Model, words: Sequence[str]) -> Chosen:

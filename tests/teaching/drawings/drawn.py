@@ -1,4 +1,4 @@
-"""The demo's run, its page and its slides, made once for all tests of drawings."""
+"""The demo's run and its page, made once for all tests of drawings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import lfm2np
 from lfm2np.engine.loading import Model
 from lfm2np.teaching.drawings import demo
-from lfm2np.teaching.drawings.all_views import draw, slides
+from lfm2np.teaching.drawings.all_views import draw
 from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
 
 
@@ -37,14 +37,8 @@ def demo_page() -> str:
 
 
 @cache
-def demo_slides() -> str:
-    return slides(demo_run(), trained(), "the demo", "lfm2np draw --demo --slides slides.html")
-
-
-@cache
 def hand_run() -> Run:
-    model, words, _ = demo.hand_model()
-    return demo.hand_together(model, words)
+    return demo.paper().run
 
 
 class Checked(HTMLParser):

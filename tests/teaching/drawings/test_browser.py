@@ -16,7 +16,7 @@ from page_checks import CONTRAST, Opened, each_view, go
 
 import lfm2np
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.report.markup import number, visible
+from lfm2np.oracle.report.markup import visible
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
 from lfm2np.teaching.drawings.page.view import fullest
@@ -27,10 +27,7 @@ from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
 
 pytestmark = pytest.mark.browser
 
-VIEWS = (
-    *("single", "batching", "positions", "ledger", "isolation", "memory", "timeline", "policies"),
-    *("speculation", "worksheet", "order"),
-)
+VIEWS = ("batching", "ragged", "pool", "schedule", "speculation", "worksheet")
 
 
 SPARSE = Path(__file__).parents[3] / "fixtures" / "torture" / "moe_published"
@@ -80,8 +77,8 @@ def shared(browser: Any, file: Path) -> Iterator[Opened]:
 def test_every_view_renders_without_complaints_or_requests(opened: Opened, run: Run, file: Path) -> None:
     page = opened.page
     assert [one.get_attribute("id") for one in page.query_selector_all(".view")] == list(VIEWS)
-    page.click('.side a[href="#memory"]')
-    page.wait_for_selector("#memory.current")
+    page.click('.side a[href="#pool"]')
+    page.wait_for_selector("#pool.current")
     for view in each_view(page):
         section = page.query_selector(f"#{view}")
         assert section.bounding_box()["height"] > 100
@@ -97,7 +94,8 @@ def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
     page, compared = shared.page, 0
     states = moments(run)
     rows = page.eval_on_selector_all(
-        "#timeline details table tbody tr", "rows => rows.map(row => [...row.children].map(one => one.textContent))"
+        "#schedule details:first-of-type table tbody tr",
+        "rows => rows.map(row => [...row.children].map(one => one.textContent))",
     )
     for step, cells in zip(run.steps, rows, strict=True):
         shares = [
@@ -111,33 +109,23 @@ def test_numbers_are_those_of_the_trace(shared: Opened, run: Run) -> None:
         ]
         compared += len(cells)
     for step in run.steps:
-        tables = page.query_selector_all(f'#memory .at[data-step="{step.number}"] tbody tr')
+        tables = page.query_selector_all(f'#pool .at[data-step="{step.number}"] tbody tr')
         in_tables = [table.evaluate("row => [...row.children].map(one => one.textContent)") for table in tables]
         for entry, cells in zip(step.entries, in_tables, strict=True):
             blocks = ", ".join(map(str, entry.block_table))
             written = f"{entry.start} to {entry.start + num_kept(step, entry) - 1}"
             assert cells == [visible(entry.request_id), blocks, written, str(entry.slot)]
             compared += len(cells)
-    step = max(run.steps, key=lambda one: one.num_tokens)
-    shown = page.eval_on_selector_all(
-        f'#ledger .at[data-step="{step.number}"] .ledger li:first-child .matrices > table:last-child td',
-        "cells => cells.map(one => one.textContent)",
-    )
-    printed = {
-        number(value, 3) for operation in step.operations for row in operation["output"]["values"] for value in row
-    }
-    assert shown
-    assert set(shown) <= printed
-    assert compared + len(shown) >= 200
+    assert compared >= 200
 
 
 def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
     page, last = opened.page, len(run.steps) - 1
-    page.evaluate("location.hash = 'timeline'")
+    page.evaluate("location.hash = 'schedule'")
     page.wait_for_selector("#player-main:not([hidden])")  # not wait_for_function: the page's policy forbids eval
 
     def shown() -> list[int]:
-        parts = page.query_selector_all("#timeline .at:not([hidden])")
+        parts = page.query_selector_all("#schedule .at:not([hidden])")
         return [int(part.get_attribute("data-step")) for part in parts]
 
     assert shown() == [fullest(run)]
@@ -149,7 +137,7 @@ def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
     assert shown() == [0]
     page.keyboard.press("ArrowRight")
     assert shown() == [1]
-    assert page.evaluate("location.hash") == "#timeline:1"
+    assert page.evaluate("location.hash") == "#schedule:1"
     page.click("#player-main .on")
     assert shown() == [2]
     page.click("#player-main .back")
@@ -160,46 +148,37 @@ def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
     assert page.inner_text("#player-main output") == f"step 5 of {last}"
     page.keyboard.press("End")
     page.click("#player-main .play")
-    page.wait_for_selector('#timeline .at[data-step="2"]:not([hidden])')
+    page.wait_for_selector('#schedule .at[data-step="2"]:not([hidden])')
     page.click("#player-main .play")
-    marked = page.query_selector_all("#timeline .mark.now")
+    marked = page.query_selector_all("#schedule .mark.now")
     assert {element.get_attribute("data-step") for element in marked} == {str(shown()[0])}
 
 
 def test_arrows_step_after_a_click_on_a_figure_that_does_not_scroll(shared: Opened) -> None:
     page = shared.page
-    page.evaluate("location.hash = 'memory:3'")
-    page.wait_for_selector("#memory.current")
-    page.click("#memory .at:not([hidden]) .scroll")
+    page.evaluate("location.hash = 'pool:3'")
+    page.wait_for_selector("#pool.current")
+    page.click("#pool .at:not([hidden]) .scroll")
     page.keyboard.press("ArrowRight")
     assert page.inner_text("#player-main output").startswith("step 4 of")
 
 
 def test_a_step_in_the_address_is_shown(browser: Any, file: Path) -> None:
     opened = Opened(browser, file)
-    opened.page.goto(f"{file.as_uri()}#memory:3")
+    opened.page.goto(f"{file.as_uri()}#pool:3")
     opened.page.reload()
-    parts = opened.page.query_selector_all("#memory .at:not([hidden])")
+    parts = opened.page.query_selector_all("#pool .at:not([hidden])")
     assert [part.get_attribute("data-step") for part in parts] == ["3"]
     opened.context.close()
 
 
-def test_quiz_and_leaks(shared: Opened) -> None:
+def test_a_leak_is_shown_when_it_is_chosen(shared: Opened) -> None:
     page = shared.page
-    page.click('.side a[href="#ledger"]')
-    page.check("input.quiz")
-    item = page.query_selector("#ledger .at:not([hidden]) .ledger li")
-    assert not item.query_selector(".class").is_visible()
-    item.query_selector('.guess[data-right="yes"]').click()
-    assert item.query_selector(".guesses output").inner_text() == "right"
-    assert page.inner_text(".score") == "1 of 1 right"
-    page.uncheck("input.quiz")
-    assert item.query_selector(".class").is_visible()
-    page.click('.side a[href="#isolation"]')
-    assert len([element for element in page.query_selector_all("#isolation .choice") if element.is_visible()]) == 1
+    page.click('.side a[href="#ragged"]')
+    assert len([element for element in page.query_selector_all("#ragged .choice") if element.is_visible()]) == 1
     page.check('input[name=leak][value="1"]')
-    assert "WRONG: it should be" in page.inner_text("#isolation")
-    assert page.query_selector("#isolation .choice:not([hidden]) .leak").is_visible()
+    assert "WRONG: it should be" in page.inner_text("#ragged")
+    assert page.query_selector("#ragged .choice:not([hidden]) .leak").is_visible()
 
 
 def test_every_control_has_a_name(shared: Opened) -> None:
@@ -210,11 +189,11 @@ def test_every_control_has_a_name(shared: Opened) -> None:
         root = session.send("DOM.getDocument")["root"]["nodeId"]
         nodes = [session.send("Accessibility.queryAXTree", {"nodeId": root, "role": role})["nodes"] for role in roles]
         controls = [node for of_role in nodes for node in of_role if not node.get("ignored")]
-        assert len(controls) > 10, view
+        assert len(controls) > 8, view
         for control in controls:
             assert control.get("name", {}).get("value", "").strip(), json.dumps(control)[:300]
         count += len(controls)
-    assert count > 200
+    assert count > 90
 
 
 def test_text_has_contrast(shared: Opened) -> None:
@@ -258,7 +237,7 @@ def require_narrow(page: Any, *widths: int) -> None:
 def test_paper_has_every_view_and_no_controls(opened: Opened) -> None:
     opened.page.emulate_media(media="print")
     assert len([view for view in opened.page.query_selector_all(".view") if view.is_visible()]) == len(VIEWS)
-    controls = ".player, nav, .readout, button"
+    controls = ".player, nav, button"
     assert opened.page.eval_on_selector_all(controls, "all => all.some(each => each.checkVisibility())") is False
 
 
@@ -266,10 +245,10 @@ def test_without_the_script_the_last_step_stands(browser: Any, file: Path, run: 
     opened = Opened(browser, file, java_script_enabled=False)
     page = opened.page
     assert not any(element.is_visible() for element in page.query_selector_all(".player"))
-    assert page.is_visible(f'#timeline .at[data-step="{len(run.steps) - 1}"]')
-    assert not page.is_visible('#timeline .at[data-step="0"]')
-    assert page.is_visible("#isolation .choice >> nth=2")
-    assert not any(element.is_visible() for element in page.query_selector_all(".needs-script, .readout"))
+    assert page.is_visible(f'#schedule .at[data-step="{len(run.steps) - 1}"]')
+    assert not page.is_visible('#schedule .at[data-step="0"]')
+    assert page.is_visible("#ragged .choice >> nth=2")
+    assert not any(element.is_visible() for element in page.query_selector_all(".needs-script"))
     opened.context.close()
 
 
@@ -285,7 +264,7 @@ def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
     assert opened.complaints == []
     assert opened.requests == [file.as_uri()]
     assert [view.get_attribute("id") for view in opened.page.query_selector_all(".view")] == list(VIEWS)
-    assert "<script>document.title" in opened.page.inner_text("#timeline")
+    assert "<script>document.title" in opened.page.inner_text("#schedule")
     opened.context.close()
 
 
@@ -293,9 +272,9 @@ def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_
     opened = Opened(browser, sparse_file)
     page = opened.page
     assert [view.get_attribute("id") for view in page.query_selector_all(".view")] == [
-        *VIEWS[:4],
+        *VIEWS[:-1],
         "experts",
-        *VIEWS[4:],
+        VIEWS[-1],
     ]
     page.click('.side a[href="#experts"]')
     compared = 0
@@ -315,25 +294,8 @@ def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_
         assert all(square.is_visible() for square in squares)
         compared += sum(map(len, rows))
     assert compared > 400
-    page.click('.side a[href="#ledger"]')
-    for summary in page.query_selector_all("#ledger .at:not([hidden]) summary"):
-        summary.evaluate("one => one.parentElement.open = true")
     assert page.evaluate(CONTRAST) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+    require_narrow(page, 360, 1920)
     assert opened.complaints == []
     assert opened.requests == [sparse_file.as_uri()]
-    opened.context.close()
-
-
-def test_the_quiz_has_the_fourth_class_and_experts_are_no_wider_than_the_page(browser: Any, sparse_file: Path) -> None:
-    opened = Opened(browser, sparse_file)
-    opened.page.click('.side a[href="#ledger"]')
-    opened.page.check("input.quiz")
-    items = opened.page.query_selector_all("#ledger .at:not([hidden]) .ledger li")
-    item = next(entry for entry in items if "feed_forward.experts" in entry.inner_text())
-    assert len(item.query_selector_all(".guess")) == 4
-    item.query_selector('.guess[data-right="yes"]').click()
-    assert item.query_selector(".class").inner_text() == "one product per expert"
-    assert item.query_selector(".guesses output").inner_text() == "right"
-    require_narrow(opened.page, 360, 1920)
     opened.context.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,15 +13,13 @@ import lfm2np
 from lfm2np.engine.loading import Model
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
-from lfm2np.teaching.drawings.runs.derive import behind_windows, num_kept, pools
+from lfm2np.teaching.drawings.runs.derive import num_kept, pools
 from lfm2np.teaching.drawings.runs.paged import contents
 from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
 from lfm2np.teaching.drawings.runs.recorded_run import Run, in_windows, read_run
 from lfm2np.teaching.drawings.terminal_drawing import as_text
-from lfm2np.teaching.drawings.views.batched_operations import blocks
 from lfm2np.teaching.drawings.views.batching import batching
-from lfm2np.teaching.drawings.views.policies_view import policies
-from lfm2np.teaching.drawings.views.pool_view import sizes_of
+from lfm2np.teaching.drawings.views.schedule import schedule
 from scheduler import FREED
 
 SIZES: dict[str, Any] = {"block_size": 4, "max_num_batched_tokens": 8, "watermark": 0.0}
@@ -72,15 +71,12 @@ def test_a_block_is_given_back_while_its_request_runs(windowed_run: Run) -> None
     windows = in_windows(windowed_run)
     assert windows is not None
     known = pools(windowed_run, windows)
-    behind = behind_windows(windows, known)
-    seen = {name for blocks_of_step in behind for name in blocks_of_step.values()}
-    assert {"a", "b"} <= seen
-    for step, pool, back in zip(windows.steps, known, behind, strict=True):
+    freed = {entry.request_id for step in windows.steps for entry in step.entries if FREED in entry.block_table}
+    assert {"a", "b"} <= freed
+    for step, pool in zip(windows.steps, known, strict=True):
         for entry in step.entries:
             owned = {block for block, names in pool.owners.items() if entry.request_id in names}
             assert set(entry.block_table) - {FREED} <= owned and len(owned) <= (16 - 1 + 8 + 2) // 4 + 1
-        assert not set(back) & set(pool.owners)
-        assert set(back.values()) <= set(pool.slots.values())
 
 
 def test_a_broken_schedule_has_windows_by_its_plans(model: Model) -> None:
@@ -90,17 +86,11 @@ def test_a_broken_schedule_has_windows_by_its_plans(model: Model) -> None:
     assert all(pool.cached is None and FREED not in pool.owners for pool in pools(run, windows))
 
 
-def test_numbers_of_windowed_layers_are_counted_apart(windowed_run: Run) -> None:
-    """Two layers with full attention and one in a window, 2 heads of 48; 4 convolutions of 6 columns of 128."""
-    assert sizes_of(windowed_run) == (2 * 2 * 2 * 48, 4 * 6 * 128, 2 * 2 * 48)
-
-
 def test_the_operations_have_both_rotations_the_gates_and_the_norms_behind(windowed_run: Run) -> None:
-    groups = dict(blocks(windowed_run.steps[0].operations))
-    full, window = groups["Block 2: attention"], groups["Block 4: attention in a window of 16"]
     rotations = []
-    for group in (full, window):
-        named = {operation["name"]: operation for operation in group}
+    for layer in (2, 4):  # with full attention, and in a window
+        named = {each["name"]: each for each in windowed_run.steps[0].operations if each["layer"] == layer}
+        assert named["attention"].get("window") == (16 if layer == 4 else None)
         assert {"post_operator_norm", "post_ffn_norm", "self_attn.g_proj"} <= set(named)
         gates = named["gates of the heads"]["output"]
         assert gates["shape"] == [8, 4] and all(0 < gate < 1 for row in gates["values"] for gate in row)
@@ -110,9 +100,8 @@ def test_the_operations_have_both_rotations_the_gates_and_the_norms_behind(windo
 
 def test_the_page_and_the_terminal_show_windows(windowed_run: Run) -> None:
     page = draw(windowed_run, lfm2np.load(), "a run", "lfm2np draw run.jsonl -o page.html")
-    assert "Blocks of windowed layers and their owners" in page and "given back behind the window of a" in page
-    assert "and windowed ones gave its block back" in page
-    assert "attention in a window of 16" in page and "gates of the heads" in page and "experts&#x27; scores" not in page
+    assert "Blocks of windowed layers in step 12" in page
+    assert re.search(r"sees positions 0 to \d+ in full layers only, and windowed ones gave \d+ of them back", page)
     last = as_text(windowed_run, 12, False)
     assert "blocks of 4 tokens in windowed layers:" in last and "blocks of 4 tokens:" in last
 
@@ -121,4 +110,4 @@ def test_a_longer_request_than_the_windows_pool_is_drawn(model: Model) -> None:
     """Policies that reserve take the whole length of it; the pool that fits the recorded one may not."""
     coming = [Coming("a", "count: 23 to 31 ->", demo.greedy(30))]
     run = read_run(recorded(model, coming, **SIZES, num_blocks=32, num_window_blocks=8))
-    assert policies(run).picture and batching(run).picture
+    assert schedule(run).picture and batching(run).picture

@@ -26,14 +26,12 @@ from lfm2np.oracle.judging.routes import routed as keeping_routes
 from lfm2np.oracle.report.markup import counted, number
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
-from lfm2np.teaching.drawings.runs.derive import DECODE, moments
-from lfm2np.teaching.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, Kept
-from lfm2np.teaching.drawings.runs.expert_choices import Routes, by_decodes, read_evenly, readings, routes
+from lfm2np.teaching.drawings.runs.detail import EXPERT, MOST_CALLS, PRODUCT, REQUEST
+from lfm2np.teaching.drawings.runs.expert_choices import Routes, read_evenly, routes
 from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
 from lfm2np.teaching.drawings.runs.recorded_run import Run, Step, read_run
 from lfm2np.teaching.drawings.terminal_drawing import as_text
-from lfm2np.teaching.drawings.views.batched_operations import grouped, labels_of
-from lfm2np.teaching.drawings.views.worksheet import of_experts, routed
+from lfm2np.teaching.drawings.views.worksheet import of_experts
 from lfm2np.truth import reference
 from lfm2np.truth.weights import FeedForwardWeights
 
@@ -181,9 +179,9 @@ def test_numbers_are_kept_of_few_experts_and_sizes_of_all(run: Run) -> None:
             ]
             first = [operation for operation in of if operation["name"].endswith("w3")]
             assert [bool(operation["output"]["values"]) for operation in first] == [
-                index < Kept().calls for index in range(len(first))
+                index < MOST_CALLS for index in range(len(first))
             ]
-            seen |= len(first) > Kept().calls
+            seen |= len(first) > MOST_CALLS
     assert seen
 
 
@@ -221,44 +219,6 @@ def test_rows_are_tokens_that_chose(orders: list[list[int]], per_token: int) -> 
     assert layer.rows == [len(layer.tokens_of(expert)) for expert in range(6)]
     assert sum(layer.rows) == layer.num_choices == per_token * len(orders)
     assert layer.num_read == sum(count > 0 for count in layer.rows)
-
-
-def test_readings_add_up(demo_run: Run) -> None:
-    states = moments(demo_run)
-    step_readings = readings(demo_run, states)
-    assert [counts.step for counts in step_readings] == [step.number for step in demo_run.steps if step.entries]
-    for counts in step_readings:
-        step = demo_run.steps[counts.step]
-        assert counts.prefills + counts.decodes == step.num_tokens
-        assert counts.decodes == sum(
-            row[counts.step].tokens for row in states.values() if row[counts.step].state == DECODE
-        )
-        assert counts.choices == 2 * 3 * step.num_tokens
-        products = [operation for operation in step.operations if operation["class"] == EXPERT]
-        assert 2 * counts.read == len(products)
-        assert counts.most_rows == max(product["output"]["shape"][0] for product in products)
-        assert counts.held == 3 * 8
-    only = by_decodes(step_readings)
-    assert [counts for steps in only.values() for counts in steps] == sorted(
-        (counts for counts in step_readings if not counts.prefills), key=lambda counts: counts.decodes
-    )
-    assert all(counts.decodes == tokens for tokens, steps in only.items() for counts in steps)
-    assert any(counts.prefills and counts.decodes for counts in step_readings)
-    assert len(only) > 1
-
-
-def test_calls_of_experts_stand_together_with_their_own_tokens(run: Run) -> None:
-    step = max(run.steps, key=lambda one: one.num_tokens)
-    layer = routes(step)[0]
-    mine = [operation for operation in step.operations if operation["layer"] == layer.layer]
-    groups = [group for group in grouped(mine) if group[0]["class"] == EXPERT]
-    assert [[entry["expert"] for entry in group] for group in groups] == [
-        [expert for expert, count in enumerate(layer.rows) if count]
-    ] * 2
-    labels, tokens = labels_of(run, step), labels_of(run, step)(mine[0])
-    assert len(tokens) == step.num_tokens
-    for entry in groups[0]:
-        assert labels(entry) == [tokens[row] for row in layer.tokens_of(entry["expert"])]
 
 
 # --- the page, exercises and the terminal
@@ -314,15 +274,24 @@ def test_the_page_shows_the_routing_of_the_run(page: str, demo_run: Run) -> None
             ]
             for route in routes(step)
         ]
-    step_readings = readings(demo_run, moments(demo_run))
-    assert [row[:5] + row[5:6] + row[7:] for row in tables["All sparse blocks of each step together"][1:]] == [
-        [str(value) for value in (o.step, o.prefills, o.decodes, o.choices, o.read, o.held, o.most_rows)]
-        for o in step_readings
+    first = [(step, routes(step)[0]) for step in demo_run.steps if step.entries]
+    assert tables["Experts of the first sparse block"][1:] == [
+        [
+            *map(str, (step.number, tokens := step.num_tokens, 2 * tokens, len({*sum(layer.chosen, ())}))),
+            number(read_evenly(8, 2, tokens), 3),
+            str(max(layer.rows)),
+        ]
+        for step, layer in first
     ]
-    averages = tables["Steps that only decode: of one block, on average"][1:]
-    for (tokens, steps), row in zip(by_decodes(step_readings).items(), averages, strict=True):
-        read = sum(counts.read for counts in steps) / (3 * len(steps))
-        assert row[:4] == [str(tokens), str(len(steps)), str(2 * tokens), number(read, 3)]
+
+
+def test_the_classes_of_the_page_have_the_fourth(page: str, demo_run: Run) -> None:
+    tables = Cells(page).tables
+    for step in demo_run.steps:
+        rows = {row[0]: row[2:] for row in tables[f"What step {step.number} batches, and what not"][1:]}
+        assert set(rows) == {operation["class"] for operation in step.operations}
+        mine = [operation for operation in step.operations if operation["class"] == EXPERT]
+        assert rows[EXPERT] == [str(len(mine)), str(sum(each["output"]["shape"][0] for each in mine))]
 
 
 def test_the_figure_has_a_square_for_every_choice(page: str, demo_run: Run) -> None:
@@ -338,38 +307,11 @@ def test_the_figure_has_a_square_for_every_choice(page: str, demo_run: Run) -> N
         assert re.findall(r">(\d+ rows?|not read)</text>", figure) == labels
 
 
-def test_the_classes_of_the_page_have_the_fourth(page: str, demo_run: Run) -> None:
-    ledger = page[page.index('<section id="ledger"') : page.index('<section id="experts"')]
-    assert "<dt>one product per expert</dt>" in ledger
-    assert 'class="class c3">one product per expert</span>' in ledger
-    assert "mixture of experts</h3>" in ledger
-    guesses = ledger.count('class="guess"')
-    assert guesses == 4 * ledger.count('class="guesses"')
-    calls = [sum(operation["class"] == EXPERT for operation in step.operations) for step in demo_run.steps]
-    rows = re.findall(r'<th scope="row">one product per expert</th><td>(\d+)</td>', ledger)
-    assert [int(row) for row in rows] == calls
-
-
-def solved(run: Run) -> dict[str, str]:
-    return {title: answer for title, _, answer in of_experts(run)}
-
-
 @pytest.mark.parametrize("name", SPARSE)
 def test_exercises_have_the_answers_of_the_run(name: str) -> None:
-    model, run = recorded_on(name)
-    mixture = model.config.mixture
-    assert mixture is not None
+    _, run = recorded_on(name)
     questions = {title: str(question) for title, question, _ in of_experts(run)}
-    answers = solved(run)
-    closest = max(routed(run), key=lambda token: token.margin)
-    best = sorted(range(mixture.num_experts), key=lambda expert: -closest.preferred[expert])
-    assert answers["A router."] == " and ".join(map(str, best[: mixture.num_experts_per_tok]))
-    scores = [closest.scores[expert] for expert in closest.chosen]
-    scale = mixture.routed_scaling_factor / (sum(scores) + 1e-6 if mixture.norm_topk_prob else 1)
-    assert f" are {', '.join(number(value, 3) for value in scores)}. " in questions["Their weights."]
-    weights = [float(value) for value in answers["Their weights."].split(", ")]
-    assert weights == pytest.approx([value * scale for value in scores], rel=6e-3)
-    assert ("plus the bias" in questions["A router."]) == mixture.use_expert_bias
+    answers = {title: answer for title, _, answer in of_experts(run)}
     listed = re.findall(r"\u201d ([\d, ]+)", questions["Products of experts."])
     rows = Counter(int(expert) for line in listed for expert in line.rstrip(", ").split(", "))
     counts = ", ".join(f"expert {expert} over {counted(rows[expert], 'row')}" for expert in sorted(rows))

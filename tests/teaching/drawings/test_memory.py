@@ -1,8 +1,7 @@
-"""What is worked out of a trace: the tokens in every block, and what attention finds there."""
+"""What is worked out of a trace: the tokens in every block, and who owns it."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from drawn import demo_run
 from faults import inject
@@ -15,10 +14,9 @@ from lfm2np.suite.properties.driver import run as run_scenario
 from lfm2np.suite.strategies.scenarios import Scenario, scenarios
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.runs.derive import by_plans, num_kept, pools
-from lfm2np.teaching.drawings.runs.paged import Cells, before_steps, contents, context
+from lfm2np.teaching.drawings.runs.paged import contents
 from lfm2np.teaching.drawings.runs.recorded import Coming, recorded
-from lfm2np.teaching.drawings.runs.recorded_run import Run, Step, read_run
-from lfm2np.teaching.drawings.views.picture import scores_of, softmax
+from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
 
 
 @pytest.mark.slow
@@ -101,34 +99,3 @@ def holds_what_was_computed(run: Run) -> None:
             number, filled = divmod(computed, size)
             if filled:
                 assert sorted(held.tokens[entry.block_table[number]]) == list(range(filled))
-
-
-def test_weights_worked_out_of_keys_give_what_attention_gave() -> None:
-    """Scores and weights are no part of a trace: with the values, they have to give its outputs."""
-    model, words, _ = demo.hand_model()
-    compared = 0
-    for run in (demo.hand_alone(model, words), demo.hand_together(model, words)):
-        for step, cells in zip(run.steps, before_steps(run), strict=True):
-            for layer in (1, 3):
-                compared += same_attention(run, step, cells, layer)
-    assert compared == 64  # rows
-
-
-def same_attention(run: Run, step: Step, cells: Cells, layer: int) -> int:
-    mine = [operation for operation in step.operations if operation["layer"] == layer]
-    queries = next(operation["output"]["values"] for operation in mine if operation["operation"] == "rotate")
-    (new,) = [operation["inputs"] for operation in mine if operation["operation"] == "cache_entries"]
-    first = 0
-    for entry, attention in zip(
-        step.entries, [operation for operation in mine if operation["operation"] == "attend"], strict=True
-    ):
-        span = slice(first, first + len(entry.token_ids))
-        keys, values = context(cells, layer, entry.block_table, entry.start, int(run.config["block_size"]))
-        keys, values = [*keys, *new["keys"]["values"][span]], [*values, *new["values"]["values"][span]]
-        for head in (0, 1):
-            scores = scores_of([row[2 * head : 2 * head + 2] for row in queries[span]], keys, slice(0, 2))
-            for line, answer in zip(scores, attention["output"]["values"], strict=True):
-                weights = [weight or 0.0 for weight in softmax(line)]
-                assert np.array(weights) @ np.array(values) == pytest.approx(answer[2 * head : 2 * head + 2], abs=2e-6)
-        first += len(entry.token_ids)
-    return first

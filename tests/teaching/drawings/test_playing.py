@@ -24,7 +24,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def outcomes(run: Run) -> list[Outcome]:
-    return [under(run, policy, policy=policy) for policy in POLICIES]
+    return [under(run, policy) for policy in POLICIES]
 
 
 def sums(outcome: Outcome, number: int) -> list[int]:
@@ -42,7 +42,7 @@ def sums(outcome: Outcome, number: int) -> list[int]:
         padding += sum(max(shares.values(), default=0) - shares.get(name, 0) for name in batch)
         given += sum(map(len, step.tokens.values()))
         ended |= step.finished.keys()
-    return [len(steps), given, rows, padding if outcome.name == "static" else 0, len(ended)]
+    return [len(steps), given, rows, padding if outcome.policy == "static" else 0, len(ended)]
 
 
 def test_the_sums_of_every_step_are_those_of_the_schedule(run: Run) -> None:

@@ -54,7 +54,7 @@ def test_the_page_has_the_form_the_answers_and_the_views(served: Served):
     answer = served.ask("/")
     assert answer.status == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.text.startswith("<!DOCTYPE html>")
-    for piece in ('name="prompt"', 'name="blocks"', 'id="result"', 'id="memory"', 'id="isolation"', 'method="get"'):
+    for piece in ('name="prompt"', 'name="blocks"', 'id="result"', 'id="pool"', 'id="ragged"', 'method="get"'):
         assert piece in answer.text
     for name in TEACHING_FAULTS:
         assert f'value="{name}"' in answer.text
@@ -86,7 +86,7 @@ def test_problems_stand_at_their_fields_and_what_was_typed_stays(served: Served)
     assert f'value="{escape(prompt)}"' in answer.text and prompt not in answer.text
     assert 'value="soon"' in answer.text and 'value="many"' in answer.text
     assert '<option value="lifo" selected>' in answer.text
-    assert 'id="memory"' not in answer.text and 'id="result"' not in answer.text
+    assert 'id="pool"' not in answer.text and 'id="result"' not in answer.text
 
 
 def test_bytes_that_are_no_text_are_told(served: Served):

@@ -159,13 +159,13 @@ def test_each_policy_gives_the_same_answers(lab: Laboratory) -> None:
 
 
 def test_a_run_is_a_link(lab: Laboratory, browser: Any, address: str) -> None:
-    lab.page.click('.side a[href="#memory"]')
+    lab.page.click('.side a[href="#pool"]')
     lab.run({"blocks": "11", "budget": "7"})
-    assert urlsplit(lab.page.url).fragment.startswith("memory"), "the view in sight stays"
-    first = lab.page.inner_html("#memory")
+    assert urlsplit(lab.page.url).fragment.startswith("pool"), "the view in sight stays"
+    first = lab.page.inner_html("#pool")
     other = Laboratory(browser, address)
     other.page.goto(lab.page.url)
-    assert other.page.inner_html("#memory") == first
+    assert other.page.inner_html("#pool") == first
     other.context.close()
     lab.page.go_back()
     lab.page.wait_for_selector("#views")
@@ -179,8 +179,8 @@ def test_without_a_script_the_form_runs(browser: Any, address: str) -> None:
     with lab.page.expect_navigation():
         lab.page.click(".run")
     assert lab.settings.num_blocks == 12
-    assert lab.page.is_visible("#memory")
-    assert lab.page.is_visible("#timeline")
+    assert lab.page.is_visible("#pool")
+    assert lab.page.is_visible("#schedule")
     lab.context.close()
 
 
@@ -234,7 +234,7 @@ def test_where_the_keyboard_goes_on_after_a_run(lab: Laboratory) -> None:
 def test_a_fault_that_ends_the_engine_is_said_and_what_came_before_is_drawn(lab: Laboratory) -> None:
     lab.run({"fault": "full-cache-raises-instead-of-evicting"})
     assert "With this fault the engine ended" in lab.page.inner_text("#problem-fault")
-    assert lab.page.query_selector_all("#memory .at")
+    assert lab.page.query_selector_all("#pool .at")
     lab.run({"fault": ""})
     assert not lab.page.query_selector_all(".problem")
 

@@ -161,7 +161,7 @@ def test_what_a_fault_raises_is_told_and_what_came_before_is_there(models: Model
     assert outcome.run is not None and outcome.sound is not None
     assert 0 < len(outcome.run.steps) < len(outcome.sound.steps)
     status, page = answer(query_of(outcome.settings), models)
-    assert status == 200 and "PoolError" in page and 'id="memory"' in page
+    assert status == 200 and "PoolError" in page and 'id="pool"' in page
 
 
 def test_a_lost_output_is_missing_in_the_answer(models: Models):
@@ -183,7 +183,7 @@ def test_a_run_in_which_nobody_gets_a_token_is_told_and_not_drawn(models: Models
     monkeypatch.setattr(computing, "MOST_STEPS", 20)
     settings = replace(DEFAULT, requests=(Asked("a1" * 100, 0, 1),), num_blocks=128, budget=1)
     status, page = answer(query_of(settings), models)
-    assert status == 200 and "stopped after 20 steps" in page and 'id="memory"' not in page
+    assert status == 200 and "stopped after 20 steps" in page and 'id="pool"' not in page
 
 
 def test_the_leaking_step_is_the_first_in_which_a_request_begins_behind_another(models: Models):

@@ -136,7 +136,7 @@ def test_a_broken_engine_is_not_shown_as_sound(models: Models):
 
 def test_a_run_that_wastes_nothing_shows_no_hatched_cells(models: Models):
     page = answer("lesson=1", models)[1]
-    assert "hatched" not in page[page.index('id="batching"') : page.index('id="positions"')]
+    assert "hatched" not in page[page.index('id="batching"') : page.index('id="ragged"')]
 
 
 def test_the_prefix_cache_has_the_same_tokens_above_and_below_and_one_menu_has_numbers(models: Models):

@@ -21,11 +21,11 @@ from page_checks import CONTRAST
 from static_site import served
 from test_lab_browser import ANSWERS, Fill, fill, open_form
 
-from lfm2np.teaching.lab.lab_page import again_with, reply, slides_of
+from lfm2np.teaching.lab.lab_page import again_with, reply
 from lfm2np.teaching.lab.lessons import LESSONS
 from lfm2np.teaching.lab.models import Models
 from lfm2np.teaching.lab.settings import GUESSES, TEACHING_FAULTS, query_of
-from lfm2np.teaching.lab.static.browser import HOST
+from lfm2np.teaching.lab.static.browser import HOST, PAGE
 from lfm2np.teaching.lab.static.build import write_static
 
 pytestmark = pytest.mark.browser
@@ -216,10 +216,10 @@ def test_back_and_forward(visit: Visit) -> None:
     visit.page.go_back()
     visit.until(lambda: not visit.page.query_selector(".lesson-text"))
     assert visit.page.input_value("#blocks") == "23"
-    visit.page.click('.side a[href="#memory"]')
-    visit.page.click('.side a[href="#timeline"]')
+    visit.page.click('.side a[href="#pool"]')
+    visit.page.click('.side a[href="#schedule"]')
     visit.page.go_back()
-    visit.page.wait_for_selector("#memory.current")
+    visit.page.wait_for_selector("#pool.current")
     assert visit.page.input_value("#blocks") == "23", "a view is no other run"
 
 
@@ -358,20 +358,11 @@ def test_a_page_here_is_the_page_of_the_server(visit: Visit, models: Models) -> 
         assert (here["status"], here["text"]) == reply(query, models, HOST), query
 
 
-def test_slides_of_the_run_are_saved(visit: Visit, models: Models, tmp_path: Path) -> None:
-    visit.follow(".lessons a")
-    visit.run({"slots": "3"})
-    with visit.page.expect_download() as download:
-        visit.page.click("#host-slides")
-    assert download.value.suggested_filename == "slides.html"
-    download.value.save_as(tmp_path / "slides.html")
-    saved = (tmp_path / "slides.html").read_text(encoding="utf-8")
-    assert saved == slides_of(urlsplit(visit.page.url).query, models)
-    for name in ("drawings", "slides"):  # of a longer run
-        page = visit.context.new_page()
-        page.goto(f"{visit.address}{name}.html")
-        assert page.query_selector(".view")
-        page.close()
+def test_a_longer_run_is_drawn_beside_it(visit: Visit) -> None:
+    page = visit.context.new_page()
+    page.goto(f"{visit.address}{PAGE}")
+    assert page.query_selector(".view")
+    page.close()
 
 
 # --- how it looks

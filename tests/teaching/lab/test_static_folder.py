@@ -11,7 +11,6 @@ import sys
 import tarfile
 import textwrap
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import drawn
@@ -24,7 +23,7 @@ from lfm2np.errors import RequestError
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.runs.recorded_run import Run
 from lfm2np.teaching.lab.static import archive, build, plain_safetensors, release
-from lfm2np.teaching.lab.static.browser import FIXTURES, PAGES
+from lfm2np.teaching.lab.static.browser import FIXTURES, PAGE
 
 TOP = Path(__file__).parents[3]
 FAKE = {name: f"of {name}".encode() for name in release.FILES}
@@ -98,14 +97,10 @@ def test_a_pip_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 # --- the folder
 
 
-def by_name(draws: Callable[..., str]) -> Callable[[Run, Model, str, str], str]:
-    """Instead of the page, which tests of drawings look at, what draws it, and by which command a reader would."""
-
-    def named(run: Run, model: Model, title: str, command: str) -> str:
-        assert run == drawn.demo_run()
-        return f"{draws.__name__}: {command}"
-
-    return named
+def command_of(run: Run, model: Model, title: str, command: str) -> str:
+    """Instead of the page, which tests of drawings look at, the command by which a reader would draw it."""
+    assert run == drawn.demo_run()
+    return command
 
 
 def test_what_the_folder_holds_is_what_its_plan_says(
@@ -114,8 +109,7 @@ def test_what_the_folder_holds_is_what_its_plan_says(
     site = tmp_path / "site"
     lines = drawn.demo_lines()
     monkeypatch.setattr(demo, "main_lines", lambda model: lines)
-    named = [(name, by_name(draws), option) for name, draws, option in build.DRAWN]
-    monkeypatch.setattr(build, "DRAWN", named)
+    monkeypatch.setattr(build, "draw", command_of)
     words = ["lab", "--static", str(site), "--pyodide", str(pyodide)]
     assert main([*words, "--json"]) == 0
     sizes = json.loads(capsys.readouterr().out)["bytes"]
@@ -136,8 +130,7 @@ def test_what_the_folder_holds_is_what_its_plan_says(
     index, service = (site / "index.html").read_text("utf-8"), (site / "service.js").read_text("utf-8")
     assert f'const VERSION = "{version}";' in index
     assert service.startswith(f'const VERSION = "{version}";')
-    for page, text in zip(PAGES, ("draw: lfm2np draw --demo -o", "slides: lfm2np draw --demo --slides"), strict=True):
-        assert (site / page).read_text("utf-8") == f"{text} {page}"
+    assert (site / PAGE).read_text("utf-8") == f"lfm2np draw --demo -o {PAGE}"
     assert 'class="view"' in index, "the default run is drawn before anything computes"
     assert not re.search(r"https?://(?!www\.w3\.org)", index), "nothing from elsewhere"
 
@@ -148,7 +141,7 @@ def test_what_the_folder_holds_is_what_its_plan_says(
         (site / name).write_text("theirs")
     (tmp_path / "link").symlink_to(site)
     monkeypatch.setattr(build, "digests", lambda progress: plan["digests"])  # compared above
-    texts = {name: before[name] for name in ("index.html", "drawings.html", "slides.html")}
+    texts = {name: before[name] for name in ("index.html", PAGE)}
     monkeypatch.setattr(build, "pages", lambda constants, progress: texts)  # that they are the same again, others test
     assert main(["lab", "--static", str(tmp_path / "link"), "--pyodide", str(pyodide)]) == 0
     assert "MB" in capsys.readouterr().out

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from lfm2np.oracle.report import markup
-from lfm2np.oracle.report.markup import Markup, element, joined
+from lfm2np.oracle.report.markup import Markup, document, element
 from lfm2np.teaching.drawings.page.view import NUM_COLOURS, View
 
 BUTTONS = (
@@ -17,12 +16,7 @@ BUTTONS = (
     ("on", "Next", "Next step of"),
 )
 BEGIN = "\nbegin(new AbortController().signal);\n"
-PLAYERS = {
-    "single": "the single request",
-    "batching": "both ways to batch",
-    "hand": "the hand model's run",
-    "main": "the run",
-}
+PLAYERS = {"batching": "both ways to batch", "main": "the run"}
 SPEEDS = {"0.5": "½×", "1": "1×", "2": "2×", "4": "4×"}
 
 
@@ -37,60 +31,49 @@ class Panel:
 
 
 def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None = None, start: str = "") -> str:
-    """Without a panel the page asks for nothing, and its views have numbers, which their text may name; with one it may
-    ask the server that it came from, and what it has above the views (lessons) has the numbers.
+    """Without a panel the page asks for nothing; with one it may ask the server that it came from.
 
     start   the view that is shown first; none: the first one
     """
     body = element(
         "div",
         element("header", element("h1", title), class_="top"),
-        element("div", contents(views, panel is None), [player(name, views) for name in PLAYERS], class_="side"),
+        element("div", contents(views), [player(name, views) for name in PLAYERS], class_="side"),
         element(
             "main",
             panel.above if panel else None,
-            [section(view, number, views, panel is None) for number, view in enumerate(views)],
+            [section(view, number, views) for number, view in enumerate(views)],
             element("footer", about, class_="about"),
             id="views",
         ),
         class_="layout",
     )
-    return document(title, body, panel, data_start=start or None)
-
-
-def document(title: str, shown: Markup, panel: Panel | None = None, **attributes: object) -> str:
-    """What is shown, with style, fills and script, in a file that loads nothing. The attributes are the body's."""
     script = asset("page.js") + (panel.script if panel else BEGIN)
     skip = element("a", "Skip to the views", href="#views", class_="skip")
-    content, sources = [skip, patterns(), shown], panel.sources if panel else "form-action 'none'"
-    return markup.document(title, asset("page.css"), content, script=script, allowed=sources, **attributes)
+    content, sources = [skip, patterns(), body], panel.sources if panel else "form-action 'none'"
+    style = asset("page.css")
+    return document(title, style, content, script=script, allowed=sources, data_start=start or None)
 
 
 def asset(name: str) -> str:
     return (resources.files("lfm2np.teaching.drawings") / "assets" / name).read_text(encoding="utf-8")
 
 
-def contents(views: Sequence[View], with_numbers: bool) -> Markup:
-    links = [
-        element("li", element("a", number_of(index, with_numbers), view.title, href=f"#{view.id}"))
-        for index, view in enumerate(views)
-    ]
-    heading = None if with_numbers else element("p", "Views of the run", class_="heading")
-    return element("nav", heading, element("ol", links, role="list"), aria_label="Views")
+def contents(views: Sequence[View]) -> Markup:
+    links = [element("li", element("a", view.title, href=f"#{view.id}")) for view in views]
+    return element(
+        "nav", element("p", "Views of the run", class_="heading"), element("ol", links, role="list"), aria_label="Views"
+    )
 
 
-def number_of(index: int, with_numbers: bool) -> Markup | None:
-    return joined(element("span", index + 1, class_="num"), " ") if with_numbers else None
-
-
-def section(view: View, index: int, views: Sequence[View], with_numbers: bool) -> Markup:
+def section(view: View, index: int, views: Sequence[View]) -> Markup:
     """A screen: its title, its lesson, what it shows, and the way to its neighbours."""
     before, after = views[index - 1] if index else None, views[index + 1] if index + 1 < len(views) else None
     return element(
         "section",
-        element("h2", number_of(index, with_numbers), view.title, id=f"{view.id}-title"),
+        element("h2", view.title, id=f"{view.id}-title"),
         element("p", view.lesson, class_="lesson") if view.lesson else None,
-        drawn(view),
+        element("figure", element("div", view.picture), class_="drawn") if view.picture else None,
         view.text,
         element(
             "p",
@@ -103,10 +86,6 @@ def section(view: View, index: int, views: Sequence[View], with_numbers: bool) -
         aria_labelledby=f"{view.id}-title",
         data_player=view.player,
     )
-
-
-def drawn(view: View) -> Markup | None:
-    return element("figure", element("div", view.picture), class_="drawn") if view.picture else None
 
 
 def player(name: str, views: Sequence[View]) -> Markup:

@@ -7,25 +7,17 @@ from lfm2np.oracle.report.markup import Markup, element, number
 
 def figure(title: str, description: str, width: float, height: float, *shapes: object) -> Markup:
     """An SVG with a title and a description, as wide as there is room, never wider than drawn."""
-    identity = f"figure-{abs(hash_of(title + description)):x}"
     return element(
         "svg",
-        element("title", title, id=f"{identity}-t"),
-        element("desc", description, id=f"{identity}-d"),
+        element("title", title),
+        element("desc", description),
         shapes,
         viewBox=f"0 0 {number(width)} {number(height)}",
         style=f"width:{number(width / 16)}rem",
         role="img",
-        aria_labelledby=f"{identity}-t {identity}-d",
+        aria_label=title,
+        aria_description=description,
     )
-
-
-def hash_of(text: str) -> int:
-    """The same number in every process, unlike hash()."""
-    value = 0
-    for byte in text.encode("utf-8", "surrogatepass"):
-        value = (value * 131 + byte) % (1 << 31)
-    return value
 
 
 def rectangle(x: float, y: float, width: float, height: float, *children: object, **attributes: object) -> Markup:

@@ -19,7 +19,7 @@ class View:
     id: str
     title: str
     lesson: str  # one sentence
-    picture: Markup  # what a slide shows, with its legend; empty where there is nothing to draw
+    picture: Markup  # with its legend; empty where there is nothing to draw
     text: Markup  # what a reader needs besides, below the picture
     player: str = "none"
     num_steps: int = 0
@@ -35,11 +35,9 @@ def view_without_steps(id: str, title: str, lesson: str, picture: object, *text:
     return View(id, title, lesson, joined(picture), joined(*text))
 
 
-def view_of_run(
-    run: Run, id: str, title: str, lesson: str, picture: object, *text: object, player: str = "main"
-) -> View:
+def view_of_run(run: Run, id: str, title: str, lesson: str, picture: object, *text: object) -> View:
     """The view of a run's steps, which first shows the fullest of them."""
-    return View(id, title, lesson, joined(picture), joined(*text), player, len(run.steps), fullest(run))
+    return View(id, title, lesson, joined(picture), joined(*text), "main", len(run.steps), fullest(run))
 
 
 def by_step(run: Run, drawn: Callable[[Step], object]) -> list[Markup]:

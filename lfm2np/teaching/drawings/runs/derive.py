@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.teaching.drawings.runs.recorded_run import Entry, Run, Step
-from scheduler import FREED, BlockPool, Scheduler, TraceError, replay
+from scheduler import FREED, BlockPool, Scheduler, Status, TraceError, replay
 
 ABSENT, QUEUED, PREFILL, RECOMPUTED = "absent", "queued", "prefill", "recomputed"
 DECODE, IDLE, PREEMPTED, ENDED = "decode", "idle", "preempted", "ended"
+STATES = {Status.WAITING: QUEUED, Status.PREEMPTED: PREEMPTED, Status.RUNNING: IDLE}
 LETTERS = {QUEUED: "q", PREFILL: "P", RECOMPUTED: "R", DECODE: "d", IDLE: "·", PREEMPTED: "x", ABSENT: "", ENDED: ""}
 
 
@@ -22,92 +23,61 @@ class Moment:
 
 
 def moments(run: Run) -> dict[str, list[Moment]]:
-    """For each request, in order of arrival, one moment a step."""
-    inherits = inherited(run)
-    furthest = {name: inherits[name].computed for name in run.requests}
-    outputs = {name: inherits[name].outputs for name in run.requests}
-    state = dict.fromkeys(run.requests, ABSENT)
+    """For each request, in order of arrival, one moment a step: by the scheduler once more, else by the plans."""
     timeline: dict[str, list[Moment]] = {name: [] for name in run.requests}
-    ended_between = between(run, "abort", "stop", "error")
-    taken_between = between(run, "preempt")
-    for step in run.steps:
+
+    def planned(scheduler: Scheduler) -> None:
+        step = run.steps[scheduler.step]
         entries = {entry.request_id: entry for entry in step.entries}
-        for name, asked in run.requests.items():
-            before = state[name]
-            if before == ABSENT and asked.arrival <= step.number:
-                before = QUEUED
-            if step.number == inherits[name].since:
-                before = IDLE
-            if (step.number, name) in ended_between:
-                before = ENDED
-            if (step.number, name) in taken_between:
-                before = PREEMPTED
-            if name in step.preempted:
-                before = PREEMPTED
-            elif name in step.admitted:
-                before = IDLE
-            known = len(asked.prompt) + outputs[name]
-            decodes = outputs[name] > 0 and name in entries and entries[name].start == known - 1
-            now, after = moment(step, entries.get(name), before, furthest[name], decodes)
-            furthest[name] = max(furthest[name], entries[name].start + now.kept) if name in entries else furthest[name]
-            outputs[name] += len(step.tokens.get(name, ()))
-            timeline[name].append(now)
-            state[name] = ENDED if name in step.finished else after
+        for name, row in timeline.items():
+            request = scheduler.requests.get(name)
+            if request is None:
+                row.append(Moment(ENDED if run.requests[name].arrival <= step.number else ABSENT))
+            elif name in entries:
+                row.append(computed(step, entries[name], request.furthest_computed, request.is_decoding))
+            else:
+                row.append(Moment(STATES[request.status]))
+
+    try:
+        replay(run.schedule, planned, is_whole=False)
+    except TraceError:
+        return moments_by_plans(run)
     return timeline
 
 
-def between(run: Run, *kinds: str) -> set[tuple[int, str]]:
-    """What happened between steps, of these kinds: how many steps before it, and to which request."""
-    return {(steps, name) for steps, what, name in run.events if what.partition(" ")[0] in kinds}
-
-
-@dataclass(frozen=True)
-class Inherited:
-    """What a fork or a sample has of its parent when it comes."""
-
-    computed: int = 0  # tokens; none if it found no slot or block, and waits
-    outputs: int = 0
-    since: int | None = None  # the step before which it took them over; None: it waits
-
-
-def inherited(run: Run) -> dict[str, Inherited]:
-    """Of each request; who shares what its parent computed is never admitted before it is scheduled or preempted.
-
-    What ends before it is any of these counts as one that waits: a trace does not tell.
-    """
-    inheritance = dict.fromkeys(run.requests, Inherited())
-    now = dict.fromkeys(run.requests, Inherited())
-    undecided: dict[str, Inherited] = {}
-    forks, taken = between(run, "fork"), between(run, "preempt")
+def moments_by_plans(run: Run) -> dict[str, list[Moment]]:
+    """Of a run that the scheduler does not repeat. It has no forks."""
+    state = dict.fromkeys(run.requests, ABSENT)
+    furthest, outputs = dict.fromkeys(run.requests, 0), dict.fromkeys(run.requests, 0)
+    timeline: dict[str, list[Moment]] = {name: [] for name in run.requests}
     for step in run.steps:
+        entries = {entry.request_id: entry for entry in step.entries}
+        events = {name: what for steps, what, name in run.events if steps == step.number}
         for name, asked in run.requests.items():
-            if asked.parent is not None and (step.number, name) in forks:
-                undecided[name] = replace(now[asked.parent], since=step.number)
-                inheritance[name] = now[name] = Inherited(outputs=now[asked.parent].outputs)
-        for name in step.admitted:
-            if name not in step.preempted and (step.number, name) not in taken:
-                undecided.pop(name, None)
-        here = {*step.preempted, *(entry.request_id for entry in step.entries)}
-        for name in [name for name in undecided if name in here or (step.number, name) in taken]:
-            inheritance[name] = undecided.pop(name)
-        for entry in step.entries:
-            computed = entry.start + num_kept(step, entry)
-            for name in {entry.request_id, *entry.samples}:
-                now[name] = Inherited(computed, now[name].outputs + len(step.tokens.get(name, ())))
-                if name != entry.request_id:
-                    undecided[name] = Inherited(computed, since=step.number + 1)
-    return inheritance
+            if state[name] == ABSENT and asked.arrival <= step.number:
+                state[name] = QUEUED
+            if name in step.preempted or name in events:
+                state[name] = PREEMPTED if events.get(name, "preempt") == "preempt" else ENDED
+            elif name in step.admitted:
+                state[name] = IDLE
+            now = Moment(state[name])
+            if name in entries:
+                start, state[name] = entries[name].start, IDLE
+                decodes = outputs[name] > 0 and start == len(asked.prompt) + outputs[name] - 1
+                now = computed(step, entries[name], furthest[name], decodes)
+                furthest[name] = max(furthest[name], start + now.kept)
+            outputs[name] += len(step.tokens.get(name, ()))
+            timeline[name].append(now)
+            state[name] = ENDED if name in step.finished else state[name]
+    return timeline
 
 
-def moment(step: Step, entry: Entry | None, before: str, furthest: int, decodes: bool) -> tuple[Moment, str]:
-    if entry is None:
-        return Moment(before), before
+def computed(step: Step, entry: Entry, furthest: int, decodes: bool) -> Moment:
+    """`furthest`: of the request's positions, those before it were computed once already."""
     kept = num_kept(step, entry)
     again = max(0, min(entry.start + kept, furthest) - entry.start)
-    kind = DECODE if decodes else PREFILL
-    if again and again >= len(entry.token_ids) - 1:
-        kind = RECOMPUTED
-    return Moment(kind, len(entry.token_ids), kept, again), IDLE
+    is_again = again and again >= len(entry.token_ids) - 1
+    return Moment(RECOMPUTED if is_again else DECODE if decodes else PREFILL, len(entry.token_ids), kept, again)
 
 
 def num_kept(step: Step, entry: Entry) -> int:
@@ -197,24 +167,6 @@ def owners_of(tables: Iterable[tuple[str, Sequence[int]]]) -> dict[int, tuple[st
                 continue
             owners.setdefault(block, []).append(name)
     return {block: tuple(names) for block, names in owners.items()}
-
-
-def behind_windows(windowed: Run, known: Sequence[Pool]) -> list[dict[int, str]]:
-    """Of each step the blocks that a request has given back and that nobody took since, while it runs on."""
-    tables: dict[str, tuple[int, ...]] = {}
-    behind: dict[int, str] = {}
-    of_steps = []
-    for step, pool in zip(windowed.steps, known, strict=True):
-        for entry in step.entries:
-            before, now = tables.get(entry.request_id, ()), entry.block_table
-            behind |= {old: entry.request_id for old, new in zip(before, now, strict=False) if new == FREED != old}
-            tables[entry.request_id] = now
-        running = {*tables} & {*pool.slots.values()}
-        behind = {block: name for block, name in behind.items() if block not in pool.owners and name in running}
-        of_steps.append(dict(behind))
-        for name in (*step.preempted, *step.finished):
-            tables.pop(name, None)
-    return of_steps
 
 
 def prefix_hit_tokens(run: Run) -> int:

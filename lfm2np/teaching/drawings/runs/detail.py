@@ -28,20 +28,9 @@ Array = NDArray[Any]
 PACKAGE = Path(__file__).resolve().parents[3]
 PRODUCT, EXPERT = "one product over all tokens", "one product per expert"
 ROW, REQUEST = "row by row", "per request"
+MOST_NUMBERS = 64  # of a tensor in the trace; of a larger one the first rows and columns
 FIRST_ROWS, FIRST_COLUMNS = 3, 5
-
-
-@dataclass(frozen=True)
-class Kept:
-    """How much of a step's numbers enters the trace."""
-
-    numbers: int = 64  # of a tensor; of a larger one the first rows and columns
-    calls: int = 4  # of one line of code in one layer, a call for each request or expert
-    cached: int = 64  # of keys and values, which later steps find in the cache
-
-
-# Whatever a step of the hand model computes, if it has 8 rows at most.
-ALL_OF_PAPER = Kept(numbers=128, calls=16, cached=2**14)
+MOST_CALLS = 4  # with numbers, of one line of code in one layer: a call for each request or expert
 
 
 class Detail:
@@ -50,8 +39,8 @@ class Detail:
     The network must run on `self.weights`: those given, whose experts are known by name once they are asked for.
     """
 
-    def __init__(self, weights: ModelWeights, numerics: Numerics, kept: Kept | None = None) -> None:
-        self._numerics, self._kept = numerics, kept or Kept()
+    def __init__(self, weights: ModelWeights, numerics: Numerics) -> None:
+        self._numerics = numerics
         self._names = names_of(weights)
         layers = (layer_naming_experts(index, layer, self._names) for index, layer in enumerate(weights.layers))
         self.weights = replace(weights, layers=tuple(layers))
@@ -166,10 +155,8 @@ class Detail:
         source = called_from()
         calls = self._layer, operation, source[1]
         self._calls[calls] += 1
-        if (batching == REQUEST or expert is not None) and self._calls[calls] > self._kept.calls:
-            most = 0
-        else:
-            most = self._kept.cached if operation == "cache_entries" else self._kept.numbers
+        is_one_of_many = batching == REQUEST or expert is not None
+        most = 0 if is_one_of_many and self._calls[calls] > MOST_CALLS else MOST_NUMBERS
         self._operations.append(
             {
                 "operation": operation,

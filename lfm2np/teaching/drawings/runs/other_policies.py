@@ -5,22 +5,23 @@ Tokens do not depend on the schedule, so no model is needed: the recorded ones c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lfm2np.teaching.drawings.runs.recorded_run import ENTRY_FIELDS, Entry, Run, Step
-from scheduler import POLICIES, Request, Scheduler, SchedulerConfig
+from lfm2np.teaching.drawings.runs.recorded_run import Run, Step, read_run
+from scheduler import POLICIES, Request, Scheduler, SchedulerConfig, TraceWriter, reasons
 
 MOST_STEPS = 100_000
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One step, and the requests that a rectangle would have rows for, with their slots."""
+    """One step, and the requests that a rectangle would have rows for."""
 
     step: Step
-    batch: Mapping[str, int]
+    batch: Set[str]
 
     @property
     def rows(self) -> int:
@@ -36,15 +37,24 @@ class Pass:
         return len(self.batch) * self.longest - self.rows
 
 
+def passes(run: Run) -> Iterator[Pass]:
+    """Of each step; under `static` a batch keeps its rows until all of it have ended."""
+    batch, running = set[str](), 0
+    for step in run.steps:
+        if run.config["policy"] != "static" or not running:
+            batch = set()
+        batch = batch | {entry.request_id for entry in step.entries}
+        running = step.running
+        yield Pass(step, batch)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a policy made of the requests. Steps are counted from 0; times are steps after the arrival."""
 
-    name: str
+    policy: str
     run: Run  # as if this had been recorded, every sequence a request of its own
     passes: tuple[Pass, ...]
-    first: Mapping[str, int]  # request -> steps until its first token
-    last: Mapping[str, int]  # request -> steps until its last
 
     @property
     def steps(self) -> int:
@@ -56,8 +66,20 @@ class Outcome:
 
     @property
     def padding(self) -> int:
-        """Under `static` a request stays in its batch until the longest ends; else a batch is a step's requests."""
         return sum(each.padding for each in self.passes)
+
+    @property
+    def first(self) -> dict[str, int]:
+        """Request -> steps until its first token."""
+        return {name: number - self.run.requests[name].arrival for name, number in self._said(reversed(self.run.steps))}
+
+    @property
+    def last(self) -> dict[str, int]:
+        """Request -> steps until its last token."""
+        return {name: number - self.run.requests[name].arrival for name, number in self._said(self.run.steps)}
+
+    def _said(self, steps: Iterable[Step]) -> Iterator[tuple[str, int]]:
+        return ((name, step.number) for step in steps for name in step.tokens)
 
 
 def answers(run: Run) -> dict[str, list[int]]:
@@ -69,58 +91,33 @@ def answers(run: Run) -> dict[str, list[int]]:
     return tokens
 
 
-def under(run: Run, name: str, **changes: Any) -> Outcome:
-    """All requests, each by itself, through a scheduler with these sizes."""
+def under(run: Run, policy: str, **changes: Any) -> Outcome:
+    """All requests, each by itself, through a scheduler with this policy and these sizes in place of the run's."""
     known = answers(run)
-    left = [replace(request, parent=None) for key, request in run.requests.items() if key in known]
-    requests = {request.request_id: request for request in left}
-    config: dict[str, Any] = {**run.config, **changes}
-    if config.get("sliding_window") and POLICIES[config["policy"]].reserves:
+    left = [request for name, request in run.requests.items() if name in known]
+    config: dict[str, Any] = {**run.config, "policy": policy, **changes}
+    if config.get("sliding_window") and POLICIES[policy].reserves:
         # The pool of a run that takes windows only may not hold a whole length, which these policies take at first.
         config["num_window_blocks"] = max(config["num_window_blocks"], config["num_blocks"])
-    scheduler = Scheduler(SchedulerConfig(**config))
-    arrived: dict[str, int] = {}
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    passes = []
-    batch: dict[str, int] = {}
-    for step in range(MOST_STEPS):
-        for request in [request for request in left if request.arrival <= step]:
-            left.remove(request)
-            arrived[request.request_id] = step
-            scheduler.add(Request(request.request_id, request.prompt, len(known[request.request_id])))
-        if not left and not scheduler.has_unfinished:
-            break
-        if scheduler.config.policy != "static" or not scheduler.running:
-            batch = {}
+    scheduler, file = Scheduler(SchedulerConfig(**config)), io.StringIO()
+    trace = TraceWriter(file, scheduler.config)
+    while (left or scheduler.has_unfinished) and scheduler.step < MOST_STEPS:
+        for asked in [request for request in left if request.arrival <= scheduler.step]:
+            left.remove(asked)
+            request = Request(asked.request_id, asked.prompt, len(known[asked.request_id]))
+            scheduler.add(request)
+            trace.add(request, ())
         plan = scheduler.schedule()
         said = {
-            name_: [known[name_][scheduler.requests[name_].num_output_tokens]]
+            name: [known[name][scheduler.requests[name].num_output_tokens]]
             for entry in plan.scheduled
-            for name_ in entry.samples
+            for name in entry.samples
         }
-        finished = {ended.request_id: "length" for ended in scheduler.update(plan, said)}
-        for name_ in finished:
-            last[name_] = step - arrived[name_]
-        for name_ in said:
-            first.setdefault(name_, step - arrived[name_])
-        batch |= {entry.request_id: entry.slot for entry in plan.scheduled}
-        computed = Step(
-            number=step,
-            entries=tuple(Entry(**{key: getattr(entry, key) for key in ENTRY_FIELDS}) for entry in plan.scheduled),
-            moves=tuple((move.kind, move.source, move.destination) for move in plan.moves),
-            admitted=plan.admitted,
-            preempted=plan.preempted,
-            tokens={name_: tuple(ids) for name_, ids in said.items()},
-            finished=finished,
-            waiting=len(scheduler.waiting),
-            running=len(scheduler.running),
-            free_blocks=scheduler.pool.num_free,
-        )
-        passes.append(Pass(computed, dict(batch)))
-    steps = tuple(each.step for each in passes)
-    rerun = replace(run, config=config, requests=requests, steps=steps, events=(), schedule=())
-    return Outcome(name, rerun, tuple(passes), first, last)
+        finished = reasons(scheduler.update(plan, said))
+        state = len(scheduler.waiting), len(scheduler.running), scheduler.pool.num_free
+        trace.step(plan, {}, said, (), finished, state, None)
+    rerun = replace(read_run(file.getvalue().splitlines(), is_whole=False), texts=run.texts)
+    return Outcome(policy, rerun, tuple(passes(rerun)))
 
 
 def one_after_another(run: Run) -> tuple[int, int, int]:

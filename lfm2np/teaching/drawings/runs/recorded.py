@@ -12,7 +12,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import Model
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.teaching.drawings.runs.detail import ALL_OF_PAPER, Detail
+from lfm2np.teaching.drawings.runs.detail import Detail
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Coming:
 class DetailedTrace:
     """Adds a line of detail after each step's line of an engine's trace. The engine must run `model`.
 
-    words  of the vocabulary, for a model that fits on paper: then all of its numbers are kept
+    words  of the vocabulary, for a model without a tokenizer
     """
 
     def __init__(self, model: Model, words: Sequence[str] = ()) -> None:
-        self._detail = Detail(model.weights, model.numerics, ALL_OF_PAPER if words else None)
+        self._detail = Detail(model.weights, model.numerics)
         self._words = words
         self._told: set[int] = set()
         self._original = model

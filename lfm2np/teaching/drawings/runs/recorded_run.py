@@ -7,32 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from lfm2np.errors import RequestError
-from scheduler import TraceError, read_lines
+from scheduler import ScheduledTokens, TraceError, read_lines
 
 Operation = Mapping[str, Any]  # one line of detail.py
 
 
-@dataclass(frozen=True)
-class Entry:
-    request_id: str
-    start: int
-    token_ids: tuple[int, ...]
-    block_table: tuple[int, ...]
-    slot: int
-    num_drafts: int
-    samples: tuple[str, ...]
-    window_table: tuple[int, ...] = ()  # in the pool of windowed layers; FREED where a block was given back
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.token_ids)
-
-    @property
-    def drafts(self) -> tuple[int, ...]:
-        """The last of the tokens."""
-        return self.token_ids[len(self.token_ids) - self.num_drafts :]
-
-
+Entry = ScheduledTokens
 ENTRY_FIELDS = tuple(each.name for each in fields(Entry))
 
 

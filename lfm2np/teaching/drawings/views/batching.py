@@ -60,7 +60,6 @@ class Way:
     """The requests under one way to batch."""
 
     title: str
-    policy: str
     outcome: Outcome
     rectangles: bool  # whether a step computes a rectangle: its batch by the longest share
     states: Mapping[str, Sequence[Moment]]
@@ -84,10 +83,10 @@ class Way:
 
 def batching(run: Run) -> View:
     """Both halves are of the requests of `run`, and not of its steps: the scheduler once more, either way."""
-    by_requests, by_tokens = (under(run, "", policy=policy) for policy in ("static", "fcfs"))
+    by_requests, by_tokens = (under(run, policy) for policy in ("static", "fcfs"))
     ways = (
-        Way("By requests", "static", by_requests, True, moments(by_requests.run)),
-        Way("By tokens", "fcfs", by_tokens, False, moments(by_tokens.run)),
+        Way("By requests", by_requests, True, moments(by_requests.run)),
+        Way("By tokens", by_tokens, False, moments(by_tokens.run)),
     )
     drafted = any(entry.num_drafts for step in run.steps for entry in step.entries)
     longest = max(len(outcome.passes) for outcome in (by_requests, by_tokens))
@@ -96,7 +95,7 @@ def batching(run: Run) -> View:
     cells = by_requests.rows + by_requests.padding
     return View(
         PLAYER,
-        "Request-level against token-level batching",
+        "Batching by request and by token",
         f"{wasted_words(by_requests.padding, cells)} By tokens there is no rectangle{sooner(by_requests, by_tokens)}.",
         joined(
             key(ways),
@@ -117,7 +116,6 @@ def batching(run: Run) -> View:
                 "of n tokens joins B - 1 requests that decode one token each, a rectangle pads (n - 1)(B - 1) cells; "
                 "the flat array none.",
             ),
-            by_number(count, lambda number: flat_array(by_tokens, number)),
         ),
         player=PLAYER,
         num_steps=count,
@@ -189,19 +187,6 @@ def events_of(way: Way, number: int) -> str:
     return "; ".join(parts) or ("all finished" if number >= len(way.outcome.passes) else "nothing to do")
 
 
-def flat_array(outcome: Outcome, number: int) -> Markup | None:
-    if number >= len(outcome.passes):
-        return element("p", "By tokens all requests are finished.")
-    run, step = outcome.run, outcome.passes[number].step
-    rows: list[Sequence[object]] = []
-    for entry, place, token in step.rows:
-        said = step.tokens.get(entry.request_id, ()) if place == entry.stop - 1 else ()
-        answer = " ".join(visible(run.word(token)) for token in said)
-        rows.append([len(rows), visible(entry.request_id), place, visible(run.word(token)), answer])
-    head = ["row", "request", "position", "token", "what comes of it"]
-    return table(f"By tokens, step {step.number}: its flat array", head, rows)
-
-
 # --- the picture
 
 
@@ -228,7 +213,7 @@ def chart(ways: Sequence[Way], run: Run, count: int) -> Markup:
     moving: list[object] = []
     for index, way in enumerate(ways):
         top = index * half + HEADING
-        heading = f"{way.title} (policy {way.policy})"
+        heading = f"{way.title} (policy {way.outcome.policy})"
         still.append(words(4, top - HEADING / 2, heading, class_="label heading"))
         still += names_of(way, scale, top)
         drawn = [lane(way, name, row, run, scale, top) for row, name in enumerate(way.states)]

@@ -6,7 +6,7 @@ from lfm2np.oracle.report.markup import Markup, counted, element, joined, number
 from lfm2np.teaching.drawings.page.svg import figure, rectangle, words
 from lfm2np.teaching.drawings.page.view import View, by_step, cell, legend, short_names, step_text, view_of_run
 from lfm2np.teaching.drawings.runs.derive import DECODE, Moment, colours, moments
-from lfm2np.teaching.drawings.runs.expert_choices import Reading, Routes, by_decodes, read_evenly, readings, routes
+from lfm2np.teaching.drawings.runs.expert_choices import Routes, read_evenly, routes
 from lfm2np.teaching.drawings.runs.recorded_run import Run, Step
 
 SIDE, LEFT, TOP = 22.0, 84.0, 16.0
@@ -17,7 +17,6 @@ MOST_DRAWN = 64  # steps with a figure; a longer run has one for every so many
 def experts(run: Run) -> View:
     """`run` is of a model with a mixture of experts, with detail."""
     states = moments(run)
-    of_steps = readings(run, states)
     every = -(-len(run.steps) // MOST_DRAWN)
     first = next(layers[0] for layers in map(routes, run.steps) if layers)
     per_token = len(first.chosen[0])
@@ -38,8 +37,7 @@ def experts(run: Run) -> View:
         element("p", f"Every {every}. step is drawn; the tables have all.") if every > 1 else None,
         element("h3", "How many experts a step reads"),
         element("p", why(first, per_token)),
-        decodes_table(of_steps, first, per_token),
-        steps_table(of_steps),
+        steps_table(run),
     )
 
 
@@ -110,24 +108,12 @@ def rows_table(step: Step, layers: list[Routes]) -> Markup:
     return table(f"Step {step.number}: rows of each expert", head, rows, class_="rows")
 
 
-def decodes_table(of_steps: list[Reading], first: Routes, per_token: int) -> Markup:
-    """Steps that only decode, of one block on average."""
+def steps_table(run: Run) -> Markup:
+    """The first sparse block of each step."""
     rows = []
-    for tokens, steps in by_decodes(of_steps).items():
-        layers = sum(step.num_layers for step in steps)
-        read = sum(step.read for step in steps) / layers
-        evenly = read_evenly(first.num_experts, per_token, tokens)
-        rows.append(
-            [tokens, len(steps), tokens * per_token, number(read, 3), number(evenly, 3), number(read / tokens, 3)]
-        )
-    head = ["tokens", "steps", "choices", "experts read", "if all were as likely", "read for each token"]
-    return table("Steps that only decode: of one block, on average", head, rows, class_="decodes")
-
-
-def steps_table(of_steps: list[Reading]) -> Markup:
-    head = ["step", "prefill tokens", "decodes", "choices", "experts read", "of", "rows of one, on average", "the most"]
-    rows = []
-    for step in of_steps:
-        figures = [step.step, step.prefills, step.decodes, step.choices, step.read, step.held]
-        rows.append([*figures, number(step.choices / step.read, 3), step.most_rows])
-    return table("All sparse blocks of each step together", head, rows, class_="reads")
+    for step in run.steps:
+        for layer in routes(step)[:1]:
+            evenly = number(read_evenly(layer.num_experts, len(layer.chosen[0]), step.num_tokens), 3)
+            rows.append([step.number, step.num_tokens, layer.num_choices, layer.num_read, evenly, max(layer.rows)])
+    head = ["step", "tokens", "choices", "experts read", "if all were as likely", "the most rows of one"]
+    return table("Experts of the first sparse block", head, rows, class_="reads")

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from lfm2np.oracle.report.markup import Markup, details, element, joined, scrolled, table, visible
+from lfm2np.oracle.report.markup import Markup, element, joined, scrolled, table, visible
 from lfm2np.teaching.drawings.page.svg import figure, line, rectangle, words
-from lfm2np.teaching.drawings.page.view import (
-    View,
-    by_step,
-    cell,
-    columns,
-    legend,
-    step_numbers,
-    step_text,
-    view_of_run,
-    view_without_steps,
-)
-from lfm2np.teaching.drawings.runs.derive import colours
+from lfm2np.teaching.drawings.page.view import View, by_step, step_text, view_of_run, view_without_steps
 from lfm2np.teaching.drawings.runs.recorded_run import Entry, Run, Step
 
-SIDE, LEFT, TOP = 22.0, 120.0, 16.0
-ROUTE_TOP, ROUTE_TALL, WIDE, BOX = 20.0, 62.0, 110.0, 84.0
+LEFT, TOP, TALL, WIDE, BOX = 120.0, 20.0, 62.0, 110.0, 84.0
 LESSON = "Guesses are checked in one pass and change how long it takes, never what comes out."
 
 
@@ -31,29 +19,24 @@ def speculation(run: Run) -> View:
         "A drafter proposes tokens; one step computes them all as if they were right, and keeps those that are. A "
         "rejected draft leaves nothing: its keys, values and state are not written, so there is nothing to undo.",
     )
-    if not any(entry.num_drafts for step in run.steps for entry in step.entries):
+    drafted = [(step, entry) for step in run.steps for entry in step.entries if entry.num_drafts]
+    if not drafted:
         none = element(
             "p",
             "This run was made without a drafter: set Drafts in the laboratory, or try "
             "lfm2np generate --speculative ngram.",
         )
         return view_without_steps("speculation", "Speculation", LESSON, "", about, none)
+    proposed = sum(entry.num_drafts for _, entry in drafted)
+    where = f"steps {', '.join(map(str, dict.fromkeys(step.number for step, _ in drafted)))}"
     return view_of_run(
         run,
         "speculation",
         "Speculation",
         LESSON,
-        [
-            legend(
-                ("a step's own token", cell(1, 1, 16, 16, 0, "1", "decode")),
-                ("3 drafts, 2 of them accepted", cell(1, 1, 16, 16, 0, "2/3", "accepted")),
-                ("drafts, none accepted", cell(1, 1, 16, 16, 0, "0/2", "rejected")),
-            ),
-            scrolled(chart(run), "Drafts by step"),
-            by_step(run, lambda step: [routes_of(run, step), now(run, step)]),
-        ],
+        by_step(run, lambda step: [routes_of(run, step), now(run, step)]),
         about,
-        details("The numbers of the figure", totals(run)),
+        element("p", f"Accepted in all: {sum(accepted(*each) for each in drafted)} of {proposed} drafts, in {where}."),
     )
 
 
@@ -67,28 +50,6 @@ def fate_of(index: int, step: Step, entry: Entry) -> str:
     """Of a draft: those behind the first wrong one are not looked at."""
     taken, said = accepted(step, entry), len(step.tokens.get(entry.request_id, ()))
     return "accepted" if index < taken else "rejected" if index == taken < said else "not looked at"
-
-
-def chart(run: Run) -> Markup:
-    numbers = colours(run)
-    names = [name for name in run.requests if any(name == e.request_id for step in run.steps for e in step.entries)]
-    bottom = TOP + SIDE * len(names)
-    shapes: list[object] = [columns(len(run.steps), SIDE, LEFT, TOP - 4, bottom + 4)]
-    for row, name in enumerate(names):
-        shapes.append(words(LEFT - 8, TOP + (row + 0.5) * SIDE, visible(name), "end", class_="label"))
-    for step in run.steps:
-        for entry in step.entries:
-            if entry.num_drafts == 0 and not entry.samples:
-                continue
-            taken = accepted(step, entry)
-            letter = f"{taken}/{entry.num_drafts}" if entry.num_drafts else "1"
-            kind = "decode" if not entry.num_drafts else "accepted" if taken else "rejected"
-            x, y = LEFT + step.number * SIDE + 1, TOP + names.index(entry.request_id) * SIDE + 1
-            title = f"step {step.number}, {visible(entry.request_id)}: {entry.num_drafts} drafts, {taken} accepted"
-            shapes.append(cell(x, y, SIDE - 2, SIDE - 2, numbers[entry.request_id], letter, kind, title))
-    shapes += step_numbers(len(run.steps), SIDE, LEFT, bottom + 12)
-    width = LEFT + SIDE * len(run.steps) + 10
-    return figure("Drafts by step", "Accepted of proposed drafts, by request and step.", width, bottom + 24, shapes)
 
 
 def now(run: Run, step: Step) -> Markup:
@@ -106,17 +67,6 @@ def now(run: Run, step: Step) -> Markup:
     return table(f"Drafts of step {step.number}", head, rows)
 
 
-def totals(run: Run) -> Markup:
-    rows = []
-    for name in run.requests:
-        mine = [(step, entry) for step in run.steps for entry in step.entries if entry.request_id == name]
-        proposed = sum(entry.num_drafts for _, entry in mine)
-        taken = sum(accepted(step, entry) for step, entry in mine)
-        if proposed:
-            rows.append([visible(name), proposed, taken, proposed - taken])
-    return table("Drafts by request", ["request", "proposed", "accepted", "rejected"], rows)
-
-
 def routes_of(run: Run, step: Step) -> Markup:
     """Each request's guesses as a line that goes on while the network agrees, and branches off where it does not."""
     drafting = [entry for entry in step.entries if entry.num_drafts]
@@ -125,8 +75,8 @@ def routes_of(run: Run, step: Step) -> Markup:
     most = max(entry.num_drafts for entry in drafting)
     shapes: list[object] = []
     for row, entry in enumerate(drafting):
-        shapes += route(run, step, entry, ROUTE_TOP + row * ROUTE_TALL)
-    width, height = LEFT + (most + 2) * WIDE, ROUTE_TOP + len(drafting) * ROUTE_TALL
+        shapes += route(run, step, entry, TOP + row * TALL)
+    width, height = LEFT + (most + 2) * WIDE, TOP + len(drafting) * TALL
     text = "A line for each request: accepted guesses stay on it; the first wrong one leaves it, and the network's own "
     drawn = figure(f"Routes of step {step.number}", text + "token goes on.", width, height, shapes)
     return scrolled(drawn, f"Routes of step {step.number}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lfm2np.oracle.report.markup import Markup, counted, element, number, visible
@@ -16,15 +15,15 @@ Task = tuple[str, Markup | str, str]  # title, question, answer
 FEW_TOKENS = 12  # of a step whose choices are listed
 
 
-def worksheet(alone: Run, together: Run, weights: Mapping[str, Any], run: Run) -> View:
-    """`alone` has one request, `together` several; both with detail, of the hand model. Of `run` are the experts."""
-    tasks = [*of_one_token(alone, weights), *of_a_batch(together), *of_experts(run)]
+def worksheet(paper: Run, weights: Mapping[str, Any], run: Run) -> View:
+    """`paper` is of the hand model, which has these weights, with detail. Of `run` are the experts."""
+    tasks = [*of_one_token(paper, weights), *of_a_batch(paper), *of_experts(run)]
     questions = [element("li", element("strong", title), " ", question) for title, question, _ in tasks]
     answer_list = [element("li", element("strong", title), f" {answer}") for title, _, answer in tasks]
     return view_without_steps(
         "worksheet",
         "Worksheet",
-        "Work these out with a pencil; all numbers are of the runs above, to three digits.",
+        "Work these out with a pencil; all numbers are of a real run, to three digits.",
         "",
         element("ol", questions, class_="tasks"),
         element("section", element("h3", "Answers"), element("ol", answer_list), class_="answers"),
@@ -40,7 +39,7 @@ def listed(values: Sequence[float]) -> str:
 
 
 def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
-    """The second step's one token through block 0, a convolution."""
+    """The first row of the second step through block 0, a convolution."""
     step = run.steps[1]
     word = visible(run.word(step.entries[0].token_ids[0]))
     projected, convolved = named(step, 0, "linear"), named(step, 0, "convolve")
@@ -51,7 +50,7 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
     channel = int(max(range(hidden), key=lambda index: abs(taps[index]).sum() + (abs(result[index]) > 0)))
     history = [row[channel] for row in convolved["inputs"]["history"]["values"]]
     u, mixed = convolved["inputs"]["u"]["values"][0], convolved["output"]["values"][0]
-    logits = [operation for operation in step.operations if operation["name"] == "lm_head"][-1]["output"]["values"][-1]
+    logits = next(each for each in step.operations if each["name"] == "lm_head")["output"]["values"][0]
     best = max(range(len(logits)), key=lambda token: (logits[token], -token))
     column = [*history, u[channel]]
     candidates = [f"\u201c{visible(run.word(token))}\u201d {number(value, 3)}" for token, value in enumerate(logits)]
@@ -123,66 +122,8 @@ def of_a_batch(run: Run) -> list[Task]:
     ]
 
 
-# --- experts, on the numbers of a recorded run of a model that has them
-
-
-@dataclass(frozen=True)
-class Routed:
-    """One token's way through a router, all numbers recorded. N experts, K of a token."""
-
-    step: Step
-    layer: int
-    row: int
-    scores: list[float]  # [N]
-    preferred: list[float]  # [N], with the bias where there is one
-    chosen: tuple[int, ...]  # [K]
-    weights: list[float]  # [K]
-    rule: Operation  # of the weights
-
-    @property
-    def margin(self) -> float:
-        """Between the last that is chosen and the first that is not; 0 where all are."""
-        ranked = sorted(self.preferred, reverse=True)
-        return ranked[len(self.chosen) - 1] - ranked[len(self.chosen)] if len(ranked) > len(self.chosen) else 0.0
-
-
 def of_experts(run: Run) -> list[Task]:
-    """Nothing for a dense model."""
-    return [*of_a_router(run), *of_a_step(run)]
-
-
-def of_a_router(run: Run) -> list[Task]:
-    """Of the token whose choice is the clearest to three digits; where none is recorded whole, nothing."""
-    token = max(routed(run), key=lambda token: token.margin, default=None)
-    if token is None:
-        return []
-    label = row_labels(run, token.step)[token.row]
-    chosen = " and ".join(map(str, token.chosen))
-    score_text = ", ".join(number(token.scores[expert], 3) for expert in token.chosen)
-    weight_text = ", ".join(number(weight, 3) for weight in token.weights)
-    biased = token.scores != token.preferred
-    plus, without = (" plus the bias", " (without the bias)") if biased else ("", "")
-    rule = "Each is divided by their sum" if token.rule["normalised"] else "They stay as they are"
-    factor = f", then multiplied by {number(token.rule['factor'])}" if token.rule["factor"] != 1 else ""
-    return [
-        (
-            "A router.",
-            f"Step {token.step.number}, token \u201c{label}\u201d, block {token.layer}: the experts' scores{plus} are "
-            f"{', '.join(number(score, 3) for score in token.preferred)}, from expert 0 on. To which "
-            f"{counted(len(token.chosen), 'expert')} does it go?",
-            chosen,
-        ),
-        (
-            "Their weights.",
-            f"The scores of {chosen}{without} are {score_text}. {rule}{factor}. How much does each expert's "
-            "output count?",
-            weight_text,
-        ),
-    ]
-
-
-def of_a_step(run: Run) -> list[Task]:
-    """Rows of the products, and weights that are read, of the step with the most requests that has few tokens."""
+    """Of the step with the most requests that has few tokens; nothing for a dense model."""
     few = [step for step in run.steps if step.num_tokens <= FEW_TOKENS and routes(step)]
     if not few:
         return []
@@ -205,17 +146,3 @@ def of_a_step(run: Run) -> list[Task]:
             f"{layer.num_choices} times, and {layer.num_read} times",
         ),
     ]
-
-
-def routed(run: Run) -> Iterator[Routed]:
-    """Tokens whose scores are all in the trace."""
-    for step in run.steps:
-        for layer in routes(step):
-            of_layer = [operation for operation in step.operations if operation["layer"] == layer.layer]
-            first = {operation["operation"]: operation for operation in reversed(of_layer)}
-            scores, weights = first["sigmoid"]["output"]["values"], first["shares"]["output"]["values"]
-            preferred = first["best"]["inputs"]["preferred"]["values"]
-            for row, chosen in enumerate(layer.chosen):
-                if row < min(map(len, (scores, weights, preferred))) and len(scores[row]) == layer.num_experts:
-                    numbers = scores[row], preferred[row], chosen, weights[row]
-                    yield Routed(step, layer.layer, row, *numbers, first["shares"])

@@ -12,7 +12,7 @@ import numpy as np
 import lfm2np
 from lfm2np.engine.loading import load
 from lfm2np.oracle.report.markup import element
-from lfm2np.teaching.lab.lab_page import SOURCES, Host, reply, slides_of
+from lfm2np.teaching.lab.lab_page import SOURCES, Host, reply
 from lfm2np.teaching.lab.models import Models, load_models
 from lfm2np.teaching.lab.proof import prove
 
@@ -20,7 +20,7 @@ FIXTURES = {"trained": lfm2np.trained_fixture, "moe": lfm2np.moe_fixture, "lfm3"
 NEEDS = (
     "This page computes in your own browser, for which it needs JavaScript and WebAssembly. What is drawn below stays."
 )
-PAGES = ("drawings.html", "slides.html")  # of the demo, which build.py draws
+PAGE = "drawings.html"  # of the demo, which build.py draws
 HOST = Host(
     ("lab.js", "static/static.js"),
     sources=f"{SOURCES}; worker-src 'self'",
@@ -30,10 +30,7 @@ HOST = Host(
         element("progress", id="host-progress", max=1, aria_label="Loading", hidden=True),
         element("button", "Stop", type="button", id="host-stop", hidden=True),
         element("button", "Prove it here", type="button", id="host-prove", hidden=True),
-        element("button", "Slides of this run", type="button", id="host-slides", hidden=True),
-        element(
-            "span", "A longer run: ", [[element("a", page.removesuffix(".html"), href=page), " "] for page in PAGES]
-        ),
+        element("a", "A longer run", href=PAGE),
         element("section", id="host-proof", aria_label="Proof on this machine", hidden=True),
         class_="host",
     ),
@@ -55,11 +52,6 @@ def proof(query: str) -> str:
     """{"right", "sentence"}: the link's run held against each request alone."""
     result = prove(query, models())
     return json.dumps({"right": result.right, "sentence": result.sentence})
-
-
-def slides(query: str) -> str:
-    """{"text"}: a page of its own, to be saved."""
-    return json.dumps({"text": slides_of(query, models())})
 
 
 def digest(fixture: str) -> str:

@@ -16,12 +16,12 @@ from lfm2np.engine.loading import load
 from lfm2np.errors import RequestError
 from lfm2np.system import write_whole
 from lfm2np.teaching.drawings import demo
-from lfm2np.teaching.drawings.all_views import draw, slides
+from lfm2np.teaching.drawings.all_views import draw
 from lfm2np.teaching.drawings.runs.recorded_run import read_run
 from lfm2np.teaching.lab.lab_page import answer
 from lfm2np.teaching.lab.models import load_models
 from lfm2np.teaching.lab.static import archive, release
-from lfm2np.teaching.lab.static.browser import FIXTURES, HOST, PAGES
+from lfm2np.teaching.lab.static.browser import FIXTURES, HOST, PAGE
 from lfm2np.values import ProgressOf
 
 SERVICE = "service.js"
@@ -29,7 +29,6 @@ SCRIPTS = ("pyodide.js", "pyodide.asm.js")  # which the worker runs
 WASM = "pyodide.asm.wasm"
 LOCK, PLAN = "pyodide-lock.json", "files.json"
 VERSION_NAME = re.compile("[0-9a-f]{12}")
-DRAWN = ((PAGES[0], draw, "-o"), (PAGES[1], slides, "--slides"))
 
 
 def write_static(directory: Path, runtime: Path | None, progress: ProgressOf) -> dict[str, int]:
@@ -101,17 +100,14 @@ def site_files(runtime: Path | None, progress: ProgressOf) -> dict[str, bytes]:
 
 
 def pages(constants: str, progress: ProgressOf) -> dict[str, bytes]:
-    """The laboratory with its default run, and `lfm2np draw --demo` as a page and as slides."""
+    """The laboratory with its default run, and `lfm2np draw --demo`."""
     models = load_models()
     trained = models.by_name["trained"].model
     run = read_run(demo.main_lines(trained))
     texts = {"index.html": answer("", models, replace(HOST, constants=constants))[1]}
-    for done, (name, draws, option) in enumerate(DRAWN, start=1):
-        progress("pages", done, 1 + len(DRAWN))
-        texts[name] = draws(
-            run, trained, "the demo's run on the trained fixture", f"lfm2np draw --demo {option} {name}"
-        )
-    progress("pages", 1 + len(DRAWN), 1 + len(DRAWN))
+    progress("pages", 1, 2)
+    texts[PAGE] = draw(run, trained, "the demo's run on the trained fixture", f"lfm2np draw --demo -o {PAGE}")
+    progress("pages", 2, 2)
     return {name: text.encode() for name, text in texts.items()}
 
 

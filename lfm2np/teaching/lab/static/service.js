@@ -2,7 +2,7 @@
 // of this host. A page comes from the network where there is one, so that a newer folder is seen; a version's files never
 // change, and come from what is kept. build.py sets VERSION.
 const SCOPE = self.registration.scope, NAME = `lfm2np ${SCOPE}`;
-const PAGES = ["", "index.html", "drawings.html", "slides.html"].map((name) => SCOPE + name), FILES = `${SCOPE}${VERSION}/`;
+const PAGES = ["", "index.html", "drawings.html"].map((name) => SCOPE + name), FILES = `${SCOPE}${VERSION}/`;
 // A worker has the policy of its own file only, which a page can't set.
 const POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self'";
 

@@ -1,7 +1,7 @@
 
 // The laboratory without a server: a Web Worker computes a link's page, which takes the place of this one's body.
 const host = { worker: null, started: null, waiting: new Map(), number: 0, phase: "", loaded: 0, running: 0, note: "", versions: null, digests: {}, isKept: false };
-const PATIENCE = 2000, PAGES = ["./", "drawings.html", "slides.html"];
+const PATIENCE = 2000, PAGES = ["./", "drawings.html"];
 const HOME = new URL(".", location.href);
 const CAN = typeof WebAssembly === "object" && typeof Worker === "function" && typeof DecompressionStream === "function";
 let left = new AbortController();
@@ -57,8 +57,8 @@ function tell() {
   if (host.phase === "loading") bar.value = host.loaded; else bar.removeAttribute("value");
   if (!host.running && document.activeElement === part("stop")) state.focus();  // what is hidden has no focus
   part("stop").hidden = !host.running || !host.worker;
-  if (host.phase === "ready") for (const name of ["prove", "slides"]) part(name).hidden = false;
-  for (const name of ["prove", "slides"]) part(name).setAttribute("aria-disabled", host.phase !== "ready" || host.running > 0);
+  if (host.phase === "ready") part("prove").hidden = false;
+  part("prove").setAttribute("aria-disabled", host.phase !== "ready" || host.running > 0);
 }
 async function run(name, argument) {
   host.running += 1;
@@ -94,7 +94,6 @@ function fresh() {
   laboratory({ ask, gone: "This browser can't compute: see above.", go(link, text) { history.pushState(null, "", link + location.hash); show(text, link); } });
   document.getElementById("host-stop").addEventListener("click", () => restart("The run was stopped."));
   document.getElementById("host-prove").addEventListener("click", prove);
-  document.getElementById("host-slides").addEventListener("click", save);
   tell();
 }
 async function visit(link, isNew) {
@@ -146,17 +145,6 @@ async function areKept(names) {
   if (!navigator.serviceWorker?.controller) return false;
   const kept = await Promise.all([...names.map((name) => `${VERSION}/${name}`), "./"].map((name) => caches.match(new URL(name, HOME))));
   return kept.every(Boolean);
-}
-
-async function save() {
-  if (host.running) return;
-  const answer = await run("slides", shown.replace(/^\?/, ""));
-  if (!answer || answer.status) { host.note = answer ? ` ${answer.text}` : ""; return tell(); }
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([answer.text], { type: "text/html" }));
-  link.download = "slides.html";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
 // "Prove it here": what anyone can repeat, on this machine.

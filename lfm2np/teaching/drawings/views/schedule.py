@@ -1,8 +1,8 @@
-"""Timeline: who waited, computed and ended when, and how much of each step's token budget was used."""
+"""Schedule: who waited, computed and ended when, in which budget; and the same requests under each policy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lfm2np.oracle.report.markup import Markup, counted, details, element, joined, scrolled, table, visible
 from lfm2np.teaching.drawings.page.svg import figure, line, rectangle, words
@@ -30,6 +30,7 @@ from lfm2np.teaching.drawings.runs.derive import (
     colours,
     moments,
 )
+from lfm2np.teaching.drawings.runs.other_policies import Outcome, one_after_another, under
 from lfm2np.teaching.drawings.runs.recorded_run import Run, Step
 
 SIDE, LEFT, TOP = 22.0, 120.0, 24.0
@@ -42,21 +43,28 @@ MEANINGS = {
     IDLE: "it runs, but this step has nothing for it",
     PREEMPTED: "preempted: its memory was taken, it waits",
 }
+POLICIES = {
+    "static": "request-level: a batch runs until its longest member ends",
+    "prefill-first": "prompts before decodes, whole or in chunks",
+    "waiting-served": "decoding pauses when enough requests wait",
+    "fcfs": "continuous: decodes and chunks of prompts share every step",
+}
 
 
-def timeline(run: Run) -> View:
+def schedule(run: Run) -> View:
     states, numbers = moments(run), colours(run)
     return view_of_run(
         run,
-        "timeline",
-        "Timeline",
+        "schedule",
+        "Schedule",
         "A step takes what fits: decodes of some requests and chunks of others' prompts, up to one budget.",
         [
             legend(*((text, cell(1, 1, 16, 16, 0, LETTERS[kind], kind)) for kind, text in MEANINGS.items())),
-            scrolled(chart(run, states, numbers), "Timeline"),
+            scrolled(chart(run, states, numbers), "Schedule"),
             by_step(run, lambda step: sentence(run, states, step)),
         ],
         details("The numbers of the figure", numbers_table(run, states)),
+        policies(run),
     )
 
 
@@ -77,7 +85,7 @@ def chart(run: Run, states: dict[str, list[Moment]], numbers: Mapping[str, int])
     shapes.append(budget(run, bottom + 12))
     shapes += step_numbers(len(run.steps), SIDE, LEFT, height - 6)
     description = "A row for each request and a column for each step; numbers are tokens that the step computed."
-    return figure("Timeline of the run", description, width, height, shapes)
+    return figure("Schedule of the run", description, width, height, shapes)
 
 
 def budget(run: Run, top: float) -> Markup:
@@ -120,3 +128,47 @@ def numbers_table(run: Run, states: dict[str, list[Moment]]) -> Markup:
         after: list[object] = [step.waiting, step.running, step.free_blocks]
         rows.append([step.number, step.num_tokens, *shares, *after])
     return table("Tokens by step and request: P prefill, R recomputed, d decode, q queued, x preempted", head, rows)
+
+
+# --- the same requests under each policy
+
+
+def policies(run: Run) -> Markup:
+    """The real scheduler once more, with every sequence by itself and without drafts."""
+    outcomes = [under(run, policy) for policy in POLICIES]
+    return joined(
+        element("h3", "The same requests under each policy"),
+        element(
+            "p",
+            "No policy changes a token. What changes is how many steps it takes (a step reads all weights once, which "
+            "with few rows is most of its cost), how much padding a rectangle would need, and how long each request "
+            "waits for its first token.",
+        ),
+        summary(run, outcomes),
+        element("dl", [[element("dt", policy), element("dd", text)] for policy, text in POLICIES.items()]),
+        details("Steps until the first and the last token, by request", waits(outcomes)),
+    )
+
+
+def summary(run: Run, outcomes: Sequence[Outcome]) -> Markup:
+    passes, cached, uncached = one_after_another(run)
+    rows: list[Sequence[object]] = [
+        ["one after another, no cache", passes, f"{uncached:,}", 0, "", "", ""],
+        ["one after another", passes, f"{cached:,}", 0, "", "", ""],
+    ]
+    for outcome in outcomes:
+        first, last = outcome.first.values(), outcome.last.values()
+        waiting = [f"{sum(first) / len(first):.1f}", max(first), f"{sum(last) / len(last):.1f}"]
+        rows.append([outcome.policy, outcome.steps, f"{outcome.rows:,}", outcome.padding, *waiting])
+    work = ["policy", "steps", "rows computed", "cells that padding would add"]
+    head = [*work, "mean steps to first token", "longest", "mean steps to the end"]
+    return table("Every sequence by itself, without drafts", head, rows)
+
+
+def waits(outcomes: Sequence[Outcome]) -> Markup:
+    head = ["request", *(f"{outcome.policy}: first, last" for outcome in outcomes)]
+    rows = [
+        [visible(name), *(f"{outcome.first[name]}, {outcome.last[name]}" for outcome in outcomes)]
+        for name in outcomes[0].first
+    ]
+    return table("Steps after the arrival", head, rows)

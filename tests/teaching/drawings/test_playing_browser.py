@@ -1,15 +1,14 @@
-"""The moving picture and slides: pytest -m browser tests/teaching/drawings; the extra `browser`, chromium."""
+"""The moving picture: pytest -m browser tests/teaching/drawings; the extra `browser`, chromium."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import drawn
 import pytest
-from page_checks import CONTRAST, Opened, go
+from page_checks import Opened, go
 
 pytestmark = pytest.mark.browser
 
@@ -29,20 +28,11 @@ SHOWN = """() => {  // what is in sight of the picture, up to which place, and w
           document.querySelector("#player-batching .spoken").textContent];
 }"""
 
-FITS = "all => all.every(one => one.scrollWidth <= one.clientWidth && one.scrollHeight <= one.clientHeight)"
-
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(drawn.demo_page(), encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def slides_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("slides") / "slides.html"
-    path.write_text(drawn.demo_slides(), encoding="utf-8")
     return path
 
 
@@ -53,18 +43,6 @@ def opened(browser: Any, page_file: Path) -> Iterator[Opened]:
     yield fresh
     assert fresh.complaints == []
     fresh.context.close()
-
-
-@pytest.fixture
-def deck(browser: Any, slides_file: Path) -> Iterator[Opened]:
-    fresh = Opened(browser, slides_file, 1280)
-    yield fresh
-    assert fresh.complaints == []
-    assert fresh.requests == [slides_file.as_uri()]
-    fresh.context.close()
-
-
-# --- the picture that plays
 
 
 def test_nothing_plays_by_itself_and_play_pauses(opened: Opened) -> None:
@@ -138,96 +116,3 @@ def test_on_paper_and_without_the_script_all_is_at_its_end(browser: Any, page_fi
     assert {element.get_attribute("data-step") for element in shown} == {str(last)}
     assert not page.is_visible("#batching .playhead")
     opened.context.close()
-
-
-# --- slides
-
-
-def number_of(page: Any) -> int:
-    (shown,) = [view for view in page.query_selector_all(".view") if view.is_visible()]
-    assert page.evaluate("location.hash").partition(":")[0] in ("", f"#{shown.get_attribute('id')}")
-    return int(shown.get_attribute("id"))
-
-
-def test_keys_and_edges_turn_slides(deck: Opened) -> None:
-    page = deck.page
-    count = len(page.query_selector_all(".view"))
-    assert number_of(page) == 1
-    for key, number in (
-        *(("ArrowRight", 2), (" ", 3), ("PageDown", 4), ("ArrowLeft", 3), ("PageUp", 2), ("Shift+Space", 1)),
-        *(("ArrowLeft", 1), ("End", count), ("ArrowRight", count), ("Home", 1)),
-    ):
-        page.keyboard.press(key)
-        assert number_of(page) == number, key
-    page.keyboard.press("PageDown")
-    assert page.evaluate("document.activeElement.id") == "2-title", "which a screen reader reads"
-    page.keyboard.press("PageUp")
-    page.click(".edge.on")
-    page.click(".edge.on")
-    page.click(".edge.back")
-    assert number_of(page) == 2
-    assert page.inner_text(".view.current .number") == f"2/{count}"
-    page.evaluate("location.hash = '3:5'")
-    page.wait_for_selector('.view.current[id="3"]')
-    assert page.evaluate(SHOWN)[0] == 5
-    page.keyboard.press("Shift+ArrowRight")
-    assert page.evaluate(SHOWN)[0] == 6
-    page.keyboard.press("p")
-    page.evaluate(PLACES, 7)
-    page.keyboard.press("p")
-    assert number_of(page) == 3
-    assert page.evaluate(SHOWN)[0] >= 7
-
-
-def test_notes_and_full_screen_have_keys(deck: Opened) -> None:
-    page = deck.page
-    page.keyboard.press("End")
-    notes = page.locator(".view.current .notes")
-    assert not notes.is_visible()
-    page.keyboard.press("n")
-    assert notes.is_visible()
-    page.keyboard.press("n")
-    assert not notes.is_visible()
-    page.keyboard.press("f")
-    page.wait_for_selector(".full[aria-pressed=true]")
-
-
-def test_every_slide_fits_its_screen(deck: Opened) -> None:
-    page = deck.page
-    for width, height, scheme in ((360, 740, "light"), (1280, 720, "dark"), (1920, 1080, "light")):
-        page.set_viewport_size({"width": width, "height": height})
-        page.emulate_media(color_scheme=scheme)
-        page.keyboard.press("Home")
-        for number in range(1, 1 + len(page.query_selector_all(".view"))):
-            assert number_of(page) == number
-            assert page.eval_on_selector_all("html, .current .drawn", FITS), (number, width)
-            assert page.evaluate(CONTRAST) == [], (number, width)
-            page.keyboard.press("ArrowRight")
-
-
-def test_each_slide_is_a_sheet_with_its_notes(deck: Opened) -> None:
-    page = deck.page
-    count = len(page.query_selector_all(".view"))
-    go(page, "batching", 2)
-    sheets = page.pdf(prefer_css_page_size=True)
-    assert sheets.count(b"/Type /Page\n") == count
-    widths = {tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", sheets)}
-    assert all(width > height for width, height in widths)
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert len([view for view in page.query_selector_all(".view") if view.is_visible()]) == count
-    assert page.eval_on_selector_all(".drawn", FITS)
-    assert page.is_visible(f'[id="{count}"] .notes')
-    assert not page.is_visible(".desk")
-    page.emulate_media(media="screen")
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert number_of(page) == 1
-
-
-def test_without_the_script_slides_stand_one_below_the_other(browser: Any, slides_file: Path) -> None:
-    deck = Opened(browser, slides_file, java_script_enabled=False)
-    tops = deck.page.eval_on_selector_all(".view", "all => all.map(view => view.getBoundingClientRect().y)")
-    assert len(tops) > 9
-    assert tops == sorted(set(tops))
-    assert deck.page.locator("button:visible, .player:visible").count() == 0
-    deck.context.close()
