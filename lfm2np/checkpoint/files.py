@@ -48,21 +48,20 @@ def has_tokenizer(path: Path, named: Path | None = None) -> bool:
     return is_gguf(path) and has_tables(open_container(path))
 
 
-def read_tokenizer(path: Path, config: ModelConfig, named: Path | None = None, plain: bool = False) -> Tokenizer:
+def read_tokenizer(path: Path, config: ModelConfig, named: Path | None = None) -> Tokenizer:
     """That of the directory `named`, else the tokenizer.json in the directory or beside the file, else the GGUF's own.
 
-    Where such a directory has no chat template, the GGUF's is taken. `plain`: see backend_of. TokenizerError names the
-    file.
+    Where such a directory has no chat template, the GGUF's is taken. TokenizerError names the file.
     """
     container = open_container(path) if is_gguf(path) else None
     directory = directory_of(path) if named is None else named
     if container is None or named is not None or is_present(directory / TOKENIZER, TokenizerError):
-        return load_tokenizer(directory, config, None if container is None else partial(template_of, container), plain)
+        return load_tokenizer(directory, config, None if container is None else partial(template_of, container))
     if not has_tables(container):
         raise TokenizerError(
             f"{path}: no tables of a tokenizer in it and no {TOKENIZER} beside it; name a directory that has one"
         )
-    backend = backend_of(tokenizer_json(container, config).encode(), config, str(path), plain)
+    backend = backend_of(tokenizer_json(container, config).encode(), config, str(path))
     return Tokenizer(backend, config, chat_of(container, config, backend.entry))
 
 

@@ -17,11 +17,10 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from lfm2np.checkpoint.strict_json import parse_object, read_bytes
 from lfm2np.checkpoint.text.chat import Chat, load_chat, render_chat
-from lfm2np.checkpoint.text.plain_tokenizer import PlainTokenizer, entry_bytes
 from lfm2np.checkpoint.text.tokenizer_file import require_accepted
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.truth.config import ModelConfig
@@ -33,22 +32,26 @@ LARGE_TEXT = 4096  # characters: some 20 ms
 T = TypeVar("T")
 
 
-class Backend(Protocol):
-    """What makes ids of texts: the package `tokenizers`, or plain_tokenizer.py."""
+def _byte_alphabet() -> dict[str, int]:
+    """Letter -> byte of byte-level BPE: printable Latin-1 stands for itself, the rest follows from U+0100 on.
 
-    def vocabulary(self) -> Mapping[str, int]:
-        """With added tokens."""
+    Source: GPT-2's bytes_to_unicode.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
-    def special_texts(self) -> set[str]: ...
 
-    def entry(self, token_id: int) -> str | None:
-        """As tokenizer.json spells it; None if there is none."""
+BYTE_OF_LETTER: Mapping[str, int] = _byte_alphabet()
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """With what the post-processor adds, or without."""
 
-    def decode(self, ids: list[int]) -> str:
-        """Without special tokens."""
+def entry_bytes(entry: str) -> bytes:
+    """What an entry of the vocabulary stands for; one with a letter outside the alphabet stands for itself."""
+    try:
+        return bytes(BYTE_OF_LETTER[letter] for letter in entry)
+    except KeyError:
+        return entry.encode("utf-8")
 
 
 class Tokenizer:
@@ -175,18 +178,21 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-class PackageTokenizer:
-    """The package `tokenizers` as a backend. TokenizerError is what it raises, whatever the package does."""
+class Backend:
+    """The package `tokenizers`, of one tokenizer.json. TokenizerError is what it raises, whatever the package does."""
 
     def __init__(self, content: bytes, source: str) -> None:
-        import tokenizers
-
+        try:
+            import tokenizers  # here, as a checkpoint without texts needs none
+        except ImportError as problem:
+            raise TokenizerError(f"{source}: needs the package tokenizers: {problem}") from None
         self._source = source
         self._rust = self._run(lambda: tokenizers.Tokenizer.from_buffer(content))
         self._run(self._rust.no_truncation)  # transformers ignores both settings as well
         self._run(self._rust.no_padding)
 
     def vocabulary(self) -> dict[str, int]:
+        """With added tokens."""
         entries: dict[str, int] = self._run(lambda: self._rust.get_vocab(with_added_tokens=True))
         return entries
 
@@ -194,12 +200,15 @@ class PackageTokenizer:
         return {token.content for token in self._run(self._rust.get_added_tokens_decoder).values() if token.special}
 
     def entry(self, token_id: int) -> str | None:
+        """As tokenizer.json spells it; None if there is none."""
         entry: str | None = self._run(lambda: self._rust.id_to_token(token_id))
         return entry
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """`encode` would keep the interpreter's lock: no other thread ran for seconds. Of a small text a batch is no
-        gain, and starts threads, after which a fork of the process warns.
+        """With what the post-processor adds, or without.
+
+        `encode` would keep the interpreter's lock: no other thread ran for seconds. Of a small text a batch is no gain,
+        and starts threads, after which a fork of the process warns.
         """
         if len(text) < LARGE_TEXT:
             ids: list[int] = self._run(lambda: self._rust.encode(text, add_special_tokens=add_special_tokens)).ids
@@ -208,6 +217,7 @@ class PackageTokenizer:
         return list(large.ids)
 
     def decode(self, ids: list[int]) -> str:
+        """Without special tokens."""
         text: str = self._run(lambda: self._rust.decode(ids, skip_special_tokens=True))
         return text
 
@@ -215,31 +225,16 @@ class PackageTokenizer:
         return guarded(call, self._source)
 
 
-def has_package() -> bool:
-    """Whether `tokenizers` is installed. It has no build for the browser."""
-    try:
-        import tokenizers  # noqa: F401
-    except ModuleNotFoundError as problem:
-        if problem.name != "tokenizers":
-            raise
-        return False
-    return True
-
-
 def load_tokenizer(
-    directory: Path,
-    config: ModelConfig,
-    other: Callable[[], tuple[str, str] | None] | None = None,
-    plain: bool = False,
+    directory: Path, config: ModelConfig, other: Callable[[], tuple[str, str] | None] | None = None
 ) -> Tokenizer:
     """The tokenizer and chat template of a checkpoint; raises TokenizerError naming the file.
 
     other   a chat template and where it stands, or None; asked for where the directory has none
-    plain   see backend_of
     """
     path = directory / TOKENIZER
     content = read_bytes(path, MAX_TOKENIZER_BYTES, TokenizerError)
-    backend = backend_of(content, config, str(path), plain)
+    backend = backend_of(content, config, str(path))
     bos = None if config.bos_token_id is None else backend.entry(config.bos_token_id)
     chat = load_chat(directory, bos or "")
     other_template = other() if chat.template is None and other is not None else None
@@ -248,15 +243,10 @@ def load_tokenizer(
     return Tokenizer(backend, config, chat)
 
 
-def backend_of(content: bytes, config: ModelConfig, source: str, plain: bool = False) -> Backend:
-    """What makes the ids that a tokenizer.json says, all of which are rows of the embedding.
-
-    plain   plain_tokenizer.py, which is also taken where the package `tokenizers` is not installed
-    """
-    raw = parse_object(content, source, TokenizerError)
-    require_accepted(raw, source)
-    is_plain = plain or not has_package()
-    backend: Backend = PlainTokenizer(raw, source) if is_plain else PackageTokenizer(content, source)
+def backend_of(content: bytes, config: ModelConfig, source: str) -> Backend:
+    """What makes the ids that a tokenizer.json says, all of which are rows of the embedding."""
+    require_accepted(parse_object(content, source, TokenizerError), source)
+    backend = Backend(content, source)
     largest = max(backend.vocabulary().values(), default=0)
     if largest >= config.vocab_size:
         raise TokenizerError(f"{source}: id {largest}, expected ids below vocab_size={config.vocab_size} (config.json)")

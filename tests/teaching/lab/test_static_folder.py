@@ -195,9 +195,10 @@ def test_the_code_of_the_folder_computes_by_itself(tmp_path: Path) -> None:
     sys.path = [{str(tmp_path)!r}, *(place for place in sys.path if "site-packages" not in place)]
     sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
     from lfm2np.teaching.lab.static import browser
-    import safetensors
-    assert safetensors.__file__.startswith({str(tmp_path)!r}), safetensors.__file__
-    assert "tokenizers" not in sys.modules and "jinja2" not in sys.modules
+    import safetensors, tokenizers
+    for stand_in in (safetensors, tokenizers):
+        assert stand_in.__file__.startswith({str(tmp_path)!r}), stand_in.__file__
+    assert "jinja2" not in sys.modules
     print(browser.digest("trained"))
     print(browser.proof("prompt=sort%3A+3+1+2+->&tokens=4&prompt=copy%3A+zo+sa+->&tokens=3"))
     print(browser.page("model=paper&policy=static"))

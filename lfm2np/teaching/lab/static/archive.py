@@ -13,7 +13,7 @@ from pathlib import Path
 
 import lfm2np
 import scheduler
-from lfm2np.teaching.lab.static import plain_safetensors
+from lfm2np.teaching.lab.static import plain_safetensors, plain_tokenizers
 
 ROOT = "lfm2np.teaching.lab.static.browser"
 TOPS = {"lfm2np": Path(lfm2np.__file__).parent, "scheduler": Path(scheduler.__file__).parent}
@@ -29,7 +29,8 @@ def code() -> dict[str, bytes]:
         inner = [each for each in folder.iterdir() if each.is_dir() and not any(each.glob("*.py"))]
         for path in (path for place in (folder, *inner) for path in place.iterdir() if path.suffix in DATA):
             files[name_of(path)] = path.read_bytes()
-    return files | {"safetensors.py": Path(plain_safetensors.__file__).read_bytes()}
+    stand_ins = {"safetensors.py": plain_safetensors, "tokenizers.py": plain_tokenizers}
+    return files | {name: Path(str(module.__file__)).read_bytes() for name, module in stand_ins.items()}
 
 
 def fixture(name: str) -> dict[str, bytes]:
