@@ -19,7 +19,8 @@ from lfm2np.oracle.engines.records import Request, Trace
 from lfm2np.oracle.engines.records_json import answer_as_json, request_from_json
 from lfm2np.oracle.engines.target import Answers
 
-FIELDS = ("token_ids", "logprobs", "top_logprobs", "prompt_logprobs", "text", "finish_reason", "error")
+LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
+FIELDS = ("token_ids", *LOGPROBS, "text", "finish_reason", "cached_tokens", "error")
 
 
 def serve(factory: str | Factory) -> None:

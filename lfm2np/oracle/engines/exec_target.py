@@ -20,6 +20,7 @@ The protocol, version 2. One JSON object a line, UTF-8; `>` is what the engine r
 - `"prompt_logprobs":0` asks for those of the prompt's tokens, too, if the hello says that they can be reported.
 - An engine with `"stops":true` in its hello also gets requests with `"stop":["..."]`: the text ends before that string,
   and the answer with the token that completes it, with finish_reason "stop".
+- `cached_tokens` counts the tokens of the prompt that came from a cache: without it no hit is known to be one.
 - `logprobs` and what else is not known is left out, never guessed. Log-probabilities are natural logarithms from the
   raw logits, as numbers; NaN and Infinity are no JSON. `top_logprobs` is a list of objects {"token id": logprob}.
 - A request that can't be met: {"kind":"answer","request_id":"...","error":"why"}.
