@@ -99,9 +99,10 @@ def test_recorded_answers_say_the_same(model: Model, tmp_path: Path) -> None:
     assert report_of(again).facts["prefix cache"] == report_of(result).facts["prefix cache"]
 
 
-@pytest.mark.parametrize(
-    "engine", ["engines:chunked", f"exec:{sys.executable} -m lfm2np.oracle.engines.exec_server lfm2np.suite.adapters:own_float32"]
-)
+SERVED = f"exec:{sys.executable} -m lfm2np.oracle.engines.exec_server lfm2np.suite.adapters:own_float32"
+
+
+@pytest.mark.parametrize("engine", ["engines:chunked", SERVED])
 def test_our_own_engines_report_their_hits(model: Model, engine: str) -> None:
     target = target_named(engine, model.path, model.config.vocab_size, model.tokenizer, "float32")
     try:
