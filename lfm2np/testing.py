@@ -6,7 +6,7 @@ lfm2np.testing.assert_right(prompt_ids, token_ids, logprobs, format="bfloat16", 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,11 @@ def assert_right(
     errors     RequestError for ids, lengths, numbers and formats that can't be; those of lfm2np.load
     """
     __tracebackhide__ = True
+    if not isinstance(format, str):
+        raise RequestError(f"format {show(format)}: expected text")
     format_named(format)
     oracle = load_once(model)
-    prompt, tokens = plain("prompt_ids", prompt_ids, operator.index), plain("token_ids", token_ids, operator.index)
+    prompt, tokens = plain("prompt_ids", prompt_ids, token_of), plain("token_ids", token_ids, token_of)
     if not prompt or not tokens:
         raise RequestError(f"{len(prompt)} prompt_ids and {len(tokens)} token_ids: expected at least one each")
     scorable(prompt + tokens, oracle.config)
@@ -72,8 +74,16 @@ def wrong_words(at: Position, format: str) -> str:
     return f"token_ids[{position - len(at.request.prompt_token_ids)}] (position {position}) is {at.token_id}; {behind}"
 
 
+def token_of(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("true and false are no token ids")
+    return operator.index(value)
+
+
 def plain(name: str, values: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any]:
-    """Python's numbers for those of NumPy, PyTorch and others; RequestError for anything else."""
+    """Python's numbers for those of NumPy, PyTorch and others; RequestError for anything else and for sets."""
+    if isinstance(values, str | bytes | Set | Mapping):
+        raise RequestError(f"{name} {show(values)}: expected a list of numbers")
     try:
         return list(map(kind, values))
     except (TypeError, ValueError) as problem:

@@ -55,7 +55,10 @@ def test_a_wrong_token_is_named_with_the_exact_best_and_its_distance(model: Mode
     ("changes", "words"),
     [
         ({"prompt_ids": ()}, "0 prompt_ids and 2 token_ids: expected at least one each"),
-        ({"prompt_ids": "abc"}, "prompt_ids 'abc': 'str' object"),
+        ({"prompt_ids": "abc"}, "prompt_ids 'abc': expected a list of numbers"),
+        ({"prompt_ids": {1, 2}}, "prompt_ids {1, 2}: expected a list of numbers"),
+        ({"token_ids": [True]}, r"token_ids \[True\]: true and false are no token ids"),
+        ({"format": None}, "format None: expected text"),
         ({"token_ids": []}, "6 prompt_ids and 0 token_ids: expected at least one each"),
         ({"token_ids": 3}, "token_ids 3: 'int' object is not iterable"),
         ({"token_ids": [1, 600]}, r"ids\[7\]: 600, expected 0 to vocab_size-1=511"),

@@ -19,6 +19,7 @@ from lfm2np.commands.cli.shared.parser import (
     refuse_unused,
     require_at_least,
     require_folder,
+    require_times,
 )
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, show_report
@@ -51,7 +52,7 @@ from lfm2np.oracle.sending import While, always, send_all
 from lfm2np.oracle.workloads import CASES, LONG
 from lfm2np.suite.itself.relations import NAMES
 from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, SLOTS
-from lfm2np.values import ProgressOf
+from lfm2np.values import ProgressOf, require_count
 
 EXIT_CODES = """exit codes:
   0    right: every difference is within what the declared format explains
@@ -96,6 +97,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     recorder = recorder_of(arguments)
     require_at_least(arguments, at_once=1)
+    require_times(arguments, "timeout")
+    require_count("--seed", arguments.seed, 0, 2**63)
     model = load_model(arguments)
     result, known = checked(arguments, model)
     if arguments.locate is not None and exit_code(result.total.verdict) == WRONG:

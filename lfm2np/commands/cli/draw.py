@@ -86,9 +86,14 @@ def read(arguments: argparse.Namespace, model: Model, text: str | None) -> Run:
     if text is None:
         return read_run(demo.main_lines(model))
     try:
-        return read_run(text.splitlines(), not arguments.partial)
+        return read_run(lines_of(text, arguments.partial), not arguments.partial)
     except RequestError as error:
         raise RequestError(f"{arguments.trace}: {error}") from None
+
+
+def lines_of(trace: str, is_partial: bool) -> list[str]:
+    """Without the torn last line that a run under way or killed leaves."""
+    return (trace[: trace.rfind("\n") + 1] if is_partial else trace).splitlines()
 
 
 def add_draw(commands: Commands) -> None:
@@ -108,7 +113,7 @@ def add_draw(commands: Commands) -> None:
 
 def run_replay(arguments: argparse.Namespace) -> None:
     try:
-        result = replay(read_file(arguments.trace).splitlines(), is_whole=not arguments.partial)
+        result = replay(lines_of(read_file(arguments.trace), arguments.partial), is_whole=not arguments.partial)
     except TraceError as error:
         raise ProofError(f"{arguments.trace}: {error}") from None
     unfinished = f", {result.unfinished} requests unfinished" if result.unfinished else ""

@@ -29,6 +29,7 @@ EXAMPLE = """lfm2np simulate trace.jsonl --cost H100:LFM2-1.2B --policy waiting-
   lfm2np simulate trace.csv --sweep rate=2:32 --sweep policy=fcfs,static --target ttft_p99=2 --html sweep.html
   lfm2np simulate --fit steps.csv --out cost.json                     # measured steps of any engine"""
 DEFAULT_COST = "H100:LFM2-1.2B"
+MOST_WORKERS = 1024
 COMPARED = [policy for policy in POLICIES if policy != "priority"]  # which is fcfs without priorities in the trace
 OF_SCHEDULER: dict[str, tuple[str, Any, str]] = {  # options: the letter of their value, its default, their help
     "num_blocks": ("N", 65536, "cache blocks"),
@@ -64,12 +65,16 @@ def run(arguments: argparse.Namespace) -> None:
 def scenario_of(arguments: argparse.Namespace) -> Scenario:
     seed = require_count("--seed", arguments.seed, 0, 2**63)
     requests = None if arguments.requests is None else require_count("--requests", arguments.requests, 1, None)
+    require_count("--workers", arguments.workers, 0, MOST_WORKERS)
     settings = {name: getattr(arguments, name) for name in ("policy", *OF_SCHEDULER)}
     config = config_of({**settings, "prefix_caching": not arguments.no_prefix_caching})
     cost = read_cost_model(arguments.cost) if Path(arguments.cost).is_file() else preset(arguments.cost)
     if arguments.memory is not None and not 0 < arguments.memory < 1e6:
         raise RequestError(f"--memory {arguments.memory}: expected gigabytes, above 0")
-    base = Scenario(Traffic(arguments.traffic, None, seed, requests), config, cost, arguments.memory)
+    traffic = Traffic(arguments.traffic, None, seed, requests)
+    if traffic.is_drawn and requests is not None:
+        raise RequestError(f"--requests {requests}: not with drawn traffic, expected poisson:requests={requests}")
+    base = Scenario(traffic, config, cost, arguments.memory)
     return base if arguments.rate is None else base.with_setting("rate", arguments.rate)
 
 
@@ -127,7 +132,7 @@ def on_workers(
     arguments: argparse.Namespace, function: Callable[..., Any], items: Sequence[tuple[Any, ...]]
 ) -> list[dict[str, Any]]:
     """In their order. Each worker reads the trace by itself, once."""
-    workers, results = require_count("--workers", arguments.workers, 0, 1024), []
+    workers, results = arguments.workers, list[dict[str, Any]]()
     _ = items[0][0].traffic.own_rate  # a wrong trace is named before anything starts
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(progress_bar("simulating", " runs"))

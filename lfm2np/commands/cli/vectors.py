@@ -83,7 +83,7 @@ def folder_of(arguments: argparse.Namespace) -> Path:
     """FOLDER may also be the vectors.json in it, or the name of a packaged set, whose fixture is the default model."""
     name = arguments.folder or PACKAGED[0]
     path = Path(name)
-    if name in PACKAGED and not path.exists():
+    if name in PACKAGED and not (path / DOCUMENT).exists():
         path = packaged_set(name)
         if vars(arguments).get("model") is None:
             arguments.model = str(path.parents[1] / name)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, require_at_least, require_folder
+from lfm2np.commands.cli.shared.parser import (
+    Commands,
+    add,
+    add_command,
+    require_at_least,
+    require_folder,
+    require_times,
+)
 from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, read_file, show_report
 from lfm2np.engine.loading import load
 from lfm2np.errors import RequestError
@@ -30,6 +37,7 @@ def run_vet(arguments: argparse.Namespace) -> None:
     """
     require_folder(arguments, "html")
     require_at_least(arguments, max_tokens=1, tokens=1, seed=0, at_once=1)
+    require_times(arguments, "timeout")
     pairs = [text.partition("=")[::2] for text in arguments.candidate]
     paths = dict(pairs)
     if len(paths) < len(pairs) or not all(name and path for name, path in pairs):
@@ -69,7 +77,12 @@ def add_vet(commands: Commands) -> None:
     add(parser, "--chat", "use /v1/chat/completions: the provider lays out the prompts")
     add(parser, "--questions FILE", "send these, one a line, instead of the open ones that come with it")
     add(parser, "--max-tokens N", f"tokens of a response ({MAX_TOKENS})", default=MAX_TOKENS)
-    add(parser, "--tokens N", f"most tokens to judge ({TOKENS})", default=TOKENS)
+    add(
+        parser,
+        "--tokens N",
+        f"ends with the round in which so many tokens are judged ({TOKENS})",
+        default=TOKENS,
+    )
     add(parser, "--alpha S", f"probability of rejecting what is true ({ALPHA:g})", default=ALPHA)
     add(parser, "--seed N", "seed of the questions' order (0)", default=0)
     add(parser, "--name NAME", "model name, for a server with more than one")

@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -204,12 +205,14 @@ class LineFile:
     """The one file that survives an interrupt: lines of JSON of at most `max_line` bytes each, read, then appended to.
 
     A missing file has none. A torn last line, which a crash may leave, is dropped with a warning, and
-    overwritten by the next `append`. RequestError that names file and line for other damage.
+    overwritten by the next `append`. RequestError that names file and line for other damage. Several threads may
+    append: a check's answers come while a thread writes what it computed of them.
     """
 
     def __init__(self, path: str | Path, max_line: int = MAX_LINE) -> None:
         self.path, self._max_line = Path(path), max_line
         self._file: IO[bytes] | None = None
+        self._lock = threading.RLock()
         self._whole = self._size = 0  # bytes of the whole lines, and of all that was found
         self._lacks_newline = False
 
@@ -259,17 +262,19 @@ class LineFile:
 
     def close(self) -> None:
         """Any number of times; the next `append` opens the file again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as problem:
-            self.close()
-            raise RequestError(f"{self.path}: can't be written: {problem}") from None
+        with self._lock:
+            try:
+                yield
+            except OSError as problem:
+                self.close()
+                raise RequestError(f"{self.path}: can't be written: {problem}") from None
 
     def _open(self) -> IO[bytes]:
         """At its end, locked. OSError if another process has it, or it is not as long as what was read."""

@@ -125,6 +125,22 @@ def test_the_reference_alone_refuses_what_the_engine_refuses(model, capsys, argu
     assert fragment in message
 
 
+CHECK = ["check", "lfm2np.teaching.tutorial:right", "--cases", "short-prompts"]
+VET = ["vet", "http://127.0.0.1:9", "--candidate", "a=nowhere"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        *(([*command, "--timeout", each], "--timeout") for command in (CHECK, VET) for each in ("nan", "inf", "1e10")),
+        *(([*CHECK, "--seed", each], "--seed") for each in ("-1", "99999999999999999999")),
+    ],
+)
+def test_numbers_that_no_clock_or_generator_takes_are_one_line(capsys, arguments, fragment):
+    code, message = failure(capsys, *arguments)
+    assert code == 3 and f"{fragment} " in message
+
+
 def test_control_characters_in_a_message_reach_no_terminal(tmp_path, capsys):
     """Pinned: an escape sequence in a template's raise_exception."""
     directory = write_model(tmp_path / "model")

@@ -190,6 +190,8 @@ def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wish
         assert (replayed["unfinished"] > 0) == (1 < count < len(lines) - 1)
     assert main(["draw", str(trace), "--terminal"]) == 2
     assert main(["draw", str(trace), "--terminal", "--partial"]) == 0
+    trace.write_text("".join(lines[:-1])[:-9])  # a run that was killed within a line
+    assert main(["draw", str(trace), "--terminal", "--partial"]) == main(["replay", str(trace), "--partial"]) == 0
 
 
 def test_a_difference_is_named_by_request_and_position():

@@ -80,6 +80,8 @@ def test_a_trace_of_generate_is_a_file_of_measured_steps(capsys: pytest.CaptureF
         (("nowhere.csv",), "nowhere.csv: can't be read"),
         (("bad.jsonl",), "bad.jsonl:1: timestamp -1"),
         (SMALL[:1], "expected --rate"),
+        ((*SMALL, "--requests", "5"), "--requests 5: not with drawn traffic"),
+        ((*SMALL, "--workers", "-1"), "--workers -1: expected a whole number, 0 to 1024"),
         ((SMALL[0], "--rate", "0"), "rate 0.0"),
         ((*SMALL, "--cost", "H100:GPT-5"), "GPU:MODEL"),
         ((*SMALL, "--target", "ttft_p99=1"), "--target"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import random
@@ -28,7 +29,7 @@ from lfm2np.engine.loading import Model, load
 from lfm2np.engine.teacher_forcing import SCORE, score_many
 from lfm2np.engine.work import place as work
 from lfm2np.engine.work.place import Place, Work, Workers, compute, model_of, source_of
-from lfm2np.engine.work.results_file import ResultsFile, decoded, encoded, merged, spot_check
+from lfm2np.engine.work.results_file import LineFile, ResultsFile, decoded, encoded, merged, spot_check
 from lfm2np.errors import ProofError, RequestError, WorkerError
 from scheduler.checksum import json_sha256, sealed
 
@@ -168,6 +169,22 @@ def test_what_a_file_knows_is_not_computed(model: Model, alone: str, tmp_path: P
         place = Place(record=record)
         assert repr(score_many(model, SEQUENCES, place)) == alone
     assert place.num_tokens == sum(len(ids) - 1 for ids in SEQUENCES[25:])
+
+
+def test_threads_that_append_to_one_file_lose_no_line(tmp_path: Path) -> None:
+    """As a check's do: one writes answers, one what it computed of earlier ones."""
+    lines, count, threads = LineFile(tmp_path / "results.jsonl"), 100, 4
+    lines.claim()
+
+    def append(number: int) -> None:
+        for index in range(count):
+            lines.append(json.dumps({"number": number, "index": index, "more": "x" * 20000}).encode() + b"\n")
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(append, range(threads)))
+    lines.close()
+    found = [json.loads(line) for _, line in LineFile(lines.path).read()]
+    assert sorted((each["number"], each["index"]) for each in found) == list(itertools.product(range(4), range(count)))
 
 
 def test_files_are_merged_by_their_lines_and_computed_again_by_a_seed(model: Model, alone: str, tmp_path: Path) -> None:

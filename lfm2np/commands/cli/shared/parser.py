@@ -24,6 +24,7 @@ EXIT_CODES = """exit codes:
   130  interrupted"""
 
 KINDS = {"N": int, "K": int, "P": int, "S": float, "T": float, "R": float}  # of values, by their letter in the help
+MOST_TIME = 1e6  # of seconds or minutes
 LIKE = 0.7  # of difflib: from here on a word may be meant
 Command = Callable[[argparse.Namespace], None]
 MODEL_HELP = "checkpoint directory, or a GGUF file (default: the trained fixture)"
@@ -109,11 +110,11 @@ def require_at_least(arguments: argparse.Namespace, **least: int) -> None:
 
 
 def require_times(arguments: argparse.Namespace, *names: str) -> None:
-    """RequestError for a time that is there and not a finite number above 0."""
+    """RequestError for a time that is there and not a number above 0 that clocks can hold."""
     for name in names:
         value = getattr(arguments, name)
-        if value is not None and not 0 < value < 1e7:
-            raise RequestError(f"{option(name)} {value}: expected more than 0")
+        if value is not None and not 0 < value <= MOST_TIME:
+            raise RequestError(f"{option(name)} {value}: expected more than 0 and at most {MOST_TIME:g}")
 
 
 def require_folder(arguments: argparse.Namespace, *names: str) -> None:
