@@ -211,7 +211,6 @@ NATIVE = {  # why that is right
         "output.reshape(-1).view(np.uint32)",
         "np.ascontiguousarray(values, np.float32).view(np.uint32)",
         "weights.view(np.uint32)",
-        "np.float32(value).view(np.uint32)",
         "near.view(np.uint32)",
         "(bits.astype(np.uint32) | np.uint32(1)).view(np.float32)",
         "np.frombuffer(answer.logits[position], row.dtype)",
