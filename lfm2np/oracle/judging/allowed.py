@@ -35,9 +35,9 @@ FARTHEST = 80.0  # of a rival, in units of the noise: tie_chance is 0 beyond
 class Allowed:
     """One position; nats, ratios in units of the scale. J tokens are known, of them perhaps not all of the vocabulary.
 
-    tokens  [J] ascending ids, with logprobs [J] and their scales [J]
-    leads   [J] ratios by which the best token leads each, beyond a unit; 0 of that itself
-    next    the lead over the second best; infinite without one
+    tokens     [J] ascending ids, with logprobs [J] and their scales [J]
+    leads      [J] ratios by which the best token leads each, beyond a unit; 0 of that itself
+    runner_up  its lead over the second best; infinite without one
     """
 
     best: int
@@ -45,7 +45,7 @@ class Allowed:
     logprobs: Float64
     scales: Float64
     leads: Float64
-    next: float
+    runner_up: float
     unit: float
     shift: float = 0.0
 

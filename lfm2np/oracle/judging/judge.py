@@ -72,7 +72,7 @@ def judge(
         return [judged(*pairs[index], scored_by(of_answers[index]), form.bits, layers) for index in indices]
 
     far = math.inf if layers else LIMIT * FAR
-    by_answer = judge_by(draws, range(len(pairs))) if draws else decided(len(pairs), judge_by, far)
+    by_answer = judge_by(draws, range(len(pairs))) if draws else by_enough_engines(len(pairs), judge_by, far)
     left = MOST_REROUTED
     for index, (pair, truth) in enumerate(zip(pairs, of_answers, strict=True)):
         if layers and pair[1].routes is None and left and is_wrong(by_answer[index]):
@@ -81,7 +81,7 @@ def judge(
     return [position for positions in by_answer for position in positions]
 
 
-def decided(
+def by_enough_engines(
     count: int, judge_by: Callable[[Sequence[int], Sequence[int]], list[list[Position]]], far: float
 ) -> list[list[Position]]:
     """The positions of `count` answers: by the FIRST engines where these decide, else by all; judge_by(draws, indices).

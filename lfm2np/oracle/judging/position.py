@@ -50,7 +50,7 @@ def position(token: Token, allowed: Allowed) -> Position:
         best=allowed.best,
         gap=float(allowed.logprobs[allowed.at(allowed.best)]) - exact,
         gap_ratio=lead,
-        margin_ratio=allowed.next,
+        margin_ratio=allowed.runner_up,
         error=None if logprob is None else logprob - exact,
         error_ratio=errors.ratio,
         error_size=errors.size,

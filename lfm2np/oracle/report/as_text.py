@@ -27,11 +27,6 @@ def as_text(report: Report, command_line: str = "") -> str:
     return with_blanks(blocks)
 
 
-def section_text(section: Section) -> str:
-    """Of a section by itself."""
-    return with_blanks(paragraphs(section))
-
-
 def with_blanks(blocks: Iterable[Sequence[str]]) -> str:
     """An empty line between blocks of lines."""
     return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if any(lines))

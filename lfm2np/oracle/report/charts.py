@@ -120,10 +120,6 @@ def seconds_words(value: float) -> str:
     return f"{tick_words(value)} s"
 
 
-def percent_words(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
 @dataclass(frozen=True)
 class Axis:
     """`ticks`: several, in order, from the least value to the largest; else round numbers. `from_zero`: if linear."""

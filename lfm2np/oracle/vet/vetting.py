@@ -102,7 +102,7 @@ def judged(
     progress: ProgressOf | None = None,
 ) -> Report:
     """After as many rounds as it takes. TargetError if nothing can be judged."""
-    parts, each, left_out, silent = list[Likelihoods](), list[Standing](), Counter[str](), 0
+    parts, results, left_out, silent = list[Likelihoods](), list[Standing](), Counter[str](), 0
     for pairs in rounds:
         answers = [(request, with_tokens(request, answer, hypotheses[0].model)) for request, answer in pairs]
         usable = [pair for pair in answers if pair[1].error is None]
@@ -110,8 +110,8 @@ def judged(
         silent = 0 if usable else silent + 1
         if usable:
             parts = [joined_likelihoods([*parts, likelihoods_of(hypotheses, usable, place)])]
-            each = standings(hypotheses, parts[0], alpha)
-            count, decision = len(parts[0].last), decided(each)
+            results = standings(hypotheses, parts[0], alpha)
+            count, decision = len(parts[0].last), decided(results)
             if progress:
                 progress(JUDGING, min(count, most), most)
             if count >= most or decision.accepted or not decision.left:
@@ -120,7 +120,7 @@ def judged(
             break
     if not parts:
         raise TargetError(f"no usable answer: {', '.join(left_out) or 'none came'}")
-    return report_of(each, parts[0], alpha, left_out)
+    return report_of(results, parts[0], alpha, left_out)
 
 
 class Decision(NamedTuple):
@@ -137,41 +137,48 @@ class Decision(NamedTuple):
     more: float = 0.0
 
 
-def decided(each: Sequence[Standing]) -> Decision:
+def decided(results: Sequence[Standing]) -> Decision:
     """Candidates count, not their sampling, which a provider is free to choose."""
-    left = sorted((one for one in each if one.rejected_after is None), key=lambda one: one.log_e)
+    left = sorted(
+        (standing for standing in results if standing.rejected_after is None), key=lambda standing: standing.log_e
+    )
     if not left:
         return Decision("NONE OF THESE")
-    number, claim = each.index(left[0]), each[0].hypothesis.model
-    rivals = [one for one in each if one.hypothesis.model is not left[0].hypothesis.model]
-    more = [one.more[number] for one in rivals if one.rejected_after is None]
-    accepted = bool(rivals) and not more and any(one.fits_after is not None for one in left)
-    if all(one.hypothesis.model is not claim for one in left):
+    number, claim = results.index(left[0]), results[0].hypothesis.model
+    rivals = [standing for standing in results if standing.hypothesis.model is not left[0].hypothesis.model]
+    more = [standing.more[number] for standing in rivals if standing.rejected_after is None]
+    accepted = bool(rivals) and not more and any(standing.fits_after is not None for standing in left)
+    if all(standing.hypothesis.model is not claim for standing in left):
         verdict = "NOT THE CLAIM"
     else:
         verdict = "ACCEPTED" if accepted else "UNDECIDED"
     return Decision(verdict, left, accepted, max(more, default=0.0))
 
 
-def report_of(each: Sequence[Standing], seen: Likelihoods, alpha: float, left_out: Counter[str]) -> Report:
-    decision, count, num_reported = decided(each), len(seen.last), int(np.isfinite(seen.errors[0, 0]).sum())
+def report_of(results: Sequence[Standing], seen: Likelihoods, alpha: float, left_out: Counter[str]) -> Report:
+    decision, count, num_reported = decided(results), len(seen.last), int(np.isfinite(seen.errors[0, 0]).sum())
     rows = [
-        [one.hypothesis.name, f"10^{one.log_e / math.log(10.0):.1f}", one.by, one.rejected_after or "not rejected"]
-        for one in each
+        [
+            standing.hypothesis.name,
+            f"10^{standing.log_e / math.log(10.0):.1f}",
+            standing.by,
+            standing.rejected_after or "not rejected",
+        ]
+        for standing in results
     ]
     header = ("hypothesis", "e-value against it", "most of it by", "rejected after")
     return Report(
         command="vet",
         verdict=decision.verdict,
         exit_code={"ACCEPTED": RIGHT, "UNDECIDED": OPEN}.get(decision.verdict, WRONG),
-        findings=[Finding("hypothesis", because(decision, each[0].hypothesis.name, alpha))],
+        findings=[Finding("hypothesis", because(decision, results[0].hypothesis.name, alpha))],
         facts={
-            "claim": each[0].hypothesis.name,
+            "claim": results[0].hypothesis.name,
             "judged": f"{count} tokens of {int(seen.last.sum())} answers, {num_reported} with log-probabilities",
             "threshold": f"an e-value of {1 / alpha:g}, which that of a true hypothesis reaches with a probability of "
             f"at most {alpha:g} (Ville's inequality)",
         },
-        next_steps=[next_step(decision, each, count)] if decision.verdict == "UNDECIDED" else [],
+        next_steps=[next_step(decision, results, count)] if decision.verdict == "UNDECIDED" else [],
         not_tested=[f"{number} answers left out: {why}" for why, number in left_out.most_common()],
         sections=[Section("Hypotheses", [Table("", header, rows, range(len(header)), len(rows))])],
         figures={
@@ -180,8 +187,9 @@ def report_of(each: Sequence[Standing], seen: Likelihoods, alpha: float, left_ou
             "reported": num_reported,
             "more_tokens": decision.more,
             "hypotheses": [
-                one._asdict() | {"hypothesis": one.hypothesis.name, "sha256": one.hypothesis.model.sha256}
-                for one in each
+                standing._asdict()
+                | {"hypothesis": standing.hypothesis.name, "sha256": standing.hypothesis.model.sha256}
+                for standing in results
             ],
         },
     )
@@ -189,7 +197,7 @@ def report_of(each: Sequence[Standing], seen: Likelihoods, alpha: float, left_ou
 
 def because(decision: Decision, claim: str, alpha: float) -> str:
     """Which it is, as far as that is known, and at what error."""
-    names = "; ".join(one.hypothesis.name for one in decision.left)
+    names = "; ".join(standing.hypothesis.name for standing in decision.left)
     if decision.verdict == "UNDECIDED":
         return f"not rejected: {names}"
     words = f"not {claim}: one of {names}, or none of these" if names else "all hypotheses are rejected"
@@ -199,9 +207,9 @@ def because(decision: Decision, claim: str, alpha: float) -> str:
     return f"{words} (error at most {alpha:g})"
 
 
-def next_step(decision: Decision, each: Sequence[Standing], count: int) -> str:
+def next_step(decision: Decision, results: Sequence[Standing], count: int) -> str:
     """Where it is undecided."""
-    if len({one.hypothesis.model for one in each}) == 1:
+    if len({standing.hypothesis.model for standing in results}) == 1:
         return "name another --candidate: one alone is never accepted"
     if math.isinf(decision.more):
         return "these are closer than rounding errors, no number of tokens tells them apart: leave out a --candidate"

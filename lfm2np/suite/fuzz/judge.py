@@ -80,7 +80,7 @@ class Right:
 def right_token(token_id: int, allowed: Allowed, is_drawn: bool) -> Right:
     column = allowed.at(token_id)
     return Right(
-        token_id, float(allowed.logprobs[column]), allowed.bound(column), not is_drawn and allowed.next > LIMIT
+        token_id, float(allowed.logprobs[column]), allowed.bound(column), not is_drawn and allowed.runner_up > LIMIT
     )
 
 

@@ -211,7 +211,7 @@ def test_what_is_allowed_is_what_the_formulas_say(seed: int, draws: int, bits: i
             ratios.append(max(0.0, gap - unit) / gap_scale)
             assert allowed.leads[column] == pytest.approx(ratios[-1], rel=1e-6)
         second = max((token_id for token_id in range(6) if token_id != first), key=lambda token_id: p[row, token_id])
-        assert allowed.next == pytest.approx(ratios[second], rel=1e-6)
+        assert allowed.runner_up == pytest.approx(ratios[second], rel=1e-6)
 
 
 def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:

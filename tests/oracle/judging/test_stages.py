@@ -138,7 +138,7 @@ def test_the_verdict_of_two_engines_is_that_of_all(
         return [positions(error / np.sqrt(totals[index] / len(draws))) for index in indices]
 
     asked: list[tuple[int, int]] = []
-    by_some = judging.decided(len(squares), judge_by, np.inf if is_mixture else 50.0)
+    by_some = judging.by_enough_engines(len(squares), judge_by, np.inf if is_mixture else 50.0)
     once, by_all = list(asked), judge_by(DRAWS, range(len(squares)))
     assert any(map(is_wrong, by_some)) == any(map(is_wrong, by_all))
     for index, answer in enumerate(by_some):
