@@ -34,8 +34,8 @@ def read_schema(path: str) -> dict[str, Any]:
     return schema
 
 
-TRACE = read_schema("schemas/trace.schema.json")
-RESULTS = read_schema("schemas/results.schema.json")
+TRACE = read_schema("engine/schemas/trace.schema.json")
+RESULTS = read_schema("engine/schemas/results.schema.json")
 TRANSCRIPT = read_schema("oracle/schemas/transcript.schema.json")
 VECTORS = read_schema("oracle/schemas/vectors.schema.json")
 
@@ -175,7 +175,16 @@ def changed(line: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
 FREE = {
     "trace": {"model", "numerics", "seed", "sha256", "context", "expert", "chosen", "normalised", "factor"},
     "results": {"item", "result"},
-    "transcript": {"prompt_text", "prompt_logprobs", "token_ids", "logprobs", "top_logprobs", "finish_reason", "text"}
+    "transcript": {
+        "prompt_text",
+        "prompt_logprobs",
+        "token_ids",
+        "logprobs",
+        "top_logprobs",
+        "finish_reason",
+        "text",
+        "cached_tokens",
+    }
     | {"request_id", "tags", "stop_reason", "sha256"},
 }
 MAPS = {"drafts", "tokens", "finished", "texts", "inputs", "tags", "top_logprobs", "item", "result"}

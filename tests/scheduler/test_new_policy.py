@@ -14,7 +14,7 @@ import pytest
 from scheduler import POLICIES, Request, Scheduler, SchedulerConfig, TraceWriter, check, reasons, replay
 from scheduler.policy import FirstComeFirstServed, Step
 
-SCHEMA = Path(__file__).parents[2] / "lfm2np" / "schemas" / "trace.schema.json"
+SCHEMA = Path(__file__).parents[2] / "lfm2np" / "engine" / "schemas" / "trace.schema.json"
 
 
 class NewestFirst(FirstComeFirstServed):

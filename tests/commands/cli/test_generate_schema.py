@@ -16,7 +16,7 @@ import lfm2np
 from lfm2np.commands.cli import main
 from lfm2np.commands.cli.shared.generate_output import FORMAT_VERSION
 
-SCHEMA = json.loads(Path(lfm2np.__file__).with_name("schemas").joinpath("generate.schema.json").read_text())
+SCHEMA = json.loads(Path(lfm2np.__file__).with_name("commands").joinpath("schemas", "generate.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
 ONE = ["--chat", "sort: 7 2 9 4"]
 CRAMPED = ["--max-tokens", "8", "--block-size", "1", "--num-blocks", "40", "--max-num-batched-tokens", "3"]

@@ -17,7 +17,7 @@ from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.engine.sampling.logprobs import TokenLogprobs
 from lfm2np.values import Progress
 
-FORMAT_VERSION = 1  # of the JSON object: schemas/generate.schema.json
+FORMAT_VERSION = 1  # of the JSON object: commands/schemas/generate.schema.json
 Outputs = Mapping[str, RequestOutput]  # by request id, as far as they have come
 
 
@@ -182,7 +182,7 @@ def speculative_rows(drafts: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def as_json(model: LoadedModel, jobs: Sequence[Job], outputs: Outputs, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The object that --json prints, whatever the number of prompts: schemas/generate.schema.json."""
+    """The object that --json prints, whatever the number of prompts: commands/schemas/generate.schema.json."""
     rows = [dataclasses.asdict(dataclasses.replace(outputs[job.request_id], prompt=job.prompt)) for job in jobs]
     head = {"format_version": FORMAT_VERSION, "model": str(model.path), "numerics": model.numerics.name}
     return {**head, "outputs": rows, "summary": summary}
