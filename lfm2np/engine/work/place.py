@@ -256,7 +256,7 @@ class Workers(Executor):
             os.environ["OPENBLAS_NUM_THREADS"] = threads
         try:
             return self._pool.submit(function, *arguments, **named)
-        except BrokenExecutor:
+        except (BrokenExecutor, OSError):  # OSError: its thread cleared a broken pool away while it started a process
             self._pool = self._started()
             return self._pool.submit(function, *arguments, **named)
         finally:

@@ -136,6 +136,18 @@ def test_a_killed_process_is_replaced_and_what_it_had_is_computed_again(tmp_path
         assert results_of(squared, range(12), workers) == SQUARES
 
 
+def test_a_pool_that_breaks_while_it_starts_a_process_is_replaced() -> None:
+    """Seen once in CI: the pool's thread closed the queue of a broken pool that `submit` was handing to a process."""
+    with Workers(1) as workers:
+        workers._pool = ClosedPool()
+        assert results_of(squared, range(3), workers) == {index: SQUARES[index] for index in range(3)}
+
+
+class ClosedPool(Executor):
+    def submit(self, *arguments: object, **named: object) -> Future[Any]:
+        raise OSError("handle is closed")
+
+
 def killed_once(folder: str, shard: int) -> int:
     """Kills its process the first time that it sees a shard of which `folder` has a file."""
     mark = Path(folder) / str(shard)
