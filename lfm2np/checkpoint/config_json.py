@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.packed.quantization_config import without_settings
 from lfm2np.checkpoint.strict_json import is_present, naming, read_object, require, require_done
 from lfm2np.errors import ConfigError
 from lfm2np.truth.config import (
@@ -138,10 +137,11 @@ CAUSAL = {  # the classes that a config.json may name, by its model_type
     "lfm2_moe": LFM2_CLASSES,
     "lfm3": ("Lfm3ForCausalLM", "Lfm3VlForConditionalGeneration"),
 }
+QUANTISATION = ("quantization", "quantization_config", "compression_config")
 LANGUAGE_MODEL = {"lfm2_vl": "lfm2", "lfm3_vl": "lfm3"}  # model_type -> that of its text_config
 OF_BOTH = (  # keys beside text_config that are about the language model, too
     *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "tie_embedding", "dtype", "torch_dtype"),
-    *("quantization", "quantization_config", "compression_config", "architectures", "auto_map"),
+    *(*QUANTISATION, "architectures", "auto_map"),
 )
 LABEL_IN_DOUBT = {ATTENTION: "is_rope_relabelled", SLIDING: "is_sliding_factor_ignored"}  # fields of ModelConfig
 DEFAULT_ROPES: dict[str, dict[str, object]] = {  # of an lfm3
@@ -176,7 +176,7 @@ IGNORED: dict[str, tuple[str, ...]] = {  # that say nothing of the network, by t
         *("output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id"),
         *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
     ),
-    "read elsewhere": ("quantization", "quantization_config", "compression_config"),  # by packed/
+    "read elsewhere": QUANTISATION,  # by packed/
 }
 
 
@@ -188,7 +188,7 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     What config.json says of quantised tensors is read by packed/: it is no property of the model.
     """
     path = directory / "config.json"
-    raw = without_settings(language_config_of(path), str(path))
+    raw = {key: value for key, value in language_config_of(path).items() if key not in QUANTISATION}
     config = parse_config(raw, str(path), rope)
     known = READ.union(*IGNORED.values())
     if unread := sorted(key for key, value in raw.items() if value is not None and key not in known):

@@ -11,9 +11,10 @@ from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.gguf.gguf_config import config_of
 from lfm2np.checkpoint.gguf.names import named_tensors
 from lfm2np.checkpoint.gguf.vocabulary import chat_of, has_tables, template_of, tokenizer_json
+from lfm2np.checkpoint.plain import INDEX, SINGLE, read_weight_map
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.strict_json import is_present
-from lfm2np.checkpoint.tensors import INDEX, SINGLE, open_checkpoint, read_weight_map
+from lfm2np.checkpoint.tensors import open_checkpoint, settings_in
 from lfm2np.checkpoint.text.tokenizer import TOKENIZER, Tokenizer, backend_of, load_tokenizer
 from lfm2np.errors import CheckpointError, TokenizerError
 from lfm2np.truth.config import ModelConfig
@@ -33,7 +34,10 @@ def directory_of(path: Path) -> Path:
 
 def read_config(path: Path, rope: str = "trained") -> ModelConfig:
     """ConfigError or CheckpointError names the file. `rope`: see load_config."""
-    return config_of(open_container(path)) if is_gguf(path) else load_config(path, rope)
+    if is_gguf(path):
+        return config_of(open_container(path))
+    settings_in(path)  # refused here, too, if nobody can read them
+    return load_config(path, rope)
 
 
 def read_tensors(path: Path, config: ModelConfig) -> dict[str, StoredTensor]:

@@ -1,4 +1,4 @@
-"""What files call our tensors: an LFM3's, those of a model that also sees; and modules by their two names.
+"""What files call our tensors: an LFM3's, and those of a model that also sees.
 
 Source: transformers 5.24, models/lfm3, models/lfm2_vl and models/lfm3_vl: AutoModel of text_config under
 model.language_model, and the head beside it; older files have language_model.model and language_model.lm_head.
@@ -7,8 +7,7 @@ model.language_model, and the head beside it; older files have language_model.mo
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Set
-from typing import NamedTuple
+from collections.abc import Mapping, Set
 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
@@ -25,25 +24,6 @@ PREFIXES = {  # of the language model's tensors in the file of a model that also
     "language_model.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
 }
-
-
-class Module(NamedTuple):
-    """A module with a matrix: our name of it, and the file's, which messages use."""
-
-    name: str
-    called: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """By which config.json may name it: the file's, and transformers' where it renames what the file has."""
-        return self.called, self.called.replace("self_attn.gate_proj", "self_attn.g_proj")
-
-
-def modules_of(names: Iterable[str], tensors: Mapping[str, StoredTensor]) -> list[Module]:
-    """The modules of `names`, which are ours of weights."""
-    called = {name.rpartition(".")[0]: tensor.name.rpartition(".")[0] for name, tensor in tensors.items()}
-    modules = [name.removesuffix(".weight") for name in names]
-    return [Module(module, called.get(module, module)) for module in modules]
 
 
 def in_file(name: str) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from mmap import mmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, bad_scale, values_of
-from lfm2np.checkpoint.packed.rows import PackedRows, bad_group
 from lfm2np.errors import CheckpointError
 from lfm2np.values import show
 
@@ -25,41 +23,65 @@ _EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00}
 Array = npt.NDArray[np.generic]
 
 
+class QuantisedRows(Protocol):
+    """Rows of a quantised matrix, indexed as an array is: PackedRows of safetensors, BlockRows of GGUF."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What the bytes of `arrays` alone do not tell: two of one form are equal if these are."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> Self: ...
+
+    def arrays(self) -> Iterator[Array]: ...
+
+    def widened(self) -> npt.NDArray[np.float64]:
+        """[..., columns], exactly the stored values."""
+
+    def problem(self) -> str | None:
+        """In words, the first number that is not finite, or that no float32 holds."""
+
+
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
     """A tensor as the file holds it.
 
-    dtype   "BF16", "F16", "F32", a format of ggml_types.QUANTISED, or the name of PackedRows, for people
+    dtype   "BF16", "F16", "F32", or the name of a quantised format, for people
     values  read-only view of the memory map: uint16 (the bits of BF16), float16 or float32, all in the file's byte
-            order, little-endian, whatever the machine's own is; of a quantised tensor of GGUF uint8, the blocks of each
-            row; of a quantised matrix of safetensors PackedRows, which are indexed as arrays are
+            order, little-endian, whatever the machine's own is; or QuantisedRows
     source  the file, for messages
     """
 
     name: str
     dtype: str
-    values: Array | PackedRows
+    values: Array | QuantisedRows
     source: str = ""
 
     @property
     def array(self) -> Array:
         """`values` of a tensor that is one array."""
-        assert not isinstance(self.values, PackedRows), self.name
+        assert isinstance(self.values, np.ndarray), self.name
         return self.values
 
     @property
     def arrays(self) -> Iterator[Array]:
-        return self.values.arrays() if isinstance(self.values, PackedRows) else iter([self.values])
+        return iter([self.values]) if isinstance(self.values, np.ndarray) else self.values.arrays()
 
     @property
     def is_quantised(self) -> bool:
         """Whether it widens to float64."""
-        return isinstance(self.values, PackedRows) or self.dtype in QUANTISED
+        return not isinstance(self.values, np.ndarray)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        kind, shape = QUANTISED.get(self.dtype), self.values.shape
-        return shape if kind is None else (*shape[:-1], shape[-1] // kind.size * kind.weights)
+        return self.values.shape
 
     def wrong(self, text: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {self.name}: {text}")
@@ -69,17 +91,15 @@ class StoredTensor:
         return widen(self.values[index], self.dtype)
 
 
-def widen(values: Array | PackedRows, dtype: str) -> Weights:
+def widen(values: Array | QuantisedRows, dtype: str) -> Weights:
     """A fresh array with exactly the stored values: float32, or float64 of rows of a quantised tensor.
 
     bfloat16 is the upper half of a float32. The one place where it is decided how rows are widened.
     """
-    if isinstance(values, PackedRows):
+    if not isinstance(values, np.ndarray):
         return values.widened()
-    if dtype in QUANTISED:
-        return values_of(values.view(np.uint8), dtype)
     if dtype not in DTYPES:
-        raise CheckpointError(f"dtype {show(dtype)}, expected one of {', '.join([*DTYPES, *QUANTISED])}")
+        raise CheckpointError(f"dtype {show(dtype)}, expected one of {', '.join(DTYPES)}")
     if dtype == "BF16":
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)
@@ -99,16 +119,13 @@ def require_whole(tensor: StoredTensor) -> None:
 
 
 def require_finite(tensor: StoredTensor) -> None:
-    """Raises CheckpointError naming the tensor and the first index, or block, that holds NaN or an infinity."""
+    """Raises CheckpointError naming the tensor and the first index, group or block that holds NaN or an infinity."""
     where = f"{tensor.source}: " if tensor.source else ""
-    if isinstance(tensor.values, PackedRows):
-        if problem := bad_group(tensor.values):
+    if not isinstance(tensor.values, np.ndarray):
+        if problem := tensor.values.problem():
             raise CheckpointError(
                 f"{where}{tensor.name}: {tensor.dtype} with {problem}, expected finite numbers that float32 holds"
             )
-        return
-    if tensor.dtype in QUANTISED:
-        _require_finite_scales(tensor.values, tensor, where)
         return
     flat = tensor.values.reshape(-1)
     for start in range(0, flat.size, CHUNK):
@@ -119,20 +136,6 @@ def require_finite(tensor: StoredTensor) -> None:
         index = tuple(int(i) for i in np.unravel_index(first, tensor.values.shape))
         value = float(widen(flat[first : first + 1], tensor.dtype)[0])
         raise CheckpointError(f"{where}{tensor.name}: {value} at index {index}, expected finite numbers")
-
-
-def _require_finite_scales(values: Array, tensor: StoredTensor, where: str) -> None:
-    size = QUANTISED[tensor.dtype].size
-    rows = values.reshape(-1, values.shape[-1]).view(np.uint8)
-    step = max(1, CHUNK // rows.shape[1])
-    for start in range(0, len(rows), step):
-        bad = bad_scale(rows[start : start + step], tensor.dtype)
-        if bad:
-            row, block = divmod(bad[0], rows.shape[1] // size)
-            raise CheckpointError(
-                f"{where}{tensor.name}: {tensor.dtype} with the scale {bad[1]} in block {block} of row {start + row}"
-                ", expected finite numbers that float32 holds"
-            )
 
 
 def _not_finite(chunk: Array, dtype: str) -> npt.NDArray[np.bool_]:

@@ -1,60 +1,30 @@
-"""The weights of a checkpoint directory, as read-only views of memory maps, checked name by name and shape by shape.
-
-`model.safetensors`, or shards listed by `model.safetensors.index.json`; where both stand, the single file counts, as
-in transformers. Pickles (*.bin, *.pt) are never read. Every CheckpointError names the file.
-Source: the safetensors format (8 bytes little-endian header length, JSON header, data); transformers models/lfm2.
-"""
+"""The weights of a checkpoint directory: plain.py reads the files, packed/ the matrices that are quantised."""
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
 from lfm2np.checkpoint.config_json import is_vision_language, language_config_of
-from lfm2np.checkpoint.layout import facts_of, require_names, require_shape, taken_apart
-from lfm2np.checkpoint.names import PREFIXES, in_file, language_tensors, lfm3_tensors
+from lfm2np.checkpoint.names import PREFIXES
 from lfm2np.checkpoint.packed import auto, compressed, mlx
 from lfm2np.checkpoint.packed.auto import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.matrix_parts import with_matrices
 from lfm2np.checkpoint.packed.quantization_config import MlxSettings, Settings, settings_of
 from lfm2np.checkpoint.packed.rows import DTYPES as PACKED_DTYPES
-from lfm2np.checkpoint.packed.rows import PackedRows
-from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
-from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
+from lfm2np.checkpoint.plain import selected, under_our_names
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.checkpoint.strict_json import is_present
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import layout_of
-from lfm2np.truth.weights import EMBEDDING, HEAD
-from lfm2np.values import plain, show
+from lfm2np.truth.weights import HEAD
+from lfm2np.values import plain
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 ALL_DTYPES = DTYPES | PACKED_DTYPES
-MAX_DIMENSIONS = 8
-MAX_HEADER_BYTES = 100_000_000  # the library's own limit
-
-
-Dtypes = Mapping[str, np.dtype[Any]]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One tensor of one file's header: where its bytes stand in the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
@@ -65,20 +35,10 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
     """
     try:
         settings = settings_in(directory)
-        tensors, source = open_under_our_names(directory, config, DTYPES if settings is None else ALL_DTYPES)
-        return _select(taken_apart(unpacked(tensors, config, settings, source), config), config, source)
+        tensors, source = under_our_names(directory, config, DTYPES if settings is None else ALL_DTYPES)
+        return selected(unpacked(tensors, config, settings, source), config, source)
     except OSError as problem:
         raise CheckpointError(f"{directory}: cannot be read: {problem}") from None
-
-
-def open_under_our_names(
-    directory: Path, config: ModelConfig, dtypes: Dtypes = ALL_DTYPES
-) -> tuple[dict[str, StoredTensor], str]:
-    """As open_tensors; of the language model only, and by the names of truth/weights.py."""
-    tensors, source = open_tensors(directory, dtypes)
-    if is_vision_language(directory):
-        tensors = language_tensors(tensors, source)
-    return (lfm3_tensors(tensors, source) if config.model_type == "lfm3" else tensors), source
 
 
 def settings_in(directory: Path) -> Settings | None:
@@ -111,148 +71,7 @@ def unpacked(
     known = layout_of(config).keys() | {HEAD}
     for name in sorted(ours.keys() & known):  # others are refused as unexpected
         tensor = ours[name]
-        if not isinstance(tensor.values, PackedRows) and tensor.dtype not in DTYPES:
+        if not tensor.is_quantised and tensor.dtype not in DTYPES:
             expected = f"one of {', '.join(DTYPES)} of what is not quantised"
             raise CheckpointError(f"{tensor.source}: {plain(tensor.name)}: dtype {tensor.dtype}, expected {expected}")
     return ours
-
-
-def open_tensors(directory: Path, dtypes: Dtypes = ALL_DTYPES) -> tuple[dict[str, StoredTensor], str]:
-    """Every tensor of the checkpoint, whatever the config says, and the file that lists them."""
-    if not directory.is_dir():
-        state = "is a file" if directory.exists() else "does not exist"
-        raise CheckpointError(f"{directory}: {state}, expected a directory with {SINGLE}")
-    single, index = directory / SINGLE, directory / INDEX
-    if is_present(single, CheckpointError):  # a dangling link must not fall through to the index
-        return _map_file(single, dtypes), str(single)
-    if is_present(index, CheckpointError):
-        return _open_shards(index, dtypes), str(index)
-    pickles = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-    if pickles:
-        raise CheckpointError(
-            f"{directory}: only {', '.join(pickles[:5])}: pickles can run code and are not read, expected {SINGLE}"
-        )
-    raise CheckpointError(f"{directory}: no weights, expected {SINGLE} or {INDEX}")
-
-
-def _open_shards(index: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
-    weight_map = read_weight_map(index)
-    tensors: dict[str, StoredTensor] = {}
-    for shard in sorted(set(weight_map.values())):
-        path = index.parent / shard
-        if not path.is_file():
-            raise CheckpointError(f"{index}: names the shard {show(shard)}, which does not exist")
-        for name, tensor in _map_file(path, dtypes).items():
-            if name in tensors:
-                also = tensors[name].source
-                raise CheckpointError(f"{path}: {plain(name)} stands also in {also}, expected one of them")
-            tensors[name] = tensor
-    for name, tensor in tensors.items():
-        if name not in weight_map:
-            raise CheckpointError(f"{tensor.source}: holds {plain(name)}, which {index} does not list")
-    for name, shard in weight_map.items():
-        if name not in tensors:
-            raise CheckpointError(f"{index}: {plain(name)} should be in {shard}, which does not hold it")
-        if tensors[name].source != str(index.parent / shard):
-            raise CheckpointError(f"{index}: {plain(name)} should be in {shard}, but {tensors[name].source} holds it")
-    return tensors
-
-
-def read_weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_object(index, CheckpointError).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map: {show(weight_map)}, expected an object of tensor name to shard")
-    for name, shard in weight_map.items():
-        # A shard is a file beside the index: "../x", "a/b", "C:x" or "a\\b" would leave the directory.
-        if not isinstance(shard, str) or not shard.endswith(".safetensors") or set(shard) & set("/\\:\0"):
-            raise CheckpointError(
-                f"{index}: weight_map[{plain(name)}]: {show(shard)}, expected the plain name of a .safetensors file"
-            )
-    return weight_map
-
-
-def _map_file(path: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
-    """Every tensor of one file as a view of one memory map; each entry's range was checked by `_read_header`."""
-    entries = _read_header(path, dtypes)
-    buffer = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-    return {
-        name: StoredTensor(
-            name, entry.dtype, buffer[entry.begin : entry.end].view(dtypes[entry.dtype]).reshape(entry.shape), str(path)
-        )
-        for name, entry in entries.items()
-    }
-
-
-def _read_header(path: Path, dtypes: Dtypes) -> dict[str, _Entry]:
-    """The header, validated by the library (overlaps, gaps, overflow) and by us (length, dtypes, duplicates)."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: not a regular file")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        if len(start) < 8:
-            raise CheckpointError(f"{path}: {size} bytes, expected at least the 8 of the header's length")
-        (length,) = struct.unpack("<Q", start)
-        if length > min(size - 8, MAX_HEADER_BYTES):
-            raise CheckpointError(
-                f"{path}: header of {length} bytes, expected at most {min(size - 8, MAX_HEADER_BYTES)}: "
-                f"the file has {size} (truncated or not safetensors)"
-            )
-        header = parse_object(file.read(length), f"{path}: header", CheckpointError)
-    try:
-        with safe_open(str(path), framework="np") as checked:
-            names = set(checked.keys())
-    except (SafetensorError, OSError, ValueError) as problem:
-        raise CheckpointError(f"{path}: not a sound safetensors file ({size} bytes): {problem}") from None
-    header.pop("__metadata__", None)
-    if names != header.keys():
-        raise CheckpointError(f"{path}: header changed while it was read")
-    return {name: _entry(path, name, fields, 8 + length, size, dtypes) for name, fields in header.items()}
-
-
-def _entry(path: Path, name: str, fields: object, origin: int, size: int, dtypes: Dtypes) -> _Entry:
-    """One header entry; its range is checked again although the library has, being what we index with."""
-    if not isinstance(fields, dict):  # the library would also take ["F32", [2], [0, 8]]
-        raise CheckpointError(f"{path}: {plain(name)}: {show(fields)}, expected dtype, shape and data_offsets")
-    dtype, shape, (begin, end) = str(fields["dtype"]), tuple(fields["shape"]), fields["data_offsets"]
-    if len(shape) > MAX_DIMENSIONS:
-        raise CheckpointError(f"{path}: {plain(name)}: {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
-    if dtype not in dtypes:
-        raise CheckpointError(f"{path}: {plain(name)}: dtype {dtype}, expected one of {', '.join(dtypes)}")
-    itemsize: int = dtypes[dtype].itemsize
-    if end - begin != math.prod(shape) * itemsize or not 0 <= begin <= end <= size - origin:
-        raise CheckpointError(f"{path}: {plain(name)}: bytes {begin} to {end} do not hold {dtype} of shape {shape}")
-    return _Entry(dtype, shape, origin + begin, origin + end)
-
-
-def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
-    """Exactly the expected tensors, each of the expected shape."""
-    layout = layout_of(config)
-    with_head = layout | ({HEAD: layout[EMBEDDING]} if HEAD in tensors else {})  # a tied model's file may repeat it
-    called = in_file if config.model_type == "lfm3" else str
-    require_names(tensors, with_head, source, partial(facts_of, config=config), called)
-    for name, tensor in tensors.items():
-        require_shape(tensor, with_head[name])
-    if HEAD in tensors and config.tie_word_embeddings:
-        _require_equal_bytes(tensors[HEAD], tensors[EMBEDDING])
-    return {name: tensors[name] for name in layout}
-
-
-def _require_equal_bytes(head: StoredTensor, embedding: StoredTensor) -> None:
-    is_of_a_kind = (head.dtype, _form_of(head)) == (embedding.dtype, _form_of(embedding))
-    if not is_of_a_kind or not all(map(np.array_equal, _bytes_of(head), _bytes_of(embedding))):
-        expected = "expected equal bytes from tie_word_embeddings=true (config.json)"
-        raise CheckpointError(f"{head.source}: {head.name} differs from {embedding.name}, {expected}")
-
-
-def _form_of(tensor: StoredTensor) -> object:
-    return tensor.values.form if isinstance(tensor.values, PackedRows) else None
-
-
-def _bytes_of(tensor: StoredTensor) -> Iterator[npt.NDArray[np.uint8]]:
-    if isinstance(tensor.values, PackedRows):
-        yield from tensor.values.bytes()
-        return
-    flat = tensor.values.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-        yield flat[start : start + CHUNK].view(np.uint8)

@@ -240,8 +240,6 @@ NATIVE = {  # why that is right
         "np.memmap(path, dtype=np.uint8, mode='r')",
         "np.memmap(path, dtype=np.uint8, mode='r').view(np.ndarray)",
         "flat[start:start + CHUNK].view(np.uint8)",
-        "values.view(np.uint8)",
-        "values.reshape(-1, values.shape[-1]).view(np.uint8)",
         "np.ascontiguousarray(words).view(np.uint8)",
         "blocks[:, 2:].view(np.int8)",
         "blocks[:, 192:208].view(np.int8)",

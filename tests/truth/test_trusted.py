@@ -14,17 +14,14 @@ from lfm2np.commands.cli import trusted
 from lfm2np.errors import RequestError
 from lfm2np.truth import integers
 
-BASE = {"truth/reference.py", "truth/integers.py", "truth/elementary.py", "truth/rope.py", "truth/processor.py"}
-READING = (
-    "checkpoint/",
-    "truth/config.py",
-    "truth/config_values.py",
-    "truth/layers.py",
-    "truth/weights.py",
-    "errors.py",
-    "values.py",
-    "system.py",
-)
+LISTED = {file.file: file for file in trusted.trusted_files()}
+CHOOSING = {  # run beside them, and change no number of a plain checkpoint
+    *("engine/loading.py", "arithmetic/__init__.py"),  # which arithmetic, by its name, and who calls the reference
+    *("checkpoint/loaded.py", "checkpoint/files.py", "checkpoint/tensors.py"),  # which kind of file
+    *("checkpoint/packed/quantization_config.py", "checkpoint/packed/mlx.py"),  # whether it is quantised, by whom
+    "checkpoint/text/tokenizer.py",  # whether ids lie in the vocabulary
+}
+MOST_LINES = {False: 860, True: 1960}  # of the reference, of reading
 
 
 def executed(function: Callable[[], object]) -> set[str]:
@@ -45,18 +42,18 @@ def executed(function: Callable[[], object]) -> set[str]:
 
 
 @pytest.mark.parametrize("fixture", [lfm2np.trained_fixture, moe_fixture, lfm3_fixture])
-def test_nothing_but_the_base_and_the_reading_of_files_runs(fixture: Callable[[], Path]):
+def test_nothing_runs_but_what_is_listed_and_what_chooses(fixture: Callable[[], Path]):
+    lfm2np.load(fixture(), "integers").logits([1])  # what only the first import does
     ran = executed(lambda: lfm2np.load(fixture(), "integers").logits([1, 17, 42]))
-    choosing = {"engine/loading.py", "arithmetic/__init__.py"}  # by name, and who calls the reference
-    assert {name for name in ran if not name.startswith(READING)} == BASE | choosing
+    assert ran - LISTED.keys() == CHOOSING
+    assert LISTED.keys() - ran <= {"errors.py", "truth/operations.py", "checkpoint/names.py"}, "only declare, or LFM3's"
     assert "arithmetic/pieces.py" in executed(lambda: lfm2np.load(fixture()).logits([1, 17, 42])), "the control"
 
 
-def test_the_base_is_what_the_command_lists():
-    listed = {file.file for file in trusted.trusted_files() if not file.is_reading}
-    assert listed == BASE | {"truth/operations.py"}  # which only declares
-    assert sum(file.lines for file in trusted.trusted_files() if not file.is_reading) <= 860
-    assert all(file.file.startswith(READING) for file in trusted.trusted_files() if file.is_reading)
+def test_the_list_stays_short_and_reads_nothing_quantised():
+    for is_reading, most in MOST_LINES.items():
+        assert sum(file.lines for file in LISTED.values() if file.is_reading == is_reading) <= most
+    assert not [name for name in LISTED if name.startswith(("checkpoint/packed", "checkpoint/gguf", "checkpoint/text"))]
 
 
 def test_no_engine_computes_in_integers_and_nothing_is_streamed_or_kept(tmp_path: Path):

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from lfm2np.checkpoint.gguf.blocks import Bytes
-from lfm2np.checkpoint.gguf.ggml_types import NUMBERS, OTHERS, QUANTISED
-from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.checkpoint.gguf.ggml_types import NUMBERS, OTHERS, QUANTISED, BlockRows
+from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.values import plain, show
 
@@ -211,9 +211,13 @@ def _read_tensors(header: _Header, count: int) -> dict[str, StoredTensor]:
                 f"{len(header.content)}, the file's size (truncated)"
             )
         expected += _padded(entry.num_bytes, alignment)
-        content = header.content[begin : begin + entry.num_bytes]  # bytes, as which quantised tensors stay
-        values = content if entry.dtype in QUANTISED else content.view(DTYPES[entry.dtype])
-        tensors[name] = StoredTensor(name, entry.dtype, values.reshape(entry.stored_shape), str(path))
+        content = header.content[begin : begin + entry.num_bytes]
+        values: Array | BlockRows
+        if entry.dtype in QUANTISED:
+            values = BlockRows(entry.dtype, content.reshape(entry.stored_shape))
+        else:
+            values = content.view(DTYPES[entry.dtype]).reshape(entry.stored_shape)
+        tensors[name] = StoredTensor(name, entry.dtype, values, str(path))
     return tensors
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from lfm2np.checkpoint.gguf import blocks
 from lfm2np.checkpoint.gguf.blocks import Bytes, Float64, Parts
 
+CHUNK = 2**20  # bytes looked at together: keeps temporaries small
 LARGEST_EXPONENT = 252  # of MXFP4: 2**(252 - 127) * 6 is the largest power whose values are all float32
 
 
@@ -93,3 +95,45 @@ def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
         return None
     block, which = np.argwhere(bad)[0]
     return int(block), float(scales[block, which])
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRows:
+    """Rows in a format of QUANTISED, indexed as an array is. blocks: uint8 [..., bytes], a view of the file."""
+
+    dtype: str
+    blocks: Bytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        kind = QUANTISED[self.dtype]
+        return (*self.blocks.shape[:-1], self.blocks.shape[-1] // kind.size * kind.weights)
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        return (self.dtype, self.shape)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: Any) -> BlockRows:
+        return replace(self, blocks=self.blocks[index])
+
+    def arrays(self) -> Iterator[Bytes]:
+        yield self.blocks
+
+    def widened(self) -> Float64:
+        return values_of(self.blocks, self.dtype)
+
+    def problem(self) -> str | None:
+        rows, size = self.blocks.reshape(-1, self.blocks.shape[-1]), QUANTISED[self.dtype].size
+        step = max(1, CHUNK // rows.shape[1])
+        for start in range(0, len(rows), step):
+            if bad := bad_scale(rows[start : start + step], self.dtype):
+                row, block = divmod(bad[0], rows.shape[1] // size)
+                return f"the scale {bad[1]} in block {block} of row {start + row}"
+        return None

@@ -12,7 +12,8 @@ from pathlib import Path
 from lfm2np.checkpoint.packed.compressed import class_of, input_scale
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.matrix_parts import Parts, matrices
-from lfm2np.checkpoint.tensors import open_under_our_names, settings_in
+from lfm2np.checkpoint.plain import under_our_names
+from lfm2np.checkpoint.tensors import ALL_DTYPES, settings_in
 from lfm2np.truth.config import ModelConfig
 
 
@@ -46,7 +47,7 @@ def input_roundings(path: Path, config: ModelConfig) -> dict[str, InputRounding]
     settings = settings_in(path) if path.is_dir() else None
     if not isinstance(settings, CompressedSettings) or not any(each.inputs for each in settings.schemes):
         return {}
-    tensors, source = open_under_our_names(path, config)
+    tensors, source = under_our_names(path, config, ALL_DTYPES)
     roundings = {}
     for module, _ in matrices(tensors, config):
         scheme = settings.of(module.names, class_of(module.name))

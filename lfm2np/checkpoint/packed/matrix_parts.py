@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.layout import require_shape
-from lfm2np.checkpoint.names import Module, modules_of
 from lfm2np.checkpoint.packed.rows import packed_words
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
@@ -18,6 +18,25 @@ from lfm2np.truth.weights import EMBEDDING, HEAD
 
 Dims = tuple[Dim, Dim]
 INTEGERS = ("I32", "I64")
+
+
+class Module(NamedTuple):
+    """A module with a matrix: our name of it, and the file's, which messages use."""
+
+    name: str
+    called: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which config.json may name it: the file's, and transformers' where it renames what the file has."""
+        return self.called, self.called.replace("self_attn.gate_proj", "self_attn.g_proj")
+
+
+def modules_of(names: Iterable[str], tensors: Mapping[str, StoredTensor]) -> list[Module]:
+    """The modules of `names`, which are ours of weights."""
+    called = {name.rpartition(".")[0]: tensor.name.rpartition(".")[0] for name, tensor in tensors.items()}
+    modules = [name.removesuffix(".weight") for name in names]
+    return [Module(module, called.get(module, module)) for module in modules]
 
 
 class Parts:

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lfm2np.checkpoint.layout import Place, experts_of, part_of, whole_dims
-from lfm2np.checkpoint.names import modules_of
-from lfm2np.checkpoint.packed.matrix_parts import Parts, packed_dim
+from lfm2np.checkpoint.packed.matrix_parts import Parts, modules_of, packed_dim
 from lfm2np.checkpoint.packed.quantization_config import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
@@ -110,7 +109,7 @@ def _whole(parts: Parts, name: str, dims: tuple[Dim, ...], settings: MlxSettings
 
 def _taps(stored: StoredTensor, dims: tuple[Dim, ...]) -> StoredTensor:
     """[D, L, 1] as [D, 1, L]; all else as it is."""
-    if not is_of_taps(dims) or stored.shape != (dims[0][0], dims[2][0], 1) or isinstance(stored.values, PackedRows):
+    if not is_of_taps(dims) or stored.shape != (dims[0][0], dims[2][0], 1) or stored.is_quantised:
         return stored
     return replace(stored, values=stored.array.swapaxes(1, 2))
 

@@ -126,9 +126,3 @@ def _of_method(raw: Mapping[str, object]) -> Settings | None:
         raise ConfigError(f"{key}: {shown} is not implemented, expected a quant_method of {', '.join(METHODS)}")
     with naming(key, joint="."):
         return METHODS[method](settings)
-
-
-def without_settings(raw: Mapping[str, object], source: str) -> dict[str, object]:
-    """What is left for the ModelConfig, once all that stands under KEYS was found to be implemented."""
-    settings_of(raw, source)
-    return {key: value for key, value in raw.items() if key not in KEYS}

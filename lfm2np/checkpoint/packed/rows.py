@@ -98,17 +98,15 @@ class PackedRows:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What bytes alone do not tell."""
         return self.coding, self.columns, self.dtype, self.biases is None, self.group_of is None
-
-    def bytes(self) -> Iterator[NDArray[np.uint8]]:
-        """Of all arrays; two of the same form are equal if these are."""
-        yield from map(bytes_of, self.arrays())
 
     def arrays(self) -> Iterator[Array]:
         for array in (self.codes, self.scales, self.biases, self.zeros, self.group_of):
             if array is not None:
                 yield np.atleast_1d(np.asarray(array))
+
+    def problem(self) -> str | None:
+        return bad_group(self)
 
 
 def bad_group(rows: PackedRows) -> str | None:
@@ -174,7 +172,7 @@ Float64 = NDArray[np.float64]
 # ends. Sources: mlx's quantized.h (`pack_factor`, `fp4.h`, `fp8.h`), compressed-tensors' `pack_to_int32`, the OCP
 # specifications of 8-bit floating point and of microscaling formats.
 
-DTYPES: dict[str, np.dtype[Any]] = {  # of safetensors, beside those of stored.DTYPES
+DTYPES: dict[str, np.dtype[Any]] = {  # of parts in safetensors, beside those of stored.DTYPES
     "U32": np.dtype("<u4"),
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),

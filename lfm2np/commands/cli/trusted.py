@@ -1,6 +1,6 @@
-"""What has to be believed: the files that the reference in integers is made of, read off their import statements.
+"""What has to be believed of a plain safetensors checkpoint: the reference in integers and the reading of its files.
 
-Everything else computes faster, and is compared with them.
+Read off their import statements. Everything else computes faster, and is compared with them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOP = Path(__file__).parents[2]
-ROOTS = ("truth/reference.py", "truth/integers.py", "checkpoint/files.py", "checkpoint/weights.py")
+ROOTS = ("truth/reference.py", "truth/integers.py", "checkpoint/plain.py", "checkpoint/weights.py")
 READING = (
     "checkpoint/",
     "truth/config.py",
@@ -20,7 +20,6 @@ READING = (
     "truth/weights.py",
     "errors.py",
     "values.py",
-    "system.py",
 )
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.arithmetic.matrix import Weights
-from lfm2np.checkpoint.gguf.ggml_types import QUANTISED
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, BlockRows
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.oracle.judging.formats import round_to_float16
 from lfm2np.oracle.locate import spread
@@ -97,7 +97,8 @@ def ratio(values: Array, by: Array) -> Array:
 
 def minima_of(tensor: StoredTensor) -> Array:
     """[O, B] of a tensor in a format with a minimum for each block of 32."""
-    kind, blocks = QUANTISED[tensor.dtype], np.ascontiguousarray(tensor.values, np.uint8)
+    assert isinstance(tensor.values, BlockRows), tensor.name
+    kind, blocks = QUANTISED[tensor.dtype], np.ascontiguousarray(tensor.values.blocks)
     minimum = kind.parts(blocks.reshape(-1, kind.size)).minimum
     assert minimum is not None, tensor.dtype
-    return minimum.reshape(len(tensor.values), -1)
+    return minimum.reshape(len(blocks), -1)

@@ -89,7 +89,7 @@ class Kernels(Ieee):
         stored = [self.tensors[name] for name in what.split(" + ")]
         self.dtypes[id(matrix)] = stored[0].dtype
         if stored[0].dtype in ("Q4_1", "Q5_1"):
-            self.minima[id(matrix)] = np.concatenate([minima_of(tensor.values, tensor.dtype) for tensor in stored])
+            self.minima[id(matrix)] = np.concatenate([minima_of(*tensor.arrays, tensor.dtype) for tensor in stored])
         return matrix
 
     def linear(self, x: Any, matrix: Matrix, bias: Any = None) -> Any:

@@ -12,8 +12,8 @@ from blocks_drawn import EDGES, blocks, random_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, bad_scale, values_of
-from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
+from lfm2np.checkpoint.gguf.ggml_types import QUANTISED, BlockRows, bad_scale, values_of
+from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.errors import CheckpointError
 
 every_format = pytest.mark.parametrize("name", QUANTISED)
@@ -101,7 +101,7 @@ def test_a_scale_that_is_no_number_is_refused_by_tensor_block_and_row(name: str)
         with pytest.raises(
             CheckpointError, match=f"^x.gguf: w: {name} with the scale {shown} in block 1 of row 3, expected "
         ):
-            require_finite(StoredTensor("w", name, rows, "x.gguf"))
+            require_finite(StoredTensor("w", name, BlockRows(name, rows), "x.gguf"))
 
 
 @pytest.mark.parametrize(("byte", "told"), [(255, "nan"), (254, r"1.70\d+e\+38"), (253, r"8.5\d+e\+37")])
@@ -109,9 +109,9 @@ def test_a_power_of_two_beyond_float32_is_refused(byte: int, told: str):
     rows = random_rows("MXFP4", (2, 64), 4)
     rows[1, 17] = byte
     with pytest.raises(CheckpointError, match=f"^w: MXFP4 with the scale {told} in block 1 of row 1"):
-        require_finite(StoredTensor("w", "MXFP4", rows))
+        require_finite(StoredTensor("w", "MXFP4", BlockRows("MXFP4", rows)))
     rows[1, 17] = 252
-    require_finite(StoredTensor("w", "MXFP4", rows))
+    require_finite(StoredTensor("w", "MXFP4", BlockRows("MXFP4", rows)))
     assert np.isfinite(values_of(rows, "MXFP4").astype(np.float32)).all()
 
 
@@ -122,11 +122,11 @@ def test_a_bad_block_is_found_wherever_it_stands(name: str):
     rows = np.zeros((2**20 // kind.size + 3, kind.size), np.uint8)
     rows[-1] = 255
     with pytest.raises(CheckpointError, match=f"block 0 of row {len(rows) - 1}, "):
-        require_finite(StoredTensor("w", name, rows))
+        require_finite(StoredTensor("w", name, BlockRows(name, rows)))
 
 
 @every_format
 def test_a_stored_tensor_knows_the_shape_of_its_numbers(name: str):
     rows = random_rows(name, (6, 512), 5).reshape(3, 2, -1)
-    stored = StoredTensor("w", name, rows)
-    assert stored.shape == (3, 2, 512) == widen(rows, name).shape
+    stored = StoredTensor("w", name, BlockRows(name, rows))
+    assert stored.shape == (3, 2, 512) == stored.rows(slice(None)).shape

@@ -45,7 +45,7 @@ def quantise(source: Path, target: Path, name: str) -> Path:
 def with_neighbours_scales(source: Path, target: Path, tensor: str) -> Path:
     """A copy in which each block of that tensor has the scales of the block before it in its row."""
     stored, content = open_container(source).tensors[tensor], bytearray(source.read_bytes())
-    kind, rows = QUANTISED[stored.dtype], np.ascontiguousarray(stored.values)
+    kind, rows = QUANTISED[stored.dtype], np.ascontiguousarray(*stored.arrays)
     at = content.index(rows.tobytes())
     blocks = rows.reshape(len(rows), -1, kind.size)
     damaged = blocks.copy()
