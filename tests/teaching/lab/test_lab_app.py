@@ -38,7 +38,7 @@ class Served:
     worker: Worker
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
             connection.request(method, path, headers=headers)
             response = connection.getresponse()
             return Answer(response.status, dict(response.getheaders()), response.read().decode())
@@ -46,7 +46,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with Worker(seconds=10.0, command=MISBEHAVING) as worker, serving_beside(make_app(worker)) as port:
+    with Worker(seconds=60.0, command=MISBEHAVING) as worker, serving_beside(make_app(worker)) as port:
         yield Served(port, worker)
 
 
