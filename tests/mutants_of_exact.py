@@ -30,6 +30,7 @@ EXACT = [
     f"lfm2np/arithmetic/{name}.py"
     for name in (
         "exact",
+        "exact_attention",
         "grids",
         "attention",
         "pieces",
@@ -42,7 +43,7 @@ EXACT = [
 ]
 COMPARISON = TOP / "tests" / "truth" / "test_integers.py"
 COMPARED = {  # by where the mutant is, words in the names of the tests that run it; else all
-    "attention": ("attention",),
+    **dict.fromkeys(("attention", "exact_attention"), ("attention",)),
     "convolution_windows": ("convolution",),
     "routing": ("routes", "rows"),
     **dict.fromkeys(("matrix", "weight_grids", "product"), ("products", "weights", "refused")),

@@ -207,8 +207,8 @@ def test_more_units_than_are_summed_exactly_are_summed_to_the_nearest_float_in_a
 def test_the_constants_keep_the_bounds_that_the_docstrings_claim():
     assert grids.EXACT_TERMS << grids.TERM_BITS == 1 << grids.SUM_BITS
     assert grids.TERMS << (grids.TERM_BITS - 1) == 1 << grids.SUM_BITS
-    assert ((1 << exact.SHARE_BITS) + grids.TERMS) << exact.VALUE_BITS < 1 << grids.SUM_BITS
-    assert grids.TERMS << (exact.LOW_SHARE_BITS - 1) << exact.VALUE_BITS <= 1 << grids.SUM_BITS
+    assert ((1 << integers.SHARE_BITS) + grids.TERMS) << integers.VALUE_BITS < 1 << grids.SUM_BITS
+    assert grids.TERMS << (integers.LOW_SHARE_BITS - 1) << integers.VALUE_BITS <= 1 << grids.SUM_BITS
     assert grids.TERMS == SIZES["max_position_embeddings"][1] >= LONGEST_CONTEXT
 
 

@@ -17,7 +17,7 @@ from operands import (
     seeds,
 )
 
-from lfm2np.arithmetic import exact, grids
+from lfm2np.arithmetic import exact, exact_attention, grids
 from lfm2np.arithmetic.ieee import FLOAT64
 from lfm2np.arithmetic.matrix import AttentionScale
 from lfm2np.errors import NumericsError
@@ -30,25 +30,25 @@ def test_queries_keys_and_values_are_scaled_and_then_rounded_on_grids_of_their_o
     random, bits = np.random.default_rng(seed), (grids.SUM_BITS - 3) // 2
     heads = random.normal(size=(tokens, 2, 6)).astype(np.float32)
     shift = np.array(sizes, np.int32)
-    keys = exact.on_grid(heads, shift)
-    units, exponents = exact.value_units(heads, AttentionScale(shift, -np.stack([shift, shift])))
+    keys = exact_attention.on_grid(heads, shift)
+    units, exponents = exact_attention.value_units(heads, AttentionScale(shift, -np.stack([shift, shift])))
     for place in np.ndindex(tokens, 2):
         scaled = [Fraction(float(x)) * Fraction(2) ** size for x, size in zip(heads[place], sizes, strict=True)]
         top = next(e for e in range(-60, 60) if all(abs(x) < Fraction(2) ** e for x in scaled))
         assert keys[place].tolist() == [round(x / Fraction(2) ** (top - bits)) * 2.0 ** (top - bits) for x in scaled]
-        assert units[place].tolist() == [round(x / Fraction(2) ** (top - exact.VALUE_BITS)) for x in scaled]
+        assert units[place].tolist() == [round(x / Fraction(2) ** (top - exact_attention.VALUE_BITS)) for x in scaled]
         assert exponents[place] == top
 
 
 def test_attention_to_zeros_is_plus_zero_whatever_the_blas_makes_of_it(monkeypatch: pytest.MonkeyPatch):
-    value_units = exact.value_units
+    value_units = exact_attention.value_units
 
     def sly(values: np.ndarray, scale: AttentionScale) -> tuple[np.ndarray, np.ndarray]:
         units, exponents = value_units(values, scale)
         assert np.signbit(units).all(), "the control: these zeros are negative"
         return units.view(StartsWithTheFirstProduct), exponents
 
-    monkeypatch.setattr(exact, "value_units", sly)
+    monkeypatch.setattr(exact_attention, "value_units", sly)
     ones = np.ones((3, 1, 2), np.float32)
     result = exact.attend(ones, ones, np.full((3, 1, 2), -0.0, np.float32), no_scale(1, 2))
     assert not result.any()
@@ -89,7 +89,7 @@ def test_attention_scores_equal_python_integers_on_the_same_grid(seed, q_kind, k
     rng = np.random.default_rng(seed)
     queries, keys = adversarial(rng, (2, 2, head_dim), q_kind), adversarial(rng, (3, 1, head_dim), k_kind)
     scale = AttentionScale(rng.integers(-9, 9, head_dim).astype(np.int32), np.zeros((1, head_dim), np.int32))
-    grid_queries, grid_keys = exact.on_grid(queries, -scale.keys), exact.on_grid(keys, scale.keys)
+    grid_queries, grid_keys = exact_attention.on_grid(queries, -scale.keys), exact_attention.on_grid(keys, scale.keys)
     scores = grid_queries.transpose(1, 0, 2) @ grid_keys.transpose(1, 2, 0)  # [H, T, C]
     for head in range(2):
         for t in range(2):
@@ -102,7 +102,7 @@ def test_attention_scores_equal_python_integers_on_the_same_grid(seed, q_kind, k
 def test_the_largest_attention_scores_of_a_head_are_exact(head_dim: int):
     rng = np.random.default_rng(head_dim)
     queries, keys = (rng.uniform(1.9, 2.0, (9, 1, head_dim)).astype(np.float32) for _ in range(2))
-    grid_queries, grid_keys = (exact.on_grid(x, np.zeros(head_dim, np.int32))[:, 0] for x in (queries, keys))
+    grid_queries, grid_keys = (exact_attention.on_grid(x, np.zeros(head_dim, np.int32))[:, 0] for x in (queries, keys))
     scores = grid_queries @ grid_keys.T
     for t in range(9):
         for c in range(9):
@@ -114,11 +114,12 @@ def test_weighted_values_over_the_longest_context_equal_python_integers(kind: st
     """Both products, for flat and for peaked attention; and their terms, in absolute value, stay below 2**53."""
     rng = np.random.default_rng(13)
     values = adversarial(rng, (grids.TERMS, 1, 2), kind)
-    units, exponents = exact.value_units(values, no_scale(1, 2))
+    units, exponents = exact_attention.value_units(values, no_scale(1, 2))
     assert np.abs(units).max() <= 2**24
     scores = sharpness * rng.normal(size=(1, grids.TERMS))
     both = np.empty((1, 2, grids.TERMS))
-    exact.share_units(exact.elementary.exp(scores - scores.max()) * grids.power_of_two(exponents.T), both)
+    weights = exact_attention.elementary.exp(scores - scores.max())
+    exact_attention.share_units(weights * grids.power_of_two(exponents.T), both)
     high, low = both[0]
     assert np.abs(both).max() <= 2**28  # so that no product exceeds 64 bits
     for shares in (high, low):

@@ -20,7 +20,7 @@ import lfm2np
 TOP = Path(lfm2np.__file__).parent
 FILES = (
     *(f"truth/{name}.py" for name in ("reference", "integers", "elementary", "rope", "processor")),
-    *(f"arithmetic/{name}.py" for name in ("exact", "grids", "weight_grids", "matrix", "attention")),
+    *(f"arithmetic/{name}.py" for name in ("exact", "exact_attention", "grids", "weight_grids", "matrix", "attention")),
     *(f"arithmetic/{name}.py" for name in ("convolution_windows", "pieces", "routing", "shapes")),
     *(f"arithmetic/products/{name}.py" for name in ("product", "exactness", "blas")),
     *("engine/step.py", "engine/ragged.py", "engine/cache.py"),
@@ -95,7 +95,7 @@ LISTED: list[tuple[set[str], dict[str, set[str]], str]] = [
     ),
     (
         {"stacked_scores", "weighted_values"},
-        {"arithmetic/exact.py": {"attend_spans", "mix_values"}},
+        {"arithmetic/exact_attention.py": {"attend_spans", "mix"}},
         "of on_grid's queries and keys, and of share_units and value_units, at most 2**53 by their docstrings",
     ),
     (

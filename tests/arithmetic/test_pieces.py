@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threads import threads
 
-from lfm2np.arithmetic import exact, pieces
+from lfm2np.arithmetic import exact, exact_attention, pieces
 from lfm2np.arithmetic.pieces import over_pieces, threads_of
 from lfm2np.truth import integers
 
@@ -59,8 +59,8 @@ def operations(rng: np.random.Generator, rows: int, width: int) -> dict[str, Cal
         "norm": lambda: exact.rms_norm(x, y[0], 1e-5),
         "head norms": lambda: exact.rms_norm(heads, heads[0, 0], 1e-5),
         "gate": lambda: exact.swiglu(x, y),
-        "keys": lambda: exact.on_grid(heads, np.arange(HEAD_DIM, dtype=np.int32)),
-        "values": lambda: np.dstack(exact.value_units(heads, scale)),
+        "keys": lambda: exact_attention.on_grid(heads, np.arange(HEAD_DIM, dtype=np.int32)),
+        "values": lambda: np.dstack(exact_attention.value_units(heads, scale)),
         "rotation": lambda: exact.rotate(heads, np.cos(angles), np.sin(angles)),
         "convolution": lambda: exact.convolve_ragged([window], taps, y[0]),
         "convolutions": lambda: exact.convolve_ragged(windows, taps, y[0]),

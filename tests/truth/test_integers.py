@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from operands import StartsWithTheFirstProduct, adversarial, float32_of, integer_dot, kinds, seeds
 
 import lfm2np
-from lfm2np.arithmetic import attention, exact, grids, matrix, pieces, weight_grids
+from lfm2np.arithmetic import attention, exact, exact_attention, grids, matrix, pieces, weight_grids
 from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.arithmetic.products import product
 from lfm2np.checkpoint.loaded import lfm3_fixture, moe_fixture, read_model
@@ -298,7 +298,7 @@ def test_attention_scores(seed, q_kind, k_kind, tokens, context, head_dim):
     rng = np.random.default_rng(seed)
     queries, keys = adversarial(rng, (tokens, 1, head_dim), q_kind), adversarial(rng, (context, 1, head_dim), k_kind)
     shift = rng.integers(-9, 9, head_dim).astype(np.int32)
-    scores = exact.on_grid(queries, -shift)[:, 0] @ exact.on_grid(keys, shift)[:, 0].T + 0.0
+    scores = exact_attention.on_grid(queries, -shift)[:, 0] @ exact_attention.on_grid(keys, shift)[:, 0].T + 0.0
     assert same(scores * (1.0 / np.sqrt(head_dim)), integers.head_scores(queries[:, 0], keys[:, 0], shift))
 
 
@@ -338,9 +338,9 @@ def test_attention_of_several_requests_whose_positions_come_in_parts(
 def test_attention_of_a_blas_whose_sums_of_zeros_are_negative(tokens, groups, head_dim):
     ones, zeros = np.ones((tokens, groups, head_dim), np.float32), np.zeros((groups, head_dim), np.int32)
     scale = integers.AttentionScale(zeros[0], zeros)
-    units = exact.value_units(-0.0 * ones, scale)
+    units = exact_attention.value_units(-0.0 * ones, scale)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "value_units", lambda *_: (units[0].view(StartsWithTheFirstProduct), units[1]))
+        patch.setattr(exact_attention, "value_units", lambda *_: (units[0].view(StartsWithTheFirstProduct), units[1]))
         assert same(exact.attend(ones, ones, -0.0 * ones, scale), integers.attend(ones, ones, -0.0 * ones, scale))
 
 
