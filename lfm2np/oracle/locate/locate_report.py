@@ -48,15 +48,14 @@ def report_of(located: Located, model: str, hints: Sequence[str] = ()) -> Report
 
 
 def facts_of(located: Located, model: str) -> dict[str, str]:
-    products = [check.is_rounded for check in located.checks if check.is_rounded is not None]
-    rounded = f"{sum(products)} of {len(products)} products with quantised weights round their inputs to 8 bits"
+    rounds = located.rounds_inputs
     largest = max((check.error for check in located.checks), default=0.0)
     return {
         "model": model,
         "dump": f"{plural(located.num_tokens, 'token')}, {located.format}",
         "checked": f"{plural(len(located.checks), 'tensor')} against their inputs; the largest error is {largest:.2g} "
         "of its bound",
-        **({"products": rounded} if products else {}),
+        **({} if rounds is None else {"products": f"inputs are {'' if rounds else 'not '}rounded to 8 bits"}),
     }
 
 

@@ -23,10 +23,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save
-
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.dump import CHECKSUM, IDS, STEPS, dump_sha256
+from lfm2np.oracle.locate.dump import IDS, STEPS, content_of
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.system import write_whole
 
@@ -183,8 +181,3 @@ class Recorder:
         if error is None:
             self.save()
 
-
-def content_of(tensors: Mapping[str, Array], format: str | None = None) -> bytes:
-    """A safetensors file of them, and what the engine computes in; with its checksum."""
-    metadata = {"format": format} if format else {}
-    return save(dict(tensors), {**metadata, CHECKSUM: dump_sha256(save(dict(tensors), metadata))})

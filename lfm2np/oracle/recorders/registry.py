@@ -26,9 +26,9 @@ from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.oracle.engines.protocol import load_factory
 from lfm2np.oracle.engines.records import fault
 from lfm2np.oracle.engines.target import TargetError
-from lfm2np.oracle.locate.dump import shortened
+from lfm2np.oracle.locate.dump import content_of, shortened
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
-from lfm2np.oracle.recorders.recorder import Recorder, content_of
+from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
 from lfm2np.truth.config import ModelConfig
 

@@ -39,7 +39,7 @@ from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Finding
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine, record
-from lfm2np.oracle.recorders.recorder import content_of
+from lfm2np.oracle.locate.dump import content_of
 
 pytestmark = pytest.mark.rounding
 

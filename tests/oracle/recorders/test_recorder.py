@@ -13,7 +13,7 @@ from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
 from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Per, Steps, describe_reads, describe_steps
 from lfm2np.oracle.recorders import Recorder
-from lfm2np.oracle.recorders.recorder import content_of
+from lfm2np.oracle.locate.dump import content_of
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 CONFIG = load_config(FIXTURES / "trained")  # D = 128, L = 3, G * E = 64, H = 4
