@@ -147,4 +147,6 @@ def describe_whose(wrong: NDArray[np.bool_], chosen: Measured, by_place: bool) -
         count, total = int((rows & took[whose[0]]).sum()), int(took[whose[0]].sum())
         share = "the only row" if total == 1 else f"{f'all {total}' if count == total else f'{count} of {total}'} rows"
         return f"expert {whose[0]}: {share} that chose it"
-    return "" if len(whose) in (0, len(took)) else described(np.isin(np.arange(chosen.values.shape[1]), whose), "expert")
+    return (
+        "" if len(whose) in (0, len(took)) else described(np.isin(np.arange(chosen.values.shape[1]), whose), "expert")
+    )

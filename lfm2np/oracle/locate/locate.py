@@ -111,11 +111,11 @@ def locate(
     oracle = oracle_of(tensors, config, dump, precision)
     steps = operations(config, dump.tensors)
     needed = needed_names(steps, dump)
-    walked, rounds_inputs = walk(oracle, steps, needed, dump, progress), oracle.rounds_inputs or None
-    if walked.findings and rounds_inputs:  # an engine may also multiply what it has
+    walked, rounds = walk(oracle, steps, needed, dump, progress), oracle.rounds_inputs
+    if walked.findings and rounds:  # an engine may also multiply what it has
         other = walk(replace(oracle, rounds_inputs=False), steps, needed, dump, progress)
         walked = min(walked, other, key=lambda walked: len(walked.findings))
-        rounds_inputs = walked is not other
+        rounds = walked is not other
     return Report(
         format=oracle.precision.name,
         num_tokens=len(dump.token_ids),
@@ -124,7 +124,7 @@ def locate(
         unreached=tuple(step.name for step in steps if step.name not in needed),
         unknown=dump.unknown,
         narrower=narrower_format(dump, oracle.precision),
-        rounds_inputs=rounds_inputs,
+        rounds_inputs=rounds if oracle.rounds_inputs else None,
     )
 
 
@@ -222,7 +222,7 @@ def judge(step: Operation, oracle: Oracle, dump: Dump, walked: Walk, recomputed:
     if step.chosen:
         whose = choice.describe_whose(wrong, walked.values[step.chosen][first:], not step.name.endswith("mixed"))
     channels = ids.described() if step.is_choice else describe_channels(wrong, step.heads, step.parts, step.noun)
-    rows, in_steps = describe_place(wrong.any(axis=1), first, dump.steps, step.per)
+    rows, in_steps = describe_place(np.asarray(wrong.any(axis=1)), first, dump.steps, step.per)
     walked.findings.append(
         Finding(
             name=step.name,

@@ -1,14 +1,8 @@
 """LFM2 as a table of operations, each with the tensors it reads and a function of them: what `locate` walks through.
 
-An operation is named as its output is by transformers' modules. What runs between two modules has names of ours: `u`
-and `gated` around the convolution, `q_rotated`, `k_rotated` and `attended` of attention, `residual` (what enters the
-feed-forward's norm), `feed_forward.gated`; of a mixture of experts, whose router's module is `gate`, `scores` (its
-sigmoid), `experts_chosen` (ids, best first), `expert_weights`, `expert_outputs` (of each chosen expert, before its
-weight), `mixed` (their sum), weights and outputs in the order of the dumped ids. Source: transformers 5.23,
-models/lfm2/modeling_lfm2.py and models/lfm2_moe.
-
-OPTIONAL tensors are looked at if they are dumped, and nothing is recomputed for lack of them: what a step found in the
-caches (so that a wrong number that is stored is told from one that is computed), and attention's scores and weights.
+An operation is named as its output is by transformers' modules; what runs between two modules has names of ours
+(docs/engine/7-locate.md). Source: transformers 5.23, models/lfm2/modeling_lfm2.py and models/lfm2_moe. OPTIONAL tensors
+are looked at if they are dumped, and nothing is recomputed for lack of them.
 
 T tokens, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, V vocabulary, L convolution taps, S
 steps, C positions that a step sees (of a layer with a window, from its first row's window on), N experts, K of a token.
@@ -77,6 +71,9 @@ class Oracle:
         return self.config.mixture
 
 
+Compute = Callable[..., Measured]
+
+
 @dataclass(frozen=True, eq=False)
 class Operation:
     """One operation: computes the tensor `name` [rows, width] from `inputs`."""
@@ -85,7 +82,7 @@ class Operation:
     words: str  # what it computes from its inputs
     inputs: tuple[str, ...]
     width: int
-    compute: Callable[..., Measured]  # of an Oracle, the operation and its measured inputs
+    compute: Compute  # of an Oracle, the operation and its measured inputs
     heads: int = 0  # its channels are those of so many heads, one after another; 0: there are none
     parts: tuple[str, ...] = ()  # its channels are these, of equal width, one after another
     per: Per = TOKEN  # what has a row: a token, a step, or each token that a step sees
@@ -295,7 +292,7 @@ def combine_experts(oracle: Oracle, operation: Operation, outputs: Measured, wei
 # in_proj. The last name, "", is the layer's output.
 
 KEYS, VALUES = "keys_read/k_rotated", "values_read/v_proj"
-Row = tuple[str, str, str, str, Callable[..., Measured], str]
+Row = tuple[str, str, str, str, Compute, str]
 LAYER: tuple[Row, ...] = (
     ("operator_norm", "", "before", "D", rms_norm, "norm before the operator"),
     ("conv.in_proj", "", "operator_norm", "3*D", projection, "projection to gate_in, gate_out and value"),
@@ -333,9 +330,23 @@ LAYER: tuple[Row, ...] = (
     ("feed_forward.gate", "moe", "ffn_norm", "N", projection, "the router's product"),
     ("feed_forward.scores", "moe", "gate", "N", sigmoid, "sigmoid of the router's product"),
     ("feed_forward.experts_chosen", "moe", "scores", "K", choice, "choice of experts by scores{bias}"),
-    ("feed_forward.expert_weights", "moe", "scores experts_chosen", "K", routing_weights, "chosen experts' weights{sum}"),
+    (
+        "feed_forward.expert_weights",
+        "moe",
+        "scores experts_chosen",
+        "K",
+        routing_weights,
+        "chosen experts' weights{sum}",
+    ),
     ("feed_forward.expert_outputs", "moe", "ffn_norm experts_chosen", "K*D", expert_outputs, "chosen experts' outputs"),
-    ("feed_forward.mixed", "moe", "expert_outputs expert_weights", "D", combine_experts, "chosen experts' outputs, weighted and added up"),
+    (
+        "feed_forward.mixed",
+        "moe",
+        "expert_outputs expert_weights",
+        "D",
+        combine_experts,
+        "chosen experts' outputs, weighted and added up",
+    ),
     ("post_ffn_norm", "sandwich", "^", "D", rms_norm, "norm of the feed-forward's output"),
     ("", "", "residual ^", "D", added, "feed-forward's output plus what entered its norm"),
 )
@@ -365,10 +376,10 @@ def layer_operations(
             continue
         module, sources = name.rpartition(".")[0], []
         for word in inputs.split():
-            ways = (way for each in word.split("/") for way in (f"{module}.{each}", each) if way in names)
-            sources += [names[way] for way in ways][:1]
+            ways = [way for each in word.split("/") for way in (f"{module}.{each}", each) if way in names]
+            sources += [names[way] for way in ways[:1]]
         names[name] = names["^"] = f"model.layers.{index}.{name}".removesuffix(".")
-        yield operation(config, index, names[name], tuple(sources), width, compute, words)
+        yield from_row(config, index, names[name], tuple(sources), width, compute, words)
 
 
 def facts_of(config: ModelConfig, index: int, dumped: Container[str] | None) -> set[str]:
@@ -376,36 +387,25 @@ def facts_of(config: ModelConfig, index: int, dumped: Container[str] | None) -> 
     facts = {"moe" if config.is_sparse(index) else "dense"}
     facts |= {"sandwich"} if config.use_sandwich_norm else set()
     facts |= {"gates"} if config.use_attention_gate else set()
-    for name in OPTIONAL:
+    for name in OPTIONAL if config.conv_L_cache > 1 else OPTIONAL[1:]:
         if dumped is None or f"model.layers.{index}.{name}" in dumped:
             facts.add(name.rpartition(".")[2])
-    return facts if config.conv_L_cache > 1 else facts - {"state"}
+    return facts
 
 
-def operation(
-    config: ModelConfig,
-    index: int,
-    name: str,
-    inputs: tuple[str, ...],
-    width: str,
-    compute: Callable[..., Measured],
-    words: str,
+def from_row(
+    config: ModelConfig, index: int, name: str, inputs: tuple[str, ...], width: str, compute: Compute, words: str
 ) -> Operation:
-    """What its row and the config imply."""
-    mixture, window, part = config.mixture, window_of(config, index), name.rpartition(".")[2]
-    sizes = {
-        **{"D": config.hidden_size, "F": config.feed_forward_size, "E": config.head_dim, "T": 1, "3": 3},
-        **{"H": config.num_attention_heads, "G": config.num_key_value_heads, "R": config.conv_L_cache - 1},
-        **({"N": mixture.num_experts, "K": mixture.num_experts_per_tok} if mixture else {}),
-    }
-    first, *more = width.split("*")
-    parts = {
-        "3": ("gate_in", "gate_out", "value"),
-        "R": tuple(f"{n} token{'s' if n > 1 else ''} before" for n in range(sizes["R"], 0, -1)),
-        "K": tuple(f"place {place}" for place in range(sizes.get("K", 0))),
-    }
-    per = {"state": STEP, "keys_read": Context(window), "values_read": Context(window)}
-    mlp = name.rpartition(".")[0]
+    """An operation of a layer: what its row and the config imply."""
+    mixture, window, back = config.mixture, window_of(config, index), range(config.conv_L_cache - 1, 0, -1)
+    experts, count = (mixture.num_experts, mixture.num_experts_per_tok) if mixture else (0, 0)
+    heads = {"H": config.num_attention_heads, "G": config.num_key_value_heads}
+    sizes = {"D": config.hidden_size, "F": config.feed_forward_size, "E": config.head_dim, "T": 1, "3": 3}
+    sizes |= {**heads, "R": len(back), "N": experts, "K": count}
+    parts = {"3": ("gate_in", "gate_out", "value"), "K": tuple(f"place {place}" for place in range(count))}
+    parts["R"] = tuple(f"{n} token{'s' if n > 1 else ''} before" for n in back)
+    per: dict[str, Per] = {"state": STEP, "keys_read": Context(window), "values_read": Context(window)}
+    (first, *more), (module, _, part) = width.split("*"), name.rpartition(".")
     return Operation(
         name=name,
         words=words.format(
@@ -416,13 +416,13 @@ def operation(
         inputs=inputs,
         width=math.prod(sizes[letter] for letter in (first, *more)),
         compute=compute,
-        heads=sizes[first] if more and first in "HG" else 0,
+        heads=heads.get(first, 0) if more else 0,
         parts=parts.get(first, ()) if more else (),
         per=per.get(part, TOKEN),
         by_position="T" in more,
         noun={"N": "expert", "K": "place"}.get(width, "channel"),
-        weights={projection: name, expert_outputs: f"{mlp}.experts.0.w1"}.get(compute, ""),
-        chosen=f"{mlp}.{CHOSEN}" if part in ("expert_weights", "expert_outputs", "mixed") else "",
+        weights={projection: name, expert_outputs: f"{module}.experts.0.w1"}.get(compute, ""),
+        chosen=f"{module}.{CHOSEN}" if part in ("expert_weights", "expert_outputs", "mixed") else "",
     )
 
 
