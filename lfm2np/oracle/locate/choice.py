@@ -1,10 +1,9 @@
 """Chosen experts against what they are preferred by, and whose numbers are wrong.
 
-A choice is `Measured` as places [T, N]: 0 for an expert that a token does not go to, else from 1 on, best first. Two
-experts nearly tie if their preferences (score plus bias) differ by no more than LIMIT times the noise of that
-difference, the root of the sum of both squared spreads; anything else is wrong. Where a near tie leaves a token's
-experts or their order open, its spread is UNKNOWN, and so is that of all that depends on it: nothing there is judged.
-A dumped choice is not open.
+A choice is `Measured` as ids [T, K], best first. Two experts nearly tie if their preferences (score plus bias) differ
+by no more than LIMIT times the noise of that difference, the root of the sum of both squared spreads; anything else is
+wrong. Where a near tie leaves a token's experts or their order open, its spread is UNKNOWN, and so is that of all that
+depends on it: nothing there is judged. A dumped choice is not open.
 
 T tokens, t rows of a dump, N experts, K experts of a token.
 """
@@ -24,33 +23,19 @@ NOBODY = -1
 UNKNOWN = 1e30  # finite, so that nothing that is computed from it is NaN
 
 
-def places(preferred: Measured, count: int) -> Measured:
-    """The experts [T, N] that preferred [T, N] chooses."""
-    order = top_k(preferred.values, count)  # [T, K]
-    values, noise = at_ids(preferred, order)
-    apart = np.abs(values - preferred.values[:, None]) - LIMIT * np.hypot(noise, preferred.spread[:, None])
-    np.put_along_axis(apart, order[..., None], np.inf, axis=-1)  # [T, K, N]: of a chosen expert and another
-    is_open = (apart <= 0.0).any(axis=(1, 2))
-    chosen = as_places(order, preferred.values.shape[1])
-    return Measured(chosen, np.where(is_open[:, None], UNKNOWN, np.zeros_like(chosen)))
+def best(preferred: Measured, count: int) -> Measured:
+    """The experts [T, K] that preferred [T, N] chooses."""
+    order = top_k(preferred.values, count)
+    apart, noise = against(preferred, order)
+    np.put_along_axis(apart, order[..., None], np.inf, axis=-1)  # itself
+    is_open = np.asarray((np.abs(apart) <= LIMIT * noise).any(axis=(1, 2)))
+    return Measured(order.astype(np.float64), np.where(is_open[:, None], UNKNOWN, np.zeros(order.shape)))
 
 
-def at_ids(preferred: Measured, ids: NDArray[np.int64]) -> tuple[Array, Array]:
-    """Values and spreads [t, N] of these experts [t, K]: [t, K, 1] each."""
+def against(preferred: Measured, ids: NDArray[np.int64]) -> tuple[Array, Array]:
+    """How far all N experts are above these [t, K], and the noise of that: [t, K, N] each."""
     values, spread = (np.take_along_axis(x, ids, axis=-1)[..., None] for x in (preferred.values, preferred.spread))
-    return values, spread
-
-
-def as_places(ids: Array, experts: int) -> Array:
-    """[t, K] -> [t, N]"""
-    places_of_experts = np.zeros((len(ids), experts))
-    np.put_along_axis(places_of_experts, ids.astype(np.int64), np.arange(1.0, 1.0 + ids.shape[1])[None], axis=-1)
-    return places_of_experts
-
-
-def chosen_ids(chosen: Measured, count: int) -> NDArray[np.int64]:
-    """Places [T, N] -> [T, K], in the order of the places."""
-    return top_k(np.where(chosen.values > 0.0, -chosen.values, -np.inf), count)
+    return preferred.values[:, None] - values, np.hypot(spread, preferred.spread[:, None])
 
 
 def is_expert(dumped: Array, experts: int) -> NDArray[np.bool_]:
@@ -59,12 +44,11 @@ def is_expert(dumped: Array, experts: int) -> NDArray[np.bool_]:
     return np.asarray((dumped >= 0) & (dumped < experts) & ~earlier)
 
 
-def as_read(dumped: Array, expected: Measured) -> Measured:
-    """Dumped ids as places, those of the last rows; a row with an invalid or repeated id becomes the expected one."""
-    first = len(expected) - len(dumped)
-    values, spread = expected.values.copy(), expected.spread.copy()
-    rows = np.flatnonzero(is_expert(dumped, values.shape[1]).all(axis=1))
-    values[first + rows], spread[first + rows] = as_places(dumped[rows], values.shape[1]), 0.0
+def as_read(dumped: Array, expected: Measured, experts: int) -> Measured:
+    """Dumped ids, those of the last rows; a row with an invalid or repeated id becomes the expected one."""
+    values, spread, first = expected.values.copy(), expected.spread.copy(), len(expected) - len(dumped)
+    rows = np.flatnonzero(is_expert(dumped, experts).all(axis=1))
+    values[first + rows], spread[first + rows] = dumped[rows], 0.0
     return Measured(values, spread)
 
 
@@ -107,15 +91,12 @@ def judged(dumped: Array, preferred: Measured) -> Judged:
     gives the largest error.
     """
     experts, count = preferred.values.shape[1], dumped.shape[1]
-    of_rows = preferred[len(preferred) - len(dumped) :]
+    of_rows, everyone = preferred[len(preferred) - len(dumped) :], np.arange(experts)
     valid = is_expert(dumped, experts)
     given = np.where(valid, dumped, 0).astype(np.int64)
-    right = as_places(top_k(of_rows.values, count), experts) > 0.0  # [t, N]
-    chosen = np.zeros_like(right)
-    rows, columns = np.nonzero(valid)
-    chosen[rows, given[rows, columns]] = True
-    values, spread = at_ids(of_rows, given)
-    noise, apart = np.hypot(spread, of_rows.spread[:, None]), of_rows.values[:, None] - values  # [t, K, N]
+    right = (top_k(of_rows.values, count)[..., None] == everyone).any(axis=1)  # [t, N]
+    chosen = ((given[..., None] == everyone) & valid[..., None]).any(axis=1)
+    apart, noise = against(of_rows, given)
     errors = np.nan_to_num(np.abs(apart) / (LIMIT * noise), nan=0.0)
     errors = np.where((right & ~chosen)[:, None], errors, -1.0)  # of those that are missing
     worst = errors.argmax(axis=-1)[..., None]
@@ -131,15 +112,15 @@ def judged(dumped: Array, preferred: Measured) -> Judged:
     )
 
 
-def describe_whose(wrong: NDArray[np.bool_], chosen: Measured, by_place: bool) -> str:
+def describe_whose(wrong: NDArray[np.bool_], ids: Array, experts: int, by_place: bool) -> str:
     """Whose numbers [t, K * n] are wrong, or whose part of their sum [t, D], in words; empty if all, or none alone.
 
-    chosen  places [t, N]. Of a sum it is the expert that all wrong rows and the fewest right ones chose.
+    ids  [t, K]. Of a sum it is the expert that all wrong rows and the fewest right ones chose.
     """
-    ids, rows = chosen_ids(chosen, int((chosen.values[0] > 0.0).sum())), wrong.any(axis=1)
+    rows = wrong.any(axis=1)
     took = {int(expert): (ids == expert).any(axis=1) for expert in np.unique(ids)}
     if by_place:
-        whose = np.unique(ids[wrong.reshape(*ids.shape, -1).any(axis=-1)]).tolist()
+        whose = [int(expert) for expert in np.unique(ids[wrong.reshape(*ids.shape, -1).any(axis=-1)])]
     else:
         common = [expert for expert, its in took.items() if its[rows].all() and not its.all()]
         whose = sorted(common, key=lambda expert: took[expert].sum())[:1]
@@ -147,6 +128,4 @@ def describe_whose(wrong: NDArray[np.bool_], chosen: Measured, by_place: bool) -
         count, total = int((rows & took[whose[0]]).sum()), int(took[whose[0]].sum())
         share = "the only row" if total == 1 else f"{f'all {total}' if count == total else f'{count} of {total}'} rows"
         return f"expert {whose[0]}: {share} that chose it"
-    return (
-        "" if len(whose) in (0, len(took)) else described(np.isin(np.arange(chosen.values.shape[1]), whose), "expert")
-    )
+    return "" if len(whose) in (0, len(took)) else described(np.isin(np.arange(experts), whose), "expert")

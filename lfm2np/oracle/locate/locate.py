@@ -168,17 +168,17 @@ def walk(
                 walked.values[step.name], behind[step.name] = expected, (*recomputed, step.name)
             if step.name in dump.tensors:
                 judge(step, oracle, dump, walked, recomputed)
-                walked.values[step.name], behind[step.name] = as_read(dump, step, expected, oracle.precision), ()
+                walked.values[step.name], behind[step.name] = as_read(dump, step, expected, oracle), ()
             if progress:
                 progress(done, len(steps))
     return walked
 
 
-def as_read(dump: Dump, step: Operation, expected: Measured, precision: Precision) -> Measured:
+def as_read(dump: Dump, step: Operation, expected: Measured, oracle: Oracle) -> Measured:
     """A dumped tensor as an input: with the spread of a rounding; missing or not finite numbers as expected."""
-    values = dump.tensors[step.name]
+    values, precision = dump.tensors[step.name], oracle.precision
     if step.is_choice:
-        return choice.as_read(values, expected)
+        return choice.as_read(values, expected, oracle.mixture.num_experts)
     first = len(expected) - len(values)
     values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
     stored = PRECISIONS.get(dump.stored.get(step.name, ""), precision)
@@ -220,7 +220,8 @@ def judge(step: Operation, oracle: Oracle, dump: Dump, walked: Walk, recomputed:
     row, channel = (int(index) for index in np.unravel_index(np.argmax(errors), errors.shape))
     whose = ""
     if step.chosen:
-        whose = choice.describe_whose(wrong, walked.values[step.chosen][first:], not step.name.endswith("mixed"))
+        chosen, by_place = walked.values[step.chosen].values[first:], not step.name.endswith("mixed")
+        whose = choice.describe_whose(wrong, chosen, oracle.mixture.num_experts, by_place)
     channels = ids.described() if step.is_choice else describe_channels(wrong, step.heads, step.parts, step.noun)
     rows, in_steps = describe_place(np.asarray(wrong.any(axis=1)), first, dump.steps, step.per)
     walked.findings.append(

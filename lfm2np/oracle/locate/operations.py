@@ -12,7 +12,6 @@ Tensors are [T, width]; `conv.state` is [S, (L-1)*D], `keys_read` and `values_re
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ from lfm2np.checkpoint.weights import vector, widened
 from lfm2np.oracle.judging.emulate import ROTARY_UNITS
 from lfm2np.oracle.locate import rounded_inputs
 from lfm2np.oracle.locate.attention import mixed_heads
-from lfm2np.oracle.locate.choice import chosen_ids, places
+from lfm2np.oracle.locate.choice import best
 from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Per, Steps
 from lfm2np.oracle.locate.spread import (
     EXP_UNITS,
@@ -90,11 +89,7 @@ class Operation:
     noun: str = "channel"  # what a column is
     weights: str = ""  # the matrix that it multiplies by, or one of several alike
     chosen: str = ""  # the tensor of the experts whose numbers these are, place by place or added up
-
-    @property
-    def layer(self) -> int | None:
-        match = re.match(r"model\.layers\.(\d+)", self.name)
-        return int(match[1]) if match else None
+    layer: int | None = None
 
     @property
     def is_choice(self) -> bool:
@@ -241,16 +236,16 @@ def preferred(oracle: Oracle, operation: Operation, scores: Measured) -> Measure
 
 
 def choice(oracle: Oracle, operation: Operation, scores: Measured) -> Measured:
-    """Scores [T, N] -> places [T, N]."""
-    return places(preferred(oracle, operation, scores), oracle.mixture.num_experts_per_tok)
+    """Scores [T, N] -> ids [T, K]."""
+    return best(preferred(oracle, operation, scores), oracle.mixture.num_experts_per_tok)
 
 
 def routing_weights(oracle: Oracle, operation: Operation, scores: Measured, chosen: Measured) -> Measured:
-    """[T, K] from scores [T, N] and places [T, N]. The sum may be rounded at each of its terms, and the quotient.
+    """[T, K] from scores [T, N] and ids [T, K]. The sum may be rounded at each of its terms, and the quotient.
 
     Some engines (vLLM) do not add LEAST_SUM to the sum: no finding.
     """
-    mixture, precision, ids = oracle.mixture, oracle.precision, chosen_ids(chosen, operation.width)
+    mixture, precision, ids = oracle.mixture, oracle.precision, chosen.values.astype(np.int64)
     shares = Measured(*(np.take_along_axis(x, ids, axis=-1) for x in (scores.values, scores.spread)))
     left_out: Array | float = 0.0
     if mixture.norm_topk_prob:
@@ -261,18 +256,18 @@ def routing_weights(oracle: Oracle, operation: Operation, scores: Measured, chos
         shares = moved(np.divide, shares, Measured(total, together(off, rounding)))
     values = mixture.routed_scaling_factor * shares.values
     spread = mixture.routed_scaling_factor * shares.spread
-    return rounded(values, precision, spread, precision.unit * values, left_out * values, chosen.spread[:, :1])
+    return rounded(values, precision, spread, precision.unit * values, left_out * values, chosen.spread)
 
 
 def expert_outputs(oracle: Oracle, operation: Operation, x: Measured, chosen: Measured) -> Measured:
-    """[T, K*D] from x [T, D] and places [T, N]."""
-    ids, mlp = chosen_ids(chosen, len(operation.parts)), operation.name.rpartition(".")[0]
+    """[T, K*D] from x [T, D] and ids [T, K]."""
+    ids, mlp = chosen.values.astype(np.int64), operation.name.rpartition(".")[0]
     outputs = known(np.zeros((*ids.shape, x.values.shape[1])))  # [T, K, D]
     for expert in np.unique(ids):
         at = rows, _ = np.nonzero(ids == expert)
         gate, up = (product_with(f"{mlp}.experts.{expert}.{part}", oracle, x[rows]) for part in ("w1", "w3"))
         output = product_with(f"{mlp}.experts.{expert}.w2", oracle, gated(oracle, None, gate, up))
-        outputs.values[at], outputs.spread[at] = output.values, together(output.spread, chosen.spread[rows, :1])
+        outputs.values[at], outputs.spread[at] = output.values, together(output.spread, chosen.spread[at][:, None])
     return outputs.reshape(len(ids), -1)
 
 
@@ -423,6 +418,7 @@ def from_row(
         noun={"N": "expert", "K": "place"}.get(width, "channel"),
         weights={projection: name, expert_outputs: f"{module}.experts.0.w1"}.get(compute, ""),
         chosen=f"{module}.{CHOSEN}" if part in ("expert_weights", "expert_outputs", "mixed") else "",
+        layer=index,
     )
 
 

@@ -220,14 +220,9 @@ class RecordedEngine:
         greedy = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, **params})
         self.engine.add_request(request_id, token_ids, greedy)
 
-    def step(self) -> None:
-        for output in self.engine.step():
-            if output.finished:
-                self.finished[output.request_id] = output
-
     def run(self) -> None:
         while self.engine.has_unfinished:
-            self.step()
+            self.finished |= {output.request_id: output for output in self.engine.step() if output.finished}
 
     def dump(self, request_id: str, index: int = 0) -> Dump:
         """Of a finished request the tokens that went through the network, their rows, and its steps."""

@@ -48,21 +48,14 @@ def test_whatever_noise_chooses_is_right_and_was_in_doubt(seed: int, count: int)
     moved = measured.values + measured.spread * random.uniform(-1.0, 1.0, (6, 8))
     ids = np.argsort(-moved, axis=-1, kind="stable")[:, :count]
     assert choice.judged(random.permuted(ids, axis=1).astype(float), measured).errors.max() <= 1.0
-    expected, actual = choice.places(measured, count), choice.as_places(ids, 8)
-    assert not ((expected.values != actual) & (expected.spread == 0.0)).any()
-
-
-def test_places_and_ids_are_two_ways_to_say_the_same() -> None:
-    ids = np.array([[3, 0], [1, 2]])
-    places = choice.as_places(ids, 4)
-    assert places.tolist() == [[2, 0, 0, 1], [0, 1, 2, 0]]
-    assert choice.chosen_ids(Measured(places, np.zeros((2, 4))), 2).tolist() == ids.tolist()
+    expected = choice.best(measured, count)
+    assert not ((expected.values != ids) & (expected.spread == 0.0)).any()
 
 
 def test_the_last_rows_alone_may_be_dumped_and_those_that_cannot_be_are_what_they_should() -> None:
-    expected = choice.places(scores([0.9, 0.5, 0.1], [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]), 2)
-    read = choice.as_read(np.array([[0.0, 1.0], [7.0, 1.0]]), expected)
-    assert choice.chosen_ids(read, 2).tolist() == [[0, 1], [0, 1], [0, 2]]
+    expected = choice.best(scores([0.9, 0.5, 0.1], [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]), 2)
+    read = choice.as_read(np.array([[0.0, 1.0], [7.0, 1.0]]), expected, 3)
+    assert read.values.tolist() == [[0, 1], [0, 1], [0, 2]]
     judgement = choice.judged(np.array([[2, 1], [0, 2]]), scores([0.0] * 3, [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]))
     assert judgement.errors.tolist() == [[0, 0], [0, 0]]
 
@@ -73,7 +66,7 @@ def test_the_last_rows_alone_may_be_dumped_and_those_that_cannot_be_are_what_the
 )
 def test_a_token_whose_experts_or_their_order_are_open_is_not_judged(row: list[float], is_open: bool) -> None:
     """The best two, or the second and the third; not those behind."""
-    assert choice.places(scores(row, [0.9, 0.8, 0.5, 0.1]), 2).spread.any(axis=1).tolist() == [is_open, False]
+    assert choice.best(scores(row, [0.9, 0.8, 0.5, 0.1]), 2).spread.any(axis=1).tolist() == [is_open, False]
 
 
 WHOSE = np.array([[5, 1], [1, 2], [5, 0], [2, 0]])
@@ -94,5 +87,4 @@ WHOSE = np.array([[5, 1], [1, 2], [5, 0], [2, 0]])
 )
 def test_whose_numbers_are_wrong_in_words(wrong: list[list[int]], by_place: bool, text: str) -> None:
     """Of each place, or of their sum."""
-    chosen = Measured(choice.as_places(WHOSE, 8), np.zeros((4, 8)))
-    assert choice.describe_whose(np.array(wrong, bool), chosen, by_place) == text
+    assert choice.describe_whose(np.array(wrong, bool), WHOSE, 8, by_place) == text
