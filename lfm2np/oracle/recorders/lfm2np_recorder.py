@@ -46,7 +46,6 @@ AFTER: dict[str, Awaited] = {
     "conv.in_proj": {
         "multiply": [("", "conv.u"), ("", "conv.gated")],
         "convolve": [("", "conv.conv")],
-        "convolve_ragged": [("", "conv.conv")],
     },
     "self_attn.q_proj": {
         HEAD_NORM: [("", "self_attn.q_layernorm"), ("", "self_attn.k_layernorm")],
@@ -158,7 +157,7 @@ class RecordingNumerics:
     ) -> Array:
         """All requests' rows of a pass; a window [L-1+t, D] begins with the state that its request found."""
         output = self._numerics.convolve_ragged(windows, taps, bias)
-        self._keep_awaited("convolve_ragged", output, output)
+        self._keep_awaited("convolve", output, output)
         if columns := taps.shape[1] - 1:
             states = [np.array(window[:columns]).reshape(1, -1) for window in windows]
             self.reads[-1][f"{self._layer}.conv.state"] = states
