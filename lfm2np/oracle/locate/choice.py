@@ -32,6 +32,12 @@ def best(preferred: Measured, count: int) -> Measured:
     return Measured(order.astype(np.float64), np.where(is_open[:, None], UNKNOWN, np.zeros(order.shape)))
 
 
+def share_open(preferred: Measured, count: int) -> float:
+    """How many of all experts nearly tie with the last that is chosen; 0 if all are."""
+    apart, noise = against(preferred, top_k(preferred.values, count)[:, -1:])
+    return float((np.abs(apart) <= LIMIT * noise).mean()) if count < apart.shape[-1] else 0.0
+
+
 def against(preferred: Measured, ids: NDArray[np.int64]) -> tuple[Array, Array]:
     """How far all N experts are above these [t, K], and the noise of that: [t, K, N] each."""
     values, spread = (np.take_along_axis(x, ids, axis=-1)[..., None] for x in (preferred.values, preferred.spread))

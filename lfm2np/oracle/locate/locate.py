@@ -202,9 +202,10 @@ def judge(step: Operation, oracle: Oracle, dump: Dump, walked: Walk, recomputed:
     values, expected = dump.tensors[step.name], walked.values[step.name]
     first = len(expected) - len(values)
     if step.is_choice:
-        ids = choice.judged(values, preferred(oracle, step, walked.values[step.inputs[0]]))
+        by_preference = preferred(oracle, step, walked.values[step.inputs[0]])
+        ids = choice.judged(values, by_preference)
         errors, right, bounds = ids.errors, ids.instead, LIMIT * ids.noise
-        is_blunt = bool((expected.spread > 0.0).mean() > BLUNT)
+        is_blunt = choice.share_open(by_preference, values.shape[1]) > BLUNT
     else:
         coarser = PRECISIONS.get(dump.stored.get(step.name, ""))  # the file may hold it rounded once more
         stored = (rounded(expected.values, coarser, expected.spread) if coarser else expected)[first:]

@@ -69,6 +69,12 @@ def test_a_token_whose_experts_or_their_order_are_open_is_not_judged(row: list[f
     assert choice.best(scores(row, [0.9, 0.8, 0.5, 0.1]), 2).spread.any(axis=1).tolist() == [is_open, False]
 
 
+def test_how_many_nearly_tie_with_the_last_that_is_chosen() -> None:
+    tied = scores([0.5, 0.5, 0.5, 0.1])
+    assert [choice.share_open(tied, count) for count in (2, 4)] == [0.75, 0.0]  # all four are chosen
+    assert choice.share_open(scores([0.9, 0.8, 0.5, 0.1]), 2) == 0.25  # itself
+
+
 WHOSE = np.array([[5, 1], [1, 2], [5, 0], [2, 0]])
 
 
