@@ -136,15 +136,15 @@ def make_dump(
         )
     sizes = read_steps(entries[given[STEPS]], places[STEPS], len(ids)) if STEPS in given else ()
     steps = Steps(len(ids), sizes or (len(ids),))
-    tensors, stored = {}, {}
-    for meaning in given.keys() - {IDS, STEPS}:
-        operation, entry = known[meaning], entries[given[meaning]]
-        values = read_numbers(entry, places[meaning], WHOLE if operation.is_choice else STORED).astype(np.float64)
-        tensors[meaning] = as_rows(values, operation, steps, config, places[meaning])
-        if not operation.is_choice:
-            stored[meaning] = REAL[entry[0]]
-    in_order = {name: tensors[name] for name in known if name in tensors}
-    return Dump(ids, in_order, stored, tuple(unknown), sizes, format)
+    tensors: dict[str, Array] = {}
+    stored: dict[str, str] = {}
+    for meaning, operation in known.items():
+        if meaning in given:
+            entry, what = entries[given[meaning]], places[meaning]
+            values = read_numbers(entry, what, WHOLE if operation.is_choice else STORED).astype(np.float64)
+            tensors[meaning] = as_rows(values, operation, steps, config, what)
+            stored |= {} if operation.is_choice else {meaning: REAL[entry[0]]}
+    return Dump(ids, tensors, stored, tuple(unknown), sizes, format)
 
 
 def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
