@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lfm2np.arithmetic.pieces import pieces
 from lfm2np.oracle.locate.patterns import Steps
@@ -19,6 +17,7 @@ from lfm2np.oracle.locate.spread import (
     EXP_UNITS,
     PIECE,
     SUM_UNIT,
+    Array,
     Measured,
     Precision,
     known,
@@ -27,8 +26,7 @@ from lfm2np.oracle.locate.spread import (
     together,
 )
 
-Array = NDArray[Any]
-QUERIES, SCORES, WEIGHTS, ATTENDED = "q_rotated", "scores", "weights", "attended"
+SCORES, WEIGHTS, ATTENDED = "scores", "weights", "attended"
 
 
 def mixed_heads(
@@ -40,7 +38,7 @@ def mixed_heads(
     first: Measured,
     cached: Sequence[Measured],
 ) -> Measured:
-    """From queries [T, H, E], scores or weights [T, H, T] (`given`) to what is `made`, [T, H * T] or [T, H * E].
+    """From queries [T, H, E], SCORES or WEIGHTS [T, H, T] (`given`) to what is `made`, [T, H * T] or [T, H * E].
 
     cached  keys, if queries are given, and values, if the output is made: [T, G, E], or as each step found them
     """
@@ -48,34 +46,34 @@ def mixed_heads(
     width = cached[-1].values.shape[-1] if made == ATTENDED else tokens
     output = known(np.zeros((tokens, heads, width)))
     output.spread[...] = precision.least
-    for rows, seen, found in views(steps, window, tokens, [len(part.values) == tokens for part in cached]):
+    for rows, seen, found in views(steps, window):
         context = np.arange(seen.start, seen.stop)
         for head in range(heads):
-            parts = [x[where][:, head // (heads // x.values.shape[1])] for x, where in zip(cached, found, strict=True)]
+            parts = [  # [C, E]: all positions have a row, or those that each step sees
+                x[seen if len(x) == tokens else found][:, head // (heads // x.values.shape[1])] for x in cached
+            ]
             for piece in pieces(rows.stop - rows.start, len(context), PIECE):
                 at = slice(rows.start + piece.start, rows.start + piece.stop)
                 positions = np.arange(at.start, at.stop)[:, None]
                 hidden = (context > positions) | (context <= positions - (window or tokens))
-                here = first[at, head] if given == QUERIES else first[at, head, seen]
+                here = first[at, head, seen] if given in (SCORES, WEIGHTS) else first[at, head]
                 there = (at, head) if made == ATTENDED else (at, head, seen)
                 part = of_one_head(given, made, precision, here, parts, hidden)
                 output.values[there], output.spread[there] = part.values, part.spread
     return output.reshape(tokens, -1)
 
 
-def views(
-    steps: Steps, window: int | None, tokens: int, is_whole: Sequence[bool]
-) -> Iterator[tuple[slice, slice, list[slice]]]:
-    """Of each step its rows, the positions that these see, and where each cached tensor has them.
+def views(steps: Steps, window: int | None) -> Iterator[tuple[slice, slice, slice]]:
+    """Of each step its rows, the positions that these see, and the rows of those in a tensor of what each step found.
 
-    What came before the steps sees itself. is_whole: of a tensor with a row a position, not for each that a step sees.
+    What came before the steps sees itself.
     """
     before, read = slice(0, steps.first), 0
     for rows, seen in zip([before, *steps.spans()], [before, *steps.seen(window)], strict=True):
         found = slice(read, read + seen.stop - seen.start)
         read = found.stop
         if rows.stop > rows.start:
-            yield rows, seen, [seen if whole else found for whole in is_whole]
+            yield rows, seen, found
 
 
 def of_one_head(
@@ -85,7 +83,7 @@ def of_one_head(
     if given == WEIGHTS:
         output, moves = here.values @ cached[-1].values, here.spread @ np.abs(cached[-1].values)
         return rounded(output, precision, moves, mixing_spread(here.values, cached[-1], precision))
-    scores = scaled_scores(here, cached[0], precision) if given == QUERIES else here
+    scores = here if given == SCORES else scaled_scores(here, cached[0], precision)
     if made == SCORES:
         scores = rounded(scores.values, precision, scores.spread)
         return Measured(np.where(hidden, 0.0, scores.values), np.where(hidden, precision.least, scores.spread))

@@ -8,38 +8,30 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors
-from numpy.typing import NDArray
 from safetensors import SafetensorError
+from safetensors.numpy import save
 
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.operations import OPTIONAL, Operation, operations, window_of
+from lfm2np.oracle.locate.operations import LAYER, Operation, operations, window_of
 from lfm2np.oracle.locate.patterns import TOKEN, Context, Steps
-from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.locate.spread import PRECISIONS, Array
 from lfm2np.truth.config import ModelConfig
 from lfm2np.values import plain, show
-from scheduler.checksum import json_sha256
 
-Array = NDArray[Any]
 IDS, STEPS = "token_ids", "steps"
-CHECKSUM = "lfm2np.sha256"  # in a file's metadata: what is recorded here has it
+CHECKSUM = "lfm2np.file_sha256"  # in the metadata of what is recorded here: of the file with zeros in its place
+BLANK = "0" * 64
 WHOLE = {f"{sign}{bits}": f"<{sign.lower()}{bits // 8}" for sign in "IU" for bits in (8, 16, 32, 64)}
-REAL = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # little-endian, whatever the machine's own order
-PARTS = """
-operator_norm conv.in_proj conv.u conv.conv conv.gated conv.out_proj post_operator_norm residual ffn_norm post_ffn_norm
-self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.g_proj self_attn.q_layernorm self_attn.k_layernorm
-self_attn.q_rotated self_attn.k_rotated self_attn.attended self_attn.gate self_attn.gated self_attn.out_proj
-feed_forward.w1 feed_forward.w3 feed_forward.gated feed_forward.w2 feed_forward.gate feed_forward.scores
-feed_forward.experts_chosen feed_forward.expert_weights feed_forward.expert_outputs feed_forward.mixed
-"""  # of a layer of any model of this family
+REAL = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+PARTS = tuple(dict.fromkeys(name for name, *_ in LAYER if name))  # of a layer of any model of this family
 FRAMEWORKS = ("np", "pt", "mlx", "tf", "flax")  # what packages that write safetensors put there
 MOST_LISTED = 8
 Entry = tuple[str, tuple[int, ...], bytes]  # of a safetensors file: dtype, shape, content
@@ -78,22 +70,33 @@ def read_dump(path: Path, config: ModelConfig, names: Mapping[str, str] | None =
     return parse_dump(content, str(path), config, names)
 
 
+def content_of(tensors: Mapping[str, Array], format: str | None = None) -> bytes:
+    """A safetensors file of them, and what the engine computes in; with its checksum."""
+    content = save(dict(tensors), {**({"format": format} if format else {}), CHECKSUM: BLANK})
+    return content.replace(BLANK.encode(), hashlib.sha256(content).hexdigest().encode(), 1)
+
+
 def parse_dump(content: bytes, source: str, config: ModelConfig, names: Mapping[str, str] | None = None) -> Dump:
     """The content of a file; errors begin with `source`."""
     try:
         entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except SafetensorError as problem:
         raise DumpError(f"{source}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
-    metadata = header_of(content).get("__metadata__", {})
-    if CHECKSUM in metadata and metadata[CHECKSUM] != (expected := dump_sha256(content)):
-        stated = f"{CHECKSUM} {show(metadata[CHECKSUM])} in its metadata, expected {expected}"
-        raise DumpError(f"{source}: {stated}: changed since it was written")
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    metadata = header.get("__metadata__", {})
+    if (stated := metadata.get(CHECKSUM)) is not None:
+        expected = hashlib.sha256(content.replace(stated.encode(), BLANK.encode(), 1)).hexdigest()
+        if stated != expected:
+            stated = f"{CHECKSUM} {show(stated)} in its metadata, expected {expected}"
+            raise DumpError(f"{source}: {stated}: changed since it was written")
+    format = metadata.get("format")
+    if format not in (None, *PRECISIONS, *FRAMEWORKS):
+        raise DumpError(f"{source}: format {show(format)} in its metadata, expected one of {', '.join(PRECISIONS)}")
     stored = {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries}
-    format = declared_format(metadata.get("format"), source)
-    dump = make_dump(stored, source, config, names or {})
-    if CHECKSUM not in metadata:
+    dump = make_dump(stored, source, config, names or {}, format if format in PRECISIONS else None)
+    if stated is None:
         require_placed_logits(dump, source)
-    return replace(dump, format=format)
+    return dump
 
 
 def require_placed_logits(dump: Dump, source: str) -> None:
@@ -107,31 +110,9 @@ def require_placed_logits(dump: Dump, source: str) -> None:
         )
 
 
-def header_of(content: bytes) -> dict[str, Any]:
-    """Of a sound safetensors file: see https://github.com/huggingface/safetensors, "Format"."""
-    header: dict[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return header
-
-
-def dump_sha256(content: bytes) -> str:
-    """The checksum of a sound safetensors file: of its header without the checksum, and its data.
-
-    The SHA-256 of [header, SHA-256 of everything after the header] as JSON, as in scheduler/checksum.py.
-    """
-    header = header_of(content)
-    metadata = {name: value for name, value in header.pop("__metadata__", {}).items() if name != CHECKSUM}
-    data = content[8 + int.from_bytes(content[:8], "little") :]
-    return json_sha256([{**header, "__metadata__": metadata}, hashlib.sha256(data).hexdigest()])
-
-
-def declared_format(name: Any, source: str) -> str | None:
-    """`format` of the file's metadata."""
-    if name is not None and name not in PRECISIONS and name not in FRAMEWORKS:
-        raise DumpError(f"{source}: format {show(name)} in its metadata, expected one of {', '.join(PRECISIONS)}")
-    return name if name in PRECISIONS else None
-
-
-def make_dump(entries: Mapping[str, Entry], source: str, config: ModelConfig, names: Mapping[str, str]) -> Dump:
+def make_dump(
+    entries: Mapping[str, Entry], source: str, config: ModelConfig, names: Mapping[str, str], format: str | None
+) -> Dump:
     known = {operation.name: operation for operation in operations(config)}
     require_meanings(names, known)
     given: dict[str, str] = {}  # by meaning, the name in the file
@@ -146,23 +127,24 @@ def make_dump(entries: Mapping[str, Entry], source: str, config: ModelConfig, na
             given[meaning] = name
     if IDS not in given:
         raise DumpError(f"{source}: no tensor {IDS}, expected the whole numbers [T] that the engine ran on")
-    ids = read_ids(entries[given[IDS]], f"{source}: {plain(given[IDS])}", config)
+    places = {meaning: f"{source}: {plain(name)}" for meaning, name in given.items()}
+    ids = read_ids(entries[given[IDS]], places[IDS], config)
     if unknown and len(given) == 1:
         raise DumpError(
             f"{source}: none of its {len(unknown)} names is known ({shortened(unknown)}): "
             f"expected {', '.join(list(known)[:2])}, ..., or --names to say what they mean"
         )
-    sizes = read_steps(entries[given[STEPS]], f"{source}: {plain(given[STEPS])}", len(ids)) if STEPS in given else ()
+    sizes = read_steps(entries[given[STEPS]], places[STEPS], len(ids)) if STEPS in given else ()
     steps = Steps(len(ids), sizes or (len(ids),))
-    tensors, stored = {}, {}
-    for meaning, name in given.items():
-        if meaning not in (IDS, STEPS):
-            what, is_choice = f"{source}: {plain(name)}", known[meaning].is_choice
-            values = read_numbers(entries[name], what, WHOLE if is_choice else STORED).astype(np.float64)
-            tensors[meaning] = as_rows(values, known[meaning], steps, config, what)
-            if not is_choice:
-                stored[meaning] = REAL[entries[name][0]]
-    return Dump(ids, tensors, stored, tuple(unknown), sizes)
+    tensors: dict[str, Array] = {}
+    stored: dict[str, str] = {}
+    for meaning, operation in known.items():
+        if meaning in given:
+            entry, what = entries[given[meaning]], places[meaning]
+            values = read_numbers(entry, what, WHOLE if operation.is_choice else STORED).astype(np.float64)
+            tensors[meaning] = as_rows(values, operation, steps, config, what)
+            stored |= {} if operation.is_choice else {meaning: REAL[entry[0]]}
+    return Dump(ids, tensors, stored, tuple(unknown), sizes, format)
 
 
 def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
@@ -173,8 +155,7 @@ def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
             raise DumpError(f"{path}: {plain(name)}: {show(meaning)}, expected the name of a tensor")
         if ("{layer}" in name) != ("{layer}" in meaning):
             raise DumpError(f"{path}: {plain(name)}: {show(meaning)}, expected {{layer}} in both or in neither")
-        layers = range(config.num_hidden_layers) if "{layer}" in name else (0,)
-        for layer in layers:
+        for layer in range(config.num_hidden_layers if "{layer}" in name else 1):
             meanings[name.replace("{layer}", str(layer))] = meaning.replace("{layer}", str(layer))
     return meanings
 
@@ -182,7 +163,7 @@ def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
 def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -> None:
     """DumpError for a meaning that no model of this family has; one of the other layer type is allowed."""
     forms = {re.sub(r"\.\d+", ".{layer}", name) for name in known} | {IDS, STEPS}
-    forms |= {f"model.layers.{{layer}}.{part}" for part in (*PARTS.split(), *OPTIONAL)}
+    forms |= {f"model.layers.{{layer}}.{part}" for part in PARTS}
     for name, meaning in names.items():
         if re.sub(r"\.\d+", ".{layer}", meaning) not in forms:
             raise DumpError(f"--names: {plain(name)}: {show(meaning)}, expected one of {', '.join(sorted(forms))}")
@@ -190,13 +171,12 @@ def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -
 
 def read_ids(entry: Entry, what: str, config: ModelConfig) -> Array:
     """[T] or [1, T] whole numbers in the vocabulary."""
-    ids = read_whole(entry, what, "T")
+    ids, most = read_whole(entry, what, "T"), config.max_position_embeddings
     wrong = np.flatnonzero((ids < 0) | (ids >= config.vocab_size))
     if wrong.size:
         value = int(ids[wrong[0]])
         raise DumpError(f"{what}: {value} at {int(wrong[0])}, expected ids below vocab_size={config.vocab_size}")
-    if len(ids) > config.max_position_embeddings:
-        most = config.max_position_embeddings
+    if len(ids) > most:
         raise DumpError(f"{what}: {len(ids)} tokens, expected at most max_position_embeddings={most}")
     return ids.astype(np.int64)
 
@@ -204,11 +184,9 @@ def read_ids(entry: Entry, what: str, config: ModelConfig) -> Array:
 def read_steps(entry: Entry, what: str, tokens: int) -> tuple[int, ...]:
     """[S] rows of each step, no more than there are tokens."""
     sizes = [int(size) for size in read_whole(entry, what, "S")]
-    if min(sizes) < 1:
-        raise DumpError(f"{what}: {min(sizes)}, expected rows of each step, at least 1")
-    if sum(sizes) > tokens:
+    if min(sizes) < 1 or sum(sizes) > tokens:
         added = f"{shortened(sizes)}, {sum(sizes)} in sum"
-        raise DumpError(f"{what}: {added}, expected rows of each step, in sum at most T={tokens}")
+        raise DumpError(f"{what}: {added}, expected rows of each step, each at least 1, in sum at most T={tokens}")
     return tuple(sizes)
 
 
@@ -222,8 +200,7 @@ def read_whole(entry: Entry, what: str, letter: str) -> Array:
     """[n] or [1, n] whole numbers of any width."""
     shape, values = entry[1], read_numbers(entry, what, WHOLE)
     if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1) or 0 in shape:
-        noun = "token" if letter == "T" else "step"
-        raise DumpError(f"{what}: shape {shape}, expected ({letter},) or (1, {letter}) with at least one {noun}")
+        raise DumpError(f"{what}: shape {shape}, expected ({letter},) or (1, {letter}) with at least one number")
     return values.reshape(-1)
 
 
@@ -231,8 +208,8 @@ def read_numbers(entry: Entry, what: str, known: Mapping[str, str]) -> Array:
     """Of one of the known dtypes, whose table says their byte order; bfloat16 is the upper half of a float32."""
     dtype, shape, content = entry
     if dtype not in known:
-        expected = f"whole numbers ({', '.join(WHOLE)})" if known is WHOLE else f"one of {', '.join(REAL)}"
-        raise DumpError(f"{what}: dtype {dtype}, expected {expected}")
+        kind = "whole numbers" if known is WHOLE else "numbers"
+        raise DumpError(f"{what}: dtype {dtype}, expected {kind} of {', '.join(known)}")
     values = np.frombuffer(content, known[dtype]).reshape(shape)
     return np.asarray(widen(values, dtype)) if dtype == "BF16" else values
 
@@ -245,46 +222,31 @@ def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConf
     width = operation.width * (steps.tokens if operation.by_position else 1)
     is_convolution = operation.name.endswith(".conv.conv") and len(steps.sizes) == 1 and steps.first == 0
     padded = steps.tokens + config.conv_L_cache - 1
-    rows = allowed_rows(operation, steps)
+    rows: Sequence[int] = (steps.count(operation.per),)
+    if operation.name == "lm_head":
+        rows = range(1, steps.tokens + 1)
+    elif operation.per == TOKEN:
+        rows = steps.tokens, steps.tokens - steps.first
     for array in (values, values[0]) if values.ndim > 1 and len(values) == 1 else (values,):
         if array.ndim > 1 and len(array) in rows and array[0].size == width:
             return causal(array.reshape(len(array), width), operation, steps.tokens, config)
         if is_convolution and array.ndim == 2 and len(array) == width and array.shape[1] in (steps.tokens, padded):
             return np.ascontiguousarray(array[:, : steps.tokens].T)
     expected = [f"[{rows[-1]}, {width}]", *([f"[{width}, {padded}]"] if is_convolution else [])]
-    raise DumpError(
-        f"{what}: shape {values.shape}, expected {' or '.join(expected)} for T={steps.tokens} tokens"
-        + counted_by(operation, steps)
-    )
-
-
-def counted_by(operation: Operation, steps: Steps) -> str:
-    """The steps, and the window, that an operation's rows are counted by, in words."""
-    words = ""
+    counted = ""
     if len(steps.sizes) > 1 or steps.first or operation.per != TOKEN:
-        words = f" in {STEPS} of {shortened(steps.sizes)} rows"
-    if steps.first:
-        words += f", {sum(steps.sizes)} in sum"
+        counted = f" in {STEPS} of {shortened(steps.sizes)} rows, {sum(steps.sizes)} in sum"
     if isinstance(operation.per, Context) and operation.per.window is not None:
-        words += f": what each step sees, from {operation.per.window - 1} positions before its first on"
-    return words
-
-
-def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
-    if operation.name == "lm_head":
-        return range(1, steps.tokens + 1)
-    if operation.per == TOKEN:
-        return steps.tokens, steps.tokens - steps.first
-    return (steps.count(operation.per),)
+        counted += f": what each step sees, from {operation.per.window - 1} positions before its first on"
+    raise DumpError(f"{what}: shape {values.shape}, expected {' or '.join(expected)} for T={steps.tokens}{counted}")
 
 
 def causal(rows: Array, operation: Operation, tokens: int, config: ModelConfig) -> Array:
     """Attention's scores where a row sees nothing become 0: engines put anything there."""
     if operation.layer is None or not operation.name.endswith(".self_attn.scores"):
         return rows
-    window = window_of(config, operation.layer) or tokens
     behind = np.arange(tokens - len(rows), tokens)[:, None] - np.arange(tokens)
-    seen = (behind >= 0) & (behind < window)
+    seen = (behind >= 0) & (behind < (window_of(config, operation.layer) or tokens))
     return np.where(seen[:, None], rows.reshape(len(rows), -1, tokens), 0.0).reshape(rows.shape)
 
 

@@ -13,30 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.oracle.locate import choice
 from lfm2np.oracle.locate.dump import Dump, default_format
 from lfm2np.oracle.locate.operations import CHOSEN, Operation, Oracle, operations, preferred
-from lfm2np.oracle.locate.patterns import (
-    STEP,
-    Context,
-    describe_channels,
-    describe_reads,
-    describe_rows,
-    describe_steps,
-)
-from lfm2np.oracle.locate.rounded_inputs import rounds
-from lfm2np.oracle.locate.spread import LIMIT, PRECISIONS, Measured, Precision, joined, precision_named, rounded
+from lfm2np.oracle.locate.patterns import describe_channels, describe_place
+from lfm2np.oracle.locate.spread import LIMIT, PRECISIONS, Array, Measured, Precision, joined, precision_named, rounded
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.processor import require_ieee
 from lfm2np.values import Progress
 
-Array = NDArray[Any]
 EMBEDDINGS = "model.embed_tokens"
 BLUNT = 0.5  # of a tensor's size; from all tensors of a right bfloat16 engine bounds are at most 0.2 of it
 LARGEST = float(np.finfo(np.float32).max)  # no format of an engine exceeds it
@@ -74,7 +63,6 @@ class Check:
     name: str
     error: float  # the largest, measured by its bound: right up to 1
     is_blunt: bool  # bounds near its size: too much before it is not dumped, so that it can hardly be wrong
-    is_rounded: bool | None = None  # of products with quantised weights: whether their inputs were, to 8 bits
 
 
 @dataclass(frozen=True)
@@ -88,6 +76,7 @@ class Report:
     unreached: tuple[str, ...]  # operations on which no dumped tensor depends
     unknown: tuple[str, ...]  # names in the dump that mean nothing here
     narrower: str | None  # a coarser format that holds every number dumped: what the engine may compute in
+    rounds_inputs: bool | None  # of q8: whether its products round their inputs to 8 bits
 
     @property
     def is_conclusive(self) -> bool:
@@ -100,8 +89,8 @@ class Walk:
     """What was computed and judged on the way through the operations, by their names."""
 
     values: dict[str, Measured] = field(default_factory=dict)
-    checks: dict[str, Check] = field(default_factory=dict)
-    findings: dict[str, Finding] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
 
 def locate(
@@ -122,17 +111,20 @@ def locate(
     oracle = oracle_of(tensors, config, dump, precision)
     steps = operations(config, dump.tensors)
     needed = needed_names(steps, dump)
-    judged = walk(oracle, steps, needed, dump, progress)
-    if oracle.rounds_inputs:
-        judged = either_way(judged, oracle, steps, needed, dump, progress)
+    walked, rounds = walk(oracle, steps, needed, dump, progress), oracle.rounds_inputs
+    if walked.findings and rounds:  # an engine may also multiply what it has
+        other = walk(replace(oracle, rounds_inputs=False), steps, needed, dump, progress)
+        walked = min(walked, other, key=lambda walked: len(walked.findings))
+        rounds = walked is not other
     return Report(
         format=oracle.precision.name,
         num_tokens=len(dump.token_ids),
-        checks=tuple(judged.checks.values()),
-        findings=tuple(judged.findings[name] for name in judged.checks if name in judged.findings),
+        checks=tuple(walked.checks),
+        findings=tuple(walked.findings),
         unreached=tuple(step.name for step in steps if step.name not in needed),
         unknown=dump.unknown,
         narrower=narrower_format(dump, oracle.precision),
+        rounds_inputs=rounds if oracle.rounds_inputs else None,
     )
 
 
@@ -153,6 +145,15 @@ def logits_at(tensors: Mapping[str, StoredTensor], config: ModelConfig, dump: Du
     return np.asarray(walked.values["lm_head"].values[row])
 
 
+def needed_names(steps: Sequence[Operation], dump: Dump) -> set[str]:
+    """Dumped tensors, their inputs, and what has to be recomputed for them."""
+    needed = set(dump.tensors)
+    for step in reversed(steps):
+        if step.name in needed:
+            needed.update(step.inputs)
+    return needed
+
+
 def walk(
     oracle: Oracle, steps: Sequence[Operation], needed: Collection[str], dump: Dump, progress: Progress | None = None
 ) -> Walk:
@@ -167,37 +168,21 @@ def walk(
                 walked.values[step.name], behind[step.name] = expected, (*recomputed, step.name)
             if step.name in dump.tensors:
                 judge(step, oracle, dump, walked, recomputed)
-                walked.values[step.name], behind[step.name] = as_read(dump, step, expected, oracle.precision), ()
+                walked.values[step.name], behind[step.name] = as_read(dump, step, expected, oracle), ()
             if progress:
                 progress(done, len(steps))
     return walked
 
 
-def either_way(
-    first: Walk,
-    oracle: Oracle,
-    steps: Sequence[Operation],
-    needed: Collection[str],
-    dump: Dump,
-    progress: Progress | None,
-) -> Walk:
-    """What explains each tensor better: products that round their inputs to 8 bits, as in `first`, or none that does.
-
-    So all products before a tensor that are not dumped round their inputs, or none.
-    """
-    other = walk(replace(oracle, rounds_inputs=False), steps, needed, dump, progress) if first.findings else first
-    judged = Walk()
-    for step in steps:
-        if (check := first.checks.get(step.name)) is None:
-            continue
-        is_rounded = check.error <= max(1.0, other.checks[step.name].error)
-        chosen = first if is_rounded else other
-        may_round = step.weights != "" and rounds(oracle.tensors[f"{step.weights}.weight"])
-        check = replace(chosen.checks[step.name], is_rounded=is_rounded if may_round else None)
-        judged.checks[step.name] = check
-        if step.name in chosen.findings:
-            judged.findings[step.name] = chosen.findings[step.name]
-    return judged
+def as_read(dump: Dump, step: Operation, expected: Measured, oracle: Oracle) -> Measured:
+    """A dumped tensor as an input: with the spread of a rounding; missing or not finite numbers as expected."""
+    values, precision = dump.tensors[step.name], oracle.precision
+    if step.is_choice:
+        return choice.as_read(values, expected, oracle.mixture.num_experts)
+    first = len(expected) - len(values)
+    values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
+    stored = PRECISIONS.get(dump.stored.get(step.name, ""), precision)
+    return joined([expected[:first], rounded(values, max(stored, precision, key=lambda form: form.unit))])
 
 
 def narrower_format(dump: Dump, precision: Precision) -> str | None:
@@ -212,97 +197,54 @@ def narrower_format(dump: Dump, precision: Precision) -> str | None:
     return None
 
 
-def needed_names(steps: Sequence[Operation], dump: Dump) -> set[str]:
-    """Dumped tensors, their inputs, and what has to be recomputed for them."""
-    needed = set(dump.tensors)
-    for step in reversed(steps):
-        if step.name in needed:
-            needed.update(step.inputs)
-    return needed
-
-
-def as_read(dump: Dump, step: Operation, expected: Measured, precision: Precision) -> Measured:
-    """A dumped tensor as an input: with the spread of a rounding; missing or not finite numbers as expected."""
-    values = dump.tensors[step.name]
-    if step.is_choice:
-        return choice.as_read(values, expected)
-    first = len(expected.values) - len(values)
-    values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
-    stored = PRECISIONS.get(dump.stored.get(step.name, ""), precision)
-    return joined([expected[:first], rounded(values, max(stored, precision, key=lambda form: form.unit))])
-
-
-def says_nothing(expected: Measured) -> bool:
-    """Whether the bounds of most rows are more than BLUNT of the values."""
-    size = np.sqrt(np.square(expected.values).mean())
-    of_rows = np.sqrt(np.square(expected.bound()).mean(axis=1))
-    return bool(np.median(of_rows) > BLUNT * size > 0.0)
-
-
-def errors_by_bound(values: Array, expected: Measured) -> Array:
-    """Each error relative to its bound; infinite for a number that is not finite, 0 where the bound is."""
-    errors = np.abs(values - expected.values) / expected.bound()
-    return np.where(np.abs(values) <= LARGEST, np.nan_to_num(errors, nan=0.0), np.inf)
-
-
 def judge(step: Operation, oracle: Oracle, dump: Dump, walked: Walk, recomputed: tuple[str, ...]) -> None:
     """A dumped tensor against the expected one, of which it may be the last rows only: its check, and finding."""
-    values = dump.tensors[step.name]
-    expected = walked.values[step.name]
-    first = len(expected.values) - len(values)
+    values, expected = dump.tensors[step.name], walked.values[step.name]
+    first = len(expected) - len(values)
     if step.is_choice:
         by_preference = preferred(oracle, step, walked.values[step.inputs[0]])
-        ids, experts = choice.judged(values, by_preference), expected.values.shape[1]
+        ids = choice.judged(values, by_preference)
         errors, right, bounds = ids.errors, ids.instead, LIMIT * ids.noise
-        is_blunt = choice.says_nothing(expected, BLUNT)
+        is_blunt = choice.share_open(by_preference, values.shape[1]) > BLUNT
     else:
         coarser = PRECISIONS.get(dump.stored.get(step.name, ""))  # the file may hold it rounded once more
-        stored = rounded(expected.values, coarser, expected.spread) if coarser else expected
-        stored = stored[first:]
-        errors, right, bounds = errors_by_bound(values, stored), stored.values, stored.bound()
-        is_blunt = says_nothing(stored)
-    walked.checks[step.name] = Check(step.name, float(errors.max()), is_blunt)
+        stored = (rounded(expected.values, coarser, expected.spread) if coarser else expected)[first:]
+        right, bounds = stored.values, stored.bound()
+        errors = np.nan_to_num(np.abs(values - right) / bounds, nan=0.0)
+        errors = np.where(np.abs(values) <= LARGEST, errors, np.inf)
+        size, of_rows = np.sqrt(np.square(right).mean()), np.sqrt(np.square(bounds).mean(axis=1))
+        is_blunt = bool(np.median(of_rows) > BLUNT * size > 0.0)
+    walked.checks.append(Check(step.name, float(errors.max()), is_blunt))
     wrong = errors > 1.0
     if not wrong.any():
         return
     row, channel = (int(index) for index in np.unravel_index(np.argmax(errors), errors.shape))
-    whose = words = ""
-    if step.is_choice:
-        channels = choice.describe_choices(values, ids, experts)
-        words = choice.in_words(values, ids, row, channel, experts)
-    else:
-        channels = describe_channels(wrong, step.heads, step.parts, step.noun)
-        if step.chosen:
-            by_place = not step.name.endswith("mixed")
-            whose = choice.describe_whose(wrong, walked.values[step.chosen][first:], by_place)
-    rows, steps = describe_place(step, dump, first, wrong)
-    walked.findings[step.name] = Finding(
-        name=step.name,
-        operation=step.words,
-        layer=step.layer,
-        recomputed=recomputed,
-        error=float(errors[row, channel]),
-        bound=float(bounds[row, channel]),
-        row=first + row,
-        channel=channel,
-        value=float(values[row, channel]),
-        expected=float(right[row, channel]),
-        wrong_numbers=int(wrong.sum()),
-        numbers=wrong.size,
-        rows=rows,
-        channels=channels,
-        steps=steps,
-        place=dump.steps.place(step.per, first + row),
-        noun=step.noun,
-        experts=whose,
-        choice=words,
+    whose = ""
+    if step.chosen:
+        chosen, by_place = walked.values[step.chosen].values[first:], not step.name.endswith("mixed")
+        whose = choice.describe_whose(wrong, chosen, oracle.mixture.num_experts, by_place)
+    channels = ids.described() if step.is_choice else describe_channels(wrong, step.heads, step.parts, step.noun)
+    rows, in_steps = describe_place(np.asarray(wrong.any(axis=1)), first, dump.steps, step.per)
+    walked.findings.append(
+        Finding(
+            name=step.name,
+            operation=step.words,
+            layer=step.layer,
+            recomputed=recomputed,
+            error=float(errors[row, channel]),
+            bound=float(bounds[row, channel]),
+            row=first + row,
+            channel=channel,
+            value=float(values[row, channel]),
+            expected=float(right[row, channel]),
+            wrong_numbers=int(wrong.sum()),
+            numbers=wrong.size,
+            rows=rows,
+            channels=channels,
+            steps=in_steps,
+            place=dump.steps.place(step.per, first + row),
+            noun=step.noun,
+            experts=whose,
+            choice=ids.in_words(row, channel) if step.is_choice else "",
+        )
     )
-
-
-def describe_place(step: Operation, dump: Dump, first: int, wrong: Array) -> tuple[str, str]:
-    """The wrong rows of a mask, whose first row is number `first`, and the wrong steps, in words."""
-    rows = np.concatenate([np.zeros(first, bool), wrong.any(axis=1)])
-    in_steps = describe_steps(rows, dump.steps, step.per)
-    if isinstance(step.per, Context):
-        return describe_reads(rows, dump.steps, step.per), in_steps
-    return (in_steps if step.per == STEP and in_steps else describe_rows(rows, first, step.per)), in_steps

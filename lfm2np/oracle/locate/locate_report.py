@@ -22,6 +22,9 @@ MEANS = {
 def report_of(located: Located, model: str, hints: Sequence[str] = ()) -> Report:
     """`hints`: what else may be done now."""
     exit_code = WRONG if located.findings else RIGHT if located.is_conclusive else OPEN
+    if located.narrower and located.findings:
+        words = f"every number dumped is a {located.narrower}: if that is what the engine computes in, say --format"
+        hints = [words, *hints]
     fields = asdict(located)
     findings = [
         report.Finding(
@@ -40,7 +43,7 @@ def report_of(located: Located, model: str, hints: Sequence[str] = ()) -> Report
         means=MEANS[exit_code],
         findings=[open_finding] if exit_code == OPEN else findings,
         facts=facts_of(located, model),
-        next_steps=[*format_hint(located), *hints],
+        next_steps=list(hints),
         not_tested=not_tested(located),
         sections=[*first, Section("Tensors", [table] if errors else [], is_long=True)],
         figures={"model": model, "conclusive": located.is_conclusive, **fields},
@@ -48,15 +51,14 @@ def report_of(located: Located, model: str, hints: Sequence[str] = ()) -> Report
 
 
 def facts_of(located: Located, model: str) -> dict[str, str]:
-    products = [check.is_rounded for check in located.checks if check.is_rounded is not None]
-    rounded = f"{sum(products)} of {len(products)} products with quantised weights round their inputs to 8 bits"
+    rounds = located.rounds_inputs
     largest = max((check.error for check in located.checks), default=0.0)
     return {
         "model": model,
         "dump": f"{plural(located.num_tokens, 'token')}, {located.format}",
         "checked": f"{plural(len(located.checks), 'tensor')} against their inputs; the largest error is {largest:.2g} "
         "of its bound",
-        **({"products": rounded} if products else {}),
+        **({} if rounds is None else {"products": f"inputs are {'' if rounds else 'not '}rounded to 8 bits"}),
     }
 
 
@@ -67,12 +69,6 @@ def not_tested(located: Located) -> list[str]:
         *([f"{shortened(blunt)}: too little is dumped before"] if blunt else []),
         *([f"{shortened(unreached)}: nothing after is dumped"] if unreached else []),
     ]
-
-
-def format_hint(located: Located) -> list[str]:
-    if not (located.narrower and located.findings):
-        return []
-    return [f"every number dumped is a {located.narrower}: if that is what the engine computes in, say --format"]
 
 
 def finding_lines(finding: Finding) -> list[str]:

@@ -6,7 +6,7 @@ together with the one half a head further to the rotation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -17,11 +17,73 @@ from numpy.typing import NDArray
 Mask = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 MOST_RUNS = 6  # of indices that are listed
+TOKEN, STEP = "token", "step"  # what a row of a tensor belongs to
+
+
+@dataclass(frozen=True)
+class Context:
+    """A row for each position that a step sees: of a layer with a window, from its first row's window on."""
+
+    window: int | None = None
+
+
+Per = str | Context
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Consecutive steps of one sequence up to its last token; earlier tokens were in a cache."""
+
+    tokens: int  # T
+    sizes: tuple[int, ...]  # rows of each
+
+    @property
+    def first(self) -> int:
+        """The first position that a step computed."""
+        return self.tokens - sum(self.sizes)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.sizes, initial=self.first))[1:]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        return (self.first, *self.ends[:-1])
+
+    def seen(self, window: int | None = None) -> list[slice]:
+        """The positions that each step's rows attend to, from the first row's window on if there is one."""
+        back = self.tokens if window is None else window - 1
+        return [slice(max(0, start - back), end) for start, end in zip(self.starts, self.ends, strict=True)]
+
+    def spans(self) -> list[slice]:
+        """The rows of each step."""
+        return self.seen(1)
+
+    def step_of(self, per: Per) -> Indices:
+        """The step of each row; -1 for rows before the first step, which contexts also have first."""
+        if per == STEP:
+            return np.arange(len(self.sizes))
+        seen = self.seen(per.window if isinstance(per, Context) else 1)
+        counts = [self.first, *(rows.stop - rows.start for rows in seen)]
+        return np.repeat(np.arange(-1, len(self.sizes)), counts)
+
+    def count(self, per: Per) -> int:
+        """Rows of a tensor with one per token, per step, or, of the steps alone, per position that each sees."""
+        steps = self.step_of(per)
+        return int((steps >= 0).sum()) if isinstance(per, Context) else len(steps)
+
+    def place(self, per: Per, row: int) -> str:
+        if not isinstance(per, Context):
+            return f"{'row' if per == TOKEN else per} {row}"
+        step_of = self.step_of(per)
+        step = int(step_of[row])
+        position = self.seen(per.window)[step].start + row - int(np.searchsorted(step_of, step))
+        return f"position {position} as step {step} read it"
 
 
 def describe_rows(wrong: Mask, first: int = 0, noun: str = "row") -> str:
     """Rows [T], at least one wrong, in words; those before `first` were not dumped. A row may be a step's."""
-    noun = "row" if noun == "token" else noun
+    noun = "row" if noun == TOKEN else noun
     rows, total = np.flatnonzero(wrong), len(wrong)
     if len(rows) == total - first:
         if first == total - 1:
@@ -30,18 +92,19 @@ def describe_rows(wrong: Mask, first: int = 0, noun: str = "row") -> str:
     if len(rows) == 1:
         place = {0: f"the first {noun}, ", total - 1: f"the last {noun}, "}.get(int(rows[0]), f"{noun} ")
         return f"only {place}{rows[0]}"
-    before = f"right for {listed(np.arange(first, rows[0]), noun)}" if rows[0] > first else ""
-    if is_run(rows) and rows[-1] == total - 1 and before:
-        return f"from {noun} {rows[0]} on, {before}"
-    if is_run(rows):
+    right = f"right for {listed(np.arange(first, rows[0]), noun)}" if rows[0] > first else ""
+    is_run = rows[-1] - rows[0] == len(rows) - 1
+    if is_run and rows[-1] == total - 1:
+        return f"from {noun} {rows[0]} on, {right}"
+    if is_run:
         return f"{noun}s {rows[0]} to {rows[-1]} of {total}"
     if (again := repeated(rows)) is not None:
         length, period = again
         each = noun if length == 1 else f"{length} {noun}s"
         where = f"multiples of {period}" if rows[0] % period == 0 else f"every {ordinal(period)} {noun}"
         return f"the {each} at {where}, {rows[0]} to {rows[-1]} of {total}"
-    if before and 2 * len(rows) >= total - rows[0]:
-        return f"from {noun} {rows[0]} on ({len(rows)} of {total - rows[0]}), {before}"
+    if right and 2 * len(rows) >= total - rows[0]:
+        return f"from {noun} {rows[0]} on ({len(rows)} of {total - rows[0]}), {right}"
     return f"{listed(rows, noun)} ({len(rows)} of {total})"
 
 
@@ -66,10 +129,9 @@ def describe_channels(wrong: Mask, heads: int, parts: Sequence[str], noun: str =
     columns = np.asarray(wrong.any(axis=0))
     if heads:
         return describe_heads(columns.reshape(heads, -1))
-    if parts:
-        named = dict(zip(parts, np.split(columns, len(parts)), strict=True))
-        if not columns.all():
-            return "; ".join(f"{name}: {described(part, 'channel')}" for name, part in named.items() if part.any())
+    if parts and not columns.all():
+        named = zip(parts, np.split(columns, len(parts)), strict=True)
+        return "; ".join(f"{name}: {described(part, 'channel')}" for name, part in named if part.any())
     return described(columns, noun)
 
 
@@ -104,82 +166,21 @@ def listed(indices: Any, noun: str) -> str:
     return f"{noun}{'s' if len(indices) > 1 else ''} {', '.join(texts)}"
 
 
-def is_run(indices: Indices) -> bool:
-    return bool(indices[-1] - indices[0] == len(indices) - 1)
-
-
 def ordinal(number: int) -> str:
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 
 
-TOKEN, STEP = "token", "step"  # what a row of a tensor belongs to
+def describe_place(wrong: Mask, first: int, steps: Steps, per: Per) -> tuple[str, str]:
+    """Wrong rows of a mask, whose first row is number `first`, and the wrong steps, in words."""
+    rows = np.concatenate([np.zeros(first, bool), wrong])
+    in_steps = describe_steps(rows, steps, per)
+    if isinstance(per, Context):
+        return describe_reads(rows, steps, per), in_steps
+    return (in_steps if per == STEP and in_steps else describe_rows(rows, first, per)), in_steps
 
 
-@dataclass(frozen=True)
-class Context:
-    """A row for each position that a step sees: of a layer with a window, from its first row's window on."""
-
-    window: int | None = None
-
-
-Per = str | Context
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Consecutive steps of one sequence up to its last token; earlier tokens were in a cache."""
-
-    tokens: int  # T
-    sizes: tuple[int, ...]  # rows of each
-
-    @property
-    def first(self) -> int:
-        """The first position that a step computed."""
-        return self.tokens - sum(self.sizes)
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        return tuple(accumulate(self.sizes, initial=self.first))[1:]
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        return (self.first, *self.ends[:-1])
-
-    def spans(self) -> Iterator[slice]:
-        return (slice(start, end) for start, end in zip(self.starts, self.ends, strict=True))
-
-    def seen(self, window: int | None = None) -> list[slice]:
-        """The positions that each step's rows attend to, from the first row's window on if there is one."""
-        back = self.tokens if window is None else window - 1
-        return [slice(max(0, start - back), end) for start, end in zip(self.starts, self.ends, strict=True)]
-
-    def counts(self, context: Context) -> list[int]:
-        """How many positions each step sees."""
-        return [seen.stop - seen.start for seen in self.seen(context.window)]
-
-    def count(self, per: Per) -> int:
-        """Rows of a tensor with one per token, per step, or per position that each step sees."""
-        return sum(self.counts(per)) if isinstance(per, Context) else {TOKEN: self.tokens, STEP: len(self.sizes)}[per]
-
-    def step_of(self, per: Per) -> Indices:
-        """The step of each row; -1 for rows before the first step, which contexts also have first."""
-        numbers = np.arange(len(self.sizes))
-        if per == STEP:
-            return numbers
-        counts = self.counts(per) if isinstance(per, Context) else self.sizes
-        return np.concatenate([np.full(self.first, -1), np.repeat(numbers, counts)])
-
-    def place(self, per: Per, row: int) -> str:
-        if not isinstance(per, Context):
-            return f"{'row' if per == TOKEN else per} {row}"
-        step_of = self.step_of(per)
-        step = int(step_of[row])
-        position = self.seen(per.window)[step].start + row - int(np.searchsorted(step_of, step))
-        return f"position {position} as step {step} read it"
-
-
-def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: Per) -> str:
+def describe_steps(wrong: Mask, steps: Steps, per: Per) -> str:
     """Steps with wrong rows (`wrong`, as many as `per` says); empty if there is only one step."""
     wrong_steps = np.unique(steps.step_of(per)[wrong])
     wrong_steps, total = wrong_steps[wrong_steps >= 0], len(steps.sizes)
@@ -194,7 +195,7 @@ def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: Per) -> str:
     return f"from step {first} on ({rows}), right in {listed(np.arange(first), 'step')}"
 
 
-def describe_reads(wrong: NDArray[np.bool_], steps: Steps, context: Context) -> str:
+def describe_reads(wrong: Mask, steps: Steps, context: Context) -> str:
     """The positions that the first wrong step read wrongly."""
     step_of, seen = steps.step_of(context), steps.seen(context.window)
     first = int(step_of[wrong][0])

@@ -53,14 +53,13 @@ class Precision:
     rounds_inputs: bool = False  # before a product with quantised weights: see rounded_inputs.py
 
 
-Q8 = "q8"
 PRECISIONS = {
     precision.name: precision
     for precision in (
         Precision("float32", 2.0**-24, 2.0**-126, unchanged),
         Precision("float16", 2.0**-11, 2.0**-24, round_to_float16),
         Precision("bfloat16", 2.0**-8, 2.0**-126, round_to_bfloat16),
-        Precision(Q8, 2.0**-24, 2.0**-126, unchanged, rounds_inputs=True),
+        Precision("q8", 2.0**-24, 2.0**-126, unchanged, rounds_inputs=True),
     )
 }
 
@@ -78,6 +77,9 @@ class Measured:
     values: Array
     spread: Array
 
+    def __len__(self) -> int:
+        return len(self.values)
+
     def reshape(self, *shape: int) -> Measured:
         return Measured(self.values.reshape(shape), self.spread.reshape(shape))
 
@@ -89,8 +91,7 @@ class Measured:
 
     def behind_zeros(self, rows: int) -> Measured:
         """So many rows of zeros, which are known, before the first."""
-        zeros = np.zeros((rows, *self.values.shape[1:]))
-        return joined([known(zeros), self])
+        return joined([known(np.zeros((rows, *self.values.shape[1:]))), self])
 
 
 def known(values: Array) -> Measured:

@@ -2,8 +2,7 @@
 
 The network itself runs, reference.py's or the engine's; only its arithmetic is wrapped. Which tensor an operation makes
 is told from the matrix of the last product: that stays right where a fault leaves a norm or a sum out, or adds one.
-From a sparse layer's last norm, or its router's product, to the next norm, products are those of experts, of some
-tokens each: they are not kept.
+Products of an expert's matrices, of some tokens each, are not kept.
 
 T tokens of a pass, D hidden, G key/value heads, E head_dim, L convolution taps, C tokens that a request sees, N
 experts, K experts of a token.
@@ -34,55 +33,88 @@ from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.truth import reference
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import expected_tensors
-from lfm2np.truth.weights import MixtureWeights, ModelWeights, named_weights
+from lfm2np.truth.weights import ModelWeights, named_weights
 from scheduler.window import FREED
 
 Array = NDArray[Any]
 Dump = dict[str, Array]
-LAST, ROUTER = "feed_forward.w2", "feed_forward.gate"  # products after which the next norm is the next layer's
-OUTPUTS = {  # of an operation: under the first of these names that its layer does not have yet
-    "rotate": ("self_attn.q_rotated", "self_attn.k_rotated"),
-    "top_k": ("feed_forward.experts_chosen",),
-    "routing_weights": ("feed_forward.expert_weights",),
-}
 Reads = dict[str, list[Array]]  # by tensor, what each request of a pass found in the caches, in the plan's order
+Awaited = dict[str, list[tuple[str, str]]]  # by operation, names of the input and the output of each that comes
+HEAD_NORM = "rms_norm of heads"
+# After a product with the matrix of this name, what comes before the next: see `awaited_after`.
+AFTER: dict[str, Awaited] = {
+    "conv.in_proj": {
+        "multiply": [("", "conv.u"), ("", "conv.gated")],
+        "convolve": [("", "conv.conv")],
+    },
+    "self_attn.q_proj": {
+        HEAD_NORM: [("", "self_attn.q_layernorm"), ("", "self_attn.k_layernorm")],
+        "rotate": [("", "self_attn.q_rotated"), ("", "self_attn.k_rotated")],
+    },
+    "self_attn.g_proj": {"sigmoid": [("", "self_attn.gate")], "multiply": [("self_attn.attended", "")]},
+    "feed_forward.w1": {"swiglu": [("", "feed_forward.gated")]},
+    "feed_forward.gate": {
+        "sigmoid": [("", "feed_forward.scores")],
+        "top_k": [("", "feed_forward.experts_chosen")],
+        "routing_weights": [("", "feed_forward.expert_weights")],
+        "combine_experts": [("", "feed_forward.mixed")],
+    },
+}
+TAPPED = {"rms_norm", *(operation for awaited in AFTER.values() for operation in awaited)}
+
+
+def awaited_after(config: ModelConfig, index: int, name: str) -> Awaited:
+    """After a product with the matrix `name` of a layer; norms tell what enters them, too."""
+    layer, is_last = f"model.layers.{index}", index + 1 == config.num_hidden_layers
+    leaving = [("", f"{layer}.post_ffn_norm")] if config.use_sandwich_norm else []
+    leaving.append((layer, "model.embedding_norm" if is_last else f"model.layers.{index + 1}.operator_norm"))
+    norms: list[tuple[str, str]] = []
+    if name.endswith("out_proj"):
+        norms = [("", f"{layer}.post_operator_norm")] if config.use_sandwich_norm else []
+        norms += [(f"{layer}.residual", f"{layer}.ffn_norm"), *(leaving if config.is_sparse(index) else [])]
+    elif name in ("feed_forward.w2", "feed_forward.gate"):
+        norms = leaving
+    awaited = {
+        operation: [(before and f"{layer}.{before}", after and f"{layer}.{after}") for before, after in pairs]
+        for operation, pairs in AFTER.get(name, {}).items()
+    }
+    return {**awaited, "rms_norm": norms}
 
 
 class RecordingNumerics:
     """An arithmetic that keeps what passes through it: tensors of each forward pass, and its reads of the caches."""
 
     def __init__(self, weights: ModelWeights, config: ModelConfig, numerics: Numerics) -> None:
-        self._numerics = numerics
+        self._numerics, self._config = numerics, config
         self._places = places(weights, config)
-        self._sandwich = config.use_sandwich_norm
-        self._last = f"model.layers.{len(weights.layers) - 1}"
-        self._before_experts = {
-            f"model.layers.{index}.ffn_norm"
-            for index, layer in enumerate(weights.layers)
-            if isinstance(layer.feed_forward, MixtureWeights)
-        }
-        self._layer = self._norm = self._entering = ""
-        self._in_experts = False
+        self._awaited: Awaited = {}
+        self._layer = ""
         self._keeps_reads = isinstance(numerics, Ieee)  # exact's cache holds numbers of its grid, not the keys' own
         self.passes: list[Dump] = []
         self.reads: list[Reads] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Operations whose output alone is recorded, or nothing."""
         operation = getattr(self._numerics, name)
-        if name not in OUTPUTS:
+        if name not in TAPPED:
             return operation
 
-        def recorded(*arguments: Any, **named: Any) -> Any:
-            output = operation(*arguments, **named)
-            self._keep_first(OUTPUTS[name], output)
+        def recorded(x: Any, *arguments: Any, **named: Any) -> Any:
+            output = operation(x, *arguments, **named)
+            self._keep_awaited(HEAD_NORM if name == "rms_norm" and x.ndim == 3 else name, x, output)
             return output
 
         return recorded
 
+    def _keep_awaited(self, operation: str, x: Array, output: Array) -> None:
+        """If it is of all tokens."""
+        awaited = self._awaited.get(operation)
+        if awaited and len(output) == len(self.passes[-1]["model.embed_tokens"]):
+            for name, values in zip(awaited.pop(0), (x, output), strict=True):
+                if name:
+                    self._keep(name, values)
+
     def _keep(self, name: str, values: Array) -> None:
-        if name:
-            self.passes[-1][name] = np.array(values).reshape(len(values), -1)
+        self.passes[-1][name] = np.array(values).reshape(len(values), -1)
 
     def embed(self, rows: Array) -> Array:
         """A pass begins."""
@@ -90,100 +122,34 @@ class RecordingNumerics:
         self.passes.append({})
         self.reads.append({})
         self._keep("model.embed_tokens", output)
-        self._norm, self._entering = "model.layers.0.operator_norm", ""
-        self._in_experts = False
+        self._awaited = {"rms_norm": [("", "model.layers.0.operator_norm")]}
         return output
-
-    def rms_norm(self, x: Array, weight: NDArray[np.float32], eps: float) -> Array:
-        """Also keeps what enters the norm: the sum before it."""
-        output = self._numerics.rms_norm(x, weight, eps)
-        if x.ndim == 3:
-            first, second = (f"{self._layer}.self_attn.{part}_layernorm" for part in "qk")
-            self._keep(second if first in self.passes[-1] else first, output)
-        else:
-            self._in_experts = False
-            self._keep(self._entering, x)
-            self._keep(self._norm, output)
-            if self._norm in self._before_experts:
-                self._enter_feed_forward(True)
-            elif self._norm.endswith("post_operator_norm"):
-                self._norm, self._entering = f"{self._layer}.ffn_norm", f"{self._layer}.residual"
-            elif self._norm.endswith("post_ffn_norm"):
-                self._leave_layer()
-        return output
-
-    def _enter_feed_forward(self, of_experts: bool) -> None:
-        """The next norm is this layer's last, if it has one, or the next layer's, which reads this layer's output."""
-        self._in_experts = of_experts
-        if self._sandwich:
-            self._norm, self._entering = f"{self._layer}.post_ffn_norm", ""
-        else:
-            self._leave_layer()
-
-    def _leave_layer(self) -> None:
-        following = f"model.layers.{int(self._layer.rpartition('.')[2]) + 1}.operator_norm"
-        self._norm = "model.embedding_norm" if self._layer == self._last else following
-        self._entering = self._layer
 
     def linear(self, x: Array, matrix: Matrix, bias: NDArray[np.float32] | None = None) -> Array:
-        output = self._numerics.linear(x, matrix, bias)
+        output, kept = self._numerics.linear(x, matrix, bias), self.passes[-1]
         if id(matrix) not in self._places:  # an expert's, or the head, or what stands in its place
-            self._keep("" if self._in_experts else "lm_head", output)
+            if "model.embedding_norm" in kept:
+                self._keep("lm_head", output)
             return output
-        self._layer, names, sizes = self._places[id(matrix)]
-        if f"{self._layer}.{names[0]}" in self.passes[-1]:  # again, for something else than the step's tokens
+        index, names, sizes = self._places[id(matrix)]
+        self._layer = layer = f"model.layers.{index}"
+        if f"{layer}.{names[0]}" in kept:  # again, for something else than the step's tokens
             return output
         if names == ("self_attn.out_proj",):
-            self._keep(f"{self._layer}.self_attn.{'gated' if self._has_gates() else 'attended'}", x)
+            self._keep(f"{layer}.self_attn.{'gated' if f'{layer}.self_attn.g_proj' in kept else 'attended'}", x)
         for name, part in zip(names, np.split(output, np.cumsum(sizes)[:-1], axis=-1), strict=True):
-            self._keep(f"{self._layer}.{name}", part)
-        if names[0].endswith("out_proj") and self._sandwich:
-            self._norm, self._entering = f"{self._layer}.post_operator_norm", ""
-        elif names[0].endswith("out_proj"):
-            self._norm, self._entering = f"{self._layer}.ffn_norm", f"{self._layer}.residual"
-        elif names[0] in (LAST, ROUTER):
-            self._enter_feed_forward(names[0] == ROUTER)
-        return output
-
-    def _has_gates(self) -> bool:
-        return f"{self._layer}.self_attn.g_proj" in self.passes[-1]
-
-    def _keep_first(self, names: Sequence[str], values: Array) -> None:
-        """Under the first of these names in this layer that has none in this pass, if it is of all tokens."""
-        kept = self.passes[-1]
-        free = [name for name in (f"{self._layer}.{part}" for part in names) if name not in kept]
-        if free and len(values) == len(kept["model.embed_tokens"]):
-            self._keep(free[0], values)
-
-    def multiply(self, x: Array, y: Array) -> Array:
-        """The gate on a convolution's input, then the one on its output; that on attention's heads."""
-        output = self._numerics.multiply(x, y)
-        if self._has_gates() and x.ndim == 3:
-            self._keep_first(("self_attn.attended",), x)
-        elif not self._has_gates():
-            self._keep_first(("conv.u", "conv.gated"), output)
-        return output
-
-    def swiglu(self, gate: Array, up: Array) -> Array:
-        output = self._numerics.swiglu(gate, up)
-        self._keep("" if self._in_experts else f"{self._layer}.feed_forward.gated", output)
-        return output
-
-    def sigmoid(self, x: Array) -> Array:
-        output = self._numerics.sigmoid(x)
-        gate = self._has_gates() and not self._in_experts
-        self._keep_first(("self_attn.gate",) if gate else ("feed_forward.scores",), output)
+            self._keep(f"{layer}.{name}", part)
+        self._awaited = awaited_after(self._config, index, names[0])
         return output
 
     def combine_experts(self, outputs: Array, weights: Array) -> Array:
         """[T, K, D] by [T, K], the weights as they arrive here."""
         output = self._numerics.combine_experts(outputs, weights)
-        kept, mlp = self.passes[-1], f"{self._layer}.feed_forward"
-        if len(output) == len(kept["model.embed_tokens"]):
-            self._keep(f"{mlp}.mixed", output)
-            if f"{mlp}.experts_chosen" in kept and kept[f"{mlp}.experts_chosen"].shape == weights.shape:
-                self._keep(f"{mlp}.expert_weights", weights)
-                self._keep(f"{mlp}.expert_outputs", outputs)
+        self._keep_awaited("combine_experts", outputs, output)
+        chosen = self.passes[-1].get(f"{self._layer}.feed_forward.experts_chosen")
+        if chosen is not None and chosen.shape == weights.shape:
+            self._keep(f"{self._layer}.feed_forward.expert_weights", weights)
+            self._keep(f"{self._layer}.feed_forward.expert_outputs", outputs)
         return output
 
     def convolve_ragged(
@@ -191,19 +157,10 @@ class RecordingNumerics:
     ) -> Array:
         """All requests' rows of a pass; a window [L-1+t, D] begins with the state that its request found."""
         output = self._numerics.convolve_ragged(windows, taps, bias)
-        self._keep(f"{self._layer}.conv.conv", output)
-        columns = taps.shape[1] - 1
-        if columns:
-            self.reads[-1][f"{self._layer}.conv.state"] = [
-                np.array(window[:columns]).reshape(1, -1) for window in windows
-            ]
-        return output
-
-    def convolve(
-        self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
-    ) -> Array:
-        output = self._numerics.convolve(history, u, taps, bias)
-        self._keep(f"{self._layer}.conv.conv", output)
+        self._keep_awaited("convolve", output, output)
+        if columns := taps.shape[1] - 1:
+            states = [np.array(window[:columns]).reshape(1, -1) for window in windows]
+            self.reads[-1][f"{self._layer}.conv.state"] = states
         return output
 
     def attend_ragged(
@@ -218,17 +175,16 @@ class RecordingNumerics:
         return self._numerics.attend_ragged(queries, rows, cached, scale)
 
 
-def places(weights: ModelWeights, config: ModelConfig) -> dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]:
+def places(weights: ModelWeights, config: ModelConfig) -> dict[int, tuple[int, tuple[str, ...], tuple[int, ...]]]:
     """By a matrix's identity: its layer, the tensors it makes, and their widths."""
-    matrices: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
+    matrices: dict[int, tuple[int, tuple[str, ...], tuple[int, ...]]] = {}
     shapes = expected_tensors(config)
     for index, layer in enumerate(weights.layers):
-        prefix = f"model.layers.{index}"
         for names, weight in named_weights(layer):
-            sizes = [shapes[f"{prefix}.{name}"] for name in names]
+            sizes = [shapes[f"model.layers.{index}.{name}"] for name in names]
             if len(sizes[0]) == 2:
                 tensors = tuple(name.removesuffix(".weight") for name in names)
-                matrices[id(weight)] = prefix, tensors, tuple(rows for rows, _ in sizes)
+                matrices[id(weight)] = index, tensors, tuple(rows for rows, _ in sizes)
     return matrices
 
 
@@ -263,14 +219,9 @@ class RecordedEngine:
         greedy = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, **params})
         self.engine.add_request(request_id, token_ids, greedy)
 
-    def step(self) -> None:
-        for output in self.engine.step():
-            if output.finished:
-                self.finished[output.request_id] = output
-
     def run(self) -> None:
         while self.engine.has_unfinished:
-            self.step()
+            self.finished |= {output.request_id: output for output in self.engine.step() if output.finished}
 
     def dump(self, request_id: str, index: int = 0) -> Dump:
         """Of a finished request the tokens that went through the network, their rows, and its steps."""

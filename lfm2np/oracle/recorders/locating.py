@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -47,18 +46,6 @@ class Trial:
         return replace(self, prompts=kept, request=self.request - (index < self.request))
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """What `locate` says of a trial, and whether the record shows the error that the check saw."""
-
-    report: Report
-    problem: str = ""  # why it does not
-
-    @property
-    def is_located(self) -> bool:
-        return bool(self.report.findings) and not self.problem
-
-
 def cause_of(
     checked: Checked,
     target: str,
@@ -81,30 +68,31 @@ def cause_of(
         return None
     done = 0
     answers = {request.request_id: answer for request, answer in checked.pairs}
-    shows = functools.partial(why_not_shown, model, checked.format, known or Known(), tensors)
 
-    def recorded(trial: Trial) -> Recorded:
+    def recorded(trial: Trial) -> tuple[Report, str]:
+        """What `locate` says, and why the record does not show the error that the check saw, if it does not."""
         nonlocal done
         content = record(trial.prompts, trial.request, trial.max_tokens, trial.row)
         dump = parse_dump(content, f"what {target} recorded of {trial.wrong.request_id}", model.config)
         done += 1
         if progress:
             progress(done, MOST_TRIALS * MOST_ASKS + MOST_BESIDE)
-        return Recorded(locate(tensors, model.config, dump), shows(dump, trial, answers[trial.wrong.request_id]))
+        answer = answers[trial.wrong.request_id]
+        why = why_not_shown(model, checked.format, known or Known(), tensors, dump, trial, answer)
+        return locate(tensors, model.config, dump), why
 
-    first: Recorded | None = None
-    trial = tried = alone(*wrong[0])
+    reasons: dict[str, Trial] = {}
+    trial = alone(*wrong[0])
     try:
         for trial in trials(checked, wrong, model.config.max_position_embeddings):
-            result = recorded(trial)
-            if result.is_located:
-                return cause(target, *without_needless(trial, result, recorded))
-            if first is None or (first.problem and not result.problem):
-                first, tried = result, trial
+            report, why = recorded(trial)
+            if report.findings and not why:
+                return cause(target, *without_needless(trial, report, recorded))
+            reasons.setdefault(why or NOTHING, trial)
     except Lfm2npError as problem:
         return cause(target, trial, None, f"not recorded        {problem}")
-    assert first is not None
-    return cause(target, tried, None, first.problem or NOTHING)
+    why = NOTHING if NOTHING in reasons else next(iter(reasons))
+    return cause(target, reasons[why], None, why)
 
 
 def why_not_shown(
@@ -178,11 +166,9 @@ def prompt_lines(name: str, ids: Sequence[int]) -> list[str]:
 def wrong_requests(positions: Sequence[Position]) -> list[tuple[Request, int]]:
     """Wrong requests and the first wrong row of each, the shortest first; those alone before those beside others."""
     first: dict[str, tuple[Request, int]] = {}
-    for position in positions:
-        if position.is_wrong and (
-            position.request.request_id not in first or position.row < first[position.request.request_id][1]
-        ):
-            first[position.request.request_id] = (position.request, position.row)
+    for position in sorted(positions, key=lambda position: position.row):
+        if position.is_wrong:
+            first.setdefault(position.request.request_id, (position.request, position.row))
     return sorted(first.values(), key=lambda pair: (bool(pair[0].tags.get("beside")), pair[1], pair[0].request_id))
 
 
@@ -219,34 +205,33 @@ def new_tokens(wrong: Request, row: int) -> int:
     return max(1, row + 2 - len(wrong.prompt_token_ids))
 
 
-def without_needless(trial: Trial, result: Recorded, recorded: Callable[[Trial], Recorded]) -> tuple[Trial, Report]:
+def without_needless(
+    trial: Trial, report: Report, recorded: Callable[[Trial], tuple[Report, str]]
+) -> tuple[Trial, Report]:
     """The trial without neighbours that are not needed for it to be wrong."""
     for index in reversed(range(len(trial.prompts))):
         if index != trial.request and len(trial.prompts) > 1:
             smaller = trial.without(index)
-            smaller_result = recorded(smaller)
-            if smaller_result.is_located:
-                trial, result = smaller, smaller_result
-    return trial, result.report
+            smaller_report, why = recorded(smaller)
+            if smaller_report.findings and not why:
+                trial, report = smaller, smaller_report
+    return trial, report
 
 
 def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -> Cause:
     """Of a report with a finding; or of none, and the problem."""
     tokens = f"prompt of {len(trial.prompts[trial.request])}, {trial.max_tokens} new"
     others = f"beside {len(trial.prompts) - 1} others" if len(trial.prompts) > 1 else "alone"
-    first = report.findings[0] if report else None
-    if report and first:
-        lines = finding_lines(first)
-        more = shortened([finding.name for finding in report.findings[1:]])
-        lines += [f"also wrong          {more}"] if more else []
-    else:
-        lines = [problem]
-    lines = [f"recorded            {target} {trial.wrong.request_id}: {tokens}, {others}", *lines]
-    return cause_with(target, trial, lines, asdict(first) if first else None)
+    lines = [f"recorded            {target} {trial.wrong.request_id}: {tokens}, {others}"]
+    if report is None:
+        return cause_with(target, trial, [*lines, problem])
+    lines += finding_lines(report.findings[0])
+    if report.findings[1:]:
+        lines.append(f"also wrong          {shortened([finding.name for finding in report.findings[1:]])}")
+    return cause_with(target, trial, lines, asdict(report.findings[0]))
 
 
 def cause_with(target: str, trial: Trial, lines: Sequence[str], finding: Mapping[str, Any] | None = None) -> Cause:
-    is_beside = len(trial.prompts) > 1
-    return Cause(
-        target, trial.wrong.request_id, trial.prompts, trial.request, trial.max_tokens, is_beside, finding, tuple(lines)
-    )
+    beside = len(trial.prompts) > 1
+    request = trial.wrong.request_id
+    return Cause(target, request, trial.prompts, trial.request, trial.max_tokens, beside, finding, tuple(lines))

@@ -15,7 +15,7 @@ begins before the end of the last one (a preempted request is computed again), t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save
 
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.dump import CHECKSUM, IDS, STEPS, dump_sha256
+from lfm2np.oracle.locate.dump import IDS, STEPS, content_of
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.system import write_whole
 
@@ -122,24 +121,21 @@ class Recorder:
         is_row = name.endswith(STATE) or (name == LOGITS and array.ndim == 2)  # of as many numbers as there are tokens
         if len(array) == 1 < step.count and array.shape[1:2] == (step.count,) and not is_row:
             array = array[0]  # a batch of one
-        self._require_place(name, len(array), step.count)
-        step.tensors[name] = array
-
-    def _require_place(self, name: str, rows: int, count: int) -> None:
-        """DumpError if it can't be told which of the step's tokens the rows belong to."""
-        if name == LOGITS and rows > count:
-            raise DumpError(f"{name}: {rows} rows in a step of {count} tokens, expected at most {count}, the last ones")
-        if name != LOGITS and not name.startswith(OURS) and rows < count:
+        if name == LOGITS and len(array) > step.count:
+            words = f"{len(array)} rows in a step of {step.count} tokens, expected at most {step.count}, the last ones"
+            raise DumpError(f"{name}: {words}")
+        if name != LOGITS and not name.startswith(OURS) and len(array) < step.count:
             raise DumpError(
-                f"{name}: {rows} rows in a step of {count} tokens do not say which tokens they belong to, "
-                f"expected {count}; logits of the last are kept as {LOGITS}, a state as model.layers.N{STATE}"
+                f"{name}: {len(array)} rows in a step of {step.count} tokens do not say which tokens they belong to, "
+                f"expected {step.count}; logits of the last are kept as {LOGITS}, a state as model.layers.N{STATE}"
             )
+        step.tensors[name] = array
 
     def tensors(self) -> dict[str, Array]:
         """All that was kept, the steps' rows one after another; of the logits those that reach to the last token."""
         joined = {IDS: np.array(self.token_ids, np.int64), STEPS: np.array(self.sizes, np.int64)}
         for name in dict.fromkeys(name for step in self._steps for name in step.tensors):
-            parts = self._last_logits() if name == LOGITS else self._parts(name)
+            parts = self._parts(name)
             shapes = {part.shape[1:] for part in parts}
             if len(shapes) > 1:
                 raise DumpError(f"{name}: rows of shapes {sorted(shapes)} in different steps, expected one")
@@ -148,20 +144,20 @@ class Recorder:
         return joined
 
     def _parts(self, name: str) -> list[Array]:
-        """Of each step. DumpError for another name that is not in the last: it may mean logits."""
-        if not name.startswith(OURS) and name not in self._steps[-1].tensors:
-            raise DumpError(f"{name}: not kept in the last step, expected in each, or from one on")
-        return [step.tensors[name] for step in self._steps if name in step.tensors]
-
-    def _last_logits(self) -> list[Array]:
-        """Of each step the last rows: earlier ones are left out where the next step, or this one, lacks some."""
+        """Of each step. Of logits, and of another name, which may mean them, the last rows: earlier ones are left out
+        where the next step, or this one, lacks some. DumpError for another name that is not in the last step.
+        """
+        if name.startswith(OURS):
+            return [step.tensors[name] for step in self._steps if name in step.tensors]
         parts: list[Array] = []
         for step in reversed(self._steps):
-            if LOGITS not in step.tensors:
+            if name not in step.tensors:
                 break
-            parts.insert(0, step.tensors[LOGITS])
+            parts.insert(0, step.tensors[name])
             if len(parts[0]) < step.count:
                 break
+        if not parts and name != LOGITS:
+            raise DumpError(f"{name}: not kept in the last step, expected in each, or from one on")
         return parts
 
     def content(self) -> bytes:
@@ -182,9 +178,3 @@ class Recorder:
     ) -> None:
         if error is None:
             self.save()
-
-
-def content_of(tensors: Mapping[str, Array], format: str | None = None) -> bytes:
-    """A safetensors file of them, and what the engine computes in; with its checksum."""
-    metadata = {"format": format} if format else {}
-    return save(dict(tensors), {**metadata, CHECKSUM: dump_sha256(save(dict(tensors), metadata))})

@@ -26,9 +26,9 @@ from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.oracle.engines.protocol import load_factory
 from lfm2np.oracle.engines.records import fault
 from lfm2np.oracle.engines.target import TargetError
-from lfm2np.oracle.locate.dump import shortened
+from lfm2np.oracle.locate.dump import content_of, shortened
 from lfm2np.oracle.recorders.lfm2np_recorder import RecordedEngine
-from lfm2np.oracle.recorders.recorder import Recorder, content_of
+from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
 from lfm2np.truth.config import ModelConfig
 
@@ -54,12 +54,7 @@ def record_of(target: str, model: Path, format: str) -> Record:
         record = python_engine(target, model, format)
     else:
         raise RequestError(f"{target!r} can't be recorded: expected {FORMS}")
-
-    def recorded(prompts: Prompts, request: int, new: int, until: int | None = None) -> bytes:
-        with guarded(target):
-            return record(prompts, request, new, until)
-
-    return recorded
+    return guarded(target)(record)
 
 
 def shows_answers_only(target: str) -> bool:
@@ -81,12 +76,11 @@ def guarded(target: str) -> Iterator[None]:
 
 def transformers(rest: str, model: Path, format: str) -> Record:
     """Of a directory: transformers reads some GGUF files, too, but widens all weights, which is `lfm2np:float32`."""
-    directory = Path(rest.removeprefix(PADDED) or model)
+    directory, padded = Path(rest.removeprefix(PADDED) or model), rest.startswith(PADDED)
     if is_gguf(directory):
         raise RequestError(f"{directory}: recorded of a checkpoint directory, not of a GGUF file (transformers:DIR)")
-    is_padded = rest.startswith(PADDED)
     return lambda prompts, request, new, until=None: record_transformers(
-        directory, prompts, request, new, format, is_padded
+        directory, prompts, request, new, format, padded
     ).content()
 
 
@@ -112,18 +106,25 @@ KINDS: dict[str, Callable[[str, Path, str], Record]] = {"transformers": transfor
 
 
 def python_engine(target: str, model: Path, format: str) -> Record:
-    """TargetError if its object has no `record`."""
+    """TargetError if its object has no `record`, or records another request's tokens."""
     with guarded(target):
         engine = load_factory(target)(str(model), {})
     if not callable(getattr(engine, "record", None)):
-        raise TargetError(
-            f"{target}: {type(engine).__name__} has no method record(prompts, request, max_tokens, recorder)"
-        )
+        kind = type(engine).__name__
+        raise TargetError(f"{target}: {kind} has no method record(prompts, request, max_tokens, recorder)")
 
     def record(prompts: Prompts, request: int, new: int, until: int | None = None) -> bytes:
-        recorder = Recorder(format=format, until=until)
+        recorder, prompt = Recorder(format=format, until=until), list(prompts[request])
         engine.record([list(prompt) for prompt in prompts], request, new, recorder)
-        require_tokens(target, recorder.token_ids, prompts[request], new, until)
+        recorded, expected = recorder.token_ids, prompt if until is None else prompt[: until + 1]
+        if len(recorded) > len(prompt) + new:
+            raise TargetError(
+                f"{target}: recorded {len(recorded)} tokens of a request of {len(prompt)} and {new} new ones: "
+                "where tokens are computed again, as after a preemption, recorder.step(token_ids, start) says where"
+            )
+        if (begin := recorded[: len(expected)]) != expected:
+            words = f"recorded tokens {shortened(begin)}, expected the prompt's: {shortened(prompt)}"
+            raise TargetError(f"{target}: {words}")
         return recorder.content()
 
     return record
@@ -137,24 +138,14 @@ def require_request(prompts: Prompts, request: int, max_tokens: int, config: Mod
         raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
     most = config.max_position_embeddings
     for number, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            raise RequestError(f"prompt {number}: empty, expected at least one token")
         wrong = [token_id for token_id in prompt if not 0 <= token_id < config.vocab_size]
-        if wrong:
-            raise RequestError(f"prompt {number}: token {wrong[0]}, expected ids below vocab_size={config.vocab_size}")
-        if len(prompt) + max_tokens > most:
+        problem = ""
+        if len(prompt) == 0:
+            problem = "empty, expected at least one token"
+        elif wrong:
+            problem = f"token {wrong[0]}, expected ids below vocab_size={config.vocab_size}"
+        elif len(prompt) + max_tokens > most:
             tokens = f"{len(prompt)} tokens and {max_tokens} new ones"
-            raise RequestError(f"prompt {number}: {tokens}, expected at most max_position_embeddings={most}")
-
-
-def require_tokens(target: str, recorded: Sequence[int], prompt: Sequence[int], new: int, until: int | None) -> None:
-    """TargetError for the tokens of another request, or of steps that were computed again and do not say so."""
-    if len(recorded) > len(prompt) + new:
-        raise TargetError(
-            f"{target}: recorded {len(recorded)} tokens of a request of {len(prompt)} and {new} new ones: "
-            "where tokens are computed again, as after a preemption, recorder.step(token_ids, start) says from where"
-        )
-    expected = list(prompt if until is None else prompt[: until + 1])
-    begin = list(recorded[: len(expected)])
-    if begin != expected:
-        raise TargetError(f"{target}: recorded tokens {shortened(begin)}, expected the prompt's: {shortened(prompt)}")
+            problem = f"{tokens}, expected at most max_position_embeddings={most}"
+        if problem:
+            raise RequestError(f"prompt {number}: {problem}")

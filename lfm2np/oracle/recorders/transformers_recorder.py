@@ -102,14 +102,13 @@ class RequestColumns:
         return f"model.layers.{next(self._reached[part])}"
 
     def keep(self, name: str, tensor: Any) -> None:
-        """[B, T, ...], of which the request's rows stay; of logits the last of them may be all there are."""
+        """[B, T, ...], or [B*T, ...] as a mixture has it, of which the request's rows stay; of logits the last of them
+        may be all there are.
+        """
+        if tensor.ndim == 2:
+            tensor = tensor.reshape(*self._batch, -1)
         rows = as_numbers(tensor[self.row])[-self.count :]
         self.recorder.keep(name, rows.reshape(len(rows), -1))
-
-    def keep_flat(self, name: str, tensor: Any) -> None:
-        """[B*T, ...], as a mixture has the batch; whole numbers stay whole."""
-        rows = tensor.reshape(*self._batch, -1)[self.row].detach().cpu()[-self.count :]
-        self.recorder.keep(name, as_numbers(rows) if rows.is_floating_point() else rows.numpy())
 
     # --- what hooks and wrapped functions see
 
@@ -123,10 +122,10 @@ class RequestColumns:
 
     def router_ran(self, name: str, module: Any, inputs: Any, output: Any) -> None:
         for part, tensor in zip(ROUTED, output, strict=True):
-            self.keep_flat(name.removesuffix("gate") + part, tensor)
+            self.keep(name.removesuffix("gate") + part, tensor)
 
     def experts_ran(self, name: str, module: Any, inputs: Any, output: Any) -> None:
-        self.keep_flat(name.removesuffix("experts") + "mixed", output)
+        self.keep(name.removesuffix("experts") + "mixed", output)
 
     def rotated(self, original: Any, *arguments: Any, **options: Any) -> Any:
         """Queries [B, H, T, E] and keys [B, G, T, E]."""
@@ -166,30 +165,18 @@ class RequestColumns:
         self.keep(f"{self.layer('gate')}.self_attn.gate", output)
         return output
 
-    def convolved(self, original: Any, u: Any, *arguments: Any, **options: Any) -> Any:
-        """u [B, D, columns]: what the cache holds, if anything, then this pass's columns."""
-        window = self._columns([], u)
-        output = original(u, *arguments, **options)
-        self._keep_convolution(window, output)
-        return output
-
-    def stepped(self, original: Any, u: Any, state: Any, *arguments: Any, **options: Any) -> Any:
-        """u [B, D, 1] behind the cached columns [B, D, L-1 or L], which are moved on."""
-        window = self._columns([state], u)
-        output = original(u, state, *arguments, **options)
-        self._keep_convolution(window, output)
-        return output
-
-    def _columns(self, before: list[Any], u: Any) -> Array:
-        return np.concatenate([as_numbers(part[self.row].T) for part in (*before, u)])  # [columns, D]
-
-    def _keep_convolution(self, window: Array, output: Any) -> None:
-        """The request's rows of u, what stands before them, and what comes of it [B, D, columns]."""
+    def convolved(self, cached: int, original: Any, u: Any, *arguments: Any, **options: Any) -> Any:
+        """u [B, D, columns]: what the cache holds, if anything, then this pass's columns; or those of a step of one
+        token, behind `cached` argument: the cached columns [B, D, L-1 or L], which are moved on.
+        """
+        parts = [as_numbers(part[self.row].T) for part in (*arguments[:cached], u)]
+        output, window = original(u, *arguments, **options), np.concatenate(parts)  # [columns, D]
         layer, columns = f"{self.layer('u')}.conv", self.taps - 1
         self.recorder.keep(f"{layer}.u", window[-self.count :])
         before = np.pad(window[: -self.count], ((columns, 0), (0, 0)))  # zeros where there is nothing
         self.recorder.keep(f"{layer}.state", before[len(before) - columns :].reshape(1, -1))
         self.keep(f"{layer}.conv", output.transpose(1, 2))
+        return output
 
     @contextmanager
     def tapped(self, network: Any) -> Iterator[None]:
@@ -200,8 +187,8 @@ class RequestColumns:
         self.taps = network.config.conv_L_cache
         with ExitStack() as stack:
             stack.enter_context(around(modeling, "apply_rotary_pos_emb", self.rotated))
-            stack.enter_context(around(modeling, "causal_conv1d_fn", self.convolved))
-            stack.enter_context(around(modeling, "causal_conv1d_update", self.stepped))
+            stack.enter_context(around(modeling, "causal_conv1d_fn", partial(self.convolved, 0)))
+            stack.enter_context(around(modeling, "causal_conv1d_update", partial(self.convolved, 1)))
             stack.enter_context(around(Cache, "update", self.updated))
             stack.enter_context(around(modeling.ALL_ATTENTION_FUNCTIONS, "get_interface", self.interface))
             if self._has_gates:
@@ -232,5 +219,6 @@ def ours(name: str) -> str:
 
 
 def as_numbers(tensor: Any) -> Array:
-    """float32, in which float16 and bfloat16 are exact."""
-    return np.array(tensor.detach().float().cpu().numpy())
+    """A copy; of float16 and bfloat16 in float32, in which they are exact. Whole numbers stay whole."""
+    rows = tensor.detach().cpu()
+    return np.array((rows.float() if rows.is_floating_point() else rows).numpy())

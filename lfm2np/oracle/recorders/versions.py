@@ -26,7 +26,7 @@ def require_version(package: str, known: Sequence[str], installed: str | None = 
         raise TargetError(f"{package}: not installed, expected {package}=={known[-1]}") from None
     if installed.partition("+")[0] in known:
         return
-    if release(installed) <= release(known[-1]):
+    if numbers(installed) <= numbers(known[-1]):
         raise TargetError(f"{package}: version {installed}, expected {' or '.join(known)}, or newer")
     warnings.warn(
         f"{package}: version {installed} is newer than {known[-1]}, which it was last recorded with: if its operations "
@@ -35,10 +35,9 @@ def require_version(package: str, known: Sequence[str], installed: str | None = 
     )
 
 
-def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version, without what marks a build or a pre-release."""
-    leading = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(number) for number in leading[0].split(".")) if leading else ()
+def numbers(version: str) -> list[int]:
+    """Those before what marks a build or a pre-release."""
+    return [int(number) for number in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
 
 
 def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> Any:

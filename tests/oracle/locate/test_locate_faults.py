@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,7 +14,6 @@ from engine_runs import (
     BIASED,
     TRAINED,
     UNTIED,
-    Recorded,
     at_length,
     loaded,
     located,
@@ -27,7 +27,6 @@ from faults import FAULTS, inject
 import lfm2np
 from lfm2np.arithmetic import attention
 from lfm2np.engine.loading import Model
-from lfm2np.oracle.locate.locate import Finding
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 
 pytestmark = pytest.mark.rounding
@@ -135,80 +134,64 @@ LFM3S_AT_LENGTH = {
 }
 
 
-def faulty(name: str, numerics: str) -> tuple[Expected, Model, Recorded]:
-    """A fault's row of the tables, its model, and what the model computes with the fault."""
-    expected = (NETWORK | LFM3S)[name]
-    model = loaded(expected.fixture, numerics)
-    with inject(name):
-        return expected, model, record(model, prompt_of(expected.fixture))
-
-
-def prompt_of(fixture: str) -> list[int]:
-    """An LFM3's is longer than its window."""
-    return prompt(0, 40, 44) if "lfm3" in fixture else prompt(0, 24)
-
-
-@pytest.mark.parametrize("name", [*NETWORK, *LFM3S])
-def test_a_fault_of_the_network_is_found_at_its_operation(name: str) -> None:
-    expected, model, recorded = faulty(name, "exact")
-    first = located(model, recorded, up_to(expected.tensor)).findings[0]
-    assert first.name == expected.tensor
-    assert first.rows.startswith(expected.rows)
-    assert expected.channels in first.channels
-    assert len(first.recomputed) == expected.recomputed
-    assert first.error > 1000
-
-
 def edits_exact_only(name: str) -> bool:
     (fault,) = (entry for entry in FAULTS if entry.name == name)
     return all(edit.where.startswith("lfm2np.arithmetic.exact:") for edit in fault.edits)
 
 
-@pytest.mark.parametrize("name", [name for name in [*NETWORK, *LFM3S] if not edits_exact_only(name)])
-def test_in_bfloat16_it_is_found_at_the_same_operation(name: str) -> None:
-    """Whose bounds are 2**16 times as wide."""
-    expected, model, recorded = faulty(name, "bfloat16")
-    first = located(model, recorded, up_to(expected.tensor), "bfloat16").findings[0]
-    assert first.name == expected.tensor
-    assert first.error > 4
-    assert found_of_right(expected.fixture) == ()
+def in_both(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Faults in exact, and those that bfloat16 can have, too, whose bounds are 2**16 times as wide."""
+    exact = [(name, "exact") for name in names]
+    both = [name for name, _ in exact if not edits_exact_only(name) and "in-bfloat16" not in name]
+    return [*exact, *((name, "bfloat16") for name in both)]
 
 
 @cache
-def found_of_right(fixture: str) -> tuple[Finding, ...]:
-    """What the engine without a fault gets in bfloat16."""
-    model = loaded(fixture, "bfloat16")
-    return located(model, record(model, prompt_of(fixture)), stored="bfloat16").findings
+def right(fixture: str, numerics: str) -> tuple[Model, list[int], str]:
+    """A model in which nothing is wrong without a fault, a prompt (an LFM3's is longer than its window), the format."""
+    model, stored = loaded(fixture, numerics), "bfloat16" if numerics == "bfloat16" else "float32"
+    ids = prompt(0, 40, 44) if "lfm3" in fixture else prompt(0, 24, 37 if "moe" in fixture else 60)
+    report = located(model, record(model, ids), stored=stored)
+    assert report.findings == ()
+    bound = 0.95 if "lfm3" in fixture else 0.7  # exact's grids follow the largest input of a row: 0.9 on lfm3
+    assert max(check.error for check in report.checks) < bound
+    return model, ids, stored
+
+
+@pytest.mark.parametrize(("name", "numerics"), in_both([*NETWORK, *LFM3S]))
+def test_a_fault_of_the_network_is_found_at_its_operation(name: str, numerics: str) -> None:
+    expected = (NETWORK | LFM3S)[name]
+    model, ids, stored = right(expected.fixture, numerics)
+    with inject(name):
+        recorded = record(model, ids)
+    first = located(model, recorded, up_to(expected.tensor), stored).findings[0]
+    assert first.name == expected.tensor
+    assert first.error > (1000 if numerics == "exact" else 4)
+    if numerics == "exact":
+        assert first.rows.startswith(expected.rows)
+        assert expected.channels in first.channels
+        assert len(first.recomputed) == expected.recomputed
 
 
 @pytest.mark.parametrize("fixture", [TRAINED, BIASED, UNTIED, LFM3, LFM3_BIASED])
-def test_without_a_fault_nothing_is_found(fixture: str) -> None:
-    for numerics in ("exact", "float32"):
-        model = loaded(fixture, numerics)
-        report = located(model, record(model, prompt_of(fixture)))
-        assert report.findings == ()
-        bound = 0.95 if "lfm3" in fixture else 0.7  # exact's grids follow the largest input of a row: 0.9 on lfm3
-        assert max(check.error for check in report.checks) < bound
+def test_without_a_fault_nothing_is_found_in_float32(fixture: str) -> None:
+    right(fixture, "float32")
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_a_fault_of_a_mixture_is_found_at_its_operation(name: str) -> None:
+@pytest.mark.parametrize(("name", "numerics"), in_both(MIXTURES))
+def test_a_fault_of_a_mixture_is_found_at_its_operation(name: str, numerics: str) -> None:
     tensor, fixture, words, recomputed = MIXTURES[name]
-    model, ids = of_a_mixture(fixture)
+    model, ids, stored = right(fixture, numerics)
     with inject(name):
         recorded = record(model, ids)
-    first = located(model, recorded, up_to(f"model.layers.{tensor}")).findings[0]
+    first = located(model, recorded, up_to(f"model.layers.{tensor}"), stored).findings[0]
     assert (first.name, len(first.recomputed)) == (f"model.layers.{tensor}", recomputed)
     assert (first.choice or first.experts).startswith(words)
-    assert first.error > 1000
-
-
-@cache
-def of_a_mixture(fixture: str) -> tuple[Model, list[int]]:
-    """A model in which nothing is wrong without a fault, and a prompt."""
-    model, ids = loaded(fixture, "exact"), prompt(0, 24, 37)
-    assert located(model, record(model, ids)).findings == ()
-    return model, ids
+    assert first.error > (1000 if numerics == "exact" else 3)
+    if "feed_forward" in tensor and numerics == "exact":
+        layer = f"model.layers.{first.layer}"
+        blocks = located(model, recorded, lambda name: name.count(".") == 2 and up_to(layer)(name)).findings
+        assert (blocks[0].name, first.name in blocks[0].recomputed) == (layer, True)
 
 
 @pytest.mark.parametrize("name", IN_STEPS)

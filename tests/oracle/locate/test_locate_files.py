@@ -99,8 +99,7 @@ def test_names_of_another_engine_are_mapped(tmp_path: Path) -> None:
     assert len(read(file).unknown) == 5
 
 
-@pytest.mark.parametrize("dtype", ["I64", "I32", "U8", "I16"])
-@pytest.mark.parametrize("shape", [(24, 3), (1, 24, 3)])
+@pytest.mark.parametrize(("dtype", "shape"), [("I64", (24, 3)), ("U8", (1, 24, 3))])
 def test_a_mixtures_tensors_are_read_by_engines_shapes_and_names(tmp_path: Path, dtype: str, shape: Any) -> None:
     """Experts apart, ids of any whole numbers, names of the engine's own; attention's scores are not a router's."""
     directory = mixture(SCALED)
@@ -130,15 +129,6 @@ def test_one_file_of_names_does_for_dense_models_and_mixtures(tmp_path: Path) ->
         assert list(read_dump(content, checkpoint(directory)[0], names).tensors) == ["model.embed_tokens"]
 
 
-@pytest.mark.parametrize("dtype", ["F32", "I64"])
-def test_ids_of_experts_are_whole_numbers_and_as_many_as_a_token_has(tmp_path: Path, dtype: str) -> None:
-    name, ids = f"{SPARSE}.experts_chosen", np.zeros((2, 3), np.int64)
-    content = stored(ids, "F32") if dtype == "F32" else ("I64", ids.shape, ids.tobytes())
-    expected = "dtype F32, expected whole numbers" if dtype == "F32" else r"shape \(2, 3\), expected \[2, 2\]"
-    with pytest.raises(DumpError, match=f"{name}: {expected}"):
-        read_dump(written(tmp_path, {"token_ids": IDS, name: content}), checkpoint(mixture(PLAIN))[0])
-
-
 # --- files that can't be
 
 
@@ -150,49 +140,66 @@ def zeros(*shape: int, dtype: str = "F32") -> Stored:
     return stored(np.zeros(shape, np.float32), dtype)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "fragment"),
-    [
-        ({NORM: zeros(2, 48)}, "no tensor token_ids, expected the whole numbers"),
-        ({"token_ids": zeros(2)}, "token_ids: dtype F32, expected whole numbers"),
-        ({"token_ids": ("I64", (0,), b"")}, r"shape \(0,\), expected \(T,\) or \(1, T\) with at least one"),
-        ({"token_ids": ("I64", (2, 1), IDS[2])}, r"shape \(2, 1\), expected"),
-        ({"token_ids": ("I64", (2,), np.array([1, 101], "<i8").tobytes())}, "101 at 1, expected ids below vocab_size"),
-        ({"token_ids": ("I64", (2,), np.array([-1, 1], "<i8").tobytes())}, "-1 at 0, expected ids below"),
-        ({"token_ids": ("U8", (1025,), bytes(1025))}, "1025 tokens, expected at most max_position_embeddings=1024"),
-        ({"token_ids": IDS, NORM: zeros(3, 48)}, r"shape \(3, 48\), expected \[2, 48\] for T=2 tokens"),
-        ({"token_ids": IDS, NORM: zeros(2, 47)}, r"shape \(2, 47\), expected \[2, 48\]"),
-        ({"token_ids": IDS, NORM: zeros(2, 2, 48)}, r"shape \(2, 2, 48\), expected"),
-        ({"token_ids": IDS, NORM: zeros(96)}, r"shape \(96,\), expected"),
-        ({"token_ids": IDS, NORM: zeros(48, 2)}, r"shape \(48, 2\), expected"),
-        ({"token_ids": IDS, NORM: zeros(2, 48, dtype="I8")}, "dtype I8, expected one of F64, F32, F16, BF16"),
-        (
-            {"token_ids": IDS, "model.layers.0.conv.conv": zeros(48, 5)},
-            r"shape \(48, 5\), expected \[2, 48\] or \[48, 4\]",
-        ),
-        (
-            {"token_ids": IDS, "a": zeros(1), "b": zeros(1)},
-            r"none of its 2 names is known \(a, b\): expected model.emb",
-        ),
-    ],
-)
+def whole(*numbers: int, dtype: str = "I64", shape: tuple[int, ...] | None = None) -> Stored:
+    values = np.array(numbers, f"<{dtype[0].lower()}{int(dtype[1:]) // 8}")
+    return dtype, shape or values.shape, values.tobytes()
+
+
+CONV, KEYS, STATE = "model.layers.0.conv.conv", "model.layers.1.self_attn.keys_read", "model.layers.0.conv.state"
+REFUSED: list[tuple[dict[str, Stored], str]] = [
+    ({"token_ids": zeros(2)}, "token_ids: dtype F32, expected whole numbers"),
+    ({"token_ids": ("I64", (0,), b"")}, r"shape \(0,\), expected \(T,\) or \(1, T\) with at least one"),
+    ({"token_ids": whole(1, 2, shape=(2, 1))}, r"shape \(2, 1\), expected"),
+    ({"token_ids": whole(1, 101)}, "101 at 1, expected ids below vocab_size"),
+    ({"token_ids": whole(-1, 1)}, "-1 at 0, expected ids below"),
+    ({"token_ids": ("U8", (1025,), bytes(1025))}, "1025 tokens, expected at most max_position_embeddings=1024"),
+    ({NORM: zeros(3, 48)}, r"shape \(3, 48\), expected \[2, 48\] for T=2"),
+    ({NORM: zeros(2, 47)}, r"shape \(2, 47\), expected \[2, 48\]"),
+    ({NORM: zeros(2, 2, 48)}, r"shape \(2, 2, 48\), expected"),
+    ({NORM: zeros(96)}, r"shape \(96,\), expected"),
+    ({NORM: zeros(48, 2)}, r"shape \(48, 2\), expected"),
+    ({NORM: zeros(2, 48, dtype="I8")}, "dtype I8, expected numbers of F64, F32, F16, BF16"),
+    ({CONV: zeros(48, 5)}, r"shape \(48, 5\), expected \[2, 48\] or \[48, 4\]"),
+    ({"a": zeros(1), "b": zeros(1)}, r"none of its 2 names is known \(a, b\): expected model.emb"),
+    ({"steps": whole(1, 2), NORM: zeros(2, 48)}, "steps: 1, 2, 3 in sum, expected .* in sum at most T=2"),
+    ({"steps": whole(2, 0)}, "steps: 2, 0, 2 in sum, expected rows of each step, each at least 1"),
+    ({"steps": whole(1), NORM: zeros(3, 48)}, r"expected \[1, 48\] for T=2 in steps of 1 rows"),
+    ({"steps": whole(1, 1), KEYS: zeros(2, 20)}, r"expected \[3, 20\] for T=2 in steps of 1, 1 rows"),
+    ({"steps": whole(1, 1), STATE: zeros(1, 96)}, r"expected \[2, 96\]"),
+    ({"token_ids": whole(1, 2, 3), "steps": whole(1, 2), "lm_head": zeros(2, 101)}, "lm_head: 2 rows .* are ambiguous"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "fragment"), REFUSED)
 def test_a_dump_that_cannot_be_is_an_error_that_says_why(tmp_path: Path, tensors: Any, fragment: str) -> None:
     with pytest.raises(DumpError, match=fragment):
-        read(written(tmp_path, tensors))
+        read(written(tmp_path, {"token_ids": IDS, **tensors}))
 
 
-@pytest.mark.parametrize("content", [b"", b"nothing", b"\xff" * 64, safetensors_bytes({"token_ids": IDS})[:-3]])
-def test_a_file_that_is_no_safetensors_is_an_error(tmp_path: Path, content: bytes) -> None:
+def test_a_dump_without_tokens_and_one_with_other_experts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DumpError, match="no tensor token_ids, expected the whole numbers"):
+        read(written(tmp_path, {NORM: zeros(2, 48)}))
+    name, config = f"{SPARSE}.experts_chosen", checkpoint(mixture(PLAIN))[0]
+    for content, expected in (
+        (zeros(2, 3), "dtype F32, expected whole numbers"),
+        (whole(*[0] * 6, shape=(2, 3)), r"shape \(2, 3\), expected \[2, 2\]"),
+    ):
+        with pytest.raises(DumpError, match=f"{name}: {expected}"):
+            read_dump(written(tmp_path, {"token_ids": IDS, name: content}), config)
+
+
+UNSOUND = (b"", b"nothing", b"\xff" * 64, safetensors_bytes({"token_ids": IDS})[:-3])
+
+
+def test_a_file_that_is_no_safetensors_or_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "dump.safetensors"
-    file.write_bytes(content)
-    with pytest.raises(DumpError, match="not a sound safetensors file"):
-        read(file)
-
-
-@pytest.mark.parametrize("place", ["missing", ".", "nul\0"])
-def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, place: str) -> None:
-    with pytest.raises(DumpError, match="cannot be read"):
-        read(tmp_path / place)
+    for content in UNSOUND:
+        file.write_bytes(content)
+        with pytest.raises(DumpError, match="not a sound safetensors file"):
+            read(file)
+    for place in ("missing", ".", "nul\0"):
+        with pytest.raises(DumpError, match="cannot be read"):
+            read(tmp_path / place)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""`locate` on mixtures of experts: right engines have no finding, and what is wrong is named at its operation."""
+"""`locate` on mixtures of experts: right engines have no finding, and a wrong choice is told in words. Faults of their
+operations are in test_locate_faults.py."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,21 +18,18 @@ from engine_runs import after_a_prefix_hit, in_chunks, located, rows_of, with_ne
 import lfm2np
 from lfm2np.arithmetic import numerics_named
 from lfm2np.arithmetic.ieee import BFLOAT16, FLOAT32, FLOAT64
-from lfm2np.arithmetic.matrix import Matrix
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.judging import emulate
-from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.recorders.lfm2np_recorder import record
-from lfm2np.truth import reference
-from lfm2np.truth.weights import FeedForwardWeights, MixtureWeights
 
 pytestmark = pytest.mark.rounding
 
-GATE, SCORES, CHOSEN, WEIGHTS, OUTPUTS, MIXED = (
-    f"{SPARSE}.{part}" for part in ("gate", "scores", "experts_chosen", "expert_weights", "expert_outputs", "mixed")
+SCORES, CHOSEN, WEIGHTS, OUTPUTS = (
+    f"{SPARSE}.{part}" for part in ("scores", "experts_chosen", "expert_weights", "expert_outputs")
 )
 FLOATS = ("float32", "float16", "bfloat16")
 IDS = np.random.default_rng(0).integers(0, 64, 24).tolist()
@@ -98,9 +96,6 @@ def test_every_tensor_is_recorded_and_none_of_an_experts_products() -> None:
     assert recorded[CHOSEN].dtype == np.int64 and recorded[OUTPUTS].shape == (24, 2 * 32)
 
 
-# --- wrong ones, each as an engine that computes so throughout
-
-
 class Changed:
     """An arithmetic with other methods for some."""
 
@@ -110,163 +105,6 @@ class Changed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._numerics, name)
-
-
-def softmax(numerics: Any, x: Any) -> Any:
-    return numerics.keep(np.exp(x) / np.exp(x).sum(-1, keepdims=True))
-
-
-def route_by_bias(weights: MixtureWeights, config: Any, numerics: Any, x: Any) -> Any:
-    """The bias in the weights, too."""
-    assert weights.bias is not None
-    scores = numerics.add_expert_bias(numerics.sigmoid(numerics.linear(x, weights.router)), weights.bias)
-    chosen = numerics.top_k(scores, config.mixture.num_experts_per_tok)
-    chosen_scores = np.take_along_axis(scores, chosen, axis=-1)
-    return chosen, numerics.routing_weights(
-        chosen_scores, config.mixture.norm_topk_prob, config.mixture.routed_scaling_factor
-    )
-
-
-def route_of_the_next_token(weights: MixtureWeights, config: Any, numerics: Any, x: Any) -> Any:
-    chosen, shares = RIGHT_ROUTE(weights, config, numerics, x)
-    return chosen, np.roll(shares, 1, axis=0)
-
-
-def mix_without(expert: int) -> Callable[..., Any]:
-    """Sums leave out what one expert has made; `best` tells who that is."""
-    chosen: list[Any] = []
-
-    def best(numerics: Any, preferred: Any, count: int) -> Any:
-        chosen.append(numerics.top_k(preferred, count))
-        return chosen[-1]
-
-    def mix(numerics: Any, outputs: Any, weights: Any) -> Any:
-        return numerics.combine_experts(outputs, np.where(chosen[-1] == expert, 0.0, weights).astype(weights.dtype))
-
-    return lambda numerics: Changed(numerics, top_k=best, combine_experts=mix)
-
-
-def swapped(expert: FeedForwardWeights) -> FeedForwardWeights:
-    """w1 and w3 in each other's place."""
-    values = expert.gate_up_proj.values
-    assert isinstance(values, np.ndarray)
-    halves = np.split(values, 2)
-    return replace(expert, gate_up_proj=Matrix(np.concatenate(halves[::-1])))
-
-
-RIGHT_ROUTE, RIGHT_GATED = reference.route, reference.gated
-FAULTY = 4  # the expert that the faults of one are of: 14 of the 24 tokens choose it
-Patch = tuple[str, Callable[..., Any]]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What an engine does wrong, and where that has to be found."""
-
-    tensor: str
-    fixture: str = PLAIN
-    numerics: Callable[[Any], Any] = lambda numerics: numerics
-    patch: Patch | None = None  # of reference.py
-    expert: Callable[[Callable[[int], Any], int], Any] = lambda expert, number: expert(number)
-    experts: str = ""  # the beginning of what the report says about them
-
-
-def changed(**methods: Callable[..., Any]) -> Callable[[Any], Any]:
-    return lambda numerics: Changed(numerics, **methods)
-
-
-def unnormalised(numerics: Any, scores: Any, normalised: bool, factor: float) -> Any:
-    return numerics.routing_weights(scores, False, factor)
-
-
-def unscaled(numerics: Any, scores: Any, normalised: bool, factor: float) -> Any:
-    return numerics.routing_weights(scores, normalised, 1.0)
-
-
-def shifted(numerics: Any, preferred: Any, count: int) -> Any:
-    return (numerics.top_k(preferred, count) + 1) % preferred.shape[1]
-
-
-def rolled(weights: Any, numerics: Any, x: Any) -> Any:
-    output = RIGHT_GATED(weights, numerics, x)
-    return np.roll(output, 1, axis=0) if len(output) < 24 else output  # a dense layer has all rows
-
-
-FAULTS = {
-    "softmax for sigmoid": Fault(SCORES, numerics=changed(sigmoid=softmax)),
-    "bias in the weights": Fault(WEIGHTS, patch=("route", route_by_bias)),
-    "bias missing": Fault(CHOSEN, numerics=changed(add_expert_bias=lambda numerics, scores, bias: scores)),
-    "no normalisation": Fault(WEIGHTS, numerics=changed(routing_weights=unnormalised)),
-    "scaling missing": Fault(WEIGHTS, SCALED, changed(routing_weights=unscaled)),
-    "weights of another token": Fault(WEIGHTS, patch=("route", route_of_the_next_token)),
-    "w1 and w3 of an expert swapped": Fault(
-        OUTPUTS,
-        expert=lambda expert, number: swapped(expert(number)) if number == FAULTY else expert(number),
-        experts=f"expert {FAULTY}: all",
-    ),
-    "rows of the groups permuted": Fault(OUTPUTS, patch=("gated", rolled)),
-    "an expert is another": Fault(
-        OUTPUTS,
-        expert=lambda expert, number: expert(FAULTY - 1 if number == FAULTY else number),
-        experts=f"expert {FAULTY}: all",
-    ),
-    "two experts exchanged": Fault(
-        OUTPUTS,
-        expert=lambda expert, number: expert({0: FAULTY, FAULTY: 0}.get(number, number)),
-        experts=f"experts 0, {FAULTY} of 8",
-    ),
-    "sum without one expert": Fault(MIXED, numerics=mix_without(FAULTY), experts=f"expert {FAULTY}: all"),
-    "ids shifted by one": Fault(CHOSEN, numerics=changed(top_k=shifted)),
-}
-
-
-def wrong(name: str, monkeypatch: pytest.MonkeyPatch, base: Any = FLOAT32) -> Recorded:
-    """Recorded from an engine with this fault."""
-    fault = FAULTS[name]
-    directory = mixture(fault.fixture)
-    config, tensors = checkpoint(directory)
-    weights = prepare_weights(tensors, config, base)
-    layers = tuple(
-        replace(layer, feed_forward=replace(feed_forward, expert=partial(fault.expert, feed_forward.expert)))
-        if isinstance(feed_forward := layer.feed_forward, MixtureWeights)
-        else layer
-        for layer in weights.layers
-    )
-    if fault.patch is not None:
-        monkeypatch.setattr(reference, *fault.patch)
-    return record(Model(directory, config, fault.numerics(base), replace(weights, layers=layers)), IDS)
-
-
-def report(name: str, recorded: Recorded, format_name: str = "float32") -> Report:
-    return report_of(mixture(FAULTS[name].fixture), recorded, format_name)
-
-
-@pytest.mark.parametrize("format_name", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_at_its_operation(name: str, format_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = wrong(name, monkeypatch, FLOAT32 if format_name == "float32" else BFLOAT16)
-    first, *others = report(name, recorded, format_name).findings
-    assert (first.name, first.recomputed) == (FAULTS[name].tensor, ())
-    assert first.experts.startswith(FAULTS[name].experts)
-    assert first.error > (1000 if format_name == "float32" else 3)
-    same = FAULTS[name].tensor.replace("layers.1", "layers.2")
-    assert {other.name for other in others} <= {same}  # what comes of it is not wrong by its own inputs
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_without_its_tensor_it_lies_in_what_was_recomputed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = FAULTS[name].tensor
-    recorded = without(wrong(name, monkeypatch), tensor.removeprefix(SPARSE))
-    first = report(name, recorded).findings[0]
-    assert tensor in first.recomputed
-    assert f"{tensor} (not dumped: dump it to tell)" in finding_lines(first)[-1]
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_from_block_outputs_alone_the_layer_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = report(name, PARTS["blocks"](wrong(name, monkeypatch))).findings[0]
-    assert (first.name, first.layer) == ("model.layers.1", 1)
-    assert FAULTS[name].tensor in first.recomputed
 
 
 def test_an_engine_that_adds_nothing_to_the_sum_of_its_weights_is_right() -> None:

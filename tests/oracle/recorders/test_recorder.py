@@ -13,7 +13,6 @@ from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
 from lfm2np.oracle.locate.patterns import STEP, TOKEN, Context, Per, Steps, describe_reads, describe_steps
 from lfm2np.oracle.recorders import Recorder
-from lfm2np.oracle.recorders.recorder import content_of
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 CONFIG = load_config(FIXTURES / "trained")  # D = 128, L = 3, G * E = 64, H = 4
@@ -113,24 +112,6 @@ def test_what_cannot_be_kept_is_an_error_that_says_why() -> None:
         recorder.tensors()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "name", "shape", "words"),
-    [
-        ([3, 2], LAYER, (5, 128), "steps: 3, 2, 5 in sum, expected rows of each step, in sum at most T=4"),
-        ([3, 0], LAYER, (4, 128), "steps: 0, expected rows of each step, at least 1"),
-        ([2], LAYER, (3, 128), r"expected \[2, 128\] for T=4 tokens in steps of 2 rows"),
-        ([3, 1], KEYS, (4, 64), r"expected \[7, 64\] for T=4 tokens in steps of 3, 1 rows"),
-        ([3, 1], f"{LAYER}.conv.state", (4, 256), r"expected \[2, 256\]"),
-    ],
-)
-def test_steps_and_rows_that_do_not_fit_are_an_error(
-    sizes: list[int], name: str, shape: tuple[int, int], words: str
-) -> None:
-    tensors = {"token_ids": np.arange(4), "steps": np.array(sizes), name: np.zeros(shape, np.float32)}
-    with pytest.raises(DumpError, match=words):
-        parse_dump(content_of(tensors), "dump", CONFIG)
-
-
 def test_a_recorded_dump_that_was_changed_is_refused_and_one_of_others_needs_no_checksum() -> None:
     recorder = two_steps()
     content = recorder.content()
@@ -138,7 +119,7 @@ def test_a_recorded_dump_that_was_changed_is_refused_and_one_of_others_needs_no_
         changed = bytearray(content)
         changed[place] ^= 1
         with pytest.raises(
-            DumpError, match=r"dump: lfm2np\.sha256 '.*' in its metadata, expected \w{64}: changed since"
+            DumpError, match=r"dump: lfm2np\.file_sha256 '.*' in its metadata, expected \w{64}: changed since"
         ):
             parse_dump(bytes(changed), "dump", CONFIG)
     assert read(recorder).format == "bfloat16"
