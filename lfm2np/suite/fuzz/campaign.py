@@ -12,6 +12,7 @@ does, what was played before the smallest is played before it again, and becomes
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import math
@@ -27,7 +28,7 @@ from lfm2np.oracle.engines.target import LEAK, Played, Target, TargetError
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around, unfit
 from lfm2np.suite.fuzz.judge import Finding, Judge
 from lfm2np.suite.fuzz.shrink import shrunk
-from lfm2np.suite.fuzz.trace import calm, joined, relabelled
+from lfm2np.suite.fuzz.trace import in_turn, joined, relabelled
 
 BATCH = 50  # examples that steering may vary; each batch begins anew
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
@@ -280,7 +281,7 @@ class Campaign:
                 if count and not self.has_time(began):
                     break
                 whole = joined([*self.history[len(self.history) - count :], trace])
-                for variant in (calm(whole), whole):
+                for variant in (in_turn(whole.requests), whole):
                     if rate := self.first_rate(variant, kind):
                         return rate
         self.keeps_tokens = True
@@ -346,7 +347,7 @@ class Campaign:
     def short(self) -> Trace:
         """Short requests, one after another, so that a server remembers nothing of the trace before them."""
         request = greedy("", (*self.around.first, self.around.alphabet[0]), 1)
-        return calm(Trace((request,) * min(MOST_SHORT, self.around.slots)))
+        return in_turn((request,) * min(MOST_SHORT, self.around.slots))
 
     def shrink(self, kind: str, replays: int, began: float) -> None:
         needed = 2 if self.is_live else 1  # a single failure may be luck, and repeated luck ends in a rare failure
@@ -382,17 +383,11 @@ def with_failed(failure: Failure, failed: Failed) -> Failure:
 
 
 def last_that(holds: Callable[[int], bool], count: int) -> int | None:
-    """The last index below `count` that holds, found by steps back of 1, 2, 4, ... and bisection; None if none does."""
-    above, step = count, 1
-    index = count - 1
-    while index >= 0 and not holds(index):
-        if index == 0:
-            return None
-        above, index, step = index, max(0, index - step), 2 * step
-    while above - index > 1:
-        middle = (index + above) // 2
-        index, above = (middle, above) if holds(middle) else (index, middle)
-    return index
+    """The last index below `count` that holds, where all below it do; mostly the very last; None if none does."""
+    if count and holds(count - 1):
+        return count - 1
+    first = bisect.bisect_left(range(count - 1), True, key=lambda index: not holds(index))
+    return first - 1 if first else None
 
 
 def replays_for(rate: float) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.engine.engine import Engine
@@ -84,40 +83,39 @@ def right_token(token_id: int, allowed: Allowed, is_drawn: bool) -> Right:
     )
 
 
-class Judge(Protocol):
-    """What a campaign and its report need to know of right and wrong."""
+class Judge:
+    """What a campaign and its report need to know of right and wrong.
 
-    @property
-    def vocab_size(self) -> int:
-        """Token ids of prompts are below it."""
+    vocab_size  token ids of prompts are below it
+    expected    what an answer is compared with, as a sentence
+    is_certain  whether a trace that failed once is a finding though it never fails again
+    ends        end-of-sequence tokens, behind which a server may stop
+    """
 
-    @property
-    def ends(self) -> Collection[int]:
-        """End-of-sequence tokens, behind which a server may stop."""
-
-    @property
-    def expected(self) -> str:
-        """What an answer is held against, as a sentence."""
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether a trace that failed once is a finding though it never fails again."""
+    vocab_size: int
+    expected: str
+    is_certain = True
+    ends: Collection[int] = ()
 
     def with_stops(self, trace: Trace) -> Trace:
-        """The trace with stop strings that its requests will meet."""
+        """The trace with stop strings that its requests will meet; as it is where no text is known."""
+        return trace
 
     def finding(self, trace: Trace, played: Played) -> Finding | None:
         """The worst that is wrong; None for answers that may be right."""
+        raise NotImplementedError
 
     def right(self, request: Request, seen: Answer | None) -> list[Right]:
         """What should have come; empty where that is unknown."""
+        raise NotImplementedError
 
     def alone(self, request: Request) -> Request | None:
         """The request whose answer is what should have come; None where that is not the engine's own."""
+        return None
 
 
-@dataclass(frozen=True)
-class ByTruth:
+@dataclass
+class ByTruth(Judge):
     """Exact arithmetic, under the rounding error of the declared format.
 
     texts  also judge texts and finish reasons
@@ -127,19 +125,13 @@ class ByTruth:
     format_name: str
     place: Place = field(default_factory=Place)
     texts: bool = True
-    is_certain: ClassVar = True
-    expected: ClassVar = (
+    expected = (
         "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
         "declared format may be is measured at each position."
     )
 
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.vocab_size
-
-    @property
-    def ends(self) -> Collection[int]:
-        return self.model.config.eos_token_ids
+    def __post_init__(self) -> None:
+        self.vocab_size, self.ends = self.model.config.vocab_size, self.model.config.eos_token_ids
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -243,9 +235,6 @@ class ByTruth:
             return None
         last = whole[len(before) :]
         return (before[-1:] + (last[:-1] or last)) or None
-
-    def alone(self, request: Request) -> Request | None:
-        return None
 
 
 def trouble_finding(trace: Trace, played: Played) -> Finding | None:

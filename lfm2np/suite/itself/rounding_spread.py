@@ -68,12 +68,12 @@ class Score:
     """Of one relation. KL as SGLang's tests of hybrid models estimate it: mean of exp(d) - 1 - d, d the difference of a
     token's log-probability."""
 
-    positions: int
-    equal: int  # that report log-probabilities, of the same bits
-    flips: int
-    largest: float | None  # nats; None: no log-probability was reported
-    mean: float | None
-    kl: float | None
+    positions: int = 0
+    equal: int = 0  # that report log-probabilities, of the same bits
+    flips: int = 0
+    largest: float | None = None  # nats; None: no log-probability was reported
+    mean: float | None = None
+    kl: float | None = None
     noise: float | None = None  # what is judged, the largest: nats of one logit
     noise_rms: float | None = None  # without outliers
 
@@ -137,33 +137,25 @@ def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]
     return Spread(min(max(nats or 0.0, least), *bounds), True, most, limit)
 
 
-@dataclass(frozen=True)
-class Beyond:
-    """Why positions are not explained by the spread, in words, and the index of the one that shows it."""
-
-    what: str
-    index: int
-
-
-def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = False) -> Beyond | None:
-    """None if the spread explains them all."""
+def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = False) -> tuple[str, int] | None:
+    """Why the spread does not explain all positions, and the index of the one that shows it; None if it does."""
     unequal = [index for index, each in enumerate(positions) if not each.is_equal]
     if not unequal:
         return None
     if is_bitwise:
-        return Beyond(f"{len(unequal)} of {len(positions)} positions have other bits", unequal[0])
+        return f"{len(unequal)} of {len(positions)} positions have other bits", unequal[0]
     worst = max(unequal, key=lambda index: max(positions[index].noise, default=0.0))
     size = max(positions[worst].noise, default=0.0)
     if size > spread.limit:
         least = "at least " if positions[worst].is_open else ""
-        return Beyond(f"{words_of(positions[worst])}: {least}{times(size, spread)}", worst)
+        return f"{words_of(positions[worst])}: {least}{times(size, spread)}", worst
     flips = [index for index in unequal if positions[index].is_open]
     if (what := too_many_flips(len(flips), len(positions), spread)) is not None:
-        return Beyond(f"{words_of(positions[flips[0]])}: {what}", flips[0])
+        return f"{words_of(positions[flips[0]])}: {what}", flips[0]
     noise = [value for each in positions for value in each.noise]
     size = usual(noise)
     if spread.is_measured and len(noise) >= TOGETHER and size > RATIO * spread.nats:
-        return Beyond(f"all positions together: {times(size, spread)}", worst)
+        return f"all positions together: {times(size, spread)}", worst
     return None
 
 

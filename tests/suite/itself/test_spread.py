@@ -64,10 +64,10 @@ def test_the_spread_is_bounded_by_the_format_and_by_other_orders() -> None:
 def test_one_position_and_all_together_are_beyond() -> None:
     assert beyond(SPREAD, [at(0.0), at(0.01), at(0.05)]) is None
     excess = beyond(SPREAD, [at(0.01), at(0.01, 1.01 * LIMIT * 0.01)])
-    assert excess is not None and excess.index == 1 and "times the spread" in excess.what
+    assert excess is not None and excess[1] == 1 and "times the spread" in excess[0]
     assert beyond(SPREAD, [at(0.01)] * 9 + [at(0.99 * LIMIT * 0.01)]) is None
     together = beyond(SPREAD, [at(1.1 * RATIO * 0.01)] * TOGETHER)
-    assert together is not None and together.what.startswith("all positions together")
+    assert together is not None and together[0].startswith("all positions together")
 
 
 @pytest.mark.parametrize(("format_name", "size", "amplified"), [("float32", 1e-6, 200.0), ("bfloat16", 0.03, 20.0)])
@@ -99,9 +99,9 @@ def test_other_tokens_that_may_be_near_ties_are_judged_by_how_many_they_are() ->
     assert beyond(SPREAD, few) is None and outcome(few, SPREAD) is Outcome.WITHIN
     assert beyond(SPREAD, some) is None and outcome(some, SPREAD) is Outcome.UNKNOWN
     excess = beyond(SPREAD, many)
-    assert excess is not None and excess.index == 80 and "20 of 100 positions have other tokens" in excess.what
+    assert excess is not None and excess[1] == 80 and "20 of 100 positions have other tokens" in excess[0]
     large = beyond(SPREAD, [at(9.8, is_flip=True, is_open=True)])
-    assert large is not None and "at least 9.8 nat" in large.what
+    assert large is not None and "at least 9.8 nat" in large[0]
 
 
 def test_with_bits_demanded_any_difference_is_beyond() -> None:
