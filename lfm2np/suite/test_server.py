@@ -36,15 +36,8 @@ def asking(request: pytest.FixtureRequest) -> Iterator[Asking]:
 
 
 def options_of(config: pytest.Config) -> Options:
-    sizes, vocab = given_sizes(config), number(config, "vocab-size")
-    return Options(
-        model=checkpoint_path(option(config, "model")),
-        vocab=None if vocab is None else int(vocab),
-        block=sizes.get("block_size"),
-        chunk=sizes.get("max_num_batched_tokens"),
-        slots=sizes.get("max_num_seqs"),
-        longest=sizes.get("max_model_len"),
-    )
+    vocab = number(config, "vocab-size")
+    return Options(checkpoint_path(option(config, "model")), given_sizes(config), None if vocab is None else int(vocab))
 
 
 def number(config: pytest.Config, name: str) -> float | None:

@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
 from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, REFUSED, Trace, greedy
 from lfm2np.oracle.engines.target import LEAK, Played, Target, TargetError
+from lfm2np.oracle.report.report import plural
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around, unfit
 from lfm2np.suite.fuzz.judge import Finding, Judge
 from lfm2np.suite.fuzz.shrink import shrunk
@@ -85,6 +86,11 @@ class Failure:
     def needs_before(self) -> bool:
         """Whether it fails only behind the traces before it."""
         return len(self.before) > 1
+
+    @property
+    def num_before(self) -> int:
+        """Requests of the traces before it."""
+        return sum(len(trace.requests) for trace in self.before)
 
 
 class Enough(BaseException):
@@ -374,7 +380,7 @@ class Campaign:
 
 
 def size_of(trace: Trace) -> str:
-    return f"{len(trace.requests)} requests, {trace.num_tokens} tokens"
+    return f"{plural(len(trace.requests), 'request')}, {trace.num_tokens} tokens"
 
 
 def with_failed(failure: Failure, failed: Failed) -> Failure:

@@ -23,9 +23,11 @@ HTTP = ("http:", "https:")
 
 @dataclass(frozen=True)
 class Options:
-    """What a user says of an engine; None: as it reports, else the constants above.
+    """What a user says of an engine.
 
     model   checkpoint for a factory or a process; servers need none
+    sizes   by the names of protocol.TOLD; without one, or with None: as the engine reports, else the constants above
+    vocab   token ids below it are sent; None: as the engine reports, else DEFAULT_VOCAB
     name    of the model, for a server with more than one
     timeout seconds for a response
     dtype   in which transformers computes
@@ -33,15 +35,15 @@ class Options:
     """
 
     model: Path
+    sizes: Mapping[str, int | None]
+    vocab: int | None = None
     name: str | None = None
     timeout: float = 60.0
     dtype: str = "float32"
-    vocab: int | None = None
-    block: int | None = None
-    chunk: int | None = None
-    slots: int | None = None
-    longest: int | None = None
     vary: Mapping[str, Any] | None = None
+
+    def size(self, name: str, otherwise: int) -> int:
+        return self.sizes.get(name) or otherwise
 
 
 class Engine(NamedTuple):
@@ -67,9 +69,10 @@ def engine_of(text: str, options: Options) -> Iterator[Engine]:
                 raise RequestError(f"fields to vary: only of requests to a server, not to {text}")
             players["varied"] = WatchedServer(text, None, options.name, options.timeout, options.vary)
         if isinstance(player, PythonTarget) and abilities.can_abort:  # it steps
-            players["sizes"] = player_of(text, replace(options, chunk=max(1, sizes.chunk // 3)))
-        for other in list(players.values())[1:]:
-            stack.enter_context(contextlib.closing(other)).probe()
+            other = {**options.sizes, "max_num_batched_tokens": max(1, sizes.chunk // 3)}
+            players["sizes"] = player_of(text, replace(options, sizes=other))
+        for more in list(players.values())[1:]:
+            stack.enter_context(contextlib.closing(more)).probe()
         yield Engine(players, abilities, sizes)
 
 
@@ -77,26 +80,21 @@ def player_of(text: str, options: Options) -> Target:
     """RequestError for a target of no known form."""
     if text.startswith(HTTP):
         return WatchedServer(text, None, options.name, options.timeout)
-    sizes = {
-        "block_size": options.block or BLOCK,
-        "max_num_batched_tokens": options.chunk or CHUNK,
-        "max_num_seqs": options.slots or SLOTS,
-    }
+    defaults = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}
+    sizes = {name: options.size(name, size) for name, size in defaults.items()}
     vocab = options.vocab or DEFAULT_VOCAB
     return target_named(text, options.model, vocab, None, options.dtype, timeout=options.timeout, sizes=sizes)
 
 
 def sizes_of(options: Options, player: Target, abilities: Abilities) -> Sizes:
-    vocab = options.vocab
-    if vocab is None and isinstance(player, WatchedServer):
-        vocab = player.number_at(VOCAB_AT)
+    reported = player.number_at(VOCAB_AT) if options.vocab is None and isinstance(player, WatchedServer) else None
     longest = abilities.longest or LONGEST
     return Sizes(
-        block=options.block or BLOCK,
-        chunk=options.chunk or CHUNK,
-        slots=options.slots or abilities.slots or SLOTS,
-        longest=min(longest, options.longest or longest),
-        vocab=vocab or DEFAULT_VOCAB,
+        block=options.size("block_size", BLOCK),
+        chunk=options.size("max_num_batched_tokens", CHUNK),
+        slots=options.size("max_num_seqs", abilities.slots or SLOTS),
+        longest=min(longest, options.size("max_model_len", longest)),
+        vocab=options.vocab or reported or DEFAULT_VOCAB,
     )
 
 

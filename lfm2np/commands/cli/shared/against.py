@@ -10,6 +10,7 @@ from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared.format_options import AUTO
 from lfm2np.commands.cli.shared.parser import add, require_at_least, require_times
 from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.oracle.engines.records_json import parse_line
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB
 from lfm2np.suite.itself.target_engine import Options
@@ -30,18 +31,20 @@ def modes(arguments: argparse.Namespace) -> list[str]:
     return [WITHOUT if arguments.against is None else WITH, *([LOCAL] if is_local else [])]
 
 
+def targets(arguments: argparse.Namespace) -> list[str]:
+    """One engine, or the two that are compared."""
+    return [arguments.target] if arguments.against == ITSELF else [arguments.target, arguments.against]
+
+
 def options_of(arguments: argparse.Namespace) -> Options:
     return Options(
-        model=checkpoint_path(arguments.model),
-        name=arguments.name,
-        timeout=arguments.timeout,
-        dtype=format_name(arguments),
-        vocab=arguments.vocab_size,
-        block=arguments.block_size,
-        chunk=arguments.max_num_batched_tokens,
-        slots=arguments.max_num_seqs,
-        longest=arguments.max_model_len,
-        vary=vary_of(getattr(arguments, "vary", None)),
+        checkpoint_path(arguments.model),
+        {name: getattr(arguments, name) for name in TOLD},
+        arguments.vocab_size,
+        arguments.name,
+        arguments.timeout,
+        format_name(arguments),
+        vary_of(getattr(arguments, "vary", None)),
     )
 
 

@@ -49,7 +49,7 @@ def chosen(names: str | None) -> Sequence[Relation]:
 
 
 def compared(arguments: argparse.Namespace) -> Report:
-    targets = [arguments.target] if arguments.against == against.ITSELF else [arguments.target, arguments.against]
+    targets = against.targets(arguments)
     until, name = against.until(arguments), against.format_name(arguments)
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(engine_of(target, against.options_of(arguments))) for target in targets]
@@ -87,7 +87,8 @@ def written(arguments: argparse.Namespace, asking: Asking, held: Held) -> Iterat
     trace that needs that. The whole trace brings its own past."""
     from lfm2np.suite.fuzz.campaign import Campaign
     from lfm2np.suite.fuzz.draw_traces import Around
-    from lfm2np.suite.fuzz.hand_over import Context, hand_over
+    from lfm2np.suite.fuzz.failure_report import Context
+    from lfm2np.suite.fuzz.hand_over import hand_over
 
     trace = held.broken.trace if held.broken is not None else None
     if trace is None or held.relation.player or held.relation.samples:
