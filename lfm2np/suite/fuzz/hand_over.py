@@ -122,7 +122,8 @@ def script(
 ) -> str:
     """The text of reproduce.py. Traces before the failing one are sent first, and not judged."""
     whole, before = joined([*failure.before, failure.trace]), failure.num_before
-    ends = () if player.dialect.ignores_eos else judge.ends
+    dialect = player.spoken().dialect
+    ends = () if dialect.ignores_eos else judge.ends
     rows = [
         row_of(whole, index, player.body(request), right.get(index - before), ends)
         for index, request in enumerate(whole.requests)
@@ -131,7 +132,7 @@ def script(
     for row, request in zip(rows[before:], alone, strict=True):
         row |= {} if request is None else {"alone": player.body(request)}
     expected = "its answers to each request alone" if any(alone) else "exact arithmetic"
-    return reproducer(title, player.dialect, player.timeout, rows, server_words(failure), before, expected)
+    return reproducer(title, dialect, player.timeout, rows, server_words(failure), before, expected)
 
 
 def reproducer(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Location
 from lfm2np.oracle.engines.http_client import BadReply, HttpError, TimedOut
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import BROKEN, DEAD, MOST_REQUESTS, Request, Trace
@@ -19,7 +18,7 @@ HEALTH_CHECKS, HEALTH_PAUSE = 8, 0.25  # times, seconds
 PATIENCE = 20.0  # seconds for memory and slots to come free; less if an answer may take less
 
 
-class WatchedServer:
+class WatchedServer(HttpTarget):
     """One server. `timeout` is seconds for one answer: a server that takes longer hangs. `fields` are added to each
     request."""
 
@@ -31,38 +30,26 @@ class WatchedServer:
         timeout: float,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__(url, tokenizer, name, MOST_REQUESTS, timeout, retries=0, fields=fields)
         self.timeout = timeout
-        self._target = HttpTarget(url, tokenizer, name, MOST_REQUESTS, timeout, retries=0, fields=fields)
         self._watcher: Watcher | None = None
 
-    @property
-    def dialect(self) -> Dialect:
-        return self._target.spoken().dialect
-
     def probe(self) -> Abilities:
-        abilities = self._target.probe()
-        self._watcher = Watcher(self._target.client)
+        abilities = super().probe()
+        self._watcher = self._watcher or Watcher(self.client)
         return abilities
-
-    def number_at(self, locations: Iterable[Location]) -> int | None:
-        """The first positive number that the server reports in one of these places."""
-        return self._target.number_at(locations)
 
     def body(self, request: Request) -> dict[str, Any]:
         """What is sent for the request."""
-        return self._target.body(self._target.with_text(request))
+        return super().body(self.with_text(request))
 
     def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
         before = self._watcher.metrics() if self._watcher else {}
         held = self._watcher.held() if self._watcher else {}
-        played = self._target.play(trace, arrived)
-        answers, trouble = self._server_trouble(played.answers, held)
+        answers, trouble = self._server_trouble(super().play(trace, arrived).answers, held)
         after = self._watcher.metrics() if self._watcher and trouble is None else {}
         cached = sum(float(some[0].cached_tokens) for some in answers if some[0].cached_tokens)
         return Played(answers, trouble, {**counted(before, after), "cached prompt tokens": cached})
-
-    def close(self) -> None:
-        self._target.close()
 
     def _server_trouble(
         self, answers: tuple[Answers, ...], held: Mapping[str, float]
@@ -72,7 +59,7 @@ class WatchedServer:
         bad = [answer.error for some in answers for answer in some if answer.error is not None]
         if not self._is_there():
             why = f": {bad[0]}" if bad else ", though every request that was waited for was answered"
-            return answers, Trouble(DEAD, f"{self._target.client.place}: no connection any more{why}")
+            return answers, Trouble(DEAD, f"{self.client.place}: no connection any more{why}")
         if bad or self._watcher is None:
             return tuple(map(still_there, answers)), None
         more = self._watcher.leak(held, min(PATIENCE, self.timeout))
@@ -82,7 +69,7 @@ class WatchedServer:
         """A process that dies may accept connections for a moment more, and break them."""
         for _ in range(HEALTH_CHECKS):
             try:
-                self._target.client.get_text("/health")
+                self.client.get_text("/health")
             except TargetError:
                 return False
             except HttpError as problem:

@@ -43,9 +43,8 @@ def played(here: Here, trace: Trace, spoil: Callable[[Here], None], timeout: flo
     with player_of(here) as probed:
         probed.probe()
     with player_of(here, timeout) as player:
-        target = player._target
-        target._spoken, target.is_streaming = probed._target._spoken, probed._target.is_streaming
-        player._watcher = Watcher(target.client)
+        player._spoken, player.is_streaming = probed._spoken, probed.is_streaming
+        player._watcher = Watcher(player.client)
         before = threads()
         spoil(here)
         outcome = player.play(trace)

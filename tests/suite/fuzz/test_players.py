@@ -73,7 +73,7 @@ def test_the_bodies_that_a_script_gets_are_those_that_are_sent() -> None:
     with serving() as here, player_of(here) as player:
         player.probe()
         bodies = [player.body(request) for request in EVERYTHING.requests]
-        assert player.dialect is VLLM
+        assert player.spoken().dialect is VLLM
     assert [body["prompt"] for body in bodies] == [list(request.prompt_token_ids) for request in EVERYTHING.requests]
     assert bodies[5]["n"] == 2 and bodies[5]["temperature"] == 1.0 and bodies[7]["stop"] == [STOPS]
     assert [index for index, body in enumerate(bodies) if "cache_salt" in body] == [4]
