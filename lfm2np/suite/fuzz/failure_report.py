@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 
 from lfm2np.oracle.engines.records import MOST_REQUESTS, Answer, Request, Trace
 from lfm2np.oracle.report.report import WRONG, Code, Finding, Report, Section, Table, number
@@ -182,11 +182,7 @@ def shown_ids(ids: Sequence[int]) -> str:
 
 def sharing(trace: Trace, index: int) -> str:
     prompt = trace.requests[index].prompt_token_ids
-    lengths = [num_shared(prompt, other.prompt_token_ids) for other in trace.requests[:index]]
+    pairs = [zip(prompt, other.prompt_token_ids, strict=False) for other in trace.requests[:index]]
+    lengths = [len(list(takewhile(lambda pair: pair[0] == pair[1], each))) for each in pairs]
     longest = max(lengths, default=0)
     return f"{longest} with request {lengths.index(longest)}" if longest else "none"
-
-
-def num_shared(ids: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(ids, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(ids), len(other)))

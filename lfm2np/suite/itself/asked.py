@@ -134,8 +134,7 @@ class Asking:
     seconds: float = 0.0
     unanswered: list[str] = field(default_factory=list)
     gone: Broken | None = None  # the trace at which the engine died
-    first: list[Pair] = field(default_factory=list)  # the questions of the first round
-    others: dict[int, list[Pair]] = field(default_factory=dict)  # those of further rounds, by number
+    known: dict[int, list[Pair]] = field(default_factory=dict)  # the questions with their answers alone, by round
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that measures the spread
 
     @property
@@ -155,11 +154,11 @@ class Asking:
 
     def begin(self) -> Spread:
         """The spread, from the relations that measure it."""
-        self.first = self.alone(0)
+        self.known[0] = self.alone(0)
         noise: dict[str, list[list[float]]] = {"batch": [], "other": []}
         for relation in (each for each in RELATIONS if each.measures):
             try:
-                self.rounds[relation.name] = self.round(relation, self.first, 0)
+                self.rounds[relation.name] = self.round(relation, self.known[0], 0)
             except TargetError:
                 self.rounds[relation.name] = Round(fault=self.gone)
                 break
@@ -178,11 +177,12 @@ class Asking:
         died_before = self.gone
 
         def round_of(number: int) -> Round:
-            if number == 0:
-                return self.rounds.get(relation.name) or self.round(relation, self.first, 0)
-            if number not in self.others and not relation.keeps:
-                self.others[number] = self.alone(number)
-            return self.round(relation, self.first if relation.keeps else self.others[number], number)
+            if number == 0 and relation.name in self.rounds:
+                return self.rounds[relation.name]
+            questions = 0 if relation.keeps else number
+            if questions not in self.known:
+                self.known[questions] = self.alone(questions)
+            return self.round(relation, self.known[questions], number)
 
         try:
             if died_before is not None and round_of(0).fault is died_before:

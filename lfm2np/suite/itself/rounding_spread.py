@@ -55,7 +55,6 @@ class Spread:
 
     nats: float
     is_measured: bool
-    most: float  # that the format explains
     times: float = LIMIT
 
     @property
@@ -129,12 +128,12 @@ def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]
     most, least = most_of(format_name), LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
     limit, measured, other = limit_of(format_name), quartile(batch), quartile(others)
     if measured is None and other is None:
-        return Spread(max(most / limit, least), False, most, limit)
+        return Spread(max(most / limit, least), False, limit)
     bounds = [most]
     if measured is not None and len(others) >= LEAST_GROUPS:
         bounds.append(RATIO * max(least, other or 0.0))
     nats = measured if measured is not None else other
-    return Spread(min(max(nats or 0.0, least), *bounds), True, most, limit)
+    return Spread(min(max(nats or 0.0, least), *bounds), True, limit)
 
 
 def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = False) -> tuple[str, int] | None:
@@ -200,16 +199,18 @@ def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:
     by_request = [
         [each.difference for each in pair if each.difference is not None and not each.is_flip] for pair in pairs
     ]
-    differences = [difference for request in by_request for difference in request]
-    kls = [sum(math.exp(min(d, 50.0)) - 1.0 - d for d in request) / len(request) for request in by_request if request]
+    sizes = [abs(difference) for request in by_request for difference in request]
+    kls = [
+        math.fsum(math.exp(min(d, 50.0)) - 1.0 - d for d in request) / len(request) for request in by_request if request
+    ]
     noise = [value for each in positions for value in each.noise]
     return Score(
         len(positions),
         sum(each.is_equal and bool(each.noise) for each in positions),
         sum(each.is_flip for each in positions),
-        max(map(abs, differences)) if differences else None,
-        sum(map(abs, differences)) / len(differences) if differences else None,
-        sum(kls) / len(kls) if kls else None,
-        max(noise) if noise else None,
+        max(sizes, default=None),
+        math.fsum(sizes) / len(sizes) if sizes else None,
+        math.fsum(kls) / len(kls) if kls else None,
+        max(noise, default=None),
         usual(noise) if noise else None,
     )

@@ -184,25 +184,7 @@ def test_a_server_that_never_answers_hangs_within_the_given_time(here: Here, tro
 
 
 def choice_of(fields: dict[str, Any]) -> dict[str, Any]:
-    choice: dict[str, Any] = fields["choices"][0]
-    return choice
-
-
-def longer(fields: dict[str, Any]) -> None:
-    choice = choice_of(fields)
-    choice["token_ids"] = choice["token_ids"] * 2
-    for name in choice["logprobs"]:
-        choice["logprobs"][name] = choice["logprobs"][name] * 2
-    fields["usage"]["completion_tokens"] *= 2
-
-
-def outside(fields: dict[str, Any]) -> None:
-    choice_of(fields).update(token_ids=[A[0], 300], logprobs=None)
-
-
-def without(fields: dict[str, Any]) -> None:
-    choice_of(fields).update(token_ids=[], logprobs=None, finish_reason="stop")
-    fields["usage"]["completion_tokens"] = 0
+    return fields["choices"][0]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -210,29 +192,14 @@ def without(fields: dict[str, Any]) -> None:
     [
         (lambda fields: fields["choices"].append(fields["choices"][0]), "2 samples, expected 1"),
         (lambda fields: fields["choices"].clear(), "choices: 0 entries, expected one object"),
-        (longer, "4 tokens, 2 were asked for"),
-        (outside, "token id 300: expected 0 to 299"),
-        (without, "0 tokens with finish_reason 'stop', expected 2"),
-        (lambda fields: choice_of(fields).update(finish_reason=["length"]), "finish_reason"),
-        (
-            lambda fields: choice_of(fields)["logprobs"].update(token_logprobs=[10**400, 0.0]),
-            "expected a finite number",
-        ),
         (lambda fields: choice_of(fields)["logprobs"].update(token_logprobs=[0.5, 0.0]), "expected at most 0"),
-        (lambda fields: choice_of(fields)["logprobs"].update(token_logprobs=[0.0]), "logprobs: 1 entries for 2"),
-        (lambda fields: fields["usage"].update(prompt_tokens=5), "prompt tokens: the server counted 5, expected 4"),
         (lambda fields: fields["usage"].update(completion_tokens=3), "the server counted 3 new tokens"),
     ],
 )
 def test_an_answer_of_impossible_form_is_a_finding(here: Here, change: Any, told: str) -> None:
+    """Each such form is in tests/oracle/engines/test_http_answers.py."""
     reported = spoiled(here, ONE, change)
     assert reported is not None and (reported.kind, told in reported.what) == (IMPOSSIBLE, True), reported
-
-
-def test_fewer_samples_than_were_asked_for_are_a_finding(here: Here) -> None:
-    trace = Trace((greedy("", A[:4], 2, temperature=1.0, n=2),))
-    reported = spoiled(here, trace, lambda fields: fields["choices"].pop())
-    assert reported is not None and (reported.kind, reported.what) == (IMPOSSIBLE, "request 0: 1 samples, expected 2")
 
 
 @pytest.mark.parametrize("cached", [10**400, -1, 5, "4", None, [1]])

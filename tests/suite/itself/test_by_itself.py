@@ -16,7 +16,7 @@ from lfm2np.suite.itself.by_itself import ByItself, alone
 from lfm2np.suite.itself.pairs import allowed_by
 from lfm2np.suite.itself.rounding_spread import Spread
 
-SPREAD = Spread(1e-6, True, 2e-4, 300.0)
+SPREAD = Spread(1e-6, True, 300.0)
 SENT = greedy("", (8, 9, 10), 6)
 TRACE = Trace(
     (

@@ -24,7 +24,7 @@ from lfm2np.suite.itself.rounding_spread import (
     too_many_flips,
 )
 
-SPREAD = Spread(0.01, True, 0.4)
+SPREAD = Spread(0.01, True)
 
 
 def groups(size: float, count: int, seed: int = 0) -> list[list[float]]:
@@ -111,7 +111,7 @@ def test_with_bits_demanded_any_difference_is_beyond() -> None:
 
 @pytest.mark.parametrize("nats", [1e-5, 1e-3, 0.05])
 def test_flips_of_seeds_are_held_against_the_binomial_tail(nats: float) -> None:
-    spread, positions, chance = Spread(nats, True, 1.0), 300, 2 * nats
+    spread, positions, chance = Spread(nats, True), 300, 2 * nats
 
     def tail(count: int) -> float:
         ways = range(count, positions + 1)
