@@ -18,7 +18,7 @@ from lfm2np.oracle.engines.target import LEAK, Played
 from lfm2np.suite.fuzz import watched
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
-from lfm2np.suite.fuzz.started import Watcher, metrics_of, more_than
+from lfm2np.suite.fuzz.watched import Watcher, metrics_of, more_than
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -44,7 +44,7 @@ def played(here: Here, trace: Trace, spoil: Callable[[Here], None], timeout: flo
         probed.probe()
     with player_of(here, timeout) as player:
         player._spoken, player.is_streaming = probed._spoken, probed.is_streaming
-        player._watcher = Watcher(player.client)
+        assert isinstance(player.watcher, Watcher)
         before = threads()
         spoil(here)
         outcome = player.play(trace)

@@ -67,6 +67,10 @@ BUGS: dict[str, tuple[Bug, set[str]]] = {
     "short after long": (lambda now, position: now.after > len(now.sent.prompt_token_ids) + 20, {"reuse"}),
     "beside aborts": (lambda now, position: now.aborted_beside > 0, {"aborts"}),
     "arrives late": (lambda now, position: now.waits_for_tokens and seldom(now), {"chunks"}),
+    "beside sampled": (
+        lambda now, position: now.place == 1 and now.beside == 2 and not now.sent.params.temperature and seldom(now),
+        {"mixed"},
+    ),
     "waits": (lambda now, position: now.place >= 8, {"burst", "aborts"}),
     "many": (lambda now, position: now.number > 300, {"later"}),
 }
