@@ -17,7 +17,7 @@ from lfm2np.commands.cli.shared.parser import (
 )
 from lfm2np.commands.cli.shared.terminal import show_report
 from lfm2np.errors import RequestError
-from lfm2np.suite.fuzz.sizes import BLOCKS, CHUNKS, SLOTS
+from lfm2np.suite.fuzz.sizes import BLOCKS, CHUNKS, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
 
 EXIT_CODES = """exit codes:
   0    no trace failed
@@ -30,8 +30,6 @@ EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat
   lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --max-num-batched-tokens 64
   lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json
   lfm2np fuzz http://127.0.0.1:8000 --against itself --format bfloat16 --vocab-size 32000"""
-EXAMPLES, REPLAYS = 200, 10
-LEAST_CONTEXT = 4  # tokens: a BOS, a token, and an answer to it, with one to spare
 NO_START = "only with --start"
 UNUSED = {  # options that a mode does not use
     against.WITH: against.NEED_TRUTH,

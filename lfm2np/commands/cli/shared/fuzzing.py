@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.commands.cli.check import target_of
-from lfm2np.commands.cli.fuzz import EXAMPLES, LEAST_CONTEXT, REPLAYS
 from lfm2np.commands.cli.shared import against, format_options, work
 from lfm2np.commands.cli.shared.parser import one_line, option
 from lfm2np.commands.cli.shared.prompts import load_model
@@ -33,7 +32,20 @@ from lfm2np.suite.fuzz.failure_report import Context, history
 from lfm2np.suite.fuzz.hand_over import TRACE, hand_over, read_trace, require_place
 from lfm2np.suite.fuzz.judge import WRONG as WRONG_ANSWER
 from lfm2np.suite.fuzz.judge import ByTruth, Judge
-from lfm2np.suite.fuzz.sizes import ASSUMED, GIVEN, MODELS, REPORTED, Size, Sizes, arounds_of, assumed, sizes_of
+from lfm2np.suite.fuzz.sizes import (
+    ASSUMED,
+    EXAMPLES,
+    GIVEN,
+    LEAST_CONTEXT,
+    MODELS,
+    REPLAYS,
+    REPORTED,
+    Size,
+    Sizes,
+    arounds_of,
+    assumed,
+    sizes_of,
+)
 from lfm2np.suite.fuzz.started import StartedServer, answers
 from lfm2np.suite.fuzz.watched import WatchedServer
 from lfm2np.suite.itself.asked import Asking
