@@ -132,10 +132,7 @@ class ByTruth(Judge):
 
     def __post_init__(self) -> None:
         self.vocab_size, self.ends = self.model.config.vocab_size, self.model.config.eos_token_ids
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self.model.tokenizer if self.model.has_tokenizer else None
+        self.tokenizer = self.model.tokenizer_or_none
 
     def finding(self, trace: Trace, played: Played) -> Finding | None:
         """A server that is gone explains everything else, so it comes first."""
@@ -269,19 +266,13 @@ def stop_fault(tokenizer: Tokenizer, ends: Collection[int], request: Request, an
 
 
 def length_fault(model: Model, request: Request, answer: Answer) -> str | None:
-    """Fewer tokens than requested, without a reason."""
-    if (
-        answer.token_ids is None
-        or answer.is_aborted
-        or len(answer.token_ids) >= request.max_tokens
-        or request.stop is not None
-    ):
+    """Fewer tokens than requested, without a reason. Some servers can't ignore an end-of-sequence token."""
+    ids = answer.token_ids
+    if ids is None or answer.is_aborted or len(ids) >= request.max_tokens or request.stop is not None:
         return None
-    ended_by = answer.token_ids[-1:]
-    if ended_by and ended_by[0] in model.config.eos_token_ids:
-        return None  # some servers can't ignore the end-of-sequence token
-    reason = f"finish_reason {answer.finish_reason!r}"
-    return f"{len(answer.token_ids)} tokens with {reason}, expected {request.max_tokens}"
+    if ids and ids[-1] in model.config.eos_token_ids:
+        return None
+    return f"{len(ids)} tokens with finish_reason {answer.finish_reason!r}, expected {request.max_tokens}"
 
 
 def wrong_words(position: Position, prompt: int) -> str:

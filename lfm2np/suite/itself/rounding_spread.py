@@ -22,16 +22,14 @@ LEAST_ROUNDINGS = 8  # of a logit of size 1: the smallest spread
 TOGETHER = 100  # log-probabilities, at least, that are judged by RATIO
 RATIO = 8.0  # times the spread: root mean square of all positions but OUTLIERS
 OUTLIERS = 0.1  # share of the positions, those that moved most
-LIMIT = 30.0  # times the spread: one position
-# For formats of more significant bits. Some positions amplify every rounding, in float32 up to 200 times the spread
-# (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by 1e-3 and more. In bfloat16 what is amplified
-# saturates, and near ties of experts move a position by up to 0.65 nat (fixtures/itself_engines.py).
-FINER = ((20, 300.0), (11, 60.0))
+LIMIT = 30.0  # times the spread: one position, in formats of few bits
+# By significant bits, at least: the largest spread that a format explains, nats, more than ten times that of any right
+# engine of fixtures/itself_engines.py; and times the spread that one position may be off. Some positions amplify every
+# rounding, in float32 up to 200 times the spread (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by
+# 1e-3 and more. In bfloat16 what is amplified saturates, and near ties of experts move a position by up to 0.65 nat.
+LIMITS = ((20, 2e-4, 300.0), (11, 5e-2, 60.0), (8, 4e-1, LIMIT), (0, 1.0, LIMIT))
 SEED_ERROR = 1e-6  # probability that a right engine is called broken for how often it gives other tokens
 DOUBT = 1e-2  # probability that it is not judged for that
-# The largest spread that a format explains, nats, by its significant bits: more than ten times that of any right engine
-# of fixtures/itself_engines.py.
-MOST = ((20, 2e-4), (11, 5e-2), (8, 4e-1), (0, 1.0))
 
 
 class Outcome(StrEnum):
@@ -77,21 +75,18 @@ class Score:
     noise_rms: float | None = None  # without outliers
 
 
-def most_of(format_name: str) -> float:
-    """Nats: the largest spread that a format of FORMATS explains."""
+def limits_of(format_name: str) -> tuple[float, float, float]:
+    """Of a format of FORMATS, nats: the largest spread that it explains, the smallest that is assumed; and times the
+    spread, of one position."""
     bits = FORMATS[format_name].bits
-    return next(nats for least, nats in MOST if bits >= least)
-
-
-def limit_of(format_name: str) -> float:
-    """Times the spread: of one position."""
-    bits = FORMATS[format_name].bits
-    return next((limit for least, limit in FINER if bits >= least), LIMIT)
+    most, limit = next((most, limit) for least, most, limit in LIMITS if bits >= least)
+    return most, LEAST_ROUNDINGS * 2.0**-bits, limit
 
 
 def least_limit(format_name: str) -> float:
     """Nats by which a position may be off in a format at least, whatever the spread."""
-    return limit_of(format_name) * LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
+    _, least, limit = limits_of(format_name)
+    return limit * least
 
 
 def rms(values: Sequence[float]) -> float:
@@ -125,8 +120,8 @@ def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]
     It is at least LEAST_ROUNDINGS roundings of a logit of size 1: in a small network a quartile may be of pairs in
     which hardly anything was rounded otherwise.
     """
-    most, least = most_of(format_name), LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
-    limit, measured, other = limit_of(format_name), quartile(batch), quartile(others)
+    most, least, limit = limits_of(format_name)
+    measured, other = quartile(batch), quartile(others)
     if measured is None and other is None:
         return Spread(max(most / limit, least), False, limit)
     bounds = [most]

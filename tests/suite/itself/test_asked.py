@@ -16,7 +16,7 @@ from lfm2np.suite.itself.asked import Asking, between
 from lfm2np.suite.itself.invariance_report import report_of
 from lfm2np.suite.itself.questions import Sizes
 from lfm2np.suite.itself.relations import NAMES, RELATIONS
-from lfm2np.suite.itself.rounding_spread import Outcome, most_of
+from lfm2np.suite.itself.rounding_spread import Outcome, limits_of
 
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
 
@@ -119,7 +119,7 @@ def test_equal_bits_can_be_demanded() -> None:
 
 def test_noise_beyond_the_declared_format_breaks() -> None:
     checked = asking(Pretend(0.05), "float32").run()
-    assert "batch" in broken(checked) and checked.spread.nats == most_of("float32")
+    assert "batch" in broken(checked) and checked.spread.nats == limits_of("float32")[0]
     assert broken(asking(Pretend(0.05), "bfloat16").run()) == set()
 
 

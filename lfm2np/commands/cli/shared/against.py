@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared.format_options import AUTO
@@ -12,8 +15,10 @@ from lfm2np.commands.cli.shared.parser import add, require_at_least, require_tim
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.oracle.engines.records_json import parse_line
+from lfm2np.suite.itself.asked import Asking
+from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB
-from lfm2np.suite.itself.target_engine import Options
+from lfm2np.suite.itself.target_engine import Options, engine_of, smaller
 
 ITSELF = "itself"
 LEAST_VOCAB = 16
@@ -31,9 +36,33 @@ def modes(arguments: argparse.Namespace) -> list[str]:
     return [WITHOUT if arguments.against is None else WITH, *([LOCAL] if is_local else [])]
 
 
-def targets(arguments: argparse.Namespace) -> list[str]:
-    """One engine, or the two that are compared."""
-    return [arguments.target] if arguments.against == ITSELF else [arguments.target, arguments.against]
+def askings(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Asking]:
+    """Of the engine, or of the two that are compared, named by their targets then."""
+    targets = [arguments.target] if arguments.against == ITSELF else [arguments.target, arguments.against]
+    engines = [stack.enter_context(engine_of(target, options_of(arguments))) for target in targets]
+    sizes, until = smaller(engines[0].sizes, engines[-1].sizes), math.inf
+    if arguments.minutes is not None:
+        until = time.monotonic() + 60 * arguments.minutes
+    askings = []
+    for target, (players, abilities, _) in zip(targets, engines, strict=True):
+        name = abilities.engine if len(targets) == 1 else f"{target} ({abilities.engine})"
+        abilities = replace(abilities, engine=name)
+        seed, is_bitwise = arguments.seed, arguments.bitwise
+        askings.append(Asking(players, abilities, sizes, format_name(arguments), seed, is_bitwise, until))
+    return askings
+
+
+def judge_of(askings: Sequence[Asking]) -> ByItself:
+    """The first engine's judge, after `begin` of all: itself, or another."""
+    first, last = askings[0], askings[-1]
+    return ByItself(
+        last.players[""],
+        max((asking.spread for asking in askings), key=lambda spread: spread.nats),
+        first.sizes.vocab,
+        is_same=first is last,
+        with_scores=first.abilities.tells_prompt_logprobs,
+        is_bitwise=first.is_bitwise,
+    )
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -69,10 +98,6 @@ def require(arguments: argparse.Namespace) -> None:
     if arguments.against != ITSELF and ":" not in arguments.against:
         raise RequestError(f"--against {arguments.against!r}: expected `{ITSELF}`, or another engine as TARGET")
     format_name(arguments)
-
-
-def until(arguments: argparse.Namespace) -> float:
-    return math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
 
 
 def add_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

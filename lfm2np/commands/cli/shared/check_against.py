@@ -13,10 +13,8 @@ from lfm2np.commands.cli.shared.terminal import command_line, progress_bar, show
 from lfm2np.errors import RequestError
 from lfm2np.oracle.report.report import Report
 from lfm2np.suite.itself.asked import Asking, Held, between
-from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.invariance_report import report_of
 from lfm2np.suite.itself.relations import NAMES, RELATIONS, Relation
-from lfm2np.suite.itself.target_engine import engine_of, smaller
 
 SHRINK_SECONDS = 60.0
 
@@ -49,24 +47,17 @@ def chosen(names: str | None) -> Sequence[Relation]:
 
 
 def compared(arguments: argparse.Namespace) -> Report:
-    targets = against.targets(arguments)
-    until, name = against.until(arguments), against.format_name(arguments)
+    folders: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        engines = [stack.enter_context(engine_of(target, against.options_of(arguments))) for target in targets]
-        sizes = smaller(engines[0].sizes, engines[-1].sizes)
-        askings = []
-        for target, (players, abilities, _) in zip(targets, engines, strict=True):
-            if len(targets) > 1:
-                abilities = replace(abilities, engine=f"{target} ({abilities.engine})")
-            with progress_bar("relations") as show:
-                asking = Asking(players, abilities, sizes, name, arguments.seed, arguments.bitwise, until, show)
-                askings.append(asking.run(chosen(arguments.relations)))
-        is_two = len(targets) > 1 and not any(asking.gone for asking in askings)
+        askings = against.askings(arguments, stack)
+        for asking in askings:
+            with progress_bar("relations") as asking.report:
+                asking.run(chosen(arguments.relations))
+        is_two = len(askings) > 1 and not any(asking.gone for asking in askings)
         other = between(*askings) if is_two else None
-        folders: dict[str, str] = {}
         for asking in askings if arguments.out is not None else ():
             folders |= handed_over(arguments, asking)
-    notes = [] if all(engine.abilities.takes_cold for engine in engines) else [NO_COLD]
+    notes = [] if all(asking.abilities.takes_cold for asking in askings) else [NO_COLD]
     return report_of(askings, other, folders, notes)
 
 
@@ -95,8 +86,7 @@ def written(arguments: argparse.Namespace, asking: Asking, held: Held) -> Iterat
         yield "no script", "it needs more than requests to one server"
         return
     player, sizes = asking.players[""], asking.sizes
-    scores = asking.abilities.tells_prompt_logprobs
-    judge = ByItself(player, asking.spread, sizes.vocab, with_scores=scores, is_bitwise=asking.is_bitwise)
+    judge = against.judge_of([asking])
     around = Around(sizes.block, sizes.chunk, sizes.slots, sizes.longest, tuple(range(sizes.vocab)))
     campaign = Campaign(judge, player, around, shrink_seconds=SHRINK_SECONDS)
     campaign.counts.traces += 1

@@ -48,9 +48,7 @@ from lfm2np.suite.fuzz.sizes import (
 )
 from lfm2np.suite.fuzz.started import StartedServer, answers
 from lfm2np.suite.fuzz.watched import WatchedServer
-from lfm2np.suite.itself.asked import Asking
-from lfm2np.suite.itself.by_itself import ByItself
-from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, HTTP, SLOTS, engine_of, smaller
+from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, HTTP, SLOTS
 
 HINTS = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}  # of a factory without options
 EARLIER_REPLAYS = 3
@@ -125,29 +123,18 @@ def player_of(arguments: argparse.Namespace, model: Model) -> Target:
 def by_itself(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: contextlib.ExitStack) -> Subject:
     """Its spread is measured first; with another engine the larger of both."""
     against.require(arguments)
-    name = against.format_name(arguments)
-    engines = [
-        stack.enter_context(engine_of(target, against.options_of(arguments))) for target in against.targets(arguments)
-    ]
-    first, last = engines[0], engines[-1]
-    if not first.abilities.tells_logprobs:
+    askings = against.askings(arguments, stack)
+    abilities, sizes = askings[0].abilities, askings[0].sizes
+    if not abilities.tells_logprobs:
         raise InconclusiveError("the engine reports no log-probabilities: other tokens can't be judged without a truth")
-    sizes = smaller(first.sizes, last.sizes)
-    spreads = [Asking(each.players, each.abilities, sizes, name, arguments.seed).begin() for each in engines]
-    judge = ByItself(
-        last.players[""],
-        max(spreads, key=lambda each: each.nats),
-        sizes.vocab,
-        is_same=first is last,
-        with_scores=first.abilities.tells_prompt_logprobs,
-        is_bitwise=arguments.bitwise,
-    )
-    source = GIVEN if arguments.max_model_len else REPORTED if first.abilities.longest else ASSUMED
-    around_sizes = sizes_of(given(arguments), first.abilities, Size((sizes.longest,), source))
-    abilities = replace(first.abilities, takes_sampling=first.abilities.takes_sampling and first.abilities.takes_seeds)
-    around = around_of(left_out, None, sizes.vocab, abilities, around_sizes)
-    context = Context(arguments.target, first.abilities.engine, name, "", "none", command_line())
-    return Subject(first.players[""], judge, around, around_sizes, context)
+    for asking in askings:
+        asking.begin()
+    source = GIVEN if arguments.max_model_len else REPORTED if abilities.longest else ASSUMED
+    around_sizes = sizes_of(given(arguments), abilities, Size((sizes.longest,), source))
+    takes_seeds = replace(abilities, takes_sampling=abilities.takes_sampling and abilities.takes_seeds)
+    around = around_of(left_out, None, sizes.vocab, takes_seeds, around_sizes)
+    context = Context(arguments.target, abilities.engine, askings[0].format_name, "", "none", command_line())
+    return Subject(askings[0].players[""], against.judge_of(askings), around, around_sizes, context)
 
 
 def given(arguments: argparse.Namespace) -> dict[str, int | None]:
