@@ -144,20 +144,36 @@ class Campaign:
             failed = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
             left -= self.counts.traces - before
             if failed is not None:
-                failure = self.minimize(*failed)
-                if self.is_by_chance(failure):
-                    self.counts.findings -= 1
-                    self.counts.once += 1
-                else:
-                    yield failure
-                self.raise_interrupt()
+                yield from self.minimized(*failed)
                 if self.counts.findings >= most or self.is_lost(failed[2]):
                     return
 
-    def is_by_chance(self, failure: Failure) -> bool:
-        """Whether it was seen once, by a judge who may err, and in none of its replays."""
-        is_answer = failure.finding.kind not in (*UNREPEATABLE, FAILED, BROKEN, REFUSED, LEAK)
-        return is_answer and not self.judge.is_certain and failure.rate[1] > 0 and failure.rate[0] == 0
+    def known(self, traces: Sequence[Trace], times: int) -> Iterator[Failure]:
+        """Those of earlier runs that fail again, each played up to so many times: as it is, then with other tokens."""
+        for trace in traces:
+            for number in range(times):
+                self.is_fresh = self.is_quick
+                fresh = self.relabelled(trace, next(self.label)) if number else trace
+                played, finding = self.play(fresh)
+                self.is_fresh = False
+                self.counts.traces += 1
+                if finding is not None:
+                    yield from self.minimized(fresh, played, finding)
+                    if self.is_lost(finding):
+                        return
+                    break
+
+    def minimized(self, trace: Trace, played: Played, finding: Finding) -> Iterator[Failure]:
+        """One, or none if it was seen once, by a judge who may err, and in none of its replays. An interrupt that came
+        meanwhile is raised when it was yielded."""
+        failure = self.minimize(trace, played, finding)
+        is_answer = finding.kind not in (*UNREPEATABLE, FAILED, BROKEN, REFUSED, LEAK)
+        if is_answer and not self.judge.is_certain and failure.rate[1] > 0 and failure.rate[0] == 0:
+            self.counts.findings -= 1
+            self.counts.once += 1
+        else:
+            yield failure
+        self.raise_interrupt()
 
     def is_lost(self, finding: Finding) -> bool:
         return finding.kind in UNREPEATABLE and self.restart is None
@@ -399,21 +415,3 @@ def last_that(holds: Callable[[int], bool], count: int) -> int | None:
 def replays_for(rate: float) -> int:
     """So many that a trace that fails at this rate passes all of them with a probability of MISSED."""
     return 1 if rate >= 1.0 else min(MOST_REPLAYS, math.ceil(math.log(MISSED) / math.log(1.0 - rate)))
-
-
-def known_traces(again: Sequence[Trace], campaign: Campaign, times: int) -> Iterator[Failure]:
-    """Those of earlier runs that fail again, each played up to so many times: as it is, then with other tokens."""
-    for trace in again:
-        for number in range(times):
-            campaign.is_fresh = campaign.is_quick
-            fresh = campaign.relabelled(trace, next(campaign.label)) if number else trace
-            played, finding = campaign.play(fresh)
-            campaign.is_fresh = False
-            campaign.counts.traces += 1
-            if finding is None:
-                continue
-            yield campaign.minimize(fresh, played, finding)
-            campaign.raise_interrupt()
-            if campaign.is_lost(finding):
-                return
-            break

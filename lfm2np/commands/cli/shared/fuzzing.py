@@ -26,7 +26,7 @@ from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import MOST_REQUESTS
 from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
-from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure, known_traces
+from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
 from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
 from lfm2np.suite.fuzz.failure_report import Context, history
 from lfm2np.suite.fuzz.hand_over import TRACE, hand_over, read_trace, require_place
@@ -193,7 +193,7 @@ def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Fail
         for name, trace in traces.items():
             if why := campaign.unfit(trace):
                 raise RequestError(f"{name}: {why}")
-        yield from known_traces(list(traces.values()), campaign, REPLAYS)
+        yield from campaign.known(list(traces.values()), REPLAYS)
         return
     earlier = []
     for path in sorted(Path(arguments.out).glob(f"[!.]*/{TRACE}")):
@@ -202,7 +202,7 @@ def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Fail
             say(f"{path}: left out: {why}")
         else:
             earlier.append(trace)
-    for failure in known_traces(earlier, campaign, EARLIER_REPLAYS):
+    for failure in campaign.known(earlier, EARLIER_REPLAYS):
         yield failure
         campaign.raise_interrupt()
         if campaign.counts.findings >= arguments.findings or campaign.is_lost(failure.finding):
