@@ -314,7 +314,7 @@ def finding_of(failure: Failure, folder: Path) -> Finding:
 
 def lines_of(failure: Failure) -> list[str]:
     said = history(failure)
-    return [f"{failure.finding.kind}: {said['found']}; {said['replays']}", f"  {said['size']}"]
+    return [f"{failure.finding.kind}: {said['found']}", f"  {said['replays']}", f"  {said['size']}"]
 
 
 def assumed_text(names: list[str]) -> str:
