@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 import math
 import time
@@ -327,18 +328,17 @@ class Campaign:
     def confirm(self, kind: str, least: int) -> None:
         """Takes the smallest trace that fails in `least` of LAST_REPLAYS, else the one that fails most often."""
         before = () if self.is_fresh else (self.short(),)
-        tried: dict[int, tuple[int, Failed | None]] = {}
 
-        def times(index: int) -> int:
-            if index not in tried:
-                tried[index] = self.fails(self.kept[index][0][0], kind, LAST_REPLAYS, before)
-                if tried[index][0] > self.best.rate[0] or index == len(self.kept) - 1:
-                    self.settle(*tried[index], before)
-            return tried[index][0]
+        @functools.cache
+        def tried(index: int) -> tuple[int, Failed | None]:
+            times, last = self.fails(self.kept[index][0][0], kind, LAST_REPLAYS, before)
+            if times > self.best.rate[0] or index == len(self.kept) - 1:
+                self.settle(times, last, before)
+            return times, last
 
-        index = last_that(lambda index: times(index) >= least, len(self.kept))
+        index = last_that(lambda index: tried(index)[0] >= least, len(self.kept))
         if index is not None:
-            self.settle(*tried[index], before)
+            self.settle(*tried(index), before)
         elif not self.is_fresh:
             self.confirm_behind(kind, least, before)
 
