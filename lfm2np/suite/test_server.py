@@ -14,7 +14,7 @@ from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.invariance_report import score_words, what_of
 from lfm2np.suite.itself.relations import Relation
 from lfm2np.suite.itself.rounding_spread import Outcome
-from lfm2np.suite.itself.target_engine import Options, engine_of
+from lfm2np.suite.itself.target_engine import Options, asking_of
 from lfm2np.suite.plugin import ASKING, given_sizes, option
 
 
@@ -23,10 +23,9 @@ def asking(request: pytest.FixtureRequest) -> Iterator[Asking]:
     """The server with its spread measured. A server that is not there, or can't be compared, ends the run."""
     config = request.config
     try:
-        with engine_of(option(config, "server") or "", options_of(config)) as engine:
-            budget, name = number(config, "budget"), option(config, "number-format") or "float32"
-            until = math.inf if budget is None else time.monotonic() + 60 * budget
-            asking = Asking(engine.players, engine.abilities, engine.sizes, name, until=until)
+        with asking_of(option(config, "server") or "", options_of(config)) as asking:
+            budget = number(config, "budget")
+            asking.until = math.inf if budget is None else time.monotonic() + 60 * budget
             asking.is_bitwise = option(config, "bitwise") is not None
             asking.begin()
             config.stash[ASKING] = asking
@@ -37,7 +36,12 @@ def asking(request: pytest.FixtureRequest) -> Iterator[Asking]:
 
 def options_of(config: pytest.Config) -> Options:
     vocab = number(config, "vocab-size")
-    return Options(checkpoint_path(option(config, "model")), given_sizes(config), None if vocab is None else int(vocab))
+    return Options(
+        checkpoint_path(option(config, "model")),
+        given_sizes(config),
+        None if vocab is None else int(vocab),
+        format_name=option(config, "number-format") or "float32",
+    )
 
 
 def number(config: pytest.Config, name: str) -> float | None:

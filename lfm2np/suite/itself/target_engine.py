@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lfm2np.errors import InconclusiveError, RequestError
 from lfm2np.oracle.engines.dialects.dialect import Location
@@ -14,6 +14,7 @@ from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.suite.fuzz.watched import WatchedServer
+from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB, Sizes
 
 VOCAB_AT = (Location("/v1/models", ("data", 0, "meta", "n_vocab")),)  # llama.cpp's
@@ -30,7 +31,7 @@ class Options:
     vocab   token ids below it are sent; None: as the engine reports, else DEFAULT_VOCAB
     name    of the model, for a server with more than one
     timeout seconds for a response
-    dtype   in which transformers computes
+    format_name  that explains its rounding, and in which transformers computes
     vary    fields of a request that must not change its answer
     """
 
@@ -39,23 +40,15 @@ class Options:
     vocab: int | None = None
     name: str | None = None
     timeout: float = 60.0
-    dtype: str = "float32"
+    format_name: str = "float32"
     vary: Mapping[str, Any] | None = None
 
     def size(self, name: str, otherwise: int) -> int:
         return self.sizes.get(name) or otherwise
 
 
-class Engine(NamedTuple):
-    """players: by name, "" the engine itself; see asked.Asking."""
-
-    players: dict[str, Target]
-    abilities: Abilities
-    sizes: Sizes
-
-
 @contextlib.contextmanager
-def engine_of(text: str, options: Options) -> Iterator[Engine]:
+def asking_of(text: str, options: Options) -> Iterator[Asking]:
     """TargetError if it can't be run; InconclusiveError if it takes or reports no token ids."""
     with contextlib.ExitStack() as stack:
         player = stack.enter_context(contextlib.closing(player_of(text, options)))
@@ -63,7 +56,7 @@ def engine_of(text: str, options: Options) -> Iterator[Engine]:
         if not (abilities.takes_token_ids and abilities.tells_token_ids):
             raise InconclusiveError(f"{text}: it takes or reports no token ids: nothing can be compared")
         sizes = sizes_of(options, player, abilities)
-        players = {"": player}
+        players: dict[str, Target] = {"": player}
         if options.vary is not None:
             if not isinstance(player, WatchedServer):
                 raise RequestError(f"fields to vary: only of requests to a server, not to {text}")
@@ -73,7 +66,7 @@ def engine_of(text: str, options: Options) -> Iterator[Engine]:
             players["sizes"] = player_of(text, replace(options, sizes=other))
         for more in list(players.values())[1:]:
             stack.enter_context(contextlib.closing(more)).probe()
-        yield Engine(players, abilities, sizes)
+        yield Asking(players, abilities, sizes, options.format_name)
 
 
 def player_of(text: str, options: Options) -> Target:
@@ -83,7 +76,7 @@ def player_of(text: str, options: Options) -> Target:
     defaults = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}
     sizes = {name: options.size(name, size) for name, size in defaults.items()}
     vocab = options.vocab or DEFAULT_VOCAB
-    return target_named(text, options.model, vocab, None, options.dtype, timeout=options.timeout, sizes=sizes)
+    return target_named(text, options.model, vocab, None, options.format_name, timeout=options.timeout, sizes=sizes)
 
 
 def sizes_of(options: Options, player: Target, abilities: Abilities) -> Sizes:

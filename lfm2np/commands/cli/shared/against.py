@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from lfm2np.oracle.engines.records_json import parse_line
 from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB
-from lfm2np.suite.itself.target_engine import Options, engine_of, smaller
+from lfm2np.suite.itself.target_engine import Options, asking_of, smaller
 
 ITSELF = "itself"
 LEAST_VOCAB = 16
@@ -39,16 +38,14 @@ def modes(arguments: argparse.Namespace) -> list[str]:
 def askings(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Asking]:
     """Of the engine, or of the two that are compared, named by their targets then."""
     targets = [arguments.target] if arguments.against == ITSELF else [arguments.target, arguments.against]
-    engines = [stack.enter_context(engine_of(target, options_of(arguments))) for target in targets]
-    sizes, until = smaller(engines[0].sizes, engines[-1].sizes), math.inf
-    if arguments.minutes is not None:
-        until = time.monotonic() + 60 * arguments.minutes
-    askings = []
-    for target, (players, abilities, _) in zip(targets, engines, strict=True):
-        name = abilities.engine if len(targets) == 1 else f"{target} ({abilities.engine})"
-        abilities = replace(abilities, engine=name)
-        seed, is_bitwise = arguments.seed, arguments.bitwise
-        askings.append(Asking(players, abilities, sizes, format_name(arguments), seed, is_bitwise, until))
+    askings = [stack.enter_context(asking_of(target, options_of(arguments))) for target in targets]
+    sizes = smaller(askings[0].sizes, askings[-1].sizes)
+    for target, asking in zip(targets, askings, strict=True):
+        asking.sizes, asking.seed, asking.is_bitwise = sizes, arguments.seed, arguments.bitwise
+        if arguments.minutes is not None:
+            asking.until = time.monotonic() + 60 * arguments.minutes
+        if len(targets) > 1:
+            asking.abilities = replace(asking.abilities, engine=f"{target} ({asking.abilities.engine})")
     return askings
 
 
