@@ -24,7 +24,7 @@ ANY = 1e9  # nats: a bound where no log-probability was reported; a script has i
 class ByItself(Judge):
     """`player` answers alone. `spread` as measured before; `is_same`: it is the engine that is judged.
 
-    with_scores  it reports log-probabilities of prompts, so an answer is also held against its own tokens as a prompt
+    with_scores  it reports log-probabilities of prompts, so an answer is also compared with its own tokens as a prompt
     """
 
     player: Target
@@ -85,14 +85,14 @@ class ByItself(Judge):
         return pair.fault or what
 
     def pair_again(self, request: Request, answer: Answer) -> Comparison:
-        """With what it is held against asked for again: the answer alone may have been the wrong one, and is kept."""
+        """Compared with new answers: the answer alone may have been the wrong one, and is kept."""
         for kept in (alone(request), whole(request, answer)):
             self.known.pop(kept, None)
         self.ask([alone(request)])
         return self.pair(request, answer)
 
     def trouble_alone(self, request: Request, answer: Answer) -> tuple[str, str] | None:
-        """Of the requests that it is held against: an engine may hang there, too."""
+        """Of the requests that it is compared with: an engine may hang there, too."""
         for kept in (alone(request), whole(request, answer)):
             if kept in self.known and (why := trouble_of(kept, [self.known[kept]])) is not None:
                 return why
