@@ -255,7 +255,7 @@ def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], 
     row = finding["evidence"]
     assert (code, finding["kind"], row["failed"], row["replays"]) == (1, "dead", 2, 2)
     text = (tmp_path / row["folder"] / "issue.md").read_text()
-    assert "# The server is gone\n" in text and "on a server that had just been started" in text
+    assert "# The server is gone.\n" in text and "on a server that had just been started" in text
     with socket.socket() as sock:
         assert sock.connect_ex(("127.0.0.1", port)) != 0  # it was ended
 
