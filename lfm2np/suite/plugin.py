@@ -91,7 +91,7 @@ def chosen_profile(config: pytest.Config) -> str:
 
 
 TERMS, ADVICE = pytest.StashKey[Any](), pytest.StashKey[str]()
-ASKING = pytest.StashKey[Any]()  # invariance.asked.Asking and its Spread
+ASKING = pytest.StashKey[Any]()  # itself.asked.Asking
 FILES = {  # by option
     "engine": ("test_conformance.py",),
     "scheduler": ("test_schedulers.py",),
@@ -251,10 +251,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for line in github_lines(terminalreporter.stats.get("failed", ())):
             terminalreporter.write_line(line)
     if ASKING in terminalreporter.config.stash:
-        asking, spread = terminalreporter.config.stash[ASKING]
-        kind = "measured" if spread.is_measured else "of the format"
+        asking = terminalreporter.config.stash[ASKING]
+        kind = "measured" if asking.spread.is_measured else "of the format"
         terminalreporter.write_line(
-            f"{asking.requests} requests, {asking.tokens} tokens; spread {spread.nats:.2g} ({kind})"
+            f"{asking.requests} requests, {asking.tokens} tokens; spread {asking.spread.nats:.2g} ({kind})"
         )
         for line in dict.fromkeys(asking.unanswered):
             terminalreporter.write_line(f"WARNING: not answered: {line}", yellow=True)

@@ -13,36 +13,34 @@ from lfm2np.errors import Lfm2npError
 from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.invariance_report import score_words, what_of
 from lfm2np.suite.itself.relations import Relation
-from lfm2np.suite.itself.rounding_spread import Outcome, Spread
-from lfm2np.suite.itself.target_engine import Options, engine_of
+from lfm2np.suite.itself.rounding_spread import Outcome
+from lfm2np.suite.itself.target_engine import Options, asking_of
 from lfm2np.suite.plugin import ASKING, given_sizes, option
 
 
 @pytest.fixture(scope="session")
-def asking(request: pytest.FixtureRequest) -> Iterator[tuple[Asking, Spread]]:
+def asking(request: pytest.FixtureRequest) -> Iterator[Asking]:
     """The server with its spread measured. A server that is not there, or can't be compared, ends the run."""
     config = request.config
     try:
-        with engine_of(option(config, "server") or "", options_of(config)) as engine:
-            budget, name = number(config, "budget"), option(config, "number-format") or "float32"
-            until = math.inf if budget is None else time.monotonic() + 60 * budget
-            asking = Asking(engine.players, engine.abilities, engine.sizes, name, until=until)
+        with asking_of(option(config, "server") or "", options_of(config)) as asking:
+            budget = number(config, "budget")
+            asking.until = math.inf if budget is None else time.monotonic() + 60 * budget
             asking.is_bitwise = option(config, "bitwise") is not None
-            config.stash[ASKING] = (asking, asking.begin())
-            yield config.stash[ASKING]
+            asking.begin()
+            config.stash[ASKING] = asking
+            yield asking
     except Lfm2npError as error:
         pytest.exit(f"--server {option(config, 'server')}: {error}", returncode=error.exit_code)
 
 
 def options_of(config: pytest.Config) -> Options:
-    sizes, vocab = given_sizes(config), number(config, "vocab-size")
+    vocab = number(config, "vocab-size")
     return Options(
-        model=checkpoint_path(option(config, "model")),
-        vocab=None if vocab is None else int(vocab),
-        block=sizes.get("block_size"),
-        chunk=sizes.get("max_num_batched_tokens"),
-        slots=sizes.get("max_num_seqs"),
-        longest=sizes.get("max_model_len"),
+        checkpoint_path(option(config, "model")),
+        given_sizes(config),
+        None if vocab is None else int(vocab),
+        format_name=option(config, "number-format") or "float32",
     )
 
 
@@ -58,8 +56,8 @@ def number(config: pytest.Config, name: str) -> float | None:
     return value
 
 
-def test_relation(relation: Relation, asking: tuple[Asking, Spread]) -> None:
-    held = asking[0].ask(relation, asking[1])
+def test_relation(relation: Relation, asking: Asking) -> None:
+    held = asking.ask(relation)
     if held.outcome in (Outcome.NOT_ASKED, Outcome.UNKNOWN):
         pytest.skip(held.why or "the server reports nothing that could be compared")
     if held.outcome is Outcome.BROKEN:

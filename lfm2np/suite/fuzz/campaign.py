@@ -12,7 +12,9 @@ does, what was played before the smallest is played before it again, and becomes
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import functools
 import itertools
 import math
 import time
@@ -24,10 +26,11 @@ from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
 from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, REFUSED, Trace, greedy
 from lfm2np.oracle.engines.target import LEAK, Played, Target, TargetError
+from lfm2np.oracle.report.report import plural
 from lfm2np.suite.fuzz.draw_traces import Around, traces_around, unfit
 from lfm2np.suite.fuzz.judge import Finding, Judge
 from lfm2np.suite.fuzz.shrink import shrunk
-from lfm2np.suite.fuzz.trace import calm, joined, relabelled
+from lfm2np.suite.fuzz.trace import in_turn, joined, relabelled
 
 BATCH = 50  # examples that steering may vary; each batch begins anew
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
@@ -85,6 +88,11 @@ class Failure:
         """Whether it fails only behind the traces before it."""
         return len(self.before) > 1
 
+    @property
+    def num_before(self) -> int:
+        """Requests of the traces before it."""
+        return sum(len(trace.requests) for trace in self.before)
+
 
 class Enough(BaseException):
     """Ends the drawing. Hypothesis would take an Exception for a failing example."""
@@ -137,20 +145,36 @@ class Campaign:
             failed = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
             left -= self.counts.traces - before
             if failed is not None:
-                failure = self.minimize(*failed)
-                if self.is_by_chance(failure):
-                    self.counts.findings -= 1
-                    self.counts.once += 1
-                else:
-                    yield failure
-                self.raise_interrupt()
+                yield from self.minimized(*failed)
                 if self.counts.findings >= most or self.is_lost(failed[2]):
                     return
 
-    def is_by_chance(self, failure: Failure) -> bool:
-        """Whether it was seen once, by a judge who may err, and in none of its replays."""
-        is_answer = failure.finding.kind not in (*UNREPEATABLE, FAILED, BROKEN, REFUSED, LEAK)
-        return is_answer and not self.judge.is_certain and failure.rate[1] > 0 and failure.rate[0] == 0
+    def known(self, traces: Sequence[Trace], times: int) -> Iterator[Failure]:
+        """Those of earlier runs that fail again, each played up to so many times: as it is, then with other tokens."""
+        for trace in traces:
+            for number in range(times):
+                self.is_fresh = self.is_quick
+                fresh = self.relabelled(trace, next(self.label)) if number else trace
+                played, finding = self.play(fresh)
+                self.is_fresh = False
+                self.counts.traces += 1
+                if finding is not None:
+                    yield from self.minimized(fresh, played, finding)
+                    if self.is_lost(finding):
+                        return
+                    break
+
+    def minimized(self, trace: Trace, played: Played, finding: Finding) -> Iterator[Failure]:
+        """One, or none if it was seen once, by a judge who may err, and in none of its replays. An interrupt that came
+        meanwhile is raised when it was yielded."""
+        failure = self.minimize(trace, played, finding)
+        is_answer = finding.kind not in (*UNREPEATABLE, FAILED, BROKEN, REFUSED, LEAK)
+        if is_answer and not self.judge.is_certain and failure.rate[1] > 0 and failure.rate[0] == 0:
+            self.counts.findings -= 1
+            self.counts.once += 1
+        else:
+            yield failure
+        self.raise_interrupt()
 
     def is_lost(self, finding: Finding) -> bool:
         return finding.kind in UNREPEATABLE and self.restart is None
@@ -280,7 +304,7 @@ class Campaign:
                 if count and not self.has_time(began):
                     break
                 whole = joined([*self.history[len(self.history) - count :], trace])
-                for variant in (calm(whole), whole):
+                for variant in (in_turn(whole.requests), whole):
                     if rate := self.first_rate(variant, kind):
                         return rate
         self.keeps_tokens = True
@@ -304,18 +328,17 @@ class Campaign:
     def confirm(self, kind: str, least: int) -> None:
         """Takes the smallest trace that fails in `least` of LAST_REPLAYS, else the one that fails most often."""
         before = () if self.is_fresh else (self.short(),)
-        tried: dict[int, tuple[int, Failed | None]] = {}
 
-        def times(index: int) -> int:
-            if index not in tried:
-                tried[index] = self.fails(self.kept[index][0][0], kind, LAST_REPLAYS, before)
-                if tried[index][0] > self.best.rate[0] or index == len(self.kept) - 1:
-                    self.settle(*tried[index], before)
-            return tried[index][0]
+        @functools.cache
+        def tried(index: int) -> tuple[int, Failed | None]:
+            times, last = self.fails(self.kept[index][0][0], kind, LAST_REPLAYS, before)
+            if times > self.best.rate[0] or index == len(self.kept) - 1:
+                self.settle(times, last, before)
+            return times, last
 
-        index = last_that(lambda index: times(index) >= least, len(self.kept))
+        index = last_that(lambda index: tried(index)[0] >= least, len(self.kept))
         if index is not None:
-            self.settle(*tried[index], before)
+            self.settle(*tried(index), before)
         elif not self.is_fresh:
             self.confirm_behind(kind, least, before)
 
@@ -346,7 +369,7 @@ class Campaign:
     def short(self) -> Trace:
         """Short requests, one after another, so that a server remembers nothing of the trace before them."""
         request = greedy("", (*self.around.first, self.around.alphabet[0]), 1)
-        return calm(Trace((request,) * min(MOST_SHORT, self.around.slots)))
+        return in_turn((request,) * min(MOST_SHORT, self.around.slots))
 
     def shrink(self, kind: str, replays: int, began: float) -> None:
         needed = 2 if self.is_live else 1  # a single failure may be luck, and repeated luck ends in a rare failure
@@ -373,7 +396,7 @@ class Campaign:
 
 
 def size_of(trace: Trace) -> str:
-    return f"{len(trace.requests)} requests, {trace.num_tokens} tokens"
+    return f"{plural(len(trace.requests), 'request')}, {trace.num_tokens} tokens"
 
 
 def with_failed(failure: Failure, failed: Failed) -> Failure:
@@ -382,37 +405,13 @@ def with_failed(failure: Failure, failed: Failed) -> Failure:
 
 
 def last_that(holds: Callable[[int], bool], count: int) -> int | None:
-    """The last index below `count` that holds, found by steps back of 1, 2, 4, ... and bisection; None if none does."""
-    above, step = count, 1
-    index = count - 1
-    while index >= 0 and not holds(index):
-        if index == 0:
-            return None
-        above, index, step = index, max(0, index - step), 2 * step
-    while above - index > 1:
-        middle = (index + above) // 2
-        index, above = (middle, above) if holds(middle) else (index, middle)
-    return index
+    """The last index below `count` that holds, where all below it do; mostly the very last; None if none does."""
+    if count and holds(count - 1):
+        return count - 1
+    first = bisect.bisect_left(range(count - 1), True, key=lambda index: not holds(index))
+    return first - 1 if first else None
 
 
 def replays_for(rate: float) -> int:
     """So many that a trace that fails at this rate passes all of them with a probability of MISSED."""
     return 1 if rate >= 1.0 else min(MOST_REPLAYS, math.ceil(math.log(MISSED) / math.log(1.0 - rate)))
-
-
-def known_traces(again: Sequence[Trace], campaign: Campaign, times: int) -> Iterator[Failure]:
-    """Those of earlier runs that fail again, each played up to so many times: as it is, then with other tokens."""
-    for trace in again:
-        for number in range(times):
-            campaign.is_fresh = campaign.is_quick
-            fresh = campaign.relabelled(trace, next(campaign.label)) if number else trace
-            played, finding = campaign.play(fresh)
-            campaign.is_fresh = False
-            campaign.counts.traces += 1
-            if finding is None:
-                continue
-            yield campaign.minimize(fresh, played, finding)
-            campaign.raise_interrupt()
-            if campaign.is_lost(finding):
-                return
-            break

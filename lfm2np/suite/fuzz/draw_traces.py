@@ -24,16 +24,8 @@ TEXTS = "text"
 FAR = (256, 512)  # positions that requests cross: common sizes of tiles, partitions and windows
 MOST_TOKENS_OF_A_TRACE = 1500
 MOST_NEW = 64  # tokens of an answer
-SPECIAL = (
-    *("",) * 5,
-    "aborted",
-    "aborted",
-    "cold",
-    "sampled",
-    "samples",
-    "stop",
-    "streamed",
-)  # of a request, by weight
+# Of a request, by weight.
+SPECIAL = (*("",) * 5, "aborted", "aborted", "cold", "sampled", "samples", "stop", "streamed")
 DRAWN = 32  # requests of a trace that tests sampling,
 SELDOM = 16  # which is one trace in so many
 CROWDED = 8  # one trace in so many is a crowd

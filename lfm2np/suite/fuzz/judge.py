@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.engine.engine import Engine
@@ -84,40 +83,39 @@ def right_token(token_id: int, allowed: Allowed, is_drawn: bool) -> Right:
     )
 
 
-class Judge(Protocol):
-    """What a campaign and its report need to know of right and wrong."""
+class Judge:
+    """What a campaign and its report need to know of right and wrong.
 
-    @property
-    def vocab_size(self) -> int:
-        """Token ids of prompts are below it."""
+    vocab_size  token ids of prompts are below it
+    expected    what an answer is compared with, as a sentence
+    is_certain  whether a trace that failed once is a finding though it never fails again
+    ends        end-of-sequence tokens, behind which a server may stop
+    """
 
-    @property
-    def ends(self) -> Collection[int]:
-        """End-of-sequence tokens, behind which a server may stop."""
-
-    @property
-    def expected(self) -> str:
-        """What an answer is held against, as a sentence."""
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether a trace that failed once is a finding though it never fails again."""
+    vocab_size: int
+    expected: str
+    is_certain = True
+    ends: Collection[int] = ()
 
     def with_stops(self, trace: Trace) -> Trace:
-        """The trace with stop strings that its requests will meet."""
+        """The trace with stop strings that its requests will meet; as it is where no text is known."""
+        return trace
 
     def finding(self, trace: Trace, played: Played) -> Finding | None:
         """The worst that is wrong; None for answers that may be right."""
+        raise NotImplementedError
 
     def right(self, request: Request, seen: Answer | None) -> list[Right]:
         """What should have come; empty where that is unknown."""
+        raise NotImplementedError
 
     def alone(self, request: Request) -> Request | None:
         """The request whose answer is what should have come; None where that is not the engine's own."""
+        return None
 
 
-@dataclass(frozen=True)
-class ByTruth:
+@dataclass
+class ByTruth(Judge):
     """Exact arithmetic, under the rounding error of the declared format.
 
     texts  also judge texts and finish reasons
@@ -127,23 +125,14 @@ class ByTruth:
     format_name: str
     place: Place = field(default_factory=Place)
     texts: bool = True
-    is_certain: ClassVar = True
-    expected: ClassVar = (
+    expected = (
         "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
         "declared format may be is measured at each position."
     )
 
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.vocab_size
-
-    @property
-    def ends(self) -> Collection[int]:
-        return self.model.config.eos_token_ids
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self.model.tokenizer if self.model.has_tokenizer else None
+    def __post_init__(self) -> None:
+        self.vocab_size, self.ends = self.model.config.vocab_size, self.model.config.eos_token_ids
+        self.tokenizer = self.model.tokenizer_or_none
 
     def finding(self, trace: Trace, played: Played) -> Finding | None:
         """A server that is gone explains everything else, so it comes first."""
@@ -244,9 +233,6 @@ class ByTruth:
         last = whole[len(before) :]
         return (before[-1:] + (last[:-1] or last)) or None
 
-    def alone(self, request: Request) -> Request | None:
-        return None
-
 
 def trouble_finding(trace: Trace, played: Played) -> Finding | None:
     """What is wrong besides answers: a server that is gone first, one that keeps memory last."""
@@ -280,19 +266,13 @@ def stop_fault(tokenizer: Tokenizer, ends: Collection[int], request: Request, an
 
 
 def length_fault(model: Model, request: Request, answer: Answer) -> str | None:
-    """Fewer tokens than requested, without a reason."""
-    if (
-        answer.token_ids is None
-        or answer.is_aborted
-        or len(answer.token_ids) >= request.max_tokens
-        or request.stop is not None
-    ):
+    """Fewer tokens than requested, without a reason. Some servers can't ignore an end-of-sequence token."""
+    ids = answer.token_ids
+    if ids is None or answer.is_aborted or len(ids) >= request.max_tokens or request.stop is not None:
         return None
-    ended_by = answer.token_ids[-1:]
-    if ended_by and ended_by[0] in model.config.eos_token_ids:
-        return None  # some servers can't ignore the end-of-sequence token
-    reason = f"finish_reason {answer.finish_reason!r}"
-    return f"{len(answer.token_ids)} tokens with {reason}, expected {request.max_tokens}"
+    if ids and ids[-1] in model.config.eos_token_ids:
+        return None
+    return f"{len(ids)} tokens with finish_reason {answer.finish_reason!r}, expected {request.max_tokens}"
 
 
 def wrong_words(position: Position, prompt: int) -> str:

@@ -6,6 +6,7 @@ nothing. The caller decides whether a trace fails: on a server that takes severa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,9 @@ def shrunk(trace: Trace, fails: Fails, more: Callable[[], bool] = lambda: True) 
         changed = False
         for edits in (fewer_requests, shorter_prompts, simpler, less_overlap):
             for edit in edits(best):
-                candidate = attempt(edit, best)
+                candidate = None
+                with contextlib.suppress(RequestError, IndexError):
+                    candidate = edit(best)
                 if candidate is None or candidate == best:
                     continue
                 if not more():
@@ -32,13 +35,6 @@ def shrunk(trace: Trace, fails: Fails, more: Callable[[], bool] = lambda: True) 
                 if fails(candidate):
                     best, changed = candidate, True
     return best
-
-
-def attempt(edit: Edit, trace: Trace) -> Trace | None:
-    try:
-        return edit(trace)
-    except (RequestError, IndexError):
-        return None
 
 
 def halves(count: int) -> Iterator[int]:
@@ -102,10 +98,6 @@ def cut(trace: Trace, index: int, start: int, size: int, everywhere: bool) -> Tr
     return Trace(tuple(requests))
 
 
-def with_request(trace: Trace, index: int, request: Request) -> Trace:
-    return Trace((*trace.requests[:index], request, *trace.requests[index + 1 :]))
-
-
 def simpler(trace: Trace) -> Iterator[Edit]:
     """Each request without its special parameters, and with fewer tokens."""
     for index, request in enumerate(trace.requests):
@@ -130,19 +122,18 @@ def with_fields(trace: Trace, index: int, fields: Mapping[str, object]) -> Trace
     request = trace.requests[index]
     for name in ("max_tokens", "abort_after", "after_tokens"):
         now, then = getattr(request, name), fields.get(name)
-        if name in fields and (now is None or (isinstance(then, int) and then >= now)):
+        if isinstance(then, int) and (now is None or then >= now):
             return None
-    return with_request(trace, index, changed(request, **fields))
+    return Trace((*trace.requests[:index], changed(request, **fields), *trace.requests[index + 1 :]))
 
 
 def less_overlap(trace: Trace) -> Iterator[Edit]:
     """One request after another; if that does not fail, requests that wait for tokens are sent at once."""
     for index, request in enumerate(trace.requests):
+        moments: list[dict[str, int | None]] = []
         if index and (request.after is None or request.after_tokens is not None):
-            yield partial(with_moment, index=index, after=index - 1, pause=MOMENT)
+            moments.append({"after": index - 1, "pause": MOMENT})
         if request.after_tokens is not None:
-            yield partial(with_moment, index=index, after=None, pause=0)
-
-
-def with_moment(trace: Trace, index: int, after: int | None, pause: int) -> Trace | None:
-    return with_request(trace, index, replace(trace.requests[index], after=after, after_tokens=None, pause=pause))
+            moments.append({"after": None, "pause": 0})
+        for moment in moments:
+            yield partial(with_fields, index=index, fields={"after_tokens": None, **moment})

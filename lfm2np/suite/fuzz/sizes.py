@@ -1,4 +1,4 @@
-"""The engine's sizes, around which lengths are drawn: as given, else as reported, else plausible ones in turn."""
+"""Sizes of a run and of the engine, around which lengths are drawn: given, reported, or plausible ones in turn."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:  # they need NumPy and Hypothesis, which a help does not
 
 GIVEN, REPORTED, MODELS, ASSUMED = "given", "reported", "the model's", "assumed"
 BLOCKS, CHUNKS, SLOTS = (16, 64), (64, 256, 512), (8,)  # of vLLM, SGLang and small engines
+EXAMPLES, REPLAYS = 200, 10  # of a run; of a trace that is named
+LEAST_CONTEXT = 4  # tokens: a BOS, a token, and an answer to it, with one to spare
 CONTEXT = 6  # chunks, of which a chunk that is assumed sees at most so many: more and shorter requests to a trace
 
 

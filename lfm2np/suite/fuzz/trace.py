@@ -40,11 +40,11 @@ def joined(traces: Sequence[Trace]) -> Trace:
     return Trace(tuple(requests))
 
 
-def calm(trace: Trace) -> Trace:
-    """Requests one at a time, each a moment after the end of the one before, when the server has released it."""
+def in_turn(requests: Sequence[Request]) -> Trace:
+    """One at a time, each a moment after the end of the one before, when the engine has released it."""
     return Trace(
         tuple(
-            replace(request, after=index - 1, after_tokens=None, pause=MOMENT) if index else request
-            for index, request in enumerate(trace.requests)
+            replace(request, after=index - 1 if index else None, after_tokens=None, pause=MOMENT if index else 0)
+            for index, request in enumerate(requests)
         )
     )

@@ -1,25 +1,104 @@
-"""A server under fuzzing: after each trace, whether it is still there, keeps nothing, and what its counters show."""
+"""A server under fuzzing: after each trace, whether it is still there, keeps nothing, and what its counters show.
+
+It may report active requests, memory in use, hits, preemptions: any of it may be missing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Location
-from lfm2np.oracle.engines.http_client import BadReply, HttpError, TimedOut
+from lfm2np.errors import RequestError
+from lfm2np.oracle.engines import dialects
+from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, TimedOut
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import BROKEN, DEAD, MOST_REQUESTS, Request, Trace
-from lfm2np.oracle.engines.target import LEAK, Abilities, Answers, Arrived, Played, TargetError, Trouble, ignored
-from lfm2np.suite.fuzz.started import Watcher, counted
+from lfm2np.oracle.engines.records_json import parse_line
+from lfm2np.oracle.engines.target import LEAK, Answers, Arrived, Played, TargetError, Trouble, ignored
 
 HEALTH_CHECKS, HEALTH_PAUSE = 8, 0.25  # times, seconds
 PATIENCE = 20.0  # seconds for memory and slots to come free; less if an answer may take less
+SLOTS = "busy slots"
+PAUSE = 0.05  # seconds between two requests
 
 
-class WatchedServer:
+def metrics_of(text: str) -> dict[str, float]:
+    """Prometheus' text format: the sum of each name's samples; lines of another form are skipped."""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        name = line.split("{")[0].split(" ")[0]
+        if not name or line.startswith("#"):
+            continue
+        with contextlib.suppress(ValueError, IndexError):
+            sums[name] = sums.get(name, 0.0) + float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
+    return {name: value for name, value in sums.items() if math.isfinite(value)}
+
+
+class Watcher:
+    """Watches one server. What it does not report at the beginning is not requested again."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self._has_metrics, self._has_slots = True, True
+        first = self.metrics()
+        self._has_metrics = bool(first)
+        self._has_slots = self.busy_slots() is not None
+
+    def metrics(self) -> dict[str, float]:
+        if self._has_metrics:
+            with contextlib.suppress(HttpError, TargetError):
+                return metrics_of(self._client.get_text("/metrics"))
+        return {}
+
+    def busy_slots(self) -> int | None:
+        """Of llama.cpp's /slots."""
+        if self._has_slots:
+            with contextlib.suppress(HttpError, TargetError, RequestError):
+                slots = parse_line(self._client.get_text("/slots"), "/slots")
+                if isinstance(slots, list) and slots and all(isinstance(slot, dict) for slot in slots):
+                    return sum(bool(slot.get("is_processing")) for slot in slots)
+        return None
+
+    def held(self) -> dict[str, float]:
+        """Active requests and memory in use, as far as the server reports them."""
+        metrics = self.metrics()
+        names = [name for each in dialects.DIALECTS for name in (*each.metrics.active, *each.metrics.memory)]
+        held = {name: metrics[name] for name in names if name in metrics}
+        busy = self.busy_slots()
+        return held if busy is None else {**held, SLOTS: float(busy)}
+
+    def leak(self, before: Mapping[str, float], patience: float) -> str | None:
+        """What is not freed within so many seconds, beyond what was held before.
+
+        So no trace is blamed for what an earlier one left behind, and cached memory that a server counts as used is no
+        leak.
+        """
+        until = time.monotonic() + patience
+        while (more := more_than(before, self.held())) is not None and time.monotonic() < until:
+            time.sleep(PAUSE)
+        return more
+
+
+def more_than(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
+    for name, value in now.items():
+        if value > before.get(name, 0.0):
+            return f"{name} {value:g}, expected {before.get(name, 0.0):g} as before"
+    return None
+
+
+def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """By how much the counters rose."""
+    names = [name for dialect in dialects.DIALECTS for name in dialect.metrics.counters]
+    return {name: after[name] - before.get(name, 0.0) for name in names if name in after}
+
+
+class WatchedServer(HttpTarget):
     """One server. `timeout` is seconds for one answer: a server that takes longer hangs. `fields` are added to each
     request."""
 
@@ -31,38 +110,24 @@ class WatchedServer:
         timeout: float,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__(url, tokenizer, name, MOST_REQUESTS, timeout, retries=0, fields=fields)
         self.timeout = timeout
-        self._target = HttpTarget(url, tokenizer, name, MOST_REQUESTS, timeout, retries=0, fields=fields)
-        self._watcher: Watcher | None = None
 
-    @property
-    def dialect(self) -> Dialect:
-        return self._target.spoken().dialect
-
-    def probe(self) -> Abilities:
-        abilities = self._target.probe()
-        self._watcher = Watcher(self._target.client)
-        return abilities
-
-    def number_at(self, locations: Iterable[Location]) -> int | None:
-        """The first positive number that the server reports in one of these places."""
-        return self._target.number_at(locations)
+    @cached_property
+    def watcher(self) -> Watcher:
+        """Made before the first trace, when the server is idle."""
+        return Watcher(self.client)
 
     def body(self, request: Request) -> dict[str, Any]:
         """What is sent for the request."""
-        return self._target.body(self._target.with_text(request))
+        return super().body(self.with_text(request))
 
     def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
-        before = self._watcher.metrics() if self._watcher else {}
-        held = self._watcher.held() if self._watcher else {}
-        played = self._target.play(trace, arrived)
-        answers, trouble = self._server_trouble(played.answers, held)
-        after = self._watcher.metrics() if self._watcher and trouble is None else {}
+        before, held = self.watcher.metrics(), self.watcher.held()
+        answers, trouble = self._server_trouble(super().play(trace, arrived).answers, held)
+        after = self.watcher.metrics() if trouble is None else {}
         cached = sum(float(some[0].cached_tokens) for some in answers if some[0].cached_tokens)
         return Played(answers, trouble, {**counted(before, after), "cached prompt tokens": cached})
-
-    def close(self) -> None:
-        self._target.close()
 
     def _server_trouble(
         self, answers: tuple[Answers, ...], held: Mapping[str, float]
@@ -72,17 +137,17 @@ class WatchedServer:
         bad = [answer.error for some in answers for answer in some if answer.error is not None]
         if not self._is_there():
             why = f": {bad[0]}" if bad else ", though every request that was waited for was answered"
-            return answers, Trouble(DEAD, f"{self._target.client.place}: no connection any more{why}")
-        if bad or self._watcher is None:
+            return answers, Trouble(DEAD, f"{self.client.place}: no connection any more{why}")
+        if bad:
             return tuple(map(still_there, answers)), None
-        more = self._watcher.leak(held, min(PATIENCE, self.timeout))
+        more = self.watcher.leak(held, min(PATIENCE, self.timeout))
         return answers, None if more is None else Trouble(LEAK, f"all requests have ended, but {more}")
 
     def _is_there(self) -> bool:
         """A process that dies may accept connections for a moment more, and break them."""
         for _ in range(HEALTH_CHECKS):
             try:
-                self._target.client.get_text("/health")
+                self.client.get_text("/health")
             except TargetError:
                 return False
             except HttpError as problem:

@@ -5,32 +5,40 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lfm2np.errors import InconclusiveError
 from lfm2np.oracle.engines.records import DEAD, REFUSED, Pair, Request, Trace, changed
 from lfm2np.oracle.engines.target import Abilities, Answers, Played, Target, TargetError
 from lfm2np.oracle.engines.validate import validate
-from lfm2np.suite.itself import relations
+from lfm2np.suite.fuzz.trace import in_turn
 from lfm2np.suite.itself.pairs import Compared, Comparison, compared, likeliest, scored, stopped
 from lfm2np.suite.itself.questions import Sizes, questions
-from lfm2np.suite.itself.relations import LIKELIEST, NEEDS, OTHER, QUESTION, RELATIONS, SCORED, START, Relation
-from lfm2np.suite.itself.rounding_spread import (
-    Outcome,
-    Score,
-    Spread,
-    beyond,
-    outcome,
-    score_of,
-    spread_of,
-    words_of,
+from lfm2np.suite.itself.relations import (
+    LIKELIEST,
+    NEEDS,
+    OTHER,
+    QUESTION,
+    RELATIONS,
+    SCORED,
+    SEED,
+    START,
+    TEMPERATURE,
+    Relation,
 )
+from lfm2np.suite.itself.rounding_spread import Outcome, Score, Spread, beyond, outcome, score_of, spread_of, words_of
 from lfm2np.values import Progress
 
 OUT_OF_TIME = "out of time"
-NOTHING = Score(0, 0, 0, None, None, None)
 ROUNDS, NEEDED = 3, 2  # of other tokens each: a relation is broken if it looks so in two of at most three
+
+
+class Broken(NamedTuple):
+    """What is wrong, and the trace that shows it."""
+
+    what: str
+    trace: Trace | None = None
 
 
 class Seen(NamedTuple):
@@ -39,15 +47,6 @@ class Seen(NamedTuple):
     compared: Compared
     trace: Trace
     request: int
-
-
-@dataclass(frozen=True)
-class Broken:
-    """Where a relation is broken: its trace, and which request of it."""
-
-    what: str
-    trace: Trace | None = None
-    request: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,34 +60,10 @@ class Held:
 
     relation: Relation
     outcome: Outcome
-    score: Score | None = None
+    score: Score = field(default_factory=Score)
     rounds: tuple[int, int] = (0, 0)
     broken: Broken | None = None
     why: str = ""
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Of one engine.
-
-    is_bitwise  equal bits were demanded
-    unanswered  what came instead of an answer to a question alone; such a question is not asked again
-    """
-
-    engine: str
-    format_name: str
-    is_bitwise: bool
-    spread: Spread
-    held: tuple[Held, ...]
-    requests: int
-    tokens: int
-    seconds: float
-    traces: int = 0
-    unanswered: tuple[str, ...] = ()
-
-    @property
-    def broken(self) -> list[Held]:
-        return [each for each in self.held if each.outcome is Outcome.BROKEN]
 
 
 @dataclass
@@ -103,18 +78,44 @@ class Round:
     def positions(self) -> list[Seen]:
         return [seen for pair in self.pairs for seen in pair]
 
+    @property
+    def score(self) -> Score:
+        return score_of([[seen.compared for seen in pair] for pair in self.pairs])
+
     def take(self, pair: Comparison, trace: Trace, request: int) -> None:
         if pair.fault is not None and self.fault is None:
-            self.fault = Broken(f"{where(trace, request)}: {pair.fault}", trace, request)
+            self.fault = Broken(f"{where(trace, request)}: {pair.fault}", trace)
         self.pairs.append([Seen(each, trace, request) for each in pair.positions])
+
+    def wrong(self, spread: Spread, is_bitwise: bool) -> Broken | None:
+        worst = beyond(spread, [seen.compared for seen in self.positions], is_bitwise)
+        if self.fault is not None or worst is None:
+            return self.fault
+        what, index = worst
+        _, trace, request = self.positions[index]
+        return Broken(f"{where(trace, request)}: {what}", trace)
+
+    def noise(self) -> Iterator[list[float]]:
+        """Of equal tokens: another token is what the spread is to judge, and may be off by any amount."""
+        for pair in self.pairs:
+            yield [value for seen in pair if not seen.compared.is_flip for value in seen.compared.noise]
+
+    def first_flip(self) -> str:
+        """Where tokens differ of which no log-probability says by how much."""
+        for seen, trace, request in self.positions:
+            if seen.is_flip and (seen.is_open or seen.difference is None):
+                return f"{where(trace, request)}: {words_of(seen)}, by unknown nats"
+        return "nothing was reported that could be compared"
 
 
 @dataclass
 class Asking:
     """One engine, asked under relations.
 
-    players  by Relation.player: "" is the engine itself; others where they can be had
-    until    time.monotonic() after which no further relation is begun
+    players     by Relation.player: "" is the engine itself; others where they can be had
+    is_bitwise  equal bits are demanded
+    until       time.monotonic() after which no further relation is begun
+    unanswered  what came instead of an answer to a question alone; such a question is not asked again
     """
 
     players: Mapping[str, Target]
@@ -125,100 +126,78 @@ class Asking:
     is_bitwise: bool = False
     until: float = math.inf
     report: Progress = lambda done, total: None
+    spread: Spread = field(init=False)
+    held: list[Held] = field(default_factory=list)
     requests: int = 0
     tokens: int = 0
     traces: int = 0
+    seconds: float = 0.0
     unanswered: list[str] = field(default_factory=list)
     gone: Broken | None = None  # the trace at which the engine died
-    died_in: str = ""  # the relation that measures the spread in which it did
-    first: list[Pair] = field(default_factory=list)  # the questions of the first round
-    others: dict[int, list[Pair]] = field(default_factory=dict)  # those of further rounds, by number
-    rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that was asked
+    known: dict[int, list[Pair]] = field(default_factory=dict)  # the questions with their answers alone, by round
+    rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that measures the spread
 
-    def run(self, chosen: Sequence[Relation] = RELATIONS) -> Checked:
-        """InconclusiveError if no question is answered, TargetError if the engine is gone."""
+    @property
+    def broken(self) -> list[Held]:
+        return [each for each in self.held if each.outcome is Outcome.BROKEN]
+
+    def run(self, chosen: Sequence[Relation] = RELATIONS) -> Asking:
+        """Itself. InconclusiveError if no question is answered, TargetError if the engine is gone."""
         began = time.monotonic()
-        spread = self.begin()
-        held = []
+        self.begin()
         for done, relation in enumerate(chosen):
             self.report(done, len(chosen))
-            held.append(self.ask(relation, spread))
+            self.held.append(self.ask(relation))
         self.report(len(chosen), len(chosen))
-        name = self.abilities.engine
-        counts = (self.requests, self.tokens, time.monotonic() - began, self.traces)
-        unanswered = tuple(dict.fromkeys(self.unanswered))
-        return Checked(name, self.format_name, self.is_bitwise, spread, tuple(held), *counts, unanswered)
+        self.seconds = time.monotonic() - began
+        return self
 
     def begin(self) -> Spread:
         """The spread, from the relations that measure it."""
-        self.first = self.alone(0)
+        self.known[0] = self.alone(0)
         noise: dict[str, list[list[float]]] = {"batch": [], "other": []}
-        for relation in RELATIONS:
-            if relation.measures:
-                try:
-                    self.rounds[relation.name] = self.round(relation, self.first, 0)
-                except TargetError:
-                    self.died_in = relation.name
-                    break
-                noise[relation.measures] += noise_of(self.rounds[relation.name])
-        return spread_of(noise["batch"], noise["other"], self.format_name)
+        for relation in (each for each in RELATIONS if each.measures):
+            try:
+                self.rounds[relation.name] = self.round(relation, self.known[0], 0)
+            except TargetError:
+                self.rounds[relation.name] = Round(fault=self.gone)
+                break
+            noise[relation.measures] += self.rounds[relation.name].noise()
+        self.spread = spread_of(noise["batch"], noise["other"], self.format_name)
+        return self.spread
 
-    def ask(self, relation: Relation, spread: Spread) -> Held:
+    def ask(self, relation: Relation) -> Held:
         """Judged; if it looks broken, asked again, mostly with other tokens. After `begin`. An engine that dies breaks
         the relation."""
-        if self.gone is not None and relation.name == self.died_in:
-            return Held(relation, Outcome.BROKEN, NOTHING, (1, 1), self.gone)
-        if self.gone is not None and relation.name not in self.rounds:
-            return Held(relation, Outcome.NOT_ASKED, why="the engine is gone")
+        why = self.lacks(relation)
+        if not why and relation.name not in self.rounds:
+            why = "the engine is gone" if self.gone else OUT_OF_TIME if time.monotonic() > self.until else ""
+        if why:
+            return Held(relation, Outcome.NOT_ASKED, why=why)
+        died_before = self.gone
+
+        def round_of(number: int) -> Round:
+            if number == 0 and relation.name in self.rounds:
+                return self.rounds[relation.name]
+            questions = 0 if relation.keeps else number
+            if questions not in self.known:
+                self.known[questions] = self.alone(questions)
+            return self.round(relation, self.known[questions], number)
+
         try:
-            return self.answered(relation, spread)
+            if died_before is not None and round_of(0).fault is died_before:
+                raise TargetError(died_before.what)
+            return judged(relation, round_of, self.spread, self.is_bitwise, 1 if died_before else ROUNDS)
         except TargetError:
-            return Held(relation, Outcome.BROKEN, NOTHING, (1, 1), self.gone)
+            return Held(relation, Outcome.BROKEN, rounds=(1, 1), broken=self.gone)
         except InconclusiveError as error:  # it answered before
-            return Held(relation, Outcome.BROKEN, NOTHING, (1, 1), Broken(str(error)))
+            return Held(relation, Outcome.BROKEN, rounds=(1, 1), broken=Broken(str(error)))
 
-    def answered(self, relation: Relation, spread: Spread) -> Held:
-        if lacks := self.lacks(relation):
-            return Held(relation, Outcome.NOT_ASKED, why="; ".join(NEEDS[need] for need in lacks))
-        if relation.name not in self.rounds:
-            if time.monotonic() > self.until:
-                return Held(relation, Outcome.NOT_ASKED, why=OUT_OF_TIME)
-            self.rounds[relation.name] = self.round(relation, self.first, 0)
-        first = self.rounds[relation.name]
-
-        def is_wrong(number: int) -> bool:
-            if number not in self.others and not relation.keeps:
-                self.others[number] = self.alone(number)
-            alone = self.first if relation.keeps else self.others[number]
-            return self.wrong(self.round(relation, alone, number), spread) is not None
-
-        wrong = self.wrong(first, spread)
-        if wrong is not None and self.gone is not None:
-            return Held(relation, Outcome.ONCE, score_of_round(first), (1, 1), wrong)
-        return judged(relation, first, wrong, spread, is_wrong)
-
-    def lacks(self, relation: Relation) -> list[str]:
+    def lacks(self, relation: Relation) -> str:
         """What of the relation's needs the engine does not take."""
-        abilities = self.abilities
-        takes = {
-            "scored": abilities.tells_prompt_logprobs,
-            "streamed": abilities.is_streaming,
-            "aborts": abilities.can_abort,
-            "seeds": abilities.takes_sampling and abilities.takes_seeds,
-            "samples": abilities.takes_samples,
-            "stops": abilities.takes_stops,
-        }
-        return [need for need in relation.needs if not takes.get(need, need in self.players)]
-
-    def wrong(self, round_: Round, spread: Spread) -> Broken | None:
-        if round_.fault is not None:
-            return round_.fault
-        positions = round_.positions
-        worst = beyond(spread, [seen.compared for seen in positions], self.is_bitwise)
-        if worst is None:
-            return None
-        seen = positions[worst.index]
-        return Broken(f"{where(seen.trace, seen.request)}: {worst.what}", seen.trace, seen.request)
+        missing = [need for need in relation.needs if not getattr(self.abilities, need)]
+        missing += [] if relation.player in self.players else [relation.player]
+        return "; ".join(dict.fromkeys(NEEDS[need] for need in missing))
 
     def alone(self, round_: int, samples: int = 0) -> list[Pair]:
         """The questions of a round on an idle engine, one after another; those that were answered.
@@ -227,11 +206,9 @@ class Asking:
         """
         asked = questions(self.sizes, self.seed * ROUNDS + round_)
         if samples:
-            drawn = {"temperature": relations.TEMPERATURE, "seed": relations.SEED, "n": samples}
-            asked = [changed(question, **drawn) for question in asked]
-        played = self.play(relations.in_turn(asked))
+            asked = [changed(question, temperature=TEMPERATURE, seed=SEED, n=samples) for question in asked]
         answered: list[Pair] = []
-        for question, answers in zip(asked, played.answers, strict=True):
+        for question, answers in zip(asked, self.play(in_turn(asked)).answers, strict=True):
             valid = [validate(question, answer) for answer in answers]
             usable = [answer for answer in valid if answer.error is None and answer.token_ids]
             answered += [(question, answer) for answer in usable]
@@ -251,12 +228,10 @@ class Asking:
             if unmet := refused(trace, played):
                 round_.unmet = unmet
                 continue
-            for index, request in enumerate(trace.requests):
+            for index, (request, answers) in enumerate(zip(trace.requests, played.answers, strict=True)):
                 if QUESTION in request.tags:
                     first = alone[request.tags[QUESTION]]
-                    round_.take(
-                        compared_with(first, request, played.answers[index], bool(relation.samples)), trace, index
-                    )
+                    round_.take(compared_with(first, request, answers, bool(relation.samples)), trace, index)
             if played.trouble is not None and round_.fault is None:
                 round_.fault = Broken(played.trouble.what, trace)
         return round_
@@ -313,58 +288,38 @@ def where(trace: Trace, request: int) -> str:
     return f"prompt of {count} tokens{of}, request {request} of {total}"
 
 
-def first_flip(round_: Round) -> str:
-    """Where tokens differ of which no log-probability says by how much."""
-    for seen in round_.positions:
-        if seen.compared.is_flip and (seen.compared.is_open or seen.compared.difference is None):
-            return f"{where(seen.trace, seen.request)}: {words_of(seen.compared)}, by unknown nats"
-    return "nothing was reported that could be compared"
-
-
-def noise_of(round_: Round) -> Iterator[list[float]]:
-    """Of equal tokens: another token is what the spread is to judge, and may be off by any amount."""
-    for pair in round_.pairs:
-        yield [value for seen in pair if not seen.compared.is_flip for value in seen.compared.noise]
-
-
 def judged(
-    relation: Relation, first: Round, wrong: Broken | None, spread: Spread, is_wrong: Callable[[int], bool]
+    relation: Relation, round_of: Callable[[int], Round], spread: Spread, is_bitwise: bool, most: int = ROUNDS
 ) -> Held:
-    """`wrong`: what looks broken in the first round. `is_wrong(number)`: whether something does so in another."""
+    """By the first round; if something looks broken there, by others, at most `most` together."""
+    first = round_of(0)
+    wrong = first.wrong(spread, is_bitwise)
     if wrong is None:
         shown = outcome([seen.compared for seen in first.positions], spread, relation.samples == 1)
         why = f"a request beside the questions was refused: {first.unmet}" if first.unmet else ""
-        why = why or (first_flip(first) if shown is Outcome.UNKNOWN else "")
-        return Held(relation, shown, score_of_round(first), (0, 1), why=why)
-    count, asked = 1, 1
-    while count < NEEDED and asked < ROUNDS:
+        why = why or (first.first_flip() if shown is Outcome.UNKNOWN else "")
+        return Held(relation, shown, first.score, (0, 1), why=why)
+    count = asked = 1
+    while count < NEEDED and asked < most:
         try:
-            count += is_wrong(asked)
+            count += round_of(asked).wrong(spread, is_bitwise) is not None
         except InconclusiveError as error:  # it answered before
-            wrong, count = replace(wrong, what=f"{wrong.what}; since then {error}"), NEEDED
+            wrong, count = wrong._replace(what=f"{wrong.what}; since then {error}"), NEEDED
         asked += 1
-    shown = Outcome.BROKEN if count >= NEEDED else Outcome.ONCE
-    return Held(relation, shown, score_of_round(first), (count, asked), wrong)
+    return Held(relation, Outcome.BROKEN if count >= NEEDED else Outcome.ONCE, first.score, (count, asked), wrong)
 
 
-def score_of_round(round_: Round) -> Score:
-    return score_of([[seen.compared for seen in pair] for pair in round_.pairs])
-
-
-def between(first: Asking, second: Asking, spreads: tuple[Spread, Spread]) -> Held:
+def between(first: Asking, second: Asking) -> Held:
     """Two engines' answers alone to the same questions, under the larger of their spreads: do they differ by more than
-    each from itself?"""
-    spread = max(spreads, key=lambda each: each.nats)
+    each from itself? After `begin` of both."""
 
     def round_of(number: int) -> Round:
         here, there = first.alone(number), dict(second.alone(number))
-        round_, trace = Round(), relations.in_turn([question for question, _ in here])
+        round_, trace = Round(), in_turn([question for question, _ in here])
         for index, (question, answer) in enumerate(here):
             other = there.get(question)
             missing = Comparison((), "the other engine does not answer")
             round_.take(missing if other is None else compared(answer, other), trace, index)
         return round_
 
-    opening = round_of(0)
-    wrong = first.wrong(opening, spread)
-    return judged(OTHER, opening, wrong, spread, lambda number: first.wrong(round_of(number), spread) is not None)
+    return judged(OTHER, round_of, max(first.spread, second.spread, key=lambda each: each.nats), first.is_bitwise)

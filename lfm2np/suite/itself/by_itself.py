@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
-from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Request, Trace, greedy
+from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Request, Trace
 from lfm2np.oracle.engines.target import Played, Target
 from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.suite.fuzz.judge import DIFFERS, Finding, Right, right_token, trouble_finding, trouble_of
+from lfm2np.suite.fuzz.judge import DIFFERS, Finding, Judge, Right, right_token, trouble_finding, trouble_of
+from lfm2np.suite.fuzz.trace import in_turn
 from lfm2np.suite.itself.pairs import Comparison, allowed_by, compared, reported, scored
-from lfm2np.suite.itself.relations import in_turn
+from lfm2np.suite.itself.relations import whole
 from lfm2np.suite.itself.rounding_spread import Spread, beyond
 
 KEPT = 256  # answers alone that are kept from trace to trace
@@ -21,10 +21,10 @@ ANY = 1e9  # nats: a bound where no log-probability was reported; a script has i
 
 
 @dataclass
-class ByItself:
+class ByItself(Judge):
     """`player` answers alone. `spread` as measured before; `is_same`: it is the engine that is judged.
 
-    with_scores  it reports log-probabilities of prompts, so an answer is also held against its own tokens as a prompt
+    with_scores  it reports log-probabilities of prompts, so an answer is also compared with its own tokens as a prompt
     """
 
     player: Target
@@ -33,21 +33,15 @@ class ByItself:
     is_same: bool = True
     with_scores: bool = False
     is_bitwise: bool = False
-    is_certain: ClassVar = False  # a spread is an estimate: what is near its limit may be beyond it by chance
-    ends: Collection[int] = ()
+    is_certain = False  # a spread is an estimate: what is near its limit may be beyond it by chance
     known: dict[Request, Answer] = field(default_factory=dict)
 
-    @property
-    def expected(self) -> str:
+    def __post_init__(self) -> None:
         who = "this engine's own answer to the same request" if self.is_same else "the other engine's answer"
-        return (
+        self.expected = (
             f"What is expected is {who}, alone and without a cached prefix. Between two such answers one logit differs "
             f"by {self.spread.nats:.2g} nat (root mean square, as measured on this engine)."
         )
-
-    def with_stops(self, trace: Trace) -> Trace:
-        """As it is: no text is known."""
-        return trace
 
     def finding(self, trace: Trace, played: Played) -> Finding | None:
         if (trouble := trouble_finding(trace, played)) is not None:
@@ -87,18 +81,18 @@ class ByItself:
         return Finding(DIFFERS, f"request {first}: {what}", first, seen=judged[first][1])
 
     def wrong(self, pair: Comparison) -> str | None:
-        worst = beyond(self.spread, pair.positions, self.is_bitwise)
-        return pair.fault or (worst.what if worst else None)
+        what, _ = beyond(self.spread, pair.positions, self.is_bitwise) or (None, 0)
+        return pair.fault or what
 
     def pair_again(self, request: Request, answer: Answer) -> Comparison:
-        """With what it is held against asked for again: the answer alone may have been the wrong one, and is kept."""
+        """Compared with new answers: the answer alone may have been the wrong one, and is kept."""
         for kept in (alone(request), whole(request, answer)):
             self.known.pop(kept, None)
         self.ask([alone(request)])
         return self.pair(request, answer)
 
     def trouble_alone(self, request: Request, answer: Answer) -> tuple[str, str] | None:
-        """Of the requests that it is held against: an engine may hang there, too."""
+        """Of the requests that it is compared with: an engine may hang there, too."""
         for kept in (alone(request), whole(request, answer)):
             if kept in self.known and (why := trouble_of(kept, [self.known[kept]])) is not None:
                 return why
@@ -149,11 +143,6 @@ class ByItself:
 def alone(request: Request) -> Request:
     plain = replace(request, after=None, after_tokens=None, pause=0, abort_after=None, cold=True, streamed=False)
     return replace(plain, request_id="", tags={})
-
-
-def whole(request: Request, answer: Answer) -> Request:
-    """The answer's tokens as a prompt."""
-    return greedy("", request.prompt_token_ids + (answer.token_ids or ()), 1, cold=True, prompt_logprobs=0)
 
 
 def joined(pairs: Mapping[int, Comparison]) -> Comparison:

@@ -180,7 +180,8 @@ def lead(values: Mapping[int, float], token: int, other: int | None = None) -> f
         return 0.0
     rest = math.fsum([1.0, *(-math.exp(min(0.0, value)) for value in values.values())])
     unreported = min(*values.values(), math.log(max(rest, LEAST_REST)))
-    rivals = [*without(values, token), unreported] if other is None else [values.get(other, unreported)]
+    others = [value for each, value in values.items() if each != token]
+    rivals = [*others, unreported] if other is None else [values.get(other, unreported)]
     return max(0.0, values[token] - max(rivals))
 
 
@@ -192,20 +193,12 @@ def reported(answer: Answer, index: int) -> dict[int, float]:
     return tops
 
 
-def without(values: Mapping[int, float], token: int) -> list[float]:
-    return [value for each, value in values.items() if each != token]
-
-
 def scored(first: Answer, logprobs: Sequence[float], prompt: int) -> Comparison:
     """An answer's tokens against their log-probabilities as parts of a prompt.
 
     logprobs  of each token but the first of the whole sequence
     prompt    tokens of the first answer's prompt
     """
-    positions = []
-    for index, token in enumerate(first.token_ids or ()):
-        here, there = reported(first, index), logprobs[prompt + index - 1]
-        if token in here:
-            noise = tuple(in_noise(here, {token: there}, token))
-            positions.append(Compared(index, there - here[token], noise, there == here[token], tokens=(token, token)))
-    return Comparison(tuple(positions))
+    if first.logprobs is None and first.top_logprobs is None:
+        return Comparison(())
+    return compared(first, Answer(first.token_ids, tuple(logprobs[prompt - 1 :])))

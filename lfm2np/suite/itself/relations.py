@@ -1,17 +1,22 @@
 """Conditions under which an answer must stay the same, each as traces that hold the questions again.
 
-A relation takes the questions with their answers alone, and gives the traces to play with the places where a question,
-or what follows of it, stands in them.
+A relation takes the questions with their answers alone, and gives the traces to play. A request of these that holds a
+question has tags: QUESTION, its number, and what is compared:
+
+START      it goes on from this token of the question's answer
+SCORED     the log-probabilities of its prompt are compared, not its answer
+LIKELIEST  its tokens are compared with the likeliest that it reports
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from lfm2np.oracle.engines.records import MOMENT, Pair, Request, Trace, changed, greedy
+from lfm2np.oracle.engines.records import MOMENT, Answer, Pair, Request, Trace, changed, greedy
+from lfm2np.suite.fuzz.trace import in_turn
 from lfm2np.suite.itself.questions import Sizes, filler
 
 CONTINUED = 4  # tokens that a continuation asks for
@@ -21,46 +26,14 @@ SEED = 7
 TEMPERATURE = 1.0
 QUESTION, START, SCORED, LIKELIEST = "question", "start", "is_scored", "is_likeliest"  # tags of a request
 STOP_SIZES = (3, 1)  # characters
-
-
-@dataclass
-class Building:
-    """Collects the requests of a trace. One that holds a question has tags: QUESTION, its number, and what is compared.
-
-    START      it goes on from this token of the question's answer
-    SCORED     the log-probabilities of its prompt are compared, not its answer
-    LIKELIEST  its tokens are compared with the likeliest that it reports
-    """
-
-    requests: list[Request] = field(default_factory=list)
-
-    def add(self, request: Request, question: int | None = None, **tags: Any) -> int:
-        noted = {} if question is None else {QUESTION: question, **tags}
-        self.requests.append(replace(request, tags=noted))
-        return len(self.requests) - 1
-
-    def then(self, request: Request, question: int | None = None, **tags: Any) -> None:
-        """After the end of the request before it."""
-        after = len(self.requests) - 1 if self.requests else None
-        request = replace(request, after=after, after_tokens=None, pause=0 if after is None else MOMENT)
-        self.add(request, question, **tags)
-
-    def repeat(self, alone: Sequence[Pair], **fields: Any) -> None:
-        """All questions one after another, with other fields."""
-        for index, (question, _) in enumerate(alone):
-            self.then(changed(question, **fields), index)
-
-    def done(self) -> list[Trace]:
-        return [Trace(tuple(self.requests))]
-
-
-NEEDS = {  # what an engine may not take, and what is said then
-    "scored": "the engine reports no log-probabilities of prompts",
-    "streamed": "the engine does not stream",
-    "aborts": "a request can't be aborted",
-    "seeds": "the engine takes no seeds",
-    "samples": "the engine takes no n > 1",
-    "stops": "the engine takes no stop strings",
+NEEDS = {  # fields of Abilities and names of players, and what is said where the engine has none
+    "tells_prompt_logprobs": "the engine reports no log-probabilities of prompts",
+    "is_streaming": "the engine does not stream",
+    "can_abort": "a request can't be aborted",
+    "takes_sampling": "the engine takes no seeds",
+    "takes_seeds": "the engine takes no seeds",
+    "takes_samples": "the engine takes no n > 1",
+    "takes_stops": "the engine takes no stop strings",
     "sizes": "only an engine in Python that steps is made again in other sizes",
     "varied": "no --vary was given",
 }
@@ -92,38 +65,33 @@ class Relation:
     keeps: bool = False
 
 
-def in_turn(requests: Sequence[Request]) -> Trace:
-    """One after another, each on an idle engine."""
-    building = Building()
-    for request in requests:
-        building.then(request)
-    return Trace(tuple(building.requests))
+def again(alone: Sequence[Pair], index: int, start: int = 0, **fields: Any) -> Request:
+    """A question with other fields; its prompt goes on with `start` tokens of its answer."""
+    question, answer = alone[index]
+    prompt = question.prompt_token_ids + answer.ids[:start]
+    tags = {QUESTION: index, START: start, **fields.pop("tags", {})}
+    return changed(question, prompt_token_ids=prompt, tags=tags, **fields)
+
+
+def whole(request: Request, answer: Answer) -> Request:
+    """The answer's tokens as a prompt, whose log-probabilities are reported."""
+    return greedy("", request.prompt_token_ids + answer.ids, 1, cold=True, prompt_logprobs=0)
 
 
 def repeat(alone: Sequence[Pair], sizes: Sizes, times: int = 1, **fields: Any) -> list[Trace]:
-    building = Building()
-    for _ in range(times):
-        building.repeat(alone, **fields)
-    return building.done()
+    return [in_turn([again(alone, index, **fields) for _ in range(times) for index in range(len(alone))])]
 
 
 def order(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
-    building = Building()
-    for index in reversed(range(len(alone))):
-        building.then(alone[index][0], index)
-    return building.done()
+    return [in_turn([again(alone, index) for index in reversed(range(len(alone)))])]
 
 
 def batch(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Together in three sizes, each question at several places."""
     asked = []
     for count, shift in ((2, 0), (4, 1), (len(alone), 3)):
-        indices = [(index + shift) % len(alone) for index in range(len(alone))]
-        for first in range(0, len(alone), count):
-            building = Building()
-            for index in indices[first : first + count]:
-                building.add(alone[index][0], index)
-            asked += building.done()
+        questions = [again(alone, (index + shift) % len(alone)) for index in range(len(alone))]
+        asked += [Trace(tuple(questions[first : first + count])) for first in range(0, len(alone), count)]
     return asked
 
 
@@ -136,60 +104,57 @@ def neighbours(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     return between(alone, other)
 
 
+def mixed(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
+    """Each between two that are sampled."""
+
+    def sampled(question: Request, seed: int) -> Request:
+        other = filler(sizes, 1000 + seed, sizes.block, question.max_tokens)
+        return changed(other, temperature=TEMPERATURE, seed=SEED)
+
+    return between(alone, sampled)
+
+
 def between(alone: Sequence[Pair], other: Callable[[Request, int], Request]) -> list[Trace]:
     """Each question between two others, which are made for it and a seed."""
-    asked = []
-    for index, (question, _) in enumerate(alone):
-        building = Building()
-        building.add(other(question, 2 * index))
-        building.add(question, index)
-        building.add(other(question, 2 * index + 1))
-        asked += building.done()
-    return asked
+    return [
+        Trace((other(question, 2 * index), again(alone, index), other(question, 2 * index + 1)))
+        for index, (question, _) in enumerate(alone)
+    ]
 
 
 def continued(alone: Sequence[Pair], sizes: Sizes, is_cold: bool) -> list[Trace]:
     """Prompt and the first k tokens of the answer as a prompt, for every k: what follows must be the same."""
     asked = []
-    for index, (question, answer) in list(enumerate(alone))[:LONGEST_CONTINUED]:
-        ids, building = answer.token_ids or (), Building()
-        if not is_cold:
-            building.then(replace(question, cold=False), index)
-        for start in range(1, len(ids)):
-            prompt = question.prompt_token_ids + ids[:start]
-            most = min(CONTINUED, len(ids) - start)
-            building.then(changed(question, prompt_token_ids=prompt, max_tokens=most, cold=is_cold), index, start=start)
-        if building.requests:
-            asked += building.done()
+    for index, (_, answer) in list(enumerate(alone))[:LONGEST_CONTINUED]:
+        count = answer.num_tokens
+        requests = [
+            again(alone, index, start, max_tokens=min(CONTINUED, count - start), cold=is_cold)
+            for start in range(1, count)
+        ]
+        requests = requests if is_cold else [again(alone, index, cold=False), *requests]
+        asked += [in_turn(requests)] if requests else []
     return asked
 
 
 def score(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
-    building = Building()
-    for index, (question, answer) in enumerate(alone):
-        ids = answer.token_ids or ()
-        if len(question.prompt_token_ids) + len(ids) < sizes.longest:
-            for is_cold in (True, False, False):  # of a cached prompt, too
-                building.then(
-                    greedy("", question.prompt_token_ids + ids, 1, cold=is_cold, prompt_logprobs=0),
-                    index,
-                    is_scored=True,
-                )
-    return building.done()
+    """Cold, and twice as cached prompts."""
+    requests = [
+        changed(whole(question, answer), cold=is_cold, tags={QUESTION: index, SCORED: True})
+        for index, (question, answer) in enumerate(alone)
+        if len(question.prompt_token_ids) + answer.num_tokens < sizes.longest
+        for is_cold in (True, False, False)
+    ]
+    return [in_turn(requests)]
 
 
 def warm_together(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """At once, with their prefixes cached, some from within the answer on."""
-    building = Building()
+    requests = []
     for index, (question, answer) in enumerate(alone):
-        ids = answer.token_ids or ()
-        start = len(ids) // 2 if index % 2 else 0
-        most = len(ids) - start if start else question.max_tokens
-        prompt = question.prompt_token_ids + ids[:start]
-        building.add(
-            changed(question, prompt_token_ids=prompt, max_tokens=max(1, most), cold=False), index, start=start
-        )
-    return building.done()
+        start = answer.num_tokens // 2 if index % 2 else 0
+        most = answer.num_tokens - start if start else question.max_tokens
+        requests.append(again(alone, index, start, max_tokens=max(1, most), cold=False))
+    return [Trace(tuple(requests))]
 
 
 def branches(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
@@ -197,58 +162,46 @@ def branches(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
 
     Neither that state nor the other branch's may be gone on from. llama.cpp's server does so with k = 1.
     """
-    building = Building()
+    requests = []
     for number, shared in enumerate((1, 2, sizes.block, 2 * sizes.block)):
         for slot in range(sizes.slots):
             for length in (shared, shared + 4):  # the longer goes on from the shorter
-                building.then(filler(sizes, 800 + number * sizes.slots + slot, length))
+                requests.append(filler(sizes, 800 + number * sizes.slots + slot, length))
         for index, (question, _) in enumerate(alone):
             prompt = question.prompt_token_ids
             if shared < len(prompt):
-                building.then(greedy("", (*prompt[:shared], other(prompt[shared], sizes)), 1))
-                building.then(replace(question, cold=False), index)
-    return building.done()
-
-
-def other(token: int, sizes: Sizes) -> int:
-    """Another id."""
-    return token - 1 if token + 1 == sizes.vocab else token + 1
+                token = prompt[shared]
+                other = token - 1 if token + 1 == sizes.vocab else token + 1
+                requests += [greedy("", (*prompt[:shared], other), 1), again(alone, index, cold=False)]
+    return [in_turn(requests)]
 
 
 def evicted(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Warm, pushed out by long requests, and warm again."""
-    building = Building()
     length = min(sizes.longest - 1, max(4 * sizes.chunk, 8 * sizes.block))
-    building.repeat(alone, cold=False)
-    for seed in range(FILLS * sizes.slots):
-        building.then(filler(sizes, 100 + seed, length))
-    building.repeat(alone, cold=False)
-    return building.done()
+    warm = [again(alone, index, cold=False) for index in range(len(alone))]
+    return [in_turn([*warm, *(filler(sizes, 100 + seed, length) for seed in range(FILLS * sizes.slots)), *warm])]
 
 
 def reuse(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Short after long: each question follows requests that were longer, in every slot."""
-    asked = []
     length = min(sizes.longest // 2, max(2 * sizes.chunk, 4 * sizes.block))
-    for start in range(0, len(alone), 4):
-        building = Building()
-        last = [building.add(filler(sizes, 300 + slot, length, 2)) for slot in range(sizes.slots)][-1]
-        for index in range(start, min(start + 4, len(alone))):
-            building.add(replace(alone[index][0], after=last, pause=MOMENT), index)
-        asked += building.done()
-    return asked
+    long = [filler(sizes, 300 + slot, length, 2) for slot in range(sizes.slots)]
+    short = [again(alone, index, after=sizes.slots - 1, pause=MOMENT) for index in range(len(alone))]
+    return [Trace((*long, *short[start : start + 4])) for start in range(0, len(alone), 4)]
 
 
 def stop(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Each with a stop string from the middle or the end of its text: one after another, together, and streamed."""
-    singly, together, streamed = Building(), Building(), Building()
-    for index, (question, answer) in enumerate(alone):
-        piece = piece_of(answer.text or "", at_end=index % 2 == 1)
-        if piece is not None:
-            singly.then(changed(question, stop=piece), index)
-            together.add(changed(question, stop=piece), index)
-            streamed.then(changed(question, stop=piece, streamed=True), index)
-    return [*singly.done(), *together.done(), *streamed.done()] if together.requests else []
+    pieces = [piece_of(answer.text or "", at_end=index % 2 == 1) for index, (_, answer) in enumerate(alone)]
+    requests = [again(alone, index, stop=piece) for index, piece in enumerate(pieces) if piece is not None]
+    if not requests:
+        return []
+    return [
+        in_turn(requests),
+        Trace(tuple(requests)),
+        in_turn([replace(request, streamed=True) for request in requests]),
+    ]
 
 
 def piece_of(text: str, at_end: bool) -> str | None:
@@ -261,78 +214,48 @@ def piece_of(text: str, at_end: bool) -> str | None:
     return None
 
 
-def likeliest(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
-    building = Building()
-    for index, (question, _) in enumerate(alone):
-        building.then(question, index, is_likeliest=True)
-    return building.done()
-
-
-def mixed(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
-    """Each between two that are sampled."""
-
-    def sampled(question: Request, seed: int) -> Request:
-        other = filler(sizes, 1000 + seed, sizes.block, question.max_tokens)
-        return changed(other, temperature=TEMPERATURE, seed=SEED)
-
-    return between(alone, sampled)
-
-
 def chunks(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Each arrives while others decode, so that its prompt shares steps with them and is cut otherwise."""
     asked = []
-    for index, (question, _) in enumerate(alone):
-        building = Building()
-        busy = building.add(filler(sizes, 500 + index, 3, min(24, sizes.longest - 3)))
-        building.add(filler(sizes, 600 + index, sizes.block, min(16, max(1, sizes.longest // 4))))
-        building.add(replace(question, after=busy, after_tokens=2 + index % 3), index)
-        asked += building.done()
+    for index in range(len(alone)):
+        busy = filler(sizes, 500 + index, 3, min(24, sizes.longest - 3))
+        other = filler(sizes, 600 + index, sizes.block, min(16, max(1, sizes.longest // 4)))
+        asked.append(Trace((busy, other, again(alone, index, after=0, after_tokens=2 + index % 3))))
     return asked
 
 
 def burst(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Three times as many as there are slots, at once: they wait, and memory runs out."""
-    building = Building()
-    for number in range(max(len(alone), 3 * sizes.slots)):
-        building.add(alone[number % len(alone)][0], number % len(alone))
-    return building.done()
+    count = max(len(alone), 3 * sizes.slots)
+    return [Trace(tuple(again(alone, number % len(alone)) for number in range(count)))]
 
 
 def aborts(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     """Beside requests that are aborted within their prompts and later, and after them in their slots; then, for prompts
-    of several chunks, after the same prompt was aborted while a part of it was computed, and may be cached."""
-    building = Building()
+    of several chunks, after the same prompt was aborted while a part of it was computed, and may be cached. Another
+    request decodes meanwhile, so that chunks do not end where blocks do."""
+    requests: list[Request] = []
+    asked: list[Trace] = []
     for index, (question, _) in enumerate(alone):
-        building.add(question, index)
         length = 2 * sizes.chunk if index % 4 == 0 else (1 + index % 3) * sizes.block
-        building.add(replace(filler(sizes, 700 + index, length, 16), abort_after=index % 4))
-        building.add(replace(question, after=len(building.requests) - 1), index)
-    asked = building.done()
-    for index, (question, _) in enumerate(alone):
+        left = replace(filler(sizes, 700 + index, length, 16), abort_after=index % 4)
+        requests += [again(alone, index), left, again(alone, index, after=len(requests) + 1)]
         if len(question.prompt_token_ids) > sizes.chunk:
-            building, again = beside_decode(question, sizes, 900 + index), replace(question, cold=False)
-            left = building.add(replace(again, abort_after=0))
-            building.add(replace(again, after=left), index)
-            asked += building.done()
-    return asked
-
-
-def beside_decode(question: Request, sizes: Sizes, seed: int) -> Building:
-    """With a request that decodes meanwhile, so that chunks do not end where blocks do."""
-    building = Building()
-    building.add(filler(sizes, seed, 3, question.max_tokens))
-    return building
+            left = replace(question, cold=False, abort_after=0)
+            asked.append(Trace((beside(question, sizes, 900 + index), left, again(alone, index, cold=False, after=1))))
+    return [Trace(tuple(requests)), *asked]
 
 
 def twins(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
-    """Each twice at once."""
-    asked = []
-    for index, (question, _) in enumerate(alone):
-        building = beside_decode(question, sizes, 800 + index)
-        for _ in range(2):
-            building.add(replace(question, cold=False), index)
-        asked += building.done()
-    return asked
+    """Each twice at once, while another request decodes."""
+    return [
+        Trace((beside(question, sizes, 800 + index), *[again(alone, index, cold=False)] * 2))
+        for index, (question, _) in enumerate(alone)
+    ]
+
+
+def beside(question: Request, sizes: Sizes, seed: int) -> Request:
+    return filler(sizes, seed, 3, question.max_tokens)
 
 
 def seeds(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
@@ -340,22 +263,34 @@ def seeds(alone: Sequence[Pair], sizes: Sizes) -> list[Trace]:
     return repeat(alone, sizes) + batch(alone, sizes)[-1:]
 
 
-decode = partial(continued, is_cold=True)
+SEEDS = ("takes_sampling", "takes_seeds")
 RELATIONS = (
     Relation("batch", "alone = together with others, at any place", batch, measures="batch"),
     Relation("neighbours", "alone = between others, whatever they are", neighbours, measures="batch"),
     Relation(
-        "decode", "decode = prefill: an answer's tokens, sent as a prompt, go on as it does", decode, measures="other"
+        "decode",
+        "decode = prefill: an answer's tokens, sent as a prompt, go on as it does",
+        partial(continued, is_cold=True),
+        measures="other",
     ),
     Relation("repeat", "the same request again", repeat, keeps=True),
     Relation("order", "one after another in another order", order, keeps=True),
-    Relation("score", "log-probabilities of a prompt = those reported while it was generated", score, ("scored",)),
-    Relation("stream", "streamed = in one piece", partial(repeat, streamed=True), ("streamed",)),
-    Relation("stop", "with a stop string = cut where its text first has that", stop, ("stops",)),
-    Relation("greedy", "a greedy answer's tokens = the likeliest that it reports", likeliest),
-    Relation("mixed", "greedy beside sampled requests = alone", mixed, ("seeds",)),
+    Relation(
+        "score",
+        "log-probabilities of a prompt = those reported while it was generated",
+        score,
+        ("tells_prompt_logprobs",),
+    ),
+    Relation("stream", "streamed = in one piece", partial(repeat, streamed=True), ("is_streaming",)),
+    Relation("stop", "with a stop string = cut where its text first has that", stop, ("takes_stops",)),
+    Relation(
+        "greedy",
+        "a greedy answer's tokens = the likeliest that it reports",
+        partial(repeat, tags={LIKELIEST: True}),
+    ),
+    Relation("mixed", "greedy beside sampled requests = alone", mixed, SEEDS),
     Relation("chunks", "a prompt in one piece = cut, beside requests that decode", chunks),
-    Relation("aborts", "beside and after aborted requests = alone", aborts, ("aborts",)),
+    Relation("aborts", "beside and after aborted requests = alone", aborts, ("can_abort",)),
     Relation("twins", "the same prompt twice at once, not cached before = alone", twins),
     Relation("warm", "with cached prefixes = without", partial(repeat, times=2, cold=False)),
     Relation("prefixes", "a cached prefix of every length = without", partial(continued, is_cold=False)),
@@ -364,12 +299,16 @@ RELATIONS = (
     Relation("reuse", "short after long in the same slots = alone", reuse),
     Relation("burst", "more requests than slots, waiting and preempted = alone", burst),
     Relation("evicted", "cached, pushed out and cached again = without a cache", evicted),
-    Relation("seeds", "a sampled request with a seed, again and together = alone", seeds, ("seeds",), samples=1),
+    Relation("seeds", "a sampled request with a seed, again and together = alone", seeds, SEEDS, samples=1),
     Relation(
-        "samples", "n samples of a request = their tokens sent as a prompt", score, ("samples", "scored"), samples=3
+        "samples",
+        "n samples of a request = their tokens sent as a prompt",
+        score,
+        ("takes_samples", "tells_prompt_logprobs"),
+        samples=3,
     ),
-    Relation("sizes", "another instance, of other chunks and slots", batch, ("sizes",), player="sizes"),
-    Relation("varied", "with the fields of --vary = without", repeat, ("varied",), player="varied"),
+    Relation("sizes", "another instance, of other chunks and slots", batch, player="sizes"),
+    Relation("varied", "with the fields of --vary = without", repeat, player="varied"),
     Relation("later", "the same request at the end of everything", repeat, keeps=True),
 )
 OTHER = Relation("other", "two engines, each request alone", repeat)

@@ -22,16 +22,14 @@ LEAST_ROUNDINGS = 8  # of a logit of size 1: the smallest spread
 TOGETHER = 100  # log-probabilities, at least, that are judged by RATIO
 RATIO = 8.0  # times the spread: root mean square of all positions but OUTLIERS
 OUTLIERS = 0.1  # share of the positions, those that moved most
-LIMIT = 30.0  # times the spread: one position
-# For formats of more significant bits. Some positions amplify every rounding, in float32 up to 200 times the spread
-# (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by 1e-3 and more. In bfloat16 what is amplified
-# saturates, and near ties of experts move a position by up to 0.65 nat (fixtures/itself_engines.py).
-FINER = ((20, 300.0), (11, 60.0))
+LIMIT = 30.0  # times the spread: one position, in formats of few bits
+# By significant bits, at least: the largest spread that a format explains, nats, more than ten times that of any right
+# engine of fixtures/itself_engines.py; and times the spread that one position may be off. Some positions amplify every
+# rounding, in float32 up to 200 times the spread (llama.cpp, a random Gemma 3), while a state that is wrong is wrong by
+# 1e-3 and more. In bfloat16 what is amplified saturates, and near ties of experts move a position by up to 0.65 nat.
+LIMITS = ((20, 2e-4, 300.0), (11, 5e-2, 60.0), (8, 4e-1, LIMIT), (0, 1.0, LIMIT))
 SEED_ERROR = 1e-6  # probability that a right engine is called broken for how often it gives other tokens
 DOUBT = 1e-2  # probability that it is not judged for that
-# The largest spread that a format explains, nats, by its significant bits: more than ten times that of any right engine
-# of fixtures/itself_engines.py.
-MOST = ((20, 2e-4), (11, 5e-2), (8, 4e-1), (0, 1.0))
 
 
 class Outcome(StrEnum):
@@ -55,7 +53,6 @@ class Spread:
 
     nats: float
     is_measured: bool
-    most: float  # that the format explains
     times: float = LIMIT
 
     @property
@@ -68,31 +65,28 @@ class Score:
     """Of one relation. KL as SGLang's tests of hybrid models estimate it: mean of exp(d) - 1 - d, d the difference of a
     token's log-probability."""
 
-    positions: int
-    equal: int  # that report log-probabilities, of the same bits
-    flips: int
-    largest: float | None  # nats; None: no log-probability was reported
-    mean: float | None
-    kl: float | None
+    positions: int = 0
+    equal: int = 0  # that report log-probabilities, of the same bits
+    flips: int = 0
+    largest: float | None = None  # nats; None: no log-probability was reported
+    mean: float | None = None
+    kl: float | None = None
     noise: float | None = None  # what is judged, the largest: nats of one logit
     noise_rms: float | None = None  # without outliers
 
 
-def most_of(format_name: str) -> float:
-    """Nats: the largest spread that a format of FORMATS explains."""
+def limits_of(format_name: str) -> tuple[float, float, float]:
+    """Of a format of FORMATS, nats: the largest spread that it explains, the smallest that is assumed; and times the
+    spread, of one position."""
     bits = FORMATS[format_name].bits
-    return next(nats for least, nats in MOST if bits >= least)
-
-
-def limit_of(format_name: str) -> float:
-    """Times the spread: of one position."""
-    bits = FORMATS[format_name].bits
-    return next((limit for least, limit in FINER if bits >= least), LIMIT)
+    most, limit = next((most, limit) for least, most, limit in LIMITS if bits >= least)
+    return most, LEAST_ROUNDINGS * 2.0**-bits, limit
 
 
 def least_limit(format_name: str) -> float:
     """Nats by which a position may be off in a format at least, whatever the spread."""
-    return limit_of(format_name) * LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
+    _, least, limit = limits_of(format_name)
+    return limit * least
 
 
 def rms(values: Sequence[float]) -> float:
@@ -126,44 +120,36 @@ def spread_of(batch: Sequence[Sequence[float]], others: Sequence[Sequence[float]
     It is at least LEAST_ROUNDINGS roundings of a logit of size 1: in a small network a quartile may be of pairs in
     which hardly anything was rounded otherwise.
     """
-    most, least = most_of(format_name), LEAST_ROUNDINGS * 2.0 ** -FORMATS[format_name].bits
-    limit, measured, other = limit_of(format_name), quartile(batch), quartile(others)
+    most, least, limit = limits_of(format_name)
+    measured, other = quartile(batch), quartile(others)
     if measured is None and other is None:
-        return Spread(max(most / limit, least), False, most, limit)
+        return Spread(max(most / limit, least), False, limit)
     bounds = [most]
     if measured is not None and len(others) >= LEAST_GROUPS:
         bounds.append(RATIO * max(least, other or 0.0))
     nats = measured if measured is not None else other
-    return Spread(min(max(nats or 0.0, least), *bounds), True, most, limit)
+    return Spread(min(max(nats or 0.0, least), *bounds), True, limit)
 
 
-@dataclass(frozen=True)
-class Beyond:
-    """Why positions are not explained by the spread, in words, and the index of the one that shows it."""
-
-    what: str
-    index: int
-
-
-def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = False) -> Beyond | None:
-    """None if the spread explains them all."""
+def beyond(spread: Spread, positions: Sequence[Compared], is_bitwise: bool = False) -> tuple[str, int] | None:
+    """Why the spread does not explain all positions, and the index of the one that shows it; None if it does."""
     unequal = [index for index, each in enumerate(positions) if not each.is_equal]
     if not unequal:
         return None
     if is_bitwise:
-        return Beyond(f"{len(unequal)} of {len(positions)} positions have other bits", unequal[0])
+        return f"{len(unequal)} of {len(positions)} positions have other bits", unequal[0]
     worst = max(unequal, key=lambda index: max(positions[index].noise, default=0.0))
     size = max(positions[worst].noise, default=0.0)
     if size > spread.limit:
         least = "at least " if positions[worst].is_open else ""
-        return Beyond(f"{words_of(positions[worst])}: {least}{times(size, spread)}", worst)
+        return f"{words_of(positions[worst])}: {least}{times(size, spread)}", worst
     flips = [index for index in unequal if positions[index].is_open]
     if (what := too_many_flips(len(flips), len(positions), spread)) is not None:
-        return Beyond(f"{words_of(positions[flips[0]])}: {what}", flips[0])
+        return f"{words_of(positions[flips[0]])}: {what}", flips[0]
     noise = [value for each in positions for value in each.noise]
     size = usual(noise)
     if spread.is_measured and len(noise) >= TOGETHER and size > RATIO * spread.nats:
-        return Beyond(f"all positions together: {times(size, spread)}", worst)
+        return f"all positions together: {times(size, spread)}", worst
     return None
 
 
@@ -208,16 +194,18 @@ def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:
     by_request = [
         [each.difference for each in pair if each.difference is not None and not each.is_flip] for pair in pairs
     ]
-    differences = [difference for request in by_request for difference in request]
-    kls = [sum(math.exp(min(d, 50.0)) - 1.0 - d for d in request) / len(request) for request in by_request if request]
+    sizes = [abs(difference) for request in by_request for difference in request]
+    kls = [
+        math.fsum(math.exp(min(d, 50.0)) - 1.0 - d for d in request) / len(request) for request in by_request if request
+    ]
     noise = [value for each in positions for value in each.noise]
     return Score(
         len(positions),
         sum(each.is_equal and bool(each.noise) for each in positions),
         sum(each.is_flip for each in positions),
-        max(map(abs, differences)) if differences else None,
-        sum(map(abs, differences)) / len(differences) if differences else None,
-        sum(kls) / len(kls) if kls else None,
-        max(noise) if noise else None,
+        max(sizes, default=None),
+        math.fsum(sizes) / len(sizes) if sizes else None,
+        math.fsum(kls) / len(kls) if kls else None,
+        max(noise, default=None),
         usual(noise) if noise else None,
     )

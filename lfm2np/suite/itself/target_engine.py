@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lfm2np.errors import InconclusiveError, RequestError
 from lfm2np.oracle.engines.dialects.dialect import Location
@@ -14,6 +14,7 @@ from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.suite.fuzz.watched import WatchedServer
+from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB, Sizes
 
 VOCAB_AT = (Location("/v1/models", ("data", 0, "meta", "n_vocab")),)  # llama.cpp's
@@ -23,37 +24,31 @@ HTTP = ("http:", "https:")
 
 @dataclass(frozen=True)
 class Options:
-    """What a user says of an engine; None: as it reports, else the constants above.
+    """What a user says of an engine.
 
     model   checkpoint for a factory or a process; servers need none
+    sizes   by the names of protocol.TOLD; without one, or with None: as the engine reports, else the constants above
+    vocab   token ids below it are sent; None: as the engine reports, else DEFAULT_VOCAB
     name    of the model, for a server with more than one
     timeout seconds for a response
-    dtype   in which transformers computes
+    format_name  that explains its rounding, and in which transformers computes
     vary    fields of a request that must not change its answer
     """
 
     model: Path
+    sizes: Mapping[str, int | None]
+    vocab: int | None = None
     name: str | None = None
     timeout: float = 60.0
-    dtype: str = "float32"
-    vocab: int | None = None
-    block: int | None = None
-    chunk: int | None = None
-    slots: int | None = None
-    longest: int | None = None
+    format_name: str = "float32"
     vary: Mapping[str, Any] | None = None
 
-
-class Engine(NamedTuple):
-    """players: by name, "" the engine itself; see asked.Asking."""
-
-    players: dict[str, Target]
-    abilities: Abilities
-    sizes: Sizes
+    def size(self, name: str, otherwise: int) -> int:
+        return self.sizes.get(name) or otherwise
 
 
 @contextlib.contextmanager
-def engine_of(text: str, options: Options) -> Iterator[Engine]:
+def asking_of(text: str, options: Options) -> Iterator[Asking]:
     """TargetError if it can't be run; InconclusiveError if it takes or reports no token ids."""
     with contextlib.ExitStack() as stack:
         player = stack.enter_context(contextlib.closing(player_of(text, options)))
@@ -61,42 +56,38 @@ def engine_of(text: str, options: Options) -> Iterator[Engine]:
         if not (abilities.takes_token_ids and abilities.tells_token_ids):
             raise InconclusiveError(f"{text}: it takes or reports no token ids: nothing can be compared")
         sizes = sizes_of(options, player, abilities)
-        players = {"": player}
+        players: dict[str, Target] = {"": player}
         if options.vary is not None:
             if not isinstance(player, WatchedServer):
                 raise RequestError(f"fields to vary: only of requests to a server, not to {text}")
             players["varied"] = WatchedServer(text, None, options.name, options.timeout, options.vary)
         if isinstance(player, PythonTarget) and abilities.can_abort:  # it steps
-            players["sizes"] = player_of(text, replace(options, chunk=max(1, sizes.chunk // 3)))
-        for other in list(players.values())[1:]:
-            stack.enter_context(contextlib.closing(other)).probe()
-        yield Engine(players, abilities, sizes)
+            other = {**options.sizes, "max_num_batched_tokens": max(1, sizes.chunk // 3)}
+            players["sizes"] = player_of(text, replace(options, sizes=other))
+        for more in list(players.values())[1:]:
+            stack.enter_context(contextlib.closing(more)).probe()
+        yield Asking(players, abilities, sizes, options.format_name)
 
 
 def player_of(text: str, options: Options) -> Target:
     """RequestError for a target of no known form."""
     if text.startswith(HTTP):
         return WatchedServer(text, None, options.name, options.timeout)
-    sizes = {
-        "block_size": options.block or BLOCK,
-        "max_num_batched_tokens": options.chunk or CHUNK,
-        "max_num_seqs": options.slots or SLOTS,
-    }
+    defaults = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}
+    sizes = {name: options.size(name, size) for name, size in defaults.items()}
     vocab = options.vocab or DEFAULT_VOCAB
-    return target_named(text, options.model, vocab, None, options.dtype, timeout=options.timeout, sizes=sizes)
+    return target_named(text, options.model, vocab, None, options.format_name, timeout=options.timeout, sizes=sizes)
 
 
 def sizes_of(options: Options, player: Target, abilities: Abilities) -> Sizes:
-    vocab = options.vocab
-    if vocab is None and isinstance(player, WatchedServer):
-        vocab = player.number_at(VOCAB_AT)
+    reported = player.number_at(VOCAB_AT) if options.vocab is None and isinstance(player, WatchedServer) else None
     longest = abilities.longest or LONGEST
     return Sizes(
-        block=options.block or BLOCK,
-        chunk=options.chunk or CHUNK,
-        slots=options.slots or abilities.slots or SLOTS,
-        longest=min(longest, options.longest or longest),
-        vocab=vocab or DEFAULT_VOCAB,
+        block=options.size("block_size", BLOCK),
+        chunk=options.size("max_num_batched_tokens", CHUNK),
+        slots=options.size("max_num_seqs", abilities.slots or SLOTS),
+        longest=min(longest, options.size("max_model_len", longest)),
+        vocab=options.vocab or reported or DEFAULT_VOCAB,
     )
 
 

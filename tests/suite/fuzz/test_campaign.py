@@ -18,7 +18,6 @@ from lfm2np.suite.fuzz.campaign import (
     LAST_REPLAYS,
     Campaign,
     Failure,
-    known_traces,
     last_that,
     replays_for,
 )
@@ -313,7 +312,7 @@ def test_the_rarer_it_fails_the_more_replays_a_smaller_trace_gets(rate: float, r
 def test_an_earlier_failure_is_played_as_it_is_and_then_with_other_tokens() -> None:
     campaign, player = campaign_on(lambda trace: None)
     trace = Trace((greedy("", A[:5], 3), greedy("", A[:5], 2, after=0)))
-    assert list(known_traces([trace], campaign, 10)) == []
+    assert list(campaign.known([trace], 10)) == []
     assert player.played[0] == trace and campaign.counts.traces == len(player.played) == 10
     assert all(shrunk != trace and shrunk.requests[1].after == 0 for shrunk in player.played[1:])
 
@@ -321,19 +320,19 @@ def test_an_earlier_failure_is_played_as_it_is_and_then_with_other_tokens() -> N
 def test_each_earlier_failure_that_fails_again_is_reported_once() -> None:
     campaign, _ = campaign_on(long_prompt)
     good, bad = Trace((greedy("", A[:2], 1),)), Trace((greedy("", A[:9], 1),))
-    failures = list(known_traces([bad, good, bad], campaign, 3))
+    failures = list(campaign.known([bad, good, bad], 3))
     assert [failure.drawn for failure in failures] == [bad, bad] and campaign.counts.traces == 5
 
 
 def test_earlier_failures_end_where_the_server_is_gone() -> None:
     campaign, _ = campaign_on(lambda trace: failed("gone", DEAD))
-    assert len(list(known_traces([Trace((greedy("", A[:2], 1),))] * 4, campaign, 3))) == 1
+    assert len(list(campaign.known([Trace((greedy("", A[:2], 1),))] * 4, 3))) == 1
 
 
 def test_an_interrupt_in_an_earlier_failure_takes_effect_when_it_is_handed_over() -> None:
     campaign, player = campaign_on(long_prompt)
     player.says = lambda trace: long_prompt(trace) if campaign.counts.replays < 2 else interrupt()
-    runs = known_traces([Trace((greedy("", A[:9], 1),))], campaign, 3)
+    runs = campaign.known([Trace((greedy("", A[:9], 1),))], 3)
     assert isinstance(next(runs), Failure)
     with pytest.raises(KeyboardInterrupt):
         next(runs)

@@ -18,7 +18,6 @@ from faults import inject
 from served_here import folder, serving
 
 from lfm2np.commands.cli import main
-from lfm2np.commands.cli.program import build_parser
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.suite.fuzz import campaign, started
 from lfm2np.suite.fuzz.campaign import Campaign
@@ -90,17 +89,10 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
     [
         (["ftp://x"], "ftp"),
         (["http://127.0.0.1:1"], "127.0.0.1:1"),
-        (["nothing"], "'nothing'"),
         (["no.module:factory"], "no.module:factory"),
         ([OWN, "--examples", "0"], "--examples 0: expected at least 1"),
-        ([OWN, "--findings", "-1"], "--findings -1: expected at least 1"),
-        ([OWN, "--block-size", "0"], "--block-size 0"),
         ([OWN, "--without", "aborted,stops"], "--without 'stops': expected some of aborted, cold,"),
-        ([OWN, "--max-num-batched-tokens", "0"], "--max-num-batched-tokens 0"),
-        ([OWN, "--max-num-seqs", "0"], "--max-num-seqs 0"),
         ([OWN, "--minutes", "0"], "--minutes 0.0: expected more than 0"),
-        ([OWN, "--minutes", "nan"], "--minutes nan"),
-        ([OWN, "--timeout", "-1"], "--timeout -1.0"),
         ([OWN, "--start-seconds", "10"], "--start-seconds: only with --start"),
         (["http://127.0.0.1:1", "--start", "x", "--start-seconds", "0"], "--start-seconds 0.0"),
         ([OWN, "--name", "x"], "--name: only with a server as TARGET"),
@@ -109,26 +101,19 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
         ([OWN, "--shrink-minutes", "-1"], "--shrink-minutes -1.0: expected at least 0"),
         ([OWN, "--max-model-len", "3"], "--max-model-len 3: expected at least 4"),
         ([OWN, "--max-model-len", "129"], "--max-model-len 129: expected at most 128: max_position_embeddings"),
-        ([OWN, "--seed", "-1"], "--seed -1"),
         ([OWN, "--start", "x"], "--start: expected a server as TARGET"),
         (["http://127.0.0.1:1", "--start", ""], "--start: expected a command"),
         (["http://127.0.0.1:1", "--start", "'"], "--start"),
         (["http://127.0.0.1:1", "--start", "/no/such/program"], "--start /no/such/program: No such file or directory"),
         ([OWN, "--replay", "none.json"], "none.json"),
         ([OWN, "--out", "/dev/null/x"], "--out /dev/null/x: /dev/null is no folder"),
-        ([OWN, "--format", "int3"], "int3"),
-        ([OWN, "--examples", "many"], "many"),
-        ([], "TARGET"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_3(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(started, "GRACE", 0.1)
-    try:
-        code = run("--examples", "1", *arguments)
-    except SystemExit as done:
-        code = int(done.code or 0)
+    code = run("--examples", "1", *arguments)
     captured = capsys.readouterr()
     assert (code, captured.out) == (3, "")
     assert captured.err.startswith("lfm2np") and captured.err.count("\n") == 1 and told in captured.err
@@ -270,7 +255,7 @@ def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], 
     row = finding["evidence"]
     assert (code, finding["kind"], row["failed"], row["replays"]) == (1, "dead", 2, 2)
     text = (tmp_path / row["folder"] / "issue.md").read_text()
-    assert "# The server is gone\n" in text and "on a server that had just been started" in text
+    assert "# The server is gone.\n" in text and "on a server that had just been started" in text
     with socket.socket() as sock:
         assert sock.connect_ex(("127.0.0.1", port)) != 0  # it was ended
 
@@ -332,11 +317,3 @@ def test_a_server_that_ends_or_never_answers_is_reported(tmp_path: Path) -> None
     with pytest.raises(TargetError, match=r"no answer within 0\.05 s"):
         silent.start()
     assert silent._process is None
-
-
-def test_the_budget_of_a_step_has_vllms_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = build_parser("fuzz").parse_args(["fuzz", OWN, "--max-num-batched-tokens", "64"])
-    assert chosen.max_num_batched_tokens == 64
-    with pytest.raises(SystemExit):
-        build_parser("fuzz").parse_args(["fuzz", OWN, "--chunk", "64"])
-    assert "--chunk" in capsys.readouterr().err

@@ -22,9 +22,9 @@ from lfm2np.oracle.engines.target import Played
 from lfm2np.suite.fuzz import hand_over as handing
 from lfm2np.suite.fuzz.campaign import Failure
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.hand_over import Context, hand_over, read_trace, reproducer, require_place, row_of
+from lfm2np.suite.fuzz.failure_report import DECODE, PREFILL, Context
+from lfm2np.suite.fuzz.hand_over import hand_over, read_trace, reproducer, require_place, row_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding, Right
-from lfm2np.suite.fuzz.timeline import DECODE, PREFILL
 from lfm2np.suite.fuzz.trace import joined
 
 pytestmark = pytest.mark.rounding
@@ -206,7 +206,7 @@ def test_what_came_before_is_read_with_the_trace(tmp_path: Path) -> None:
 
 def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
     lines = (handed(tmp_path, replace(failure_of(), rate=(0, 0))) / "issue.md").read_text().splitlines()
-    assert "replays    not played again: the server is gone, and nothing was given that starts it" in lines
+    assert "replays    not played again: the server is gone, and there is no --start" in lines
 
 
 def test_an_answer_with_invalid_tokens_can_be_handed_over(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Traces carried out on right engines: no finding, and each in its order."""
+"""Traces carried out on right engines: no finding, and each in its order. On wrong ones: a finding of its kind."""
 
 from __future__ import annotations
 
@@ -10,21 +10,11 @@ from served_here import folder, model, player_of, serving
 
 from lfm2np.oracle.engines.dialects import VLLM
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import (
-    FAILED,
-    HANG,
-    IMPOSSIBLE,
-    NO_ABORT,
-    Answer,
-    Request,
-    Trace,
-    failed,
-    greedy,
-)
-from lfm2np.oracle.engines.target import LEAK, Abilities, Answers, TargetError, ignored, play_in_rounds, rounds_of
+from lfm2np.oracle.engines.records import FAILED, IMPOSSIBLE, NO_ABORT, Answer, Request, Trace, greedy
+from lfm2np.oracle.engines.target import LEAK, Played, rounds_of
 from lfm2np.suite.adapters import Own
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.judge import ByTruth, trouble_of
+from lfm2np.suite.fuzz.judge import ByTruth, Finding
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -43,16 +33,21 @@ EVERYTHING = Trace(
         greedy("", A[:1], 1, temperature=1.0),
     )
 )
+WITHOUT_STOPS = Trace(tuple(request for request in EVERYTHING.requests if request.stop is None))
 
 
-@pytest.mark.parametrize(("numerics", "format_name"), [("exact", "float32"), ("float32", "float32")])
-def test_a_right_server_gets_no_finding_for_a_trace_of_everything(numerics: str, format_name: str) -> None:
+def finding(trace: Trace, played: Played) -> Finding | None:
+    return ByTruth(model(), "float32").finding(trace, played)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "float32"])
+def test_a_right_server_gets_no_finding_for_a_trace_of_everything(numerics: str) -> None:
     with serving(numerics) as here, player_of(here) as player:
         abilities = player.probe()
         assert (abilities.takes_samples, abilities.takes_sampling, abilities.takes_stops) == (True, True, True)
         for _ in range(2):  # cold and warm
             played = player.play(EVERYTHING)
-            assert ByTruth(model(), format_name).finding(EVERYTHING, played) is None
+            assert finding(EVERYTHING, played) is None
     assert [len(answers) for answers in played.answers] == [1, 1, 1, 1, 1, 2, 2, 1, 1, 1]
     firsts = [answers[0] for answers in played.answers]
     aborted = {index for index, answer in enumerate(firsts) if answer.is_aborted}
@@ -73,7 +68,7 @@ def test_the_bodies_that_a_script_gets_are_those_that_are_sent() -> None:
     with serving() as here, player_of(here) as player:
         player.probe()
         bodies = [player.body(request) for request in EVERYTHING.requests]
-        assert player.dialect is VLLM
+        assert player.spoken().dialect is VLLM
     assert [body["prompt"] for body in bodies] == [list(request.prompt_token_ids) for request in EVERYTHING.requests]
     assert bodies[5]["n"] == 2 and bodies[5]["temperature"] == 1.0 and bodies[7]["stop"] == [STOPS]
     assert [index for index, body in enumerate(bodies) if "cache_salt" in body] == [4]
@@ -84,27 +79,18 @@ def steps(make: Callable[[], Any] | None = None, **sizes: Any) -> PythonTarget:
     return PythonTarget(lambda *_: made(), folder())
 
 
-WITHOUT_STOPS = Trace(tuple(request for request in EVERYTHING.requests if request.stop is None))
-
-
 def test_an_engine_that_steps_gets_no_finding_either() -> None:
     player = steps(max_num_seqs=3, max_num_batched_tokens=16)
     abilities = player.probe()
     assert abilities.can_abort and abilities.takes_sampling and abilities.takes_samples and abilities.takes_stops
     for _ in range(2):
         played = player.play(WITHOUT_STOPS)
-        assert ByTruth(model(), "float32").finding(WITHOUT_STOPS, played) is None
+        assert finding(WITHOUT_STOPS, played) is None
     assert played.counters["cached_tokens"] > 0
     firsts = [answers[0] for answers in played.answers]
     assert firsts[2].num_tokens == 2 and firsts[2].is_aborted
     assert firsts[3].is_aborted and firsts[3].token_ids == ()
     assert_in_order(firsts)
-    player.close()
-
-
-def test_the_named_factory_is_made_with_the_folder() -> None:
-    player = PythonTarget("lfm2np.suite.adapters:own", folder())
-    assert ByTruth(model(), "float32").finding(WITHOUT_STOPS, player.play(WITHOUT_STOPS)) is None
 
 
 def test_a_request_is_added_before_the_step_that_follows_the_tokens_it_waits_for() -> None:
@@ -140,162 +126,94 @@ def test_a_request_is_added_before_the_step_that_follows_the_tokens_it_waits_for
 
 
 class Wrong(Own):
-    """Our engine with one method that does `does`."""
+    """Our engine with one method, `name`, whose value is changed by `does`."""
+
+    name, does = "", staticmethod(lambda value: value)
 
     def __init__(self) -> None:
         super().__init__(model(), {})
-        self.does: Any = lambda method, value: value
 
-    def step(self) -> Any:
-        return self.does("step", super().step())
-
-    def abort(self, request_id: str) -> Any:
-        return self.does("abort", super().abort(request_id))
-
-    def state(self) -> Any:
-        return self.does("state", super().state())
-
-    def metrics(self) -> Any:
-        return self.does("metrics", super().metrics())
+    def changed(self, name: str, value: Any) -> Any:
+        return self.does(value) if name == self.name else value
 
     def add(self, request: Any) -> None:
-        self.does("add", None)
+        self.changed("add", None)
         super().add(request)
 
+    def step(self) -> Any:
+        return self.changed("step", super().step())
 
-def doing(name: str, what: Any) -> Any:
-    return lambda method, value: what(value) if method == name else value
+    def abort(self, request_id: str) -> Any:
+        return self.changed("abort", super().abort(request_id))
+
+    def state(self) -> Any:
+        return self.changed("state", super().state())
+
+    def metrics(self) -> Any:
+        return self.changed("metrics", super().metrics())
+
+
+def wrong(name: str, does: Any) -> PythonTarget:
+    """It was right when it was probed."""
+    engine = Wrong()
+    player = steps(lambda: engine)
+    player.probe()
+    engine.name, engine.does = name, does
+    return player
 
 
 def raises(value: Any) -> Any:
     raise ValueError("it broke")
 
 
-def each(value: Any, entries: list[Any]) -> Any:
+def said(*answers: Any) -> Any:
     """The same for each request."""
-    return {name: list(entries) for name in value}
-
-
-def renamed(value: Any) -> Any:
-    return {f"{name}x": item for name, item in value.items()}
+    return lambda value: {name: list(answers) for name in value}
 
 
 @pytest.mark.parametrize(
-    ("does", "kind", "told"),
+    ("name", "does", "kind", "told"),
     [
-        (doing("step", raises), FAILED, "step(): ValueError: it broke"),
-        (doing("add", raises), FAILED, "ValueError: it broke"),
-        (doing("abort", raises), FAILED, "abort(): ValueError: it broke"),
-        (doing("step", lambda value: None), FAILED, "step(): AttributeError"),
-        (doing("step", lambda value: dict.fromkeys(value)), FAILED, "step(): TypeError"),
-        (doing("step", lambda value: each(value, [None])), FAILED, "step(): AttributeError"),
-        (doing("step", lambda value: each(value, [Answer(None)])), FAILED, "step(): TypeError"),  # type: ignore[arg-type]
-        (
-            doing("step", lambda value: each(value, [Answer((999,), finish_reason="length")])),
-            IMPOSSIBLE,
-            "token id 999",
-        ),
-        (
-            doing("step", lambda value: each(value, [Answer((5,) * 99, finish_reason="length")])),
-            IMPOSSIBLE,
-            "99 tokens",
-        ),
-        (doing("step", lambda value: each(value, [Answer((5,), finish_reason="length")] * 2)), IMPOSSIBLE, "2 samples"),
-        (
-            doing("step", lambda value: each(value, [Answer(("a",), finish_reason="length")])),
-            IMPOSSIBLE,
-            "no answer: TypeError",
-        ),  # type: ignore[arg-type]
-        (
-            doing("step", lambda value: each(value, [Answer((5,), finish_reason="length")])),
-            IMPOSSIBLE,
-            "after 1 of 4 tokens",
-        ),
-        (doing("step", lambda value: {}), IMPOSSIBLE, "the engine says that it is done"),
-        (doing("step", renamed), IMPOSSIBLE, "the engine says that it is done"),
-        (doing("state", raises), FAILED, "state(): ValueError"),
-        (doing("state", lambda value: None), FAILED, "state(): AttributeError"),
-        (doing("state", lambda value: {"free_slots": "a", "num_slots": 4}), FAILED, "state(): TypeError"),
-        (doing("state", lambda value: {**value, "free_slots": 3, "num_slots": 4}), LEAK, "1 of 4 slots are not free"),
+        *((name, raises, FAILED, f"{name}(): ValueError: it broke") for name in ("step", "abort", "state")),
+        ("add", raises, FAILED, "ValueError: it broke"),
+        ("step", said(None), FAILED, "step(): AttributeError"),
+        ("step", said(Answer((999,), finish_reason="length")), IMPOSSIBLE, "token id 999"),
+        ("step", said(*[Answer((5,), finish_reason="length")] * 2), IMPOSSIBLE, "2 samples"),
+        ("step", said(Answer((5,), finish_reason="length")), IMPOSSIBLE, "after 1 of 4 tokens"),
+        ("step", lambda value: {}, IMPOSSIBLE, "the engine says that it is done"),
+        ("state", lambda value: None, FAILED, "state(): AttributeError"),
+        ("state", lambda value: {**value, "free_slots": 3, "num_slots": 4}, LEAK, "1 of 4 slots are not free"),
     ],
 )
-def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(does: Any, kind: str, told: str) -> None:
+def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(name: str, does: Any, kind: str, told: str) -> None:
     trace = Trace((greedy("", A[:5], 4), greedy("", A[:5], 4, abort_after=1)))
-    finding = ByTruth(model(), "float32").finding(trace, wrong(does).play(trace))
-    assert finding is not None and (finding.kind, told in finding.what) == (kind, True), finding
-
-
-def wrong(does: Any) -> PythonTarget:
-    """It was right when it was probed."""
-    engine = Wrong()
-    player = steps(lambda: engine)
-    player.probe()
-    engine.does = does
-    return player
+    found = finding(trace, wrong(name, does).play(trace))
+    assert found is not None and (found.kind, told in found.what) == (kind, True), found
 
 
 @pytest.mark.parametrize("what", [raises, lambda value: None, lambda value: {"cached_tokens": "many"}])
 def test_invalid_metrics_only_do_not_steer(what: Any) -> None:
     trace = Trace((greedy("", A[:5], 2),))
-    played = wrong(doing("metrics", what)).play(trace)
-    assert ByTruth(model(), "float32").finding(trace, played) is None and played.counters == {}
+    played = wrong("metrics", what).play(trace)
+    assert finding(trace, played) is None and played.counters == {}
 
 
-def test_an_engine_that_never_finishes_hangs() -> None:
-    class Busy(Own):
-        is_busy = False
-
-        def step(self) -> Any:
-            return {} if self.is_busy else super().step()
-
-        @property
-        def has_unfinished(self) -> bool:
-            return self.is_busy or super().has_unfinished
-
-    trace, engine = Trace((greedy("", A[:2], 1),)), Busy(model(), {})
-    player = steps(lambda: engine)
-    player.probe()
-    engine.is_busy = True
-    finding = ByTruth(model(), "float32").finding(trace, player.play(trace))
-    assert finding is not None and (finding.kind, finding.request) == (HANG, 0)
-
-
-def test_an_engine_is_made_anew_after_a_fault_and_when_closed() -> None:
-    created: list[Wrong] = []
-
-    def make() -> Wrong:
-        created.append(Wrong())
-        return created[-1]
-
-    player, trace = steps(make), Trace((greedy("", A[:3], 2),))
-    player.probe()
-    created[0].does = doing("step", raises)
-    errors = [player.play(trace).answers[0][0].error for _ in range(3)]
-    assert errors == ["step(): ValueError: it broke", None, None] and len(created) == 2
-    player.close()
-    player.play(trace)
-    assert len(created) == 3
-
-
-def test_a_factory_that_fails_is_a_target_error() -> None:
-    with pytest.raises(TargetError, match="ValueError: it broke"):
-        steps(lambda: raises(None)).probe()
+def test_an_engine_is_made_anew_when_it_was_closed() -> None:
+    created: list[Own] = []
+    player, trace = steps(lambda: created.append(Own(model(), {})) or created[-1]), Trace((greedy("", A[:3], 2),))  # type: ignore[func-returns-value]
+    for _ in range(2):
+        player.play(trace)
+        player.play(trace)
+        player.close()
+    assert len(created) == 2
 
 
 # In rounds
 
 
 def test_who_waits_for_an_end_goes_out_in_a_later_round() -> None:
-    trace = Trace(
-        (
-            greedy("", (5,), 3),
-            greedy("", (6,), 1, after=0),
-            greedy("", (7,), 1, after=0, after_tokens=2),
-            greedy("", (8,), 1, after=1, after_tokens=1),
-            greedy("", (9,), 1, after=3),
-            greedy("", (9,), 1),
-        )
-    )
+    moments = [{}, {"after": 0}, {"after": 0, "after_tokens": 2}, {"after": 1, "after_tokens": 1}, {"after": 3}, {}]
+    trace = Trace(tuple(greedy("", (5,), 3, **moment) for moment in moments))
     assert rounds_of(trace) == [[0, 2, 5], [1, 3], [4]]
 
 
@@ -311,18 +229,8 @@ def test_an_engine_without_steps_gets_no_finding_for_rounds() -> None:
     abilities = player.probe()
     assert (abilities.can_abort, abilities.takes_cold, abilities.takes_samples) == (False, False, True)
     played = player.play(EVERYTHING)
-    assert ByTruth(model(), "float32").finding(EVERYTHING, played) is None
+    assert finding(EVERYTHING, played) is None
     firsts = [answers[0] for answers in played.answers]
     assert {index: answer.error for index, answer in enumerate(firsts) if answer.error} == {2: NO_ABORT, 3: NO_ABORT}
     assert [answer.sent for answer in firsts] == [0, 0, None, None, 1, 0, 1, 0, 0, 0] and played.clock == "rounds"
     assert [len(answers) for answers in played.answers] == [1, 1, 1, 1, 1, 2, 2, 1, 1, 1]
-
-
-def test_what_a_target_refutes_is_impossible_and_what_it_fails_on_failed() -> None:
-    def together(requests: Sequence[Request], came: Any) -> list[Answers]:
-        return [(failed("no", IMPOSSIBLE if request.request_id == "0" else FAILED),) for request in requests]
-
-    trace = Trace((greedy("0", A[:2], 1), greedy("1", A[:2], 1), greedy("2", A[:2], 4, abort_after=1)))
-    played = play_in_rounds(trace, Abilities("an engine", at_once=2), together, ignored)
-    kinds = [trouble_of(request, answers) for request, answers in zip(trace.requests, played.answers, strict=True)]
-    assert kinds == [(IMPOSSIBLE, "no"), (FAILED, "no"), None]

@@ -1,13 +1,14 @@
 """Shrinking by predicates without a server, whose smallest traces are known."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from any_traces import any_traces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lfm2np.oracle.engines.records import Trace, greedy
+from lfm2np.oracle.engines.records import Request, Trace, greedy
 from lfm2np.suite.fuzz.shrink import less_overlap, shrunk, without
 
 Fails = Callable[[Trace], bool]
@@ -40,38 +41,32 @@ def test_a_shared_beginning_ends_as_two_bare_requests_of_five_tokens() -> None:
     assert len(first.prompt_token_ids) == 5
 
 
+def some(holds: Callable[[Request], object]) -> Fails:
+    return lambda trace: any(holds(request) for request in trace.requests)
+
+
 @pytest.mark.parametrize(
     ("fails", "expected"),
     [
-        (lambda trace: True, Trace((greedy("", (12,), 1),))),
-        (lambda trace: len(trace.requests) >= 3, None),
-        (
-            lambda trace: any(13 in request.prompt_token_ids for request in trace.requests),
-            Trace((greedy("", (13,), 1),)),
-        ),
-        (lambda trace: any(request.cold for request in trace.requests), Trace((greedy("", (15,), 1, cold=True),))),
-        (lambda trace: any(request.stop for request in trace.requests), Trace((greedy("", (15,), 1, stop="x"),))),
-        (lambda trace: any(request.max_tokens >= 3 for request in trace.requests), None),
-        (lambda trace: any(request.abort_after is not None for request in trace.requests), None),
+        (lambda trace: True, [{}]),
+        (lambda trace: len(trace.requests) >= 3, [{}, {"after": 0}, {"after": 1}]),  # one after another
+        (some(lambda request: 13 in request.prompt_token_ids), [{"prompt": 13}]),
+        (some(lambda request: request.cold), [{"cold": True}]),
+        (some(lambda request: request.stop), [{"stop": "x"}]),
+        (some(lambda request: request.max_tokens >= 3), [{"max_tokens": 3}]),
+        (some(lambda request: request.abort_after is not None), [{"abort_after": 0}]),
+        (some(lambda request: request.after_tokens is not None), [{}, {"after": 0, "after_tokens": 1}]),
+        (some(lambda request: request.params.temperature), [{"temperature": 1.0, "seed": 3}]),  # n = 2 goes before
     ],
 )
-def test_what_is_not_needed_goes(fails: Fails, expected: Trace | None) -> None:
+def test_what_is_not_needed_goes(fails: Fails, expected: list[dict[str, Any]]) -> None:
+    """Each request ends with a prompt of one token and an answer of the least that fails."""
     small = shrunk(BIG, fails)
-    assert fails(small)
-    if expected is not None:
-        assert small == expected
-
-
-def test_tokens_and_moments_end_at_the_least_that_fails() -> None:
-    (request,) = shrunk(BIG, lambda trace: any(request.max_tokens >= 3 for request in trace.requests)).requests
-    assert request == greedy("", request.prompt_token_ids, 3) and len(request.prompt_token_ids) == 1
-    (left,) = shrunk(BIG, lambda trace: any(request.abort_after is not None for request in trace.requests)).requests
-    assert left == greedy("", left.prompt_token_ids, 1, abort_after=0)
-    waits = shrunk(BIG, lambda trace: any(request.after_tokens is not None for request in trace.requests))
-    assert [request.after_tokens for request in waits.requests] == [None, 1]
-    three = shrunk(BIG, lambda trace: len(trace.requests) >= 3)
-    assert [request.after for request in three.requests] == [None, 0, 1]  # one after another
-    assert all(request == greedy("", request.prompt_token_ids, 1, after=request.after) for request in three.requests)
+    assert fails(small) and len(small.requests) == len(expected)
+    for request, fields in zip(small.requests, expected, strict=True):
+        prompt = (fields["prompt"],) if "prompt" in fields else request.prompt_token_ids
+        wanted = {"max_tokens": 1, **{name: value for name, value in fields.items() if name != "prompt"}}
+        assert len(prompt) == 1 and request == greedy("", prompt, **wanted)
 
 
 def test_prompts_that_must_stay_equal_are_cut_together() -> None:
@@ -82,11 +77,6 @@ def test_prompts_that_must_stay_equal_are_cut_together() -> None:
         Trace((greedy("", SEVEN, 2), greedy("", (9, 8), 1), greedy("", SEVEN, 3, after=0))), equal
     ).requests
     assert first.prompt_token_ids == second.prompt_token_ids and len(first.prompt_token_ids) == 1
-
-
-def test_several_samples_go_before_the_temperature_does() -> None:
-    (request,) = shrunk(BIG, lambda trace: any(request.params.temperature for request in trace.requests)).requests
-    assert (request.params.n, request.params.temperature) == (1, 1.0)
 
 
 def test_requests_go_first_then_tokens_then_what_is_special_then_overlap() -> None:

@@ -13,10 +13,10 @@ from lfm2np.oracle.engines.target import LEAK, Arrived, Played, Trouble, ignored
 from lfm2np.suite.fuzz.campaign import Campaign
 from lfm2np.suite.fuzz.draw_traces import Around
 from lfm2np.suite.itself.by_itself import ByItself, alone
-from lfm2np.suite.itself.pairs import allowed_by, without
+from lfm2np.suite.itself.pairs import allowed_by
 from lfm2np.suite.itself.rounding_spread import Spread
 
-SPREAD = Spread(1e-6, True, 2e-4, 300.0)
+SPREAD = Spread(1e-6, True, 300.0)
 SENT = greedy("", (8, 9, 10), 6)
 TRACE = Trace(
     (
@@ -108,7 +108,7 @@ def test_what_is_expected_is_the_answer_alone_within_its_bounds() -> None:
         zip(answer.token_ids or (), answer.logprobs or (), strict=True)
     )
     tops = (answer.top_logprobs or ())[0]
-    others = without(tops, right[0].token_id)
+    others = [value for token, value in tops.items() if token != right[0].token_id]
     reported = {**tops, right[0].token_id: right[0].logprob}
     allowed = allowed_by(reported, right[0].token_id)
     assert right[0].bound == pytest.approx(300e-6 * allowed.scales[allowed.at(right[0].token_id)])

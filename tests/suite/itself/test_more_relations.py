@@ -46,12 +46,6 @@ def test_a_token_that_is_not_the_likeliest_breaks_only_that() -> None:
     assert [held.relation.name for held in checked.broken] == ["greedy"]
 
 
-def test_a_bug_beside_sampled_requests_is_seen() -> None:
-    player = Pretend(1e-6, lambda now, position: now.place == 1 and now.beside == 2 and not now.sent.params.temperature)
-    checked = Asking({"": player}, player.probe(), SIZES, "float32").run([BY_NAME["mixed"]])
-    assert checked.broken
-
-
 def test_a_stop_string_has_no_blanks_at_its_ends_and_no_broken_character() -> None:
     assert piece_of("abc def", at_end=True) == "def" and piece_of("abc def", at_end=False) == "def"
     assert piece_of("one two ", at_end=True) == "two"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import math
+import contextlib
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared.format_options import AUTO
 from lfm2np.commands.cli.shared.parser import add, require_at_least, require_times
 from lfm2np.errors import RequestError
+from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.oracle.engines.records_json import parse_line
+from lfm2np.suite.itself.asked import Asking
+from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB
-from lfm2np.suite.itself.target_engine import Options
+from lfm2np.suite.itself.target_engine import Options, asking_of, smaller
 
 ITSELF = "itself"
 LEAST_VOCAB = 16
@@ -30,18 +35,42 @@ def modes(arguments: argparse.Namespace) -> list[str]:
     return [WITHOUT if arguments.against is None else WITH, *([LOCAL] if is_local else [])]
 
 
+def askings(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Asking]:
+    """Of the engine, or of the two that are compared, named by their targets then."""
+    targets = [arguments.target] if arguments.against == ITSELF else [arguments.target, arguments.against]
+    askings = [stack.enter_context(asking_of(target, options_of(arguments))) for target in targets]
+    sizes = smaller(askings[0].sizes, askings[-1].sizes)
+    for target, asking in zip(targets, askings, strict=True):
+        asking.sizes, asking.seed, asking.is_bitwise = sizes, arguments.seed, arguments.bitwise
+        if arguments.minutes is not None:
+            asking.until = time.monotonic() + 60 * arguments.minutes
+        if len(targets) > 1:
+            asking.abilities = replace(asking.abilities, engine=f"{target} ({asking.abilities.engine})")
+    return askings
+
+
+def judge_of(askings: Sequence[Asking]) -> ByItself:
+    """The first engine's judge, after `begin` of all: itself, or another."""
+    first, last = askings[0], askings[-1]
+    return ByItself(
+        last.players[""],
+        max((asking.spread for asking in askings), key=lambda spread: spread.nats),
+        first.sizes.vocab,
+        is_same=first is last,
+        with_scores=first.abilities.tells_prompt_logprobs,
+        is_bitwise=first.is_bitwise,
+    )
+
+
 def options_of(arguments: argparse.Namespace) -> Options:
     return Options(
-        model=checkpoint_path(arguments.model),
-        name=arguments.name,
-        timeout=arguments.timeout,
-        dtype=format_name(arguments),
-        vocab=arguments.vocab_size,
-        block=arguments.block_size,
-        chunk=arguments.max_num_batched_tokens,
-        slots=arguments.max_num_seqs,
-        longest=arguments.max_model_len,
-        vary=vary_of(getattr(arguments, "vary", None)),
+        checkpoint_path(arguments.model),
+        {name: getattr(arguments, name) for name in TOLD},
+        arguments.vocab_size,
+        arguments.name,
+        arguments.timeout,
+        format_name(arguments),
+        vary_of(getattr(arguments, "vary", None)),
     )
 
 
@@ -66,10 +95,6 @@ def require(arguments: argparse.Namespace) -> None:
     if arguments.against != ITSELF and ":" not in arguments.against:
         raise RequestError(f"--against {arguments.against!r}: expected `{ITSELF}`, or another engine as TARGET")
     format_name(arguments)
-
-
-def until(arguments: argparse.Namespace) -> float:
-    return math.inf if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
 
 
 def add_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

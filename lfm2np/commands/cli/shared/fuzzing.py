@@ -1,0 +1,322 @@
+"""What `lfm2np fuzz` does once its arguments are read: who is tested and who judges, the traces, the report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.commands.cli.check import target_of
+from lfm2np.commands.cli.shared import against, format_options, work
+from lfm2np.commands.cli.shared.parser import one_line, option
+from lfm2np.commands.cli.shared.prompts import load_model
+from lfm2np.commands.cli.shared.terminal import command_line
+from lfm2np.engine.loading import Model
+from lfm2np.errors import InconclusiveError, RequestError
+from lfm2np.oracle.engines.protocol import TOLD
+from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import MOST_REQUESTS
+from lfm2np.oracle.engines.target import Abilities, Target
+from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
+from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
+from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
+from lfm2np.suite.fuzz.failure_report import Context, history
+from lfm2np.suite.fuzz.hand_over import TRACE, hand_over, read_trace, require_place
+from lfm2np.suite.fuzz.judge import WRONG as WRONG_ANSWER
+from lfm2np.suite.fuzz.judge import ByTruth, Judge
+from lfm2np.suite.fuzz.sizes import (
+    ASSUMED,
+    EXAMPLES,
+    GIVEN,
+    LEAST_CONTEXT,
+    MODELS,
+    REPLAYS,
+    REPORTED,
+    Size,
+    Sizes,
+    arounds_of,
+    assumed,
+    sizes_of,
+)
+from lfm2np.suite.fuzz.started import StartedServer, answers
+from lfm2np.suite.fuzz.watched import WatchedServer
+from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, HTTP, SLOTS
+
+HINTS = {"block_size": BLOCK, "max_num_batched_tokens": CHUNK, "max_num_seqs": SLOTS}  # of a factory without options
+EARLIER_REPLAYS = 3
+QUICK = 10.0  # seconds in which a server is started anew for each replay
+
+
+class Subject(NamedTuple):
+    """What is under test: how it is played, what is drawn for it, around what sizes, who judges."""
+
+    player: Target
+    judge: Judge
+    around: Around
+    sizes: Sizes
+    context: Context
+
+
+def fuzzed(arguments: argparse.Namespace) -> Report:
+    """Of all traces. InconclusiveError if nothing can be judged."""
+    left_out = without(arguments.without)
+    require_place(Path(arguments.out))
+    with contextlib.ExitStack() as stack:
+        started = stack.enter_context(started_server(arguments))
+        of = by_truth if arguments.against is None else by_itself
+        subject = of(arguments, left_out, stack)
+        campaign, found = played(arguments, subject, started)
+    return report_of(arguments, subject, campaign, found)
+
+
+@contextlib.contextmanager
+def started_server(arguments: argparse.Namespace) -> Iterator[StartedServer | None]:
+    """The server of --start, if any."""
+    target = arguments.target
+    if arguments.start is None:
+        yield None
+        return
+    if not target.startswith(HTTP):
+        raise RequestError(f"--start: expected a server as TARGET, not {target!r}")
+    with contextlib.closing(StartedServer(arguments.start, lambda: answers(target), arguments.start_seconds)) as server:
+        server.start()
+        yield server
+
+
+def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: contextlib.ExitStack) -> Subject:
+    model = load_model(arguments)
+    place = stack.enter_context(work.place_of(arguments, model))
+    player = player_of(arguments, model)
+    stack.callback(player.close)
+    abilities = player.probe()
+    if not abilities.tells_token_ids:
+        raise InconclusiveError("the engine does not report token ids: nothing can be judged")
+    taken = format_options.format_of(arguments, abilities.engine)
+    context = Context(arguments.target, abilities.engine, taken.name, taken.why, model.path.name, command_line())
+    if TEXTS not in left_out and not abilities.tells_texts:
+        words = 'the text of the first response is empty, so texts are not judged; leave "text" out where there is none'
+        print(f"lfm2np: {words}", file=sys.stderr)
+    judge = ByTruth(model, taken.name, place, TEXTS not in left_out and abilities.tells_texts)
+    sizes = sizes_of(given(arguments), abilities, longest_of(arguments, model, abilities))
+    around = around_of(left_out, model.tokenizer_or_none, model.config.vocab_size, abilities, sizes)
+    return Subject(player, judge, around, sizes, context)
+
+
+def player_of(arguments: argparse.Namespace, model: Model) -> Target:
+    """An engine in Python gets given sizes as hints; of a local one all requests that are due are sent at once."""
+    if arguments.target.startswith(HTTP):
+        return WatchedServer(arguments.target, model.tokenizer_or_none, arguments.name, arguments.timeout)
+    if re.fullmatch(r"[\w.]+:[\w.]+", arguments.target) and not arguments.target.startswith("transformers:"):
+        sizes = {name: number or HINTS[name] for name, number in given(arguments).items()}
+        return PythonTarget(arguments.target, model.path, sizes, MOST_REQUESTS)
+    return target_of(argparse.Namespace(**{**vars(arguments), "at_once": SLOTS}), model)
+
+
+def by_itself(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: contextlib.ExitStack) -> Subject:
+    """Its spread is measured first; with another engine the larger of both."""
+    against.require(arguments)
+    askings = against.askings(arguments, stack)
+    abilities, sizes = askings[0].abilities, askings[0].sizes
+    if not abilities.tells_logprobs:
+        raise InconclusiveError("the engine reports no log-probabilities: other tokens can't be judged without a truth")
+    for asking in askings:
+        asking.begin()
+    source = GIVEN if arguments.max_model_len else REPORTED if abilities.longest else ASSUMED
+    around_sizes = sizes_of(given(arguments), abilities, Size((sizes.longest,), source))
+    takes_seeds = replace(abilities, takes_sampling=abilities.takes_sampling and abilities.takes_seeds)
+    around = around_of(left_out, None, sizes.vocab, takes_seeds, around_sizes)
+    context = Context(arguments.target, abilities.engine, askings[0].format_name, "", "none", command_line())
+    return Subject(askings[0].players[""], against.judge_of(askings), around, around_sizes, context)
+
+
+def given(arguments: argparse.Namespace) -> dict[str, int | None]:
+    return {name: getattr(arguments, name) for name in HINTS}
+
+
+def played(
+    arguments: argparse.Namespace, subject: Subject, started: StartedServer | None
+) -> tuple[Campaign, list[tuple[Failure, Path]]]:
+    """The campaign at its end, and each failure with its folder."""
+    player, judge, around, sizes, context = subject
+    found: list[tuple[Failure, Path]] = []
+    with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
+
+        def show(counts: Counts) -> None:
+            bar.update(counts.traces - bar.n)
+            figures = f"{counts.requests} requests, {counts.tokens} tokens, {counts.findings} findings"
+            bar.set_postfix_str(f"{figures}, {counts.replays} replays", refresh=False)
+
+        restart, took = renewal(player, started)
+        campaign = Campaign(
+            judge,
+            player,
+            around,
+            restart,
+            is_quick=restart is not None and took < QUICK,
+            is_live=arguments.target.startswith(HTTP),
+            shrink_seconds=arguments.shrink_minutes * 60,
+            report=show,
+            say=say,
+            arounds=arounds_of(around, sizes),
+        )
+        for failure in failures(arguments, campaign):
+            folder = hand_over(Path(arguments.out), failure, judge, player, context)
+            found.append((failure, folder))
+            say(f"found: {failure.finding.what} -> {folder}")
+    return campaign, found
+
+
+def say(line: str) -> None:
+    tqdm.write(f"lfm2np: {one_line(line)}", file=sys.stderr)
+
+
+def renewal(player: Target, started: StartedServer | None) -> tuple[Callable[[], None] | None, float]:
+    """How a new engine is had, if it can be, and how many seconds that takes."""
+    if started is not None:
+        return started.start, started.took
+    is_stepped = isinstance(player, PythonTarget) and player.probe().can_abort
+    return (player.close, player.took) if isinstance(player, PythonTarget) and is_stepped else (None, 0.0)
+
+
+def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Failure]:
+    """Of the traces that are replayed; else of those that earlier runs left in --out, and then of new ones."""
+    if arguments.replay:
+        traces = {name: read_trace(Path(name)) for name in arguments.replay}
+        for name, trace in traces.items():
+            if why := campaign.unfit(trace):
+                raise RequestError(f"{name}: {why}")
+        yield from campaign.known(list(traces.values()), REPLAYS)
+        return
+    earlier = []
+    for path in sorted(Path(arguments.out).glob(f"[!.]*/{TRACE}")):
+        trace = read_trace(path)
+        if why := campaign.unfit(trace):
+            say(f"{path}: left out: {why}")
+        else:
+            earlier.append(trace)
+    for failure in campaign.known(earlier, EARLIER_REPLAYS):
+        yield failure
+        campaign.raise_interrupt()
+        if campaign.counts.findings >= arguments.findings or campaign.is_lost(failure.finding):
+            return
+    examples = EXAMPLES if arguments.examples is None and arguments.minutes is None else arguments.examples
+    seconds = None if arguments.minutes is None else arguments.minutes * 60
+    yield from campaign.run(arguments.seed, examples, seconds, arguments.findings)
+
+
+def longest_of(arguments: argparse.Namespace, model: Model, abilities: Abilities) -> Size:
+    most = model.config.max_position_embeddings
+    if arguments.max_model_len is not None and arguments.max_model_len > most:
+        expected = f"expected at most {most}: max_position_embeddings (config.json)"
+        raise RequestError(f"--max-model-len {arguments.max_model_len}: {expected}")
+    if arguments.max_model_len is not None:
+        return Size((arguments.max_model_len,), GIVEN)
+    longest = min(most, abilities.longest or most)
+    return Size((max(LEAST_CONTEXT, longest),), MODELS if longest == most else REPORTED)
+
+
+def around_of(
+    left_out: tuple[str, ...], tokenizer: Tokenizer | None, vocab_size: int, abilities: Abilities, sizes: Sizes
+) -> Around:
+    """`left_out`: of --without. Without a tokenizer no text is known, so no stop string."""
+    alphabet = alphabet_of(tokenizer, vocab_size)
+    block, chunk, slots, longest = (max(sizes[name].values) for name in TOLD)
+    return Around(
+        block=block,
+        chunk=chunk,
+        slots=slots,
+        longest=longest,
+        alphabet=alphabet,
+        first=() if tokenizer is None or tokenizer.bos_token_id is None else (tokenizer.bos_token_id,),
+        needs_first=not abilities.takes_token_ids,
+        stops=() if tokenizer is None or not abilities.takes_stops else (" ", "e", tokenizer.decode(alphabet[:1])),
+        samples=abilities.takes_samples,
+        sampling=abilities.takes_sampling,
+        without=left_out,
+    )
+
+
+def without(names: str) -> tuple[str, ...]:
+    chosen = tuple(name for name in names.split(",") if name)
+    for name in chosen:
+        if name not in (*SPECIAL, TEXTS):
+            raise RequestError(f"--without {name!r}: expected some of {', '.join(sorted({*SPECIAL, TEXTS} - {''}))}")
+    return chosen
+
+
+def report_of(
+    arguments: argparse.Namespace, subject: Subject, campaign: Campaign, found: list[tuple[Failure, Path]]
+) -> Report:
+    counts, judge, sizes, context = campaign.counts, subject.judge, subject.sizes, subject.context
+    differs = {} if judge.is_certain else {"against": arguments.against, "expected": judge.expected}
+    unknown = [] if arguments.replay else assumed(sizes)
+    once = f"{counts.once} differences that were seen once and never again"
+    shown = [f"{name} {' or '.join(map(str, size.values))} ({size.source})" for name, size in sizes.items()]
+    is_lone = any(each.finding.kind == WRONG_ANSWER and len(each.trace.requests) == 1 for each, _ in found)
+    lone = ["one request alone is wrong: `lfm2np check` tells a number format from a bug"] if is_lone else []
+    folders = [f"{folder}: trace.json, report.html, issue.md and, for a server, reproduce.py" for _, folder in found]
+    return Report(
+        command="fuzz",
+        verdict=plural(len(found), "finding") if found else "no finding",
+        exit_code=WRONG if found else RIGHT,
+        findings=[finding_of(failure, folder) for failure, folder in found],
+        facts={
+            "engine": context.engine,
+            "format": f"{context.format_name} ({context.why_format})" if context.why_format else context.format_name,
+            **({"judged": judge.expected} if differs else {}),
+            "played": f"{counts.traces} traces and {counts.replays} replays: {counts.requests} requests, "
+            f"{counts.tokens} tokens, in {counts.seconds:.0f} s",
+            "sizes": ", ".join(shown),
+            **({"once": once} if counts.once else {}),
+        },
+        next_steps=[*folders, *lone],
+        not_tested=[assumed_text(unknown)] if unknown and not found else [],
+        sections=[Section(str(folder), [Code(lines_of(failure))]) for failure, folder in found],
+        figures={
+            "engine": context.engine,
+            "format": context.format_name,
+            "why_format": context.why_format,
+            **{name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")},
+            **({**differs, "once": counts.once} if differs else {}),
+            "sizes": {name: {"values": list(size.values), "from": size.source} for name, size in sizes.items()},
+            "assumed": unknown,
+            "seconds": round(counts.seconds, 1),
+        },
+    )
+
+
+def finding_of(failure: Failure, folder: Path) -> Finding:
+    evidence = {
+        "folder": str(folder),
+        "failed": failure.rate[0],
+        "replays": failure.rate[1],
+        "same_tokens": failure.same_tokens,
+        "before": failure.num_before,
+        "needs_before": failure.needs_before,
+        "requests": len(failure.trace.requests),
+        "tokens": failure.trace.num_tokens,
+        "drawn_requests": len(failure.drawn.requests),
+        "drawn_tokens": failure.drawn.num_tokens,
+        "traces": failure.traces,
+        "seconds": round(failure.seconds, 1),
+        "shrinking_seconds": round(failure.shrinking, 1),
+    }
+    return Finding(failure.finding.kind, failure.finding.what, evidence=evidence)
+
+
+def lines_of(failure: Failure) -> list[str]:
+    said = history(failure)
+    return [f"{failure.finding.kind}: {said['found']}", f"  {said['replays']}", f"  {said['size']}"]
+
+
+def assumed_text(names: list[str]) -> str:
+    """A trace meets the borders of an engine's blocks and chunks by chance where they are not known."""
+    return f"borders of other sizes than those that were assumed: give {', '.join(map(option, names))}"
