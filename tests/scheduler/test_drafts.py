@@ -60,7 +60,7 @@ def state_of(subject: Scheduler) -> tuple[object, ...]:
             request.status,
             request.token_ids,
             request.num_computed_tokens,
-            request.tables[0],
+            tuple(request.tables),
             request.slot,
         )
         for request in subject.requests.values()

@@ -197,7 +197,7 @@ class StrictScheduler(Moments):
         require(sorted(held), sorted(needed), "blocks held in windowed layers", name)
         for index in range(entry.start // size, len(entry.window_table)):
             block = entry.window_table[index]
-            owners = sum(other.window_table.count(block) for other in self.scheduler.running)
+            owners = sum(other.tables[1].count(block) for other in self.scheduler.running)
             facts = (owners, windows.pool.key_of[block])
             require(facts, (1, None), "owners and key", f"{name}: block {block} of windowed layers, to be written")
 
