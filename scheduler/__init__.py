@@ -13,13 +13,13 @@ from scheduler.config import SchedulerConfig
 from scheduler.conservation import check
 from scheduler.drafts import most_drafts
 from scheduler.errors import PlanError, PoolError, RequestRefused, SchedulerError, TraceError
+from scheduler.groups import FREED
 from scheduler.plan import BatchPlan, Move, ScheduledTokens
 from scheduler.policy import POLICIES
 from scheduler.prefix_cache import PrefixCache
 from scheduler.request import FinishReason, Request, Status
 from scheduler.scheduler import Scheduler
 from scheduler.trace import TraceWriter, read_lines, reasons, replay
-from scheduler.window import FREED
 
 __all__ = [
     "FREED",

@@ -30,7 +30,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     watermark: float = 0.01  # share of the blocks that an admission leaves free, unless nothing runs
     sliding_window: int | None = None  # positions that a row of a windowed layer sees, its own included; None: no pool
-    num_window_blocks: int = 0  # of the pool of windowed layers: see window.py
+    num_window_blocks: int = 0  # of the pool of windowed layers: see groups.py
 
     def __post_init__(self) -> None:
         windows = {} if self.sliding_window is None else {"sliding_window": 1, "num_window_blocks": 1}

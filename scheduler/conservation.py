@@ -7,16 +7,15 @@ from collections.abc import Iterable
 
 from scheduler.block_pool import BlockPool
 from scheduler.errors import PoolError
+from scheduler.groups import FREED, held
 from scheduler.request import Request, Status, is_queued
 from scheduler.scheduler import Scheduler
-from scheduler.window import FREED, held
 
 
 def check(scheduler: Scheduler) -> None:
     """PoolError with the first thing that does not add up; call it between steps."""
-    _check_pool(scheduler.pool, (request.block_table for request in scheduler.running))
-    if (pool := scheduler.memory.windows.pool) is not None:
-        _check_pool(pool, (held(request.window_table) for request in scheduler.running))
+    for group in scheduler.memory.groups:
+        _check_pool(group.pool, (held(request.tables[group.index]) for request in scheduler.running))
     _check_requests(scheduler)
 
 
@@ -57,34 +56,32 @@ def _check_requests(scheduler: Scheduler) -> None:
         _require(request.num_computed_tokens < request.num_tokens, f"request {request.request_id!r}: nothing to do")
         if is_running:
             tokens = request.most_computed_tokens if reserves else request.num_computed_tokens
-            needed, held = scheduler.memory.blocks_for(tokens), len(request.block_table)
-            _require(held == needed, f"request {request.request_id!r}: {held} blocks, its tokens need {needed}")
-            unwritten = request.block_table[request.num_computed_tokens // scheduler.memory.block_size :]
+            needed, owned = scheduler.memory.blocks_for(tokens), len(request.tables[0])
+            _require(owned == needed, f"request {request.request_id!r}: {owned} blocks, its tokens need {needed}")
+            unwritten = request.tables[0][request.num_computed_tokens // scheduler.memory.block_size :]
             its_own = not any(scheduler.pool.is_shared(block) for block in unwritten)
             _require(its_own or not reserves, f"request {request.request_id!r}: shares a block that it reserves")
-            _check_windows(scheduler, request)
+            _check_freed(scheduler, request)
         else:
-            owns = request.block_table or request.window_table
-            _require(not owns, f"request {request.request_id!r}: {request.status}, but owns blocks")
+            _require(not any(request.tables), f"request {request.request_id!r}: {request.status}, but owns blocks")
     waiting = [request for request in scheduler.requests.values() if is_queued(request)]
     waiting.sort(key=scheduler.policy.key)
     _require(scheduler.waiting == waiting, "the queue is out of order, or not of those that wait")
 
 
-def _check_windows(scheduler: Scheduler, request: Request) -> None:
-    """Freed is what no later row sees, and nothing else."""
-    windows, table = scheduler.memory.windows, request.window_table
-    if windows.pool is None:
-        _require(not table, f"request {request.request_id!r}: blocks {table} of windowed layers, expected none")
-        return
-    first = windows.first_seen(request.num_computed_tokens)
-    freed = [index for index, block in enumerate(table) if block == FREED]
-    as_many = len(table) == len(request.block_table)
-    _require(
-        as_many and freed == list(range(first)),
-        f"request {request.request_id!r}: {table} in windowed layers, expected {len(request.block_table)} blocks of "
-        f"which the first {first} are freed",
-    )
+def _check_freed(scheduler: Scheduler, request: Request) -> None:
+    """Freed is what no later row sees, and nothing else; all tables are equally long, those of no group empty."""
+    groups = scheduler.memory.groups
+    _require(not any(request.tables[len(groups) :]), f"request {request.request_id!r}: a table of no group")
+    for group in groups:
+        table, first = request.tables[group.index], group.first_seen(request.num_computed_tokens)
+        freed = [index for index, block in enumerate(table) if block == FREED]
+        as_many = len(table) == len(request.tables[0])
+        _require(
+            as_many and freed == list(range(first)),
+            f"request {request.request_id!r}: {table} in group {group.index}, expected {len(request.tables[0])} blocks "
+            f"of which the first {first} are freed",
+        )
 
 
 def _require(holds: bool, message: str) -> None:

@@ -54,13 +54,13 @@ def _extend(
 ) -> ScheduledTokens:
     size = config.block_size
     stop = memory.grow_from_unused(request, entry.stop + len(drafts))
-    table = request.block_table[: memory.blocks_for(stop)]
+    table, windows = (table[: memory.blocks_for(stop)] for table in request.tables)
     ends = range(entry.stop // size + 1, stop // size + 1) if config.prefix_caching else ()
     return replace(
         entry,
         token_ids=entry.token_ids + drafts[: stop - entry.stop],
         num_drafts=stop - entry.stop,
         block_table=table,
-        window_table=request.window_table[: len(table)],
+        window_table=windows,
         checkpoints=entry.checkpoints + tuple((end * size, table[end - 1]) for end in ends),
     )

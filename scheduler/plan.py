@@ -36,7 +36,7 @@ class ScheduledTokens:
     first_logits: int  # the first position whose logits are wanted; start + len(token_ids): none
     samples: tuple[str, ...]  # the requests that get a token from the last row: none in the middle of a prompt
     num_drafts: int = 0  # of token_ids; then a token may come from each of the last num_drafts + 1 rows
-    window_table: tuple[int, ...] = ()  # as block_table, in the pool of windowed layers: see window.py
+    window_table: tuple[int, ...] = ()  # as block_table, in the pool of windowed layers: see groups.py
 
     @property
     def stop(self) -> int:

@@ -5,19 +5,18 @@ mean equal tokens from position 0 on. A block carries its keys and values AND th
 token; both are published under one key, after they were written, and evicted together. So the longest prefix whose
 attention blocks exist is, by construction, the longest whose convolution-state checkpoint exists: a hit on one without
 the other (vLLM issues 43090, 47861, 53912) can't be expressed. Windowed layers have blocks of their own under the same
-keys; a hit ends where they still have all that its next row sees (window.py).
+keys; a hit ends where they still have all that its next row sees (groups.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler.block_pool import BlockPool
+from scheduler.groups import Group
 from scheduler.request import Request
-from scheduler.window import WindowBlocks
 
 # Why a match ended where it did.
 REASONS = (
@@ -41,40 +40,36 @@ class PrefixStatistics:
 
 
 class PrefixCache:
-    def __init__(self, pool: BlockPool, windows: WindowBlocks, block_size: int, enabled: bool) -> None:
-        self.pool = pool
-        self.windows = windows
+    def __init__(self, groups: Sequence[Group], block_size: int, enabled: bool) -> None:
+        self.groups = groups
         self.block_size = block_size
         self.enabled = enabled
         self.statistics = PrefixStatistics()
-        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # the latest, at most one a block
 
-    def find(self, request: Request) -> tuple[tuple[int, ...], str]:
-        """The blocks of the longest cached prefix, not yet shared, and why it ends there (REASONS).
+    def find(self, request: Request) -> tuple[list[bytes], str]:
+        """The keys of the longest prefix that every group has, and why it ends there (REASONS).
 
         It ends before the first logits that are wanted, so at least the last token is computed.
         """
         if not self.enabled:
-            return (), "disabled"
+            return [], "disabled"
         most = request.first_logits // self.block_size
         if most == 0:
-            return (), "too short"
-        blocks: list[int] = []
-        reason = "complete"
-        for key in self.keys(request, most):
-            block = self.pool.block_of.get(key)
-            if block is None:
-                reason = "evicted" if key in self._evicted else "unknown"
-                break
-            blocks.append(block)
-        usable = self.windows.usable(self.keys(request, len(blocks)))
-        return tuple(blocks[:usable]), reason if usable == len(blocks) else "window"
+            return [], "too short"
+        keys, full = self.keys(request, most), self.groups[0]
+        found = usable = full.usable(keys)
+        # A shorter hit may see what a longer one does not, so windowed groups are asked until all agree.
+        while (shorter := min(group.usable(keys[:usable]) for group in self.groups)) < usable:
+            usable = shorter
+        if usable < found:
+            return keys[:usable], "window"
+        return keys[:found], "complete" if found == most else "evicted" if keys[found] in full.evicted else "unknown"
 
-    def count(self, request: Request, blocks: tuple[int, ...], reason: str) -> None:
-        """One admission more in the statistics."""
+    def count(self, request: Request, num_blocks: int, reason: str) -> None:
+        """One admission more in the statistics, with a hit of that many blocks."""
         self.statistics.queries += 1
         self.statistics.query_tokens += request.num_tokens
-        self.statistics.hit_tokens += len(blocks) * self.block_size
+        self.statistics.hit_tokens += num_blocks * self.block_size
         self.statistics.ended[reason] += 1
 
     def keys(self, request: Request, count: int) -> list[bytes]:
@@ -92,16 +87,8 @@ class PrefixCache:
         if not self.enabled or first == last:
             return
         keys = self.keys(request, last)
-        for index in range(first, last):
-            block = request.block_table[index]
-            if self.pool.key_of[block] is None and self.pool.publish(block, keys[index]):
-                self._evicted.pop(keys[index], None)
-        self.windows.publish(request, first, keys[first:last])
-
-    def note_eviction(self, key: bytes) -> None:
-        self._evicted[key] = None
-        if len(self._evicted) > self.pool.num_blocks:
-            self._evicted.popitem(last=False)
+        for group in self.groups:
+            group.publish(request, first, keys[first:last])
 
 
 def block_key(parent: bytes, token_ids: list[int], salt: str) -> bytes:

@@ -32,18 +32,15 @@ def require_room(memory: Memory, request: Request, step: int) -> None:
 
     step  most tokens that it computes at once: its budget, or its whole length where that is reserved
     """
-    blocks = memory.blocks_for(request.most_computed_tokens)
-    in_windows = memory.windows.longest_span(request.most_computed_tokens, step)
-    if blocks > memory.pool.num_blocks:
-        raise RequestRefused(
-            f"request {request.request_id!r}: {request.num_prompt_tokens} prompt tokens and max_tokens="
-            f"{request.max_tokens} need {blocks} blocks of {memory.block_size}; the pool has {memory.pool.num_blocks}"
-        )
-    if memory.windows.pool is not None and in_windows > memory.windows.pool.num_blocks:
-        raise RequestRefused(
-            f"request {request.request_id!r}: windowed layers need {in_windows} blocks of {memory.block_size} for a "
-            f"step of {step} tokens; their pool has {memory.windows.pool.num_blocks}"
-        )
+    for group in memory.groups:
+        needed, there = group.longest_span(request.most_computed_tokens, step), group.pool.num_blocks
+        if needed > there:
+            whole = f"{request.num_prompt_tokens} prompt tokens and max_tokens={request.max_tokens}"
+            whose = whole if group.window is None else f"windowed layers in a step of {step} tokens"
+            raise RequestRefused(
+                f"request {request.request_id!r}: {whose} need {needed} blocks of {memory.block_size}; "
+                f"the pool has {there}"
+            )
 
 
 def require_fork(parent: Request, child: Request) -> None:

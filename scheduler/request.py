@@ -45,8 +45,7 @@ class Request:
     arrival: int = field(default=-1, init=False)  # order of arrival, given by the scheduler
     arrival_step: int = field(default=-1, init=False)
     num_computed_tokens: int = field(default=0, init=False)
-    block_table: tuple[int, ...] = field(default=(), init=False)
-    window_table: tuple[int, ...] = field(default=(), init=False)  # of windowed layers: see window.py
+    tables: list[tuple[int, ...]] = field(default_factory=lambda: [(), ()], init=False)  # of each group: see groups.py
     block_keys: list[bytes] = field(default_factory=list, init=False)  # hash chain over the full blocks so far
     slot: int | None = field(default=None, init=False)  # its live convolution state, while it is running
     forks: list[Request] = field(default_factory=list, init=False)  # split off once the prompt is computed

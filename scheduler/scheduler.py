@@ -19,7 +19,6 @@ from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
 from scheduler.policy import POLICIES, Step
 from scheduler.refusals import require_answers, require_fork, require_known, require_new, require_room
 from scheduler.request import FinishReason, Request, Status, is_queued
-from scheduler.window import held
 
 
 class Scheduler:
@@ -34,7 +33,6 @@ class Scheduler:
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.step = 0
         self.num_preemptions = 0
-        self._watermark = int(config.watermark * config.num_blocks)
         self._num_prefilling = 0  # running requests that are not decoding
         self._arrivals = 0
         self._pending: list[Move] = []  # of forks: done before the next step
@@ -150,12 +148,10 @@ class Scheduler:
     def _schedule(self, step: UnfinishedPlan, request: Request, count: int) -> None:
         size = self.config.block_size
         start, stop = request.num_computed_tokens, request.num_computed_tokens + count
-        table = request.block_table[: self.memory.blocks_for(stop)]
-        windows = request.window_table[: len(table)]
-        for block in table[start // size :]:
-            self.pool.require_writable(block)
-        for block in windows[start // size :]:
-            self.memory.windows.require_writable(block)
+        table, windows = (table[: self.memory.blocks_for(stop)] for table in request.tables)
+        for group in self.memory.groups:
+            for block in request.tables[group.index][start // size : len(table)]:
+                group.pool.require_writable(block)
         ends = range(start // size + 1, stop // size + 1) if self.config.prefix_caching else ()
         last = stop == request.num_tokens
         assert request.slot is not None
@@ -213,32 +209,22 @@ class Scheduler:
         """Whether that many would be admitted together: TGI puts a batch back that turns out too small."""
         if count > len(self.memory.free_slots) or count > len(self.waiting):
             return False
-        free = self.pool.num_free - self._watermark
-        windows = self.memory.windows
-        if windows.pool is not None:
-            free = min(free, windows.pool.num_free - windows.watermark)
+        free = min(group.pool.num_free - group.watermark for group in self.memory.groups)
         return self.memory.fit_together(islice(self.waiting, count), self.config.max_num_batched_tokens, free)
 
     def _enter(self, step: UnfinishedPlan, request: Request, whole_prompts: bool) -> bool:
         """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
-        hit, reason = self.prefix_cache.find(request)
-        start = len(hit) * self.config.block_size
+        keys, reason = self.prefix_cache.find(request)
+        start = len(keys) * self.config.block_size
         rest = request.num_tokens - start
         if whole_prompts and step.admitted and rest > step.budget:
             return False
         target = request.most_computed_tokens if self.policy.reserves else start + min(rest, step.budget)
-        needed = self.memory.blocks_for(target) - len(hit)
-        available = self.pool.num_free - sum(self.pool.references[block] == 0 for block in hit)
-        if needed > available - (self._watermark if self.running else 0):
-            return False
-        windows = self.memory.windows
-        window_hit = windows.hit(self.prefix_cache.keys(request, len(hit)))
-        missing = windows.span(start, target) - len(held(window_hit))
-        if not windows.has_room(window_hit, missing, windows.watermark if self.running else 0):
+        if not self.memory.can_enter(keys, target, above_watermark=bool(self.running)):
             return False
         del self.waiting[0]
-        self.memory.enter(request, hit, needed, step.moves)
-        self.prefix_cache.count(request, hit, reason)
+        self.memory.enter(request, keys, target, step.moves)
+        self.prefix_cache.count(request, len(keys), reason)
         request.status = Status.RUNNING
         self._num_prefilling += not request.is_decoding
         insort(self.running, request, key=self.policy.key)
@@ -293,7 +279,7 @@ class Scheduler:
         request.furthest_computed = max(request.furthest_computed, stop)
         request.num_computed_tokens = stop
         self.prefix_cache.publish(request, entry.start)
-        self.memory.windows.release_unseen(request)
+        self.memory.release_unseen(request)
         if not entry.samples:
             self._num_prefilling += (not request.is_decoding) - was_prefilling
             return []

@@ -50,7 +50,7 @@ def test_a_filled_engine_stands_where_a_prefill_leaves_it(directory: Path) -> No
         real.add_request(str(index), bench.random_prompt(side.model, 17, index), bench.greedy(3))
     real.step()
     for ours, theirs in zip(filled.scheduler.running, real.scheduler.running, strict=True):
-        assert (ours.num_computed_tokens, ours.block_table, ours.slot) == (17, theirs.block_table, theirs.slot)
+        assert (ours.num_computed_tokens, ours.tables, ours.slot) == (17, theirs.tables, theirs.slot)
     filled_shapes = [[array.shape for array in layer] for layer in filled.cache.blocks]
     assert filled_shapes == [[array.shape for array in layer] for layer in real.cache.blocks]
     assert {len(output.outputs) for output in filled.step()} == {1}

@@ -25,8 +25,7 @@ class Audit:
 
     def __init__(self, model: LoadedModel, cache: Cache, scheduler: Scheduler) -> None:
         self._model, self._cache, self._scheduler = model, cache, scheduler
-        windows = scheduler.memory.windows.pool
-        self._pools = [(False, scheduler.pool), *([(True, windows)] if windows is not None else [])]
+        self._pools = [(group.window is not None, group.pool) for group in scheduler.memory.groups]
         # For each pool: key -> block, tokens from position 0 on.
         self._published: dict[bool, dict[bytes, tuple[int, list[int]]]] = {windowed: {} for windowed, _ in self._pools}
         self._known: dict[tuple[int, ...], Contents] = {}
@@ -75,8 +74,7 @@ class Audit:
             assert request.slot is not None
             computed = request.token_ids[: request.num_computed_tokens]
             if computed:
-                tables = request.block_table, request.window_table
-                check_request(self._cache, self._contents(computed), len(computed), tables, request.slot)
+                check_request(self._cache, self._contents(computed), len(computed), request.tables, request.slot)
         return count + len(running)
 
     def _contents(self, token_ids: Sequence[int]) -> Contents:
@@ -133,12 +131,12 @@ def check_blocks(cache: Cache, contents: Contents, blocks: Mapping[int, int], is
 
 
 def check_request(
-    cache: Cache, contents: Contents, num_computed: int, tables: tuple[Sequence[int], Sequence[int]], slot: int
+    cache: Cache, contents: Contents, num_computed: int, tables: Sequence[Sequence[int]], slot: int
 ) -> None:
     """ProofError unless a running request's blocks and live state hold what its computed tokens demand, and no other.
 
     num_computed  the first tokens of `contents`: what a rejected draft left behind would show here
-    tables        the block table, and that of windowed layers
+    tables        of each cache group
     """
     entries, columns = contents
     for layer, (held, expected) in enumerate(zip(cache.blocks, entries, strict=True)):

@@ -1,7 +1,7 @@
 """The arrays of the paged hybrid cache, allocated once; the scheduler's plans say what stands where.
 
 keys and values   per attention layer, N blocks of P tokens, in the form that the arithmetic wants; layers with a window
-                  have a pool of their own, whose blocks are freed while a request runs (scheduler/window.py)
+                  have a pool of their own, whose blocks are freed while a request runs (scheduler/groups.py)
 live states       per convolution layer, one slot a running request: the last L-1 columns of u (constant size)
 checkpoints       per convolution layer, one a block: the state after the block's last token, never changed while
                   the block is published

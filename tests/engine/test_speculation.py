@@ -139,7 +139,7 @@ def strip(output: RequestOutput) -> tuple[object, ...]:
 
 def require_same_memory(engine: Engine, other: Engine) -> None:
     for mine, theirs in zip(engine.scheduler.running, other.scheduler.running, strict=True):
-        assert (mine.block_table, mine.slot, mine.token_ids) == (theirs.block_table, theirs.slot, theirs.token_ids)
+        assert (mine.tables, mine.slot, mine.token_ids) == (theirs.tables, theirs.slot, theirs.token_ids)
     assert engine.scheduler.pool.free_order() == other.scheduler.pool.free_order()
     assert engine.scheduler.pool.block_of == other.scheduler.pool.block_of
     assert engine.scheduler.prefix_cache.statistics == other.scheduler.prefix_cache.statistics

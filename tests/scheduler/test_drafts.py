@@ -60,7 +60,7 @@ def state_of(subject: Scheduler) -> tuple[object, ...]:
             request.status,
             request.token_ids,
             request.num_computed_tokens,
-            request.block_table,
+            tuple(request.tables),
             request.slot,
         )
         for request in subject.requests.values()
@@ -179,7 +179,7 @@ def test_right_drafts_are_taken_whole():
     assert len(entry.block_table) == 4
     subject.update(plan, {"a": [11, 12, 99]})
     assert (request.output_token_ids, request.num_computed_tokens) == ([11, 12, 99], 5)
-    assert len(request.block_table) == 3
+    assert len(request.tables[0]) == 3
     assert len(subject.pool.block_of) == 2, "the block of 2, 3 and 11 is published, with the accepted token only"
     check(subject)
 

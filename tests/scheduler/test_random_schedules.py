@@ -86,7 +86,7 @@ def test_every_block_is_free_owned_or_cached_after_every_step(policy: str, seed:
         names = [name for entry in plan.scheduled for name in entry.samples]
         errors = [entry.request_id for entry in plan.scheduled if choice.random() < 0.01]
         for request in subject.update(plan, {name: [choice.randint(0, 6)] for name in names}, errors):
-            assert request.block_table == () and request.slot is None
+            assert request.tables[0] == () and request.slot is None
         check(subject)
         if subject.running and step < 200 and choice.random() < 0.1:
             parent = choice.choice(subject.running)

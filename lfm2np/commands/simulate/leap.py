@@ -84,10 +84,10 @@ def _require(scheduler: Scheduler, count: int, tokens: Mapping[str, Sequence[int
 
 def _cross_borders(scheduler: Scheduler, count: int, running: list[Request], starts: list[int]) -> Leap:
     """All calls that change anything, but those behind step `count`. The requests' counters are left behind."""
-    pool, windows, result = scheduler.pool, scheduler.memory.windows.pool, Leap(count)
+    pool, pools, result = scheduler.pool, [group.pool for group in scheduler.memory.groups], Leap(count)
     for step, growing, settling in _borders(scheduler, count, starts):
         free = pool.num_free
-        if len(growing) > free or (windows is not None and len(growing) > windows.num_free):
+        if len(growing) > min(each.num_free for each in pools):
             result.steps = step
             return result
         for index in growing:
@@ -127,7 +127,7 @@ def _settle(scheduler: Scheduler, request: Request, stop: int) -> None:
     request.num_computed_tokens = request.furthest_computed = stop
     if stop % scheduler.config.block_size == 0:
         scheduler.prefix_cache.publish(request, stop - 1)
-    scheduler.memory.windows.release_unseen(request)
+    scheduler.memory.release_unseen(request)
 
 
 def _take_back(running: list[Request], starts: list[int], steps: int) -> None:

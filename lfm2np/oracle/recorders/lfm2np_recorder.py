@@ -34,7 +34,7 @@ from lfm2np.truth import reference
 from lfm2np.truth.config import ModelConfig
 from lfm2np.truth.layers import expected_tensors
 from lfm2np.truth.weights import ModelWeights, named_weights
-from scheduler.window import FREED
+from scheduler import FREED
 
 Array = NDArray[Any]
 Dump = dict[str, Array]

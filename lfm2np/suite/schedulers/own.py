@@ -118,8 +118,8 @@ class OwnScheduler:
         return self.scheduler.pool.free_order()
 
     def free_window_blocks(self) -> list[int] | None:
-        pool = self.scheduler.memory.windows.pool
-        return None if pool is None else pool.free_order()
+        windowed = self.scheduler.memory.groups[1:]
+        return windowed[0].pool.free_order() if windowed else None
 
     def free_states(self) -> list[int]:
         return list(self.scheduler.memory.free_slots)

@@ -112,7 +112,7 @@ class Schedule:
 def everything(scheduler: Scheduler) -> list[Any]:
     """All that a scheduler holds."""
     memory, cache = scheduler.memory, scheduler.prefix_cache
-    pools = (scheduler.pool, memory.windows.pool)
+    pools = [group.pool for group in memory.groups]
     counters = {name: value for name, value in vars(scheduler).items() if isinstance(value, int | frozenset)}
     policy = {name: value for name, value in vars(scheduler.policy).items() if name != "settings"}
     requests = [
@@ -120,8 +120,8 @@ def everything(scheduler: Scheduler) -> list[Any]:
         for request in scheduler.requests.values()
     ]
     names = [[request.request_id for request in queue] for queue in (scheduler.waiting, scheduler.running)]
-    held = [memory.free_slots, cache.statistics, cache._evicted]
-    return [counters, policy, requests, names, held, *(vars(pool) for pool in pools if pool is not None)]
+    held = [memory.free_slots, cache.statistics, memory.groups[0].evicted]
+    return [counters, policy, requests, names, held, *(vars(pool) for pool in pools)]
 
 
 def pairs(seed: int) -> Iterator[tuple[Schedule, Schedule, Leap | None, list[BatchPlan]]]:
@@ -156,7 +156,7 @@ def require_equal(seed: int) -> tuple[int, int]:
             for entry in plan.scheduled:
                 live = leaping.scheduler.requests.get(entry.request_id)
                 if live is not None:
-                    assert entry.block_table == live.block_table[: len(entry.block_table)]
+                    assert entry.block_table == live.tables[0][: len(entry.block_table)]
                     assert entry.slot == live.slot
     return leapt, taken
 

@@ -49,9 +49,9 @@ def reserved() -> Scheduler:
 def shared_reserve(subject: Scheduler) -> None:
     """b's last block, which it will write to, is a's."""
     a, b = subject.requests["a"], subject.requests["b"]
-    subject.pool.share(a.block_table[-1])
-    subject.pool.release(b.block_table[-1])
-    b.block_table = (*b.block_table[:-1], a.block_table[-1])
+    subject.pool.share(a.tables[0][-1])
+    subject.pool.release(b.tables[0][-1])
+    b.tables[0] = (*b.tables[0][:-1], a.tables[0][-1])
 
 
 def with_free_list(subject: Scheduler, order: list[int]) -> None:
@@ -73,7 +73,7 @@ def count_free(difference: int) -> Callable[[Scheduler], None]:
 
 def count_references(owned: bool, difference: int) -> Callable[[Scheduler], None]:
     def change(subject: Scheduler) -> None:
-        block = subject.requests["b"].block_table[0] if owned else subject.pool.free_order()[0]
+        block = subject.requests["b"].tables[0][0] if owned else subject.pool.free_order()[0]
         subject.pool.references[block] += difference
 
     return change
@@ -91,7 +91,7 @@ def free_twice_but_counted_once(subject: Scheduler) -> None:
 
 
 def free_though_owned(subject: Scheduler) -> None:
-    with_free_list(subject, [*subject.pool.free_order(), subject.requests["a"].block_table[0]])
+    with_free_list(subject, [*subject.pool.free_order(), subject.requests["a"].tables[0][0]])
 
 
 def lost(subject: Scheduler) -> None:
@@ -103,7 +103,7 @@ def cached_first(subject: Scheduler) -> None:
 
 
 def key_of_no_block(subject: Scheduler) -> None:
-    subject.pool.block_of[KEY] = subject.requests["a"].block_table[0]
+    subject.pool.block_of[KEY] = subject.requests["a"].tables[0][0]
 
 
 def key_that_leads_nowhere(subject: Scheduler) -> None:
@@ -157,13 +157,13 @@ def nothing_to_do(subject: Scheduler) -> None:
 
 def one_block_more(subject: Scheduler) -> None:
     request = subject.requests["b"]
-    request.block_table = (*request.block_table, subject.pool.allocate()[0])
+    request.tables[0] = (*request.tables[0], subject.pool.allocate()[0])
 
 
 def one_block_less(subject: Scheduler) -> None:
     request = subject.requests["b"]
-    subject.pool.release(request.block_table[-1])
-    request.block_table = request.block_table[:-1]
+    subject.pool.release(request.tables[0][-1])
+    request.tables[0] = request.tables[0][:-1]
 
 
 IN_NO_PLACE = "in no place"
@@ -205,7 +205,7 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
     ("blocks, its tokens need", busy, one_block_more),
     ("blocks, its tokens need", busy, one_block_less),
     ("shares a block that it reserves", reserved, shared_reserve),
-    ("but owns blocks", busy, set_attribute("w", "block_table", (11,))),
+    ("but owns blocks", busy, set_attribute("w", "tables", [(11,), ()])),
 )
 
 
@@ -243,7 +243,7 @@ def unwritable(example: str) -> None:
     subject.abort("c")
     answer_step(subject)
     request = subject.requests["b"]
-    subject.pool.publish(request.block_table[-1], KEY)
+    subject.pool.publish(request.tables[0][-1], KEY)
     try:
         subject.schedule()
     except PoolError as error:

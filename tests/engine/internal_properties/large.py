@@ -25,7 +25,7 @@ from lfm2np.suite.strategies.scenarios import Scenario, greedy_params, models, p
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded
 from lfm2np.truth.reference import output_logits
 from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig, check
-from scheduler.window import WindowBlocks
+from scheduler.groups import groups_of
 
 LONG = 700  # tokens
 MANY = 560  # requests
@@ -297,7 +297,7 @@ def cache_is_sized(example: tuple[TinyModel, str, SchedulerConfig]) -> None:
 
 def require_default_windows(config: Any, numerics: Any, sizes: SchedulerConfig) -> None:
     """Room for any step of a request that the other pool has room for, and never more blocks than that has."""
-    least = WindowBlocks(sizes).longest_span(10**9, sizes.max_num_batched_tokens)
+    least = groups_of(sizes)[1].longest_span(10**9, sizes.max_num_batched_tokens)
     for num_blocks in (3, 10**6):
         blocks = default_window_blocks(config, numerics, sizes, num_blocks)
         require(min(least, num_blocks) <= blocks <= num_blocks, True, "blocks of windows by default:", blocks)

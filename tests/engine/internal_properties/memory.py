@@ -47,7 +47,7 @@ def growth_is_counted(example: tuple[int, int, int, bool, int]) -> None:
     request = Request("a", (1,) * (computed + 1), 9)
     request.num_computed_tokens = computed
     table = tuple(memory.pool.allocate()[0] for _ in range(-(-computed // size)))
-    request.block_table = table
+    request.tables[0] = table
     for block in table if is_shared else ():
         memory.pool.share(block)
     while memory.pool.num_free > free:
@@ -58,10 +58,10 @@ def growth_is_counted(example: tuple[int, int, int, bool, int]) -> None:
     done = memory.grow(request, count, moves)
     require(done, more + copies <= free, "grows:", f"{example}")
     require(memory.pool.num_free, free - (more + copies if done else 0), "free blocks", f"{example}")
-    require(len(request.block_table), len(table) + (more if done else 0), "blocks", f"{example}")
+    require(len(request.tables[0]), len(table) + (more if done else 0), "blocks", f"{example}")
     kept = len(table) - (copies and done)
-    require(request.block_table[:kept], table[:kept], "blocks that stay", f"{example}")
-    copied = [Move("copy_block", table[-1], request.block_table[len(table) - 1])] if copies and done else []
+    require(request.tables[0][:kept], table[:kept], "blocks that stay", f"{example}")
+    copied = [Move("copy_block", table[-1], request.tables[0][len(table) - 1])] if copies and done else []
     require(moves, copied, "moves", f"{example}")
 
 

@@ -31,8 +31,8 @@ from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint, loaded
 from lfm2np.truth import integers
 from lfm2np.truth.integers import attention_scale
 from scheduler import Request, RequestRefused, Scheduler, SchedulerConfig, check
+from scheduler.groups import held
 from scheduler.prefix_cache import REASONS
-from scheduler.window import held
 
 IDS = [5, 17, 3, 3, 9, 22, 11, 8, 20, 4, 17, 3, 6, 13, 2, 19, 7]
 
@@ -124,7 +124,7 @@ def test_a_long_request_holds_what_its_window_needs():
         engine.add_request(request_id, ids, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
         while engine.has_unfinished:
             outputs = engine.step()
-            between += [len(held(request.window_table)) for request in engine.scheduler.running]
+            between += [len(held(request.tables[1])) for request in engine.scheduler.running]
         assert outputs[0].outputs[0].token_ids == model.generate(ids, max_tokens=6).token_ids
     entries = [entry for line in map(json.loads, trace.getvalue().splitlines()) for entry in plan_of(line)]
     assert max(len(held(entry["window_table"])) for entry in entries) == 11  # 10 - 1 + 32 tokens in blocks of 4
@@ -162,7 +162,7 @@ def test_a_window_is_a_whole_number_and_has_blocks(window: Any, blocks: Any):
 
 def test_what_windows_leave_no_room_for_is_refused():
     scheduler = Scheduler(SchedulerConfig(num_blocks=40, block_size=2, sliding_window=5, num_window_blocks=4))
-    with pytest.raises(RequestRefused, match="windowed layers need 6 blocks of 2 for a step of 11 tokens"):
+    with pytest.raises(RequestRefused, match="windowed layers in a step of 11 tokens need 6 blocks of 2"):
         scheduler.add(Request("a", (1,) * 11, 1))
     with pytest.raises(RequestError, match="num_window_blocks 3: this model has no layer with a window"):
         Engine(loaded(TinyModel()), num_window_blocks=3)

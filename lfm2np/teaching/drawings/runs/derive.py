@@ -129,16 +129,12 @@ def pools(run: Run, windowed: Run | None = None) -> list[Pool]:
 
 
 def pool_of(scheduler: Scheduler, is_windowed: bool) -> BlockPool:
-    pool = scheduler.memory.windows.pool if is_windowed else scheduler.pool
-    assert pool is not None
-    return pool
+    return scheduler.memory.groups[is_windowed].pool
 
 
 def planned(scheduler: Scheduler, is_windowed: bool) -> Pool:
     running = scheduler.running
-    owners = owners_of(
-        (request.request_id, request.window_table if is_windowed else request.block_table) for request in running
-    )
+    owners = owners_of((request.request_id, request.tables[is_windowed]) for request in running)
     slots = {request.slot: request.request_id for request in scheduler.running if request.slot is not None}
     keys = enumerate(pool_of(scheduler, is_windowed).key_of)
     return Pool(owners, slots, sum(key is not None and block not in owners for block, key in keys))

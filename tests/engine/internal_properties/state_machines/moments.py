@@ -43,10 +43,10 @@ class Moments(OwnScheduler):
         self._evicted: dict[bytes, None] = {}  # the latest, at most one a block
         self._may_publish = False
         memory = self.scheduler.memory
-        self.windows = memory.windows
+        self.windows = memory.groups[1] if memory.groups[1:] else None
         self.pool_books = PoolBooks(memory.pool, "pool", self._on_publish, self._on_evict)
         self.all_pool_books = [self.pool_books]
-        if self.windows.pool is not None:
+        if self.windows is not None:
             self.all_pool_books.append(PoolBooks(self.windows.pool, "pool of windowed layers", self._on_window_publish))
         self._enter, self._split = memory.enter, memory.split
         self._grow, self._grow_from_unused = memory.grow, memory.grow_from_unused
@@ -84,13 +84,14 @@ class Moments(OwnScheduler):
             raise AssertionError(f"block {block} of windowed layers: published before update()")
         self._require_block("window block", block, key)
 
-    def _on_enter(self, request: scheduler.Request, hit: tuple[int, ...], needed: int, moves: list[Move]) -> None:
+    def _on_enter(self, request: scheduler.Request, keys: list[bytes], stop: int, moves: list[Move]) -> None:
         account = self.accounts[request.request_id]
+        hit = tuple(self.pool_books.block_of[key] for key in keys)
         require(hit, self.longest_prefix(account), "blocks of the prefix hit", account.name)
         account.computed = len(hit) * self.config.block_size
         account.cached += account.computed
         self._count(account)
-        self._enter(request, hit, needed, moves)
+        self._enter(request, keys, stop, moves)
         self._note_blocks(request)
 
     def _on_grow(self, request: scheduler.Request, count: int, moves: list[Move]) -> bool:
@@ -105,7 +106,7 @@ class Moments(OwnScheduler):
 
     def _note_blocks(self, request: scheduler.Request) -> None:
         account = self.accounts[request.request_id]
-        account.most_blocks = max(account.most_blocks, len(request.block_table))
+        account.most_blocks = max(account.most_blocks, len(request.tables[0]))
 
     def _count(self, account: Account) -> None:
         """One more admission in the statistics of the prefix cache."""
@@ -127,7 +128,7 @@ class Moments(OwnScheduler):
         computed, memory = self.accounts[parent.request_id].computed, self.scheduler.memory
         needed = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
         room = bool(memory.free_slots) and needed <= memory.pool.num_free
-        room = room and (self.windows.pool is None or needed <= self.windows.pool.num_free)
+        room = room and (self.windows is None or needed <= self.windows.pool.num_free)
         done = self._split(parent, child, reserves, moves)
         require(done, room and parent in self.scheduler.running, "shares:", child.request_id)
         if done:
@@ -135,7 +136,7 @@ class Moments(OwnScheduler):
             account.computed = account.furthest = account.inherited = computed
             account.awaits_moves = True
             held = self.blocks_for(child.most_computed_tokens if reserves else computed)
-            require(len(child.block_table), held, "blocks", child.request_id)
+            require(len(child.tables[0]), held, "blocks", child.request_id)
             self._note_blocks(child)
         return done
 
@@ -143,7 +144,7 @@ class Moments(OwnScheduler):
         """The published blocks that a request entering now can use: of the longest of which windowed layers still have
         whatever position the next row sees."""
         blocks, size = self._published_prefix(account), self.config.block_size
-        if self.windows.pool is None:
+        if self.windows is None:
             return blocks
         cached = {
             index for index, key in enumerate(self.keys(account, len(blocks))) if key in self.windows.pool.block_of

@@ -155,7 +155,7 @@ class StrictScheduler(Moments):
         for account in self.accounts.values():
             account.awaits_moves = False
         running = self.scheduler.running
-        owners = Counter(block for request in running for block in request.block_table)
+        owners = Counter(block for request in running for block in request.tables[0])
         seen = Counter(block for entry in plan.scheduled for block in entry.block_table)
         counts = {entry.request_id: len(entry.token_ids) for entry in plan.scheduled}
         for entry in plan.scheduled:
@@ -164,14 +164,14 @@ class StrictScheduler(Moments):
             for request in running:
                 name = request.request_id
                 needed = self.blocks_for(self.accounts[name].computed + counts.get(name, 0))
-                require_at_most(len(request.block_table), needed, "blocks held", name)
+                require_at_most(len(request.tables[0]), needed, "blocks held", name)
         self._require_order(plan, ran, waits)
 
     def _require_entry(self, entry: ScheduledTokens, owners: Counter[int], seen: Counter[int]) -> None:
         account, size, name = self.accounts[entry.request_id], self.config.block_size, entry.request_id
         known = entry.stop - entry.num_drafts
         require(entry.start, account.computed, "start", name)
-        require(entry.block_table, account.subject.block_table[: self.blocks_for(entry.stop)], "block table", name)
+        require(entry.block_table, account.subject.tables[0][: self.blocks_for(entry.stop)], "block table", name)
         require(len(entry.block_table), self.blocks_for(entry.stop), "blocks of the table", name)
         require(entry.first_logits, min(known, max(entry.start, account.first_logits)), "first logits", name)
         ends = range(entry.start // size + 1, entry.stop // size + 1) if self.config.prefix_caching else ()
@@ -186,18 +186,18 @@ class StrictScheduler(Moments):
         """Of windowed layers it holds every block that its rows see or write, and while none is reserved no other."""
         windows, size, name = self.windows, self.config.block_size, entry.request_id
         request = self.accounts[name].subject
-        if windows.pool is None:
-            require((entry.window_table, request.window_table), ((), ()), "tables of windowed layers", name)
+        if windows is None:
+            require((entry.window_table, request.tables[1]), ((), ()), "tables of windowed layers", name)
             return
         require(len(entry.window_table), len(entry.block_table), "blocks of the table of windowed layers", name)
-        require(entry.window_table, request.window_table[: len(entry.window_table)], "table of windowed layers", name)
+        require(entry.window_table, request.tables[1][: len(entry.window_table)], "table of windowed layers", name)
         positions = {*self.seen_before(entry.start), *range(entry.start, entry.stop)}
         needed = {position // size for position in positions}
         held = {index for index, block in enumerate(entry.window_table) if block != FREED}
         require(sorted(held), sorted(needed), "blocks held in windowed layers", name)
         for index in range(entry.start // size, len(entry.window_table)):
             block = entry.window_table[index]
-            owners = sum(other.window_table.count(block) for other in self.scheduler.running)
+            owners = sum(other.tables[1].count(block) for other in self.scheduler.running)
             facts = (owners, windows.pool.key_of[block])
             require(facts, (1, None), "owners and key", f"{name}: block {block} of windowed layers, to be written")
 
@@ -235,7 +235,7 @@ class StrictScheduler(Moments):
         needed = self.blocks_for(min(len(account.tokens), start + most)) - len(hit)
         free = set(scheduler.pool.free_order()) - set(hit)
         spare = int(self.config.watermark * self.config.num_blocks) if scheduler.running else 0
-        if self.windows.pool is not None:  # enough in windowed layers, even if no block of a hit were there
+        if self.windows is not None:  # enough in windowed layers, even if no block of a hit were there
             left_over = int(self.config.watermark * self.config.num_window_blocks) if scheduler.running else 0
             positions = {*self.seen_before(start), *range(start, min(len(account.tokens), start + most))}
             in_windows = len({position // self.config.block_size for position in positions})
@@ -330,7 +330,7 @@ class StrictScheduler(Moments):
             self._require_running(self.accounts[request.request_id])
         for key, block in self.pool_books.block_of.items():
             self._require_block("block", block, key)
-        for key, block in self.windows.pool.block_of.items() if self.windows.pool else ():
+        for key, block in self.windows.pool.block_of.items() if self.windows else ():
             self._require_block("window block", block, key)
 
     def _require_running(self, account: Account) -> None:
@@ -345,10 +345,10 @@ class StrictScheduler(Moments):
         elif self.scheduler.policy.reserves:
             stop -= stop % self.config.block_size  # the rest is yet to be copied
         names = account.prefixes_with((), stop)
-        require_cells(self.cells("block", request.block_table)[:stop], names, "its blocks", account.name)
-        if self.windows.pool is not None:
-            freed = request.window_table.count(FREED) * self.config.block_size
-            held = [block for block in request.window_table if block != FREED]
+        require_cells(self.cells("block", request.tables[0])[:stop], names, "its blocks", account.name)
+        if self.windows is not None:
+            freed = request.tables[1].count(FREED) * self.config.block_size
+            held = [block for block in request.tables[1] if block != FREED]
             actual = self.cells("window block", held)[: max(0, stop - freed)]
             require_cells(actual, names[freed:], "its blocks of windowed layers", account.name)
 
