@@ -11,7 +11,7 @@ from engines import checked, checked_right
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.causes.wrong_constants import constant_cause
 from lfm2np.oracle.check_report import report_of
-from lfm2np.oracle.judging.constants import SOFT_CAP, Constant, ConstantSearch, Reported, directions, fit_direction
+from lfm2np.oracle.judging.constants import SOFT_CAP, Constant, ConstantSearch, Projection, Reported, directions
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
@@ -84,11 +84,11 @@ def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> No
     effect, scales = random.normal(size=size), np.full(size, 1.0)
     others = [random.normal(size=size) for _ in range(24)]
     reported = Reported([Sizes(512)], [], share * 50 * effect + random.normal(size=size), scales)  # type: ignore[list-item]
-    fitted = fit_direction("x", effect, reported, others)
+    fitted = Projection("x", effect, reported).fitted(others)
     assert fitted.share == pytest.approx(1.0, abs=0.1) and 30.0 < fitted.sure < 120.0
     assert fitted.explained == pytest.approx(0.5, abs=0.05)
     biased = [other + 0.8 * effect for other in others]  # right engines that all err along it
-    assert fit_direction("x", effect, reported, biased).share == pytest.approx(0.2, abs=0.1)
+    assert Projection("x", effect, reported).fitted(biased).share == pytest.approx(0.2, abs=0.1)
 
 
 class Sizes:
