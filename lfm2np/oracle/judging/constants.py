@@ -12,7 +12,7 @@ Source: the matched filter (North 1943): for a known signal in noise, no other l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -153,13 +153,13 @@ class Reported:
     """N log-probabilities reported of the tokens themselves, one truth's after another's."""
 
     truths: Sequence[Truth]
-    at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # of each truth: rows, columns
+    at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # of each truth: among its known rows, and its columns
     errors: Float64  # [N] nats
     scales: Float64  # [N] nats
 
-    def gathered(self, of: Callable[[int, NDArray[np.int64], NDArray[np.int64]], Any]) -> Float64:
-        """[N] values of `of(index of a truth, rows, columns)`."""
-        return np.concatenate([of(index, *at) for index, at in enumerate(self.at)])
+    def gathered(self, by_truth: Iterable[NDArray[Any]]) -> Float64:
+        """[N] of each truth's values [R, J] at its known rows."""
+        return np.concatenate([values[at] for values, at in zip(by_truth, self.at, strict=True)])
 
 
 def reported_logprobs(evidence: Evidence) -> Reported | None:
@@ -175,7 +175,10 @@ def reported_logprobs(evidence: Evidence) -> Reported | None:
     if len(reported) < LEAST:
         return None
     at = [
-        (np.array([each.row for each in of]), np.array([truth.at(each.row, each.token_id) for each in of]))
+        (
+            np.searchsorted(truth.known_rows, [each.row for each in of]),
+            np.array([truth.at(each.row, each.token_id) for each in of]),
+        )
         for truth, of in by_truth.items()
     ]
     errors, scales = np.array([(each.error, each.scale) for each in reported], np.float64).T
@@ -192,12 +195,8 @@ def effects(model: LoadedModel, reported: Reported, progress: Progress | None) -
     items = [noise_item(truth) for truth in reported.truths]
 
     def logprobs(weights: ModelWeights, config: ModelConfig, numerics: Any) -> Float64:
-        said = [result["logprobs"] for result in said_by(replace(model, config=config), weights, numerics, items)]
-
-        def of(index: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Any:
-            return said[index][np.searchsorted(reported.truths[index].known_rows, rows), columns]
-
-        return reported.gathered(of)
+        said = said_by(replace(model, config=config), weights, numerics, items)
+        return reported.gathered(each["logprobs"] for each in said)
 
     base = logprobs(weights, model.config, numerics)
     effects_by_name, changes = {}, list(directions(model.config))
@@ -305,13 +304,9 @@ def shown(evidence: Evidence, suspects: Sequence[Projection]) -> list[Constant]:
     """Those that right engines hardly ever have by accident, the best explanation first."""
     reported = suspects[0].reported
     noises = noise_of(evidence.model, reported.truths, evidence.format_name, RIGHT, place=evidence.known.place)
-
-    def errors_of(number: int) -> Float64:
-        return reported.gathered(
-            lambda index, rows, columns: noises[index].errors[number, rows - reported.truths[index].first, columns]
-        )
-
-    others = [errors_of(number) for number in range(len(RIGHT))]
-    constants = [suspect.fitted(others) for suspect in suspects]
-    sure = [constant for constant in constants if constant.sure > LIMIT]
+    others = [
+        reported.gathered(of.errors[index, truth.stored] for of, truth in zip(noises, reported.truths, strict=True))
+        for index in range(len(RIGHT))
+    ]
+    sure = [constant for suspect in suspects if (constant := suspect.fitted(others)).sure > LIMIT]
     return sorted(sure, key=lambda constant: -constant.explained)

@@ -51,6 +51,7 @@ from lfm2np.oracle.judging.formats import (
     format_named,
     in_blocks,
     out_of_blocks,
+    rounded_to,
     turned,
 )
 from lfm2np.truth import rope
@@ -109,7 +110,8 @@ class Emulated(Ieee):
         outputs, cuts = [], cuts_of(self.seed, self.draw, matrix.what, matrix.inputs)
         for rows, rounded in parts_of(self.inputs, matrix.what, len(matrix.values)):
             added = None if bias is None else bias[rows]
-            outputs.append(self.product(rounded(x)[:, matrix.order], matrix.values[rows], cuts, added))
+            inputs = np.take(rounded(x), matrix.order, axis=1, mode="clip")
+            outputs.append(self.product(inputs, matrix.values[rows], cuts, added))
         total = outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
         kind = kind_of(matrix.what)
         wide = (self.wide_logits and kind in ("embed_tokens", "lm_head")) or (self.fused and kind == "gate")
@@ -128,15 +130,22 @@ class Emulated(Ieee):
         return x + y if self.wide_residual else self.keep(x + y)
 
     def rms_norm(self, x: Array, weight: Float32, eps: float) -> Array:
-        squares = (x * x)[..., norm_order(self.seed, self.draw, x.shape[-1])]
+        squares = np.take(x, order_of(self.seed, self.draw, "norm", x.shape[-1]), axis=-1, mode="clip")
+        squares *= squares
         mean = squares.sum(-1, keepdims=True, dtype=np.float32) / np.float32(x.shape[-1])
         normalised = x * (1 / np.sqrt(mean + np.float32(eps)))
-        return self.keep(self.parameter(weight) * (normalised if self.fused else self.keep(normalised)))
+        normalised = normalised if self.fused else self.keep(normalised)
+        normalised *= self.parameter(weight)
+        return self.keep(normalised)
 
     def swiglu(self, gate: Array, up: Array) -> Array:
         with np.errstate(over="ignore", under="ignore"):
-            silu = gate / (1 + np.exp(-gate))
-        return self.keep((silu if self.fused else self.keep(silu)) * up)
+            silu = np.exp(-gate)
+        silu += 1
+        np.divide(gate, silu, out=silu)
+        silu = silu if self.fused else self.keep(silu)
+        silu *= up
+        return self.keep(silu)
 
     def sigmoid(self, x: Array) -> Array:
         with np.errstate(over="ignore", under="ignore"):
@@ -151,7 +160,7 @@ class Emulated(Ieee):
     def combine_experts(self, outputs: Array, weights: Array) -> Array:
         """Experts in a drawn order, as engines go by preference, by id, or by whatever block is done first."""
         total = np.zeros_like(outputs[:, 0])
-        for place in self.random("experts", outputs.shape[1]).permutation(outputs.shape[1]):
+        for place in order_of(self.seed, self.draw, "experts", outputs.shape[1]):
             part = outputs[:, place] * weights[:, place, None]
             total = total + (part if self.fused else self.keep(part))
             total = total if self.flash else self.keep(total)
@@ -188,16 +197,18 @@ class Emulated(Ieee):
             in_turn = self.kept.adds_in_float16
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]
-        order = np.argsort(self.random("positions").random(context))  # of the same positions always the same
+        order = position_order(self.seed, self.draw, context)
         grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)  # [G, H/G, t, E]
         keys = np.ascontiguousarray(keys[order].transpose(1, 2, 0))  # [G, E, C]
         rows = np.ascontiguousarray(grouped).reshape(groups, -1, head_dim)
         scores = keep((rows @ keys).reshape(*grouped.shape[:3], context))
-        scores = keep(scores * np.float32(1 / math.sqrt(head_dim)))
+        scores *= np.float32(1 / math.sqrt(head_dim))
+        scores = keep(scores)
         positions = np.arange(context - tokens, context)[:, None]
         hidden = (order > positions) | (order <= positions - (window or context))
-        scores = np.where(hidden, np.float32(-np.inf), scores)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        np.copyto(scores, np.float32(-np.inf), where=hidden)
+        scores -= scores.max(-1, keepdims=True)
+        weights = np.exp(scores, out=scores)
         total = weights.sum(-1, keepdims=True)
         if in_turn:
             mixed = added_in_float16(weights, values, order) / total
@@ -225,9 +236,15 @@ def cuts_of(seed: int, draw: int, what: str, inputs: int) -> tuple[int, ...]:
     return tuple(map(int, random.integers(0, inputs, random.integers(1, MOST_CUTS + 1))))
 
 
-@lru_cache(maxsize=2**6)
-def norm_order(seed: int, draw: int, width: int) -> NDArray[np.int64]:
-    return generator(seed, draw, "norm", width).permutation(width)
+@lru_cache(maxsize=2**8)  # engines times widths
+def order_of(seed: int, draw: int, what: str, count: int) -> NDArray[np.int64]:
+    return generator(seed, draw, what, count).permutation(count)
+
+
+@lru_cache(maxsize=2**10)  # engines times contexts
+def position_order(seed: int, draw: int, context: int) -> NDArray[np.int64]:
+    """Of so many positions: of the same ones always the same."""
+    return np.argsort(generator(seed, draw, "positions", 0).random(context))
 
 
 def permuted(values: Float32, order: NDArray[np.int64]) -> Float32:
@@ -272,17 +289,8 @@ def added_in_float16(weights: Array, values: Array, order: NDArray[np.int64]) ->
         first = max(0, weights.shape[2] - weights.shape[3] + int(position))  # queries before it don't see it
         seen = total[:, :, first:]
         seen += weights[:, :, first:, index, None] * values[position][:, None, None]
-        seen[...] = to_eleven_bits(seen)
+        seen[...] = rounded_to(11, seen)
     return total
-
-
-def to_eleven_bits(x: Array) -> Array:
-    """The nearest float32 of 11 significant bits: as float16 of what is neither tiny nor huge, in three operations.
-
-    Source: Veltkamp's splitting.
-    """
-    high = x * np.float32(2**13 + 1)
-    return np.asarray(high - (high - x))
 
 
 def quantised(weight: Weights, form: Format, random: Callable[[int], np.random.Generator]) -> Float32:

@@ -155,7 +155,7 @@ def add_noises(
         new_noises = noise_of(model, of, format_name, new, place=known.place, progress=progress, own_routes=own_routes)
         for truth, new_noise in zip(of, new_noises, strict=True):
             before = noises.get((format_name, truth.spoken))
-            noises[format_name, truth.spoken] = new_noise if before is None else joined([before, new_noise])
+            noises[format_name, truth.spoken] = new_noise if before is None else joined(before, new_noise)
 
 
 def scored_as(model: LoadedModel, truth: Truth, noise: Noise, loose: Noise | None = None) -> Scored:
