@@ -110,8 +110,7 @@ class Emulated(Ieee):
         outputs, cuts = [], cuts_of(self.seed, self.draw, matrix.what, matrix.inputs)
         for rows, rounded in parts_of(self.inputs, matrix.what, len(matrix.values)):
             added = None if bias is None else bias[rows]
-            inputs = np.take(rounded(x), matrix.order, axis=1, mode="clip")
-            outputs.append(self.product(inputs, matrix.values[rows], cuts, added))
+            outputs.append(self.product(rounded(x)[:, matrix.order], matrix.values[rows], cuts, added))
         total = outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
         kind = kind_of(matrix.what)
         wide = (self.wide_logits and kind in ("embed_tokens", "lm_head")) or (self.fused and kind == "gate")
@@ -130,7 +129,7 @@ class Emulated(Ieee):
         return x + y if self.wide_residual else self.keep(x + y)
 
     def rms_norm(self, x: Array, weight: Float32, eps: float) -> Array:
-        squares = np.take(x, order_of(self.seed, self.draw, "norm", x.shape[-1]), axis=-1, mode="clip")
+        squares = x[..., order_of(self.seed, self.draw, "norm", x.shape[-1])]
         squares *= squares
         mean = squares.sum(-1, keepdims=True, dtype=np.float32) / np.float32(x.shape[-1])
         normalised = x * (1 / np.sqrt(mean + np.float32(eps)))
