@@ -81,7 +81,7 @@ class Truth:
         """Whether all wanted tokens are among the columns, one or more a row."""
         pairs = np.array([(row - self.first, token) for row, tokens in wanted.items() for token in tokens], np.int64)
         rows, tokens = pairs.T
-        inside = 0 <= rows.min() and rows.max() < len(self.columns)
+        inside = rows.min() >= 0 and rows.max() < len(self.columns)
         return bool(inside and (self.columns[rows] == tokens[:, None]).any(axis=1).all())
 
 
