@@ -90,17 +90,13 @@ class Emulated(Ieee):
         """Engines with the same one share their weights."""
         return self.seed, self.keep, self.format.levels, self.draw if self.format.levels else None
 
-    def random(self, what: str, number: int = 0) -> np.random.Generator:
-        """For one choice of this engine; the same whenever it is made."""
-        return generator(self.seed, self.draw, what, number)
-
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
         if self.format.levels and kind_of(what) != "gate":
-            values = quantised(weight, self.format, partial(self.random, what))
+            values = quantised(weight, self.format, partial(generator, self.seed, self.draw, what))
             return Shuffled(values, None, np.arange(weight.shape[1]), what)
         shared = np.random.Generator(np.random.Philox(key=[self.seed, number_of(what)]))
         order = shared.permutation(weight.shape[1])
-        return Shuffled(permuted(self.prepared_rows(weight), order), None, order, what)
+        return Shuffled(np.take(self.prepared_rows(weight), order, axis=1, mode="clip"), None, order, what)
 
     def embed(self, rows: Weights) -> Array:
         return rows.astype(np.float32, copy=False) if self.wide_residual else super().embed(rows)
@@ -225,6 +221,7 @@ class Emulated(Ieee):
 
 
 def generator(seed: int, draw: int, what: str, number: int) -> np.random.Generator:
+    """For one choice of an engine; the same whenever it is made."""
     return np.random.Generator(np.random.SFC64([seed, draw, number_of(what), number]))
 
 
@@ -244,17 +241,6 @@ def order_of(seed: int, draw: int, what: str, count: int) -> NDArray[np.int64]:
 def position_order(seed: int, draw: int, context: int) -> NDArray[np.int64]:
     """Of so many positions: of the same ones always the same."""
     return np.argsort(generator(seed, draw, "positions", 0).random(context))
-
-
-def permuted(values: Float32, order: NDArray[np.int64]) -> Float32:
-    """Columns of [rows, inputs] in another order."""
-    reordered = np.empty(values.shape, np.float32)
-
-    def compute(rows: slice) -> None:
-        np.take(values[rows], order, axis=1, out=reordered[rows], mode="clip")
-
-    over_pieces(compute, *values.shape)
-    return reordered
 
 
 def weighted(shares: Array, values: Array) -> Array:
