@@ -11,7 +11,8 @@ from engines import checked, checked_right
 from lfm2np.engine.loading import Model
 from lfm2np.oracle.causes.wrong_constants import constant_cause
 from lfm2np.oracle.check_report import report_of
-from lfm2np.oracle.judging.constants import SOFT_CAP, Constant, ConstantSearch, Reported, directions, fit_direction
+from lfm2np.oracle.judging import constants
+from lfm2np.oracle.judging.constants import SOFT_CAP, Constant, ConstantSearch, Projection, Reported, directions
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.as_text import as_text
@@ -84,16 +85,35 @@ def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> No
     effect, scales = random.normal(size=size), np.full(size, 1.0)
     others = [random.normal(size=size) for _ in range(24)]
     reported = Reported([Sizes(512)], [], share * 50 * effect + random.normal(size=size), scales)  # type: ignore[list-item]
-    fitted = fit_direction("x", effect, reported, others)
+    fitted = Projection("x", effect, reported).fitted(others)
     assert fitted.share == pytest.approx(1.0, abs=0.1) and 30.0 < fitted.sure < 120.0
     assert fitted.explained == pytest.approx(0.5, abs=0.05)
     biased = [other + 0.8 * effect for other in others]  # right engines that all err along it
-    assert fit_direction("x", effect, reported, biased).share == pytest.approx(0.2, abs=0.1)
+    assert Projection("x", effect, reported).fitted(biased).share == pytest.approx(0.2, abs=0.1)
 
 
 class Sizes:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
+
+
+@pytest.mark.parametrize("is_in_the_errors", [True, False])
+def test_all_answers_are_needed_only_where_a_part_of_them_leaves_a_doubt(
+    model: Model, monkeypatch: pytest.MonkeyPatch, is_in_the_errors: bool
+) -> None:
+    parts: list[Reported] = []
+
+    def effects(_: Model, reported: Reported, __: object) -> dict[str, np.ndarray]:
+        parts.append(reported)
+        signs = np.random.default_rng(0).choice([1.0, -1.0], len(reported.errors))
+        return {"x": reported.errors if is_in_the_errors else signs * reported.scales}
+
+    monkeypatch.setattr(constants, "effects", effects)
+    checked(model, "float32")
+    sizes = [sum(len(truth.token_ids) for truth in part.truths) for part in parts]
+    assert len(parts) == (2 if is_in_the_errors else 1) and sizes == sorted(set(sizes))
+    assert all(len(part.errors) == len(part.scales) == sum(len(rows) for rows, _ in part.at) for part in parts)
+    assert len(parts[0].errors) >= constants.LEAST
 
 
 def test_what_explains_little_of_a_wrong_engine_is_not_its_cause() -> None:

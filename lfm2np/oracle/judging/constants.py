@@ -12,8 +12,9 @@ Source: the matched filter (North 1943): for a known signal in noise, no other l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ RIGHT = tuple(range(8, 32))  # emulated engines that show what is an accident
 CONSTANTS_END = 2.0**-18  # a share that no constant need be closer to
 ALIKE = 3.0  # how much larger the errors of right engines may be along a direction, as they are not independent
 LEAST = 256  # positions with a log-probability
+PART = 0.2  # of the tokens, that are tried first
 MOST_PRODUCTS = 10**12  # of a search that was not requested: a minute
 PATIENCE = 10  # times as many, where the engine is wrong anyway
 SOFT_CAP, EPS = "a soft cap of logits", "norm_eps"
@@ -151,13 +153,13 @@ class Reported:
     """N log-probabilities reported of the tokens themselves, one truth's after another's."""
 
     truths: Sequence[Truth]
-    at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # of each truth: rows, columns
+    at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]  # of each truth: among its known rows, and its columns
     errors: Float64  # [N] nats
     scales: Float64  # [N] nats
 
-    def gathered(self, of: Callable[[int, NDArray[np.int64], NDArray[np.int64]], Any]) -> Float64:
-        """[N] values of `of(index of a truth, rows, columns)`."""
-        return np.concatenate([of(index, *at) for index, at in enumerate(self.at)])
+    def gathered(self, by_truth: Iterable[NDArray[Any]]) -> Float64:
+        """[N] of each truth's values [R, J] at its known rows."""
+        return np.concatenate([values[at] for values, at in zip(by_truth, self.at, strict=True)])
 
 
 def reported_logprobs(evidence: Evidence) -> Reported | None:
@@ -173,7 +175,10 @@ def reported_logprobs(evidence: Evidence) -> Reported | None:
     if len(reported) < LEAST:
         return None
     at = [
-        (np.array([each.row for each in of]), np.array([truth.at(each.row, each.token_id) for each in of]))
+        (
+            np.searchsorted(truth.known_rows, [each.row for each in of]),
+            np.array([truth.at(each.row, each.token_id) for each in of]),
+        )
         for truth, of in by_truth.items()
     ]
     errors, scales = np.array([(each.error, each.scale) for each in reported], np.float64).T
@@ -190,12 +195,8 @@ def effects(model: LoadedModel, reported: Reported, progress: Progress | None) -
     items = [noise_item(truth) for truth in reported.truths]
 
     def logprobs(weights: ModelWeights, config: ModelConfig, numerics: Any) -> Float64:
-        said = [result["logprobs"] for result in said_by(replace(model, config=config), weights, numerics, items)]
-
-        def of(index: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Any:
-            return said[index][np.searchsorted(reported.truths[index].known_rows, rows), columns]
-
-        return reported.gathered(of)
+        said = said_by(replace(model, config=config), weights, numerics, items)
+        return reported.gathered(each["logprobs"] for each in said)
 
     base = logprobs(weights, model.config, numerics)
     effects_by_name, changes = {}, list(directions(model.config))
@@ -211,6 +212,9 @@ def effects(model: LoadedModel, reported: Reported, progress: Progress | None) -
 def search_constants(evidence: Evidence, is_wrong: bool, is_wanted: bool) -> ConstantSearch | None:
     """How much of each direction is in the errors judged under this format; None if that takes too long and was not
     requested (`is_wanted`), if nothing is off or too little is reported, or if the errors are those of other experts.
+
+    A part of the answers decides whether all are needed: of an engine that is not wrong anyway (`is_wrong`) only if
+    more of a direction than half the limit is in that part.
     """
     model = evidence.model
     lacks_routes = model.config.sparse_layers and any(a.token_ids and a.routes is None for _, a in evidence.pairs)
@@ -223,52 +227,87 @@ def search_constants(evidence: Evidence, is_wrong: bool, is_wanted: bool) -> Con
     reported = reported_logprobs(evidence)
     if reported is None:
         return None
-    suspects, least = {}, {}
-    for name, effect in effects(model, reported, evidence.progress).items():
-        weighted = effect / reported.scales**2
-        power = math.sqrt(float(weighted @ effect))
-        if power > 0.0:
-            least[name] = LIMIT * ALIKE / power + allowance(effect, reported)
-            if abs(float(weighted @ reported.errors)) > LIMIT * power:
-                suspects[name] = effect
-    constants = shown(evidence, reported, suspects) if suspects else []
-    return ConstantSearch(tuple(constants), least)
+    projections: list[Projection] = []
+    for part in dict.fromkeys([reported] if is_wrong else [densest(reported), reported]):
+        effects_by_name = effects(model, part, evidence.progress)
+        projections = [Projection(name, effect, part) for name, effect in effects_by_name.items() if effect.any()]
+        if not any(projection.size > LIMIT / 2.0 for projection in projections):
+            break
+    least = {each.name: LIMIT * ALIKE / each.power + each.allowance for each in projections}
+    suspects = [projection for projection in projections if projection.size > LIMIT]
+    return ConstantSearch(tuple(shown(evidence, suspects) if suspects else ()), least)
 
 
-def shown(evidence: Evidence, reported: Reported, suspects: Mapping[str, Float64]) -> list[Constant]:
-    """Those that right engines hardly ever have by accident."""
-    noises = noise_of(evidence.model, reported.truths, evidence.format_name, RIGHT, place=evidence.known.place)
+def densest(reported: Reported) -> Reported:
+    """Of some sequences: those with the most log-probabilities a token, with PART of the tokens or a little more, and
+    LEAST log-probabilities.
 
-    def errors_of(number: int) -> Float64:
-        return reported.gathered(
-            lambda index, rows, columns: noises[index].errors[number, rows - reported.truths[index].first, columns]
-        )
-
-    others = [errors_of(number) for number in range(len(RIGHT))]
-    constants = [fit_direction(name, effect, reported, others) for name, effect in suspects.items()]
-    sure = [constant for constant in constants if constant.sure > LIMIT]
-    return sorted(sure, key=lambda constant: -constant.explained)
-
-
-def allowance(effect: Float64, reported: Reported) -> float:
-    """The share that a right library may have: constants are float32, and so may be the sum of exponentials
-    (allowed.py).
+    A pass costs as much as its tokens, and shows by the square root of its log-probabilities: a fifth of a check's
+    tokens, from prompts whose log-probabilities are reported, has 0.55 to 0.85 of the power of all.
     """
-    weights = effect / reported.scales**2
-    shift = most_shift(reported.truths[0].vocab_size)
-    return CONSTANTS_END + shift * float(np.abs(weights).sum()) / float(weights @ effect)
+    counts = np.array([len(rows) for rows, _ in reported.at])
+    tokens = np.array([len(truth.token_ids) for truth in reported.truths])
+    order = np.argsort(-counts / tokens, kind="stable")
+    enough = (np.cumsum(tokens[order]) > PART * tokens.sum()) & (np.cumsum(counts[order]) >= LEAST)
+    chosen = np.sort(order[: np.argmax(enough) + 1])  # the last sum is always enough
+    values = np.isin(np.repeat(np.arange(len(counts)), counts), chosen)
+    if values.all():
+        return reported
+    truths, at = ([of[index] for index in chosen] for of in (reported.truths, reported.at))
+    return Reported(truths, at, reported.errors[values], reported.scales[values])
 
 
-def fit_direction(name: str, effect: Float64, reported: Reported, others: Sequence[Float64]) -> Constant:
-    """How much of a direction is in the errors, compared with how much is in those of right engines."""
-    weighted = effect / reported.scales**2
-    power = float(weighted @ effect)
-    shares = [float(weighted @ errors) / power for errors in others]
-    mean = math.fsum(shares) / len(shares)
-    spread = math.sqrt(math.fsum((share - mean) ** 2 for share in shares) / (len(shares) - 1))
-    spread = max(spread, 1.0 / math.sqrt(power)) * math.sqrt(1.0 + 1.0 / len(shares))
-    share = float(weighted @ reported.errors) / power
-    beyond = max(0.0, abs(share - mean) - allowance(effect, reported))
-    left = reported.errors - share * effect
-    explained = 1.0 - float(np.sum((left / reported.scales) ** 2) / np.sum((reported.errors / reported.scales) ** 2))
-    return Constant(name, share - mean, beyond / spread, explained)
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """The errors along a direction; its effect [N] as of `effects`, not all 0."""
+
+    name: str
+    effect: Float64
+    reported: Reported
+
+    @cached_property
+    def weighted(self) -> Float64:
+        return self.effect / self.reported.scales**2
+
+    @cached_property
+    def power(self) -> float:
+        """One over the share that errors of the noise's size, independent of each other, have by accident."""
+        return math.sqrt(float(self.weighted @ self.effect))
+
+    def share(self, errors: Float64) -> float:
+        """How much of the direction is in errors [N]."""
+        return float(self.weighted @ errors) / self.power**2
+
+    @property
+    def size(self) -> float:
+        return abs(self.share(self.reported.errors)) * self.power
+
+    @property
+    def allowance(self) -> float:
+        """The share that a right library may have: constants are float32, and so may be the sum of exponentials
+        (allowed.py).
+        """
+        shift = most_shift(self.reported.truths[0].vocab_size)
+        return CONSTANTS_END + shift * float(np.abs(self.weighted).sum()) / self.power**2
+
+    def fitted(self, others: Sequence[Float64]) -> Constant:
+        """Compared with how much is in the errors of right engines, [N] each."""
+        shares = [self.share(errors) for errors in others]
+        mean, share = math.fsum(shares) / len(shares), self.share(self.reported.errors)
+        spread = max(float(np.std(shares, ddof=1)), 1.0 / self.power) * math.sqrt(1.0 + 1.0 / len(shares))
+        beyond = max(0.0, abs(share - mean) - self.allowance)
+        errors, scales = self.reported.errors, self.reported.scales
+        left = float(np.sum(((errors - share * self.effect) / scales) ** 2)) / float(np.sum((errors / scales) ** 2))
+        return Constant(self.name, share - mean, beyond / spread, 1.0 - left)
+
+
+def shown(evidence: Evidence, suspects: Sequence[Projection]) -> list[Constant]:
+    """Those that right engines hardly ever have by accident, the best explanation first."""
+    reported = suspects[0].reported
+    noises = noise_of(evidence.model, reported.truths, evidence.format_name, RIGHT, place=evidence.known.place)
+    others = [
+        reported.gathered(of.errors[index, truth.stored] for of, truth in zip(noises, reported.truths, strict=True))
+        for index in range(len(RIGHT))
+    ]
+    sure = [constant for suspect in suspects if (constant := suspect.fitted(others)).sure > LIMIT]
+    return sorted(sure, key=lambda constant: -constant.explained)

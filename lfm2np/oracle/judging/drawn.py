@@ -40,16 +40,26 @@ def on_temperature(temperature: float) -> Bet:
     """An upper bound of what that temperature gives the token: for unknown columns the most is assumed."""
 
     def bet(truth: Truth, row: int, column: int) -> float:
-        known, power = truth.logprobs[row], 1.0 / temperature
-        count, left = truth.vocab_size - len(known), max(0.0, 1.0 - math.fsum(np.exp(known)))
-        largest = float(np.sort(known)[-LIKELY]) if count else 0.0  # of any that is not among them
-        most = (
-            math.exp((power - 1.0) * largest) if power > 1.0 else (max(count, 1) / max(left, 1e-300)) ** (1.0 - power)
-        )
-        total = math.fsum(np.exp(power * known)) + left * most
-        return power * float(known[column]) - math.log(total)
+        power = 1.0 / temperature
+        return power * float(truth.logprobs[row, column]) - math.log(totals(truth, row, power)[1])
 
     return bet
+
+
+def totals(truth: Truth, row: int, power: float) -> tuple[float, float]:
+    """Bounds of the sum of all probabilities to this power.
+
+    The tokens that are not among the columns weigh least, and most where it is below 1, if all are alike, and the other
+    way if a few are as likely as possible.
+    """
+    known = truth.logprobs[row]
+    count, left = truth.vocab_size - len(known), max(0.0, 1.0 - math.fsum(np.exp(known)))
+    bounds = [0.0, 0.0]
+    if count:
+        few = left * math.exp((power - 1.0) * float(np.sort(known)[-LIKELY]))
+        bounds = sorted([count * (left / count) ** power, few])
+    total = math.fsum(np.exp(power * known))
+    return total + bounds[0], total + bounds[1]
 
 
 WAYS: Mapping[str, Bet] = {
@@ -109,21 +119,10 @@ def drawn_alike(
 
 
 def fair_share(truth: Truth, row: int, column: int, temperature: float, scale: float) -> float:
-    """An upper bound of the logarithm of a token's probability at a temperature, in any engine of the format.
-
-    The tokens that are not among the columns weigh least where all are alike (below 1), or a few as likely as possible.
-    """
-    known, power = truth.logprobs[row], 1.0 / temperature
-    if power == 1.0:
-        return min(0.0, float(known[column]) + LIMIT * scale)
-    count, left = truth.vocab_size - len(known), max(0.0, 1.0 - math.fsum(np.exp(known)))
-    least = 0.0
-    if count and power > 1.0:
-        least = count * (left / count) ** power
-    elif count:
-        least = left * math.exp((power - 1.0) * float(np.sort(known)[-LIKELY]))
-    total = math.fsum(np.exp(power * known)) + least
-    return min(0.0, power * float(known[column]) - math.log(total) + max(1.0, power) * LIMIT * scale)
+    """An upper bound of the logarithm of a token's probability at a temperature, in any engine of the format."""
+    power = 1.0 / temperature
+    exact = power * float(truth.logprobs[row, column]) - math.log(totals(truth, row, power)[0])
+    return min(0.0, exact + max(1.0, power) * LIMIT * scale)
 
 
 def drawn_at_another(

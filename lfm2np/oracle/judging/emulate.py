@@ -51,6 +51,7 @@ from lfm2np.oracle.judging.formats import (
     format_named,
     in_blocks,
     out_of_blocks,
+    rounded_to,
     turned,
 )
 from lfm2np.truth import rope
@@ -89,17 +90,13 @@ class Emulated(Ieee):
         """Engines with the same one share their weights."""
         return self.seed, self.keep, self.format.levels, self.draw if self.format.levels else None
 
-    def random(self, what: str, number: int = 0) -> np.random.Generator:
-        """For one choice of this engine; the same whenever it is made."""
-        return generator(self.seed, self.draw, what, number)
-
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
         if self.format.levels and kind_of(what) != "gate":
-            values = quantised(weight, self.format, partial(self.random, what))
+            values = quantised(weight, self.format, partial(generator, self.seed, self.draw, what))
             return Shuffled(values, None, np.arange(weight.shape[1]), what)
         shared = np.random.Generator(np.random.Philox(key=[self.seed, number_of(what)]))
         order = shared.permutation(weight.shape[1])
-        return Shuffled(permuted(self.prepared_rows(weight), order), None, order, what)
+        return Shuffled(np.take(self.prepared_rows(weight), order, axis=1, mode="clip"), None, order, what)
 
     def embed(self, rows: Weights) -> Array:
         return rows.astype(np.float32, copy=False) if self.wide_residual else super().embed(rows)
@@ -128,15 +125,22 @@ class Emulated(Ieee):
         return x + y if self.wide_residual else self.keep(x + y)
 
     def rms_norm(self, x: Array, weight: Float32, eps: float) -> Array:
-        squares = (x * x)[..., norm_order(self.seed, self.draw, x.shape[-1])]
+        squares = x[..., order_of(self.seed, self.draw, "norm", x.shape[-1])]
+        squares *= squares
         mean = squares.sum(-1, keepdims=True, dtype=np.float32) / np.float32(x.shape[-1])
         normalised = x * (1 / np.sqrt(mean + np.float32(eps)))
-        return self.keep(self.parameter(weight) * (normalised if self.fused else self.keep(normalised)))
+        normalised = normalised if self.fused else self.keep(normalised)
+        normalised *= self.parameter(weight)
+        return self.keep(normalised)
 
     def swiglu(self, gate: Array, up: Array) -> Array:
         with np.errstate(over="ignore", under="ignore"):
-            silu = gate / (1 + np.exp(-gate))
-        return self.keep((silu if self.fused else self.keep(silu)) * up)
+            silu = np.exp(-gate)
+        silu += 1
+        np.divide(gate, silu, out=silu)
+        silu = silu if self.fused else self.keep(silu)
+        silu *= up
+        return self.keep(silu)
 
     def sigmoid(self, x: Array) -> Array:
         with np.errstate(over="ignore", under="ignore"):
@@ -151,7 +155,7 @@ class Emulated(Ieee):
     def combine_experts(self, outputs: Array, weights: Array) -> Array:
         """Experts in a drawn order, as engines go by preference, by id, or by whatever block is done first."""
         total = np.zeros_like(outputs[:, 0])
-        for place in self.random("experts", outputs.shape[1]).permutation(outputs.shape[1]):
+        for place in order_of(self.seed, self.draw, "experts", outputs.shape[1]):
             part = outputs[:, place] * weights[:, place, None]
             total = total + (part if self.fused else self.keep(part))
             total = total if self.flash else self.keep(total)
@@ -188,16 +192,18 @@ class Emulated(Ieee):
             in_turn = self.kept.adds_in_float16
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]
-        order = np.argsort(self.random("positions").random(context))  # of the same positions always the same
+        order = position_order(self.seed, self.draw, context)
         grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)  # [G, H/G, t, E]
         keys = np.ascontiguousarray(keys[order].transpose(1, 2, 0))  # [G, E, C]
         rows = np.ascontiguousarray(grouped).reshape(groups, -1, head_dim)
         scores = keep((rows @ keys).reshape(*grouped.shape[:3], context))
-        scores = keep(scores * np.float32(1 / math.sqrt(head_dim)))
+        scores *= np.float32(1 / math.sqrt(head_dim))
+        scores = keep(scores)
         positions = np.arange(context - tokens, context)[:, None]
         hidden = (order > positions) | (order <= positions - (window or context))
-        scores = np.where(hidden, np.float32(-np.inf), scores)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        np.copyto(scores, np.float32(-np.inf), where=hidden)
+        scores -= scores.max(-1, keepdims=True)
+        weights = np.exp(scores, out=scores)
         total = weights.sum(-1, keepdims=True)
         if in_turn:
             mixed = added_in_float16(weights, values, order) / total
@@ -215,6 +221,7 @@ class Emulated(Ieee):
 
 
 def generator(seed: int, draw: int, what: str, number: int) -> np.random.Generator:
+    """For one choice of an engine; the same whenever it is made."""
     return np.random.Generator(np.random.SFC64([seed, draw, number_of(what), number]))
 
 
@@ -225,20 +232,15 @@ def cuts_of(seed: int, draw: int, what: str, inputs: int) -> tuple[int, ...]:
     return tuple(map(int, random.integers(0, inputs, random.integers(1, MOST_CUTS + 1))))
 
 
-@lru_cache(maxsize=2**6)
-def norm_order(seed: int, draw: int, width: int) -> NDArray[np.int64]:
-    return generator(seed, draw, "norm", width).permutation(width)
+@lru_cache(maxsize=2**8)  # engines times widths
+def order_of(seed: int, draw: int, what: str, count: int) -> NDArray[np.int64]:
+    return generator(seed, draw, what, count).permutation(count)
 
 
-def permuted(values: Float32, order: NDArray[np.int64]) -> Float32:
-    """Columns of [rows, inputs] in another order."""
-    reordered = np.empty(values.shape, np.float32)
-
-    def compute(rows: slice) -> None:
-        np.take(values[rows], order, axis=1, out=reordered[rows], mode="clip")
-
-    over_pieces(compute, *values.shape)
-    return reordered
+@lru_cache(maxsize=2**10)  # engines times contexts
+def position_order(seed: int, draw: int, context: int) -> NDArray[np.int64]:
+    """Of so many positions: of the same ones always the same."""
+    return np.argsort(generator(seed, draw, "positions", 0).random(context))
 
 
 def weighted(shares: Array, values: Array) -> Array:
@@ -272,17 +274,8 @@ def added_in_float16(weights: Array, values: Array, order: NDArray[np.int64]) ->
         first = max(0, weights.shape[2] - weights.shape[3] + int(position))  # queries before it don't see it
         seen = total[:, :, first:]
         seen += weights[:, :, first:, index, None] * values[position][:, None, None]
-        seen[...] = to_eleven_bits(seen)
+        seen[...] = rounded_to(11, seen)
     return total
-
-
-def to_eleven_bits(x: Array) -> Array:
-    """The nearest float32 of 11 significant bits: as float16 of what is neither tiny nor huge, in three operations.
-
-    Source: Veltkamp's splitting.
-    """
-    high = x * np.float32(2**13 + 1)
-    return np.asarray(high - (high - x))
 
 
 def quantised(weight: Weights, form: Format, random: Callable[[int], np.random.Generator]) -> Float32:

@@ -35,6 +35,22 @@ def round_to_float16(x: Array) -> Array:
         return x.astype(np.float16).astype(np.float32)
 
 
+def rounded_to(bits: int, x: Array) -> Array:
+    """The nearest float32 of so many significant bits, ties to even, in three operations: as bfloat16 or float16 of
+    numbers that are neither tiny nor huge, NaN beyond 2**103.
+
+    Source: Veltkamp's splitting.
+    """
+    high = x * np.float32(2 ** (24 - bits) + 1)
+    low = high - x
+    return np.asarray(np.subtract(high, low, out=high))
+
+
+def to_bfloat16(x: Array) -> Array:
+    """Of the network's numbers; of weights, which may be float64, by the operations that take any."""
+    return rounded_to(8, x) if x.dtype == np.float32 else round_to_bfloat16(x)
+
+
 def q8_0(x: Array) -> Array:
     """Blocks of 32 in whole steps of their largest / 127; codes by the step in float32, values by it in float16.
 
@@ -102,11 +118,7 @@ def by_group(x: Array, size: int, by_row: Callable[[Array], Array]) -> Array:
     return out_of_blocks(by_row(in_blocks(x, size)), x)
 
 
-def float8_static(x: Array, scale: float) -> Array:
-    return float8_scaled(x, np.full((1,) * x.ndim, scale, np.float32))
-
-
-def float8_scaled(x: Array, scale: Array) -> Array:
+def float8_scaled(x: Array, scale: Array | np.float32) -> Array:
     return float8(quotients(x, scale)) * scale
 
 
@@ -126,7 +138,7 @@ def whole_steps(x: Array, step: Array) -> Array:
     return np.rint(quotients(x, step))
 
 
-def quotients(x: Array, step: Array) -> Array:
+def quotients(x: Array, step: Array | np.float32) -> Array:
     """x / step; 0 where the step is 0, as are then all numbers it was computed from."""
     return np.asarray(x / np.where(step == 0, np.float32(1), step) * (step != 0))
 
@@ -161,7 +173,7 @@ class Kept:
 KEPT = {
     "float32": Kept(unchanged),
     "float16": Kept(round_to_float16, round_to_float16, adds_in_float16=True),
-    "bfloat16": Kept(round_to_bfloat16, round_to_bfloat16, round_to_bfloat16),
+    "bfloat16": Kept(to_bfloat16, to_bfloat16, to_bfloat16),
     "float8": Kept(float8),
     "q8_0": Kept(q8_0, q8_0, may_turn=True),
     "q4_0": Kept(q4_0, q8_0, may_turn=True),
@@ -196,9 +208,9 @@ FORMATS = {
     for form in (
         Format("float32", unchanged, 24),
         Format("float16", round_to_float16, 11),
-        Format("bfloat16", round_to_bfloat16, 8),
+        Format("bfloat16", to_bfloat16, 8),
         Format("q8", unchanged, 24, inputs="blocks", kv="float16"),
-        Format("w8a8", round_to_bfloat16, 8, inputs="stated"),
+        Format("w8a8", to_bfloat16, 8, inputs="stated"),
         Format("int8", round_to_float16, 11, levels=127),
         Format("int4", round_to_float16, 11, levels=7),
     )
@@ -249,7 +261,7 @@ def others(name: str, in_blocks: bool, states_inputs: bool, is_quantised: bool) 
 # with zero points it joins the ranges.
 
 
-PLAIN = {"F32": unchanged, "F16": round_to_float16, "BF16": round_to_bfloat16}
+PLAIN = {"F32": unchanged, "F16": round_to_float16, "BF16": to_bfloat16}
 LARGE_BLOCKS = frozenset(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
 
 
@@ -312,7 +324,7 @@ def rounding_of(stated: InputRounding | None, draw: int) -> Rounding:
         return unchanged
     if stated.scale is not None:
         if stated.kind == "float8":
-            return partial(float8_static, scale=stated.scale)
+            return partial(float8_scaled, scale=np.float32(stated.scale))
         return partial(int8_static, step=stated.scale, zero=stated.zero)
     by_row: Callable[[Array], Array] = float8_rows
     if stated.kind == "int8":

@@ -29,7 +29,6 @@ from lfm2np.oracle.judging.scored import (
     Scored,
     add_noises,
     judged_tokens,
-    scored_as,
     spoken,
     truths_of,
     usable,
@@ -65,7 +64,7 @@ def judge(
         return judged_by_share(model, form, pairs, of_answers, without_routes, known, progress)
 
     def scored_by(truth: Truth) -> Scored:
-        return scored_as(model, truth, known.noises[format_name, truth.spoken])
+        return Scored(truth, known.noises[format_name, truth.spoken])
 
     def judge_by(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
         add_noises(model, format_name, [of_answers[index] for index in indices], known, draws, progress)
@@ -118,7 +117,7 @@ def judged_by_share(
     loose = dict(zip(distinct, loosened([known.loose[form.name, truth.spoken] for truth in distinct]), strict=True))
     positions = []
     for (request, answer), truth in zip(pairs, of_answers, strict=True):
-        scored = scored_as(model, truth, known.noises[form.name, truth.spoken], loose.get(truth))
+        scored = Scored(truth, known.noises[form.name, truth.spoken], loose.get(truth))
         positions += judged(request, answer, scored, form.bits, model.config.sparse_layers)
     count, rate = len(DRAWS), math.fsum(position.route_chance for position in positions) / max(1, len(positions))
     # Few engines were drawn: each chance as if one more engine had the average chance of all positions.
@@ -151,12 +150,14 @@ def rerouted(
     judged_positions, changes = positions, dict[int, RouteDifference]()
     for _ in range(MOST_CHANGES):
         first = min(position.row for position in judged_positions if position.is_wrong)
-        for row, index in near_ties(scored, first, max(changes, default=0))[:MOST_TRIES]:
-            route, routes = change(scored, row, index, layers[index])
+        gaps = scored.margins
+        assert gaps is not None
+        for row, index in near_ties(gaps, first, max(changes, default=0))[:MOST_TRIES]:
+            route, routes = change(scored.truth, row, index, layers[index], float(gaps[row, index]))
             sequence = Spoken(ids, as_key(routes, len(ids) - 1))
             (truth,) = spoken_truths(model, {sequence: rows}, known.place)
             (noise,) = noise_of(model, [truth], format_name, place=known.place)
-            other = scored_as(model, truth, noise)
+            other = Scored(truth, noise)
             again = judged(request, answer, other, bits, layers)
             if first < min((position.row for position in again if position.is_wrong), default=len(truth.best)):
                 scored, judged_positions = other, again
@@ -174,22 +175,22 @@ def rerouted(
     return positions
 
 
-def near_ties(scored: Scored, last: int, first: int = 0) -> list[tuple[int, int]]:
-    """Rows and sparse layers whose route a right engine may have chosen otherwise, the nearest tie first."""
-    assert scored.margins is not None
-    window = scored.margins[first : last + 1]
+def near_ties(gaps: NDArray[np.float64], last: int, first: int = 0) -> list[tuple[int, int]]:
+    """Rows and sparse layers whose route a right engine may have chosen otherwise, by its margin [T, L]; the nearest
+    tie first.
+    """
+    window = gaps[first : last + 1]
     near = np.argwhere(window <= LIMIT)
     return [(first + int(row), int(layer)) for row, layer in near[np.argsort(window[tuple(near.T)], kind="stable")]]
 
 
-def change(scored: Scored, row: int, index: int, layer: int) -> tuple[RouteDifference, NDArray[np.int64]]:
+def change(truth: Truth, row: int, index: int, layer: int, gap: float) -> tuple[RouteDifference, NDArray[np.int64]]:
     """That one route changed, and the routes to force: earlier ones unchanged, later ones chosen anew."""
-    truth, near = scored.truth, scored.margins
-    assert truth.routes is not None and truth.preferred is not None and near is not None
+    assert truth.routes is not None and truth.preferred is not None
     route, scores = truth.routes[row, index], truth.preferred[row, index]
     routes = np.full_like(truth.routes, OWN)
     routes[:row] = truth.routes[:row]
     routes[row, :index] = truth.routes[row, :index]
     routes[row, index] = swapped(scores, route)
     (left,), (taken,) = np.setdiff1d(route, routes[row, index]), np.setdiff1d(routes[row, index], route)
-    return RouteDifference(layer, int(taken), int(left), float(near[row, index])), routes
+    return RouteDifference(layer, int(taken), int(left), gap), routes

@@ -133,14 +133,14 @@ def noise_of(
     """
     if not truths:
         return []
+    ascending = tuple(sorted(draws))
     items = [
         {"format": format_name, "seed": seed, "draw": draw, **noise_item(truth, own_routes)}
-        for draw in sorted(draws)
+        for draw in ascending
         for truth in truths
     ]
-    results = iter(compute(NOISE, model, items, place, progress))
-    by_draw = [[noise_from(truth, draw, next(results)) for truth in truths] for draw in sorted(draws)]
-    return [joined(noises) for noises in zip(*by_draw, strict=True)]
+    results = compute(NOISE, model, items, place, progress)
+    return [noise_from(truth, ascending, results[index :: len(truths)]) for index, truth in enumerate(truths)]
 
 
 def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
@@ -153,28 +153,32 @@ def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
     }
 
 
-def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:
-    rows = truth.stored
-    errors = np.zeros((1, *truth.logprobs.shape), np.float32)
-    errors[0, rows] = said["logprobs"] - truth.logprobs[rows]
+def noise_from(truth: Truth, draws: tuple[int, ...], said: Sequence[Mapping[str, Array]]) -> Noise:
+    """From what each engine said of one sequence."""
+
+    def of_all(name: str) -> Array:
+        return np.stack([each[name] for each in said])
+
+    errors = np.zeros((len(draws), *truth.logprobs.shape), np.float32)
+    errors[:, truth.stored] = of_all("logprobs") - truth.logprobs[truth.stored]
     if truth.preferred is None or truth.routes is None:
-        return Noise((draw,), errors, spread_of(errors))
-    same = np.sort(said["chosen"], axis=-1) == np.sort(truth.routes, axis=-1)
-    route_errors = np.asarray(said["preferred"] - truth.preferred, np.float32)[None]
-    return Noise((draw,), errors, spread_of(errors), route_errors, ~same.all(axis=(1, 2))[None])
+        return Noise(draws, errors, spread_of(errors))
+    same = np.sort(of_all("chosen"), axis=-1) == np.sort(truth.routes, axis=-1)
+    route_errors = np.asarray(of_all("preferred") - truth.preferred, np.float32)
+    return Noise(draws, errors, spread_of(errors), route_errors, ~same.all(axis=(2, 3)))
 
 
-def joined(noises: Sequence[Noise]) -> Noise:
-    """One sequence's noise of several disjoint sets of engines."""
-    draws = [draw for noise in noises for draw in noise.draws]
+def joined(noise: Noise, other: Noise) -> Noise:
+    """One sequence's noise of two disjoint sets of engines."""
+    draws = noise.draws + other.draws
     order = np.argsort(draws)
 
-    def of_all(name: str) -> Any:
-        parts = [getattr(noise, name) for noise in noises]
+    def of_both(name: str) -> Any:
+        parts = getattr(noise, name), getattr(other, name)
         return None if parts[0] is None else np.concatenate(parts)[order]
 
-    numbers, errors = tuple(draws[index] for index in order), of_all("errors")
-    return Noise(numbers, errors, spread_of(errors), of_all("route_errors"), of_all("rerouted"))
+    errors = of_both("errors")
+    return Noise(tuple(sorted(draws)), errors, spread_of(errors), of_both("route_errors"), of_both("rerouted"))
 
 
 def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:

@@ -7,7 +7,6 @@ scores that the exact network has there. T positions, L sparse layers, N experts
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -134,19 +133,19 @@ def difference(
         left = int(outside[np.argmax(preferred[index, outside])])
         gap = float(preferred[index, left]) - float(preferred[index, taken])
         if gap > 0.0 or (gap == 0.0 and left < taken):
-            ratio = gap / gap_scale(squares[index], taken, left)
+            ratio = gap / float(gap_scale(squares[index], np.array([taken, left])))
             if worst is None or ratio > worst.ratio:
                 worst = RouteDifference(layer, taken, left, ratio)
     return worst
 
 
-def gap_scale(squares: Array, expert: int, other: int) -> float:
-    """Standard deviation of the difference of two experts' scores, whose errors have mean squares [N].
+def gap_scale(squares: Array, experts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Standard deviation of the difference of two experts' scores [..., 2], whose errors have mean squares [..., N].
 
     Half of it comes from these two, half from all experts: the first knows what is special, the second is steady.
     """
-    pair_square = (float(squares[expert]) + float(squares[other])) / 2.0
-    return max(LEAST, math.sqrt(pair_square + float(np.mean(squares))))
+    pair_squares = np.take_along_axis(squares, experts, axis=-1).mean(axis=-1, dtype=np.float64)
+    return np.asarray(np.maximum(LEAST, np.sqrt(pair_squares + squares.mean(axis=-1, dtype=np.float64))))
 
 
 def margins(preferred: Array, squares: Array, count: int) -> NDArray[np.float64]:
@@ -158,9 +157,7 @@ def margins(preferred: Array, squares: Array, count: int) -> NDArray[np.float64]
         return np.full(preferred.shape[:2], np.inf)
     order = np.argsort(-preferred, axis=-1, kind="stable")[..., count - 1 : count + 1]
     scores = np.take_along_axis(preferred, order, axis=-1).astype(np.float64)
-    pair_squares = np.take_along_axis(squares, order, axis=-1).astype(np.float64)
-    scale = np.sqrt(pair_squares.mean(axis=-1) + squares.mean(axis=-1, dtype=np.float64))
-    return np.asarray((scores[..., 0] - scores[..., 1]) / np.maximum(scale, LEAST))
+    return np.asarray((scores[..., 0] - scores[..., 1]) / gap_scale(squares, order))
 
 
 def swapped(preferred: Array, chosen: NDArray[np.int64]) -> NDArray[np.int64]:

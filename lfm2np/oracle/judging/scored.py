@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +24,20 @@ class Scored:
     """One sequence under the oracle: the truth, and the noise of one format.
 
     In a mixture of experts the noise is that of engines that take the truth's routes. `loose` is that of engines that
-    choose their own, for answers without routes in a format with many near ties. `margins` [T, L] are how far each
-    route is from a tie, in units of its noise.
+    choose their own, for answers without routes in a format with many near ties.
     """
 
     truth: Truth
     noise: Noise
     loose: Noise | None = None
-    margins: NDArray[np.float64] | None = None
+
+    @cached_property
+    def margins(self) -> NDArray[np.float64] | None:
+        """[T, L] how far each route is from a tie, in units of its noise; None without experts."""
+        preferred, routes, squares = self.truth.preferred, self.truth.routes, self.noise.squares
+        if preferred is None or routes is None or squares is None:
+            return None
+        return margins(preferred, squares, routes.shape[-1])
 
 
 @dataclass(eq=False)
@@ -155,12 +162,4 @@ def add_noises(
         new_noises = noise_of(model, of, format_name, new, place=known.place, progress=progress, own_routes=own_routes)
         for truth, new_noise in zip(of, new_noises, strict=True):
             before = noises.get((format_name, truth.spoken))
-            noises[format_name, truth.spoken] = new_noise if before is None else joined([before, new_noise])
-
-
-def scored_as(model: LoadedModel, truth: Truth, noise: Noise, loose: Noise | None = None) -> Scored:
-    squares = noise.squares
-    if truth.preferred is None or squares is None or model.config.mixture is None:
-        return Scored(truth, noise)
-    count = model.config.mixture.num_experts_per_tok
-    return Scored(truth, noise, loose, margins(truth.preferred, squares, count))
+            noises[format_name, truth.spoken] = new_noise if before is None else joined(before, new_noise)

@@ -78,12 +78,11 @@ class Truth:
         return column
 
     def covers(self, wanted: Wanted) -> bool:
-        """Whether all wanted tokens are among the columns; without any: whether all rows are known."""
-        rows = list(wanted) or range(self.first + len(self.columns))
-        known = bool(np.isin(rows, self.known_rows).all())
-        return known and all(
-            np.isin(list(tokens), self.columns[row - self.first]).all() for row, tokens in wanted.items()
-        )
+        """Whether all wanted tokens are among the columns, one or more a row."""
+        pairs = np.array([(row - self.first, token) for row, tokens in wanted.items() for token in tokens], np.int64)
+        rows, tokens = pairs.T
+        inside = rows.min() >= 0 and rows.max() < len(self.columns)
+        return bool(inside and (self.columns[rows] == tokens[:, None]).any(axis=1).all())
 
 
 def spoken_truths(

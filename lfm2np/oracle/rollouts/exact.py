@@ -27,8 +27,8 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import AnyPlace, compute
 from lfm2np.oracle.judging.routes import as_key
 from lfm2np.oracle.judging.truth import Ids, Spoken, Truth
-from lfm2np.oracle.judging.views import VIEWS, view_of
 from lfm2np.oracle.rollouts.rollout import Rollout
+from lfm2np.oracle.rollouts.views import VIEWS, view_of
 from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]

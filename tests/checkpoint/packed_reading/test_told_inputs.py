@@ -55,7 +55,7 @@ class Rounded(Ieee):
         ({"of": "group", "group_size": 32}, 0, formats.int8_rows(X.reshape(6, 32)).reshape(3, 64)),
         ({"kind": "float8"}, 0, formats.float8_rows(X)),
         ({"scale": 0.01, "zero": 3, "symmetric": False}, 0, formats.int8_static(X, 0.01, 3)),
-        ({"kind": "float8", "scale": 0.01}, 0, formats.float8_static(X, 0.01)),
+        ({"kind": "float8", "scale": 0.01}, 0, formats.float8_scaled(X, np.float32(0.01))),
     ],
 )
 def test_what_is_told_is_done(changes: dict[str, Any], draw: int, expected: np.ndarray) -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lfm2np.arithmetic.ieee import round_to_bfloat16
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging import formats
-from lfm2np.oracle.judging.emulate import added_in_float16, emulated, to_eleven_bits
+from lfm2np.oracle.judging.emulate import added_in_float16, emulated
 from lfm2np.oracle.judging.formats import FORMATS, KEPT, Input, format_named, in_blocks_for, others, with_kv
 
 F32 = np.float32
@@ -110,7 +111,7 @@ def test_an_asymmetric_row_has_255_steps_from_its_least_to_its_largest(row: list
 def test_scales_of_the_checkpoint_saturate() -> None:
     values = np.array([0.0, 0.26, -0.24, 63.4, 70.0, -70.0], F32)
     assert formats.int8_static(values, 0.5).tolist() == [0.0, 0.5, -0.0, 63.5, 63.5, -64.0]
-    assert formats.float8_static(values, 0.125).tolist() == [0.0, 0.25, -0.234375, 56.0, 56.0, -56.0]
+    assert formats.float8_scaled(values, F32(0.125)).tolist() == [0.0, 0.25, -0.234375, 56.0, 56.0, -56.0]
     both = np.array([[1.0, 448.0], [1.03, 2.0]], F32)
     assert formats.by_tensor(both, formats.float8_rows).tolist() == [[1.0, 448.0], [1.0, 2.0]]
     assert formats.by_group(both, 1, formats.int8_rows).tolist() == both.tolist()
@@ -118,9 +119,11 @@ def test_scales_of_the_checkpoint_saturate() -> None:
 
 
 @given(st.lists(st.floats(-1e4, 1e4, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3), min_size=1, max_size=20))
-def test_eleven_bits_are_those_of_float16(row: list[float]) -> None:
+@example([1.00390625, 1.01171875, -1.00390625, 1.00048828125, 1.00146484375])  # halfway between two
+def test_bits_are_those_of_float16_and_of_bfloat16(row: list[float]) -> None:
     values = np.array(row, F32)
-    assert np.array_equal(to_eleven_bits(values), values.astype(np.float16).astype(F32))
+    assert np.array_equal(formats.rounded_to(11, values), values.astype(np.float16).astype(F32))
+    assert np.array_equal(formats.rounded_to(8, values), round_to_bfloat16(values))
 
 
 def test_values_are_added_in_float16_one_after_another() -> None:

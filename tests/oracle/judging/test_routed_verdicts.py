@@ -23,7 +23,7 @@ from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import change, judge, near_ties
 from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
 from lfm2np.oracle.judging.routes import OWN, swapped
-from lfm2np.oracle.judging.scored import Known, Scored, truths_of
+from lfm2np.oracle.judging.scored import Known, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
 from lfm2np.oracle.total import MOST_FLIPS, total
 
@@ -201,14 +201,11 @@ def test_the_loose_noise_is_that_of_all_rows_whether_prompts_are_reported_or_not
     assert np.array_equal(*spreads)
 
 
-def test_only_near_ties_are_tried_the_nearest_first_and_behind_the_last_change(published: Model) -> None:
-    (truth,) = truths_of(published, [said(published, tells=False)], Known()).values()
-    gaps = np.full((len(truth.best), 3), LIMIT + 0.1)
+def test_only_near_ties_are_tried_the_nearest_first_and_behind_the_last_change() -> None:
+    gaps = np.full((9, 3), LIMIT + 0.1)
     gaps[1, 2], gaps[4, 0], gaps[4, 1], gaps[7, 0] = 3.0, LIMIT, 0.5, 0.1
-    noise = Noise((0,), np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
-    scored = Scored(truth, noise, margins=gaps)
-    assert near_ties(scored, 6) == [(4, 1), (1, 2), (4, 0)]
-    assert near_ties(scored, 7, first=4) == [(7, 0), (4, 1), (4, 0)]
+    assert near_ties(gaps, 6) == [(4, 1), (1, 2), (4, 0)]
+    assert near_ties(gaps, 7, first=4) == [(7, 0), (4, 1), (4, 0)]
 
 
 def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(published: Model) -> None:
@@ -218,9 +215,7 @@ def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(pub
     request, answer = said(published)
     pair = request, fitting(request, replace(answer, routes=as_tuples(routes)), published.config)
     (truth,) = truths_of(published, [pair], Known()).values()
-    gaps = np.zeros((len(truth.best), 3))
-    noise = Noise((0,), np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
-    route, changed = change(Scored(truth, noise, margins=gaps), 5, 1, 3)
+    route, changed = change(truth, 5, 1, 3, 0.0)
     assert truth.routes is not None
     assert changed[:5].tolist() == truth.routes[:5].tolist() == routes[:5].tolist()
     assert changed[5, 0].tolist() == truth.routes[5, 0].tolist()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lfm2np.engine.sampling import choice
 from lfm2np.engine.sampling.params import PROFILES, SamplingParams
-from lfm2np.oracle.judging.views import entropy_of, processed, rounded, viewed
+from lfm2np.oracle.rollouts.views import entropy_of, processed, rounded, viewed
 
 VIEWS = st.builds(
     SamplingParams,
