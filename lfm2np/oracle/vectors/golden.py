@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.oracle.sending import silent
 from lfm2np.oracle.vectors.chosen import LOGITS, Chosen, choose, picked
-from lfm2np.oracle.vectors.notes import NOTES
 from lfm2np.oracle.vectors.scripts import scripts_of
 from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, sound, tensors_bytes
 from lfm2np.oracle.vectors_plain import FORMAT_VERSION, allowances
@@ -48,6 +48,9 @@ Ids = tuple[int, ...]
 Key = tuple[Ids, Ids]  # prompt, new tokens
 BOUNDED = ("float32", "bfloat16", "float16")  # formats that bounds are made for
 TOP = 8  # likeliest tokens kept of each position
+NOTES: Json = json.loads(
+    Path(__file__).with_name("notes.json").read_text(encoding="utf-8")
+)  # by flag: the bugs it finds
 
 
 # --- make

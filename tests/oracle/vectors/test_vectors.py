@@ -20,7 +20,7 @@ from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors import golden, set_files
 from lfm2np.oracle.vectors.chosen import choose, mentioned
 from lfm2np.oracle.vectors.golden import make, verify
-from lfm2np.oracle.vectors.notes import NOTES
+from lfm2np.oracle.vectors.golden import NOTES
 from lfm2np.oracle.vectors.scripts import scripts_of
 from lfm2np.oracle.vectors.set_files import (
     DOCUMENT,
