@@ -45,14 +45,12 @@ class Compared:
         return json_sha256(self.figures)
 
     @property
-    def sources(self) -> dict[str, dict[str, int]]:
-        """By what was scored: sequences, and compared positions."""
-        counts_by_source: dict[str, dict[str, int]] = {}
+    def sources(self) -> list[Figures]:
+        """What was scored, by where it came from: sequences, and compared positions."""
+        sizes: dict[str, list[int]] = {}
         for sequence in self.scored:
-            counts = counts_by_source.setdefault(sequence.source, {"sequences": 0, "positions": 0})
-            counts["sequences"] += 1
-            counts["positions"] += sequence.stop - sequence.start
-        return counts_by_source
+            sizes.setdefault(sequence.source, []).append(sequence.stop - sequence.start)
+        return [{"source": source, "sequences": len(each), "positions": sum(each)} for source, each in sizes.items()]
 
 
 def compare(
