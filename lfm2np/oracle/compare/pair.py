@@ -53,7 +53,7 @@ def require_same_network(base: Files, other: Files) -> None:
     """
     for (name, expected), (_, actual) in zip_longest(network(base.config), network(other.config), fillvalue=("", "")):
         if actual != expected:
-            raise RequestError(f"{other.path}: {name}: {actual}, expected {expected}, as {base.path} has it")
+            raise RequestError(f"{other.path}: {name}: {actual!s}, expected {expected!s}, as {base.path} has it")
 
 
 def network(config: ModelConfig) -> list[tuple[str, Any]]:

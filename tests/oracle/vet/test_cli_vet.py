@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import threading
+from pathlib import Path
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,18 @@ def test_too_few_answers_are_undecided_and_it_says_how_many_more(candidates, tmp
     assert output["verdict"] == "UNDECIDED" and 10 < output["figures"]["more_tokens"] < 1000
     assert run(few, *candidates) == 2
     assert "more tokens tell these apart, if it is " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["directory", "file"])
+def test_a_candidate_that_is_there_twice_is_named_at_once(what, candidates, tmp_path, capsys):
+    """By its hash; a copy of a file under another name by the likelihoods of the first answers."""
+    original = Path(candidates[3].removeprefix("q4=")) if what == "file" else TRAINED
+    copy = tmp_path / ("copy.gguf" if what == "file" else "copy")
+    (shutil.copy if what == "file" else shutil.copytree)(original, copy)
+    assert run(BF16, *ALONE, "--candidate", f"one={original}", "--candidate", f"two={copy}") == 3
+    line = capsys.readouterr().err.splitlines()[-1]
+    same = "candidates one and two: the same, which no answer tells apart (all " if what == "file" else "(config and "
+    assert same in line and "leave one out" in line
 
 
 # --- providers
