@@ -12,7 +12,7 @@ logit in that format and `float32_units` in float32, a difference x is more than
 x > u + limit * b; the set contains limit and float32_units.
 
 EXACT         the expected token; its log-probability, if reported, is off by no more than that
-TIE           another token, whose logit is behind by no more than that: only where the set says may_tie for the format
+TIE           another token, whose logit is behind by no more than that
 DRIFT         a log-probability that is further off
 BUG           a token that is further behind
 INCONCLUSIVE  no answer, fewer tokens than expected, or a token that the set can't judge

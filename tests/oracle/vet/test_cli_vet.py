@@ -7,7 +7,6 @@ import json
 import shutil
 import threading
 from pathlib import Path
-from pathlib import Path
 from typing import Any
 
 import pytest
