@@ -8,6 +8,7 @@ noise are not, as emulated engines use the machine's float32 products: they are 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -31,7 +32,7 @@ from lfm2np.errors import NumericsError, ProofError, RequestError
 from lfm2np.oracle.judging.allowed import FLOAT32_UNITS
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
-from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
+from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.oracle.sending import silent
@@ -48,9 +49,8 @@ Ids = tuple[int, ...]
 Key = tuple[Ids, Ids]  # prompt, new tokens
 BOUNDED = ("float32", "bfloat16", "float16")  # formats that bounds are made for
 TOP = 8  # likeliest tokens kept of each position
-NOTES: Json = json.loads(
-    Path(__file__).with_name("notes.json").read_text(encoding="utf-8")
-)  # by flag: the bugs it finds
+# By flag: the class of bug that vectors with it are there for.
+NOTES: Json = json.loads(Path(__file__).with_name("notes.json").read_text(encoding="utf-8"))
 
 
 # --- make
@@ -82,14 +82,14 @@ def make(
         best = tuple(position["top"][0][0] for position in result["positions"])
         if best != tokens:
             raise ProofError(f"{vector.id}: the engine's new tokens are {tokens}, the reference's {best}")
-    truths, noises = noises_of(model, keys, place, progress)
-    rules = rules_for(next(iter(noises.values())))
+    noises = noises_of(model, keys, place, progress)
+    rules = rules_for(next(iter(noises.values()))[1])
     vectors, tensors = [], dict[str, Array]()
-    for vector, key, result in zip(chosen, keys, results, strict=True):
+    for vector, (prompt, tokens), result in zip(chosen, keys, results, strict=True):
         tensors |= {f"{vector.id}/{name}": values for name, values in result["tensors"].items()}
-        bounds = bounds_of(truths[key], noises[key], result["positions"], len(key[0]) - 1)
+        bounds = bounds_of(*noises[Spoken((*prompt, *tokens))], result["positions"], len(prompt) - 1)
         positions = [bounded(*both, rules) for both in zip(result["positions"], bounds, strict=True)]
-        vectors.append(vector_json(vector, key[1], positions, list(result["tensors"])))
+        vectors.append(vector_json(vector, tokens, positions, list(result["tensors"])))
     sha256 = hashlib.sha256(tensors_bytes(tensors)).hexdigest()
     scripts = scripts_of(vectors)
     used = {flag for entry in (*vectors, *scripts) for flag in entry["flags"]}
@@ -129,31 +129,22 @@ def greedy(model: LoadedModel, chosen: Sequence[Chosen], progress: ProgressOf) -
 
 def noises_of(
     model: LoadedModel, keys: Iterable[Key], place: Place, progress: ProgressOf
-) -> tuple[dict[Key, Truth], dict[Key, dict[str, Noise]]]:
-    """Truth and noises of each sequence; without the formats that can't hold this model's numbers.
+) -> dict[Spoken, tuple[Truth, dict[str, Noise]]]:
+    """Truth, and noise by format, of each sequence; without the formats that can't hold this model's numbers.
 
     In a mixture of experts the noise of engines that choose them themselves: answers to vectors report no routes.
     """
-    sequences = {key: Spoken((*key[0], *key[1])) for key in keys}
-    scoring = functools.partial(progress, "scoring")
-    truths = dict(
-        zip(sequences, spoken_truths(model, {key: {} for key in sequences.values()}, place, scoring), strict=True)
-    )
-    noises: dict[Key, dict[str, Noise]] = {key: {} for key in sequences}
+    wanted: dict[Spoken, Wanted] = {Spoken((*prompt, *tokens)): {} for prompt, tokens in keys}
+    truths = spoken_truths(model, wanted, place, functools.partial(progress, "scoring"))
+    noises: list[dict[str, Noise]] = [{} for _ in truths]
     sparse = model.config.mixture is not None
     for name in BOUNDED:
-        try:
-            of_format = noise_of(
-                *(model, list(truths.values()), name),
-                place=place,
-                progress=functools.partial(progress, name),
-                own_routes=sparse,
-            )
-        except NumericsError:
-            continue
-        for key, noise in zip(sequences, loosened(of_format) if sparse else of_format, strict=True):
-            noises[key][name] = noise
-    return truths, noises
+        emulating = functools.partial(progress, name)
+        with contextlib.suppress(NumericsError):
+            found = noise_of(model, truths, name, place=place, progress=emulating, own_routes=sparse)
+            for by_format, noise in zip(noises, loosened(found) if sparse else found, strict=True):
+                by_format[name] = noise
+    return dict(zip(wanted, zip(truths, noises, strict=True), strict=True))
 
 
 def bounds_of(truth: Truth, noises: Mapping[str, Noise], positions: Sequence[Json], first: int) -> Iterator[Json]:

@@ -125,12 +125,8 @@ def test_a_provider_of_texts_is_vetted(candidates, capsys):
     with serving(strict) as (url, requests):
         assert run(url, *candidates, "--chat", "--tokens", "1000") == 0
     assert requests[-1]["path"] == "/v1/chat/completions"
-    assert {**requests[-1]["body"], "messages": []} == {
-        "messages": [],
-        "max_tokens": 32,
-        "temperature": 1.0,
-        "top_p": 1.0,
-    }
+    wanted = {"messages": [], "max_tokens": 32, "temperature": 1.0, "top_p": 1.0}
+    assert {**requests[-1]["body"], "messages": []} == wanted
 
 
 def test_an_interrupt_keeps_what_came_and_nothing_is_asked_twice(tmp_path, monkeypatch, capsys):
@@ -167,7 +163,7 @@ def test_no_key_is_in_any_output_or_file(tmp_path, capsys, monkeypatch):
     def leaky(body: dict[str, Any], number: int) -> tuple[int, Any]:
         return honest(body, number) if number % 2 else (400, {"error": {"message": f"bad key {key}"}})
 
-    with serving(leaky, {"X-Echo": f"Bearer {key}"}) as (url, requests):
+    with serving(leaky, X_Echo=f"Bearer {key}") as (url, requests):
         run(url, *ALONE, "--chat", "--tokens", "20", "--save", saved, "--json")
     shown = capsys.readouterr()
     assert requests[0]["headers"]["Authorization"] == f"Bearer {key}"
@@ -191,7 +187,7 @@ def test_a_provider_that_never_answers_is_one_line(reply, why, capsys, monkeypat
     def play(body: dict[str, Any], number: int) -> tuple[int, Any]:
         return honest(body, number) if body["messages"][0]["content"] == PROBE else reply
 
-    with serving(play, {"Retry-After": "0"}) as (url, _):
+    with serving(play, Retry_After="0") as (url, _):
         assert run(url, *ALONE, "--chat") == 3
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("lfm2np: TargetError: no usable answer") and why in line
