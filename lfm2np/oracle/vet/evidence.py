@@ -49,7 +49,6 @@ ALIGNED = 0.25  # fixtures/vet.py measures it
 RIGHT = 2.0 ** (np.arange(-4, 5) / 4.0)  # times the emulated engines' rounding error
 OTHER = 2.0 ** np.array([1.5, 2.0, 3.0, 5.0, 7.0])  # times it: another's. A neighbour in a wider gap passes for right
 COUNTED = 0.5
-SAME = "the same, which no answer tells apart"
 LEAST_SCALE = 1e-3  # nats: what servers round log-probabilities to
 
 
@@ -68,13 +67,10 @@ def hypotheses_of(
 ) -> list[Hypothesis]:
     """Each candidate, the claim first, with the sampling that was requested and each of the others.
 
-    RequestError for a sampling that can't be, another vocabulary than the claim's, or a candidate that is there twice.
+    RequestError for a sampling that can't be, or another vocabulary than the claim's.
     """
     first = next(iter(candidates.values()))
-    by_sha256: dict[str, str] = {}
     for name, model in candidates.items():
-        if (other := by_sha256.setdefault(model.sha256, name)) != name:
-            raise RequestError(f"candidates {other} and {name}: {SAME} (config and weights are equal): leave one out")
         for token_id in range(max(model.config.vocab_size, first.config.vocab_size)):
             token, expected = (each.tokenizer.token(token_id) for each in (model, first))
             if token != expected:
@@ -105,11 +101,11 @@ def parse_sampling(text: str) -> SamplingParams:
 
 
 def require_different(hypotheses: Sequence[Hypothesis], seen: Likelihoods) -> None:
-    """RequestError for candidates that gave every token so far the same log-probability: other files of one model."""
+    """RequestError for candidates that gave every token so far the same log-probability: one model, whatever its files."""
     for (one, ours), (other, theirs) in combinations(zip(hypotheses, seen.logprobs, strict=True), 2):
         if one.model is not other.model and np.isfinite(ours).any() and np.array_equal(ours, theirs):
-            tokens = f"all {len(seen.last)} tokens so far are equally likely"
-            raise RequestError(f"candidates {one.name} and {other.name}: {SAME} ({tokens}): leave one out")
+            same = f"the same, all {len(seen.last)} tokens so far are equally likely"
+            raise RequestError(f"candidates {one.name} and {other.name}: {same}: leave one out")
 
 
 class Likelihoods(NamedTuple):
