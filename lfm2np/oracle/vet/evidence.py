@@ -101,7 +101,7 @@ def parse_sampling(text: str) -> SamplingParams:
 
 
 def require_different(hypotheses: Sequence[Hypothesis], seen: Likelihoods) -> None:
-    """RequestError for candidates that gave every token so far the same log-probability: one model, whatever its files."""
+    """RequestError for candidates that gave every token so far the same log-probability: other files of one model."""
     for (one, ours), (other, theirs) in combinations(zip(hypotheses, seen.logprobs, strict=True), 2):
         if one.model is not other.model and np.isfinite(ours).any() and np.array_equal(ours, theirs):
             same = f"the same, all {len(seen.last)} tokens so far are equally likely"
