@@ -16,10 +16,10 @@ from lfm2np.oracle.vectors.golden import BOUNDED, make, verify
 from lfm2np.oracle.vectors.set_files import (
     DOCUMENT,
     PACKAGED,
-    VectorsError,
     packaged_set,
     read_set,
     require_replaceable,
+    sound,
     write_set,
 )
 from lfm2np.oracle.vectors.vectors_report import counted, report_of_answers, report_of_set, summary
@@ -68,11 +68,9 @@ def report_on_set(arguments: argparse.Namespace) -> Report:
 def report_on_answers(arguments: argparse.Namespace) -> Report:
     """By vectors_plain.py alone."""
     document, format_name = read_set(folder_of(arguments)).document, arguments.format or "float32"
-    try:
+    with sound(arguments.answers):
         answers = vectors_plain.read_answers(arguments.answers)
         judged = vectors_plain.judge(document, answers, format_name)
-    except vectors_plain.PlainError as problem:
-        raise VectorsError(str(problem)) from None
     return report_of_answers(document, answers, judged, format_name)
 
 
