@@ -155,7 +155,7 @@ def add_command(
     tokenizer: bool = False,
     exit_codes: str = EXIT_CODES,
     is_verdict: bool = False,
-) -> argparse.ArgumentParser:
+) -> OneLineParser:
     """A new command of the program, with --json and, unless it says otherwise, --model. Returns its parser.
 
     is_verdict  exit codes 1 and 2 are verdicts on an engine; what keeps the command from judging it is 3
