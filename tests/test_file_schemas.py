@@ -1,7 +1,8 @@
-"""The JSON Schemas of the trace, of results, of a check's transcript and of vector sets, against files as written."""
+"""The JSON Schemas of traces, results, transcripts, comparisons and vector sets, against files as written."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import json
@@ -12,6 +13,7 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 from lfm3_models import MODELS
+from quantise import write_types
 
 import lfm2np
 from lfm2np import Engine, NgramDrafter, SamplingParams
@@ -37,6 +39,7 @@ def read_schema(path: str) -> dict[str, Any]:
 TRACE = read_schema("engine/schemas/trace.schema.json")
 RESULTS = read_schema("engine/schemas/results.schema.json")
 TRANSCRIPT = read_schema("oracle/schemas/transcript.schema.json")
+COMPARE = read_schema("oracle/schemas/compare.schema.json")
 VECTORS = read_schema("oracle/schemas/vectors.schema.json")
 
 
@@ -134,11 +137,26 @@ def vectors() -> list[Any]:
     return list(documents.values())
 
 
-FILES = [("trace", TRACE), ("results", RESULTS), ("transcript", TRANSCRIPT)]
+@pytest.fixture(scope="module")
+def compare(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Figures that have all: of a mixture in Q4_0, in which tokens differ."""
+    folder = tmp_path_factory.mktemp("compare")
+    moe = TORTURE.parent / "moe"
+    (path,) = write_types(moe, ["Q4_0"], folder)
+    lines = [{"prompt_token_ids": [1, 20, 21, 22, 23]}, {"prompt": "add: 34 + 58 ->", "completion": " 92"}]
+    (folder / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(["compare", str(moe), str(path), "--requests", str(folder / "r.jsonl"), "--json"]) == 0
+    figures = json.loads(said.getvalue())["figures"]
+    assert figures["quantised"][0]["listed_mismatches"]
+    return [figures]
+
+
+FILES = [("trace", TRACE), ("results", RESULTS), ("transcript", TRANSCRIPT), ("compare", COMPARE)]
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize(("name", "schema"), FILES, ids=["trace", "results", "transcript"])
+@pytest.mark.parametrize(("name", "schema"), FILES, ids=[name for name, _ in FILES])
 def test_what_is_written_is_of_the_schema(name: str, schema: dict[str, Any], request: pytest.FixtureRequest) -> None:
     lines = request.getfixturevalue(name)
     assert lines
@@ -173,6 +191,7 @@ def changed(line: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
 
 # What may be missing, or be anything: names of objects that are maps, what old transcripts and other writers lack.
 FREE = {
+    "compare": set(),
     "trace": {"model", "numerics", "seed", "sha256", "context", "expert", "chosen", "normalised", "factor"},
     "results": {"item", "result"},
     "transcript": {
@@ -192,7 +211,7 @@ MAPS = {"drafts", "tokens", "finished", "texts", "inputs", "tags", "top_logprobs
 
 @pytest.mark.slow
 @pytest.mark.rounding
-@pytest.mark.parametrize(("name", "schema"), FILES, ids=["trace", "results", "transcript"])
+@pytest.mark.parametrize(("name", "schema"), FILES, ids=[name for name, _ in FILES])
 def test_what_is_not_of_the_form_is_refused(name: str, schema: dict[str, Any], request: pytest.FixtureRequest) -> None:
     validator = Draft202012Validator(schema)
     tried, kinds = 0, set()

@@ -12,7 +12,7 @@ logit in that format and `float32_units` in float32, a difference x is more than
 x > u + limit * b; the set contains limit and float32_units.
 
 EXACT         the expected token; its log-probability, if reported, is off by no more than that
-TIE           another token, whose logit is behind by no more than that: only where the set says may_tie for the format
+TIE           another token, whose logit is behind by no more than that
 DRIFT         a log-probability that is further off
 BUG           a token that is further behind
 INCONCLUSIVE  no answer, fewer tokens than expected, or a token that the set can't judge
@@ -33,8 +33,13 @@ from typing import Any, NamedTuple
 
 EXACT, TIE, DRIFT, BUG, INCONCLUSIVE = "EXACT", "TIE", "DRIFT", "BUG", "INCONCLUSIVE"
 FORMAT_VERSION = 3
-FIELDS = ("id", "script", "token_ids", "logprobs", "error")
-NO_TOKENS = "no token_ids"
+FIELDS = {  # of an answer: types of its items if it is a list, and what is expected
+    "id": (None, "text"),
+    "script": (None, "text"),
+    "token_ids": ((int,), "a list of whole numbers"),
+    "logprobs": ((int, float), "a list of numbers"),
+    "error": (None, "text"),
+}
 
 
 class PlainError(Exception):
@@ -48,6 +53,10 @@ class Judged(NamedTuple):
     position: int | None
     verdict: str
     detail: str
+
+    @property
+    def where(self) -> str:
+        return self.id if self.position is None else f"{self.id} position {self.position}"
 
 
 def judge(document: dict[str, Any], answers: list[dict[str, Any]], format_name: str) -> list[Judged]:
@@ -67,8 +76,11 @@ def judge(document: dict[str, Any], answers: list[dict[str, Any]], format_name: 
             if script is not None and answer["id"] not in scripts.get(script, ()):
                 raise PlainError(f"answer {number}: the set has no script {script!r} with {answer['id']!r}")
             judged += judge_answer(vectors[answer["id"]], answer, format_name, document)
-        begun = {answer.get("script") for answer in answers}
-        expected = [*vectors, *(f"{script}/{id}" for script in scripts if script in begun for id in scripts[script])]
+        skipped = not_run(document, answers)
+        expected = [
+            *vectors,
+            *(f"{script}/{id}" for script in scripts if script not in skipped for id in scripts[script]),
+        ]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
         raise PlainError(f"not a sound vector set: {type(problem).__name__}: {problem}") from None
     answered = set(map(name_of, answers))
@@ -86,7 +98,7 @@ def vectors_by_script(document: Mapping[str, Any]) -> dict[str, list[str]]:
 def not_run(document: Mapping[str, Any], answers: list[dict[str, Any]]) -> list[str]:
     """Scripts without any answer."""
     begun = {answer.get("script") for answer in answers}
-    return [script for script in vectors_by_script(document) if script not in begun]
+    return [script["id"] for script in document["scripts"] if script["id"] not in begun]
 
 
 def name_of(answer: Mapping[str, Any]) -> str:
@@ -100,7 +112,7 @@ def judge_answer(
     """Up to the first token that is not the expected one; of a script all."""
     name, expected, tokens = name_of(answer), vector["token_ids"], answer.get("token_ids") or []
     if answer.get("error") is not None or not tokens:
-        return [Judged(name, None, INCONCLUSIVE, answer.get("error") or NO_TOKENS)]
+        return [Judged(name, None, INCONCLUSIVE, answer.get("error") or "no token_ids")]
     if len(tokens) > len(expected):
         raise PlainError(f"answer {name!r}: {len(tokens)} tokens, expected at most {len(expected)}")
     judged = []
@@ -111,8 +123,7 @@ def judge_answer(
         if token != expected[index] and answer.get("script") is None:
             return judged
     if len(tokens) < len(expected):
-        detail = f"{len(tokens)} tokens, expected {len(expected)}"
-        judged.append(Judged(name, len(tokens), INCONCLUSIVE, detail))
+        judged.append(Judged(name, len(tokens), INCONCLUSIVE, f"{len(tokens)} tokens, expected {len(expected)}"))
     return judged
 
 
@@ -122,14 +133,13 @@ def judge_token(
     """Verdict and detail. A likely token's error is that of the expected one minus that of their difference, so its
     standard deviation is at most the sum of the two."""
     top = position["top"]  # [id, log-probability, logit], best first
-    behind = [top[0][2] - logit for _, _, logit in top]
-    allowed = allowances(position, format_name, rules)
+    behind, allowed = [top[0][2] - logit for _, _, logit in top], allowances(position, format_name, rules)
     rank = next((rank for rank, entry in enumerate(top) if entry[0] == token), None)
     if rank is None:
         if behind[-1] <= allowed[-1]:
             return INCONCLUSIVE, f"token {token} is none of the {len(top)} likeliest, and the last of them may tie"
         return BUG, f"token {token}, expected {top[0][0]}: it is none of the {len(top)} likeliest"
-    if rank and (format_name not in position["may_tie_in"] or behind[rank] > allowed[rank]):
+    if rank and behind[rank] > allowed[rank]:
         explanation = f"its logit is {behind[rank]:.6g} behind, {format_name} explains {allowed[rank]:.2g}"
         return BUG, f"token {token}, expected {top[0][0]}: {explanation}"
     if logprob is not None:
@@ -158,21 +168,11 @@ def result(judged: list[Judged]) -> int:
     return 1 if verdicts & {BUG, DRIFT} else 2 if INCONCLUSIVE in verdicts or not verdicts else 0
 
 
-def report(document: Mapping[str, Any], judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
-    """A line for each position that is not exact, the sum, and what was not tested."""
-    lines = []
-    for name, position, verdict, detail in judged:
-        if verdict != EXACT:
-            lines.append(f"{verdict:<12}  {name}{'' if position is None else f' position {position}'}: {detail}")
-    return [*lines, summary(judged, answers), *not_tested(document, answers)]
-
-
 def summary(judged: list[Judged], answers: list[dict[str, Any]]) -> str:
     verdicts = [position.verdict for position in judged]
-    counts = {verdict: verdicts.count(verdict) for verdict in (EXACT, TIE, DRIFT, BUG)}
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "nothing judged"
-    open_ends = verdicts.count(INCONCLUSIVE)
-    return f"{len(answers)} answers: {words}" + f", {open_ends} not judged" * bool(open_ends)
+    counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in (EXACT, TIE, DRIFT, BUG) if verdict in verdicts]
+    counts += [f"{verdicts.count(INCONCLUSIVE)} not judged"] * (INCONCLUSIVE in verdicts)
+    return f"{len(answers)} answers: {', '.join(counts) or 'nothing judged'}"
 
 
 def not_tested(document: Mapping[str, Any], answers: list[dict[str, Any]]) -> list[str]:
@@ -184,46 +184,44 @@ def not_tested(document: Mapping[str, Any], answers: list[dict[str, Any]]) -> li
     return lines
 
 
+def report(document: Mapping[str, Any], judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
+    """A line for each position that is not exact, the sum, and what was not tested."""
+    lines = [f"{each.verdict:<12}  {each.where}: {each.detail}" for each in judged if each.verdict != EXACT]
+    return [*lines, summary(judged, answers), *not_tested(document, answers)]
+
+
 def read_document(path: str) -> dict[str, Any]:
     """vectors.json with a valid checksum; its form is checked when it is used."""
     document = parse(read_text(path), path)
     if not isinstance(document, dict) or document.get("format_version") != FORMAT_VERSION:
         raise PlainError(f"{path}: not a vector set of format_version {FORMAT_VERSION}")
-    others = {name: value for name, value in document.items() if name != "sha256"}
-    expected = hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    if (stated := document.get("sha256")) != expected:
-        raise PlainError(
-            f"{path}: sha256 {stated!r}, expected {expected} of its other fields: changed since it was written"
-        )
-    return others
+    stated = document.pop("sha256", None)
+    expected = hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    if stated != expected:
+        words = f"sha256 {repr(stated)[:66]}, expected {expected} of its other fields"
+        raise PlainError(f"{path}: {words}: changed since it was written")
+    return document
 
 
 def read_answers(path: str) -> list[dict[str, Any]]:
     """PlainError that names the line and the field."""
-    answers = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            answers.append(require_answer(parse(line, f"{path} line {number}"), f"{path} line {number}"))
-    return answers
+    lines = {f"{path} line {number}": line for number, line in enumerate(read_text(path).split("\n"), 1)}
+    return [require_answer(parse(line, where), where) for where, line in lines.items() if line.strip()]
 
 
 def require_answer(answer: Any, where: str) -> dict[str, Any]:
     if not isinstance(answer, dict) or not isinstance(answer.get("id"), str):
         raise PlainError(f"{where}: expected an object with a vector's id")
-    for name in answer:
+    for name, value in answer.items():
         if name not in FIELDS:
             raise PlainError(f"{where}: field {name!r}, expected one of {', '.join(FIELDS)}")
-    script, tokens, logprobs, error = (answer.get(name) for name in FIELDS[1:])
-    if tokens is not None and not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
-        raise PlainError(f"{where}: token_ids: expected a list of whole numbers")
-    if logprobs is not None:
-        if not (isinstance(logprobs, list) and all(type(logprob) in (int, float) for logprob in logprobs)):
-            raise PlainError(f"{where}: logprobs: expected a list of numbers")
-        if len(logprobs) != len(tokens or []):
-            raise PlainError(f"{where}: logprobs: {len(logprobs)} for {len(tokens or [])} token_ids, expected one each")
-    for name, value in (("error", error), ("script", script)):
-        if value is not None and not isinstance(value, str):
-            raise PlainError(f"{where}: {name}: expected text")
+        kinds, words = FIELDS[name]
+        is_right = isinstance(value, str if kinds is None else list)
+        if value is not None and not (is_right and (kinds is None or all(type(each) in kinds for each in value))):
+            raise PlainError(f"{where}: {name}: expected {words}")
+    tokens, logprobs = answer.get("token_ids") or [], answer.get("logprobs")
+    if logprobs is not None and len(logprobs) != len(tokens):
+        raise PlainError(f"{where}: logprobs: {len(logprobs)} for {len(tokens)} token_ids, expected one each")
     return answer
 
 
@@ -236,7 +234,7 @@ def read_text(path: str) -> str:
 
 
 def parse(text: str, where: str) -> Any:
-    """Strict JSON: no NaN, no infinity, no number that overflows."""
+    """Strict JSON: no NaN, no infinity, no number that overflows, no name twice."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"{name} is no JSON number")
@@ -244,8 +242,13 @@ def parse(text: str, where: str) -> Any:
     def finite(digits: str) -> float:
         return float(digits) if math.isfinite(float(digits)) else refuse(digits)
 
+    def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError(f"a name stands twice among {', '.join(name for name, _ in pairs)}")
+        return dict(pairs)
+
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=finite)
+        return json.loads(text, parse_constant=refuse, parse_float=finite, object_pairs_hook=fields)
     except (ValueError, RecursionError) as problem:
         raise PlainError(f"{where}: not JSON: {problem}") from None
 
@@ -256,8 +259,7 @@ def main(arguments: list[str]) -> int:
         print("usage: vectors_plain.py vectors.json answers.jsonl --format NAME", file=sys.stderr)
         return 3
     try:
-        answers = read_answers(arguments[1])
-        document = read_document(arguments[0])
+        answers, document = read_answers(arguments[1]), read_document(arguments[0])
         judged = judge(document, answers, arguments[3])
     except PlainError as problem:
         print(problem, file=sys.stderr)

@@ -52,8 +52,6 @@ def build_parser(named: str | None = None) -> argparse.ArgumentParser:
     for name in (named,) if named in COMMANDS else COMMANDS:
         add: Callable[[Commands], None] = getattr(importlib.import_module(COMMANDS[name]), f"add_{name}")
         add(commands)
-    if named in commands.choices:
-        parser.usage_exit_code = commands.choices[named].usage_exit_code  # an unknown option is this parser's error
     return parser
 
 

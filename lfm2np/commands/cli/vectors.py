@@ -9,26 +9,26 @@ from lfm2np.commands.cli.shared import work
 from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, require_folder
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
-from lfm2np.errors import RequestError, WorkerError
+from lfm2np.errors import RequestError
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.report.report import Report
 from lfm2np.oracle.vectors.golden import BOUNDED, make, verify
 from lfm2np.oracle.vectors.set_files import (
     DOCUMENT,
     PACKAGED,
-    VectorsError,
     packaged_set,
     read_set,
     require_replaceable,
+    sound,
     write_set,
 )
 from lfm2np.oracle.vectors.vectors_report import counted, report_of_answers, report_of_set, summary
 
 EXIT_CODES = """exit codes:
-  0    the set is written, or matches
-  1    verify: the set differs from the model, or an engine's responses are wrong
-  2    make: the arguments can't be met, or the folder can't be written; verify: responses are missing or not judged
-  3    verify: it could not run; model or vectors are missing or corrupt
+  0    the set is written, or matches, or the responses are right
+  1    verify: the set differs from the model, or a response is wrong
+  2    verify: responses are missing or not judged
+  3    it could not run: wrong arguments, model or vectors are missing or corrupt, or the folder can't be written
   130  interrupted"""
 EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M
   lfm2np vectors verify && lfm2np vectors verify lfm3
@@ -38,17 +38,14 @@ EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M
 
 def run(arguments: argparse.Namespace) -> None:
     """Prints what was made or found. ProofError (1) for a difference, InconclusiveError (2) for answers that don't
-    suffice; what keeps `verify` from running is a VectorsError (3)."""
+    suffice."""
     if arguments.what == "make":
         run_make(arguments)
         return
-    try:
-        require_folder(arguments, "html", "junit")
-        if arguments.answers is None and arguments.format is not None:
-            raise RequestError("--format: expected --answers with it")
-        show_report(arguments, report_on_set(arguments) if arguments.answers is None else report_on_answers(arguments))
-    except (RequestError, WorkerError) as error:
-        raise VectorsError(str(error)) from None
+    require_folder(arguments, "html", "junit")
+    if arguments.answers is None and arguments.format is not None:
+        raise RequestError("--format: expected --answers with it")
+    show_report(arguments, report_on_set(arguments) if arguments.answers is None else report_on_answers(arguments))
 
 
 def run_make(arguments: argparse.Namespace) -> None:
@@ -71,11 +68,9 @@ def report_on_set(arguments: argparse.Namespace) -> Report:
 def report_on_answers(arguments: argparse.Namespace) -> Report:
     """By vectors_plain.py alone."""
     document, format_name = read_set(folder_of(arguments)).document, arguments.format or "float32"
-    try:
+    with sound(arguments.answers):
         answers = vectors_plain.read_answers(arguments.answers)
         judged = vectors_plain.judge(document, answers, format_name)
-    except vectors_plain.PlainError as problem:
-        raise VectorsError(str(problem)) from None
     return report_of_answers(document, answers, judged, format_name)
 
 
@@ -92,13 +87,14 @@ def folder_of(arguments: argparse.Namespace) -> Path:
 
 def add_vectors(commands: Commands) -> None:
     text = "make golden vectors, or check the reference or an engine's responses against them"
-    parser = add_command(commands, "vectors", run, text, EXAMPLE, exit_codes=EXIT_CODES)
+    parser = add_command(commands, "vectors", run, text, EXAMPLE, exit_codes=EXIT_CODES, is_verdict=True)
     kinds = parser.add_subparsers(dest="what", required=True, metavar="make|verify")
     for name, text in (
         ("make", "compute a set of vectors in exact arithmetic"),
         ("verify", "compute a set again and compare bit for bit, or check an engine's recorded responses"),
     ):
         sub = kinds.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.usage_exit_code = parser.usage_exit_code
         add_model(sub, default=argparse.SUPPRESS)
         add(sub, "--tokenizer DIR", TOKENIZER_HELP)
         add(sub, "--json", "print one JSON object", default=argparse.SUPPRESS)

@@ -45,14 +45,12 @@ class Compared:
         return json_sha256(self.figures)
 
     @property
-    def sources(self) -> dict[str, dict[str, int]]:
-        """By what was scored: sequences, and compared positions."""
-        counts_by_source: dict[str, dict[str, int]] = {}
+    def sources(self) -> list[Figures]:
+        """What was scored, by where it came from: sequences, and compared positions."""
+        sizes: dict[str, list[int]] = {}
         for sequence in self.scored:
-            counts = counts_by_source.setdefault(sequence.source, {"sequences": 0, "positions": 0})
-            counts["sequences"] += 1
-            counts["positions"] += sequence.stop - sequence.start
-        return counts_by_source
+            sizes.setdefault(sequence.source, []).append(sequence.stop - sequence.start)
+        return [{"source": source, "sequences": len(each), "positions": sum(each)} for source, each in sizes.items()]
 
 
 def compare(
@@ -107,7 +105,7 @@ def figures_of(scored: Sequence[Scored], results: Sequence[Result], number: int)
             "mean": mean(kls) if kls else None,
             "median": ranked(kls, 50),
             "p99": ranked(kls, 99),
-            "largest": kls[-1] if kls else None,
+            "largest": ranked(kls, 100),
         },
         "mismatches": {
             "count": len(listed),
@@ -137,20 +135,21 @@ def mismatches(sequence: Scored, base: Result, other: Result) -> Iterator[Figure
 
 def perplexities(compared: Sequence[Kept]) -> list[Figures]:
     """By source; the ratio is the exponential of the mean loss of log-probability."""
-    entries = []
-    for source in dict.fromkeys(sequence.source for sequence, _, _ in compared):
-        pairs = [
-            pair
-            for sequence, base, other in compared
-            if sequence.source == source
-            for pair in zip(base["logprobs"].tolist(), other["logprobs"].tolist(), strict=True)
-        ]
-        if pairs:
-            means = [mean([-value for value in values]) for values in zip(*pairs, strict=True)]
-            loss = mean([base - other for base, other in pairs])
-            figures = {"base": exp(means[0]), "quantised": exp(means[1]), "ratio": exp(loss)}
-            entries.append({"source": source, "tokens": len(pairs), **figures})
-    return entries
+    logprobs: dict[str, tuple[list[float], list[float]]] = {}
+    for sequence, *sides in compared:
+        for values, side in zip(logprobs.setdefault(sequence.source, ([], [])), sides, strict=True):
+            values += side["logprobs"].tolist()
+    return [
+        {
+            "source": source,
+            "tokens": len(base),
+            "base": exp(-mean(base)),
+            "quantised": exp(-mean(other)),
+            "ratio": exp(mean([one - two for one, two in zip(base, other, strict=True)])),
+        }
+        for source, (base, other) in logprobs.items()
+        if base
+    ]
 
 
 def mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""A comparison as a report: a row a checkpoint, perplexities by source, token mismatches."""
+"""A comparison as a report: a row a checkpoint, perplexities by what was scored, token mismatches."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lfm2np.oracle.compare.compare import Compared, Figures
-from lfm2np.oracle.compare.sequences import TEXT
 from lfm2np.oracle.report.report import RIGHT, Report, Section, Table, number, plural
 
-HEADER = (
-    *("checkpoint", "bits", "KL mean", "median", "99 %", "largest", "same top-1", "mismatches", "clear"),
-    *("perplexity", "ratio"),
-)
+HEADER = ("checkpoint", "bits", "KL mean", "median", "99 %", "largest", "same top-1", "mismatches", "clear")
+MISMATCH = ("checkpoint", "sequence", "row", "base's token", "quantised", "margin, nats", "KL, nats", "near tie")
 NOTES = (
     "KL: from the base's distribution over the whole vocabulary to the quantised, nats. Bits: stored, a weight.",
     "Mismatches: other greedy tokens; clear: the base's margin is more than a step of bfloat16 of its logits.",
-    "Perplexity: of the text if there is one, else of the requests' completions.",
 )
 
 
 def report_of(compared: Compared) -> Report:
     """`figures` are described by schemas/compare.schema.json: what there is no data for is null or empty."""
-    failed = {f"not computed {index}": failure for index, failure in enumerate(compared.failed, 1)}
-    names = names_of(compared)
-    mismatches = mismatch_table(compared.figures, names)
-    rows = [[name, *main_cells(figures)] for name, figures in zip(names, compared.figures, strict=True)]
+    named = list(zip(names_of(compared), compared.figures, strict=True))
+    perplexities = [
+        [name, each["source"], *(digits(each[side]) for side in ("base", "quantised", "ratio"))]
+        for name, figures in named
+        for each in figures["perplexities"]
+    ]
+    mismatches = [mismatch_row(name, each) for name, figures in named for each in figures["listed_mismatches"]]
     return Report(
         command="compare",
         verdict="compared",
@@ -34,19 +33,20 @@ def report_of(compared: Compared) -> Report:
         facts={
             "base": str(compared.base.path),
             "scored": ", ".join(
-                f"{counts['sequences']} {source} ({plural(counts['positions'], 'position')})"
-                for source, counts in compared.sources.items()
+                f"{each['sequences']} {each['source']} ({plural(each['positions'], 'position')})"
+                for each in compared.sources
             ),
             "digest": compared.digest,
-            **failed,
+            **{f"not computed {index}": failure for index, failure in enumerate(compared.failed, 1)},
         },
         sections=[
-            Section("Figures", [Table("", HEADER, rows), *NOTES, *perplexity_tables(compared.figures, names)]),
-            Section("Token mismatches", [mismatches] if mismatches.rows else [], is_long=True),
+            Section("Figures", [Table("", HEADER, [main_row(*each) for each in named]), *NOTES]),
+            Section("Perplexity", tables("", ("checkpoint", "of", "base", "quantised", "ratio"), perplexities)),
+            Section("Token mismatches", tables("The widest margins first", MISMATCH, mismatches), is_long=True),
         ],
         figures={
             "base": {"path": str(compared.base.path), "sha256": compared.base.sha256},
-            "scored": [{"source": source, **counts} for source, counts in compared.sources.items()],
+            "scored": compared.sources,
             "quantised": [
                 {"path": str(checkpoint.path), "sha256": checkpoint.sha256, **figures}
                 for checkpoint, figures in zip(compared.quantised, compared.figures, strict=True)
@@ -64,45 +64,29 @@ def names_of(compared: Compared) -> list[str]:
     return [path.name if count[path.name] == 1 else str(path) for path in paths]
 
 
-def main_cells(figures: Figures) -> list[str]:
-    kl, mismatches, perplexities = figures["kl"], figures["mismatches"], figures["perplexities"]
-    of_text = [perplexity for perplexity in perplexities if perplexity["source"] == TEXT]
-    perplexity = next(iter(of_text or perplexities), {"quantised": None, "ratio": None})
+def main_row(name: str, figures: Figures) -> list[str]:
+    kl, mismatches = figures["kl"], figures["mismatches"]
     agreement = mismatches["agreement"]
     return [
-        f"{figures['bits_a_weight']:.2f}",
-        *(number(kl[name]) for name in ("mean", "median", "p99", "largest")),
+        *(name, f"{figures['bits_a_weight']:.2f}"),
+        *(number(kl[which]) for which in ("mean", "median", "p99", "largest")),
         "-" if agreement is None else f"{100 * agreement:.2f} %",
-        *(str(mismatches[name]) for name in ("count", "clear")),
-        digits(perplexity["quantised"], 5),
-        digits(perplexity["ratio"], 6),
+        *(str(mismatches[which]) for which in ("count", "clear")),
     ]
 
 
-def digits(value: float | None, count: int) -> str:
-    return "-" if value is None else f"{value:#.{count}g}"
-
-
-def perplexity_tables(figures: Sequence[Figures], names: Sequence[str]) -> list[Table]:
-    """A row a source, a column a checkpoint."""
-    rows: dict[str, list[str]] = {}
-    for column, entry in enumerate(figures):
-        for perplexity in entry["perplexities"]:
-            start = [perplexity["source"], digits(perplexity["base"], 6), *["-"] * len(names)]
-            row = rows.setdefault(perplexity["source"], start)
-            row[2 + column] = digits(perplexity["quantised"], 6)
-    return [Table("Perplexity", ("of", "base", *names), list(rows.values()))] if rows else []
-
-
-def mismatch_table(figures: Sequence[Figures], names: Sequence[str]) -> Table:
-    header = ("checkpoint", "sequence", "row", "base's token", "quantised", "margin, nats", "KL, nats", "near tie")
-    rows = [
-        [
-            *(name, f"{mismatch['source']} {mismatch['name']}"),
-            *(mismatch["row"], mismatch["base_token_id"], mismatch["token_id"]),
-            *(number(mismatch["margin"]), number(mismatch["kl"]), "yes" if mismatch["near_tie"] else "no"),
-        ]
-        for name, entry in zip(names, figures, strict=True)
-        for mismatch in entry["listed_mismatches"]
+def mismatch_row(name: str, mismatch: Figures) -> list[object]:
+    return [
+        *(name, f"{mismatch['source']} {mismatch['name']}"),
+        *(mismatch["row"], mismatch["base_token_id"], mismatch["token_id"]),
+        *(number(mismatch["margin"]), number(mismatch["kl"]), "yes" if mismatch["near_tie"] else "no"),
     ]
-    return Table("The widest margins first", header, rows, (0, 1))
+
+
+def tables(title: str, header: Sequence[str], rows: list[list[object]]) -> list[Table]:
+    """One, or none without rows; the first two columns are words."""
+    return [Table(title, header, rows, (0, 1))] if rows else []
+
+
+def digits(value: float | None) -> str:
+    return "-" if value is None else f"{value:#.6g}"

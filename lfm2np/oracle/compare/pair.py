@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lfm2np.checkpoint.files import checkpoint_sha256, has_tokenizer, read_config, read_tensors, read_tokenizer
 from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
 from lfm2np.errors import RequestError
-from lfm2np.truth.config import MixtureConfig, ModelConfig
+from lfm2np.truth.config import ModelConfig
 from lfm2np.values import show
 
-REALS = (
-    *("norm_eps", "rope_theta", "partial_rotary_factor"),
-    *("sliding_rope_theta", "sliding_partial_rotary_factor"),
-)  # a GGUF keeps them as float32
-APART = ("layer_types", "mixture", *REALS)  # compared by themselves
-FREE = (
+FREE = {  # may differ; a GGUF's experts have their scale in their weights
     *("max_position_embeddings", "tie_word_embeddings", "bos_token_id", "eos_token_ids", "pad_token_id"),
     *("model_type", "is_rope_relabelled", "is_sliding_factor_ignored", "routed_scaling_factor"),
-)  # may differ; a GGUF's experts have their scale in their weights
-SIZES, MIXTURE = (
-    [field.name for field in fields(kind) if field.name not in (*APART, *FREE)] for kind in (ModelConfig, MixtureConfig)
-)
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,23 +51,19 @@ def require_same_network(base: Files, other: Files) -> None:
 
     The scale of the experts' outputs may be part of their weights; contexts and special tokens may differ, too.
     """
-    ours, theirs = base.config, other.config
-    for name in SIZES:
-        require(name, getattr(ours, name), getattr(theirs, name), base, other)
-    for index, (kind, other_kind) in enumerate(zip(ours.layer_types, theirs.layer_types, strict=True)):
-        require(f"layer_types[{index}]", kind, other_kind, base, other)
-    for name in REALS:
-        if np.float32(getattr(ours, name)) != np.float32(getattr(theirs, name)):
-            require(name, getattr(ours, name), getattr(theirs, name), base, other)
-    kind, other_kind = ("dense" if config.mixture is None else "mixture of experts" for config in (ours, theirs))
-    require("feed-forward", kind, other_kind, base, other)
-    for name in MIXTURE if ours.mixture and theirs.mixture else ():
-        require(name, getattr(ours.mixture, name), getattr(theirs.mixture, name), base, other)
+    for (name, expected), (_, actual) in zip_longest(network(base.config), network(other.config), fillvalue=("", "")):
+        if actual != expected:
+            raise RequestError(f"{other.path}: {name}: {actual!s}, expected {expected!s}, as {base.path} has it")
 
 
-def require(name: str, expected: object, actual: object, base: Files, other: Files) -> None:
-    if actual != expected:
-        raise RequestError(f"{other.path}: {name}: {actual}, expected {expected}, as {base.path} has it")
+def network(config: ModelConfig) -> list[tuple[str, Any]]:
+    """What makes it this network, in the same order for all; real numbers as a GGUF keeps them, in float32."""
+    fields = {name: value for name, value in asdict(config).items() if name not in FREE}
+    layers, mixture = fields.pop("layer_types"), fields.pop("mixture")
+    fields = {name: np.float32(value) if isinstance(value, float) else value for name, value in fields.items()}
+    kinds = {f"layer_types[{index}]": kind for index, kind in enumerate(layers)}
+    feed_forward = {"feed-forward": "mixture of experts" if mixture else "dense", **(mixture or {})}
+    return [item for item in (fields | kinds | feed_forward).items() if item[0] not in FREE]
 
 
 def require_same_tokens(base: LoadedModel, other: Files) -> None:

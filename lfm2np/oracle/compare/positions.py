@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,53 +48,48 @@ def compare_items(others: Others, model: LoadedModel, items: Sequence[Mapping[st
     sides = [model, *(loaded(other) if isinstance(other, Source) else other for other in found)]
     fed = [item["token_ids"][: item["stop"]] for item in items]
     passes = [ragged.hidden_states(side.weights, side.config, model.numerics, fed) for side in sides]
-    starts = [run.rows.start + item["start"] for run, item in zip(passes[0][1], items, strict=True)]
-    rows = [np.arange(start, run.rows.stop) for start, run in zip(starts, passes[0][1], strict=True)]
-    index, following = np.concatenate(rows), np.concatenate([followers(item) for item in items])
-    heads = [(states[index], side.weights.head) for side, (states, _) in zip(sides, passes, strict=True)]
-    columns = predictions(model.numerics, heads, following)
-    results, stop = [], 0
-    for number in range(len(items)):
-        span = slice(stop, stop := stop + len(rows[number]))
-        base, *quantised = (
-            cut(side.path, named, span, following, runs[number])
-            for side, named, (_, runs) in zip(sides, columns, passes, strict=True)
-        )
+    results = []
+    for number, item in enumerate(items):
+        rows = passes[0][1][number].rows
+        rows = slice(rows.start + item["start"], rows.stop)
+        following = np.array(item["token_ids"][item["start"] + 1 : item["stop"] + 1], np.int64)  # [M]
+        heads = [(states[rows], side.weights.head) for side, (states, _) in zip(sides, passes, strict=True)]
+        columns = predictions(model.numerics, heads, following)
+        for side, named, (_, runs) in zip(sides, columns, passes, strict=True):
+            wrong = np.flatnonzero(named.pop("wrong"))
+            if runs[number].error or len(wrong):
+                overflow = f"a logit in compared row {next(iter(wrong), 0)} is not finite: these weights overflow exact"
+                named["error"] = f"{side.path}: {runs[number].error or overflow}"
+        base, *quantised = ({"error": side["error"]} if "error" in side else side for side in columns)
         results.append({"base": base, "quantised": [base if "error" in base else other for other in quantised]})
     return results
 
 
-def followers(item: Mapping[str, Any]) -> NDArray[np.int64]:
-    """[R] the token after each row, -1 if there is none."""
-    ids = item["token_ids"][item["start"] + 1 : item["stop"] + 1]
-    return np.array([*ids, *[-1] * (item["stop"] - item["start"] - len(ids))], np.int64)
-
-
 def predictions(
     numerics: Numerics, sides: Sequence[tuple[Array, Matrix]], following: NDArray[np.int64]
-) -> list[Columns]:
+) -> list[dict[str, Any]]:
     """Of each side, from its states [R, D] and its head, the base first, by name:
 
     best      [R]  the greedy token
-    logprobs  [R]  of the token that follows
+    logprobs  [M]  of the token that follows
     wrong     [R]  where a logit is not finite
     margins   [R]  the base's: by how much the greedy token's logit is ahead of the next; 0 in a vocabulary of one
     steps     [R]  the base's: between neighbours in bfloat16, of the logit that is largest in absolute value
     kl        [R]  the others': divergence from the base's distribution, over the whole vocabulary, nats
     """
     parts: list[list[Columns]] = [[] for _ in sides]
-    for rows in pieces(len(following), sides[0][1].outputs, LOGITS_AT_ONCE):
+    for rows in pieces(len(sides[0][0]), sides[0][1].outputs, LOGITS_AT_ONCE):
         base: tuple[Array, Array] | None = None
         for part, (states, head) in zip(parts, sides, strict=True):
             with np.errstate(all="ignore"):
                 logits = numerics.linear(states[rows], head)  # [r, V]
             wrong = np.asarray(~np.isfinite(logits).all(axis=1))
             logits[wrong] = 0.0
-            logprobs = numerics.log_softmax(logits)
+            logprobs, given = numerics.log_softmax(logits), following[rows]
             own = {"kl": divergence(*base, logits)} if base else margins_and_steps(logits)
             base = base or (logits, logprobs)
-            given = np.take_along_axis(logprobs, np.maximum(following[rows], 0)[:, None], axis=1)[:, 0]
-            part.append({"best": np.argmax(logits, axis=1).astype(np.int64), "logprobs": given, "wrong": wrong, **own})
+            columns = {"best": np.argmax(logits, axis=1).astype(np.int64), "wrong": wrong, **own}
+            part.append({**columns, "logprobs": logprobs[np.arange(len(given)), given]})
     return [{name: np.concatenate([part[name] for part in side]) for name in side[0]} for side in parts]
 
 
@@ -107,13 +101,3 @@ def margins_and_steps(logits: Array) -> Columns:
         margins = first - second
     largest = np.abs(logits).max(axis=1).astype(np.float64)
     return {"margins": margins, "steps": np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS)}
-
-
-def cut(path: Path, columns: Columns, span: slice, following: NDArray[np.int64], run: ragged.Run) -> dict[str, Any]:
-    """One item's rows, of `logprobs` [M] those with a next token; or its error, which names the checkpoint."""
-    wrong = np.flatnonzero(columns["wrong"][span])
-    if run.error or len(wrong):
-        overflow = f"a logit in compared row {next(iter(wrong), 0)} is not finite: these weights overflow exact"
-        return {"error": f"{path}: {run.error or overflow}"}
-    kept = {name: np.ascontiguousarray(values[span]) for name, values in columns.items() if name != "wrong"}
-    return {**kept, "logprobs": kept["logprobs"][following[span] >= 0]}

@@ -1,4 +1,4 @@
-"""Which prompts are golden vectors, and why each of them is; notes.py has the classes of bug that their flags name.
+"""Which prompts are golden vectors, and why each of them is; notes.json has the classes of bug that their flags name.
 
 Everything is derived by SHA-256 from one seed, so the same model and seed give the same prompts on every machine.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import chain, cycle, product
 from typing import Any
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, exact_text
@@ -18,6 +18,7 @@ from lfm2np.truth.config import SLIDING, ModelConfig
 NEW = 8  # new tokens of a vector, unless it says otherwise
 BLOCK = 16  # tokens of a block in most engines
 LOGITS = "logits"
+Hint = dict[str, Any]  # one thing to arrange in the engine: see schemas/vectors.schema.json
 SMALL = (  # the vectors of a small set, beside those that they name and those of windows
     *("short-1-ids", "short-2-text", "border-16", "decode-32", "chunks-none", "chunks-of-2"),
     *("prefix-branch", "slot-again", "beside-3"),
@@ -32,22 +33,27 @@ TEXTS = (
 )
 TASKS = {  # as fixtures/corpus.py asks them: id, flag, question, new tokens, comment
     "task-recall": (
-        *("attention-distance", "recall: b = 3, k = 7, m = 1, t = 9, z = 4, d = 0, g = 8; b", 2),
+        "attention-distance",
+        "recall: b = 3, k = 7, m = 1, t = 9, z = 4, d = 0, g = 8; b",
+        2,
         "One value is to be found far back by its letter: without attention over that distance the digit is another.",
     ),
     "task-story": (
-        *(
-            "attention-distance",
-            "story: They meet at the park. Mia has a red kite. Tom has a blue drum. Who has the drum?",
-        ),
-        *(7, "A question about one sentence of several: attention binds the thing to its owner."),
+        "attention-distance",
+        "story: They meet at the park. Mia has a red kite. Tom has a blue drum. Who has the drum?",
+        7,
+        "A question about one sentence of several: attention binds the thing to its owner.",
     ),
     "task-copy": (
-        *("convolution-order", "copy: kiba mozu tedo gipa", 13),
+        "convolution-order",
+        "copy: kiba mozu tedo gipa",
+        13,
         "Which token comes after which is all that counts: the convolution binds each to the one before it.",
     ),
     "task-sort": (
-        *("convolution-order", "sort: 7 2 9 4 1 8", 7),
+        "convolution-order",
+        "sort: 7 2 9 4 1 8",
+        7,
         "Counting on from the digit before: the state has to advance with each new token.",
     ),
     "task-count": (
@@ -115,17 +121,15 @@ def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0, is_s
     is_small  those of SMALL and what they name, without logits, from which all scripts can still be made
     """
     prompts = Prompts(config, tokenizer, seed)
-    makers = (short, borders, windows, decoding, chunks, prefixes, branches, slots)
-    more = (neighbours, repeated, tasks, long_ones)
-    vectors = [vector for maker in (*makers, *more) for vector in maker(prompts)]
     room = config.max_position_embeddings
-    kept = {vector.id: vector for vector in vectors if len(vector.prompt_token_ids) + vector.new <= room}
+    every = chain(of_lengths(prompts), of_schedules(prompts), of_contents(prompts))
+    kept = {vector.id: vector for vector in every if len(vector.prompt_token_ids) + vector.new <= room}
     while lost := [name for name, vector in kept.items() if not mentioned(vector) <= kept.keys()]:
         kept = {name: vector for name, vector in kept.items() if name not in lost}
-    for name, vector in kept.items():
-        if tokenizer is not None and vector.prompt_text is None:
-            kept[name] = replace(vector, prompt_text=exact_text(tokenizer, vector.prompt_token_ids))
     chosen = list(kept.values())
+    if tokenizer is not None:
+        texts = [vector.prompt_text or exact_text(tokenizer, vector.prompt_token_ids) for vector in chosen]
+        chosen = [replace(vector, prompt_text=text) for vector, text in zip(chosen, texts, strict=True)]
     if is_small:
         wanted = [vector.id for vector in chosen if vector.id in SMALL or "sliding-window" in vector.flags]
         return [replace(vector, keep=vector.keep.replace(LOGITS, "")) for vector in picked(chosen, wanted)]
@@ -148,156 +152,122 @@ def mentioned(vector: Chosen) -> set[str]:
     return {name for hint in vector.schedule for name in (hint.get("id"), *hint.get("with", ())) if name is not None}
 
 
-def alone() -> dict[str, Any]:
-    return {"kind": "alone"}
+def vector(name: str, flags: str, ids: Sequence[int], comment: str, hint: Hint | None = None, **fields: Any) -> Chosen:
+    """With its flags as words and at most one hint of a schedule."""
+    schedule = () if hint is None else (hint,)
+    return Chosen(name, tuple(flags.split()), comment, tuple(ids), schedule=schedule, **fields)
 
 
-def after(name: str) -> dict[str, Any]:
+def after(name: str) -> Hint:
     return {"kind": "after", "id": name}
 
 
-def short(prompts: Prompts) -> Iterator[Chosen]:
-    """1 to L+1 tokens, of a text and at random."""
-    taps = prompts.config.conv_L_cache
-    lengths = sorted({1, 2, 3, max(1, taps - 1), taps, taps + 1})
-    for length in lengths:
+def together(name: str, names: Sequence[str]) -> Hint:
+    return {"kind": "together", "with": [other for other in names if other != name]}
+
+
+ALONE: Hint = {"kind": "alone"}
+
+
+def of_lengths(prompts: Prompts) -> Iterator[Chosen]:
+    """1 to L+1 tokens, of a text and at random; around one, two and four blocks; around the window of an LFM3's layers
+    of sliding attention, and far behind it."""
+    config, taps, window = prompts.config, prompts.config.conv_L_cache, prompts.config.sliding_window
+    for length in sorted({1, 2, 3, max(1, taps - 1), taps, taps + 1}):
         where = f"{length} of the {taps} tokens that the convolution sees" if length < taps else f"{length} tokens"
-        for kind in ("text", "ids"):
-            ids = (prompts.text if kind == "text" else prompts.random)(length, f"short-{length}")
-            flags = ["start-of-sequence"] if length <= taps else ["wrong-row", "start-of-sequence"]
-            flags += ["one-token"] if length == 1 else []
-            flags += ["beginning-token"] if ids[0] == prompts.config.bos_token_id else []
-            comment = (
-                f"{where}, {'as a text begins' if kind == 'text' else 'drawn at random'}: what is before them is 0."
-            )
-            keep = "all" if kind == "text" and length in (2, taps + 1) else "logits"
-            yield Chosen(f"short-{length}-{kind}", tuple(flags), comment, ids, schedule=(alone(),), keep=keep)
+        for kind, draw, how in (("text", prompts.text, "as a text begins"), ("ids", prompts.random, "drawn at random")):
+            ids = draw(length, f"short-{length}")
+            flags = "start-of-sequence" if length <= taps else "wrong-row start-of-sequence"
+            flags += " one-token" * (length == 1) + " beginning-token" * (ids[0] == config.bos_token_id)
+            keep = "all" if kind == "text" and length in (2, taps + 1) else LOGITS
+            comment = f"{where}, {how}: what is before them is 0."
+            yield vector(f"short-{length}-{kind}", flags, ids, comment, ALONE, keep=keep)
+    for blocks, (off, where) in product((1, 2, 4), ((-1, "one less than"), (0, "exactly"), (1, "one more than"))):
+        length, draw = blocks * BLOCK + off, prompts.text if off else prompts.random
+        name, keep = f"border-{length}", LOGITS if blocks == 1 else ""
+        comment = f"{length} tokens, {where} {blocks * BLOCK}: a border of blocks of {BLOCK}, and the new ones go on."
+        yield vector(name, "block-border", draw(length, name), comment, keep=keep)
+    if window is not None and config.layers_of(SLIDING):
+        for length in sorted({max(window - 1, 1), window, window + 1, 3 * window}):
+            ids = prompts.random(length, f"window-{length}")
+            comment = f"{length} tokens, where some layers see the last {window} only, a token's own included."
+            yield vector(f"window-{length}", "sliding-window", ids, comment, keep=LOGITS)
 
 
-def borders(prompts: Prompts) -> Iterator[Chosen]:
-    """Around one, two and four blocks."""
-    for blocks in (1, 2, 4):
-        for off, where in ((-1, "one less than"), (0, "exactly"), (1, "one more than")):
-            length = blocks * BLOCK + off
-            comment = (
-                f"{length} tokens, {where} {blocks * BLOCK}: a border of blocks of {BLOCK}, and the new ones go on."
-            )
-            draw = prompts.text if off else prompts.random
-            flags = ("block-border",)
-            keep = "logits" if blocks == 1 else ""
-            yield Chosen(f"border-{length}", flags, comment, draw(length, f"border-{length}"), keep=keep)
-
-
-def windows(prompts: Prompts) -> Iterator[Chosen]:
-    """Around the window of an LFM3's layers of sliding attention, and far behind it."""
-    window = prompts.config.sliding_window
-    if window is None or not prompts.config.layers_of(SLIDING):
-        return
-    for length in sorted({max(window - 1, 1), window, window + 1, 3 * window}):
-        comment = f"{length} tokens, where some layers see the last {window} only, a token's own included."
-        ids = prompts.random(length, f"window-{length}")
-        yield Chosen(f"window-{length}", ("sliding-window",), comment, ids, keep="logits")
-
-
-def decoding(prompts: Prompts) -> Iterator[Chosen]:
+def of_schedules(prompts: Prompts) -> Iterator[Chosen]:
+    """Prompts whose state goes on from step to step, from the cache, beside others and behind others."""
+    text, random = prompts.text, prompts.random
     comment = "Many new tokens after few: an error of the state that each step leaves adds up."
-    ids = prompts.text(6, "decoding")
-    yield Chosen("decode-32", ("decode-state", "block-border"), comment, ids, new=32, schedule=(alone(),))
+    yield vector("decode-32", "decode-state block-border", text(6, "decoding"), comment, ALONE, new=32)
 
-
-def chunks(prompts: Prompts) -> Iterator[Chosen]:
-    """One prompt with several chunk sizes: the answers have to be the same."""
-    ids = prompts.text(23, "chunks")
-    whole = "The prompt in one step: what the same prompt in chunks has to equal."
-    yield Chosen("chunks-none", ("chunk-state",), whole, ids, schedule=(alone(),), keep="blocks")
+    # One prompt with several chunk sizes: the answers have to be the same.
+    ids = text(23, "chunks")
+    comment = "The prompt in one step: what the same prompt in chunks has to equal."
+    yield vector("chunks-none", "chunk-state", ids, comment, ALONE, keep="blocks")
     for size, why in (
         (1, "no chunk fills the convolution's window, so each keeps a part of the older state"),
         (2, "chunks as short as a window of 3 is deep"),
         (5, "odd places, none of them at a block's border"),
     ):
         hint = {"kind": "chunks", "size": size}
-        yield Chosen(f"chunks-of-{size}", ("chunk-state",), f"Chunks of {size}: {why}.", ids, schedule=(hint,))
+        yield vector(f"chunks-of-{size}", "chunk-state", ids, f"Chunks of {size}: {why}.", hint)
 
-
-def prefixes(prompts: Prompts) -> Iterator[Chosen]:
-    """Cold, then warm: the same blocks, from the cache."""
-    ids = prompts.text(3 * BLOCK, "prefix")
+    # Cold, then warm: the same blocks, from the cache.
+    ids, warm = text(3 * BLOCK, "prefix"), after("prefix-cold")
     comment = "Three whole blocks, computed with nothing in the cache."
-    yield Chosen("prefix-cold", ("prefix-state",), comment, ids, schedule=({"kind": "cold"},), keep="logits")
+    yield vector("prefix-cold", "prefix-state", ids, comment, {"kind": "cold"}, keep=LOGITS)
     comment = "The same prompt again: all of its blocks are cached, and the last token is still to be computed."
-    flags = ("whole-prompt-cached", "prefix-state")
-    yield Chosen("prefix-same", flags, comment, ids, schedule=(after("prefix-cold"),), keep="logits")
-    longer = (*ids, *prompts.random(9, "prefix-longer"))
+    yield vector("prefix-same", "whole-prompt-cached prefix-state", ids, comment, warm, keep=LOGITS)
     comment = "It goes on from the cached prompt: keys and values are there, and the state at that place has to be too."
-    yield Chosen("prefix-longer", ("prefix-state",), comment, longer, schedule=(after("prefix-cold"),))
-    branch = (*ids[:25], *prompts.random(14, "prefix-branch"))
+    yield vector("prefix-longer", "prefix-state", (*ids, *random(9, "prefix-longer")), comment, warm)
+    branch = (*ids[:25], *random(14, "prefix-branch"))
     comment = "It leaves the cached prompt at token 25, within a block: only the first block may be taken over."
-    yield Chosen("prefix-branch", ("prefix-branch", "prefix-state"), comment, branch, schedule=(after("prefix-cold"),))
-    inner = (*ids[BLOCK:], *ids[:3])
+    yield vector("prefix-branch", "prefix-branch prefix-state", branch, comment, warm)
     comment = "It begins with the cached second and third block: the same tokens, but nothing is before them here."
-    yield Chosen("prefix-inner", ("prefix-branch",), comment, inner, schedule=(after("prefix-cold"),))
+    yield vector("prefix-inner", "prefix-branch", (*ids[BLOCK:], *ids[:3]), comment, warm)
 
+    # One beginning with several ends, at the same time.
+    start, names = text(2 * BLOCK + 1, "branches"), [f"branch-{index}" for index in range(3)]
+    for own, name in zip((1, 3, 5), names, strict=True):
+        comment = f"{own} own tokens behind 33 common ones, all three in flight: what one writes is its own."
+        ids = (*start, *random(own, name))
+        yield vector(name, "shared-block prefix-branch", ids, comment, together(name, names))
 
-def branches(prompts: Prompts) -> Iterator[Chosen]:
-    """One beginning with several ends, at the same time."""
-    start = prompts.text(2 * BLOCK + 1, "branches")
-    names = [f"branch-{index}" for index in range(3)]
-    for index, name in enumerate(names):
-        together = {"kind": "together", "with": [other for other in names if other != name]}
-        comment = f"{1 + 2 * index} own tokens behind 33 common ones, all three in flight: what one writes is its own."
-        ids = (*start, *prompts.random(1 + 2 * index, name))
-        yield Chosen(name, ("shared-block", "prefix-branch"), comment, ids, schedule=(together,))
-
-
-def slots(prompts: Prompts) -> Iterator[Chosen]:
-    """Long, short, long, one at a time, so that they follow each other in one slot."""
+    # Long, short, long, one at a time, so that they follow each other in one slot.
     comment = "It leaves a full state behind for the next one in its slot."
-    yield Chosen("slot-long", ("stale-slot",), comment, prompts.text(90, "slot-long"), schedule=(alone(),))
+    yield vector("slot-long", "stale-slot", text(90, "slot-long"), comment, ALONE)
     comment = "One token where ninety were: all but it of the convolution's window would be the old tenant's."
-    ids = prompts.random(1, "slot-short")
-    yield Chosen("slot-short", ("stale-slot",), comment, ids, schedule=(after("slot-long"),), keep="logits")
+    yield vector("slot-short", "stale-slot", random(1, "slot-short"), comment, after("slot-long"), keep=LOGITS)
     comment = "Longer again, in the slot that the short one has left: its pages hold less than is read now."
-    ids = prompts.random(40, "slot-again")
-    yield Chosen("slot-again", ("stale-slot",), comment, ids, schedule=(after("slot-short"),))
+    yield vector("slot-again", "stale-slot", random(40, "slot-again"), comment, after("slot-short"))
 
-
-def neighbours(prompts: Prompts) -> Iterator[Chosen]:
-    """Five prompts of different lengths in one batch, which they leave at different times."""
+    # Five prompts of different lengths in one batch, which they leave at different times.
     lengths = (17, 1, 40, 3, 2)
     names = [f"beside-{length}" for length in lengths]
     for length, name in zip(lengths, names, strict=True):
-        together = {"kind": "together", "with": [other for other in names if other != name]}
-        flags = ("ragged-batch", "padding", "slot-index")
         others = ", ".join(str(other) for other in lengths if other != length)
         comment = f"{length} tokens beside {others}, which end earlier or later: alone it is the same."
-        draw = prompts.text if length > 3 else prompts.random
-        new, keep = NEW - 3 * (length % 3), "logits" if length < 4 else ""
-        yield Chosen(name, flags, comment, draw(length, name), new=new, schedule=(together,), keep=keep)
+        ids = (text if length > 3 else random)(length, name)
+        fields = {"new": NEW - 3 * (length % 3), "keep": LOGITS if length < 4 else ""}
+        yield vector(name, "ragged-batch padding slot-index", ids, comment, together(name, names), **fields)
 
 
-def repeated(prompts: Prompts) -> Iterator[Chosen]:
-    first_token, other = prompts.random(2, "repeated")
+def of_contents(prompts: Prompts) -> Iterator[Chosen]:
+    """Tokens that repeat; questions of the trained fixture's corpus in the chat layout, which any model can take as
+    text; long prompts."""
+    first, second = prompts.random(2, "repeated")
     comment = "One token forty times: every block has the same tokens, and every row but the first the same window."
-    yield Chosen("repeat-one", ("repeated-token", "prefix-branch"), comment, (first_token,) * 40)
+    yield vector("repeat-one", "repeated-token prefix-branch", (first,) * 40, comment)
     comment = "Two tokens in turn: exchanged taps, and windows that are one off, see the other token."
-    yield Chosen("repeat-two", ("repeated-token", "convolution-order"), comment, (first_token, other) * 20)
-
-
-def tasks(prompts: Prompts) -> Iterator[Chosen]:
-    """Questions of the trained fixture's corpus in the chat layout; any model can take them as text."""
-    if prompts.tokenizer is None:
-        return
-    for name, (flag, question, new, comment) in TASKS.items():
-        messages = [{"role": "user", "content": question}]
-        ids, text = prompts.tokenizer.encode_chat(messages), prompts.tokenizer.render_chat(messages)
-        shown = text if prompts.tokenizer.encode(text) == ids else None
-        yield Chosen(name, (flag, "beginning-token"), comment, tuple(ids), shown, new)
-
-
-def long_ones(prompts: Prompts) -> Iterator[Chosen]:
+    yield vector("repeat-two", "repeated-token convolution-order", (first, second) * 20, comment)
+    if tokenizer := prompts.tokenizer:
+        for name, (flag, question, new, comment) in TASKS.items():
+            messages = [{"role": "user", "content": question}]
+            ids, text = tokenizer.encode_chat(messages), tokenizer.render_chat(messages)
+            shown = text if tokenizer.encode(text) == ids else None
+            yield vector(name, f"{flag} beginning-token", ids, comment, prompt_text=shown, new=new)
+    long = prompts.text(300, "long")
     comment = "Three hundred tokens: several steps of a small budget, many blocks, positions far from the first."
-    ids = prompts.text(300, "long")
-    yield Chosen("long-300", ("long-prompt", "attention-distance"), comment, ids, schedule=(alone(),))
+    yield vector("long-300", "long-prompt attention-distance", long, comment, ALONE)
     comment = "The same in chunks of 64, beside which the state is carried four times."
-    hint = {"kind": "chunks", "size": 64}
-    yield Chosen("long-300-chunks", ("long-prompt", "chunk-state"), comment, ids, schedule=(hint,))
+    yield vector("long-300-chunks", "long-prompt chunk-state", long, comment, {"kind": "chunks", "size": 64})

@@ -8,12 +8,14 @@ noise are not, as emulated engines use the machine's float32 products: they are 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,38 +37,20 @@ from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.oracle.sending import silent
 from lfm2np.oracle.vectors.chosen import LOGITS, Chosen, choose, picked
-from lfm2np.oracle.vectors.notes import NOTES
 from lfm2np.oracle.vectors.scripts import scripts_of
 from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, sound, tensors_bytes
 from lfm2np.oracle.vectors_plain import FORMAT_VERSION, allowances
 from lfm2np.truth import reference
-from lfm2np.values import Progress, ProgressOf
+from lfm2np.values import ProgressOf
 
 Array = NDArray[Any]
+Json = dict[str, Any]
 Ids = tuple[int, ...]
 Key = tuple[Ids, Ids]  # prompt, new tokens
 BOUNDED = ("float32", "bfloat16", "float16")  # formats that bounds are made for
 TOP = 8  # likeliest tokens kept of each position
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One disagreement between a set and the model."""
-
-    vector: str | None  # None: of the set as a whole
-    position: int | None
-    what: str
-    found: str  # in the set
-    expected: str  # computed
-
-    @property
-    def where(self) -> str:
-        place = [] if self.vector is None else [self.vector]
-        place += [] if self.position is None else [f"position {self.position}"]
-        return " ".join(place) or "set"
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}: {self.found}, expected {self.expected}"
+# By flag: the class of bug that vectors with it are there for.
+NOTES: Json = json.loads(Path(__file__).with_name("notes.json").read_text(encoding="utf-8"))
 
 
 # --- make
@@ -90,21 +74,22 @@ def make(
     require_exact(model)
     if seed < 0:
         raise RequestError(f"seed {seed}: expected at least 0")
-    chosen = picked(choose(model.config, model.tokenizer_or_none, seed, is_small), only)
-    keys = [
-        (vector.prompt_token_ids, tokens)
-        for vector, tokens in zip(chosen, greedy(model, chosen, progress), strict=True)
-    ]
-    place = place_of(executor)
-    items = [vector_item(key, kept_names(model, vector.keep)) for vector, key in zip(chosen, keys, strict=True)]
+    chosen, place = picked(choose(model.config, model.tokenizer_or_none, seed, is_small), only), place_of(executor)
+    keys = [(vector.prompt_token_ids, tokens) for vector, tokens in greedy(model, chosen, progress)]
+    items = [vector_item(*key, kept_names(model, vector.keep)) for vector, key in zip(chosen, keys, strict=True)]
     results = compute(VECTOR, model, items, place, functools.partial(progress, "scoring"))
-    exact = {key: result["positions"] for key, result in zip(keys, results, strict=True)}
-    positions = positions_of(model, exact, place, progress)
-    tensors: dict[str, Array] = {}
-    vectors = []
-    for vector, key, computed in zip(chosen, keys, results, strict=True):
-        tensors |= {f"{vector.id}/{name}": values for name, values in computed["tensors"].items()}
-        vectors.append(vector_json(vector, key[1], positions[key], list(computed["tensors"])))
+    for vector, (_, tokens), result in zip(chosen, keys, results, strict=True):
+        best = tuple(position["top"][0][0] for position in result["positions"])
+        if best != tokens:
+            raise ProofError(f"{vector.id}: the engine's new tokens are {tokens}, the reference's {best}")
+    noises = noises_of(model, keys, place, progress)
+    rules = rules_for(next(iter(noises.values()))[1])
+    vectors, tensors = [], dict[str, Array]()
+    for vector, (prompt, tokens), result in zip(chosen, keys, results, strict=True):
+        tensors |= {f"{vector.id}/{name}": values for name, values in result["tensors"].items()}
+        bounds = bounds_of(*noises[Spoken((*prompt, *tokens))], result["positions"], len(prompt) - 1)
+        positions = [bounded(*both, rules) for both in zip(result["positions"], bounds, strict=True)]
+        vectors.append(vector_json(vector, tokens, positions, list(result["tensors"])))
     sha256 = hashlib.sha256(tensors_bytes(tensors)).hexdigest()
     scripts = scripts_of(vectors)
     used = {flag for entry in (*vectors, *scripts) for flag in entry["flags"]}
@@ -112,7 +97,7 @@ def make(
         "format_version": FORMAT_VERSION,
         "generator": {"name": "lfm2np", "version": lfm2np.__version__},
         "seed": seed,
-        **rules_for(vectors[0]["positions"][0]["noise"]),
+        **rules,
         "model": {"name": model.path.absolute().name, **model_facts(model)},
         "tensors": {"file": TENSORS, "sha256": sha256},
         "notes": {name: note for name, note in NOTES.items() if name in used},
@@ -129,9 +114,9 @@ def require_exact(model: LoadedModel) -> None:
         raise RequestError(f"vocab_size={model.config.vocab_size}: expected at least 2, for a runner-up")
 
 
-def greedy(model: LoadedModel, chosen: Sequence[Chosen], progress: ProgressOf) -> list[Ids]:
-    """New tokens of each, batched; `positions_of` compares them with the reference."""
-    engine, new_tokens = Engine(model), {}
+def greedy(model: LoadedModel, chosen: Sequence[Chosen], progress: ProgressOf) -> list[tuple[Chosen, Ids]]:
+    """Each with its new tokens, batched; `make` compares them with the reference."""
+    engine, new_tokens = Engine(model), dict[str, Ids]()
     for vector in chosen:
         params = SamplingParams(temperature=0.0, max_tokens=vector.new, ignore_eos=True)
         engine.add_request(vector.id, vector.prompt_token_ids, params)
@@ -139,88 +124,70 @@ def greedy(model: LoadedModel, chosen: Sequence[Chosen], progress: ProgressOf) -
         if output.finished:
             new_tokens[output.request_id] = tuple(output.outputs[0].token_ids)
             progress("generating", len(new_tokens), len(chosen))
-    return [new_tokens[vector.id] for vector in chosen]
+    return [(vector, new_tokens[vector.id]) for vector in chosen]
 
 
-def positions_of(
-    model: LoadedModel, exact: Mapping[Key, list[dict[str, Any]]], place: Place, progress: ProgressOf
-) -> dict[Key, list[dict[str, Any]]]:
-    """The set's positions of these sequences: the exact part, and bounds of noise."""
-    for (_, tokens), known in exact.items():
-        for index, (token, position) in enumerate(zip(tokens, known, strict=True)):
-            if position["top"][0][0] != token:
-                raise ProofError(f"new token {index}: the engine's is {token}, the reference's {position['top'][0][0]}")
-    scoring = functools.partial(progress, "scoring")
-    wanted: dict[Spoken, Wanted] = {Spoken((*prompt, *tokens)): {} for prompt, tokens in exact}
-    by_ids = {truth.token_ids: truth for truth in spoken_truths(model, wanted, place, scoring)}
-    truths = [by_ids[*prompt, *tokens] for prompt, tokens in exact]
-    noises: dict[str, list[Noise]] = {}
-    for name in BOUNDED:
-        try:
-            noises[name] = vector_noise(model, truths, name, place, functools.partial(progress, name))
-        except NumericsError:
-            continue  # the format can't hold this model's numbers: there are no bounds for it
-    positions = {}
-    for index, (key, known) in enumerate(exact.items()):
-        noise, truth = {name: each[index] for name, each in noises.items()}, truths[index]
-        positions[key] = [bounded(position, truth, noise, row) for row, position in enumerate(known, len(key[0]) - 1)]
-    return positions
+def noises_of(
+    model: LoadedModel, keys: Iterable[Key], place: Place, progress: ProgressOf
+) -> dict[Spoken, tuple[Truth, dict[str, Noise]]]:
+    """Truth, and noise by format, of each sequence; without the formats that can't hold this model's numbers.
 
-
-def vector_noise(
-    model: LoadedModel, truths: Sequence[Truth], format_name: str, place: Place, progress: Progress
-) -> list[Noise]:
-    """Of engines that choose their experts themselves, if there are any: answers to vectors report no routes."""
+    In a mixture of experts the noise of engines that choose them themselves: answers to vectors report no routes.
+    """
+    wanted: dict[Spoken, Wanted] = {Spoken((*prompt, *tokens)): {} for prompt, tokens in keys}
+    truths = spoken_truths(model, wanted, place, functools.partial(progress, "scoring"))
+    noises: list[dict[str, Noise]] = [{} for _ in truths]
     sparse = model.config.mixture is not None
-    noises = noise_of(model, truths, format_name, place=place, progress=progress, own_routes=sparse)
-    return loosened(noises) if sparse else noises
+    for name in BOUNDED:
+        emulating = functools.partial(progress, name)
+        with contextlib.suppress(NumericsError):
+            found = noise_of(model, truths, name, place=place, progress=emulating, own_routes=sparse)
+            for by_format, noise in zip(noises, loosened(found) if sparse else found, strict=True):
+                by_format[name] = noise
+    return dict(zip(wanted, zip(truths, noises, strict=True), strict=True))
 
 
-def bounded(exact: Mapping[str, Any], truth: Truth, noises: Mapping[str, Noise], row: int) -> dict[str, Any]:
-    """A position with its bounds and what follows from them."""
-    best, *others = (truth.at(row, token_id) for token_id, _, _ in exact["top"])
-    index = row - truth.first
-    here, noise = slice(index, index + 1), {}
-    for name, format_noise in noises.items():
-        gaps = format_noise.gap_scales(np.array([best]), here)[0]
-        logprob = two_digits(float(format_noise.scales(truth, here)[0, best]))
-        noise[name] = {"logprob": logprob, "gaps": [two_digits(float(gaps[other])) for other in others]}
-    return {**exact, "noise": noise, **ties({**exact, "noise": noise}, rules_for(noises))}
-
-
-def rules_for(formats: Iterable[str]) -> dict[str, Any]:
-    """What is needed to judge an answer, beside the positions: see vectors_plain.py."""
-    bits = {name: {"bits": FORMATS[name].bits} for name in formats}
-    return {"limit": LIMIT, "float32_units": FLOAT32_UNITS, "formats": bits}
+def bounds_of(truth: Truth, noises: Mapping[str, Noise], positions: Sequence[Json], first: int) -> Iterator[Json]:
+    """`noise` of each of these positions, by format: of the best token's log-probability, and how far the logits of the
+    others in `top` may fall behind or catch up. `first`: the row of the first."""
+    for row, position in enumerate(positions, first):
+        best, *others = (truth.at(row, token_id) for token_id, _, _ in position["top"])
+        index = row - truth.first
+        here, bounds = slice(index, index + 1), {}
+        for name, noise in noises.items():
+            gaps = noise.gap_scales(np.array([best]), here)[0]
+            logprob = two_digits(float(noise.scales(truth, here)[0, best]))
+            bounds[name] = {"logprob": logprob, "gaps": [two_digits(float(gaps[other])) for other in others]}
+        yield bounds
 
 
 def two_digits(value: float) -> float:
     return float(f"{value:.1e}")
 
 
-def ties(position: Mapping[str, Any], rules: Mapping[str, Any]) -> dict[str, Any]:
-    """`result` and `may_tie_in`: the formats under which another token of `top` may be chosen."""
-    behind = [position["top"][0][2] - logit for _, _, logit in position["top"]]
-    names = []
-    for name in rules["formats"]:
-        allowed = allowances(position, name, rules)
-        if any(gap <= most for gap, most in zip(behind[1:], allowed[1:], strict=True)):
-            names.append(name)
-    return {"result": "may_tie" if names else "must_match", "may_tie_in": names}
+def rules_for(formats: Iterable[str]) -> Json:
+    """What is needed to judge an answer, beside the positions: see vectors_plain.py."""
+    bits = {name: {"bits": FORMATS[name].bits} for name in formats}
+    return {"limit": LIMIT, "float32_units": FLOAT32_UNITS, "formats": bits}
 
 
-def vector_json(vector: Chosen, tokens: Ids, positions: list[dict[str, Any]], tensors: list[str]) -> dict[str, Any]:
-    return {
-        "id": vector.id,
-        "flags": list(vector.flags),
-        "comment": vector.comment,
-        "prompt_token_ids": list(vector.prompt_token_ids),
-        "prompt_text": vector.prompt_text,
-        "schedule": [dict(hint) for hint in vector.schedule],
-        "token_ids": list(tokens),
-        "tensors": tensors,
-        "positions": positions,
-    }
+def bounded(exact: Json, noise: Json, rules: Mapping[str, Any]) -> Json:
+    """A position with its bounds, and what follows from them: the formats in which another token may be chosen."""
+    position = {**exact, "noise": noise}
+    behind = [exact["top"][0][2] - logit for _, _, logit in exact["top"]]
+    names = [
+        name
+        for name in rules["formats"]
+        if any(gap <= most for gap, most in zip(behind[1:], allowances(position, name, rules)[1:], strict=True))
+    ]
+    return {**position, "result": "may_tie" if names else "must_match", "may_tie_in": names}
+
+
+def vector_json(vector: Chosen, tokens: Ids, positions: list[Json], tensors: list[str]) -> Json:
+    fields = asdict(vector)
+    del fields["new"], fields["keep"]
+    lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
+    return {**fields, **lists, "token_ids": list(tokens), "tensors": tensors, "positions": positions}
 
 
 # --- what is exact
@@ -236,7 +203,7 @@ def exact_rows(model: LoadedModel, key: Key) -> tuple[Array, Array]:
     return logits, truth.numerics.log_softmax(logits)
 
 
-def exact_position(logits: Array, logprobs: Array) -> dict[str, Any]:
+def exact_position(logits: Array, logprobs: Array) -> Json:
     """From one row [V] of each: what is the same on every machine."""
     best = np.argsort(-logits, kind="stable")[:TOP].tolist()
     return {
@@ -256,13 +223,12 @@ def kept_names(model: LoadedModel, keep: str) -> list[str] | None:
     return {"": [], LOGITS: [LOGITS], "blocks": whole}[keep]
 
 
-def vector_item(key: Key, names: Sequence[str] | None) -> dict[str, Any]:
+def vector_item(prompt: Sequence[int], tokens: Sequence[int], tensors: list[str] | None) -> Json:
     """One vector as work: prompt, new tokens, and the tensors of these names; None: all."""
-    prompt, tokens = key
-    return {"prompt": list(prompt), "token_ids": list(tokens), "tensors": None if names is None else list(names)}
+    return {"prompt": list(prompt), "token_ids": list(tokens), "tensors": tensors}
 
 
-def vector_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def vector_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[Json]:
     """Of each item the exact part of its positions, and its tensors; by reference.py, one after another."""
     results = []
     for item in items:
@@ -285,7 +251,7 @@ def num_vector_tokens(item: Mapping[str, Any]) -> int:
 VECTOR = Work("vector", vector_items, num_vector_tokens)
 
 
-def model_facts(model: LoadedModel) -> dict[str, Any]:
+def model_facts(model: LoadedModel) -> Json:
     """What ties a set to its checkpoint."""
     return {
         "config_sha256": file_sha256(config_file(model.path)),
@@ -299,71 +265,66 @@ def model_facts(model: LoadedModel) -> dict[str, Any]:
 # --- verify
 
 
+@dataclass(frozen=True)
+class Difference:
+    """One disagreement between a set and the model."""
+
+    vector: str | None  # None: of the set as a whole
+    position: int | None
+    what: str
+    found: str  # in the set
+    expected: str  # computed
+
+    @property
+    def where(self) -> str:
+        place = [] if self.vector is None else [self.vector]
+        place += [] if self.position is None else [f"position {self.position}"]
+        return " ".join(place) or "set"
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}: {self.found}, expected {self.expected}"
+
+
 def verify(
     model: LoadedModel, known: VectorSet, progress: ProgressOf = silent, executor: AnyPlace = None
 ) -> list[Difference]:
     """All disagreements between the set and the model, bit for bit; bounds of noise are taken as they are.
 
-    For another model only that is reported. After a wrong token the rest of its vector is skipped. `executor` as for
-    check.check. VectorsError for a document that is of no set's form.
+    For another model, or other rules, only that is reported. After a wrong token the rest of its vector is skipped.
+    `executor` as for check.check. VectorsError for a document that is of no set's form.
     """
     require_exact(model)
-    with sound("the set"):
-        facts, stated = model_facts(model), known.document["model"]
-        of_model = list(differing({name: stated[name] for name in facts}, facts, "model"))
-        if of_model:
-            return [Difference(None, None, *values) for values in of_model]
-        return list(differences_of(model, known, functools.partial(progress, "verifying"), executor))
-
-
-def differences_of(
-    model: LoadedModel, known: VectorSet, progress: Progress, executor: AnyPlace
-) -> Iterator[Difference]:
     document = known.document
-    rules = rules_for(document["formats"])
-    for values in differing({name: document[name] for name in rules}, rules):
-        yield Difference(None, None, *values)
-    fitting = [vector for vector in document["vectors"] if fits(model, vector)]
-    items = [vector_item((vector["prompt_token_ids"], vector["token_ids"]), vector["tensors"]) for vector in fitting]
-    results = compute(VECTOR, model, items, executor, progress)
-    computed = {vector["id"]: result for vector, result in zip(fitting, results, strict=True)}
-    for vector in document["vectors"]:
-        yield from verify_vector(model, known, vector, computed.get(vector["id"]))
-    for values in differing(document["scripts"], scripts_of(document["vectors"]), "scripts"):
-        yield Difference(None, None, *values)
-    if known.tensors_sha256 != document["tensors"]["sha256"]:
-        what = ("tensors.sha256", document["tensors"]["sha256"], f"{known.tensors_sha256}, that of {TENSORS}")
-        yield Difference(None, None, *what)
+    with sound("the set"):
+        facts = {"model": model_facts(model), **rules_for(document["formats"])}
+        stated = {name: document[name] for name in facts}
+        stated["model"] = {name: document["model"][name] for name in facts["model"]}
+        if differences := list(differing(stated, facts)):
+            return differences
+        vectors = document["vectors"]
+        items = [
+            vector_item(*(each[name] for name in ("prompt_token_ids", "token_ids", "tensors"))) for each in vectors
+        ]
+        results = compute(VECTOR, model, items, executor, functools.partial(progress, "verifying"))
+        for vector, result in zip(vectors, results, strict=True):
+            differences += of_vector(model, known, vector, result)
+        stated = {name: document[name] for name in ("scripts", "tensors")}
+        expected = {"scripts": scripts_of(vectors), "tensors": {"file": TENSORS, "sha256": known.tensors_sha256}}
+        return [*differences, *differing(stated, expected)]
 
 
-def fits(model: LoadedModel, vector: Mapping[str, Any]) -> bool:
-    """Whether the context holds the vector's tokens."""
-    return len(vector["prompt_token_ids"]) + len(vector["token_ids"]) <= model.config.max_position_embeddings
-
-
-def verify_vector(
-    model: LoadedModel, known: VectorSet, vector: Mapping[str, Any], computed: Mapping[str, Any] | None
-) -> Iterator[Difference]:
-    """`computed` is the model's result; None: the vector does not fit."""
+def of_vector(model: LoadedModel, known: VectorSet, vector: Json, computed: Json) -> Iterator[Difference]:
+    """Where the vector is not what was computed, tensors last."""
     name = vector["id"]
     if vector["prompt_text"] is not None and model.has_tokenizer:
         ids = model.tokenizer.encode(vector["prompt_text"])
-        for path, actual, expected in differing(vector["prompt_token_ids"], ids):
-            yield Difference(name, None, f"prompt_token_ids{path}", actual, f"{expected}, as prompt_text has it")
-    if computed is None:
-        length = len(vector["prompt_token_ids"]) + len(vector["token_ids"])
-        most = f"at most {model.config.max_position_embeddings} (max_position_embeddings)"
-        yield Difference(name, None, "tokens", str(length), most)
-        return
+        yield from differing(vector["prompt_token_ids"], ids, "prompt_token_ids, by prompt_text", name)
     for index, exact in enumerate(computed["positions"]):
-        stored = vector["positions"][index]
-        if exact["top"][0][0] != vector["token_ids"][index]:
-            yield Difference(name, index, "token", str(vector["token_ids"][index]), str(exact["top"][0][0]))
+        token, best, stored = vector["token_ids"][index], exact["top"][0][0], vector["positions"][index]
+        if best != token:
+            yield Difference(name, index, "token", str(token), str(best))
             return
-        follows = ties({**exact, "noise": stored["noise"]}, known.document)
-        wanted = {**exact, **follows}
-        for path, actual, expected in differing({field: stored[field] for field in wanted}, wanted):
-            yield Difference(name, index, path, actual, expected)
+        yield from differing(stored, bounded(exact, stored["noise"], known.document), "", name, index)
     for tensor in vector["tensors"]:
         yield from differing_tensor(name, tensor, known.tensors[f"{name}/{tensor}"], computed["tensors"].get(tensor))
 
@@ -387,16 +348,21 @@ def bits_of(values: Array) -> NDArray[np.uint32]:
     return np.ascontiguousarray(values, np.float32).view(np.uint32)
 
 
-def differing(actual: Any, expected: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """JSON path and both values of all differences; numbers are compared by their bits as float64."""
+def differing(
+    actual: Any, expected: Any, path: str = "", vector: str | None = None, position: int | None = None
+) -> Iterator[Difference]:
+    """All differences of JSON, with their paths; numbers are compared by their bits as float64."""
     if isinstance(actual, dict) and isinstance(expected, dict) and actual.keys() == expected.keys():
-        for name, item in expected.items():
-            yield from differing(actual[name], item, f"{path}.{name}".removeprefix("."))
+        inner = ((actual[name], item, f"{path}.{name}".removeprefix(".")) for name, item in expected.items())
     elif isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
-        for index, item in enumerate(expected):
-            yield from differing(actual[index], item, f"{path}[{index}]")
+        inner = ((actual[index], item, f"{path}[{index}]") for index, item in enumerate(expected))
     elif isinstance(actual, int | float) and isinstance(expected, int | float):
         if struct.pack("<d", actual) != struct.pack("<d", expected):
-            yield path, repr(actual), repr(expected)
-    elif actual != expected:
-        yield path, json.dumps(actual)[:80], json.dumps(expected)[:80]
+            yield Difference(vector, position, path, repr(actual), repr(expected))
+        return
+    else:
+        if actual != expected:
+            yield Difference(vector, position, path, json.dumps(actual)[:80], json.dumps(expected)[:80])
+        return
+    for each in inner:
+        yield from differing(*each, vector, position)

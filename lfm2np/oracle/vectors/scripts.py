@@ -16,8 +16,10 @@ A sequence whose last position was read has ended. Rejected drafts are the runne
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 Json = dict[str, Any]
@@ -88,13 +90,9 @@ def chunks_beside_decoding(script: Script) -> None:
 
 
 def preempted_decoding(script: Script) -> None:
-    script.step(("slot-again", 40))
-    for _ in range(3):
-        script.step(("slot-again", 1))
+    script.recompute("slot-again", (40, 1, 1))
     script.preempt("slot-again")
-    script.step(("slot-short", 1))
-    for _ in range(2):
-        script.step(("slot-short", 1))
+    script.recompute("slot-short", (1, 1))
     script.recompute("slot-again")
     script.finish("slot-short", "slot-again")
 
@@ -111,31 +109,27 @@ def preempted_prompt(script: Script) -> None:
 
 def rejected_drafts(script: Script) -> None:
     script.step(("decode-32", 6))
-    number = 0
-    while left := script.left("decode-32"):
-        accepted, rejected = DRAFTS[number % len(DRAFTS)]
+    for accepted, rejected in cycle(DRAFTS):
+        if not (left := script.left("decode-32")):
+            return
         script.step(("decode-32", min(1 + accepted, left), rejected))
-        number += 1
 
 
 def rejected_beside_others(script: Script) -> None:
-    script.step(("beside-3", 3), ("border-16", 16))
-    while script.left("beside-3") or script.left("border-16"):
+    names = "beside-3", "border-16"
+    script.step((names[0], 3), (names[1], 16))
+    while any(map(script.left, names)):
         number = len(script.steps)
-        rows = [
-            (name, 1, (number + index) % 3) for index, name in enumerate(("beside-3", "border-16")) if script.left(name)
-        ]
-        script.step(*rows)
+        script.step(*((name, 1, (number + index) % 3) for index, name in enumerate(names) if script.left(name)))
 
 
 def undone_chunk(script: Script) -> None:
-    """Last one token before the first read, so that this sees the state directly."""
     script.step(("border-16", 9))
     script.rollback("border-16", 5)
     script.step(("border-16", 3))
     script.step(("border-16", 7))
     script.rollback("border-16", 14)
-    script.recompute("border-16")
+    script.recompute("border-16")  # one token before the first read, so that this sees the state directly
     script.finish("border-16")
 
 
@@ -182,11 +176,9 @@ SCRIPTS: dict[str, tuple[Make, str, Sequence[str]]] = {  # what makes it, its co
 def scripts_of(vectors: Sequence[Mapping[str, Any]]) -> list[Json]:
     """All scripts whose vectors are there: see schemas/vectors.schema.json."""
     by_id, scripts = {vector["id"]: vector for vector in vectors}, []
-    for name, (make, comment, flags) in SCRIPTS.items():
+    for name, (make, text, flags) in SCRIPTS.items():
         script = Script(by_id)
-        try:
+        with contextlib.suppress(KeyError):  # of a vector that does not fit into the context, or was not asked for
             make(script)
-        except KeyError:  # of a vector that does not fit into the context, or was not asked for
-            continue
-        scripts.append({"id": name, "flags": list(flags), "comment": comment, "steps": script.steps})
+            scripts.append({"id": name, "flags": list(flags), "comment": text, "steps": script.steps})
     return scripts

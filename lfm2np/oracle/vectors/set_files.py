@@ -20,15 +20,15 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from lfm2np.checkpoint.strict_json import parse_object, read_bytes
+from lfm2np.checkpoint.strict_json import read_bytes
 from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.oracle.vectors_plain import FORMAT_VERSION
+from lfm2np.oracle import vectors_plain
 from lfm2np.system import write_whole
 from lfm2np.values import plain
-from scheduler.checksum import FIELD, damage, sealed
+from scheduler.checksum import sealed
 
 DOCUMENT, TENSORS = "vectors.json", "vectors.safetensors"
-LIMITS = {DOCUMENT: 256 * 2**20, TENSORS: 4 * 2**30}  # bytes
+MOST_BYTES = 4 * 2**30  # of tensors
 PACKAGED = ("trained", "moe", "lfm3")  # sets of the fixtures of these names
 Tensors = Mapping[str, NDArray[np.float32]]
 
@@ -63,6 +63,8 @@ def sound(source: object) -> Iterator[None]:
     """Whatever the form of a document makes fail inside is a VectorsError."""
     try:
         yield
+    except vectors_plain.PlainError as problem:
+        raise VectorsError(str(problem)) from None
     except (LookupError, TypeError, ValueError, AttributeError) as problem:
         raise VectorsError(f"{source}: not a sound vector set: {type(problem).__name__}: {problem}") from None
 
@@ -70,17 +72,11 @@ def sound(source: object) -> Iterator[None]:
 def read_set(folder: str | Path) -> VectorSet:
     """VectorsError names file or tensor if the set can't be read, or was changed since it was written."""
     path, tensors_path = Path(folder) / DOCUMENT, Path(folder) / TENSORS
-    document: dict[str, Any] = parse_object(read_bytes(path, LIMITS[DOCUMENT], VectorsError), str(path), VectorsError)
-    if document.get("format_version") != FORMAT_VERSION:
-        version = plain(str(document.get("format_version")))
-        raise VectorsError(f"{path}: format_version {version}, expected {FORMAT_VERSION}: make it again")
-    if problem := damage(document):
-        raise VectorsError(f"{path}: {problem}")
-    del document[FIELD]
-    content = read_bytes(tensors_path, LIMITS[TENSORS], VectorsError)
-    tensors = read_tensors(content, str(tensors_path))
     with sound(path):
+        document = vectors_plain.read_document(str(path))
         expected = {f"{vector['id']}/{name}" for vector in document["vectors"] for name in vector["tensors"]}
+    content = read_bytes(tensors_path, MOST_BYTES, VectorsError)
+    tensors = read_tensors(content, str(tensors_path))
     for name in sorted(expected ^ tensors.keys()):
         what = "missing, though" if name in expected else "there, but not"
         raise VectorsError(f"{tensors_path}: tensor {plain(name)}: {what} in its vector's list ({DOCUMENT})")
@@ -93,18 +89,17 @@ def read_tensors(content: bytes, source: str) -> dict[str, NDArray[np.float32]]:
         entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except SafetensorError as problem:
         raise VectorsError(f"{source}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
-    tensors = {}
     for name, entry in entries:
         if entry["dtype"] != "F32":
             raise VectorsError(f"{source}: tensor {plain(name)}: dtype {entry['dtype']}, expected F32")
-        tensors[name] = np.frombuffer(entry["data"], "<f4").reshape(entry["shape"])
-    return tensors
+    return {name: np.frombuffer(entry["data"], "<f4").reshape(entry["shape"]) for name, entry in entries}
 
 
 def tensors_bytes(tensors: Tensors) -> bytes:
     """The same bytes for the same tensors: no metadata, sorted names."""
-    ordered = {name: np.ascontiguousarray(tensors[name], "<f4") for name in sorted(tensors)}
-    content: bytes = safetensors.numpy.save(ordered)
+    content: bytes = safetensors.numpy.save(
+        {name: np.ascontiguousarray(tensors[name], "<f4") for name in sorted(tensors)}
+    )
     return content
 
 
@@ -126,10 +121,9 @@ def is_table(value: Any) -> bool:
 
 
 def write_set(vector_set: VectorSet, folder: str | Path) -> int:
-    """Writes both files, each as a whole, and returns their bytes.
+    """Writes both files, each as a whole, and returns their bytes. RequestError as of `require_replaceable`.
 
     The document names the tensors' SHA-256 and comes last: what an interrupt leaves between the two does not verify.
-    RequestError names the folder if it can't be written, or holds anything but a set.
     """
     require_replaceable(folder)
     contents = {TENSORS: tensors_bytes(vector_set.tensors), DOCUMENT: document_text(vector_set.document).encode()}
@@ -148,8 +142,8 @@ def require_replaceable(folder: str | Path) -> None:
     try:
         if not target.resolve().parent.is_dir():
             raise RequestError(f"{folder}: no directory {target.resolve().parent}, expected one to write into")
-        others = sorted(path.name for path in target.iterdir() if path.name not in LIMITS) if target.exists() else []
+        others = {path.name for path in target.iterdir()} - {DOCUMENT, TENSORS} if target.exists() else set()
     except (OSError, ValueError) as problem:
         raise RequestError(f"{folder}: can't be written: {problem}") from None
     if others:
-        raise RequestError(f"{folder}: holds {plain(others[0])}, expected nothing but {' and '.join(LIMITS)}")
+        raise RequestError(f"{folder}: holds {plain(min(others))}, expected nothing but {DOCUMENT} and {TENSORS}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from lfm2np.oracle import vectors_plain
@@ -13,33 +14,30 @@ from lfm2np.oracle.vectors.set_files import VectorSet
 from lfm2np.oracle.vectors_plain import BUG, DRIFT, EXACT, INCONCLUSIVE, TIE, Judged
 
 MOST_SHOWN = 20
-SEVERITY = (BUG, DRIFT, INCONCLUSIVE, TIE, EXACT)
-MEANS = {
-    EXACT: "Every token is the expected one, and every reported error is one that the declared format explains.",
-    TIE: "Some tokens differ from the expected ones, where the declared format can't tell the two apart.",
-    INCONCLUSIVE: "Answers are missing, or too short: the engine can't be shown to be right or wrong.",
-    DRIFT: "Log-probabilities are further off than the declared format explains.",
+MEANS = {  # the worst first
     BUG: "Tokens are further behind the expected ones than the declared format explains.",
+    DRIFT: "Log-probabilities are further off than the declared format explains.",
+    INCONCLUSIVE: "Answers are missing, or too short: the engine can't be shown to be right or wrong.",
+    TIE: "Some tokens differ from the expected ones, where the declared format can't tell the two apart.",
+    EXACT: "Every token is the expected one, and every reported error is one that the declared format explains.",
 }
 
 
 def counted(known: VectorSet) -> dict[str, int]:
-    document = known.document
-    positions = [position for vector in document["vectors"] for position in vector["positions"]]
+    vectors = known.document["vectors"]
+    results = [position["result"] for vector in vectors for position in vector["positions"]]
     return {
-        "vectors": len(document["vectors"]),
-        "positions": len(positions),
-        "may_tie": sum(position["result"] == "may_tie" for position in positions),
+        "vectors": len(vectors),
+        "positions": len(results),
+        "may_tie": results.count("may_tie"),
         "tensors": len(known.tensors),
-        "scripts": len(document["scripts"]),
+        "scripts": len(known.document["scripts"]),
     }
 
 
 def summary(known: VectorSet) -> str:
-    counts = counted(known)
-    ties = f"{counts['may_tie']} of them may tie"
-    rest = f"{counts['tensors']} tensors, {counts['scripts']} scripts"
-    return f"{counts['vectors']} vectors, {counts['positions']} positions ({ties}), {rest}"
+    words = "{vectors} vectors, {positions} positions ({may_tie} of them may tie), {tensors} tensors, {scripts} scripts"
+    return words.format(**counted(known))
 
 
 def report_of_set(known: VectorSet, differences: Sequence[Difference]) -> Report:
@@ -65,45 +63,32 @@ def report_of_answers(
     document: Mapping[str, Any], answers: list[dict[str, Any]], judged: list[Judged], format_name: str
 ) -> Report:
     """`figures`: `positions`, each with id, position, verdict and detail."""
-    ordered = sorted(judged, key=lambda each: SEVERITY.index(each.verdict))
-    verdict = ordered[0].verdict if ordered else INCONCLUSIVE
-    shown = [each for each in ordered if each.verdict != EXACT]
-    rows = [[each.verdict, each.id, "-" if each.position is None else each.position, each.detail] for each in shown]
+    worst = sorted(judged, key=severity)
+    verdict = worst[0].verdict if judged else INCONCLUSIVE
+    rows = [[each.verdict, each.where, each.detail] for each in worst if each.verdict != EXACT]
+    table = Table("", ("verdict", "position", "why"), rows, (0, 1, 2))
     return Report(
         command="vectors verify",
         verdict=verdict,
         exit_code=vectors_plain.result(judged),
         means=MEANS[verdict],
-        findings=[
-            Finding(each.verdict.lower(), each.detail, place_of(each)) for each in shown[:1] if each.verdict != TIE
-        ],
+        findings=[Finding(verdict.lower(), each.detail, each.where) for each in worst[: verdict not in (EXACT, TIE)]],
         facts={"format": format_name, "judged": vectors_plain.summary(judged, answers)},
         not_tested=vectors_plain.not_tested(document, answers),
-        sections=[
-            Section(
-                "Positions that are not exact",
-                [Table("", ("verdict", "vector", "position", "why"), rows, (0, 1, 3))] if rows else [],
-            )
-        ],
+        sections=[Section("Positions that are not exact", [table] if rows else [])],
         figures={"positions": [each._asdict() for each in judged]},
-        cases=cases_of(judged),
+        cases=[case_of(name, list(positions)) for name, positions in groupby(judged, lambda each: each.id)],
     )
 
 
-def place_of(judged: Judged) -> str:
-    return judged.id if judged.position is None else f"{judged.id} position {judged.position}"
+def severity(judged: Judged) -> int:
+    return list(MEANS).index(judged.verdict)
 
 
-def cases_of(judged: Sequence[Judged]) -> list[Case]:
-    """One a vector, or a vector in a script, by its worst position."""
-    by_id: dict[str, list[Judged]] = {}
-    for each in judged:
-        by_id.setdefault(each.id, []).append(each)
-    cases = []
-    for name, positions in by_id.items():
-        worst = min(positions, key=lambda each: SEVERITY.index(each.verdict))
-        words = f"{worst.verdict}: {worst.detail}"
-        is_wrong, is_open = worst.verdict in (BUG, DRIFT), worst.verdict == INCONCLUSIVE
-        lines = [f"{place_of(each)}: {each.verdict} {each.detail}" for each in positions if each.verdict != EXACT]
-        cases.append(Case("vectors", name, words if is_wrong else None, words if is_open else None, lines))
-    return cases
+def case_of(name: str, positions: Sequence[Judged]) -> Case:
+    """A vector, or a vector in a script, by its worst position."""
+    worst = min(positions, key=severity)
+    words = f"{worst.verdict}: {worst.detail}"
+    failed, skipped = (words if worst.verdict in verdicts else None for verdicts in ((BUG, DRIFT), (INCONCLUSIVE,)))
+    lines = [f"{each.where}: {each.verdict} {each.detail}" for each in positions if each.verdict != EXACT]
+    return Case("vectors", name, failed, skipped, lines)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -97,6 +98,14 @@ def parse_sampling(text: str) -> SamplingParams:
     """'temperature=0.7 top_k=40' -> what tokens are drawn from. RequestError for another name or value."""
     words = [word.partition("=") for word in text.replace(",", " ").split()]
     return from_json({name: parse_line(value, f"sampling {name}") for name, _, value in words})
+
+
+def require_different(hypotheses: Sequence[Hypothesis], seen: Likelihoods) -> None:
+    """RequestError for candidates that gave every token so far the same log-probability: other files of one model."""
+    for (one, ours), (other, theirs) in combinations(zip(hypotheses, seen.logprobs, strict=True), 2):
+        if one.model is not other.model and np.isfinite(ours).any() and np.array_equal(ours, theirs):
+            same = f"the same, all {len(seen.last)} tokens so far are equally likely"
+            raise RequestError(f"candidates {one.name} and {other.name}: {same}: leave one out")
 
 
 class Likelihoods(NamedTuple):

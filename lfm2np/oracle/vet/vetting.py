@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from lfm2np.oracle.vet.evidence import (
     joined_likelihoods,
     likelihoods_of,
     parse_sampling,
+    require_different,
     standings,
 )
 from lfm2np.values import ProgressOf
@@ -81,7 +82,7 @@ def vetted(
     requested = parse_sampling(samplings[0]) if samplings else pairs[0][0].params if pairs else SamplingParams()
     hypotheses = hypotheses_of(candidates, requested, samplings[1:])
     with ExitStack() as stack:
-        rounds = iter([pairs[start : start + ROUND] for start in range(0, len(pairs), ROUND)])
+        rounds: Iterable[list[Pair]] = (pairs[start : start + ROUND] for start in range(0, len(pairs), ROUND))
         if not is_file:
             kind = model.path, model.config.vocab_size, model.tokenizer, hypotheses[0].format
             engine = stack.enter_context(closing(target_named(target, *kind, name, at_once, timeout, chat=chat)))
@@ -95,32 +96,35 @@ def vetted(
 
 def judged(
     hypotheses: Sequence[Hypothesis],
-    rounds: Iterator[list[Pair]],
+    rounds: Iterable[list[Pair]],
     most: int,
     alpha: float,
     place: Place,
     progress: ProgressOf | None = None,
 ) -> Report:
-    """After as many rounds as it takes. TargetError if nothing can be judged."""
-    parts, results, left_out, silent = list[Likelihoods](), list[Standing](), Counter[str](), 0
+    """After as many rounds as it takes. TargetError if nothing can be judged, RequestError for equal candidates."""
+    seen: Likelihoods | None = None
+    results, left_out, silent = list[Standing](), Counter[str](), 0
     for pairs in rounds:
         answers = [(request, with_tokens(request, answer, hypotheses[0].model)) for request, answer in pairs]
         usable = [pair for pair in answers if pair[1].error is None]
         left_out.update(answer.error for _, answer in answers if answer.error is not None)
         silent = 0 if usable else silent + 1
         if usable:
-            parts = [joined_likelihoods([*parts, likelihoods_of(hypotheses, usable, place)])]
-            results = standings(hypotheses, parts[0], alpha)
-            count, decision = len(parts[0].last), decided(results)
+            new = likelihoods_of(hypotheses, usable, place)
+            seen = new if seen is None else joined_likelihoods([seen, new])
+            require_different(hypotheses, seen)
+            results, count = standings(hypotheses, seen, alpha), len(seen.last)
+            decision = decided(results)
             if progress:
                 progress(JUDGING, min(count, most), most)
             if count >= most or decision.accepted or not decision.left:
                 break
         elif silent == MOST_SILENT:
             break
-    if not parts:
+    if seen is None:
         raise TargetError(f"no usable answer: {', '.join(left_out) or 'none came'}")
-    return report_of(results, parts[0], alpha, left_out)
+    return report_of(results, seen, alpha, left_out)
 
 
 class Decision(NamedTuple):
@@ -157,16 +161,11 @@ def decided(results: Sequence[Standing]) -> Decision:
 
 def report_of(results: Sequence[Standing], seen: Likelihoods, alpha: float, left_out: Counter[str]) -> Report:
     decision, count, num_reported = decided(results), len(seen.last), int(np.isfinite(seen.errors[0, 0]).sum())
-    rows = [
-        [
-            standing.hypothesis.name,
-            f"10^{standing.log_e / math.log(10.0):.1f}",
-            standing.by,
-            standing.rejected_after or "not rejected",
-        ]
-        for standing in results
-    ]
     header = ("hypothesis", "e-value against it", "most of it by", "rejected after")
+    rows = [
+        [each.hypothesis.name, f"10^{each.log_e / math.log(10.0):.1f}", each.by, each.rejected_after or "not rejected"]
+        for each in results
+    ]
     return Report(
         command="vet",
         verdict=decision.verdict,
@@ -187,9 +186,8 @@ def report_of(results: Sequence[Standing], seen: Likelihoods, alpha: float, left
             "reported": num_reported,
             "more_tokens": decision.more,
             "hypotheses": [
-                standing._asdict()
-                | {"hypothesis": standing.hypothesis.name, "sha256": standing.hypothesis.model.sha256}
-                for standing in results
+                each._asdict() | {"hypothesis": each.hypothesis.name, "sha256": each.hypothesis.model.sha256}
+                for each in results
             ],
         },
     )
@@ -200,10 +198,11 @@ def because(decision: Decision, claim: str, alpha: float) -> str:
     names = "; ".join(standing.hypothesis.name for standing in decision.left)
     if decision.verdict == "UNDECIDED":
         return f"not rejected: {names}"
-    words = f"not {claim}: one of {names}, or none of these" if names else "all hypotheses are rejected"
     if decision.accepted:
         others = "" if decision.verdict == "ACCEPTED" else f", not {claim}"
         words = f"it is {decision.left[0].hypothesis.name}{others}"
+    else:
+        words = f"not {claim}: one of {names}, or none of these" if names else "all hypotheses are rejected"
     return f"{words} (error at most {alpha:g})"
 
 

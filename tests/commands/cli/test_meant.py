@@ -17,8 +17,10 @@ from lfm2np.errors import CheckpointError
         ("check a:b --modle x", 3, "--model"),
         ("check a:b --formt=bfloat16", 3, "--format"),
         ("check a:b --format bfloat61", 3, "bfloat16"),
-        ("vectors mak", 2, "make"),
-        ("vectors make --modl x -o y", 2, "--model"),
+        ("vectors mak", 3, "make"),
+        ("vectors make --modl x -o y", 3, "--model"),
+        ("vectors verify -o x", 3, None),  # an option of make
+        ("vectors verify --answers x --format bfloat61", 3, "bfloat16"),
         ("lab --model x", 2, None),
         ("zzzz", 2, None),
         ("digest -q", 2, None),

@@ -35,11 +35,12 @@ def quantised(directory: Path, name: str, folder: Path) -> Path:
 
 
 def figures(capsys: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
-    """The figures that `lfm2np compare --json` prints."""
+    """The figures that `lfm2np compare --json` prints, which are of their schema."""
     assert main(["compare", *map(str, arguments), "--json"]) == code
     report = json.loads(capsys.readouterr().out)
     assert REPORT.is_valid(report) and report["command"] == "compare"
     found: dict[str, Any] = report["figures"]
+    assert [f"{list(error.path)}: {error.message}" for error in VALIDATOR.iter_errors(found)] == []
     return found
 
 

@@ -12,39 +12,28 @@ from typing import Any
 Play = Callable[[dict[str, Any], int], tuple[int, Any]]
 
 
-def chat(text: str, ids: list[int] | None = None, logprobs: list[float] | None = None, **more: Any) -> dict[str, Any]:
-    choice: dict[str, Any] = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    if ids is not None:
-        choice["token_ids"] = ids
-    if logprobs is not None:
-        entries = [
-            {"token": f"token_id:{token}", "logprob": value} for token, value in zip(ids or [], logprobs, strict=True)
-        ]
-        choice["logprobs"] = {"content": entries}
-    return {"choices": [choice | more], "usage": {"prompt_tokens": 20, "completion_tokens": len(ids or text.split())}}
+def chat(text: str, ids: list[int] | None = None, finish_reason: str = "stop") -> dict[str, Any]:
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish_reason}
+    token_ids = {} if ids is None else {"token_ids": ids}
+    usage = {"prompt_tokens": 20, "completion_tokens": len(ids or text.split())}
+    return {"choices": [choice | token_ids], "usage": usage}
 
 
 @contextlib.contextmanager
-def serving(play: Play, headers: dict[str, str] | None = None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Its address, and the requests that came: body and headers. A body of bytes is sent as it is, and cut off."""
+def serving(play: Play, **headers: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Its address, and the requests that came: body, headers and path."""
     requests: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply(404, {"error": "none"})
-
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             requests.append({"body": body, "headers": dict(self.headers), "path": self.path})
-            self.reply(*play(body, len(requests) - 1))
-
-        def reply(self, status: int, content: Any) -> None:
-            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            status, content = play(body, len(requests) - 1)
+            data = json.dumps(content).encode()
+            fields = {"Content-Type": "application/json", "Content-Length": str(len(data))}
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data) + 100 * isinstance(content, bytes)))
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
+            for name, value in (fields | headers).items():
+                self.send_header(name.replace("_", "-"), value)
             self.end_headers()
             self.wfile.write(data)
             self.close_connection = True
@@ -53,8 +42,7 @@ def serving(play: Play, headers: dict[str, str] | None = None) -> Iterator[tuple
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", requests
     finally:

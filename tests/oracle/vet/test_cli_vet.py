@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,13 @@ def test_too_few_answers_are_undecided_and_it_says_how_many_more(candidates, tmp
     assert "more tokens tell these apart, if it is " in capsys.readouterr().out
 
 
+def test_a_candidate_that_is_there_twice_is_named_at_once(candidates, tmp_path, capsys):
+    shutil.copytree(TRAINED, tmp_path / "copy")
+    assert run(Q4, *candidates, "--candidate", f"again={tmp_path / 'copy'}", *OWN_DEFAULTS) == 3
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "candidates bf16 and again: the same, all " in line and "leave one out" in line
+
+
 # --- providers
 
 
@@ -112,12 +120,8 @@ def test_a_provider_of_texts_is_vetted(candidates, capsys):
     with serving(strict) as (url, requests):
         assert run(url, *candidates, "--chat", "--tokens", "1000") == 0
     assert requests[-1]["path"] == "/v1/chat/completions"
-    assert {**requests[-1]["body"], "messages": []} == {
-        "messages": [],
-        "max_tokens": 32,
-        "temperature": 1.0,
-        "top_p": 1.0,
-    }
+    wanted = {"messages": [], "max_tokens": 32, "temperature": 1.0, "top_p": 1.0}
+    assert {**requests[-1]["body"], "messages": []} == wanted
 
 
 def test_an_interrupt_keeps_what_came_and_nothing_is_asked_twice(tmp_path, monkeypatch, capsys):
@@ -154,7 +158,7 @@ def test_no_key_is_in_any_output_or_file(tmp_path, capsys, monkeypatch):
     def leaky(body: dict[str, Any], number: int) -> tuple[int, Any]:
         return honest(body, number) if number % 2 else (400, {"error": {"message": f"bad key {key}"}})
 
-    with serving(leaky, {"X-Echo": f"Bearer {key}"}) as (url, requests):
+    with serving(leaky, X_Echo=f"Bearer {key}") as (url, requests):
         run(url, *ALONE, "--chat", "--tokens", "20", "--save", saved, "--json")
     shown = capsys.readouterr()
     assert requests[0]["headers"]["Authorization"] == f"Bearer {key}"
@@ -178,7 +182,7 @@ def test_a_provider_that_never_answers_is_one_line(reply, why, capsys, monkeypat
     def play(body: dict[str, Any], number: int) -> tuple[int, Any]:
         return honest(body, number) if body["messages"][0]["content"] == PROBE else reply
 
-    with serving(play, {"Retry-After": "0"}) as (url, _):
+    with serving(play, Retry_After="0") as (url, _):
         assert run(url, *ALONE, "--chat") == 3
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("lfm2np: TargetError: no usable answer") and why in line

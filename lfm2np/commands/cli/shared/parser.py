@@ -53,33 +53,31 @@ def meant(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {by_letters[near[0]]}?" if near else ""
 
 
-def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    """Of it and of its commands; of an unknown one the program has all, else those of the command that is run."""
-    options: set[str] = set()
-    for action in parser._actions:
-        options.update(action.option_strings)
-        if isinstance(action, argparse._SubParsersAction):
-            options.update(*map(options_of, action.choices.values()))
-    return options
-
-
 class OneLineParser(argparse.ArgumentParser):
     usage_exit_code = RequestError.exit_code
 
     def parse_args(
         self, args: Any = None, namespace: Any = None
-    ) -> Any:  # as argparse's, with the option that was meant
+    ) -> Any:  # as argparse's, but the command that is run refuses its unknown options, with the one that was meant
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.error(
-                f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], options_of(self))}"
-            )
+            parser = command_parser(self, parsed)
+            options = [word for action in parser._actions for word in action.option_strings]
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0].partition('=')[0], options)}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
         if choice := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message, re.DOTALL):
             message += meant(choice[1], re.findall(r"[\w.-]+", choice[2]))
         raise SystemExit(fail(f"{message} (see {self.prog} --help)", self.usage_exit_code))
+
+
+def command_parser(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> argparse.ArgumentParser:
+    """That of the command that is run, and of its command (make or verify) if it has some."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return command_parser(action.choices[getattr(parsed, action.dest)], parsed)
+    return parser
 
 
 def option(name: str) -> str:
@@ -157,7 +155,7 @@ def add_command(
     tokenizer: bool = False,
     exit_codes: str = EXIT_CODES,
     is_verdict: bool = False,
-) -> argparse.ArgumentParser:
+) -> OneLineParser:
     """A new command of the program, with --json and, unless it says otherwise, --model. Returns its parser.
 
     is_verdict  exit codes 1 and 2 are verdicts on an engine; what keeps the command from judging it is 3
