@@ -16,7 +16,7 @@ FINE = 3.0  # root mean square, in units of the noise: right engines stay below 
 OFF = 5.0
 LEAST_NOISE = 0.15
 LEAST = 4  # positions that a group needs to be called fine
-SHOWN = ("case", "row", "prompt length", "company", "prefix", "phase", "place", "abort")  # tags of many positions
+SHOWN = ("case", "row", "prompt length", "company", "prefix", "phase", "abort")  # tags of many positions
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,7 @@ def position_figure(judged: Judged) -> list[Block]:
         if side.fit is not None:
             known = np.isfinite(side.fit.errors)
             errors = np.maximum(np.abs(side.fit.errors[known]), SMALLEST)
-            points = [(x, y, "") for x, y in zip(places[known].tolist(), errors.tolist(), strict=True)]
+            points = list(zip(places[known].tolist(), errors.tolist(), strict=True))
             dots.append(Dots(name, points, 3 * len(dots)))
     if not any(each.points for each in dots):
         return []
