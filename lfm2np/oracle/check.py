@@ -11,7 +11,6 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
 from typing import Any
 
 from lfm2np.engine.loading import Model
@@ -35,16 +34,14 @@ from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import DOUBT, WRONG, Position, chance_together, size_of
 from lfm2np.oracle.prefix_hits import with_hits
 from lfm2np.oracle.sending import While, send_all, silent
-from lfm2np.oracle.total import Total, total, with_causes
+from lfm2np.oracle.total import Total, total
 from lfm2np.oracle.workloads import LONG
 from lfm2np.truth.config import ModelConfig
 from lfm2np.values import ProgressOf
 
 SCORING = "scoring"  # the progress that counts tokens
 MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request
-AFTER_END, END_SEED = 4, 4000  # tokens of samples that have to go on behind an end-of-sequence token, and their seed
 TIMES = 5  # each; once more before, so that what a cache may have is there each time
-TOKENS_AT_ONCE = 256  # that are scored ahead: more than one answer at once while there are as many
 LEAST_JUDGED = 64  # tokens of the first answers that are judged before the others are there
 
 
@@ -143,29 +140,20 @@ def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While
     At the end and after an error the running computation is waited for and no other starts; an interrupt does not wait.
     Errors in the thread are ignored here: they occur again, and are raised, when the answers are judged.
     """
-    waiting: SimpleQueue[Sequence[Pair]] = SimpleQueue()
-    ended, taken = threading.Event(), 0
+    thread, taken = threading.Thread(), 0
+
+    def compute(pairs: Sequence[Pair]) -> None:
+        with contextlib.suppress(Lfm2npError):
+            judge(model, format_name, pairs, known=known)
 
     def on(pairs: Sequence[Pair]) -> bool:
-        nonlocal taken
-        new = [(request, fitting(request, answer, model.config)) for request, answer in pairs[taken:]]
-        waiting.put([pair for pair in new if pair[0].case != LONG])
-        taken = len(pairs)
+        nonlocal thread, taken
+        if not thread.is_alive():
+            new = [(request, fitting(request, answer, model.config)) for request, answer in pairs[taken:]]
+            new, taken = [pair for pair in new if pair[0].case != LONG], len(pairs)
+            thread = threading.Thread(target=compute, args=(new,), name="lfm2np-ahead", daemon=True)
+            thread.start()
         return True
-
-    def compute() -> None:
-        while not ended.is_set():
-            pairs = list(waiting.get())
-            while num_tokens(pairs) < TOKENS_AT_ONCE and not waiting.empty():
-                pairs += waiting.get()
-            try:
-                if not ended.is_set():
-                    judge(model, format_name, pairs, known=known)
-            except Lfm2npError:
-                return
-
-    thread = threading.Thread(target=compute, name="lfm2np-ahead", daemon=True)
-    thread.start()
 
     is_interrupted = False
     try:
@@ -174,9 +162,7 @@ def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While
         is_interrupted = True
         raise
     finally:
-        ended.set()
-        waiting.put([])
-        if not is_interrupted:
+        if thread.ident and not is_interrupted:
             thread.join()
 
 
@@ -216,11 +202,11 @@ def judged(
     pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
     verdict = total(model, format_name, pairs, positions, scoring, known, constants)
     if reading := reading_cause(model, format_name, pairs, positions):
-        verdict = with_causes(verdict, [reading])
+        verdict = replace(verdict, causes=(reading,))
     elif verdict.verdict in WRONG:
-        verdict = with_causes(verdict, with_hits(verdict.causes, pairs, positions))
+        verdict = replace(verdict, causes=tuple(with_hits(verdict.causes, pairs, positions)))
     if not positions and abilities.refused:  # why nothing could be judged
-        verdict = replace(verdict, reasons=(*verdict.reasons, f"probed as {'; '.join(abilities.refused)}"))
+        verdict = replace(verdict, grounds=(*verdict.grounds, f"probed as {'; '.join(abilities.refused)}"))
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 
 
@@ -261,8 +247,8 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
                     Repeats(name, together[name], TIMES, alone.get(name)) for name in ids_of([request]) if name in wrong
                 ]
     seen = findings(result.positions, repeats)
-    causes = with_hits(seen, result.pairs, result.positions) if seen else result.total.causes
-    return replace(result, repeats=tuple(repeats), total=with_causes(result.total, causes))
+    causes = tuple(with_hits(seen, result.pairs, result.positions)) if seen else result.total.causes
+    return replace(result, repeats=tuple(repeats), total=replace(result.total, causes=causes))
 
 
 def ids_of(requests: Sequence[Request]) -> list[str]:

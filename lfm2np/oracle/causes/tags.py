@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.oracle.workloads import CASES
+from lfm2np.oracle.workloads import CASES, option_of
 
 EDGES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 PERIODS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)  # of blocks and chunks
@@ -60,17 +60,6 @@ def place_of(position: Position) -> str:
     if not position.request.tags.get("beside"):
         return "alone"
     return "later" if position.request.tags.get("place") else "first"
-
-
-def options_of(position: Position) -> str:
-    request = position.request
-    special = {
-        "samples": request.params.n > 1,
-        "stream": request.streamed,
-        "temperature": request.params.temperature not in (0.0, 1.0),
-        "sampled": request.is_sampled,
-    }
-    return next((name for name, is_there in special.items() if is_there), "none")
 
 
 def seen_of(position: Position) -> int:
@@ -129,7 +118,7 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
         },
     ),
     "options": Tag(
-        lambda position, _: options_of(position),
+        lambda position, _: option_of(position.request),
         {
             "samples": Sides(
                 "in requests for several samples (n > 1)", "samples of one request that share keys or state"
@@ -139,7 +128,7 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
                 "in requests at a temperature other than 0 and 1", "log-probabilities that are not of the raw logits"
             ),
             "stream": Sides("in streamed requests", "log-probabilities of other tokens than the event's"),
-            "none": Sides("in requests without these options", "what no such request has", "in all with options"),
+            "": Sides("in requests without these options", "what no such request has", "in all with options"),
         },
     ),
     "abort": Tag(

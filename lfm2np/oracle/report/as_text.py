@@ -1,4 +1,4 @@
-"""A report for a terminal: the verdict on the first line, why, what next; what was judged; tables; how to do it again."""
+"""A report for a terminal: verdict, why and what next; what was judged; tables; how to do it again."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Literal
 
 from lfm2np.oracle.report.as_text import visible
 from lfm2np.oracle.report.markup import Markup, element, joined
@@ -40,22 +41,20 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Line:
-    """`steps`: a value holds until the next. Else points are joined, and each is a dot."""
+class Series:
+    """A line, whose points are joined, and dots too if they are few; steps, whose value holds until the next; or dots.
 
-    name: str
-    points: Sequence[Point]
-    steps: bool = False
-
-
-@dataclass(frozen=True)
-class Dots:
-    """Single points. `look` is a number of MARKS."""
+    look  a number of MARKS
+    """
 
     name: str
     points: Sequence[Point]
     look: int = 0
-    hollow: bool = False
+    kind: Literal["line", "steps", "dots"] = "dots"
+
+    @property
+    def has_dots(self) -> bool:
+        return self.kind == "dots" or (self.kind == "line" and len(self.points) <= MOST_DOTS)
 
 
 @dataclass(frozen=True)
@@ -126,36 +125,25 @@ class Axis:
     words: Callable[[float], str] = tick_words
     ticks: Sequence[float] = ()
 
+    def ticks_of(self, values: Iterable[float]) -> Sequence[float]:
+        """Around all values: a linear axis begins at 0, a logarithmic one has no room for what is not above 0."""
+        if self.ticks:
+            return self.ticks
+        return log_ticks([value for value in values if value > 0] or [1.0]) if self.is_log else linear_ticks(values)
 
-@dataclass(frozen=True)
-class Scale:
-    """From values to places: the first tick stands at `start`, the last at `stop`; what is beyond stands there too."""
-
-    ticks: Sequence[float]
-    start: float
-    stop: float
-    is_log: bool
-
-    def __call__(self, value: float) -> float:
-        low, high = self.ticks[0], self.ticks[-1]
-        at = min(max(value, low), high)
-        if self.is_log:
-            low, high, at = math.log10(low), math.log10(high), math.log10(at)
-        return self.start + (self.stop - self.start) * ((at - low) / (high - low))
+    def scale(self, ticks: Sequence[float], start: float, stop: float) -> Callable[[float], float]:
+        """From values to places: the first tick stands at `start`, the last at `stop`, and so does what is beyond."""
+        low, high = ticks[0], ticks[-1]
+        turn = math.log10 if self.is_log else float
+        return lambda value: (
+            start + (stop - start) * (turn(min(max(value, low), high)) - turn(low)) / (turn(high) - turn(low))
+        )
 
 
-def scale_of(axis: Axis, values: Iterable[float], start: float, stop: float) -> Scale:
-    """Holds all values: a linear one from 0 on; on a logarithmic one those that are not above 0 stand at its begin."""
-    if axis.is_log:
-        ticks = axis.ticks or log_ticks([value for value in values if value > 0] or [1.0])
-    else:
-        ticks = axis.ticks or linear_ticks([0.0, *values])
-    return Scale(ticks, start, stop, axis.is_log)
-
-
-def linear_ticks(values: Sequence[float]) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten; the first is at most the least value, the last at least the largest."""
-    low, high = min(values), max(values)
+def linear_ticks(values: Iterable[float]) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten, from the last below all values to the first above."""
+    shown = [0.0, *values]
+    low, high = min(shown), max(shown)
     if high - low < SMALLEST:
         high = low + 1.0
     decade = math.floor(math.log10((high - low) / 5.0))
@@ -165,129 +153,91 @@ def linear_ticks(values: Sequence[float]) -> list[float]:
 
 
 def log_ticks(values: Sequence[float]) -> list[float]:
-    """Of 1, 2, 5, 10, ... those around the values, at least two; of many powers of ten only, in the end every so many."""
+    """Of 1, 2, 5, 10, ... those around the values, at least two; where they are many, powers of ten only."""
     low, high = min(values), max(values)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = [float(f"{factor}e{decade}") for decade in range(first - 1, last + 1) for factor in (1, 2, 5)]
-    steps = [step for step in [*steps, float(f"1e{last + 1}")] if 0.0 < step < math.inf]
-    begin = max((index for index, step in enumerate(steps) if step <= low), default=0)
-    end = min((index for index, step in enumerate(steps) if step >= high), default=len(steps) - 1)
-    if end - begin < 7:
-        return steps[begin : end + 1] if end > begin else steps[max(0, begin - 1) : begin + 2]
     every = 1 + (last - first - 1) // 6
-    return [float(f"1e{decade}") for decade in range(first, last + every, every) if float(f"1e{decade}") < math.inf]
+    if last - first > 2:
+        return [10.0**decade for decade in range(first, last + every, every)]
+    steps = [float(f"{factor}e{decade}") for decade in range(first - 1, last + 1) for factor in (1, 2, 5)]
+    below, above = [step for step in steps if step <= low], [step for step in [*steps, 10.0**last] if step >= high]
+    ticks = [step for step in steps if below[-1] <= step <= above[0]]
+    return ticks if len(ticks) > 1 else [*below[-2:-1], *ticks]
 
 
 # --- figures
-
-
-def line_chart(
-    name: str,
-    title: str,
-    about: str,
-    lines: Sequence[Line],
-    x: Axis,
-    y: Axis,
-    levels: Sequence[tuple[float, str]] = (),
-) -> Drawing:
-    """The first MOST_LINES lines; levels are horizontal, with their words."""
-    looks = [Dots(line.name, line.points, look) for look, line in enumerate(lines[:MOST_LINES])]
-    curves = [line.steps for line in lines[:MOST_LINES]]
-    return chart(name, title, about, looks, x, y, levels, curves)
-
-
-def scatter_chart(
-    name: str,
-    title: str,
-    about: str,
-    groups: Sequence[Dots],
-    x: Axis,
-    y: Axis,
-    levels: Sequence[tuple[float, str]] = (),
-) -> Drawing:
-    """The first group is on top. Of dots of one group that can't be told apart, all but the first are left out."""
-    return chart(name, title, about, [group for group in groups if group.points], x, y, levels)
 
 
 def chart(
     name: str,
     title: str,
     about: str,
-    groups: Sequence[Dots],
+    series: Sequence[Series],
     x: Axis,
     y: Axis,
-    levels: Sequence[tuple[float, str]],
-    curves: Sequence[bool] = (),
+    levels: Sequence[tuple[float, str]] = (),
 ) -> Drawing:
-    """`curves`: the groups are lines, of steps or not."""
-    top, legends = legend(groups if not curves or len(groups) > 1 else [], bool(curves))
-    xs, ys = ([float(point[place]) for group in groups for point in group.points] for place in (0, 1))
-    across = scale_of(x, xs, LEFT, RIGHT)
-    up = scale_of(y, [*ys, *(level for level, _ in levels)], top + PLOT, top)
-    parts = [axes(x, y, across, up), legends]
-    for value, words in levels:
-        parts.append(path("level", f"M{LEFT:g} {up(value):.1f}H{RIGHT:g}"))
-        parts.append(label(RIGHT, up(value) - 4, shortened(words), "end"))
-    for index, group in reversed(list(enumerate(groups))):
-        points = [(across(x), up(y)) for x, y in group.points]
-        if curves and points:
-            parts.append(path(f"curve s{group.look}", steps_path(points) if curves[index] else joined_path(points)))
-        if not curves or not (curves[index] or len(points) > MOST_DOTS):
-            parts.append(dots(group, points))
-    return Drawing(name, visible(title, 4000), visible(about, 4000), up.start + BELOW, joined(*parts))
-
-
-def axes(x: Axis, y: Axis, across: Scale, up: Scale) -> Markup:
-    bottom, top = up.start, up.stop
-    parts: list[Markup] = []
-    free = -math.inf
-    for tick in up.ticks:
+    """The first of the series is on top; levels are horizontal, with their words."""
+    is_named = len(series) > 1 or any(each.kind == "dots" for each in series)
+    top, legends = legend(series if is_named else [])
+    xs, ys = ([point[place] for each in series for point in each.points] for place in (0, 1))
+    columns, rows = x.ticks_of(xs), y.ticks_of([*ys, *(level for level, _ in levels)])
+    bottom = top + PLOT
+    across, up = x.scale(columns, LEFT, RIGHT), y.scale(rows, bottom, top)
+    parts = [legends, path("axis", f"M{LEFT:g} {top:g}V{bottom:g}H{RIGHT:g}")]
+    for tick in rows:
         parts.append(path("grid", f"M{LEFT:g} {up(tick):.1f}H{RIGHT:g}"))
         parts.append(label(LEFT - 6, up(tick) + 4, y.words(tick), "end"))
-    for tick in across.ticks:
+    free = -math.inf
+    for tick in columns:
         at, words = across(tick), x.words(tick)
         parts.append(path("axis", f"M{at:.1f} {bottom:g}v4"))
         half = len(words) * CHARACTER / 2 + 2
         if at - half >= free:
             free = at + half + CHARACTER
             parts.append(label(min(at, WIDTH - half), bottom + 17, words, "middle"))
-    parts.append(path("axis", f"M{LEFT:g} {top:g}V{bottom:g}H{RIGHT:g}"))
     parts.append(label((LEFT + RIGHT) / 2, bottom + 35, shortened(x.title, 60), "middle"))
     parts.append(label(4, 13, shortened(y.title, 60), "start"))
-    return joined(*parts)
+    for value, words in levels:
+        parts.append(path("level", f"M{LEFT:g} {up(value):.1f}H{RIGHT:g}"))
+        parts.append(label(RIGHT, up(value) - 4, shortened(words), "end"))
+    for each in reversed(series):
+        parts += shapes(each, [(across(x), up(y)) for x, y in each.points])
+    return Drawing(name, visible(title, 4000), visible(about, 4000), bottom + BELOW, joined(*parts))
 
 
-def legend(groups: Sequence[Dots], are_lines: bool) -> tuple[float, Markup]:
+def legend(series: Sequence[Series]) -> tuple[float, Markup]:
     """Where the plot begins, and the legend above it: in columns, as many as there is room for."""
-    names = [shortened(group.name) for group in groups]
+    names = [shortened(each.name) for each in series]
     width = 46.0 + CHARACTER * max(map(len, names), default=0)
     columns = max(1, min(len(names), int(WIDTH // width)))
     parts = []
-    for index, (group, name) in enumerate(zip(groups, names, strict=True)):
+    for index, (each, name) in enumerate(zip(series, names, strict=True)):
         x, y = 4 + width * (index % columns), TITLE + ROW * (index // columns) + 5
-        parts += [path(f"curve s{group.look}", f"M{x:.1f} {y:.1f}h24")] if are_lines else []
-        parts += [dots(group, [(x + 12, y)]), label(x + 29, y + 4, name, "start")]
+        parts += [path(f"curve s{each.look}", f"M{x:.1f} {y:.1f}h24")] if each.kind != "dots" else []
+        parts += [dots(each.look, [(x + 12, y)])] if each.has_dots else []
+        parts.append(label(x + 29, y + 4, name, "start"))
     rows = -(-len(names) // columns)
     return TITLE + ROW * rows + (6 if rows else 0), joined(*parts)
 
 
-def dots(group: Dots, points: Iterable[Point]) -> Markup:
+def shapes(series: Series, points: Sequence[Point]) -> list[Markup]:
+    """Those of one series, whose points are places by now."""
+    if not points:
+        return []
+    (x, y), *others = points
+    then = "H{:.1f}V{:.1f}" if series.kind == "steps" else "L{:.1f} {:.1f}"
+    curve = f"M{x:.1f} {y:.1f}" + "".join(then.format(*point) for point in others)
+    lines = [path(f"curve s{series.look}", curve)] if series.kind != "dots" else []
+    return [*lines, *([dots(series.look, points)] if series.has_dots else [])]
+
+
+def dots(look: int, points: Iterable[Point]) -> Markup:
     """The first in each cell."""
     first: dict[Point, Point] = {}
     for x, y in points:
         first.setdefault((x // CELL, y // CELL), (x, y))
-    drawn = "".join(f"M{x:.1f} {y:.1f}{MARKS[group.look % len(MARKS)]}" for x, y in first.values())
-    return path(f"dots s{group.look % len(MARKS)}{' hollow' if group.hollow else ''}", drawn)
-
-
-def joined_path(points: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-
-
-def steps_path(points: Sequence[Point]) -> str:
-    """Along each value until the next."""
-    (x, y), *others = points
-    return f"M{x:.1f} {y:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in others)
+    return path(f"dots s{look}", "".join(f"M{x:.1f} {y:.1f}{MARKS[look]}" for x, y in first.values()))
 
 
 def path(look: str, d: str) -> Markup:

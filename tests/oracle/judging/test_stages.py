@@ -207,6 +207,7 @@ def test_what_was_scored_ahead_is_not_scored_again_and_says_the_same() -> None:
     with scored_ahead(model(), "float32", known) as on:
         assert all(on(pairs[:count]) for count in range(1, 13))
         while len(known.noises) < len(known_by("float32", FIRST).noises):
+            on(pairs)
             time.sleep(0.01)
     done = known.place.num_tokens
     ahead = found(pairs, known)
