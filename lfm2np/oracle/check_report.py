@@ -44,10 +44,7 @@ ERRORS = (
     "the rounding step being part of their unit; so is worst where no error goes beyond that step."
 )
 SMALLEST, LARGEST = 0.01, 1e15  # errors as they are drawn; what is beyond is drawn there
-POSITION_FIELDS = (
-    *("row", "is_new", "token_id", "best", "is_flip", "gap", "gap_ratio", "margin_ratio"),
-    *("error", "error_ratio", "error_size", "is_rerouted"),
-)
+NO_FIELDS = ("request", "scale", "route_chance", "flip_chance")  # of a position
 TOTAL_FIELDS = ("rms", "worst", "flips", "flip_chance", "rerouted", "route_chance")
 SIZES = ("positions", "reported", "RMS", "worst", "flips", "bugs")  # of a group
 ODD = (
@@ -113,6 +110,8 @@ def counts_in_words(checked: Checked) -> str:
 
 
 def sections_of(checked: Checked) -> list[Section]:
+    first, verdict = checked.total.first_wrong, checked.total.verdict
+    by_itself = "" if first is None or first.verdict is verdict else f" by itself, {verdict} with all others"
     odd = [position for position in checked.positions if position.is_wrong or position.is_flip]
     odd.sort(key=lambda position: (-SEVERITY.index(position.verdict), -distance(position)))
     counted = [[count, why] for why, count in messages(checked)]
@@ -129,7 +128,10 @@ def sections_of(checked: Checked) -> list[Section]:
     )
     return [
         Section("Cases", [Table("", header, cases, (0, len(header) - 1), len(CASES))] if cases else []),
-        Section("First wrong position", [Code(first_wrong(checked))] if checked.total.first_wrong else []),
+        Section(
+            "First wrong position",
+            [Code([f"first wrong position: {first.verdict}{by_itself}", *words_of(first)])] if first else [],
+        ),
         Section("Where it goes wrong", [Code(["where it goes wrong", *checked.cause.lines])] if checked.cause else []),
         Section("Wrong positions and flips", [Table("", ODD, list(map(cells, odd)), (0, 3, 11), 10)] if odd else []),
         Section("No usable answer", [Table(title, ("requests", "why"), counted, (1,), 10)] if counted else []),
@@ -206,35 +208,25 @@ def cells(position: Position) -> list[object]:
     return [*names, position.token_id, position.best, *map(number, (*sizes, *errors)), position.verdict]
 
 
-def first_wrong(checked: Checked) -> list[str]:
-    position, verdict = checked.total.first_wrong, checked.total.verdict
-    assert position is not None
-    ids = position.request.prompt_token_ids
-    behind = f"the oracle's is {position.best}, the engine's is behind it by {gap_words(position)}"
-    if position.token_id == position.best:
-        behind = "the oracle's too"
-    by_itself = "" if position.verdict is verdict else f" by itself, {verdict} with all others"
+def words_of(position: Position) -> list[str]:
+    request, ids = position.request, position.request.prompt_token_ids
+    gap, ratio, error = number(position.gap), number(position.gap_ratio), number(position.error)
+    behind = (
+        f"the oracle's is {position.best}, the engine's is behind it by {gap} nats, {ratio} times the rounding error"
+    )
+    behind = "the oracle's too" if position.token_id == position.best else behind
     prompt = f"prompt of {plural(len(ids), 'token')}: {','.join(map(str, ids[:32]))}{',...' * (len(ids) > 32)}"
+    largest = f"the largest reported is {number(position.error_ratio)} times the rounding error"
     return [
-        f"first wrong position: {position.verdict}{by_itself}",
-        f"request    {position.request.request_id} of {position.request.case}, {prompt}",
+        f"request    {request.request_id} of {request.case}, {prompt}",
         f"position   row {position.row}, which predicts token {position.row + 1} of the sequence ({phase(position)})",
         *([f"token      {position.token_id}; {behind}"] if position.is_new else []),  # else the engine chose none
-        f"error      {error_words(position)}",
+        f"error      {error} nats; {largest}",
     ]
 
 
 def phase(position: Position) -> str:
     return "generated" if position.is_new else "prompt"
-
-
-def gap_words(position: Position) -> str:
-    return f"{number(position.gap)} nats, {number(position.gap_ratio)} times the rounding error"
-
-
-def error_words(position: Position) -> str:
-    largest = f"the largest reported is {number(position.error_ratio)} times the rounding error"
-    return f"{number(position.error)} nats; {largest}"
 
 
 # --- the figure
@@ -303,7 +295,8 @@ def position_json(position: Position) -> dict[str, Any]:
         "id": position.request.request_id,
         "case": position.request.case,
         "prompt_length": len(position.request.prompt_token_ids),
-        **{name: getattr(position, name) for name in POSITION_FIELDS},
+        **{name: value for name, value in vars(position).items() if name not in NO_FIELDS},
+        "is_flip": position.is_flip,
         "route": None if position.route is None else asdict(position.route),
         "verdict": str(position.verdict),
     }
@@ -324,7 +317,11 @@ def junit_cases(checked: Checked) -> list[Case]:
 
 def junit_case(request: Request, answer: Answer, positions: Sequence[Position]) -> Case:
     failed = skipped = None
-    wrong = [position_line(position) for position in positions if position.is_wrong]
+    wrong = [
+        f"{position.verdict}: {'; '.join(' '.join(line.split()) for line in words_of(position)[1:])}"
+        for position in positions
+        if position.is_wrong
+    ]
     if answer.is_refuted:
         failed = f"no right engine gives this: {answer.error}"
     elif answer.error is not None or not positions:
@@ -334,9 +331,3 @@ def junit_case(request: Request, answer: Answer, positions: Sequence[Position]) 
     elif wrong:
         failed = f"{len(wrong)} of {len(positions)} positions; {wrong[0]}"
     return Case(request.case, request.request_id, failed, skipped, wrong)
-
-
-def position_line(position: Position) -> str:
-    token = f"token {position.token_id}, the oracle's {position.best}"
-    errors = f"gap {gap_words(position)}, error {error_words(position)}"
-    return f"{position.verdict} at row {position.row} ({phase(position)}): {token}, {errors}"
