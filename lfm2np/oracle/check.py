@@ -1,21 +1,17 @@
 """A whole check: send requests to an engine, score the answers, give the verdict. Data flows one way:
 
 sending (workloads, target, transcript) -> judge (truth, noise) -> total -> report
-
-Answers may be judged while others are still to come: see While.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import AnyPlace, place_of
-from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.errors import RequestError
 from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.groups import OFF
@@ -35,7 +31,6 @@ from lfm2np.oracle.judging.verdict import DOUBT, WRONG, Position, chance_togethe
 from lfm2np.oracle.prefix_hits import with_hits
 from lfm2np.oracle.sending import While, send_all, silent
 from lfm2np.oracle.total import Total, total
-from lfm2np.oracle.workloads import LONG
 from lfm2np.truth.config import ModelConfig
 from lfm2np.values import ProgressOf
 
@@ -130,40 +125,6 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
         )
 
     return on
-
-
-@contextlib.contextmanager
-def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While]:
-    """A thread computes what `known` lacks of the answers so far, while later requests run; for engines in separate
-    processes. Nothing else may use `known` meanwhile. Long requests are left: together they cost one prefill.
-
-    At the end and after an error the running computation is waited for and no other starts; an interrupt does not wait.
-    Errors in the thread are ignored here: they occur again, and are raised, when the answers are judged.
-    """
-    thread, taken = threading.Thread(), 0
-
-    def compute(pairs: Sequence[Pair]) -> None:
-        with contextlib.suppress(Lfm2npError):
-            judge(model, format_name, pairs, known=known)
-
-    def on(pairs: Sequence[Pair]) -> bool:
-        nonlocal thread, taken
-        if not thread.is_alive():
-            new = [(request, fitting(request, answer, model.config)) for request, answer in pairs[taken:]]
-            new, taken = [pair for pair in new if pair[0].case != LONG], len(pairs)
-            thread = threading.Thread(target=compute, args=(new,), name="lfm2np-ahead", daemon=True)
-            thread.start()
-        return True
-
-    is_interrupted = False
-    try:
-        yield on
-    except KeyboardInterrupt:
-        is_interrupted = True
-        raise
-    finally:
-        if thread.ident and not is_interrupted:
-            thread.join()
 
 
 def as_far_as_needed(pairs: Sequence[Pair], on: While) -> Sequence[Pair]:
