@@ -105,17 +105,16 @@ def split_causes(positions: Sequence[Position], description: Description) -> lis
     chance, explained = description.chance, description.explained
     is_likely = (pure or alone) and explained >= LIKELY_SHARE and (chance < LIKELY_CHANCE or pure == alone)
     is_certain = pure and alone and explained >= SURE_SHARE and chance < SURE_CHANCE
-    if is_certain and group_of([each for each in positions if each.place in description.inside]).is_fine:
-        sure = CERTAIN
-    else:
-        sure = LIKELY if is_likely else GUESS
-    first, *more = description.splits
-    where = [f"wrong {first.wrong}, right {description.right}"]
-    where += [f"also wrong by itself: {split.wrong}" for split in more]
+    is_certain = is_certain and group_of([each for each in positions if each.place in description.inside]).is_fine
+    sure = CERTAIN if is_certain else LIKELY if is_likely else GUESS
     wrong, asked = (len(ids) for ids in requests_of(positions))
     return [
-        Suspicion(sure, words, split.suspect, wrong, asked, explained, chance)
-        for words, split in zip(where, description.splits, strict=True)
+        Suspicion(
+            sure,
+            f"also wrong by itself: {split.wrong}" if index else f"wrong {split.wrong}, right {description.right}",
+            *(split.suspect, wrong, asked, explained, chance),
+        )
+        for index, split in enumerate(description.splits)
     ]
 
 
@@ -125,12 +124,12 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     Sometimes right, sometimes wrong is no proof of a race: an engine may give a request another slot each time.
     """
     beside = [repeat for repeat in repeats if repeat.failed_alone is not None]
-    with_others, alone = sum(repeat.failed for repeat in beside), sum(repeat.failed_alone or 0 for repeat in beside)
-    times = sum(repeat.times for repeat in beside)
-    chance = so_unlike(with_others, times, alone, times)
+    failed, times = sum(repeat.failed for repeat in beside), sum(repeat.times for repeat in beside)
+    alone = sum(repeat.failed_alone or 0 for repeat in beside)
+    chance = so_unlike(failed, times, alone, times)
     if not alone and chance < ALONE_CHANCE:
-        where = f"wrong beside others in {with_others} of {times} repeats of {len(beside)} wrong requests, right alone"
-        return [Suspicion(LIKELY, where, LEAK, with_others, times, chance=chance)]
+        where = f"wrong beside others in {failed} of {times} repeats of {len(beside)} wrong requests, right alone"
+        return [Suspicion(LIKELY, where, LEAK, failed, times, chance=chance)]
     if all(repeat.failed == repeat.times for repeat in repeats):
         return []
     failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)

@@ -157,8 +157,11 @@ def best_split(judged: Positions, of: Mask) -> Split | None:
         gain, split = max(gains, key=lambda pair: pair[0], default=(0.0, None))
         if split is not None and gain > 0.0:
             best.append((gain * (LESS if name in SENT else 1.0), split))
-    best.sort(key=lambda pair: -pair[0])
-    return next((split for _, split in best if not is_by_chance(judged, split, of)), None)
+    for _, split in sorted(best, key=lambda pair: -pair[0]):
+        wrong_side, right_side = (judged.wrong_requests(of & side) for side in (~split.is_right, split.is_right))
+        if so_unlike(*wrong_side, *right_side) <= MOST_CHANCE:
+            return split
+    return None
 
 
 def gain_of(judged: Positions, split: Split, of: Mask) -> float:
@@ -168,11 +171,6 @@ def gain_of(judged: Positions, split: Split, of: Mask) -> float:
         return 0.0
     is_whole = not (of & split.is_right & judged.wrong).any()
     return round(judged.explained(split.is_right, of) * (WHOLE if is_whole else 1.0), 9)
-
-
-def is_by_chance(judged: Positions, split: Split, of: Mask) -> bool:
-    wrong_side, right_side = (judged.wrong_requests(of & side) for side in (~split.is_right, split.is_right))
-    return so_unlike(*wrong_side, *right_side) > MOST_CHANCE
 
 
 def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
