@@ -68,7 +68,7 @@ def report_of(checked: Checked) -> Report:
         exit_code=exit_code(total.verdict),
         means=MEANS[total.verdict],
         findings=[Finding("reason", reason) for reason in (*total.reasons, *([where] if where else []))],
-        next_steps=[LOCATE] if total.first_wrong and checked.cause is None else [],
+        next_steps=[LOCATE] if total.first_wrong and total.verdict is Verdict.BUG and checked.cause is None else [],
         facts={name: words for name, words in facts_of(checked).items() if words or name == "engine"},
         not_tested=checked.not_tested,
         sections=[section for section in sections_of(checked) if section.blocks],
