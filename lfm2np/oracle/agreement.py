@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.oracle.coverage import CONTINUES
 from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Pair, Request, failed
 from lfm2np.oracle.judging.verdict import SPREAD, Position, so_many_or_more
 from lfm2np.oracle.workloads import option_of
@@ -67,10 +68,16 @@ def with_mismatches(
 
 def without_refusals(pairs: Sequence[Pair]) -> list[Pair]:
     """Without requests with a stop string if all of them were refused, and likewise with each other option: an engine
-    without such a feature is not wrong, and it is not tested.
+    without such a feature is not wrong, and it is not tested. And without continuations that brought no token: those
+    tokens are lost, but no answer is missing.
     """
     taken = {option_of(request) for request, answer in pairs if answer.error is None or answer.is_refuted}
-    return [pair for pair in pairs if option_of(pair[0]) in ("", *taken)]
+    return [
+        (request, answer)
+        for request, answer in pairs
+        if option_of(request) in ("", *taken)
+        and (CONTINUES not in request.tags or answer.token_ids or answer.is_refuted)
+    ]
 
 
 def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, str]:

@@ -5,6 +5,7 @@ sending (workloads, target, transcript) -> judge (truth, noise) -> total -> repo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.groups import OFF
 from lfm2np.oracle.causes.wrong_constants import reading_cause
-from lfm2np.oracle.coverage import not_tested, without_vain
+from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace, failed, samples_of, whole_request
 from lfm2np.oracle.engines.target import Abilities, Target
@@ -152,7 +153,7 @@ def judged(
         progress(SCORING, done, count)
 
     pairs = [(request, fitting(request, answer, model.config)) for request, answer in pairs]
-    pairs = agreement.without_refusals(without_vain(pairs))
+    pairs = agreement.without_refusals(pairs)
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
     if not is_wrong(positions) and (chance_together(positions) < DOUBT or size_of(positions) > OFF / 2.0):
@@ -190,52 +191,39 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
     Rounds with cancelled requests can't be repeated: it is not known when those ended.
     """
     wrong = {position.request.request_id for position in result.positions if position.is_wrong} | wrong_stops(result)
-    plain = [pair for pair in result.pairs if pair[0].stop is None]
-    companies: dict[tuple[int, int], dict[str, Request]] = {}  # by id, the requests of a trace
+    plain = [pair for pair in result.pairs if pair[0].stop is None]  # with which answers to stop strings must agree
+    companies: dict[tuple[int, int], dict[str, Request]] = {}  # by id, the requests of a trace with a wrong one
     for request, _ in result.pairs:
         order, place = int(request.tags.get("order", 0)), int(request.tags.get("place", 0))
         company = companies.setdefault((order - place, int(request.tags.get("together", 1))), {})
         company[whole_request(request).request_id] = whole_request(request)
+
+    def wrong_samples(request: Request) -> list[str]:
+        return [sample.request_id for sample in samples_of(request) if sample.request_id in wrong]
+
+    def failures(requests: Sequence[Request]) -> Counter[str]:
+        """How often each sample is wrong when these are sent together TIMES times, after one run to fill caches."""
+        trace, counts = Trace(tuple(requests)), Counter[str]()
+        target.play(trace)
+        for request, answer in (pair for _ in range(TIMES) for pair in target.play(trace).pairs(trace)):
+            pair = request, fitting(request, answer, model.config)
+            misses = request.stop is not None and agreement.stop_mismatches([*plain, pair], model.tokenizer)
+            is_off = pair[1].is_refuted or misses or is_wrong(judge(model, result.format, [pair], known=known))
+            counts[request.request_id] += bool(is_off)
+        return counts
+
     whole = [list(company.values()) for (_, together), company in companies.items() if len(company) == together]
-    whole = [requests for requests in whole if wrong & set(ids_of(requests))]
+    whole = [requests for requests in whole if any(map(wrong_samples, requests))]
     repeats: list[Repeats] = []
     for requests in sorted(whole, key=len)[:MOST_ROUNDS]:
-        together = failures(model, target, result.format, requests, plain, known)
+        together = failures(requests)
         for request in requests:
-            if wrong & set(ids_of([request])):
-                alone = failures(model, target, result.format, [request], plain, known) if len(requests) > 1 else {}
-                repeats += [
-                    Repeats(name, together[name], TIMES, alone.get(name)) for name in ids_of([request]) if name in wrong
-                ]
+            names = wrong_samples(request)
+            alone = failures([request]) if names and len(requests) > 1 else None
+            repeats += [Repeats(name, together[name], TIMES, None if alone is None else alone[name]) for name in names]
     seen = findings(result.positions, repeats)
     causes = tuple(with_hits(seen, result.pairs, result.positions)) if seen else result.total.causes
     return replace(result, repeats=tuple(repeats), total=replace(result.total, causes=causes))
-
-
-def ids_of(requests: Sequence[Request]) -> list[str]:
-    """Of all their samples."""
-    return [sample.request_id for request in requests for sample in samples_of(request)]
-
-
-def failures(
-    model: Model, target: Target, format_name: str, requests: Sequence[Request], plain: Sequence[Pair], known: Known
-) -> dict[str, int]:
-    """How often each sample is wrong when these are sent together TIMES times, after one run to fill caches.
-
-    plain  answers without a stop string, with which those that have one must agree
-    """
-    trace, counts = Trace(tuple(requests)), dict.fromkeys(ids_of(requests), 0)
-    for turn in range(1 + TIMES):
-        for request, answer in target.play(trace).pairs(trace):
-            if turn:
-                pair = request, fitting(request, answer, model.config)
-                is_refuted = pair[1].is_refuted or misses_its_stop(model, pair, plain)
-                counts[request.request_id] += is_refuted or is_wrong(judge(model, format_name, [pair], known=known))
-    return counts
-
-
-def misses_its_stop(model: Model, pair: Pair, plain: Sequence[Pair]) -> bool:
-    return pair[0].stop is not None and bool(agreement.stop_mismatches([*plain, pair], model.tokenizer))
 
 
 def fitting(request: Request, answer: Answer, config: ModelConfig) -> Answer:

@@ -122,15 +122,6 @@ def continuations(pairs: Sequence[Pair], tokenizer: Tokenizer | None, takes_toke
     return tuple(requests)
 
 
-def without_vain(pairs: Sequence[Pair]) -> list[Pair]:
-    """Without continuations that brought no token: those tokens are lost, but no answer is missing."""
-    return [
-        (request, answer)
-        for request, answer in pairs
-        if CONTINUES not in request.tags or answer.token_ids or answer.is_refuted
-    ]
-
-
 def early_ends(pairs: Sequence[Pair]) -> EarlyEnds:
     first = [missing_tokens(pair) for pair in pairs if CONTINUES not in pair[0].tags]
     continued = {request.tags.get(CONTINUES) for request, _ in pairs}
