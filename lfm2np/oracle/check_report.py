@@ -4,7 +4,7 @@ depends on."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -147,27 +147,17 @@ def case_rows(checked: Checked) -> list[tuple[str, int, int, Group, Verdict]]:
     """Every requested case, also without a usable answer: its requests, those unanswered, its positions, and the most
     severe verdict; INCONCLUSIVE where nothing is wrong, but no log-probability was reported."""
     asked = Counter(request.case for request, _ in checked.pairs)
-    unanswered = set(checked.total.unanswered)
-    silent = Counter(request.case for request, _ in checked.pairs if request.request_id in unanswered)
-    positions: dict[str, list[Position]] = {case: [] for case in in_order(asked)}
+    silent = Counter(request.case for request, _ in checked.pairs if request.request_id in checked.total.unanswered)
+    positions: dict[str, list[Position]] = {case: [] for case in asked}
     for position in checked.positions:
         positions.setdefault(position.request.case, []).append(position)
-    return [
-        (case, asked[case], silent[case], group_of(judged), common_verdict(judged))
-        for case, judged in positions.items()
-    ]
+    return [(case, asked[case], silent[case], group_of(some), common_verdict(some)) for case, some in positions.items()]
 
 
 def common_verdict(positions: Sequence[Position]) -> Verdict:
     worst = max((position.verdict for position in positions), key=SEVERITY.index, default=Verdict.INCONCLUSIVE)
     is_reported = any(position.error_ratio is not None for position in positions)
     return worst if is_reported or worst in WRONG else Verdict.INCONCLUSIVE
-
-
-def in_order(cases: Iterable[str]) -> list[str]:
-    """In the order of the workloads, unknown ones last."""
-    names = list(CASES)
-    return sorted(dict.fromkeys(cases), key=lambda case: names.index(case) if case in CASES else len(names))
 
 
 def sizes(group: Group) -> list[object]:
@@ -185,12 +175,9 @@ def state(group: Group) -> str:
 
 def messages(checked: Checked) -> list[tuple[str, int]]:
     """Why requests got no usable answer, with counts, the most frequent first."""
-    unanswered = set(checked.total.unanswered)
-    counts: Counter[str] = Counter()
-    for request, answer in checked.pairs:
-        if request.request_id in unanswered:
-            counts[answer.error or ("no token ids reported" if answer.token_ids is None else "no tokens")] += 1
-    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    silent = [answer for _, answer in checked.pairs if answer.error is not None or not answer.token_ids]
+    no_tokens = {True: "no token ids reported", False: "no tokens"}
+    return Counter(answer.error or no_tokens[answer.token_ids is None] for answer in silent).most_common()
 
 
 # --- one position
