@@ -81,7 +81,7 @@ def not_tested(
         f"the prefix cache ({hits.words()})": hits.repeated and not hits.hit,
         **{CASES[name].option: CASES[name].option for name in unasked},
         "texts": answers and not any(answer.text for answer in answers),
-        "log-probabilities of prompts (not reported)": not abilities.tells_prompt_logprobs,
+        "log-probabilities of prompts": not any(answer.prompt_logprobs for answer in answers),
         NEVER_ASKED: True,
         f"preempted requests{unless} (lfm2np fuzz)": True,
     }

@@ -128,13 +128,18 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
                 "in requests at a temperature other than 0 and 1", "log-probabilities that are not of the raw logits"
             ),
             "stream": Sides("in streamed requests", "log-probabilities of other tokens than the event's"),
-            "": Sides("in requests without these options", "what no such request has", "in all with options"),
+            "": Sides("in requests without these options", "what no such request has", "in requests with options"),
         },
     ),
     "abort": Tag(
         lambda position, _: str(position.request.tags.get("abort", "none")),
         {
-            "none": Sides("before any cancelled request", "what no cancelled request has", "beside or after", FREED),
+            "none": Sides(
+                "before any cancelled request",
+                "what no cancelled request has",
+                "beside or after cancelled requests",
+                FREED,
+            ),
             "beside": Sides("beside cancelled requests", FREED, "before any cancelled request or after", FREED),
             "after": Sides("after cancelled requests", FREED, "before and beside cancelled requests", FREED),
         },
