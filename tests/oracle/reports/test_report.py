@@ -94,7 +94,7 @@ def test_the_text_of_a_wrong_engine_says_why_and_what_next_before_what_was_not_t
     assert lines[1 + len(total.reasons)].startswith("next       --locate ")
     start = next(index for index, line in enumerate(lines) if line.startswith("not tested "))
     untested = lines[start : start + len(wrong.not_tested)]
-    assert [line[11:] for line in untested] == wrong.not_tested and "cancelled requests" in wrong.not_tested
+    assert [line[11:] for line in untested] == wrong.not_tested and "batches" in wrong.not_tested
 
 
 def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checked) -> None:
