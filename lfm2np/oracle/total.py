@@ -96,7 +96,7 @@ def total(
     seen: ConstantSearch | None = None
     if cause is None and not (causes and causes[0].sure == CERTAIN and causes[0].explained):  # a split tells all
         seen = search_constants(evidence, is_off, constants)
-        cause = constant_cause(seen, positions, is_off)
+        cause = constant_cause(seen, is_off)
     if cause is None:
         verdict, reasons = decided(evidence, unanswered)
         causes = causes or findings(positions) if verdict is Verdict.BUG else []

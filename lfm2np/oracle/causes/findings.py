@@ -41,16 +41,13 @@ RACE = (
 class Suspicion:
     """One cause of what is wrong: where, and what that points to.
 
-    wrong, requests  how many requests are wrong, of how many; of repeats, how many of those
-    explained        share of the entropy of right and wrong positions that `where` removes
-    chance           of this by accident
+    explained  share of the entropy of right and wrong positions that `where` removes
+    chance     of this by accident
     """
 
     sure: str
     where: str
-    suspect: str
-    wrong: int
-    requests: int
+    suspect: str = ""
     explained: float | None = None
     chance: float | None = None
 
@@ -107,14 +104,11 @@ def split_causes(positions: Sequence[Position], description: Description) -> lis
     is_certain = pure and alone and explained >= SURE_SHARE and chance < SURE_CHANCE
     is_certain = is_certain and group_of([each for each in positions if each.place in description.inside]).is_fine
     sure = CERTAIN if is_certain else LIKELY if is_likely else GUESS
-    wrong, asked = (len(ids) for ids in requests_of(positions))
+    where = [f"wrong {description.splits[0].wrong}, right {description.right}"]
+    where += [f"also wrong by itself: {split.wrong}" for split in description.splits[1:]]
     return [
-        Suspicion(
-            sure,
-            f"also wrong by itself: {split.wrong}" if index else f"wrong {split.wrong}, right {description.right}",
-            *(split.suspect, wrong, asked, explained, chance),
-        )
-        for index, split in enumerate(description.splits)
+        Suspicion(sure, words, split.suspect, explained, chance)
+        for words, split in zip(where, description.splits, strict=True)
     ]
 
 
@@ -129,14 +123,14 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     chance = so_unlike(failed, times, alone, times)
     if not alone and chance < ALONE_CHANCE:
         where = f"wrong beside others in {failed} of {times} repeats of {len(beside)} wrong requests, right alone"
-        return [Suspicion(LIKELY, where, LEAK, failed, times, chance=chance)]
+        return [Suspicion(LIKELY, where, LEAK, chance=chance)]
     if all(repeat.failed == repeat.times for repeat in repeats):
         return []
     failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
     wrong, asked = requests_of(positions)
     count = len({*wrong, *(repeat.request for repeat in repeats)})  # of a wrong stop no position is wrong
     where = f"wrong in {count} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
-    return [Suspicion(LIKELY, where, RACE, failed, times)]
+    return [Suspicion(LIKELY, where, RACE)]
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
@@ -144,9 +138,8 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
     if not wrong or not right:
-        words = "wrong everywhere, and no format errs like this"
-        return Suspicion(CERTAIN, words, EVERYWHERE, len(wrong), len(asked))
+        return Suspicion(CERTAIN, "wrong everywhere, and no format errs like this", EVERYWHERE)
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
     words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing in the requests sets apart; {word}: {names}"
-    return Suspicion(GUESS, words, "", len(wrong), len(asked))
+    return Suspicion(GUESS, words)

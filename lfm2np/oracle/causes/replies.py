@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
+from lfm2np.oracle.causes.findings import CERTAIN, Suspicion
 from lfm2np.oracle.causes.groups import FINE
 from lfm2np.oracle.engines.records import Answer, Pair, Request
 from lfm2np.oracle.judging.judge import judge
@@ -73,8 +73,7 @@ def reply_cause(evidence: Evidence) -> Suspicion | None:
         return None
     words = "; ".join(f"the log-probabilities of {listed(of)} {way}" for way, of in wrong.items())
     also = f" (those of {listed(right)} are right)" if right else ""
-    ids, asked = requests_of(evidence.positions)
-    return Suspicion(CERTAIN, words + also, "", len(ids), len(asked))
+    return Suspicion(CERTAIN, words + also)
 
 
 def listed(names: Sequence[str]) -> str:
