@@ -158,7 +158,7 @@ def log_ticks(values: Sequence[float]) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = 1 + (last - first - 1) // 6
     if last - first > 2:
-        return [10.0**decade for decade in range(first, last + every, every)]
+        return [10.0 ** min(decade, 308) for decade in range(first, last + every, every)]
     steps = [float(f"{factor}e{decade}") for decade in range(first - 1, last + 1) for factor in (1, 2, 5)]
     below, above = [step for step in steps if step <= low], [step for step in [*steps, 10.0**last] if step >= high]
     ticks = [step for step in steps if below[-1] <= step <= above[0]]
