@@ -197,15 +197,7 @@ def repeats(pairs: Sequence[Pair]) -> Iterator[tuple[Answer, Request, Answer]]:
     first: dict[tuple[object, ...], Answer] = {}
     for request, answer in pairs:
         if request.params.seed is not None and answer.token_ids:
-            params = request.params
-            key = (
-                request.prompt_token_ids,
-                params.seed,
-                params.max_tokens,
-                params.temperature,
-                params.n,
-                request.sample,
-            )
+            key = request.prompt_token_ids, request.params, request.sample
             if key in first:
                 yield first[key], request, answer
             first.setdefault(key, answer)
