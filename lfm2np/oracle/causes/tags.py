@@ -34,19 +34,19 @@ class Tag:
     level: Callable[[Position, Tokens], str | int]
     levels: Mapping[str, Sides]  # of a number ""
     edges: Sequence[int] = ()
+    early: str = ""  # the suspect from an edge of at most MOST_FIRST on
 
     def sides(self, level: str | int) -> Sides:
         """In words; `level` is the edge of a number."""
         if not self.edges:
             return self.levels[str(level)]
         words = self.levels[""]
-        is_early = words.there.startswith("from position") and int(level) <= MOST_FIRST
-        suspect = POSITIONS if is_early else words.suspect
+        suspect = self.early if self.early and int(level) <= MOST_FIRST else words.suspect
         return Sides(words.there.format(level), suspect, words.elsewhere.format(level), words.suspect_elsewhere)
 
 
-def number(level: Callable[[Position, Tokens], int], edges: Sequence[int], *words: str) -> Tag:
-    return Tag(level, {"": Sides(*words)}, edges)
+def number(level: Callable[[Position, Tokens], int], edges: Sequence[int], *words: str, early: str = "") -> Tag:
+    return Tag(level, {"": Sides(*words)}, edges, early)
 
 
 def phase_of(position: Position) -> str:
@@ -149,6 +149,7 @@ TAGS: dict[str, Tag] = {  # of equally good ones the first is named
         EDGES,
         *("from position {} on", "state, positions, or the border of a window, block or chunk"),
         *("before position {}", START),
+        early=POSITIONS,
     ),
     "prompt length": number(
         lambda position, _: len(position.request.prompt_token_ids),
