@@ -12,8 +12,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.oracle.coverage import CONTINUES
 from lfm2np.oracle.engines.records import IMPOSSIBLE, Answer, Pair, Request, failed
 from lfm2np.oracle.judging.verdict import SPREAD, Position, so_many_or_more
+from lfm2np.oracle.workloads import option_of
 
 LONGEST_STOP, LEAST_TEXT = 3, 4  # characters of a stop string, and of a text that one is taken from
 SEEDS_LIMIT = 1e-6  # probability below which so many different draws are not rounding
@@ -65,28 +67,17 @@ def with_mismatches(
 
 
 def without_refusals(pairs: Sequence[Pair]) -> list[Pair]:
-    """Without requests with a stop string if all of them were refused, and likewise others that `special` names: an
-    engine without such a feature is not wrong, and it is not tested.
+    """Without requests with a stop string if all of them were refused, and likewise with each other option: an engine
+    without such a feature is not wrong, and it is not tested. And without continuations that brought no token: those
+    tokens are lost, but no answer is missing.
     """
-    refused = {
-        name: all(
-            answer.error is not None and not answer.is_refuted for request, answer in pairs if special(request) == name
-        )
-        for name in {special(request) for request, _ in pairs} - {""}
-    }
-    return [pair for pair in pairs if not refused.get(special(pair[0]), False)]
-
-
-def special(request: Request) -> str:
-    """The most demanding of what a greedy request in one piece lacks."""
-    temperature = request.params.temperature
-    more = {
-        "stop": request.stop,
-        "samples": request.params.n > 1,
-        "stream": request.streamed,
-        f"{temperature}": temperature not in (0.0, 1.0),
-    }
-    return next((name for name, value in more.items() if value), "" if request.params.seed is None else "seed")
+    taken = {option_of(request) for request, answer in pairs if answer.error is None or answer.is_refuted}
+    return [
+        (request, answer)
+        for request, answer in pairs
+        if option_of(request) in ("", *taken)
+        and (CONTINUES not in request.tags or answer.token_ids or answer.is_refuted)
+    ]
 
 
 def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, str]:
@@ -95,7 +86,7 @@ def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, st
     whole = {
         (request.prompt_token_ids, request.max_tokens): answer.token_ids
         for request, answer in pairs
-        if not special(request)
+        if not option_of(request)
     }
     faults = {}
     for request, answer in pairs:
@@ -170,18 +161,11 @@ def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dic
 
 def stream_mismatches(pairs: Sequence[Pair]) -> dict[str, str]:
     """By id, streams whose text differs from that of the same sampled tokens in one piece; see itself/pairs.py."""
-    whole = {
-        sampled_as(request): answer
-        for request, answer in pairs
-        if request.params.seed is not None and not request.streamed
-    }
     faults = {}
-    for request, answer in pairs:
-        other = whole.get(sampled_as(request))
-        if not request.streamed or other is None or answer.token_ids is None or answer.token_ids != other.token_ids:
-            continue
-        if answer.text is not None and other.text is not None and answer.text != other.text:
-            words = f"{excerpt(answer.text)}, expected {excerpt(other.text)}"
+    for first, request, answer in repeats(pairs):
+        is_same = request.streamed and answer.token_ids == first.token_ids and None not in (answer.text, first.text)
+        if is_same and answer.text != first.text:
+            words = f"{excerpt(answer.text or '')}, expected {excerpt(first.text or '')}"
             faults[request.request_id] = f"streamed text {words}, as in one piece, of the same tokens"
     return faults
 
@@ -208,28 +192,15 @@ def end_mismatches(pairs: Sequence[Pair], ends: Collection[int]) -> dict[str, st
     return faults
 
 
-def sampled_as(request: Request) -> tuple[object, ...]:
-    """What decides which tokens are drawn."""
-    return (
-        request.prompt_token_ids,
-        request.params.seed,
-        request.max_tokens,
-        request.params.temperature,
-        request.params.n,
-        request.sample,
-    )
-
-
 def repeats(pairs: Sequence[Pair]) -> Iterator[tuple[Answer, Request, Answer]]:
-    """The first answer to each prompt and seed, with each later request and its answer."""
+    """The first answer to the same sampled request, with each later one and its answer."""
     first: dict[tuple[object, ...], Answer] = {}
     for request, answer in pairs:
         if request.params.seed is not None and answer.token_ids:
-            key = sampled_as(request)
+            key = request.prompt_token_ids, request.params, request.sample
             if key in first:
                 yield first[key], request, answer
-            else:
-                first[key] = answer
+            first.setdefault(key, answer)
 
 
 # --- one answer: its text and finish_reason against its tokens

@@ -1,27 +1,23 @@
 """A whole check: send requests to an engine, score the answers, give the verdict. Data flows one way:
 
 sending (workloads, target, transcript) -> judge (truth, noise) -> total -> report
-
-Answers may be judged while others are still to come: see While.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
 from typing import Any
 
 from lfm2np.engine.loading import Model
 from lfm2np.engine.work.place import AnyPlace, place_of
-from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.errors import RequestError
 from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.groups import OFF
 from lfm2np.oracle.causes.wrong_constants import reading_cause
-from lfm2np.oracle.coverage import not_tested, without_vain
+from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.engines.file_target import Transcript
 from lfm2np.oracle.engines.records import Answer, Pair, Request, Trace, failed, samples_of, whole_request
 from lfm2np.oracle.engines.target import Abilities, Target
@@ -35,16 +31,13 @@ from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import DOUBT, WRONG, Position, chance_together, size_of
 from lfm2np.oracle.prefix_hits import with_hits
 from lfm2np.oracle.sending import While, send_all, silent
-from lfm2np.oracle.total import Total, total, with_causes
-from lfm2np.oracle.workloads import LONG
+from lfm2np.oracle.total import Total, total
 from lfm2np.truth.config import ModelConfig
 from lfm2np.values import ProgressOf
 
 SCORING = "scoring"  # the progress that counts tokens
 MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request
-AFTER_END, END_SEED = 4, 4000  # tokens of samples that have to go on behind an end-of-sequence token, and their seed
 TIMES = 5  # each; once more before, so that what a cache may have is there each time
-TOKENS_AT_ONCE = 256  # that are scored ahead: more than one answer at once while there are as many
 LEAST_JUDGED = 64  # tokens of the first answers that are judged before the others are there
 
 
@@ -135,51 +128,6 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
     return on
 
 
-@contextlib.contextmanager
-def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While]:
-    """A thread computes what `known` lacks of the answers so far, while later requests run; for engines in separate
-    processes. Nothing else may use `known` meanwhile. Long requests are left: together they cost one prefill.
-
-    At the end and after an error the running computation is waited for and no other starts; an interrupt does not wait.
-    Errors in the thread are ignored here: they occur again, and are raised, when the answers are judged.
-    """
-    waiting: SimpleQueue[Sequence[Pair]] = SimpleQueue()
-    ended, taken = threading.Event(), 0
-
-    def on(pairs: Sequence[Pair]) -> bool:
-        nonlocal taken
-        new = [(request, fitting(request, answer, model.config)) for request, answer in pairs[taken:]]
-        waiting.put([pair for pair in new if pair[0].case != LONG])
-        taken = len(pairs)
-        return True
-
-    def compute() -> None:
-        while not ended.is_set():
-            pairs = list(waiting.get())
-            while num_tokens(pairs) < TOKENS_AT_ONCE and not waiting.empty():
-                pairs += waiting.get()
-            try:
-                if not ended.is_set():
-                    judge(model, format_name, pairs, known=known)
-            except Lfm2npError:
-                return
-
-    thread = threading.Thread(target=compute, name="lfm2np-ahead", daemon=True)
-    thread.start()
-
-    is_interrupted = False
-    try:
-        yield on
-    except KeyboardInterrupt:
-        is_interrupted = True
-        raise
-    finally:
-        ended.set()
-        waiting.put([])
-        if not is_interrupted:
-            thread.join()
-
-
 def as_far_as_needed(pairs: Sequence[Pair], on: While) -> Sequence[Pair]:
     """Of complete answers, those that `on` would have asked for."""
     return next((pairs[:count] for count in range(1, len(pairs)) if not on(pairs[:count])), pairs)
@@ -205,7 +153,7 @@ def judged(
         progress(SCORING, done, count)
 
     pairs = [(request, fitting(request, answer, model.config)) for request, answer in pairs]
-    pairs = agreement.without_refusals(without_vain(pairs))
+    pairs = agreement.without_refusals(pairs)
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
     if not is_wrong(positions) and (chance_together(positions) < DOUBT or size_of(positions) > OFF / 2.0):
@@ -216,11 +164,11 @@ def judged(
     pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
     verdict = total(model, format_name, pairs, positions, scoring, known, constants)
     if reading := reading_cause(model, format_name, pairs, positions):
-        verdict = with_causes(verdict, [reading])
+        verdict = replace(verdict, causes=(reading,))
     elif verdict.verdict in WRONG:
-        verdict = with_causes(verdict, with_hits(verdict.causes, pairs, positions))
+        verdict = replace(verdict, causes=tuple(with_hits(verdict.causes, pairs, positions)))
     if not positions and abilities.refused:  # why nothing could be judged
-        verdict = replace(verdict, reasons=(*verdict.reasons, f"probed as {'; '.join(abilities.refused)}"))
+        verdict = replace(verdict, grounds=(*verdict.grounds, f"probed as {'; '.join(abilities.refused)}"))
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 
 
@@ -243,52 +191,39 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
     Rounds with cancelled requests can't be repeated: it is not known when those ended.
     """
     wrong = {position.request.request_id for position in result.positions if position.is_wrong} | wrong_stops(result)
-    plain = [pair for pair in result.pairs if pair[0].stop is None]
-    companies: dict[tuple[int, int], dict[str, Request]] = {}  # by id, the requests of a trace
+    plain = [pair for pair in result.pairs if pair[0].stop is None]  # with which answers to stop strings must agree
+    companies: dict[tuple[int, int], dict[str, Request]] = {}  # by id, the requests of a trace with a wrong one
     for request, _ in result.pairs:
         order, place = int(request.tags.get("order", 0)), int(request.tags.get("place", 0))
         company = companies.setdefault((order - place, int(request.tags.get("together", 1))), {})
         company[whole_request(request).request_id] = whole_request(request)
+
+    def wrong_samples(request: Request) -> list[str]:
+        return [sample.request_id for sample in samples_of(request) if sample.request_id in wrong]
+
+    def failures(requests: Sequence[Request]) -> Counter[str]:
+        """How often each sample is wrong when these are sent together TIMES times, after one run to fill caches."""
+        trace, counts = Trace(tuple(requests)), Counter[str]()
+        target.play(trace)
+        for request, answer in (pair for _ in range(TIMES) for pair in target.play(trace).pairs(trace)):
+            pair = request, fitting(request, answer, model.config)
+            misses = request.stop is not None and agreement.stop_mismatches([*plain, pair], model.tokenizer)
+            is_off = pair[1].is_refuted or misses or is_wrong(judge(model, result.format, [pair], known=known))
+            counts[request.request_id] += bool(is_off)
+        return counts
+
     whole = [list(company.values()) for (_, together), company in companies.items() if len(company) == together]
-    whole = [requests for requests in whole if wrong & set(ids_of(requests))]
+    whole = [requests for requests in whole if any(map(wrong_samples, requests))]
     repeats: list[Repeats] = []
     for requests in sorted(whole, key=len)[:MOST_ROUNDS]:
-        together = failures(model, target, result.format, requests, plain, known)
+        together = failures(requests)
         for request in requests:
-            if wrong & set(ids_of([request])):
-                alone = failures(model, target, result.format, [request], plain, known) if len(requests) > 1 else {}
-                repeats += [
-                    Repeats(name, together[name], TIMES, alone.get(name)) for name in ids_of([request]) if name in wrong
-                ]
+            names = wrong_samples(request)
+            alone = failures([request]) if names and len(requests) > 1 else None
+            repeats += [Repeats(name, together[name], TIMES, None if alone is None else alone[name]) for name in names]
     seen = findings(result.positions, repeats)
-    causes = with_hits(seen, result.pairs, result.positions) if seen else result.total.causes
-    return replace(result, repeats=tuple(repeats), total=with_causes(result.total, causes))
-
-
-def ids_of(requests: Sequence[Request]) -> list[str]:
-    """Of all their samples."""
-    return [sample.request_id for request in requests for sample in samples_of(request)]
-
-
-def failures(
-    model: Model, target: Target, format_name: str, requests: Sequence[Request], plain: Sequence[Pair], known: Known
-) -> dict[str, int]:
-    """How often each sample is wrong when these are sent together TIMES times, after one run to fill caches.
-
-    plain  answers without a stop string, with which those that have one must agree
-    """
-    trace, counts = Trace(tuple(requests)), dict.fromkeys(ids_of(requests), 0)
-    for turn in range(1 + TIMES):
-        for request, answer in target.play(trace).pairs(trace):
-            if turn:
-                pair = request, fitting(request, answer, model.config)
-                is_refuted = pair[1].is_refuted or misses_its_stop(model, pair, plain)
-                counts[request.request_id] += is_refuted or is_wrong(judge(model, format_name, [pair], known=known))
-    return counts
-
-
-def misses_its_stop(model: Model, pair: Pair, plain: Sequence[Pair]) -> bool:
-    return pair[0].stop is not None and bool(agreement.stop_mismatches([*plain, pair], model.tokenizer))
+    causes = tuple(with_hits(seen, result.pairs, result.positions)) if seen else result.total.causes
+    return replace(result, repeats=tuple(repeats), total=replace(result.total, causes=causes))
 
 
 def fitting(request: Request, answer: Answer, config: ModelConfig) -> Answer:

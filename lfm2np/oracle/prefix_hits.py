@@ -116,4 +116,4 @@ def hit_cause(seen: PrefixHits, wrong: frozenset[str]) -> Suspicion | None:
         sure = CERTAIN if chance < SURE_CHANCE and wrong_hits >= PURE * hits else LIKELY
     right = f"right in all {others} others" if not others_wrong else f"and in {others_wrong} of {others} others"
     where = f"wrong in {wrong_hits} of {hits} requests that hit the prefix cache, {right}"
-    return Suspicion(sure, where, SUSPECT, wrong_hits, hits, chance=chance)
+    return Suspicion(sure, where, SUSPECT, chance=chance)

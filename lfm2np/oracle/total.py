@@ -47,10 +47,10 @@ LEAST_OF_STEPS = 0.5  # the least where it is not known how weights are quantise
 
 @dataclass(frozen=True)
 class Total:
-    """`verdict` is EXACT, ROUTE, TIE, DRIFT, BUG or INCONCLUSIVE; `reasons` say why, the first cause before all."""
+    """`verdict` is EXACT, ROUTE, TIE, DRIFT, BUG or INCONCLUSIVE."""
 
     verdict: Verdict
-    reasons: tuple[str, ...]
+    grounds: tuple[str, ...]  # what makes it so, in words
     counts: dict[str, int]  # of positions, by verdict
     rms: float  # of the errors of log-probabilities, in units of the format's noise
     worst: float
@@ -63,12 +63,11 @@ class Total:
     causes: tuple[Suspicion, ...] = ()  # of a bug, the first one first
     constants: ConstantSearch | None = None  # what was seen of them; None: not looked for
 
-
-def with_causes(verdict: Total, causes: Sequence[Suspicion]) -> Total:
-    """With these causes in place of its own: the first stands before all other reasons, the rest after them."""
-    before, (first, more) = lines(verdict.causes), (lines(causes)[:1], lines(causes)[1:])
-    reasons = (*first, *(reason for reason in verdict.reasons if reason not in before), *more)
-    return replace(verdict, causes=tuple(causes), reasons=reasons)
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is so: the first cause, what else makes it so, the other causes."""
+        first, *others = lines(self.causes) or [""]
+        return (*([first] if first else []), *self.grounds, *others)
 
 
 def total(
@@ -97,7 +96,7 @@ def total(
     seen: ConstantSearch | None = None
     if cause is None and not (causes and causes[0].sure == CERTAIN and causes[0].explained):  # a split tells all
         seen = search_constants(evidence, is_off, constants)
-        cause = constant_cause(seen, positions, is_off)
+        cause = constant_cause(seen, is_off)
     if cause is None:
         verdict, reasons = decided(evidence, unanswered)
         causes = causes or findings(positions) if verdict is Verdict.BUG else []
@@ -109,9 +108,9 @@ def total(
         reasons = refuted_reasons(pairs, reasons if verdict in WRONG else None)
         verdict = Verdict.BUG
         causes = causes if 2 * len(refuted) < len(pairs) else []  # they are of the few answers that were judged
-    result = Total(
+    return Total(
         verdict=verdict,
-        reasons=tuple(reasons),
+        grounds=tuple(reasons),
         counts=dict(Counter(str(position.verdict) for position in positions)),
         rms=size_of(positions),
         worst=largest_error(positions),
@@ -121,9 +120,9 @@ def total(
         route_chance=route_chance,
         first_wrong=min(wrong, key=lambda position: (position.verdict is not Verdict.BUG, position.row), default=None),
         unanswered=unanswered,
+        causes=tuple(causes),
         constants=seen,
     )
-    return with_causes(result, causes)
 
 
 def decided(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, list[str]]:
@@ -137,7 +136,9 @@ def decided(evidence: Evidence, unanswered: Sequence[str]) -> tuple[Verdict, lis
             return Verdict.DRIFT, [f"errs like {like} everywhere: not the {format_name} that it declares"]
         return Verdict.BUG, wrong_reasons(format_name, positions)
     if unanswered:
-        return Verdict.INCONCLUSIVE, [unanswered_words(pairs, unanswered)]
+        answer = next(answer for request, answer in pairs if request.request_id == unanswered[0])
+        first = f"{unanswered[0]}: {answer.error or 'no answer reported the ids of its tokens'}"
+        return Verdict.INCONCLUSIVE, [f"{len(unanswered)} of {len(pairs)} requests got no usable answer, first {first}"]
     if not positions:
         return Verdict.INCONCLUSIVE, ["no answer reported the ids of its tokens: nothing could be judged"]
     if all(position.error is None for position in positions):
@@ -165,43 +166,26 @@ def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list
 
 
 def wrong_reasons(format_name: str, positions: Sequence[Position]) -> list[str]:
-    """How much is wrong, by kind."""
+    """How much is wrong, by kind: tokens that are too far behind, or routed to experts that are; log-probabilities."""
+    bugs = [position for position in positions if position.verdict is Verdict.BUG]
     drifts = sum(position.verdict is Verdict.DRIFT for position in positions)
-    chance, route_chance = flip_probability(positions)[1], route_probability(positions)[1]
-    reasons = bug_reasons([position for position in positions if position.verdict is Verdict.BUG], format_name)
-    if drifts:
-        reasons.append(f"{drifts} log-probabilities are further off than {format_name} explains")
-    if chance < FLIPS_LIMIT:
-        together = f"{probability_words(chance)} together, though each alone could be a tie"
-        reasons.append(f"this many flips have a probability of {together}")
-    if route_chance < FLIPS_LIMIT:
-        likely = probability_words(route_chance)
-        reasons.append(f"this many tokens routed to other experts have a probability of {likely}")
-    return reasons
-
-
-def unanswered_words(pairs: Sequence[Pair], unanswered: Sequence[str]) -> str:
-    """How many requests got no usable answer, and the first with its reason."""
-    why = next((answer.error for request, answer in pairs if request.request_id == unanswered[0]), None)
-    first = f"{unanswered[0]}: {why or 'no answer reported the ids of its tokens'}"
-    return f"{len(unanswered)} of {len(pairs)} requests got no usable answer, first {first}"
-
-
-def bug_reasons(bugs: Sequence[Position], format_name: str) -> list[str]:
-    """Tokens that are too far behind, and tokens routed to experts that are."""
     routes = [position.route for position in bugs if position.route is not None and position.route.ratio > LIMIT]
-    reasons = []
-    if len(routes) < len(bugs):
-        count = len(bugs) - len(routes)
-        reasons.append(f"{count} tokens are further behind the oracle's than {format_name} explains")
-    if routes:
-        worst = max(routes, key=lambda route: route.ratio)
-        example = f"in layer {worst.layer} one to expert {worst.expert} instead of {worst.instead_of}"
-        reasons.append(
-            f"{len(routes)} tokens went to experts whose scores are further behind than {format_name} explains; "
-            f"{example}, {worst.ratio:.3g} times the noise behind"
-        )
-    return reasons
+    worst = max(routes, key=lambda route: route.ratio, default=None)
+    example = "" if worst is None else f"in layer {worst.layer} one to expert {worst.expert} instead of "
+    example += "" if worst is None else f"{worst.instead_of}, {worst.ratio:.3g} times the noise behind"
+    chance, route_chance = flip_probability(positions)[1], route_probability(positions)[1]
+    together = f"{probability_words(chance)} together, though each alone could be a tie"
+    further = f"than {format_name} explains"
+    reasons = {
+        f"{len(bugs) - len(routes)} tokens are further behind the oracle's {further}": len(routes) < len(bugs),
+        f"{len(routes)} tokens went to experts whose scores are further behind {further}; {example}": bool(routes),
+        f"{drifts} log-probabilities are further off {further}": drifts > 0,
+        f"this many flips have a probability of {together}": chance < FLIPS_LIMIT,
+        f"this many tokens routed to other experts have a probability of {probability_words(route_chance)}": (
+            route_chance < FLIPS_LIMIT
+        ),
+    }
+    return [words for words, is_so in reasons.items() if is_so]
 
 
 def explaining_format(evidence: Evidence) -> str | None:

@@ -1,5 +1,6 @@
 """The requests of a check, chosen so that each class of bug shows: lengths around borders, alone and beside others,
-cold and warm, long after short, beside aborted requests. CASES says which case is there for what.
+cold and warm, long after short, beside aborted requests. CASES is the table of them: which case is there for what. What
+a check did not test follows from it, too.
 
 All cases are sent by default but `long`, which costs too much.
 Everything is drawn from one seed, so two checks of one model send the same requests.
@@ -69,6 +70,7 @@ class Writer:
     max_model_len: int | None = None  # tokens of a long request and its response; None: as many as the model takes
     random: np.random.Generator = field(init=False)
     count: int = 0
+    case: str = ""  # whose requests are made
 
     @property
     def at_once(self) -> int:
@@ -99,6 +101,11 @@ class Writer:
         ids: list[int] = self.random_ids(min(length, self.longest)).tolist()
         return ids
 
+    def text_ids(self, text: str) -> list[int]:
+        """Of a text, as many as fit; there has to be a tokenizer."""
+        assert self.tokenizer is not None
+        return self.tokenizer.encode(text)[: self.longest]
+
     def ids(self, length: int) -> tuple[int, ...]:
         """A prompt of that many tokens: of a text, as far as it reaches, every other time; else random ids."""
         length = min(length, self.longest)
@@ -111,20 +118,18 @@ class Writer:
             text += self.tokenizer.encode_more(TEXTS[(start + index) % len(TEXTS)])
         return tuple((text * (1 + length // len(text)))[:length])
 
-    def request(
-        self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any
-    ) -> Request:
+    def request(self, ids: Sequence[int], new: int = NEW, seed: int | None = None, **tags: Any) -> Request:
         self.count += 1
         return greedy(
-            f"{case}-{self.count}",
+            f"{self.case}-{self.count}",
             tuple(ids),
             max(1, min(new, self.config.max_position_embeddings - len(ids))),
-            case=case,
+            case=self.case,
             prompt_text=None if self.tokenizer is None else text_of(self.tokenizer, ids),
             seed=seed,
             temperature=0.0 if seed is None else 1.0,
-            prompt_logprobs=0 if case in SCORED and len(ids) > 1 else None,
-            tags={"length": len(ids), **factors},
+            prompt_logprobs=0 if self.case in SCORED and len(ids) > 1 else None,
+            tags={"length": len(ids), **tags},
         )
 
     def long_ids(self, length: int) -> tuple[int, ...]:
@@ -141,220 +146,249 @@ class Writer:
             ids = self.tokenizer.encode(text)
         return tuple(ids[:length])
 
-    def alone(self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any) -> Trace:
-        return Trace((self.request(case, ids, new, seed, beside=False, **factors),))
-
-    def together(self, case: str, prompts: Iterable[Sequence[int]], new: int = NEW, **factors: Any) -> Trace:
-        return Trace(tuple(self.request(case, ids, new, beside=True, **factors) for ids in prompts))
+    def each(self, prompts: Iterable[Sequence[int]], new: int = NEW, **tags: Any) -> list[Request]:
+        """One request a prompt."""
+        return [self.request(ids, new, **tags) for ids in prompts]
 
 
-def short_prompts(writer: Writer) -> Iterator[Trace]:
+Make = Callable[[Writer], Iterator[list[Request]]]  # what is sent together, in turn
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: its requests, why they are sent (the docstring of `make`), what they suspect.
+
+    suspect        what a wrong answer in this case, and in no simpler one, points to
+    option         what a request needs that an engine may lack: not tested if none was sent; else the case's name
+    is_default     whether it is sent without being asked for by name
+    needs_batches  whether it is left out for an engine that takes one request at a time
+    """
+
+    make: Make
+    suspect: str
+    option: str = ""
+    is_default: bool = True
+    needs_batches: bool = False
+
+
+CASES: dict[str, Case] = {}  # the simplest first
+
+
+def case(
+    suspect: str, option: str = "", is_default: bool = True, needs_batches: bool = False
+) -> Callable[[Make], Make]:
+    """Puts a function into the table, under its name."""
+
+    def put(make: Make) -> Make:
+        CASES[make.__name__.replace("_", "-")] = Case(make, suspect, option, is_default, needs_batches)
+        return make
+
+    return put
+
+
+@case("the start of a sequence: zeros before the first token, prompts below L")
+def short_prompts(writer: Writer) -> Iterator[list[Request]]:
     """1 to L+2 tokens, each alone."""
     for length in range(1, writer.config.conv_L_cache + 3):
         for _ in range(2):
-            yield writer.alone("short-prompts", writer.ids(length))
+            yield writer.each([writer.ids(length)])
 
 
-def borders(writer: Writer) -> Iterator[Trace]:
+@case("lengths around the borders of blocks and chunks")
+def borders(writer: Writer) -> Iterator[list[Request]]:
     """One token less than a border, the border, one more; each alone."""
     for border in BORDERS:
         for length in (border - 1, border, border + 1):
             if length <= writer.longest:
-                yield writer.alone("borders", writer.ids(length))
+                yield writer.each([writer.ids(length)])
 
 
-def neighbours(writer: Writer) -> Iterator[Trace]:
+@case("state or positions at the border of a chunk")
+def long_prompts(writer: Writer) -> Iterator[list[Request]]:
+    """Prompts of several chunks, alone and beside short ones."""
+    for length in (300, 515):
+        if length <= writer.longest:
+            yield writer.each([writer.ids(length)])
+    if writer.at_once > 1:
+        yield writer.each(map(writer.ids, (200, 3, 130, 1)))
+
+
+@case("rows of a ragged batch that leak into each other, or padding that does", needs_batches=True)
+def neighbours(writer: Writer) -> Iterator[list[Request]]:
     """The same kinds of prompt together: a ragged batch whose members end at different times."""
     lengths = [1, 2, 3, writer.config.conv_L_cache + 1, 15, 16, 17, 33, 64, 100]
     for turn in range(4):
-        requests = []
-        for index in range(writer.at_once + 2):  # more than fit at once: later ones take over slots that are left
-            length = lengths[(index * 3 + turn) % len(lengths)]
-            requests.append(writer.request("neighbours", writer.ids(length), NEW - (index % 4) * 3, beside=True))
-        yield Trace(tuple(requests))
+        yield [  # more than fit at once: later ones take over slots that are left
+            writer.request(writer.ids(lengths[(index * 3 + turn) % len(lengths)]), NEW - (index % 4) * 3)
+            for index in range(writer.at_once + 2)
+        ]
 
 
-def slot_reuse(writer: Writer) -> Iterator[Trace]:
+@case("state of a slot's previous tenant")
+def slot_reuse(writer: Writer) -> Iterator[list[Request]]:
     """Short requests where long ones have been, and the other way round."""
     for turn in range(3):
         for length in (90, 2, 40, 1):
-            requests = [
-                writer.request("slot-reuse", writer.ids(length + index % 2), 8, beside=writer.at_once > 1)
-                for index in range(max(1, writer.at_once))
-            ]
-            yield Trace(tuple(requests[: 2 + turn] if turn else requests))
+            requests = writer.each([writer.ids(length + index % 2) for index in range(writer.at_once)], 8)
+            yield requests[: 2 + turn] if turn else requests
 
 
-def prefixes(writer: Writer) -> Iterator[Trace]:
+@case("the prefix cache: a hit without the state that belongs to it")
+def prefixes(writer: Writer) -> Iterator[list[Request]]:
     """The same prompt three times, then a longer one, one that branches off, and one with another first token."""
     for length in (17, 32, 50, 64, 96):
         ids = writer.ids(length)
-        for temperature in ("cold", "warm", "warm"):
-            yield writer.alone("prefixes", ids, prefix=temperature)
-        longer = (*ids, *writer.ids(9))[: writer.longest]
-        yield writer.alone("prefixes", longer, prefix="warm")
-        branch = (*ids[: len(ids) // 2 + 1], *writer.ids(7))[: writer.longest]
-        yield writer.alone("prefixes", branch, prefix="warm")
-        twin = (ids[1], *ids[1:])  # the same blocks behind another beginning: no hit
-        yield writer.alone("prefixes", twin, prefix="twin")
+        for prefix in ("cold", "warm", "warm"):
+            yield writer.each([ids], prefix=prefix)
+        yield writer.each([(*ids, *writer.ids(9))[: writer.longest]], prefix="warm")
+        yield writer.each([(*ids[: len(ids) // 2 + 1], *writer.ids(7))[: writer.longest]], prefix="warm")
+        yield writer.each([(ids[1], *ids[1:])], prefix="twin")  # the same blocks behind another beginning: no hit
 
 
-def families(writer: Writer) -> Iterator[Trace]:
+@case("shared blocks that are written", needs_batches=True)
+def families(writer: Writer) -> Iterator[list[Request]]:
     """Prompts with a common beginning and different ends, all at once."""
     for length in (16, 33):
         start = writer.ids(length)
         prompts = [(*start, *writer.ids(1 + 2 * index))[: writer.longest] for index in range(writer.at_once)]
-        yield writer.together("families", prompts, prefix="shared")
+        yield writer.each(prompts, prefix="shared")
 
 
-def aborts(writer: Writer) -> Iterator[Trace]:
+@case("memory of an aborted request that is freed too early", needs_batches=True)
+def aborts(writer: Writer) -> Iterator[list[Request]]:
     """Half of the requests are cancelled midway; neither the others nor later ones may be affected."""
     for turn in range(3):
         requests = [
-            writer.request("aborts", writer.ids(5 + 11 * index + turn), 4 * NEW if index % 2 else NEW, beside=True)
+            writer.request(writer.ids(5 + 11 * index + turn), 4 * NEW if index % 2 else NEW)
             for index in range(writer.at_once)
         ]
         requests[1::2] = [replace(request, abort_after=ABORT_AFTER) for request in requests[1::2]]
-        yield Trace(tuple(requests))
-        yield writer.together("aborts", [writer.ids(3 + 13 * index) for index in range(writer.at_once)])
+        yield requests
+        yield writer.each([writer.ids(3 + 13 * index) for index in range(writer.at_once)])
 
 
-def long_prompts(writer: Writer) -> Iterator[Trace]:
-    """Prompts of several chunks, alone and beside short ones."""
-    for length in (300, 515):
-        if length <= writer.longest:
-            yield writer.alone("long-prompts", writer.ids(length))
-    if writer.at_once > 1:
-        yield writer.together("long-prompts", map(writer.ids, (200, 3, 130, 1)))
-
-
-def wide_batches(writer: Writer) -> Iterator[Trace]:
+@case(f"rows or slots that only batches of more than {BATCH} requests have", needs_batches=True)
+def wide_batches(writer: Writer) -> Iterator[list[Request]]:
     """As many short requests together as the engine takes, and two more: rows and slots that no other case uses."""
     if writer.most_at_once > BATCH:
-        lengths = [1 + index % 18 for index in range(writer.most_at_once + 2)]
-        yield writer.together("wide-batches", map(writer.ids, lengths), BATCH)
+        yield writer.each([writer.ids(1 + index % 18) for index in range(writer.most_at_once + 2)], BATCH)
 
 
-def stops(writer: Writer) -> Iterator[Trace]:
-    """Texts, each alone; check.stop_rounds sends each again, with a stop string from the answer."""
-    if writer.tokenizer is None:
-        return
-    for index in STOPPED:
-        yield writer.alone("stops", writer.tokenizer.encode(TEXTS[index])[: writer.longest])
+@case("where a text is cut at a stop string", "stop strings")
+def stops(writer: Writer) -> Iterator[list[Request]]:
+    """Texts, each alone; sending.stop_rounds sends each again, with a stop string from the answer."""
+    for index in STOPPED if writer.tokenizer is not None else ():
+        yield writer.each([writer.text_ids(TEXTS[index])])
 
 
-def seeds(writer: Writer) -> Iterator[Trace]:
+@case("random numbers that depend on more than a request's own seed", "seeds")
+def seeds(writer: Writer) -> Iterator[list[Request]]:
     """Sampled tokens, twice with the same seed alone, then beside each other; and more with other seeds. The prompts
     are random: a token that is certain is drawn with any seed.
     """
-    lengths = [min(writer.longest, length) for length in (*SEEDS, *[4] * DRAWN)]
-    numbered = [(seed, writer.random_ids(length).tolist()) for seed, length in enumerate(lengths)]
+    numbered = [(seed, writer.drawn_ids(length)) for seed, length in enumerate((*SEEDS, *[4] * DRAWN))]
     for prefix in ("cold", "warm"):
         for seed, ids in numbered[: len(SEEDS)]:
-            yield writer.alone("seeds", ids, 2, seed, prefix=prefix)
+            yield [writer.request(ids, 2, seed, prefix=prefix)]
     for start in range(0, len(numbered), writer.at_once) if writer.at_once > 1 else ():
-        together = numbered[start : start + writer.at_once]
         prefix = "warm" if start < len(SEEDS) else "cold"
-        requests = [
-            writer.request("seeds", ids, 2, seed, prefix=prefix, beside=len(together) > 1) for seed, ids in together
-        ]
-        yield Trace(tuple(requests))
+        together = numbered[start : start + writer.at_once]
+        yield [writer.request(ids, 2, seed, prefix=prefix) for seed, ids in together]
 
 
-def unchained(writer: Writer) -> Iterator[Trace]:
+@case("the prefix cache takes blocks without what stands before them")
+def unchained(writer: Writer) -> Iterator[list[Request]]:
     """Two prompts, then blocks of both in one, and the later blocks of one as a beginning: neither is a hit."""
     half = min(64, writer.longest // 2)
     first, second = (writer.drawn_ids(2 * half + 1) for _ in range(2))
     for ids in (first, second):
-        yield writer.alone("unchained", ids, FEW)
+        yield writer.each([ids], FEW)
     for ids in ([*first[:half], *second[half:]], first[half:]):
-        yield writer.alone("unchained", ids[: writer.longest], FEW, prefix="twin")
+        yield writer.each([ids[: writer.longest]], FEW, prefix="twin")
 
 
-def hits(writer: Writer) -> Iterator[Trace]:
+@case("samples of one request that share keys, state or random numbers", "several samples (n > 1)")
+def samples(writer: Writer) -> Iterator[list[Request]]:
+    """A chat, whose answer ends soon (see sending.past_ends); then three samples of a prompt that ends within a block,
+    alone and two such requests together."""
+    if writer.tokenizer is not None:
+        with contextlib.suppress(TokenizerError):  # no chat template, or none that can be rendered
+            yield writer.each([writer.tokenizer.encode_chat(SHORT_CHAT)[: writer.longest]], 2 * NEW)
+    prompts = [writer.drawn_ids(length) for length in (6, 21, 19, 37)]
+    asked = [changed(writer.request(ids, 8, 1000 + index), n=3) for index, ids in enumerate(prompts)]
+    yield from ([asked[0]], [asked[1]], asked[2:])
+
+
+@case(f"a temperature other than 0 and 1 ({HALF:g}), or log-probabilities after it", "temperatures other than 0 and 1")
+def temperatures(writer: Writer) -> Iterator[list[Request]]:
+    """Sampled tokens again, at another temperature, of random prompts."""
+    for start in range(0, 2 * DRAWN, writer.at_once):
+        drawn = range(2000 + start, 2000 + min(start + writer.at_once, 2 * DRAWN))
+        yield [changed(writer.request(writer.drawn_ids(3), 2, seed), temperature=HALF) for seed in drawn]
+
+
+@case(
+    "events of a stream: log-probabilities of other tokens, characters cut between tokens",
+    "streamed answers (stream: true)",
+)
+def streams(writer: Writer) -> Iterator[list[Request]]:
+    """Greedy answers, then sampled ones that are also asked for in one piece: few others have characters of several
+    tokens."""
+    text = [] if writer.tokenizer is None else [writer.text_ids(MANY)]
+    for ids in (writer.ids(5), writer.ids(33), *text):
+        yield [replace(writer.request(ids), streamed=True)]
+    prompts = [(seed, writer.drawn_ids(3)) for seed in range(3000, 3000 + DRAWN)]
+    for is_streamed in (False, True):
+        for start in range(0, DRAWN, writer.at_once):
+            requests = [writer.request(ids, 8, seed) for seed, ids in prompts[start : start + writer.at_once]]
+            yield [changed(request, temperature=HOT, streamed=is_streamed) for request in requests]
+
+
+@case("rows that only steps of more than 256 tokens have", needs_batches=True)
+def large_steps(writer: Writer) -> Iterator[list[Request]]:
+    """More than 512 tokens together, behind short prompts that decode as soon as they can."""
+    lengths = (1, 2, 280, 300)
+    if max(lengths) <= writer.longest:
+        yield writer.each(map(writer.drawn_ids, lengths), FEW, step=STEP)
+
+
+@case("the prefix cache: a hit on the wrong state or blocks, or on what was evicted or never finished")
+def hits(writer: Writer) -> Iterator[list[Request]]:
     """Prompts once; then again, the last first; then cut within a block and continued otherwise; one that was cancelled
     midway, again; and all once more behind others. prefix_hits.py counts which of them the engine took from its cache.
     """
     prompts = [writer.ids(length) for length in REPEATED]
     for ids in prompts:
-        yield writer.alone("hits", ids, FEW)
-    for ids in reversed(prompts):
-        yield writer.alone("hits", ids, FEW, prefix="warm")
+        yield writer.each([ids], FEW)
     cut = [(*ids[:-5], *writer.ids(4)) for ids in prompts]
-    for ids in cut:
-        yield writer.alone("hits", ids, FEW, prefix="warm")
-    restarted = writer.alone("hits", writer.ids(REPEATED[1]), NEW)
-    (request,) = restarted.requests
-    yield Trace((replace(request, abort_after=ABORT_AFTER),))
-    yield writer.alone("hits", request.prompt_token_ids, FEW, prefix="warm")
+    for ids in (*reversed(prompts), *cut):
+        yield writer.each([ids], FEW, prefix="warm")
+    ids = writer.ids(REPEATED[1])
+    yield [replace(writer.request(ids), abort_after=ABORT_AFTER)]
+    yield writer.each([ids], FEW, prefix="warm")
     for _ in range(FILLERS):
-        yield writer.alone("hits", writer.ids(FILLING), 1)
+        yield writer.each([writer.ids(FILLING)], 1)
     for ids in (*prompts, *cut):
-        yield writer.alone("hits", ids, FEW, prefix="warm")
+        yield writer.each([ids], FEW, prefix="warm")
 
 
-def large_steps(writer: Writer) -> Iterator[Trace]:
-    """More than 512 tokens together, behind short prompts that decode as soon as they can."""
-    lengths = (1, 2, 280, 300)
-    if max(lengths) <= writer.longest:
-        prompts = [writer.drawn_ids(length) for length in lengths]
-        yield writer.together("large-steps", prompts, FEW, step=STEP)
-
-
-def samples(writer: Writer) -> Iterator[Trace]:
-    """A chat, whose answer ends soon (see check.past_ends); then three samples of a prompt that ends within a block,
-    alone and two such requests together."""
-    if writer.tokenizer is not None:
-        with contextlib.suppress(TokenizerError):  # no chat template, or none that can be rendered
-            yield writer.alone(SAMPLES, writer.tokenizer.encode_chat(SHORT_CHAT)[: writer.longest], 2 * NEW)
-    prompts = [writer.drawn_ids(length) for length in (6, 21, 19, 37)]
-    asked = [
-        changed(writer.request(SAMPLES, ids, 8, 1000 + index, beside=True), n=3) for index, ids in enumerate(prompts)
-    ]
-    for request in asked[:2]:
-        yield Trace((request,))
-    yield Trace((asked[2], asked[3]))
-
-
-def temperatures(writer: Writer) -> Iterator[Trace]:
-    """Sampled tokens again, at another temperature, of random prompts."""
-    for start in range(0, 2 * DRAWN, writer.at_once):
-        seeds = range(2000 + start, 2000 + min(start + writer.at_once, 2 * DRAWN))
-        beside = len(seeds) > 1
-        requests = [writer.request("temperatures", writer.drawn_ids(3), 2, seed, beside=beside) for seed in seeds]
-        yield Trace(tuple(changed(request, temperature=HALF) for request in requests))
-
-
-def streams(writer: Writer) -> Iterator[Trace]:
-    """Greedy answers, then sampled ones that are also asked for in one piece: few others have characters of several
-    tokens."""
-    text = [] if writer.tokenizer is None else [writer.tokenizer.encode(MANY)[: writer.longest]]
-    for ids in (writer.ids(5), writer.ids(33), *text):
-        yield Trace((replace(writer.request("streams", ids, beside=False), streamed=True),))
-    prompts = [(seed, writer.drawn_ids(3)) for seed in range(3000, 3000 + DRAWN)]
-    for is_streamed in (False, True):
-        for start in range(0, DRAWN, writer.at_once):
-            some = prompts[start : start + writer.at_once]
-            requests = [writer.request("streams", ids, 8, seed, beside=len(some) > 1) for seed, ids in some]
-            yield Trace(tuple(changed(request, temperature=HOT, streamed=is_streamed) for request in requests))
-
-
-def long_contexts(writer: Writer) -> Iterator[Trace]:
+@case(
+    "what only late positions show: large angles, a window's blocks reused, state kept after many blocks",
+    is_default=False,
+)
+def long(writer: Writer) -> Iterator[list[Request]]:
     """For each length one long prompt, cold and warm; then beginnings of it, around borders far out; then two prompts
     that leave it late, together. All share its tokens, so that the truth needs one prefill, and a prefix cache as well.
     """
     for length in long_lengths(writer.positions):
         ids = writer.long_ids(length)
-        for temperature in ("cold", "warm"):
-            yield writer.alone(LONG, ids, FEW, prefix=temperature)
+        for prefix in ("cold", "warm"):
+            yield writer.each([ids], FEW, prefix=prefix)
         for point in far_points(length, writer.config.sliding_window):
-            yield writer.alone(LONG, ids[:point], FEW, prefix="warm")
+            yield writer.each([ids[:point]], FEW, prefix="warm")
         leave = [point for point in (length // 2 // 16 * 16, length - length // 8 - 5) if 0 < point < length - 8]
-        prompts = [(*ids[:point], *writer.ids(8)) for point in leave]
-        if writer.at_once > 1:
-            yield writer.together(LONG, prompts, FEW, prefix="warm")
-        else:
-            yield from (writer.alone(LONG, ids, FEW, prefix="warm") for ids in prompts)
+        late = writer.each([(*ids[:point], *writer.ids(8)) for point in leave], FEW, prefix="warm")
+        yield from [late] if writer.at_once > 1 and late else [[request] for request in late]
 
 
 def long_lengths(positions: int) -> list[int]:
@@ -374,50 +408,6 @@ def far_points(length: int, window: int | None) -> list[int]:
     return sorted(point for point in points if 0 < point < length)
 
 
-@dataclass(frozen=True)
-class Case:
-    """`suspect` is what a wrong answer in this case, and in no simpler one, points to.
-
-    is_default     whether it is sent without being asked for by name
-    needs_batches  whether it is left out for an engine that takes one request at a time
-    """
-
-    make: Callable[[Writer], Iterator[Trace]]
-    suspect: str
-    is_default: bool = True
-    needs_batches: bool = False
-
-
-CASES: dict[str, Case] = {
-    "short-prompts": Case(short_prompts, "the start of a sequence: zeros before the first token, prompts below L"),
-    "borders": Case(borders, "lengths around the borders of blocks and chunks"),
-    "long-prompts": Case(long_prompts, "state or positions at the border of a chunk"),
-    "neighbours": Case(
-        neighbours, "rows of a ragged batch that leak into each other, or padding that does", needs_batches=True
-    ),
-    "slot-reuse": Case(slot_reuse, "state of a slot's previous tenant"),
-    "prefixes": Case(prefixes, "the prefix cache: a hit without the state that belongs to it"),
-    "families": Case(families, "shared blocks that are written", needs_batches=True),
-    "aborts": Case(aborts, "memory of an aborted request that is freed too early", needs_batches=True),
-    "wide-batches": Case(
-        wide_batches, f"rows or slots that only batches of more than {BATCH} requests have", needs_batches=True
-    ),
-    "stops": Case(stops, "where a text is cut at a stop string"),
-    "seeds": Case(seeds, "random numbers that depend on more than a request's own seed"),
-    "unchained": Case(unchained, "the prefix cache takes blocks without what stands before them"),
-    SAMPLES: Case(samples, "samples of one request that share keys, state or random numbers"),
-    "temperatures": Case(temperatures, f"a temperature other than 0 and 1 ({HALF:g}), or log-probabilities after it"),
-    "streams": Case(streams, "events of a stream: log-probabilities of other tokens, characters cut between tokens"),
-    "large-steps": Case(large_steps, "rows that only steps of more than 256 tokens have", needs_batches=True),
-    "hits": Case(
-        hits, "the prefix cache: a hit on the wrong state or blocks, or on what was evicted or never finished"
-    ),
-    LONG: Case(
-        long_contexts,
-        "what only late positions show: large angles, a window's blocks reused, state kept after many blocks",
-        is_default=False,
-    ),
-}
 DEFAULT_CASES = tuple(name for name, case in CASES.items() if case.is_default)
 
 
@@ -426,7 +416,22 @@ def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Trace
     for name, case in CASES.items():
         is_wanted = name in (DEFAULT_CASES if cases is None else cases)
         if is_wanted and (writer.at_once > 1 or not case.needs_batches):
-            yield from case.make(writer)
+            writer.case = name
+            for requests in case.make(writer):
+                beside = sum(request.params.n for request in requests) > 1
+                yield Trace(tuple(changed(request, tags={"beside": beside}) for request in requests))
+
+
+def option_of(request: Request) -> str:
+    """The most demanding of what a greedy request in one piece lacks; empty for such a request."""
+    options = {
+        "stop": request.stop is not None,
+        "samples": request.params.n > 1,
+        "stream": request.streamed,
+        "temperature": request.params.temperature not in (0.0, 1.0),
+        "sampled": request.is_sampled,
+    }
+    return next((name for name, is_there in options.items() if is_there), "")
 
 
 def noted(plan: Iterable[Trace]) -> list[Trace]:

@@ -119,9 +119,9 @@ def test_all_answers_are_needed_only_where_a_part_of_them_leaves_a_doubt(
 def test_what_explains_little_of_a_wrong_engine_is_not_its_cause() -> None:
     some, other = Constant("norm_eps", -0.9, 40.0, 0.5), Constant("rope_theta", 0.01, 30.0, 0.49)
     search = ConstantSearch((some, other), {})
-    assert constant_cause(search, [], is_wrong=True) is None
+    assert constant_cause(search, is_wrong=True) is None
     impossible = replace(search, found=(Constant("norm_eps", -300.0, 90.0, 0.9), other))
-    assert constant_cause(impossible, [], is_wrong=True) is None
-    hidden_cause = constant_cause(search, [], is_wrong=False)
+    assert constant_cause(impossible, is_wrong=True) is None
+    hidden_cause = constant_cause(search, is_wrong=False)
     assert hidden_cause is not None and hidden_cause.sure == "likely"
     assert hidden_cause.where.endswith("norm_eps is smaller by about 90 % or rope_theta is larger by about 1 %")

@@ -34,12 +34,10 @@ from lfm2np.oracle.check import (
     judged,
     needs_repeats,
     repeated,
-    scored_ahead,
     until_wrong,
 )
 from lfm2np.oracle.check_report import exit_code, report_of
 from lfm2np.oracle.engines.file_target import FileTarget, Transcript
-from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.named import TRANSFORMERS, target_named
 from lfm2np.oracle.engines.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.judging.formats import FORMATS, KV
@@ -48,7 +46,7 @@ from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
 from lfm2np.oracle.recorders.registry import FORMS, Record, record_of, shows_answers_only
 from lfm2np.oracle.report.report import WRONG
-from lfm2np.oracle.sending import While, always, send_all
+from lfm2np.oracle.sending import always, send_all
 from lfm2np.oracle.workloads import CASES, LONG
 from lfm2np.suite.itself.relations import NAMES
 from lfm2np.suite.itself.target_engine import BLOCK, CHUNK, SLOTS
@@ -118,11 +116,11 @@ def checked(arguments: argparse.Namespace, model: Model) -> tuple[Checked, Known
         transcript = None if saved is None else open_check(saved)
         with contextlib.closing(target_of(arguments, model)) as target:
             taken = format_options.format_of(arguments, target.probe().engine)  # before anything is asked
-            with meanwhile(arguments, model, target, taken.name, known) as on:
-                longest = arguments.max_model_len
-                collected = send_all(
-                    model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on, longest
-                )
+            on = until_wrong(model, taken.name, known) if arguments.first else always
+            longest = arguments.max_model_len
+            collected = send_all(
+                model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on, longest
+            )
         del target  # its process has ended, or its weights are let go, before the rest is scored
         result = judged(
             model,
@@ -154,17 +152,6 @@ def open_check(saved: LineFile) -> Transcript:
 
 def is_a_file(target: str) -> bool:
     return target.endswith(".jsonl") and ":" not in target
-
-
-def meanwhile(
-    arguments: argparse.Namespace, model: Model, target: Target, format_name: str, known: Known
-) -> contextlib.AbstractContextManager[While]:
-    """What happens to responses while others are pending: an engine in this process needs its memory and cores."""
-    if arguments.first:
-        return contextlib.nullcontext(until_wrong(model, format_name, known))
-    if isinstance(target, HttpTarget):
-        return scored_ahead(model, format_name, known)
-    return contextlib.nullcontext(always)
 
 
 def recorder_of(arguments: argparse.Namespace) -> Record | None:

@@ -14,7 +14,7 @@ from lfm2np.commands.simulate.cost import MODELS, CostModel
 from lfm2np.commands.simulate.run import Counts, Simulation
 from lfm2np.commands.simulate.traffic import NANOSECONDS, Traffic
 from lfm2np.errors import RequestError
-from lfm2np.oracle.report.charts import Axis, Drawing, Line, line_chart, svg
+from lfm2np.oracle.report.charts import Axis, Drawing, Series, chart, svg
 from lfm2np.oracle.report.markup import Markup, joined
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Figure, Finding, Report, Section, Table
 from scheduler import RequestRefused, SchedulerConfig, TraceWriter
@@ -276,13 +276,12 @@ def over_time(counts: Counts) -> Block:
     come, let_in, gone = (np.searchsorted(column, at, side="right") for column in (arrived, admitted, ended))
     seconds = (at / NANOSECONDS).tolist()
     lines = [
-        Line(name, list(zip(seconds, values.tolist(), strict=True)), steps=True)
-        for name, values in (("waiting", come - let_in), ("admitted", let_in - gone))
+        Series(name, list(zip(seconds, values.tolist(), strict=True)), look, "steps")
+        for look, (name, values) in enumerate((("waiting", come - let_in), ("admitted", let_in - gone)))
     ]
     title = "Requests that wait to be admitted, and requests that were and have not ended"
-    drawing = line_chart(
-        "over-time", title, f"{title}, over {span(seconds[-1])}.", lines, Axis("seconds"), Axis("requests")
-    )
+    about = f"{title}, over {span(seconds[-1])}."
+    drawing = chart("over-time", title, about, lines, Axis("seconds"), Axis("requests"))
     rows = [[span(seconds[i]), int(come[i] - let_in[i]), int(let_in[i] - gone[i])] for i in range(0, POINTS + 1, 8)]
     return figure(drawing, Table("Requests over time", ("at", "waiting", "admitted"), rows, ()))
 

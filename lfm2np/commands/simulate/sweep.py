@@ -26,7 +26,7 @@ from lfm2np.commands.simulate.result import (
     span,
 )
 from lfm2np.errors import RequestError
-from lfm2np.oracle.report.charts import MOST_LINES, Axis, Drawing, Line, is_wide, line_chart, seconds_words, tick_words
+from lfm2np.oracle.report.charts import MOST_LINES, Axis, Drawing, Series, chart, is_wide, seconds_words, tick_words
 from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Finding, Report, Section, Table, plural
 from lfm2np.values import show
 
@@ -251,14 +251,15 @@ def curve(result: Mapping[str, Any], target: Target | None, metric: str, quantil
         if value is not None and not run["queue"]["saturated"]:
             points.append((run["settings"]["rate"], value))
     rates = sorted({run["settings"]["rate"] for run in result["runs"]})
-    shown = [Line(words, points) for words, points in lines.items() if points][:MOST_LINES]
+    drawn = [(words, points) for words, points in lines.items() if points][:MOST_LINES]
+    shown = [Series(words, points, look, "line") for look, (words, points) in enumerate(drawn)]
     is_aim = target is not None and (target.metric, target.quantile) == (metric, quantile)
     levels = [(target.seconds, f"target: {span(target.seconds)}")] if target and is_aim else []
     what = metric_words(metric, quantile)
     left = f", the first {MOST_LINES} of {len(lines)} configurations" if len(lines) > MOST_LINES else ""
     wide = is_wide([y for line in shown for _, y in line.points])
     x_title = "requests a second" + ", log scale" * is_wide(rates)
-    return line_chart(
+    return chart(
         f"by-rate-{metric}",
         f"{what} by requests a second{left}",
         f"{what} by requests a second, one line for each configuration; {result['traffic']}.",

@@ -41,16 +41,13 @@ RACE = (
 class Suspicion:
     """One cause of what is wrong: where, and what that points to.
 
-    wrong, requests  how many requests are wrong, of how many; of repeats, how many of those
-    explained        share of the entropy of right and wrong positions that `where` removes
-    chance           of this by accident
+    explained  share of the entropy of right and wrong positions that `where` removes
+    chance     of this by accident
     """
 
     sure: str
     where: str
-    suspect: str
-    wrong: int
-    requests: int
+    suspect: str = ""
     explained: float | None = None
     chance: float | None = None
 
@@ -105,16 +102,12 @@ def split_causes(positions: Sequence[Position], description: Description) -> lis
     chance, explained = description.chance, description.explained
     is_likely = (pure or alone) and explained >= LIKELY_SHARE and (chance < LIKELY_CHANCE or pure == alone)
     is_certain = pure and alone and explained >= SURE_SHARE and chance < SURE_CHANCE
-    if is_certain and group_of([each for each in positions if each.place in description.inside]).is_fine:
-        sure = CERTAIN
-    else:
-        sure = LIKELY if is_likely else GUESS
-    first, *more = description.splits
-    where = [f"wrong {first.wrong}, right {description.right}"]
-    where += [f"also wrong by itself: {split.wrong}" for split in more]
-    wrong, asked = (len(ids) for ids in requests_of(positions))
+    is_certain = is_certain and group_of([each for each in positions if each.place in description.inside]).is_fine
+    sure = CERTAIN if is_certain else LIKELY if is_likely else GUESS
+    where = [f"wrong {description.splits[0].wrong}, right {description.right}"]
+    where += [f"also wrong by itself: {split.wrong}" for split in description.splits[1:]]
     return [
-        Suspicion(sure, words, split.suspect, wrong, asked, explained, chance)
+        Suspicion(sure, words, split.suspect, explained, chance)
         for words, split in zip(where, description.splits, strict=True)
     ]
 
@@ -125,19 +118,19 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     Sometimes right, sometimes wrong is no proof of a race: an engine may give a request another slot each time.
     """
     beside = [repeat for repeat in repeats if repeat.failed_alone is not None]
-    with_others, alone = sum(repeat.failed for repeat in beside), sum(repeat.failed_alone or 0 for repeat in beside)
-    times = sum(repeat.times for repeat in beside)
-    chance = so_unlike(with_others, times, alone, times)
+    failed, times = sum(repeat.failed for repeat in beside), sum(repeat.times for repeat in beside)
+    alone = sum(repeat.failed_alone or 0 for repeat in beside)
+    chance = so_unlike(failed, times, alone, times)
     if not alone and chance < ALONE_CHANCE:
-        where = f"wrong beside others in {with_others} of {times} repeats of {len(beside)} wrong requests, right alone"
-        return [Suspicion(LIKELY, where, LEAK, with_others, times, chance=chance)]
+        where = f"wrong beside others in {failed} of {times} repeats of {len(beside)} wrong requests, right alone"
+        return [Suspicion(LIKELY, where, LEAK, chance=chance)]
     if all(repeat.failed == repeat.times for repeat in repeats):
         return []
     failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
     wrong, asked = requests_of(positions)
     count = len({*wrong, *(repeat.request for repeat in repeats)})  # of a wrong stop no position is wrong
     where = f"wrong in {count} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
-    return [Suspicion(LIKELY, where, RACE, failed, times)]
+    return [Suspicion(LIKELY, where, RACE)]
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
@@ -145,9 +138,8 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
     if not wrong or not right:
-        words = "wrong everywhere, and no format errs like this"
-        return Suspicion(CERTAIN, words, EVERYWHERE, len(wrong), len(asked))
+        return Suspicion(CERTAIN, "wrong everywhere, and no format errs like this", EVERYWHERE)
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
     words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing in the requests sets apart; {word}: {names}"
-    return Suspicion(GUESS, words, "", len(wrong), len(asked))
+    return Suspicion(GUESS, words)

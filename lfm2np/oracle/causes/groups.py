@@ -8,25 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lfm2np.oracle.causes.tags import TAGS, Tag
-from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, largest_error, root_mean_square
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, largest_error, size_of
 
 FINE = 3.0  # root mean square, in units of the noise: right engines stay below 2 in any group of some size
 OFF = 5.0
 LEAST_NOISE = 0.15
 LEAST = 4  # positions that a group needs to be called fine
-SHOWN = ("case", "row", "prompt length", "company", "prefix", "phase", "place", "abort")  # tags of many positions
+SHOWN = ("case", "row", "prompt length", "company", "prefix", "phase", "abort")  # tags of many positions
 
 
 @dataclass(frozen=True)
 class Group:
-    """The positions at one level of one tag."""
+    """The positions at one level of one tag; the names are those of JSON fields."""
 
     count: int
-    told: int  # of them with a reported log-probability; the name is that of the JSON field
+    told: int  # of them with a reported log-probability
     rms: float  # of the errors, in units of the noise
     worst: float
+    flips: int
     bugs: int
 
     @property
@@ -43,39 +45,32 @@ class Group:
         return self.told >= 4 * LEAST and self.rms < LEAST_NOISE
 
 
-def level_of(tag: Tag, position: Position) -> str:
-    """A number's level is the range between two edges."""
-    level = tag.level(position, position.request.prompt_token_ids)
-    if not tag.edges:
-        return str(level)
-    edges = (0, *tag.edges)
-    index = sum(edge <= int(level) for edge in edges) - 1
-    first, following = edges[index], edges[index + 1] if index + 1 < len(edges) else None
-    if following is None:
-        return f"{first}+"
-    return str(first) if following == first + 1 else f"{first}-{following - 1}"
-
-
 def grouped(positions: Iterable[Position], name: str) -> dict[str, Group]:
-    """By the levels of one of TAGS, in their order."""
-    levels: dict[str, list[Position]] = {}
+    """By the levels of one of TAGS; of a number by the ranges between its edges, the lowest first."""
+    tag = TAGS[name]
+    levels: dict[str, list[Position]] = {words: [] for words in ranges(tag)}
     for position in positions:
-        levels.setdefault(level_of(TAGS[name], position), []).append(position)
-    return {level: group_of(levels[level]) for level in sorted(levels, key=level_order)}
+        level = tag.level(position, position.request.prompt_token_ids)
+        index = sum(edge <= int(level) for edge in tag.edges) if tag.edges else 0
+        levels.setdefault(ranges(tag)[index] if tag.edges else str(level), []).append(position)
+    return {words: group_of(some) for words, some in levels.items() if some}
 
 
-def level_order(level: str) -> tuple[int, str]:
-    digits = level.split("-")[0].rstrip("+")
-    return (int(digits) if digits.isdigit() else -1, level)
+def ranges(tag: Tag) -> list[str]:
+    """ "0", "1", "2-3", "4+"."""
+    if not tag.edges:
+        return []
+    words = [str(low) if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise((0, *tag.edges))]
+    return [*words, f"{tag.edges[-1]}+"]
 
 
 def group_of(positions: Sequence[Position]) -> Group:
-    reported = [position for position in positions if position.error_size is not None]
     return Group(
         count=len(positions),
-        told=len(reported),
-        rms=root_mean_square([position.error_size or 0.0 for position in reported]),
-        worst=largest_error(reported),
+        told=sum(position.error_size is not None for position in positions),
+        rms=size_of(positions),
+        worst=largest_error(positions),
+        flips=sum(position.is_flip for position in positions),
         bugs=sum(position.verdict is Verdict.BUG for position in positions),
     )
 

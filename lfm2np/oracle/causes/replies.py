@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
-from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
+from lfm2np.oracle.causes.findings import CERTAIN, Suspicion
 from lfm2np.oracle.causes.groups import FINE
 from lfm2np.oracle.engines.records import Answer, Pair, Request
 from lfm2np.oracle.judging.judge import judge
@@ -21,30 +22,24 @@ from lfm2np.oracle.judging.scored import Evidence, spoken, truths_of, usable
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Verdict, size_of
 
-Row = Mapping[int, float]  # log-probabilities reported at one position, by token
+Row = Mapping[int, float]  # log-probabilities at one position, by token
 LEAST_REPORTED = 16  # log-probabilities of a part, for any judgement
 FIRST = 4  # answers on which a way is tried first
 LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds; used in words only
-CHOSEN, ALTERNATIVES, PROMPT = "the new tokens", "the alternatives", "the prompts' tokens"
-PARTS = (CHOSEN, ALTERNATIVES, PROMPT)
+PARTS = {"the new tokens": "logprobs", "the alternatives": "top_logprobs", "the prompts' tokens": "prompt_logprobs"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one answer reports of one part: R rows, the first of which is the truth's row `first`."""
+    """What one answer reports of one part: its rows, the alternatives of the same rows (empty where there are none),
+    and the exact log-probabilities of the tokens of both."""
 
     rows: Sequence[Row]
-    tops: Sequence[Row]  # the alternatives of the same rows; empty where none are reported
-    truth: Truth
-    first: int
-
-    def right(self, index: int, token: int) -> float:
-        row = self.first + index
-        return float(self.truth.logprobs[row - self.truth.first, self.truth.at(row, token)])
+    tops: Sequence[Row]
+    right: Sequence[Row]
 
 
 Undo = Callable[[Part], Sequence[Row] | None]  # the rows with the way undone; None: it does not apply
-Way = tuple[str, Undo]
 
 
 def reply_cause(evidence: Evidence) -> Suspicion | None:
@@ -54,36 +49,31 @@ def reply_cause(evidence: Evidence) -> Suspicion | None:
     pairs = usable(evidence.pairs)
     truths = truths_of(evidence.model, pairs, evidence.known)
 
-    def is_right(part: str, all_rows: Sequence[Sequence[Row]]) -> bool:
-        answers = [
-            (request, with_rows(part, answer, rows)) for (request, answer), rows in zip(pairs, all_rows, strict=True)
-        ]
+    def is_right(name: str, rows: Sequence[Sequence[Row]]) -> bool:
+        answers = [(pair[0], with_rows(name, pair[1], some)) for pair, some in zip(pairs, rows, strict=True)]
         for some in (answers[:FIRST], answers):  # a few answers rule out most ways
             judged = judge(evidence.model, evidence.format_name, some, known=evidence.known)
             if is_wrong(judged) or size_of(judged) > FINE:
                 return False
         return True
 
-    parts_by_way: dict[str, list[str]] = {}
-    for part in PARTS:
-        parts = [part_of(part, request, answer, truths[spoken(request, answer)]) for request, answer in pairs]
-        if sum(map(len, (row for part in parts for row in part.rows))) < LEAST_REPORTED:
+    wrong, right = dict[str, list[str]](), list[str]()  # parts, of those that are wrong by their way
+    for part, name in PARTS.items():
+        parts = [part_of(name, request, answer, truths[spoken(request, answer)]) for request, answer in pairs]
+        rows = [each.rows for each in parts]
+        is_few = sum(len(row) for each in rows for row in each) < LEAST_REPORTED
+        if is_few or is_right(name, rows):
+            right += [part] if any(map(any, rows)) else []
             continue
-        if is_right(part, [part.rows for part in parts]):
-            continue
-        way = next((words for words, rows in undone(parts) if is_right(part, rows)), None)
+        way = next((words for words, undone in undone_ways(parts) if is_right(name, undone)), None)
         if way is None:
             return None
-        parts_by_way.setdefault(way, []).append(part)
-    if not parts_by_way:
+        wrong.setdefault(way, []).append(part)
+    if not wrong:
         return None
-    words = "; ".join(f"the log-probabilities of {listed(of)} {way}" for way, of in parts_by_way.items())
-    wrong_parts = {part for of in parts_by_way.values() for part in of}
-    reported = [part for part in PARTS if any(any(rows_of(part, *pair)) for pair in pairs)]
-    right = [part for part in reported if part not in wrong_parts]
+    words = "; ".join(f"the log-probabilities of {listed(of)} {way}" for way, of in wrong.items())
     also = f" (those of {listed(right)} are right)" if right else ""
-    wrong, asked = requests_of(evidence.positions)
-    return Suspicion(CERTAIN, words + also, "", len(wrong), len(asked))
+    return Suspicion(CERTAIN, words + also)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -93,70 +83,67 @@ def listed(names: Sequence[str]) -> str:
 # --- the parts of an answer
 
 
-def rows_of(part: str, request: Request, answer: Answer) -> list[Row]:
-    if part == ALTERNATIVES:
-        return list(answer.top_logprobs or ())
-    if part == CHOSEN:
-        return [{token: logprob} for token, logprob in zip(answer.token_ids or (), answer.logprobs or (), strict=False)]
-    return [
-        {token: logprob}
-        for token, logprob in zip(request.prompt_token_ids[1:], answer.prompt_logprobs or (), strict=False)
+def part_of(name: str, request: Request, answer: Answer, truth: Truth) -> Part:
+    is_new = name != "prompt_logprobs"
+    first = len(request.prompt_token_ids) - 1 if is_new else 0
+    tokens = (answer.token_ids or ()) if is_new else request.prompt_token_ids[1:]
+    values, tops = getattr(answer, name) or (), list(answer.top_logprobs or ()) if is_new else []
+    rows = tops if name == "top_logprobs" else [dict([pair]) for pair in zip(tokens, values, strict=False)]
+    tops = tops or [{}] * len(rows)
+    right = [
+        {token: float(truth.logprobs[at - truth.first, truth.at(at, token)]) for token in {*row, *top}}
+        for at, (row, top) in enumerate(zip(rows, tops, strict=True), first)
     ]
+    return Part(rows, tops, right)
 
 
-def part_of(part: str, request: Request, answer: Answer, truth: Truth) -> Part:
-    rows = rows_of(part, request, answer)
-    tops = list(answer.top_logprobs or ()) if part != PROMPT else []
-    first = 0 if part == PROMPT else len(request.prompt_token_ids) - 1
-    return Part(rows, tops or [{}] * len(rows), truth, first)
-
-
-def with_rows(part: str, answer: Answer, rows: Sequence[Row]) -> Answer:
+def with_rows(name: str, answer: Answer, rows: Sequence[Row]) -> Answer:
     """The answer as if it reported this part alone."""
-    bare = replace(answer, logprobs=None, top_logprobs=None, prompt_logprobs=None)
-    if part == ALTERNATIVES:
-        return replace(bare, top_logprobs=tuple(rows) or None)
-    values = tuple(value for row in rows for value in row.values()) or None
-    return replace(bare, logprobs=values) if part == CHOSEN else replace(bare, prompt_logprobs=values)
+    values = tuple(rows) if name == "top_logprobs" else tuple(value for row in rows for value in row.values())
+    fields: dict[str, Any] = {**dict.fromkeys(PARTS.values()), name: values or None}
+    return replace(answer, **fields)
 
 
 # --- the ways
 
 
-def undone(parts: Sequence[Part]) -> Iterator[tuple[str, list[Sequence[Row]]]]:
+def undone_ways(parts: Sequence[Part]) -> Iterator[tuple[str, list[Sequence[Row]]]]:
     """Each possible way, in words, and the rows of all parts with it undone."""
     for words, undo in ways(parts):
-        rows = [undo(part) for part in parts]
-        known = [undone_rows for undone_rows in rows if undone_rows is not None]
-        if len(known) == len(rows):
-            yield words, known
+        rows = [undone for part in parts if (undone := undo(part)) is not None]
+        if len(rows) == len(parts):
+            yield words, rows
 
 
-def ways(parts: Sequence[Part]) -> Iterator[Way]:
+def ways(parts: Sequence[Part]) -> Iterator[tuple[str, Undo]]:
     """The plainest first; a temperature and a shift are measured on what was reported."""
-    yield "are to base 2, not natural", scaled(math.log(2.0))
-    yield "are to base 10, not natural", scaled(math.log(10.0))
+    yield "are to base 2, not natural", each(lambda value, *_: value * math.log(2.0))
+    yield "are to base 10, not natural", each(lambda value, *_: value * math.log(10.0))
     yield "are all 0, as after a sampler that keeps one token", if_all_are_zero
     yield "are one position too late: each is of the token before", moved(1)
     yield "are one position too early: each is of the next token", moved(-1)
     counts = {len(tops) for part in parts for tops in part.tops}
     if min(counts, default=0) > 1:
         sizes = "s of ".join(map(str, sorted(counts)))
-        yield f"are normalised over the top {sizes}, not over the vocabulary", normalised
+        yield f"are normalised over the top {sizes}, not over the vocabulary", each(normalised)
         temperature = temperature_of(parts)
         if temperature is not None:
-            yield f"are of temperature {temperature:.3g}, not 1", cooled(temperature)
-        yield "are not normalised over the vocabulary: all of a position are off by the same", cooled(1.0)
+            yield f"are of temperature {temperature:.3g}, not 1", each(cooled(temperature))
+        yield "are not normalised over the vocabulary: all of a position are off by the same", each(cooled(1.0))
 
 
-def scaled(factor: float) -> Undo:
-    return lambda part: [{token: factor * logprob for token, logprob in row.items()} for row in part.rows]
+def each(undo: Callable[[float, Row, Row], float]) -> Undo:
+    """Of each log-probability, with the alternatives of its row and what is right there."""
+    return lambda part: [
+        {token: undo(value, tops, right) for token, value in row.items()}
+        for row, tops, right in zip(part.rows, part.tops, part.right, strict=True)
+    ]
 
 
 def if_all_are_zero(part: Part) -> Sequence[Row] | None:
     if any(value != 0.0 for row in part.rows for value in row.values()):
         return None
-    return [{token: part.right(index, token) for token in row} for index, row in enumerate(part.rows)]
+    return [{token: right[token] for token in row} for row, right in zip(part.rows, part.right, strict=True)]
 
 
 def moved(by: int) -> Undo:
@@ -166,35 +153,25 @@ def moved(by: int) -> Undo:
         if any(len(row) != 1 for row in part.rows):
             return None
         reported = [value for row in part.rows for value in row.values()]
-        rows = []
-        for index, row in enumerate(part.rows):
-            (token,) = row
-            at = index + by
-            rows.append({token: reported[at] if 0 <= at < len(reported) else part.right(index, token)})
-        return rows
+        return [
+            {token: reported[index + by] if 0 <= index + by < len(reported) else right[token] for token in row}
+            for index, (row, right) in enumerate(zip(part.rows, part.right, strict=True))
+        ]
 
     return undo
 
 
-def normalised(part: Part) -> Sequence[Row] | None:
-    """By the truth's total probability of the alternatives."""
-    rows = []
-    for index, (row, tops) in enumerate(zip(part.rows, part.tops, strict=True)):
-        together = math.log(math.fsum(math.exp(part.right(index, token)) for token in tops))
-        rows.append({token: value + together for token, value in row.items()})
-    return rows
+def normalised(value: float, tops: Row, right: Row) -> float:
+    """By the exact total probability of the alternatives."""
+    return value + math.log(math.fsum(math.exp(right[token]) for token in tops))
 
 
-def cooled(temperature: float) -> Undo:
+def cooled(temperature: float) -> Callable[[float, Row, Row], float]:
     """The likeliest alternative is assumed to be right, and the others relative to it."""
 
-    def undo(part: Part) -> Sequence[Row] | None:
-        rows = []
-        for index, (row, tops) in enumerate(zip(part.rows, part.tops, strict=True)):
-            best = max(tops, key=lambda token: tops[token])
-            right = part.right(index, best)
-            rows.append({token: temperature * (value - tops[best]) + right for token, value in row.items()})
-        return rows
+    def undo(value: float, tops: Row, right: Row) -> float:
+        best = max(tops, key=lambda token: tops[token])
+        return temperature * (value - tops[best]) + right[best]
 
     return undo
 
@@ -202,11 +179,10 @@ def cooled(temperature: float) -> Undo:
 def temperature_of(parts: Sequence[Part]) -> float | None:
     """The median over all positions of the ratio of distances between alternatives."""
     ratios = []
-    for part in parts:
-        for index, tops in enumerate(part.tops):
-            best, last = max(tops, key=lambda token: tops[token]), min(tops, key=lambda token: tops[token])
-            if tops[best] > tops[last]:
-                ratios.append((part.right(index, best) - part.right(index, last)) / (tops[best] - tops[last]))
+    for tops, right in ((tops, right) for part in parts for tops, right in zip(part.tops, part.right, strict=True)):
+        best, last = max(tops, key=lambda token: tops[token]), min(tops, key=lambda token: tops[token])
+        if tops[best] > tops[last]:
+            ratios.append((right[best] - right[last]) / (tops[best] - tops[last]))
     value = median(ratios) if ratios else 0.0
     return value if value > 0.0 and abs(math.log(value)) > 1e-3 else None
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.oracle.causes.tags import BELOW, FROM, TAGS, Side, Tag
+from lfm2np.oracle.causes.tags import TAGS, Tag
 from lfm2np.oracle.judging.verdict import Position
 
 MOST_CHANCE = 1e-4  # of a split that separates by accident: a hundred or two are tried
@@ -94,7 +94,7 @@ class Positions:
     def levels(self) -> dict[str, NDArray[Any]]:
         """By the names of TAGS, the level of each position."""
         pairs = [(each, self.tokens[name]) for each, name in zip(self.positions, self.requests, strict=True)]
-        return {name: np.array([tag.known(*pair) for pair in pairs]) for name, tag in TAGS.items()}
+        return {name: np.array([tag.level(*pair) for pair in pairs]) for name, tag in TAGS.items()}
 
     def wrong_requests(self, some: Mask) -> tuple[int, int]:
         """Of the requests with positions there, how many are wrong there, and how many there are.
@@ -157,8 +157,11 @@ def best_split(judged: Positions, of: Mask) -> Split | None:
         gain, split = max(gains, key=lambda pair: pair[0], default=(0.0, None))
         if split is not None and gain > 0.0:
             best.append((gain * (LESS if name in SENT else 1.0), split))
-    best.sort(key=lambda pair: -pair[0])
-    return next((split for _, split in best if not is_by_chance(judged, split, of)), None)
+    for _, split in sorted(best, key=lambda pair: -pair[0]):
+        wrong_side, right_side = (judged.wrong_requests(of & side) for side in (~split.is_right, split.is_right))
+        if so_unlike(*wrong_side, *right_side) <= MOST_CHANCE:
+            return split
+    return None
 
 
 def gain_of(judged: Positions, split: Split, of: Mask) -> float:
@@ -168,11 +171,6 @@ def gain_of(judged: Positions, split: Split, of: Mask) -> float:
         return 0.0
     is_whole = not (of & split.is_right & judged.wrong).any()
     return round(judged.explained(split.is_right, of) * (WHOLE if is_whole else 1.0), 9)
-
-
-def is_by_chance(judged: Positions, split: Split, of: Mask) -> bool:
-    wrong_side, right_side = (judged.wrong_requests(of & side) for side in (~split.is_right, split.is_right))
-    return so_unlike(*wrong_side, *right_side) > MOST_CHANCE
 
 
 def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
@@ -190,23 +188,21 @@ def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
 
 
 def splits_of(tag: Tag, levels: NDArray[Any], judged: Positions, of: Mask) -> Iterator[Split]:
-    """A number at its edges and where wrong positions begin and end; of other levels each from the rest."""
-    sides: list[tuple[Mask, Side, Side]] = []  # one side, and both in words
+    """A number at its edges and where wrong positions begin and end; each level that has words from all others."""
     if tag.edges:
         wrong = levels[of & judged.wrong]
-        for edge in dict.fromkeys([*tag.edges, round_edge(levels[of], int(wrong.min())), int(wrong.max()) + 1]):
-            sides.append((levels >= edge, tag.side(FROM, edge), tag.side(BELOW, edge)))
+        edges = dict.fromkeys([*tag.edges, round_edge(levels[of], int(wrong.min())), int(wrong.max()) + 1])
+        sides = [(levels >= edge, tag.sides(edge)) for edge in edges]
     else:
-        there = sorted(set(levels[of].tolist()), key=list(tag.sides).index)
-        for level in there:
-            others = tag.together([other for other in there if other != level])
-            sides += [(levels == level, tag.side(level), others)] if tag.side(level)[1] else []
-    for some, side, other in sides:
-        if (of & some).any() and (of & ~some).any():
-            is_wrong = judged.share_wrong(of & some) > judged.share_wrong(of & ~some)
-            wrong_side, right_side = (side, other) if is_wrong else (other, side)
-            if wrong_side[1]:
-                yield Split(*wrong_side, right_side[0], ~some if is_wrong else some)
+        sides = [(levels == level, tag.sides(level)) for level in tag.levels]
+    for there, words in sides:
+        if (of & there).any() and (of & ~there).any():
+            if judged.share_wrong(of & there) > judged.share_wrong(of & ~there):
+                split = Split(words.there, words.suspect, words.elsewhere, ~there)
+            else:
+                split = Split(words.elsewhere, words.suspect_elsewhere, words.there, there)
+            if split.suspect:
+                yield split
 
 
 def round_edge(numbers: NDArray[Any], edge: int) -> int:

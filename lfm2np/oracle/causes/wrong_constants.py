@@ -22,7 +22,7 @@ MOST_OFF = 0.5  # of itself, by which a constant may be off to be the cause
 MOST_JUDGED = 24  # wrong requests, the shortest, and as many others
 
 
-def constant_cause(search: ConstantSearch | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
+def constant_cause(search: ConstantSearch | None, is_wrong: bool) -> Suspicion | None:
     """The constant that explains most: of errors beyond the format, nearly all of them."""
     possible = [] if search is None else [constant for constant in search.found if is_plausible(constant)]
     if not possible or (is_wrong and possible[0].explained < EXPLAINED):
@@ -30,9 +30,8 @@ def constant_cause(search: ConstantSearch | None, positions: Sequence[Position],
     first = possible[0]
     alike = [constant.words for constant in possible if constant.explained >= NEARLY * first.explained]
     words = f"wrong everywhere by a little, as if {' or '.join(alike[:MOST_NAMES])}"
-    wrong, asked = requests_of(positions)
     suspect = "a constant, and no number format (--locate says where)"
-    return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, len(wrong), len(asked), first.explained)
+    return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, first.explained)
 
 
 def is_plausible(constant: Constant) -> bool:
@@ -54,13 +53,12 @@ def reading_cause(
         return None
     wrong, asked = requests_of(positions)
     by_length = sorted(pairs, key=lambda pair: len(pair[0].prompt_token_ids))
-    chosen = [pair for pair in by_length if pair[0].request_id in wrong][:MOST_JUDGED]
-    chosen += [pair for pair in by_length if pair[0].request_id in asked and pair[0].request_id not in wrong][
-        :MOST_JUDGED
-    ]
+    chosen = []
+    for some in (set(wrong), set(asked) - set(wrong)):
+        chosen += [pair for pair in by_length if pair[0].request_id in some][:MOST_JUDGED]
     reading = next(name for name in READINGS if name != model.rope)
     other = read_model(model.path, model.numerics.name, rope=reading)
     if is_wrong(judge(other, format_name, chosen)):
         return None
     where = f"right with --rope {reading}: {reading_of(other.config)}"
-    return Suspicion(CERTAIN, where, "the engine reads the rotation's label otherwise", len(wrong), len(asked))
+    return Suspicion(CERTAIN, where, "the engine reads the rotation's label otherwise")

@@ -39,13 +39,13 @@ def first_screen(report: Report) -> Markup:
     return joined(
         element("h1", f"lfm2np {report.command}: {SIGNS[looks]} {report.verdict}"),
         verdict,
-        bullets(facts),
         element("p", "What next: ", "; ".join(report.next_steps)) if report.next_steps else None,
+        bullets(facts),
     )
 
 
 def closing(report: Report, command_line: str) -> list[Section]:
-    missing = [Section("Not tested", [f"{words}." for words in report.not_tested])] if report.not_tested else []
+    missing = [Section("Not tested", [Code(report.not_tested)])] if report.not_tested else []
     versions = Table("Versions", ("what", "version"), list(environment().items()), (0, 1))
     again = [Code([visible(command_line, MOST_COMMAND)])] if command_line else []
     return [*missing, Section("Versions and command", [versions, *again])]

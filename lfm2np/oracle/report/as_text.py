@@ -1,35 +1,36 @@
-"""A report for a terminal: the verdict on the first line, why, what was judged, tables, and how to do it again."""
+"""A report for a terminal: verdict, why and what next; what was judged; tables; how to do it again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from lfm2np.oracle.report.report import Block, Code, Figure, Report, Section, Table, environment
 
 MOST_LINE = 1000  # characters of foreign text
-MOST_NOT_TESTED = 600
 MOST_COMMAND = 4000
 LABEL = 11  # columns
 
 
 def as_text(report: Report, command_line: str = "") -> str:
     """`command_line`: what makes the report again."""
+    again = labelled("again", [command_line] if command_line else [], MOST_COMMAND)
     blocks = [
         list(head(report)),
         *(lines for section in report.sections if not section.is_long for lines in paragraphs(section)),
-        [*labelled("next", report.next_steps)],
-        [
-            *(line for name, value in environment().items() for line in labelled(name, [value])),
-            *labelled("again", [command_line] if command_line else [], MOST_COMMAND),
-        ],
+        [*(line for name, value in environment().items() for line in labelled(name, [value])), *again],
     ]
-    return with_blanks(blocks)
-
-
-def with_blanks(blocks: Iterable[Sequence[str]]) -> str:
-    """An empty line between blocks of lines."""
     return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if any(lines))
+
+
+def head(report: Report) -> Iterator[str]:
+    """The verdict, why, what to do now, what was judged and, a line each, what was not."""
+    yield from labelled("verdict", [report.verdict])
+    yield from labelled("because", [finding.sentence for finding in report.findings])
+    yield from labelled("next", report.next_steps)
+    for name, value in report.facts.items():
+        yield from labelled(name, [value])
+    yield from labelled("not tested", report.not_tested)
 
 
 def paragraphs(section: Section) -> Iterator[list[str]]:
@@ -41,15 +42,6 @@ def paragraphs(section: Section) -> Iterator[list[str]]:
             lines = []
         lines += block_lines(block)
     yield lines
-
-
-def head(report: Report) -> Iterator[str]:
-    """The verdict, what it does not cover, why, and what was judged."""
-    yield from labelled("verdict", [report.verdict])
-    yield from labelled("not tested", ["; ".join(report.not_tested)] if report.not_tested else [], MOST_NOT_TESTED)
-    yield from labelled("because", [finding.sentence for finding in report.findings])
-    for name, value in report.facts.items():
-        yield from labelled(name, [value])
 
 
 def labelled(name: str, values: Sequence[str], most: int = MOST_LINE) -> Iterator[str]:

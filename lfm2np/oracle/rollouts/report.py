@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lfm2np.oracle.judging.verdict import WRONG as WRONG_VERDICTS
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.report.charts import Axis, Dots, scatter_chart, svg
+from lfm2np.oracle.report.charts import Axis, Series, chart, svg
 from lfm2np.oracle.report.report import (
     OPEN,
     RIGHT,
@@ -266,16 +266,16 @@ def measures_table(by_pair: Mapping[str, Any]) -> list[Block]:
 def position_figure(judged: Judged) -> list[Block]:
     """Each side's error against the token's place in the answer."""
     places = np.array([index + 1.0 for each in judged.scores for index in range(each.size)])
-    dots: list[Dots] = []
+    dots: list[Series] = []
     for name, side in judged.sides.items():
         if side.fit is not None:
             known = np.isfinite(side.fit.errors)
             errors = np.maximum(np.abs(side.fit.errors[known]), SMALLEST)
-            points = [(x, y, "") for x, y in zip(places[known].tolist(), errors.tolist(), strict=True)]
-            dots.append(Dots(name, points, 3 * len(dots)))
+            points = list(zip(places[known].tolist(), errors.tolist(), strict=True))
+            dots.append(Series(name, points, 3 * len(dots)))
     if not any(each.points for each in dots):
         return []
     title = "Error of a log-probability by the token's place in the answer"
     axes = Axis("token of the answer, from 1", is_log=True), Axis("error, nats", is_log=True)
-    chart = scatter_chart("errors", title, "Sizes of errors, in nats.", dots, *axes)
-    return [Figure(svg(chart), f"{title}. What is at one spot shares a mark.")]
+    drawing = chart("errors", title, "Sizes of errors, in nats.", dots, *axes)
+    return [Figure(svg(drawing), f"{title}. What is at one spot shares a mark.")]

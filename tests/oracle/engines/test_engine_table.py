@@ -26,7 +26,7 @@ def record(**fields: Any) -> dict[str, Any]:
     head = {"engine": "ours", "variant": "right", "format": "float32", "run": 1, "kind": "check", "cases": "", **fields}
     job = Job(NUMPY, NUMPY.variant("right"), head["format"], 1, head["cases"], float(head["kind"] == "fuzz"))
     verdict = {"pins": {}, "versions": {"numpy": "2.0"}, "command": shown(job), "verdict": "EXACT"}
-    numbers = {"counts": {"EXACT": 1234}, "rms": 0.75, "worst": 2.55, "flips": 0, "asked": 10, "limits": []}
+    numbers = {"counts": {"EXACT": 1234}, "rms": 0.75, "worst": 2.55, "flips": 0, "asked": 10}
     return {**head, **verdict, **numbers, "suspects": [], "reasons": ["fine"], "unanswered": [], **fields}
 
 

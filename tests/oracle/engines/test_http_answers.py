@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.check import judged
-from lfm2np.oracle.check_report import limits
+from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
 from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
 from lfm2np.oracle.engines.http_target import read_answer
@@ -119,7 +119,7 @@ def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) ->
     result = judged(model(), abilities, "float32", [pair])
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert result.total.reasons[-1] == f"probed as {'; '.join(abilities.refused)}"
-    assert f"was probed as {abilities.refused[1]}" in limits(abilities)
+    assert abilities.refused[1] in report_of(result).facts["probed as"]
 
 
 def test_a_server_that_refuses_log_probabilities_of_prompts_is_said_to(vllm: Player) -> None:

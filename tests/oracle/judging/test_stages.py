@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,12 +14,11 @@ from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np.engine.loading import Model
-from lfm2np.errors import NumericsError
-from lfm2np.oracle.check import LEAST_JUDGED, Checked, as_far_as_needed, judged, num_tokens, scored_ahead, until_wrong
+from lfm2np.oracle.check import LEAST_JUDGED, Checked, as_far_as_needed, judged, num_tokens, until_wrong
 from lfm2np.oracle.check_report import report_of
 from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import Answer, Pair, greedy
-from lfm2np.oracle.engines.target import Abilities, TargetError
+from lfm2np.oracle.engines.target import Abilities
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging import scored
 from lfm2np.oracle.judging.emulate import emulated
@@ -202,40 +199,6 @@ def test_a_check_that_ends_early_says_what_it_left_out() -> None:
 
 
 @pytest.mark.rounding
-def test_what_was_scored_ahead_is_not_scored_again_and_says_the_same() -> None:
-    pairs, known = list(told("float32")), Known()
-    with scored_ahead(model(), "float32", known) as on:
-        assert all(on(pairs[:count]) for count in range(1, 13))
-        while len(known.noises) < len(known_by("float32", FIRST).noises):
-            time.sleep(0.01)
-    done = known.place.num_tokens
-    ahead = found(pairs, known)
-    assert known.place.num_tokens == done > 0
-    assert [position.verdict for position in ahead.positions] == [
-        position.verdict for position in found(pairs, Known()).positions
-    ]
-
-
-@pytest.mark.rounding
-def test_errors_ahead_are_raised_when_all_is_judged() -> None:
-    weights = replace(model().weights, final_norm=model().weights.final_norm * np.float32(1e38))
-    broken, known = replace(model(), weights=weights), Known()
-    with scored_ahead(broken, "float32", known) as on:
-        on(told("float32"))
-    with pytest.raises(NumericsError, match="overflow"):
-        judge(broken, "float32", told("float32"), known=known)
-
-
-@pytest.mark.rounding
-def test_after_an_error_of_the_engine_nothing_is_scored_any_more() -> None:
-    known = Known()
-    with pytest.raises(TargetError), scored_ahead(model(), "float32", known) as on:
-        on(told("float32"))
-        raise TargetError("it is gone")
-    assert all(thread.name != "lfm2np-ahead" for thread in threading.enumerate())
-
-
-@pytest.mark.rounding
 def test_a_conversation_judged_turn_by_turn_is_not_scored_again_at_the_end() -> None:
     """Each prompt goes on with the one before and its answer; rows of earlier turns are still known."""
     (request, answer), known = told("float32")[-1], Known()
@@ -259,17 +222,6 @@ def test_an_emulated_engine_errs_alike_beside_a_sequence_that_begins_alike() -> 
         (alone,) = noise_of(model(), [truth], "float16 kv:float16", (1,))
         change = np.sqrt(np.mean(np.square(beside.errors - alone.errors)) / np.mean(np.square(alone.errors)))
         assert change < 0.5
-
-
-@pytest.mark.rounding
-def test_an_interrupt_leaves_no_thread_behind() -> None:
-    with pytest.raises(KeyboardInterrupt), scored_ahead(model(), "float32", Known()) as on:
-        on(told("float32"))
-        raise KeyboardInterrupt
-    for thread in threading.enumerate():
-        if thread.name == "lfm2np-ahead":
-            thread.join()
-    assert all(thread.name != "lfm2np-ahead" for thread in threading.enumerate())
 
 
 @pytest.mark.rounding

@@ -65,7 +65,7 @@ def made(verdict: Verdict, positions: list[Position], reason: str, engine: str =
     wrong = [judged for judged in positions if judged.verdict in (Verdict.DRIFT, Verdict.BUG)]
     total = Total(
         verdict=verdict,
-        reasons=(reason,),
+        grounds=(reason,),
         counts={str(one): sum(p.verdict is one for p in positions) for one in {p.verdict for p in positions}},
         rms=root_mean_square(ratios),
         worst=max(ratios, default=0.0),

@@ -37,7 +37,7 @@ def fuzz(*arguments: str) -> int:
 
 def test_a_run_without_a_finding_warns_of_sizes_that_were_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     assert fuzz(OWN) == 0
-    verdict, not_tested, *_, sizes = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    verdict, *_, sizes, not_tested = capsys.readouterr().out.partition("\n\n")[0].splitlines()
     assert "max_num_batched_tokens 64 or 256 or 512 (assumed)" in sizes and "(the model's)" in sizes
     assert verdict == "verdict    no finding" and not_tested.startswith("not tested ")
     assert "assumed: give --block-size, --max-num-batched-tokens" in not_tested
