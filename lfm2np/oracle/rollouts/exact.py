@@ -26,7 +26,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import AnyPlace, compute
 from lfm2np.oracle.judging.routes import as_key
-from lfm2np.oracle.judging.truth import Ids, Spoken, Truth
+from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.views import VIEWS, view_of
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.values import Progress
@@ -115,39 +115,32 @@ class Scores:
         return np.where(self.rollout.is_sampled, values, np.nan)
 
 
-def ids_of(rollout: Rollout) -> Ids:
-    return (*rollout.prompt_token_ids, *rollout.token_ids)
-
-
 def item_of(rollout: Rollout, readings: Sequence[str]) -> dict[str, Any]:
     """The item of views.VIEWS: equal views are computed once."""
-    views = different_views(rollout, readings)
-    ids = list(ids_of(rollout))
-    item: dict[str, Any] = {"token_ids": ids, "start": len(rollout.prompt_token_ids), "views": views}
+    views: list[dict[str, Any]] = []
+    for view in views_by_reading(rollout, readings).values():
+        if view not in views:
+            views.append(view)
+    item: dict[str, Any] = {"token_ids": list(rollout.ids), "start": len(rollout.prompt_token_ids), "views": views}
     item["tolerances"] = list(TOLERANCES)
     if rollout.routes is not None:
-        item["routes"] = np.asarray(rollout.routes, np.int64)[: len(ids) - 1]
+        item["routes"] = np.asarray(rollout.routes, np.int64)[: len(rollout.ids) - 1]
     return item
 
 
-def different_views(rollout: Rollout, readings: Sequence[str]) -> list[dict[str, Any]]:
-    """Those of the readings and of what stands before their filters."""
-    views: list[dict[str, Any]] = []
-    for reading in (*readings, *filter(None, map(before_filters, readings))):
-        view = view_of(params_of(reading, rollout.sampling))
-        if view not in views:
-            views.append(view)
-    return views
+def views_by_reading(rollout: Rollout, readings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Those of the readings, and of what stands before their filters."""
+    with_before = (*readings, *filter(None, map(before_filters, readings)))
+    return {reading: view_of(params_of(reading, rollout.sampling)) for reading in with_before}
 
 
 def views_from(rollout: Rollout, readings: Sequence[str], result: Mapping[str, Any]) -> dict[str, View]:
     """By reading, from the result of item_of's item."""
-    views = different_views(rollout, readings)
-    found = {}
-    for reading in (*readings, *filter(None, map(before_filters, readings))):
-        number = views.index(view_of(params_of(reading, rollout.sampling)))
-        found[reading] = View(*(result[name][number] for name in View._fields))
-    return found
+    views, by_reading = item_of(rollout, readings)["views"], views_by_reading(rollout, readings)
+    return {
+        reading: View(*(result[name][views.index(view)] for name in View._fields))
+        for reading, view in by_reading.items()
+    }
 
 
 def scores_of(
@@ -161,7 +154,7 @@ def scores_of(
 
     `progress(done, total)` counts tokens. Answers to one prompt follow each other, so that it is computed once.
     """
-    ordered = sorted(range(len(rollouts)), key=lambda index: ids_of(rollouts[index]))
+    ordered = sorted(range(len(rollouts)), key=lambda index: rollouts[index].ids)
     results = compute(
         VIEWS, model, [item_of(rollouts[n], readings) | {"columns": True} for n in ordered], place, progress
     )
@@ -173,7 +166,7 @@ def scores_of(
         if "error" in result:
             failed.append((rollout, result["error"]))
             continue
-        spoken = Spoken(ids_of(rollout), as_key(rollout.routes, len(ids_of(rollout)) - 1))
+        spoken = Spoken(rollout.ids, as_key(rollout.routes, len(rollout.ids) - 1))
         truth = Truth(spoken=spoken, vocab_size=model.config.vocab_size, **result["truth"])
         scores.append(Scores(rollout, truth, views_from(rollout, readings, result)))
     return scores, failed

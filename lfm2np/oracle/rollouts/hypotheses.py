@@ -1,8 +1,8 @@
 """What may be wrong with a side: a table of hypotheses, each with the log-probabilities that it predicts.
 
 A hypothesis is one error: in the network (variants.py) or in how its log-probabilities were written down (undo). With a
-reading (exact.py) and a format (fits.py) it predicts what a side reports; the likeliest is named if what it leaves is
-within the format's rounding error, and "unexplained" stands where none leaves so little.
+reading (exact.py) it predicts what a side reports, within a format (fits.py). The table is in the order in which equals
+are named, the simplest first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place, compute, source_of
-from lfm2np.oracle.causes import groups
-from lfm2np.oracle.rollouts.exact import AT, PENALTIES, Scores, ids_of, item_of, joined, params_of, views_from
-from lfm2np.oracle.rollouts.fits import Fit, Noises, fit, root_mean_square
+from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.noise import Noise
+from lfm2np.oracle.rollouts.exact import AT, PENALTIES, Scores, item_of, joined, params_of, views_from
+from lfm2np.oracle.rollouts.fits import Fit, fit
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.variants import part_names, variant_work
-from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
 Variant = dict[str, Any]
@@ -33,10 +33,6 @@ Values = list[Float64]  # [R] of each rollout
 Undo = Callable[[Values, Values], tuple[Values, str]]
 MOST_BEFORE = 3  # sequences of a pack: what leaks through more convolutions is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
-MOST_OUTLIERS = 0.01  # of the tokens under a hypothesis that rounds, as float32 noise flips some roundings
-MOST_EXPLAINED = 0.98  # of the squared error
-LEAST_GAIN = 10.0  # nats in all by which an error must beat the network without it
-MOST_ERROR = 50.0  # nats, of a token, in shares of the squared error
 AS_IT_IS, HEAD, CHUNKED = "as computed", "head precision", "state lost at a chunk border"
 ROUTES = "routes of another run"
 
@@ -169,7 +165,7 @@ def packed_before(rollouts: Sequence[Rollout]) -> dict[str, list[list[int]]]:
         if rollout.pack is not None:
             earlier = packs.setdefault(rollout.pack, [])
             if earlier:
-                before[rollout.id] = [list(ids_of(each)) for each in earlier]
+                before[rollout.id] = [list(each.ids) for each in earlier]
             earlier.append(rollout)
     return before
 
@@ -192,7 +188,7 @@ def padding_before(model: LoadedModel, rollouts: Sequence[Rollout]) -> dict[str,
 
 def chunk_hypotheses(rollouts: Sequence[Rollout], chunks: Sequence[int]) -> list[Hypothesis]:
     """The convolution's state, or all of it, lost between chunks of a sequence."""
-    longest = max((len(ids_of(rollout)) for rollout in rollouts), default=0)
+    longest = max((len(rollout.ids) for rollout in rollouts), default=0)
     return [
         Hypothesis(CHUNKED, f"{state}, every {size} tokens", partial(cut_every, size, attend))
         for size in dict.fromkeys((*chunks, *CHUNKS))
@@ -202,7 +198,7 @@ def chunk_hypotheses(rollouts: Sequence[Rollout], chunks: Sequence[int]) -> list
 
 
 def cut_every(size: int, attend: bool, rollout: Rollout) -> Variant | None:
-    count = len(ids_of(rollout))
+    count = len(rollout.ids)
     return {"borders": list(range(size, count, size)), "attend": attend} if count > size + 1 else None
 
 
@@ -232,52 +228,51 @@ def routed_by(routes: Mapping[str, Any], rollout: Rollout) -> Variant | None:
 # --- what they predict
 
 
-def predictions_of(
+def prediction_of(
     model: LoadedModel,
     scores: Sequence[Scores],
-    hypotheses: Sequence[Hypothesis],
+    hypothesis: Hypothesis,
     readings: Sequence[str],
     previous: LoadedModel | None,
     place: Place,
-    progress: Progress | None = None,
-) -> list[list[Scores] | None]:
-    """The scores of the rollouts under each hypothesis; None where it changes nothing, or where the network so changed
+) -> list[Scores] | None:
+    """The scores of the rollouts under a hypothesis; None where it changes none, or where the network so changed
     overflows.
     """
-    items, owners = [], []
-    for index, each in enumerate(scores):  # what shares a pass stands together: see variants.run
-        for number, hypothesis in enumerate(hypotheses):
-            variant = hypothesis.variants(each.rollout)
-            if variant is not None:
-                item = item_of(each.rollout, hypothesis.readings or readings)
-                if isinstance(variant.get("routes"), tuple):
-                    item["routes"] = np.asarray(variant["routes"], np.int64)[: len(item["token_ids"]) - 1]
-                    variant = {}
-                items.append({**item, "variant": variant})
-                owners.append((number, index))
+    readings = hypothesis.readings or readings
+    items: list[dict[str, Any]] = []
+    changed: dict[int, int] = {}  # of the rollouts, the number of the item
+    for index, each in enumerate(scores):
+        variant = hypothesis.variants(each.rollout)
+        if variant is not None:
+            item = item_of(each.rollout, readings)
+            if isinstance(variant.get("routes"), tuple):
+                item["routes"] = np.asarray(variant["routes"], np.int64)[: len(item["token_ids"]) - 1]
+                variant = {}
+            changed[index] = len(items)
+            items.append({**item, "variant": variant})
+    if not items:
+        return list(scores) if hypothesis.name == AS_IT_IS or not hypothesis.is_of_network else None
     unrecorded = replace(place, record=None)  # an item names no checkpoint
     there = previous if previous is None or place.executor is None else source_of(previous)
-    results = compute(variant_work(there), model, items, unrecorded, progress)
-    predictions: list[list[Scores] | None] = [
-        list(scores) if each.name == AS_IT_IS or not each.is_of_network else None for each in hypotheses
+    results = compute(variant_work(there), model, items, unrecorded)
+    if any("error" in result for result in results):
+        return None
+    return [
+        replace(each, views=views_from(each.rollout, readings, results[changed[index]])) if index in changed else each
+        for index, each in enumerate(scores)
     ]
-    overflows = set()
-    for (number, index), result in zip(owners, results, strict=True):
-        changed = predictions[number] = predictions[number] or list(scores)
-        if "error" in result:
-            overflows.add(number)
-        else:
-            tried = hypotheses[number].readings or readings
-            changed[index] = replace(scores[index], views=views_from(scores[index].rollout, tried, result))
-    return [None if number in overflows else changed for number, changed in enumerate(predictions)]
 
 
-# --- which explains best
+# --- which explains most
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """One hypothesis about a sample of rollouts; `explained` is the share of the squared errors that it removes."""
+    """One hypothesis about a sample of rollouts, under the reading by which it leaves least.
+
+    explained  the share of the positions that are wrong as computed which it leaves within Allowed
+    """
 
     hypothesis: Hypothesis
     detail: str
@@ -285,66 +280,37 @@ class Explanation:
     explained: float
 
     @property
-    def words(self) -> str:
-        """ "" of the network as it is."""
-        return "" if not self.is_error else self.hypothesis.name + (f" ({self.detail})" if self.detail else "")
-
-    @property
     def is_error(self) -> bool:
         return self.hypothesis.name != AS_IT_IS
 
     @property
-    def rank(self) -> float:
-        """Its log-likelihood, less what it must be likelier by than the network without an error."""
-        return self.fit.log_likelihood - (LEAST_GAIN if self.is_error else 0.0)
-
-    @property
-    def is_adequate(self) -> bool:
-        """Whether what is left is within the format's rounding error, or almost nothing of a large error.
-
-        The error spread is that of the network without the error: with it, it may be several times as large.
-        """
-        if self.is_error and self.explained >= MOST_EXPLAINED:
-            return True
-        outliers = np.count_nonzero(self.fit.wrong) / max(1, int(np.count_nonzero(self.fit.reported)))
-        rms = root_mean_square(np.minimum(self.fit.sizes[self.fit.reported], 2.0 * groups.OFF))
-        return bool(outliers <= (MOST_OUTLIERS if self.is_error else 0.0) and rms <= groups.OFF)
+    def words(self) -> str:
+        """ "" of the network as it is."""
+        return "" if not self.is_error else self.hypothesis.name + (f" ({self.detail})" if self.detail else "")
 
 
 def explanations(
     reported: Values,
-    expected: str,
     scores: Sequence[Scores],
     hypotheses: Sequence[Hypothesis],
     predictions: Sequence[list[Scores] | None],
-    formats: Sequence[Noises],
+    noises: Sequence[Noise],
+    format_name: str,
     readings: Sequence[str],
 ) -> list[Explanation]:
-    """Each hypothesis under its likeliest reading and format, the likeliest first; `expected` is the reading that the
-    side should have reported.
-    """
-    errors = joined(reported) - joined(each.views[expected].logprobs for each in scores)
-    explained = []
+    """Within one format, by Fit.rank: what explains most comes first, and of equals what the table has first."""
+    tried: list[tuple[Hypothesis, str, Fit]] = []
     for hypothesis, predicted in zip(hypotheses, predictions, strict=True):
-        if predicted is None:
+        if predicted is None or format_named(format_name).bits <= 2 * hypothesis.bits:
             continue
-        tried = []
+        fits = []
         for reading in hypothesis.readings or readings:
             undone, detail = hypothesis.undo(reported, [each.views[reading].logprobs for each in predicted])
-            fine = [noises for noises in formats if noises.bits > 2 * hypothesis.bits]
-            tried += [(fit(undone, predicted, noises, reading), detail) for noises in fine]
-        is_plain = hypothesis.name == AS_IT_IS
-        best, detail = max(tried, key=lambda each: (is_plain and each[0].is_right, each[0].log_likelihood))
-        total, left = square(errors[~np.isnan(best.errors)]), square(best.errors)
-        share = max(0.0, 1.0 - left / total) if total else 0.0
-        explained.append(Explanation(hypothesis, hypothesis.detail or detail, best, share))
-    return sorted(explained, key=lambda each: each.rank, reverse=True)
-
-
-def square(errors: Float64) -> float:
-    with np.errstate(invalid="ignore"):
-        capped = np.minimum(np.abs(errors), MOST_ERROR)
-    return math.fsum((capped[~np.isnan(capped)] ** 2).tolist())
+            fits.append((hypothesis, hypothesis.detail or detail, fit(undone, predicted, noises, format_name, reading)))
+        tried.append(min(fits, key=lambda each: each[-1].rank))
+    wrong = next(each.num_wrong for hypothesis, _, each in tried if hypothesis.name == AS_IT_IS)
+    explained = [Explanation(*each, max(0.0, 1.0 - each[-1].num_wrong / wrong) if wrong else 0.0) for each in tried]
+    return sorted(explained, key=lambda each: each.fit.rank)
 
 
 # --- in words

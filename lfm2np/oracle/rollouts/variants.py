@@ -43,11 +43,10 @@ from lfm2np.truth.reference import Mixing, final_states
 Array = NDArray[Any]
 Item = Mapping[str, Any]
 ALL_WEIGHTS, EMBEDDING, FINAL_NORM = "all weights", "embedding and head", "final norm"
-OF_HEAD = ("head_bits", "rounds_inputs")  # what changes nothing before the head
 
 
 def variant_work(previous: LoadedModel | Source | None = None) -> Work:
-    """Items of views.VIEWS with a `variant`; `previous` has the weights of {"part": ...}."""
+    """Items of views.VIEWS with a `variant`, all of one kind of error; `previous` has the weights of {"part": ...}."""
     return Work("variants", partial(variant_items, previous), num_tokens_of)
 
 
@@ -65,35 +64,19 @@ def segments_of(item: Item) -> list[list[int]]:
 def variant_items(
     previous: LoadedModel | Source | None, model: LoadedModel, items: Sequence[Item]
 ) -> list[dict[str, Any]]:
-    """Of each item what views_of_rows has under its variant, or `error`."""
-    results: list[dict[str, Any]] = [{} for _ in items]
-    by_part: dict[str | None, list[int]] = {}
-    for index, item in enumerate(items):
-        by_part.setdefault(item["variant"].get("part"), []).append(index)
-    for part, indices in by_part.items():
-        changed = model if part is None else with_part(model, previous, part)
-        for index, result in zip(indices, run(changed, [items[index] for index in indices]), strict=True):
-            results[index] = result
-    return results
-
-
-def run(model: LoadedModel, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """All in one flat batch; items that differ only in the head are one sequence of it."""
-    keys = [key_of(item) for item in items]
-    distinct = [items[keys.index(key)] for key in dict.fromkeys(keys)]
-    layouts, ids, positions = laid_out(distinct)
-    sequences = [[*chain.from_iterable(segments_of(item))] for item in distinct]
-    numerics, _ = routed(model.numerics, given_routes(model, sequences, list(map(routes_of, distinct))))
-    convolved = [run for layout in layouts for run in layout[0]]
-    attended = [run for layout in layouts for run in layout[1]]
+    """Of each item what views_of_rows has under its variant, or `error`. All in one flat batch, of one error."""
+    part = items[0]["variant"].get("part")
+    model = model if part is None else with_part(model, previous, part)
+    layouts, ids, positions = laid_out(items)
+    sequences = [[*chain.from_iterable(segments_of(item))] for item in items]
+    numerics, _ = routed(model.numerics, given_routes(model, sequences, list(map(routes_of, items))))
+    convolved = [run for conv, _, _ in layouts for run in conv]
+    attended = [run for _, attention, _ in layouts for run in attention]
     mixing = Mixing(partial(ragged.convolve, numerics, convolved), partial(ragged.attend, numerics, attended))
     states = final_states(model.weights, model.config, numerics, ids, positions, mixing)
     results: list[dict[str, Any]] = []
-    by_key = dict(zip(dict.fromkeys(keys), layouts, strict=True))
-    for item, key in zip(items, keys, strict=True):
-        _, attention, rows = by_key[key]
-        error = next((run.error for run in attention if run.error), None)
-        variant = item["variant"]
+    for item, (_, attention, rows) in zip(items, layouts, strict=True):
+        error, variant = next((run.error for run in attention if run.error), None), item["variant"]
         try:
             if error:
                 raise error
@@ -104,13 +87,6 @@ def run(model: LoadedModel, items: Sequence[Item]) -> list[dict[str, Any]]:
         except NumericsError as problem:
             results.append({"error": str(problem)})
     return results
-
-
-def key_of(item: Item) -> str:
-    """The same for items whose network differs in nothing before the head."""
-    variant = {name: value for name, value in item["variant"].items() if name not in OF_HEAD}
-    routes = item.get("routes")
-    return repr((item["token_ids"], variant, None if routes is None else np.asarray(routes).tolist()))
 
 
 def routes_of(item: Item) -> Array | None:

@@ -18,11 +18,12 @@ from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.rollouts import variants
-from lfm2np.oracle.rollouts.exact import ids_of, item_of, scores_of, views_from
+from lfm2np.oracle.rollouts.exact import item_of, scores_of, views_from
 from lfm2np.oracle.rollouts.hypotheses import packed_before, reading_words, route_hypotheses, seen_hypotheses
 from lfm2np.oracle.rollouts.judge import Options, judge_rollouts
+from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
-from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
+from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.temperature import fitted_temperature
 
 FILES = lfm2np.trained_fixture().parent / "rollouts"
@@ -145,8 +146,8 @@ def test_a_variant_that_changes_nothing_has_the_same_bits(exact_rollouts, model)
 def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(exact_rollouts, model):
     """With convolution and attention both, the sequence is the longer one's end."""
     before, rollout = exact_rollouts[0], exact_rollouts[1]
-    variant = {"before": [list(ids_of(before))], "conv": True, "attend": True}
-    whole = replace(rollout, prompt_token_ids=(*ids_of(before), *rollout.prompt_token_ids))
+    variant = {"before": [list(before.ids)], "conv": True, "attend": True}
+    whole = replace(rollout, prompt_token_ids=(*before.ids, *rollout.prompt_token_ids))
     assert np.array_equal(logprobs_of(model, rollout, variant), exact_of(model, whole))
 
 
@@ -159,7 +160,7 @@ def test_all_state_lost_is_a_shorter_prompt(exact_rollouts, model):
 
 def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
     rollout = exact_rollouts[0]
-    logits = np.asarray(model.logits(list(ids_of(rollout))), np.float64)[len(rollout.prompt_token_ids) :]
+    logits = np.asarray(model.logits(list(rollout.ids)), np.float64)[len(rollout.prompt_token_ids) :]
     logits -= logits.max(axis=1, keepdims=True)
     rows = logits[np.arange(len(logits)), list(rollout.token_ids)] - np.log(np.exp(logits).sum(axis=1))
     assert np.allclose(logprobs_of(model, rollout, {"late": 1}), rows, rtol=0, atol=1e-12)
@@ -167,7 +168,7 @@ def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
 
 def test_the_sequences_before_in_a_pack(exact_rollouts):
     packed = [replace(each, pack=pack) for each, pack in zip(exact_rollouts, ("a", "b", "a"), strict=True)]
-    assert packed_before(packed) == {"2": [list(ids_of(exact_rollouts[0]))]}
+    assert packed_before(packed) == {"2": [list(exact_rollouts[0].ids)]}
 
 
 def test_words_of_readings():
