@@ -1,7 +1,7 @@
 """What may be wrong with a side: a table of hypotheses, each with the log-probabilities that it predicts.
 
 A hypothesis is one error: in the network (variants.py) or in how its log-probabilities were written down (undo). With a
-reading (exact.py) it predicts what a side reports, within a format (fits.py). The table is in the order in which equals
+reading and a format (exact.py) it predicts what a side reports. The table is in the order in which equals
 are named, the simplest first.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,87 +19,90 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.engine.work.place import Place, compute, source_of
+from lfm2np.engine.work.place import Place, compute
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import Noise
-from lfm2np.oracle.rollouts.exact import AT, PENALTIES, Scores, item_of, joined, params_of, views_from
-from lfm2np.oracle.rollouts.fits import Fit, fit
+from lfm2np.oracle.rollouts.exact import AT, PENALTIES, Fit, Scores, fit, item_of, joined, params_of, views_from
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.variants import part_names, variant_work
+from lfm2np.oracle.rollouts.variants import VARIANTS, with_parts
 
 Float64 = NDArray[np.float64]
-Variant = dict[str, Any]
+Variant = Mapping[str, Any]
 Values = list[Float64]  # [R] of each rollout
 Undo = Callable[[Values, Values], tuple[Values, str]]
 MOST_BEFORE = 3  # sequences of a pack: what leaks through more convolutions is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
 AS_IT_IS, HEAD, CHUNKED = "as computed", "head precision", "state lost at a chunk border"
-ROUTES = "routes of another run"
 
 
-def no_change(rollout: Rollout) -> Variant | None:
-    return None
-
-
-def as_reported(reported: Values, exact: Values) -> tuple[Values, str]:
-    return reported, ""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hypothesis:
     """One error.
 
     name      the kind, by which it is reported
     detail    which of its kind
-    variants  the network's error for a rollout; None where it changes nothing
+    variants  by a rollout's id the network's error, of those where it changes something; all with `readings` or `model`
     undo      of values as reported, and the exact ones: what they were before the error, NaN where that is lost,
-              and a detail that it found
+              and a detail that it found; None: they are as computed
     bits      of the significand that it rounds to: tried in formats of more than twice as many
     readings  those under which it is tried; (): those of the side
+    model     that computes it; None: the one that is judged by
     """
 
     name: str
     detail: str = ""
-    variants: Callable[[Rollout], Variant | None] = no_change
-    undo: Undo = as_reported
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    undo: Undo | None = None
     bits: int = 0
     readings: tuple[str, ...] = ()
+    model: LoadedModel | None = None
 
     @property
-    def is_of_network(self) -> bool:
-        return self.undo is as_reported
+    def is_error(self) -> bool:
+        return self.name != AS_IT_IS
 
 
 def hypotheses_of(
-    model: LoadedModel, rollouts: Sequence[Rollout], chunks: Sequence[int] = (), previous: LoadedModel | None = None
+    model: LoadedModel,
+    rollouts: Sequence[Rollout],
+    beside: Sequence[Rollout],
+    chunks: Sequence[int] = (),
+    previous: LoadedModel | None = None,
 ) -> list[Hypothesis]:
-    """Those that the file and the model leave possible; `rollouts` are all of the file, for what stood beside each."""
-    parts = [] if previous is None else part_names(model)
+    """Those that are possible of these rollouts; `beside` are all of the file, for what stood beside each."""
+    late, lost = {"late": 1}, {each.id: {"borders": [len(each.prompt_token_ids)], "attend": True} for each in rollouts}
     return [
         Hypothesis(AS_IT_IS),
-        Hypothesis("log-probabilities shifted by one position", "of the token before", undo=partial(shifted, 1)),
-        Hypothesis("log-probabilities shifted by one position", "of the token after", undo=partial(shifted, -1)),
-        Hypothesis("labels are not shifted", "logits that have seen the token", always({"late": 1})),
+        *(
+            Hypothesis("log-probabilities shifted by one position", f"of the token {where}", undo=partial(shifted, by))
+            for where, by in (("before", 1), ("after", -1))
+        ),
+        Hypothesis("labels are not shifted", "logits that have seen the token", of_all(rollouts, late)),
         Hypothesis("a constant offset", undo=without_offset),
-        Hypothesis("another base of the logarithm", "2", undo=partial(in_nats, math.log(2.0))),
-        Hypothesis("another base of the logarithm", "10", undo=partial(in_nats, math.log(10.0))),
-        Hypothesis(HEAD, "logits in bfloat16, and the head's inputs", always(head(8, True)), bits=8),
-        Hypothesis(HEAD, "logits in bfloat16", always(head(8, False)), bits=8),
-        Hypothesis(HEAD, "logits in float16, and the head's inputs", always(head(11, True)), bits=11),
-        Hypothesis(HEAD, "logits in float16", always(head(11, False)), bits=11),
-        *seen_hypotheses("state leaks in a pack", packed_before(rollouts)),
-        *seen_hypotheses("padding is not masked", padding_before(model, rollouts)),
-        Hypothesis("state lost between prefill and decode", "convolution", lost_before_the_answer),
+        *(
+            Hypothesis("another base of the logarithm", str(base), undo=partial(in_nats, math.log(base)))
+            for base in (2, 10)
+        ),
+        *(
+            Hypothesis(
+                HEAD,
+                f"logits in {name}{inputs}",
+                of_all(rollouts, {"head_bits": bits, "rounds_inputs": bool(inputs)}),
+                bits=bits,
+            )
+            for name, bits in (("bfloat16", 8), ("float16", 11))
+            for inputs in (", and the head's inputs", "")
+        ),
+        *seen_hypotheses("state leaks in a pack", packed_before(beside)),
+        *seen_hypotheses("padding is not masked", padding_before(model, beside)),
+        Hypothesis("state lost between prefill and decode", "convolution", lost),
         *chunk_hypotheses(rollouts, chunks),
-        *route_hypotheses(rollouts),
-        *(Hypothesis("stale weights", name, always({"part": name})) for name in parts),
+        *route_hypotheses(beside),
+        *(
+            Hypothesis("stale weights", name, model=changed)
+            for name, changed in (() if previous is None else with_parts(model, previous))
+        ),
     ]
-
-
-def temperature_hypothesis(reading: str, temperature: float) -> Hypothesis:
-    at = f"{temperature:g}"
-    name = f"a temperature of {at} other than the stated one"
-    return Hypothesis(name, variants=always({}), readings=(f"{reading}{AT}{at}",))
 
 
 # --- errors in what was written down
@@ -129,57 +132,47 @@ def in_nats(factor: float, reported: Values, exact: Values) -> tuple[Values, str
 # --- errors in the network
 
 
-def always(variant: Variant) -> Callable[[Rollout], Variant | None]:
-    return lambda rollout: variant
-
-
-def head(bits: int, rounds_inputs: bool) -> Variant:
-    return {"head_bits": bits, "rounds_inputs": rounds_inputs}
-
-
-def lost_before_the_answer(rollout: Rollout) -> Variant:
-    return {"borders": [len(rollout.prompt_token_ids)], "attend": True}
+def of_all(rollouts: Sequence[Rollout], variant: Variant) -> dict[str, Variant]:
+    return {rollout.id: variant for rollout in rollouts}
 
 
 def seen_hypotheses(name: str, before: Mapping[str, list[list[int]]]) -> list[Hypothesis]:
     """That the convolution, attention, or both see what stands before a rollout, by its id."""
-    if not before:
-        return []
     near = {rollout_id: sequences[-MOST_BEFORE:] for rollout_id, sequences in before.items()}
+    ways = (
+        ("convolution", near, True, False),
+        ("attention", before, False, True),
+        ("convolution and attention", before, True, True),
+    )
     return [
-        Hypothesis(name, "convolution", partial(seen, near, True, False)),
-        Hypothesis(name, "attention", partial(seen, before, False, True)),
-        Hypothesis(name, "convolution and attention", partial(seen, before, True, True)),
+        Hypothesis(name, detail, {key: {"before": ids, "conv": conv, "attend": attend} for key, ids in seen.items()})
+        for detail, seen, conv, attend in ways
+        if before
     ]
-
-
-def seen(before: Mapping[str, list[list[int]]], conv: bool, attend: bool, rollout: Rollout) -> Variant | None:
-    return {"before": before[rollout.id], "conv": conv, "attend": attend} if rollout.id in before else None
 
 
 def packed_before(rollouts: Sequence[Rollout]) -> dict[str, list[list[int]]]:
     """By id, the sequences before it in its pack; none for the first of a pack."""
-    packs: dict[str, list[Rollout]] = {}
+    packs: dict[str, list[list[int]]] = {}
     before = {}
     for rollout in rollouts:
         if rollout.pack is not None:
             earlier = packs.setdefault(rollout.pack, [])
             if earlier:
-                before[rollout.id] = [list(each.ids) for each in earlier]
-            earlier.append(rollout)
+                before[rollout.id] = [*earlier]
+            earlier.append([*rollout.ids])
     return before
 
 
 def padding_before(model: LoadedModel, rollouts: Sequence[Rollout]) -> dict[str, list[list[int]]]:
     """By id, the padding to the left; where the file does not say how much, up to the longest of the group."""
-    longest: dict[str, int] = {}
+    longest: dict[str | None, int] = {None: 0}
     for rollout in rollouts:
         if rollout.group is not None:
             longest[rollout.group] = max(longest.get(rollout.group, 0), len(rollout.prompt_token_ids))
     padding = {}
     for rollout in rollouts:
-        most = longest.get(rollout.group or "", 0) - len(rollout.prompt_token_ids)
-        count = rollout.left_padding or max(0, most)
+        count = rollout.left_padding or max(0, longest[rollout.group] - len(rollout.prompt_token_ids))
         token = rollout.pad_token_id if rollout.pad_token_id is not None else model.config.pad_token_id
         if count:
             padding[rollout.id] = [[token or 0] * count]
@@ -188,74 +181,67 @@ def padding_before(model: LoadedModel, rollouts: Sequence[Rollout]) -> dict[str,
 
 def chunk_hypotheses(rollouts: Sequence[Rollout], chunks: Sequence[int]) -> list[Hypothesis]:
     """The convolution's state, or all of it, lost between chunks of a sequence."""
-    longest = max((len(rollout.ids) for rollout in rollouts), default=0)
+    lengths = {rollout.id: len(rollout.ids) for rollout in rollouts}
     return [
-        Hypothesis(CHUNKED, f"{state}, every {size} tokens", partial(cut_every, size, attend))
+        Hypothesis(
+            CHUNKED,
+            f"{state}, every {size} tokens",
+            {
+                key: {"borders": [*range(size, count, size)], "attend": attend}
+                for key, count in lengths.items()
+                if count > size + 1
+            },
+        )
         for size in dict.fromkeys((*chunks, *CHUNKS))
-        if size < longest
+        if size < max(lengths.values())
         for state, attend in (("convolution", True), ("all state", False))
     ]
 
 
-def cut_every(size: int, attend: bool, rollout: Rollout) -> Variant | None:
-    count = len(rollout.ids)
-    return {"borders": list(range(size, count, size)), "attend": attend} if count > size + 1 else None
-
-
 def route_hypotheses(rollouts: Sequence[Rollout]) -> list[Hypothesis]:
     """Experts other than those that the sampler reports."""
-    if not any(rollout.routes is not None or rollout.trainer_routes is not None for rollout in rollouts):
-        return []
-    earlier: dict[str, Any] = {}
-    for before, rollout in itertools.pairwise(rollouts):
-        if before.routes is not None and rollout.routes is not None:
-            rows = len(rollout.routes)
-            earlier[rollout.id] = (*before.routes[:rows], *rollout.routes[len(before.routes) :])
-    late = {rollout.id: (rollout.routes[0], *rollout.routes[:-1]) for rollout in rollouts if rollout.routes is not None}
-    trainers = {rollout.id: rollout.trainer_routes for rollout in rollouts if rollout.trainer_routes is not None}
+    sampler = {rollout.id: rollout.routes for rollout in rollouts if rollout.routes is not None}
+    trainer = {rollout.id: rollout.trainer_routes for rollout in rollouts if rollout.trainer_routes is not None}
+    earlier = {
+        rollout.id: (*before.routes[: len(rollout.routes)], *rollout.routes[len(before.routes) :])
+        for before, rollout in itertools.pairwise(rollouts)
+        if before.routes is not None and rollout.routes is not None
+    }
+    tried: dict[str, Mapping[str, Any]] = {
+        "those that the trainer reports": trainer,
+        "the network's own": dict.fromkeys(rollout.id for rollout in rollouts),
+        "of the token before": {key: (routes[0], *routes[:-1]) for key, routes in sampler.items()},
+        "of the sequence before in the file": earlier,
+    }
     return [
-        Hypothesis(ROUTES, "those that the trainer reports", partial(routed_by, trainers)),
-        Hypothesis(ROUTES, "the network's own", always({"routes": "own"})),
-        Hypothesis(ROUTES, "of the token before", partial(routed_by, late)),
-        Hypothesis(ROUTES, "of the sequence before in the file", partial(routed_by, earlier)),
+        Hypothesis("routes of another run", detail, {key: {"routes": routes} for key, routes in of.items()})
+        for detail, of in tried.items()
+        if sampler or trainer
     ]
-
-
-def routed_by(routes: Mapping[str, Any], rollout: Rollout) -> Variant | None:
-    return {"routes": routes[rollout.id]} if rollout.id in routes else None
 
 
 # --- what they predict
 
 
 def prediction_of(
-    model: LoadedModel,
-    scores: Sequence[Scores],
-    hypothesis: Hypothesis,
-    readings: Sequence[str],
-    previous: LoadedModel | None,
-    place: Place,
+    model: LoadedModel, scores: Sequence[Scores], hypothesis: Hypothesis, readings: Sequence[str], place: Place
 ) -> list[Scores] | None:
     """The scores of the rollouts under a hypothesis; None where it changes none, or where the network so changed
-    overflows.
+    overflows. Without a record, as an item names no checkpoint, and another model than a worker's is computed here.
     """
     readings = hypothesis.readings or readings
     items: list[dict[str, Any]] = []
     changed: dict[int, int] = {}  # of the rollouts, the number of the item
     for index, each in enumerate(scores):
-        variant = hypothesis.variants(each.rollout)
+        variant = hypothesis.variants.get(each.rollout.id, {} if hypothesis.readings or hypothesis.model else None)
         if variant is not None:
-            item = item_of(each.rollout, readings)
-            if isinstance(variant.get("routes"), tuple):
-                item["routes"] = np.asarray(variant["routes"], np.int64)[: len(item["token_ids"]) - 1]
-                variant = {}
             changed[index] = len(items)
-            items.append({**item, "variant": variant})
+            rollout = replace(each.rollout, routes=variant["routes"]) if "routes" in variant else each.rollout
+            items.append({**item_of(rollout, readings), "variant": variant})
     if not items:
-        return list(scores) if hypothesis.name == AS_IT_IS or not hypothesis.is_of_network else None
-    unrecorded = replace(place, record=None)  # an item names no checkpoint
-    there = previous if previous is None or place.executor is None else source_of(previous)
-    results = compute(variant_work(there), model, items, unrecorded)
+        return None if hypothesis.is_error and hypothesis.undo is None else list(scores)
+    there = replace(place, record=None, executor=place.executor if hypothesis.model is None else None)
+    results = compute(VARIANTS, hypothesis.model or model, items, there)
     if any("error" in result for result in results):
         return None
     return [
@@ -280,13 +266,11 @@ class Explanation:
     explained: float
 
     @property
-    def is_error(self) -> bool:
-        return self.hypothesis.name != AS_IT_IS
-
-    @property
     def words(self) -> str:
         """ "" of the network as it is."""
-        return "" if not self.is_error else self.hypothesis.name + (f" ({self.detail})" if self.detail else "")
+        return (
+            "" if not self.hypothesis.is_error else self.hypothesis.name + (f" ({self.detail})" if self.detail else "")
+        )
 
 
 def explanations(
@@ -305,10 +289,13 @@ def explanations(
             continue
         fits = []
         for reading in hypothesis.readings or readings:
-            undone, detail = hypothesis.undo(reported, [each.views[reading].logprobs for each in predicted])
-            fits.append((hypothesis, hypothesis.detail or detail, fit(undone, predicted, noises, format_name, reading)))
+            undone, detail = reported, hypothesis.detail
+            if hypothesis.undo:
+                undone, found = hypothesis.undo(reported, [each.views[reading].logprobs for each in predicted])
+                detail = detail or found
+            fits.append((hypothesis, detail, fit(undone, predicted, noises, format_name, reading)))
         tried.append(min(fits, key=lambda each: each[-1].rank))
-    wrong = next(each.num_wrong for hypothesis, _, each in tried if hypothesis.name == AS_IT_IS)
+    wrong = next(each.num_wrong for hypothesis, _, each in tried if not hypothesis.is_error)
     explained = [Explanation(*each, max(0.0, 1.0 - each[-1].num_wrong / wrong) if wrong else 0.0) for each in tried]
     return sorted(explained, key=lambda each: each.fit.rank)
 

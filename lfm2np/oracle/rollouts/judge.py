@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,28 +35,27 @@ from lfm2np.oracle.rollouts.exact import (
     AT,
     READINGS,
     SIDES,
+    Fit,
     Scores,
     by_rollout,
+    fit,
     is_unstated,
     joined,
+    noises_of,
     params_of,
     scores_of,
 )
-from lfm2np.oracle.rollouts.fits import Fit, fit, noises_of
 from lfm2np.oracle.rollouts.hypotheses import (
-    AS_IT_IS,
     CHUNKED,
     Explanation,
     Hypothesis,
-    always,
     explanations,
     hypotheses_of,
     longest_words,
     prediction_of,
-    temperature_hypothesis,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.temperature import differs, fitted_temperature
+from lfm2np.oracle.rollouts.temperature import other_temperatures
 from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
@@ -187,7 +185,7 @@ class Judge:
         readings = READINGS if stated == AUTO else (stated,)
         best = self.as_computed(reported, formats, readings)
         if stated == AUTO and not best.is_right and is_unstated(self.scores[0].rollout.sampling):
-            fitted = [f"tempered{AT}{temperature:g}" for _, temperature in self.temperatures(reported)]
+            fitted = [reading for each in self.temperatures(reported) for reading in each.readings]
             rollouts = [each.rollout for each in self.scores]
             self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, [*self.scores[0].views, *fitted])
             best = self.as_computed(reported, formats, (*readings, *fitted))
@@ -283,24 +281,9 @@ class Judge:
     def of_all(self, reported: Float64, format_name: str, reading: str) -> Fit:
         return self.best(range(len(self.scores)), reported, format_name, [reading], math.inf)
 
-    def temperatures(self, reported: Float64) -> list[tuple[str, float]]:
-        """By reading, the temperature that brings the exact values nearest to a side's, if the file states another."""
-        scores, parts = self.some(reported, self.sample(reported, share=FITTING))
-
-        def logprobs_at(name: str, temperatures: Sequence[float]) -> Float64:
-            readings = [f"{name}{AT}{temperature!r}" for temperature in temperatures]
-            plain = Hypothesis(AS_IT_IS, variants=always({}))
-            found = prediction_of(self.model, scores, plain, readings, None, self.known.place)
-            return np.array([joined(each.views[reading].logprobs for each in found or ()) for reading in readings])
-
-        samplings = [each.rollout.sampling for each in scores]
-        has_filters = any(params_of("processed", each) != params_of("tempered", each) for each in samplings)
-        fitted = []
-        for name in ("tempered", "processed") if has_filters else ("tempered",):
-            temperature = fitted_temperature(joined(parts), partial(logprobs_at, name))
-            if all(differs(temperature, each) for each in {1.0, *(each.temperature for each in samplings)}):
-                fitted.append((name, temperature))
-        return fitted
+    def temperatures(self, reported: Float64) -> list[Hypothesis]:
+        scores, values = self.some(reported, self.sample(reported, share=FITTING))
+        return other_temperatures(self.model, scores, joined(values), self.known.place)
 
     # --- what is wrong
 
@@ -351,13 +334,14 @@ class Judge:
         some = self.sample(side.reported, sorted(range(len(worst)), key=lambda index: -worst[index]))
         scores, values = self.some(side.reported, some)
         readings = [side.expected] if is_right else [*dict.fromkeys((side.expected, *READINGS))]
-        hypotheses = hypotheses_of(self.model, self.beside, self.options.chunks, self.previous)
+        rollouts = [each.rollout for each in scores]
+        hypotheses = hypotheses_of(self.model, rollouts, self.beside, self.options.chunks, self.previous)
         if is_right:
-            hypotheses = [each for each in hypotheses if each.is_of_network and each.name != CHUNKED]
-        hypotheses += [temperature_hypothesis(*each) for each in self.temperatures(side.reported)]
+            hypotheses = [each for each in hypotheses if each.undo is None and each.name != CHUNKED]
+        hypotheses += self.temperatures(side.reported)
         progress, predictions = self.shown(EXPLAINING) or (lambda done, total: None), []
         for number, hypothesis in enumerate(hypotheses, 1):
-            predicted = prediction_of(self.model, scores, hypothesis, readings, self.previous, self.known.place)
+            predicted = prediction_of(self.model, scores, hypothesis, readings, self.known.place)
             predictions.append(predicted)
             progress(number, len(hypotheses))
         formats = sorted(dict.fromkeys((name, *AUTO_FORMATS)), key=lambda each: -format_named(each).bits)
@@ -366,7 +350,7 @@ class Judge:
             noises = noises_of(format_name, self.model, scores, self.known)
             tried = explanations(values, scores, hypotheses, predictions, noises, format_name, readings)
             side = replace(side, explained=tuple(tried))
-            best, plain = tried[0], next(each for each in tried if not each.is_error)
+            best, plain = tried[0], next(each for each in tried if not each.hypothesis.is_error)
             if plain.fit.is_right:
                 if not is_right or format_name != name or plain.fit.left - best.fit.left < LEAST_GAIN:
                     best = plain
@@ -382,7 +366,7 @@ class Judge:
     def explains(best: Explanation, plain: Explanation, is_right: bool) -> bool:
         """Whether an error explains what the network as computed leaves wrong."""
         wrong, left = plain.fit.num_wrong, best.fit.num_wrong
-        return best.is_error and left <= MOST_LEFT * wrong and (not is_right or wrong - left >= LEAST_WRONG)
+        return best.hypothesis.is_error and left <= MOST_LEFT * wrong and (not is_right or wrong - left >= LEAST_WRONG)
 
     def with_cause(self, side: Side, best: Explanation) -> Side:
         """With the verdict and reasons that the best explanation leads to, which leaves next to nothing."""
@@ -390,7 +374,7 @@ class Judge:
         reading = longest_words(self.scores, side.expected, best.fit.reading) if not best.hypothesis.readings else ""
         words = ", ".join(filter(None, [best.words, reading]))
         is_right = side.verdict is Verdict.EXACT
-        if best.is_error or (words and not is_right):
+        if best.hypothesis.is_error or (words and not is_right):
             hidden = f"hidden within {side.fit.format_name}: {best.fit.format_name} with this error explains more"
             more = (hidden,) if is_right else side.reasons
             return replace(side, verdict=Verdict.BUG, cause=words, reasons=(words, *more))

@@ -195,9 +195,8 @@ def sections_of(figures: Mapping[str, Any]) -> list[Section]:
     table = Table("Each side against the exact log-probabilities", ("side", *OF_SIDE), rows, (0, 1, 2, 3))
     return [
         Section("Sampler and trainer", [table, ERRORS] if rows else []),
-        Section("What explains it", list(cause_tables(sides, True))),
+        Section("What explains it", list(cause_tables(sides))),
         Section("Their difference", [*parts_table(figures["difference"]), *measures_table(figures["measures"])]),
-        Section("What else was tried", list(cause_tables(sides, False)), is_long=True),
     ]
 
 
@@ -207,11 +206,11 @@ def cells(figures: Mapping[str, Any], columns: Mapping[str, str]) -> list[object
     return [number(value) if value is None or isinstance(value, float) else value for value in values]
 
 
-def cause_tables(sides: Mapping[str, Any], of_wrong: bool) -> Iterator[Block]:
-    """Of sides that are wrong, or of the others, the hypotheses."""
+def cause_tables(sides: Mapping[str, Any]) -> Iterator[Block]:
+    """Of sides that are wrong, the hypotheses."""
     for name, side in sides.items():
         rows = [cells(each, OF_CAUSE) for each in side.get("hypotheses", ())]
-        if rows and (side["verdict"] != Verdict.EXACT) is of_wrong:
+        if rows and side["verdict"] != Verdict.EXACT:
             yield Table(f"Hypotheses about the {name}", tuple(OF_CAUSE), rows, (0, 1, 2, 3), MOST_HYPOTHESES)
             yield EXPLAINED
 

@@ -12,7 +12,7 @@ Assumed is that tokens are drawn from the hypothesis' distribution given those b
 - Tokens of a text may be others than were sampled, which no hypothesis describes: they count for at most MOST_OF_TEXT
   nats each, and only between hypotheses that are named.
 - Reported log-probabilities are the exact ones, raw or processed, with errors of Student's t, scaled as in
-  rollouts/fits.py: few right engines' errors are normal, and one outlier must not decide (Lange, Little and Taylor,
+  rollouts/exact.py: few right engines' errors are normal, and one outlier must not decide (Lange, Little and Taylor,
   "Robust statistical modeling using the t distribution", JASA 84, 1989). Those of one answer are not independent: half
   of the logarithm counts. The hypothesis has the best of the scales RIGHT, all others their mean.
 """
@@ -36,8 +36,7 @@ from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.engines.records_json import parse_line
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.rollouts.exact import AT, TOLERANCES, joined, scores_of
-from lfm2np.oracle.rollouts.fits import noises_of, scales_of
+from lfm2np.oracle.rollouts.exact import AT, TOLERANCES, joined, noises_of, scales_of, scores_of
 from lfm2np.oracle.rollouts.rollout import Rollout
 
 Float64 = NDArray[np.float64]

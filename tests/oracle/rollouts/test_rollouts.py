@@ -128,7 +128,7 @@ def test_a_token_that_the_filters_exclude_is_the_samplers_bug(exact_rollouts, mo
 
 def logprobs_of(model, rollout, variant, reading="raw"):
     """[R] under a variant."""
-    (result,) = variants.variant_items(None, model, [{**item_of(rollout, [reading]), "variant": variant}])
+    (result,) = variants.variant_items(model, [{**item_of(rollout, [reading]), "variant": variant}])
     return views_from(rollout, [reading], result)[reading].logprobs
 
 
@@ -247,14 +247,14 @@ def test_a_temperature_that_the_file_does_not_say(model):
 
 def test_an_attention_leak_sees_all_of_the_pack_and_a_convolution_the_last(exact_rollouts):
     packed = [replace(exact_rollouts[0], id=str(number), pack="a") for number in range(6)]
-    conv, attention, both = seen_hypotheses("leak", packed_before(packed))
-    assert [len(each.variants(packed[5])["before"]) for each in (conv, attention, both)] == [3, 5, 5]
+    tried = seen_hypotheses("leak", packed_before(packed))
+    assert [len(each.variants["5"]["before"]) for each in tried] == [3, 5, 5]
 
 
 def test_routes_that_the_trainer_reports_are_tried(exact_rollouts):
     routes = (((0, 1),),) * 3
     tried = route_hypotheses([replace(exact_rollouts[0], trainer_routes=routes)])
-    assert tried[0].variants(replace(exact_rollouts[0], trainer_routes=routes)) == {"routes": routes}
+    assert tried[0].variants == {"0": {"routes": routes}}
     assert route_hypotheses(exact_rollouts) == []
 
 
