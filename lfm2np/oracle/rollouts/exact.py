@@ -51,6 +51,7 @@ Float64 = NDArray[np.float64]
 SIDES = ("sampler", "trainer")
 READINGS = ("raw", "tempered", "processed", "unpenalised", "filtered")
 BEFORE = {"processed": "tempered", "unpenalised": "tempered", "filtered": "raw"}  # readings before their filters
+AS_IT_IS = "as computed"
 AT = " at "  # between a reading and its fitted temperature
 TOLERANCES = (3e-5, 1e-3, 2e-2, 0.1, 0.5)  # nats of a logit, for filters in formats from float32 to bfloat16
 ROUNDED = 1e-6  # nats
@@ -205,13 +206,27 @@ def by_rollout(values: Any, scores: Sequence[Scores]) -> list[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A side under one reading of an exact prediction, within a format. All arrays [N]."""
+    """A side under one reading of an exact prediction, within a format. All arrays [N].
+
+    name, detail  the error of the network that predicts
+    """
 
     format_name: str
     reading: str
     errors: Float64  # reported minus exact; NaN where nothing was reported
     ratios: Float64  # beyond a unit of the logits and what filters allow, in units of the scale
     sizes: Float64  # the error beyond what filters allow, in units of scale and unit together (allowed.py)
+    name: str = AS_IT_IS
+    detail: str = ""
+
+    @property
+    def is_error(self) -> bool:
+        return self.name != AS_IT_IS
+
+    @property
+    def words(self) -> str:
+        """ "" of the network as it is."""
+        return (self.name + (f" ({self.detail})" if self.detail else "")) * self.is_error
 
     @cached_property
     def reported(self) -> NDArray[np.bool_]:

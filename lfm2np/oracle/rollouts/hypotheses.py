@@ -22,17 +22,28 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place, compute
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import Noise
-from lfm2np.oracle.rollouts.exact import AT, PENALTIES, Fit, Scores, fit, item_of, joined, params_of, views_from
+from lfm2np.oracle.rollouts.exact import (
+    AS_IT_IS,
+    AT,
+    PENALTIES,
+    Fit,
+    Scores,
+    fit,
+    item_of,
+    joined,
+    params_of,
+    views_from,
+)
 from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.variants import VARIANTS, with_parts
 
 Float64 = NDArray[np.float64]
 Variant = Mapping[str, Any]
-Values = list[Float64]  # [R] of each rollout
+Values = Sequence[Float64]  # [R] of each rollout
 Undo = Callable[[Values, Values], tuple[Values, str]]
 MOST_BEFORE = 3  # sequences of a pack: what leaks through more convolutions is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
-AS_IT_IS, HEAD, CHUNKED = "as computed", "head precision", "state lost at a chunk border"
+HEAD, CHUNKED = "head precision", "state lost at a chunk border"
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +68,8 @@ class Hypothesis:
     readings: tuple[str, ...] = ()
     model: LoadedModel | None = None
 
-    @property
-    def is_error(self) -> bool:
-        return self.name != AS_IT_IS
+
+AS_COMPUTED = Hypothesis(AS_IT_IS)
 
 
 def hypotheses_of(
@@ -72,7 +82,7 @@ def hypotheses_of(
     """Those that are possible of these rollouts; `beside` are all of the file, for what stood beside each."""
     late, lost = {"late": 1}, {each.id: {"borders": [len(each.prompt_token_ids)], "attend": True} for each in rollouts}
     return [
-        Hypothesis(AS_IT_IS),
+        AS_COMPUTED,
         *(
             Hypothesis("log-probabilities shifted by one position", f"of the token {where}", undo=partial(shifted, by))
             for where, by in (("before", 1), ("after", -1))
@@ -239,7 +249,7 @@ def prediction_of(
             rollout = replace(each.rollout, routes=variant["routes"]) if "routes" in variant else each.rollout
             items.append({**item_of(rollout, readings), "variant": variant})
     if not items:
-        return None if hypothesis.is_error and hypothesis.undo is None else list(scores)
+        return None if hypothesis.name != AS_IT_IS and hypothesis.undo is None else list(scores)
     there = replace(place, record=None, executor=place.executor if hypothesis.model is None else None)
     results = compute(VARIANTS, hypothesis.model or model, items, there)
     if any("error" in result for result in results):
@@ -253,51 +263,30 @@ def prediction_of(
 # --- which explains most
 
 
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """One hypothesis about a sample of rollouts, under the reading by which it leaves least.
-
-    explained  the share of the positions that are wrong as computed which it leaves within Allowed
-    """
-
-    hypothesis: Hypothesis
-    detail: str
-    fit: Fit
-    explained: float
-
-    @property
-    def words(self) -> str:
-        """ "" of the network as it is."""
-        return (
-            "" if not self.hypothesis.is_error else self.hypothesis.name + (f" ({self.detail})" if self.detail else "")
-        )
-
-
 def explanations(
     reported: Values,
-    scores: Sequence[Scores],
     hypotheses: Sequence[Hypothesis],
-    predictions: Sequence[list[Scores] | None],
+    predictions: Sequence[Sequence[Scores] | None],
     noises: Sequence[Noise],
     format_name: str,
     readings: Sequence[str],
-) -> list[Explanation]:
-    """Within one format, by Fit.rank: what explains most comes first, and of equals what the table has first."""
-    tried: list[tuple[Hypothesis, str, Fit]] = []
+) -> list[Fit]:
+    """Of each hypothesis the reading that leaves least, by Fit.rank: what explains most comes first, and of equals what
+    the table has first.
+    """
+    tried = []
     for hypothesis, predicted in zip(hypotheses, predictions, strict=True):
         if predicted is None or format_named(format_name).bits <= 2 * hypothesis.bits:
             continue
         fits = []
         for reading in hypothesis.readings or readings:
-            undone, detail = reported, hypothesis.detail
+            undone, found = reported, ""
             if hypothesis.undo:
                 undone, found = hypothesis.undo(reported, [each.views[reading].logprobs for each in predicted])
-                detail = detail or found
-            fits.append((hypothesis, detail, fit(undone, predicted, noises, format_name, reading)))
-        tried.append(min(fits, key=lambda each: each[-1].rank))
-    wrong = next(each.num_wrong for hypothesis, _, each in tried if not hypothesis.is_error)
-    explained = [Explanation(*each, max(0.0, 1.0 - each[-1].num_wrong / wrong) if wrong else 0.0) for each in tried]
-    return sorted(explained, key=lambda each: each.fit.rank)
+            left = fit(undone, predicted, noises, format_name, reading)
+            fits.append(replace(left, name=hypothesis.name, detail=hypothesis.detail or found))
+        tried.append(min(fits, key=lambda each: each.rank))
+    return sorted(tried, key=lambda each: each.rank)
 
 
 # --- in words

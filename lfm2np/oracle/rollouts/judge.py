@@ -38,7 +38,6 @@ from lfm2np.oracle.rollouts.exact import (
     Fit,
     Scores,
     by_rollout,
-    fit,
     is_unstated,
     joined,
     noises_of,
@@ -46,8 +45,8 @@ from lfm2np.oracle.rollouts.exact import (
     scores_of,
 )
 from lfm2np.oracle.rollouts.hypotheses import (
+    AS_COMPUTED,
     CHUNKED,
-    Explanation,
     Hypothesis,
     explanations,
     hypotheses_of,
@@ -108,7 +107,7 @@ class Side:
     reported: Float64
     expected: str = "raw"
     fit: Fit | None = None
-    explained: tuple[Explanation, ...] = ()
+    explained: tuple[Fit, ...] = ()
     cause: str | None = None
     choices: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -116,6 +115,15 @@ class Side:
     def reading(self) -> str:
         """That it reports."""
         return self.expected if self.fit is None else self.fit.reading
+
+    @property
+    def plain(self) -> Fit:
+        """Of what was tried the network as computed."""
+        return next(each for each in self.explained if not each.is_error)
+
+    def share(self, tried: Fit) -> float:
+        """Of the positions that are wrong as computed those that it leaves within Allowed."""
+        return max(0.0, 1.0 - tried.num_wrong / self.plain.num_wrong) if self.plain.num_wrong else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,16 +134,6 @@ class Judged:
     failed: Sequence[tuple[Rollout, str]]
     sides: Mapping[str, Side]
     exact: Mapping[str, Float64]  # m of each side
-
-    @property
-    def parts(self) -> dict[str, Float64]:
-        """t - s and its three parts; NaN where one side reported nothing, or a value is infinite."""
-        s, t = (self.sides[side].reported for side in SIDES)
-        m_s, m_t = (self.exact[side] for side in SIDES)
-        with np.errstate(invalid="ignore"):
-            columns = {"difference": t - s, "trainer": t - m_t, "sampler": m_s - s, "meaning": m_t - m_s}
-            bad = ~np.isfinite(sum(columns.values()))
-        return {name: np.where(bad, np.nan, values) for name, values in columns.items()}
 
     def meaning_words(self) -> str:
         """How what the trainer reports differs from what the sampler reports."""
@@ -213,12 +211,14 @@ class Judge:
         modes = {getattr(each.rollout, field_name) for each in self.scores}
         return modes.pop() if len(modes) == 1 else AUTO
 
-    def sample(self, values: Float64, first: Sequence[int] = (), share: float = 1.0) -> list[int]:
-        """Rollouts of about as many tokens as hypotheses are tried on, or a share of them: those of `first`, up to half
-        of the tokens, then drawn ones; without `first` those of which some of the `values` [N] are known.
+    def sample(
+        self, values: Float64, first: Sequence[int] = (), share: float = 1.0
+    ) -> tuple[list[Scores], list[Float64]]:
+        """Rollouts of about as many tokens as hypotheses are tried on, or a share of them; theirs of the values [N]:
+        those of `first`, up to half of the tokens, then drawn ones; without `first` those that have values.
         """
-        count = self.options.cause_tokens * share
-        known = [index for index, part in enumerate(by_rollout(values, self.scores)) if np.isfinite(part).any()]
+        count, cut = self.options.cause_tokens * share, by_rollout(values, self.scores)
+        known = [index for index, part in enumerate(cut) if np.isfinite(part).any()]
         drawn = np.random.default_rng(self.options.seed).permutation(len(self.scores)).tolist()
         chosen: list[int] = []
         tokens = 0
@@ -228,12 +228,7 @@ class Judge:
                 if index not in chosen and (tokens + size <= most or not chosen):
                     chosen.append(index)
                     tokens += size
-        return sorted(chosen)
-
-    def some(self, values: Float64, indices: Sequence[int]) -> tuple[list[Scores], list[Float64]]:
-        """These rollouts, and of the values [N] theirs."""
-        cut = by_rollout(values, self.scores)
-        return [self.scores[index] for index in indices], [cut[index] for index in indices]
+        return [self.scores[index] for index in sorted(chosen)], [cut[index] for index in sorted(chosen)]
 
     # --- which format and reading
 
@@ -241,48 +236,48 @@ class Judge:
         """Of all rollouts, under the first of the formats in which a reading explains them, or the last."""
         some = self.sample(reported)
         for format_name in formats:
-            best = self.best(some, reported, format_name, readings)
+            best = self.tried(*some, format_name, readings)[0]
             if best.is_right or format_name == formats[-1]:
                 best = self.of_all(reported, format_name, best.reading)
                 if best.is_right:
                     break
         return best
 
-    def best(
+    def tried(
         self,
-        indices: Sequence[int],
-        reported: Float64,
+        scores: Sequence[Scores],
+        values: Sequence[Float64],
         format_name: str,
         readings: Sequence[str],
+        hypotheses: Sequence[Hypothesis] = (AS_COMPUTED,),
+        predictions: Sequence[Sequence[Scores] | None] | None = None,
         far: float = LIMIT * FAR,
-    ) -> Fit:
-        """Of these rollouts under one of the readings: by two emulated engines, by all where that leaves it in doubt.
+    ) -> list[Fit]:
+        """What hypotheses leave of a side's values [R] of these rollouts: by two emulated engines, by all where that
+        leaves in doubt whether the network as computed explains them.
 
         The scale by two is at most twice that by all (judging/judge.py). A rollout with errors beyond `far` counts as
         wrong.
         """
-        scores, values = self.some(reported, indices)
 
-        def best() -> Fit:
+        def fits(hypotheses: Sequence[Hypothesis], predictions: Sequence[Sequence[Scores] | None]) -> list[Fit]:
             noises = noises_of(format_name, self.model, scores, self.known, self.shown(JUDGING))
-            fits = [fit(values, scores, noises, format_name, reading) for reading in readings]
-            return min(fits, key=lambda each: each.rank)
+            return explanations(values, hypotheses, predictions, noises, format_name, readings)
 
-        result = best()
-        worst = largest(result.ratios, scores)
+        worst = largest(fits([AS_COMPUTED], [scores])[0].ratios, scores)
         doubtful = [index for index, size in enumerate(worst) if LIMIT / 2.0 < size <= far]
-        if not doubtful:
-            return result
         doubtful.sort(key=lambda index: -worst[index])
         truths = [scores[index].truth for index in doubtful[:MOST_REFINED]]
         add_noises(self.model, format_name, truths, self.known, DRAWS)
-        return best()
+        return fits(hypotheses, predictions or [scores])
 
     def of_all(self, reported: Float64, format_name: str, reading: str) -> Fit:
-        return self.best(range(len(self.scores)), reported, format_name, [reading], math.inf)
+        """The network as computed."""
+        values = by_rollout(reported, self.scores)
+        return self.tried(self.scores, values, format_name, [reading], far=math.inf)[0]
 
     def temperatures(self, reported: Float64) -> list[Hypothesis]:
-        scores, values = self.some(reported, self.sample(reported, share=FITTING))
+        scores, values = self.sample(reported, share=FITTING)
         return other_temperatures(self.model, scores, joined(values), self.known.place)
 
     # --- what is wrong
@@ -331,65 +326,62 @@ class Judge:
         assert side.fit is not None
         is_right, name = side.verdict is Verdict.EXACT, side.fit.format_name
         worst = largest(side.fit.sizes, self.scores)
-        some = self.sample(side.reported, sorted(range(len(worst)), key=lambda index: -worst[index]))
-        scores, values = self.some(side.reported, some)
+        scores, values = self.sample(side.reported, sorted(range(len(worst)), key=lambda index: -worst[index]))
         readings = [side.expected] if is_right else [*dict.fromkeys((side.expected, *READINGS))]
         rollouts = [each.rollout for each in scores]
         hypotheses = hypotheses_of(self.model, rollouts, self.beside, self.options.chunks, self.previous)
         if is_right:
             hypotheses = [each for each in hypotheses if each.undo is None and each.name != CHUNKED]
         hypotheses += self.temperatures(side.reported)
-        progress, predictions = self.shown(EXPLAINING) or (lambda done, total: None), []
+        progress, predictions = self.shown(EXPLAINING), []
         for number, hypothesis in enumerate(hypotheses, 1):
-            predicted = prediction_of(self.model, scores, hypothesis, readings, self.known.place)
-            predictions.append(predicted)
-            progress(number, len(hypotheses))
+            predictions.append(prediction_of(self.model, scores, hypothesis, readings, self.known.place))
+            if progress:
+                progress(number, len(hypotheses))
         formats = sorted(dict.fromkeys((name, *AUTO_FORMATS)), key=lambda each: -format_named(each).bits)
         for format_name in formats[: formats.index(name) + 1] if is_right else formats:
-            self.best(some, side.reported, format_name, [side.expected])  # with as many engines as it takes
-            noises = noises_of(format_name, self.model, scores, self.known)
-            tried = explanations(values, scores, hypotheses, predictions, noises, format_name, readings)
+            tried = self.tried(scores, values, format_name, readings, hypotheses, predictions)
             side = replace(side, explained=tuple(tried))
-            best, plain = tried[0], next(each for each in tried if not each.hypothesis.is_error)
-            if plain.fit.is_right:
-                if not is_right or format_name != name or plain.fit.left - best.fit.left < LEAST_GAIN:
+            best, plain = tried[0], side.plain
+            if plain.is_right:
+                if not is_right or format_name != name or plain.left - best.left < LEAST_GAIN:
                     best = plain
             elif not self.explains(best, plain, is_right):
                 continue
-            if is_free and not is_right and best.fit.reading in READINGS:
-                actual = self.of_all(side.reported, format_name, best.fit.reading)
+            if is_free and not is_right and best.reading in READINGS:
+                actual = self.of_all(side.reported, format_name, best.reading)
                 side = replace(side, expected=actual.reading, fit=actual)
             return self.with_cause(side, best)
         return side if is_right else self.unexplained(side)
 
     @staticmethod
-    def explains(best: Explanation, plain: Explanation, is_right: bool) -> bool:
+    def explains(best: Fit, plain: Fit, is_right: bool) -> bool:
         """Whether an error explains what the network as computed leaves wrong."""
-        wrong, left = plain.fit.num_wrong, best.fit.num_wrong
-        return best.hypothesis.is_error and left <= MOST_LEFT * wrong and (not is_right or wrong - left >= LEAST_WRONG)
+        wrong, left = plain.num_wrong, best.num_wrong
+        return best.is_error and left <= MOST_LEFT * wrong and (not is_right or wrong - left >= LEAST_WRONG)
 
-    def with_cause(self, side: Side, best: Explanation) -> Side:
+    def with_cause(self, side: Side, best: Fit) -> Side:
         """With the verdict and reasons that the best explanation leads to, which leaves next to nothing."""
         assert side.fit is not None
-        reading = longest_words(self.scores, side.expected, best.fit.reading) if not best.hypothesis.readings else ""
+        is_fitted = best.is_error and AT in best.reading  # and has it in its name
+        reading = "" if is_fitted else longest_words(self.scores, side.expected, best.reading)
         words = ", ".join(filter(None, [best.words, reading]))
         is_right = side.verdict is Verdict.EXACT
-        if best.hypothesis.is_error or (words and not is_right):
-            hidden = f"hidden within {side.fit.format_name}: {best.fit.format_name} with this error explains more"
+        if best.is_error or (words and not is_right):
+            hidden = f"hidden within {side.fit.format_name}: {best.format_name} with this error explains more"
             more = (hidden,) if is_right else side.reasons
             return replace(side, verdict=Verdict.BUG, cause=words, reasons=(words, *more))
         if is_right or len(side.choices):
             return side
-        why = f"errs like {best.fit.format_name} everywhere, not like {side.fit.format_name}"
+        why = f"errs like {best.format_name} everywhere, not like {side.fit.format_name}"
         return replace(side, verdict=Verdict.DRIFT, reasons=(why, *side.reasons))
 
     def unexplained(self, side: Side) -> Side:
         """Stale weights by the steps, or the nearest of the hypotheses."""
         assert side.fit is not None
-        best = side.explained[0]
-        words = self.stale_words(side.fit) or "unexplained"
-        if words == "unexplained" and best.words and best.explained >= LEAST_NEAREST:
-            words += f"; nearest: {best.words}, {best.explained:.0%} of the wrong log-probabilities"
+        best, words = side.explained[0], self.stale_words(side.fit) or "unexplained"
+        if words == "unexplained" and best.is_error and side.share(best) >= LEAST_NEAREST:
+            words += f"; nearest: {best.words}, {side.share(best):.0%} of the wrong log-probabilities"
         return replace(side, reasons=(words, *side.reasons))
 
     def stale_words(self, of_all: Fit) -> str:

@@ -106,7 +106,7 @@ def figures_of(judged: Judged, left: Sequence[Left] = (), sampled_of: int | None
     return {
         "rollouts": len(judged.scores),
         "sampled_of": sampled_of,
-        "tokens": len(judged.parts["difference"]),
+        "tokens": sum(each.size for each in judged.scores),
         "left_out": [{"kind": each.kind, "count": each.count, "first": each.first} for each in left],
         "not_computed": [{"id": rollout.id, "why": why} for rollout, why in judged.failed],
         "sides": {name: side_figures(side) for name, side in judged.sides.items()},
@@ -132,13 +132,13 @@ def side_figures(side: Side) -> dict[str, Any]:
         "mean_abs_error": plain(mean_abs(fit.errors)),
         "hypotheses": [
             {
-                "name": each.hypothesis.name,
+                "name": each.name,
                 "detail": each.detail,
-                "reading": each.fit.reading,
-                "format": each.fit.format_name,
-                "wrong": each.fit.num_wrong,
-                "rms": plain(each.fit.rms),
-                "explained": each.explained,
+                "reading": each.reading,
+                "format": each.format_name,
+                "wrong": each.num_wrong,
+                "rms": plain(each.rms),
+                "explained": side.share(each),
             }
             for each in side.explained
         ],
@@ -146,14 +146,15 @@ def side_figures(side: Side) -> dict[str, Any]:
 
 
 def difference_figures(judged: Judged) -> dict[str, Any] | None:
-    """trainer - sampler and its parts, of the tokens where all are finite; None without any.
+    """trainer - sampler and its parts (judge.py), of the tokens where all are finite; None without any.
 
     `share` is the part's covariance with the whole over the whole's mean square: they sum to 1.
     """
-    parts = {name: values[~np.isnan(values)] for name, values in judged.parts.items()}
-    whole = parts.pop("difference")
-    if not len(whole):
+    values = np.array([*(judged.sides[side].reported for side in SIDES), *(judged.exact[side] for side in SIDES)])
+    s, t, m_s, m_t = values[:, np.isfinite(values).all(axis=0)]
+    if not len(s):
         return None
+    whole, parts = t - s, {"sampler": m_s - s, "trainer": t - m_t, "meaning": m_t - m_s}
     square = float(np.mean(whole**2))
     return {
         "tokens": len(whole),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.work.place import Place
 from lfm2np.oracle.rollouts.exact import AT, Scores, joined, params_of
-from lfm2np.oracle.rollouts.hypotheses import AS_IT_IS, Hypothesis, of_all, prediction_of
+from lfm2np.oracle.rollouts.hypotheses import Hypothesis, prediction_of
 
 Float64 = NDArray[np.float64]
 FIRST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
@@ -26,11 +26,11 @@ def other_temperatures(
     model: LoadedModel, scores: Sequence[Scores], reported: Float64, place: Place
 ) -> list[Hypothesis]:
     """By reading, the temperature that brings the exact values nearest to a side's [N], if the file states another."""
-    samplings, variants = [each.rollout.sampling for each in scores], of_all([each.rollout for each in scores], {})
+    samplings = [each.rollout.sampling for each in scores]
 
     def logprobs_at(name: str, temperatures: Sequence[float]) -> Float64:
-        readings = [f"{name}{AT}{temperature!r}" for temperature in temperatures]
-        found = prediction_of(model, scores, Hypothesis(AS_IT_IS, variants=variants), readings, place) or ()
+        readings = tuple(f"{name}{AT}{temperature!r}" for temperature in temperatures)
+        found = prediction_of(model, scores, Hypothesis(name, readings=readings), readings, place) or ()
         return np.array([joined(each.views[reading].logprobs for each in found) for reading in readings])
 
     has_filters = any(params_of("processed", each) != params_of("tempered", each) for each in samplings)

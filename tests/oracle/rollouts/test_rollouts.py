@@ -101,7 +101,7 @@ def test_the_exact_values_are_right_and_a_wrong_one_is_not(exact_rollouts, model
     assert wrong.sides["sampler"].verdict is Verdict.EXACT
     assert wrong.sides["trainer"].verdict is Verdict.BUG
     assert np.flatnonzero(wrong.sides["trainer"].fit.wrong).tolist() == [12 + 3]
-    assert wrong.parts["trainer"][15] == pytest.approx(-0.5, abs=1e-9)
+    assert wrong.sides["trainer"].fit.errors[15] == pytest.approx(-0.5, abs=1e-9)
 
 
 @pytest.mark.rounding
