@@ -114,39 +114,35 @@ def read_rollouts(
 
 
 def sequences_in(text: str | Iterable[str]) -> Iterator[tuple[str, Record | RequestError]]:
-    """Where each sequence stands in the file, and what it is in the schema's form, or why it can't be read."""
-    for where, value in values_in(text):
-        try:
-            if isinstance(value, RequestError):
-                raise value
-            if not isinstance(value, dict):
-                raise RequestError(f"record: a JSON {JSON_KINDS[type(value)]}, expected an object")
-            rows = sequences_of(value)
-        except RequestError as problem:
-            yield where, problem
-        else:
-            for number, row in enumerate(rows):
-                yield where if len(rows) == 1 else f"{where}, row {number}", row
-
-
-def values_in(text: str | Iterable[str]) -> Iterator[tuple[str, object]]:
-    """(where, JSON value or RequestError) of each line, and of each entry of a line that is a list.
+    """Where each sequence stands in the file, and what it is in the schema's form, or why it can't be read.
 
     Lines end with a line feed alone: JSON's strings may hold the other characters at which str.splitlines ends one.
     """
     for number, line in enumerate(text.split("\n") if isinstance(text, str) else text, 1):
-        if line.strip():
+        if not line.strip():
+            continue
+        where = f"line {number}"
+        try:
+            value = parse_value(line.encode(errors="surrogatepass"), "record", RequestError)
+        except RequestError as problem:
+            yield where, problem
+            continue
+        entries = enumerate(value) if isinstance(value, list) else [(None, value)]
+        for index, entry in entries:
+            at = where if index is None else f"{where}, entry {index}"
             try:
-                value = parse_value(line.encode(errors="surrogatepass"), "record", RequestError)
+                rows = sequences_of(entry)
             except RequestError as problem:
-                value = problem
-            entries = enumerate(value) if isinstance(value, list) else [(None, value)]
-            for index, entry in entries:
-                yield f"line {number}" if index is None else f"line {number}, entry {index}", entry
+                yield at, problem
+                continue
+            for row, sequence in enumerate(rows):
+                yield at if len(rows) == 1 else f"{at}, row {row}", sequence
 
 
-def sequences_of(record: Record) -> list[Record]:
-    """Of one record, under the schema's names. RequestError where columns do not belong together."""
+def sequences_of(record: object) -> list[Record]:
+    """Under the schema's names. RequestError where columns do not belong together."""
+    if not isinstance(record, dict):
+        raise RequestError(f"record: a JSON {JSON_KINDS[type(record)]}, expected an object")
     answer = next((name for name in ANSWERS if name in record), None)
     if answer is not None:
         return [renamed(row) for row in rows_of(record, answer)]
