@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -43,6 +43,7 @@ Values = Sequence[Float64]  # [R] of each rollout
 Undo = Callable[[Values, Values], tuple[Values, str]]
 MOST_BEFORE = 3  # sequences of a pack: what leaks through more convolutions is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
+FILTERS = ("top_k", "top_p", "min_p")
 HEAD, CHUNKED = "head precision", "state lost at a chunk border"
 
 
@@ -302,20 +303,16 @@ def reading_words(expected: str, actual: str, sampling: SamplingParams) -> str:
             AT in expected and f"the sampler's are at temperature {meant.temperature:g}, which the file does not say"
         )
         words.append(unsaid or unmet or f"temperature {'not ' * (done.temperature == 1.0)}applied")
-    if filters_of(meant) != filters_of(done):
-        is_kept = filters_of(done) == filters_of(sampling)
+    if differ(meant, done, FILTERS):
+        is_kept = not differ(done, sampling, FILTERS)
         words.append("renormalised over kept tokens" if is_kept else "not renormalised over the kept tokens")
-    if penalties_of(meant) != penalties_of(done):
-        words.append(f"penalties {'not ' * (penalties_of(done) == PENALTIES)}applied")
+    if differ(meant, done, PENALTIES):
+        words.append(f"penalties {'not ' * (not differ(done, SamplingParams(), PENALTIES))}applied")
     return ", ".join(words)
 
 
-def filters_of(params: SamplingParams) -> tuple[float, ...]:
-    return params.top_k, params.top_p, params.min_p
-
-
-def penalties_of(params: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in PENALTIES}
+def differ(one: SamplingParams, other: SamplingParams, names: Iterable[str]) -> bool:
+    return any(getattr(one, name) != getattr(other, name) for name in names)
 
 
 def longest_words(scores: Sequence[Scores], expected: str, actual: str) -> str:

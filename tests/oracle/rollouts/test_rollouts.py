@@ -13,14 +13,23 @@ from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place
 from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.rollouts import variants
-from lfm2np.oracle.rollouts.exact import item_of, scores_of, views_from
-from lfm2np.oracle.rollouts.hypotheses import packed_before, reading_words, route_hypotheses, seen_hypotheses
-from lfm2np.oracle.rollouts.judge import Options, judge_rollouts
+from lfm2np.oracle.rollouts.exact import AS_IT_IS, Fit, item_of, noises_of, scores_of, views_from
+from lfm2np.oracle.rollouts.hypotheses import (
+    AS_COMPUTED,
+    Hypothesis,
+    explanations,
+    packed_before,
+    reading_words,
+    route_hypotheses,
+    seen_hypotheses,
+)
+from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
 from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
 from lfm2np.oracle.rollouts.rollout import Rollout
@@ -169,6 +178,39 @@ def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
 def test_the_sequences_before_in_a_pack(exact_rollouts):
     packed = [replace(each, pack=pack) for each, pack in zip(exact_rollouts, ("a", "b", "a"), strict=True)]
     assert packed_before(packed) == {"2": [list(exact_rollouts[0].ids)]}
+
+
+def left_by(wrong, name="an error"):
+    """A fit of 50 positions of which so many are wrong."""
+    ratios = np.where(np.arange(50) < wrong, 99.0, 0.0)
+    return Fit("float32", "raw", ratios, ratios, ratios, name)
+
+
+@pytest.mark.parametrize(
+    ("as_computed", "left", "is_right_in_a_coarser_format", "explains"),
+    [(40, 0, True, True), (40, 4, True, True), (40, 5, True, False), (7, 0, True, False), (7, 0, False, True)],
+)
+def test_an_error_explains_if_it_puts_nearly_all_right(as_computed, left, is_right_in_a_coarser_format, explains):
+    plain = left_by(as_computed, AS_IT_IS)
+    assert Judge.explains(left_by(left), plain, is_right_in_a_coarser_format) is explains
+    assert not Judge.explains(plain, plain, is_right_in_a_coarser_format)
+
+
+@pytest.mark.rounding
+def test_what_explains_most_comes_first_and_of_equals_the_simplest(exact_rollouts, model):
+    scores, _ = scores_of(model, exact_rollouts)
+    noises = noises_of("float32", model, scores, Known())
+    exact_values = [each.views["raw"].logprobs for each in scores]
+    shifted = Hypothesis("shifted", undo=lambda reported, exact: ([values + 0.5 for values in reported], "by a half"))
+    tried = [AS_COMPUTED, Hypothesis("as many"), shifted]
+    for values, order in (
+        (exact_values, ["as computed", "as many", "shifted"]),
+        ([values - 0.5 for values in exact_values], ["shifted", "as computed", "as many"]),
+    ):
+        fits = explanations(values, tried, [scores] * 3, noises, "float32", ["raw"])
+        assert [each.name for each in fits] == order
+        assert [each.num_wrong for each in fits] == sorted(each.num_wrong for each in fits)
+        assert fits[order.index("shifted")].words == "shifted (by a half)"
 
 
 def test_words_of_readings():
