@@ -349,8 +349,7 @@ class Judge:
             elif not self.explains(best, plain, is_right):
                 continue
             if is_free and not is_right and best.reading in READINGS:
-                actual = self.of_all(side.reported, format_name, best.reading)
-                side = replace(side, expected=actual.reading, fit=actual)
+                side = replace(side, expected=best.reading, fit=self.of_all(side.reported, name, best.reading))
             return self.with_cause(side, best)
         return side if is_right else self.unexplained(side)
 
