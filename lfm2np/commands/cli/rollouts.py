@@ -89,9 +89,7 @@ def add_rollouts(commands: Commands) -> None:
     add(parser, "FILE", "JSON lines, one sequence a line; records of TRL and verl are recognised")
     for side in SIDES:
         format_help = f"number format of the {side}: {', '.join(FORMATS)}, also with a cache format, as in "
-        add(
-            parser, f"--{side}-format FORMAT", format_help + "'bfloat16 kv:float8' (auto: the finest fit)", default=AUTO
-        )
+        add(parser, f"--{side}-format FORMAT", format_help + "'bfloat16 kv:float8' (auto: finest fit)", default=AUTO)
         reports_help = f"what the {side} reports (auto: as the file says, else what explains most)"
         add(parser, f"--{side}-reports READING", reports_help, choices=[AUTO, *READINGS], default=AUTO)
     for name in SAMPLING:
