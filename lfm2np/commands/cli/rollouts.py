@@ -89,8 +89,8 @@ def add_rollouts(commands: Commands) -> None:
     add(parser, "FILE", "JSON lines, one sequence a line; records of TRL and verl are recognised")
     for side in SIDES:
         format_help = f"number format of the {side}: {', '.join(FORMATS)}, also with a cache format, as in "
-        add(parser, f"--{side}-format FORMAT", format_help + "'bfloat16 kv:float8' (auto: the likeliest)", default=AUTO)
-        reports_help = f"what the {side} reports (auto: as the file says, else the likeliest)"
+        add(parser, f"--{side}-format FORMAT", format_help + "'bfloat16 kv:float8' (auto: finest fit)", default=AUTO)
+        reports_help = f"what the {side} reports (auto: as the file says, else what explains most)"
         add(parser, f"--{side}-reports READING", reports_help, choices=[AUTO, *READINGS], default=AUTO)
     for name in SAMPLING:
         kind = int if name == "top_k" else float
@@ -101,4 +101,4 @@ def add_rollouts(commands: Commands) -> None:
     add(parser, "--cause-tokens N", "choose causes by about N tokens, prompts included (2000)", default=2000)
     add(parser, "--seed N", "seed of what is drawn (0)", default=0)
     work.add_options(parser)
-    add(parser, "--html FILE", "write an HTML report with pictures")
+    add(parser, "--html FILE", "write an HTML report")

@@ -15,8 +15,8 @@ from lfm2np.oracle.report.as_json import as_json
 from lfm2np.oracle.report.report import Report
 from lfm2np.oracle.rollouts.exact import SIDES
 from lfm2np.oracle.rollouts.judge import AUTO, Options, Shown, judge_rollouts, no_progress
+from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import report_of
-from lfm2np.oracle.rollouts.rollout import read_rollouts
 
 
 def rollouts(

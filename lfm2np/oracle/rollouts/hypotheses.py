@@ -1,16 +1,16 @@
 """What may be wrong with a side: a table of hypotheses, each with the log-probabilities that it predicts.
 
 A hypothesis is one error: in the network (variants.py) or in how its log-probabilities were written down (undo). With a
-reading (exact.py) and a format (fits.py) it predicts what a side reports; the likeliest is named if what it leaves is
-within the format's rounding error, and "unexplained" stands where none leaves so little.
+reading and a format (exact.py) it predicts what a side reports. The table is in the order in which equals
+are named, the simplest first.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,91 +19,101 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.engine.work.place import Place, compute, source_of
-from lfm2np.oracle.causes import groups
-from lfm2np.oracle.rollouts.exact import AT, PENALTIES, Scores, ids_of, item_of, joined, params_of, views_from
-from lfm2np.oracle.rollouts.fits import Fit, Noises, fit, root_mean_square
+from lfm2np.engine.work.place import Place, compute
+from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.noise import Noise
+from lfm2np.oracle.rollouts.exact import (
+    AS_IT_IS,
+    AT,
+    PENALTIES,
+    Fit,
+    Scores,
+    fit,
+    item_of,
+    joined,
+    params_of,
+    views_from,
+)
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.variants import part_names, variant_work
-from lfm2np.values import Progress
+from lfm2np.oracle.rollouts.variants import VARIANTS, with_parts
 
 Float64 = NDArray[np.float64]
-Variant = dict[str, Any]
-Values = list[Float64]  # [R] of each rollout
+Variant = Mapping[str, Any]
+Values = Sequence[Float64]  # [R] of each rollout
 Undo = Callable[[Values, Values], tuple[Values, str]]
 MOST_BEFORE = 3  # sequences of a pack: what leaks through more convolutions is below any rounding error
 CHUNKS = tuple(2**k for k in range(3, 14))
-MOST_OUTLIERS = 0.01  # of the tokens under a hypothesis that rounds, as float32 noise flips some roundings
-MOST_EXPLAINED = 0.98  # of the squared error
-LEAST_GAIN = 10.0  # nats in all by which an error must beat the network without it
-MOST_ERROR = 50.0  # nats, of a token, in shares of the squared error
-AS_IT_IS, HEAD, CHUNKED = "as computed", "head precision", "state lost at a chunk border"
-ROUTES = "routes of another run"
+FILTERS = ("top_k", "top_p", "min_p")
+HEAD, CHUNKED = "head precision", "state lost at a chunk border"
 
 
-def no_change(rollout: Rollout) -> Variant | None:
-    return None
-
-
-def as_reported(reported: Values, exact: Values) -> tuple[Values, str]:
-    return reported, ""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hypothesis:
     """One error.
 
     name      the kind, by which it is reported
     detail    which of its kind
-    variants  the network's error for a rollout; None where it changes nothing
+    variants  by a rollout's id the network's error, of those where it changes something; all with `readings` or `model`
     undo      of values as reported, and the exact ones: what they were before the error, NaN where that is lost,
-              and a detail that it found
+              and a detail that it found; None: they are as computed
     bits      of the significand that it rounds to: tried in formats of more than twice as many
     readings  those under which it is tried; (): those of the side
+    model     that computes it; None: the one that is judged by
     """
 
     name: str
     detail: str = ""
-    variants: Callable[[Rollout], Variant | None] = no_change
-    undo: Undo = as_reported
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    undo: Undo | None = None
     bits: int = 0
     readings: tuple[str, ...] = ()
+    model: LoadedModel | None = None
 
-    @property
-    def is_of_network(self) -> bool:
-        return self.undo is as_reported
+
+AS_COMPUTED = Hypothesis(AS_IT_IS)
 
 
 def hypotheses_of(
-    model: LoadedModel, rollouts: Sequence[Rollout], chunks: Sequence[int] = (), previous: LoadedModel | None = None
+    model: LoadedModel,
+    rollouts: Sequence[Rollout],
+    beside: Sequence[Rollout],
+    chunks: Sequence[int] = (),
+    previous: LoadedModel | None = None,
 ) -> list[Hypothesis]:
-    """Those that the file and the model leave possible; `rollouts` are all of the file, for what stood beside each."""
-    parts = [] if previous is None else part_names(model)
+    """Those that are possible of these rollouts; `beside` are all of the file, for what stood beside each."""
+    late, lost = {"late": 1}, {each.id: {"borders": [len(each.prompt_token_ids)], "attend": True} for each in rollouts}
     return [
-        Hypothesis(AS_IT_IS),
-        Hypothesis("log-probabilities shifted by one position", "of the token before", undo=partial(shifted, 1)),
-        Hypothesis("log-probabilities shifted by one position", "of the token after", undo=partial(shifted, -1)),
-        Hypothesis("labels are not shifted", "logits that have seen the token", always({"late": 1})),
+        AS_COMPUTED,
+        *(
+            Hypothesis("log-probabilities shifted by one position", f"of the token {where}", undo=partial(shifted, by))
+            for where, by in (("before", 1), ("after", -1))
+        ),
+        Hypothesis("labels are not shifted", "logits that have seen the token", of_all(rollouts, late)),
         Hypothesis("a constant offset", undo=without_offset),
-        Hypothesis("another base of the logarithm", "2", undo=partial(in_nats, math.log(2.0))),
-        Hypothesis("another base of the logarithm", "10", undo=partial(in_nats, math.log(10.0))),
-        Hypothesis(HEAD, "logits in bfloat16, and the head's inputs", always(head(8, True)), bits=8),
-        Hypothesis(HEAD, "logits in bfloat16", always(head(8, False)), bits=8),
-        Hypothesis(HEAD, "logits in float16, and the head's inputs", always(head(11, True)), bits=11),
-        Hypothesis(HEAD, "logits in float16", always(head(11, False)), bits=11),
-        *seen_hypotheses("state leaks in a pack", packed_before(rollouts)),
-        *seen_hypotheses("padding is not masked", padding_before(model, rollouts)),
-        Hypothesis("state lost between prefill and decode", "convolution", lost_before_the_answer),
+        *(
+            Hypothesis("another base of the logarithm", str(base), undo=partial(in_nats, math.log(base)))
+            for base in (2, 10)
+        ),
+        *(
+            Hypothesis(
+                HEAD,
+                f"logits in {name}{inputs}",
+                of_all(rollouts, {"head_bits": bits, "rounds_inputs": bool(inputs)}),
+                bits=bits,
+            )
+            for name, bits in (("bfloat16", 8), ("float16", 11))
+            for inputs in (", and the head's inputs", "")
+        ),
+        *seen_hypotheses("state leaks in a pack", packed_before(beside)),
+        *seen_hypotheses("padding is not masked", padding_before(model, beside)),
+        Hypothesis("state lost between prefill and decode", "convolution", lost),
         *chunk_hypotheses(rollouts, chunks),
-        *route_hypotheses(rollouts),
-        *(Hypothesis("stale weights", name, always({"part": name})) for name in parts),
+        *route_hypotheses(beside),
+        *(
+            Hypothesis("stale weights", name, model=changed)
+            for name, changed in (() if previous is None else with_parts(model, previous))
+        ),
     ]
-
-
-def temperature_hypothesis(reading: str, temperature: float) -> Hypothesis:
-    at = f"{temperature:g}"
-    name = f"a temperature of {at} other than the stated one"
-    return Hypothesis(name, variants=always({}), readings=(f"{reading}{AT}{at}",))
 
 
 # --- errors in what was written down
@@ -133,57 +143,47 @@ def in_nats(factor: float, reported: Values, exact: Values) -> tuple[Values, str
 # --- errors in the network
 
 
-def always(variant: Variant) -> Callable[[Rollout], Variant | None]:
-    return lambda rollout: variant
-
-
-def head(bits: int, rounds_inputs: bool) -> Variant:
-    return {"head_bits": bits, "rounds_inputs": rounds_inputs}
-
-
-def lost_before_the_answer(rollout: Rollout) -> Variant:
-    return {"borders": [len(rollout.prompt_token_ids)], "attend": True}
+def of_all(rollouts: Sequence[Rollout], variant: Variant) -> dict[str, Variant]:
+    return {rollout.id: variant for rollout in rollouts}
 
 
 def seen_hypotheses(name: str, before: Mapping[str, list[list[int]]]) -> list[Hypothesis]:
     """That the convolution, attention, or both see what stands before a rollout, by its id."""
-    if not before:
-        return []
     near = {rollout_id: sequences[-MOST_BEFORE:] for rollout_id, sequences in before.items()}
+    ways = (
+        ("convolution", near, True, False),
+        ("attention", before, False, True),
+        ("convolution and attention", before, True, True),
+    )
     return [
-        Hypothesis(name, "convolution", partial(seen, near, True, False)),
-        Hypothesis(name, "attention", partial(seen, before, False, True)),
-        Hypothesis(name, "convolution and attention", partial(seen, before, True, True)),
+        Hypothesis(name, detail, {key: {"before": ids, "conv": conv, "attend": attend} for key, ids in seen.items()})
+        for detail, seen, conv, attend in ways
+        if before
     ]
-
-
-def seen(before: Mapping[str, list[list[int]]], conv: bool, attend: bool, rollout: Rollout) -> Variant | None:
-    return {"before": before[rollout.id], "conv": conv, "attend": attend} if rollout.id in before else None
 
 
 def packed_before(rollouts: Sequence[Rollout]) -> dict[str, list[list[int]]]:
     """By id, the sequences before it in its pack; none for the first of a pack."""
-    packs: dict[str, list[Rollout]] = {}
+    packs: dict[str, list[list[int]]] = {}
     before = {}
     for rollout in rollouts:
         if rollout.pack is not None:
             earlier = packs.setdefault(rollout.pack, [])
             if earlier:
-                before[rollout.id] = [list(ids_of(each)) for each in earlier]
-            earlier.append(rollout)
+                before[rollout.id] = [*earlier]
+            earlier.append([*rollout.ids])
     return before
 
 
 def padding_before(model: LoadedModel, rollouts: Sequence[Rollout]) -> dict[str, list[list[int]]]:
     """By id, the padding to the left; where the file does not say how much, up to the longest of the group."""
-    longest: dict[str, int] = {}
+    longest: dict[str | None, int] = {None: 0}
     for rollout in rollouts:
         if rollout.group is not None:
             longest[rollout.group] = max(longest.get(rollout.group, 0), len(rollout.prompt_token_ids))
     padding = {}
     for rollout in rollouts:
-        most = longest.get(rollout.group or "", 0) - len(rollout.prompt_token_ids)
-        count = rollout.left_padding or max(0, most)
+        count = rollout.left_padding or max(0, longest[rollout.group] - len(rollout.prompt_token_ids))
         token = rollout.pad_token_id if rollout.pad_token_id is not None else model.config.pad_token_id
         if count:
             padding[rollout.id] = [[token or 0] * count]
@@ -192,159 +192,102 @@ def padding_before(model: LoadedModel, rollouts: Sequence[Rollout]) -> dict[str,
 
 def chunk_hypotheses(rollouts: Sequence[Rollout], chunks: Sequence[int]) -> list[Hypothesis]:
     """The convolution's state, or all of it, lost between chunks of a sequence."""
-    longest = max((len(ids_of(rollout)) for rollout in rollouts), default=0)
+    lengths = {rollout.id: len(rollout.ids) for rollout in rollouts}
     return [
-        Hypothesis(CHUNKED, f"{state}, every {size} tokens", partial(cut_every, size, attend))
+        Hypothesis(
+            CHUNKED,
+            f"{state}, every {size} tokens",
+            {
+                key: {"borders": [*range(size, count, size)], "attend": attend}
+                for key, count in lengths.items()
+                if count > size + 1
+            },
+        )
         for size in dict.fromkeys((*chunks, *CHUNKS))
-        if size < longest
+        if size < max(lengths.values())
         for state, attend in (("convolution", True), ("all state", False))
     ]
 
 
-def cut_every(size: int, attend: bool, rollout: Rollout) -> Variant | None:
-    count = len(ids_of(rollout))
-    return {"borders": list(range(size, count, size)), "attend": attend} if count > size + 1 else None
-
-
 def route_hypotheses(rollouts: Sequence[Rollout]) -> list[Hypothesis]:
     """Experts other than those that the sampler reports."""
-    if not any(rollout.routes is not None or rollout.trainer_routes is not None for rollout in rollouts):
-        return []
-    earlier: dict[str, Any] = {}
-    for before, rollout in itertools.pairwise(rollouts):
-        if before.routes is not None and rollout.routes is not None:
-            rows = len(rollout.routes)
-            earlier[rollout.id] = (*before.routes[:rows], *rollout.routes[len(before.routes) :])
-    late = {rollout.id: (rollout.routes[0], *rollout.routes[:-1]) for rollout in rollouts if rollout.routes is not None}
-    trainers = {rollout.id: rollout.trainer_routes for rollout in rollouts if rollout.trainer_routes is not None}
+    sampler = {rollout.id: rollout.routes for rollout in rollouts if rollout.routes is not None}
+    trainer = {rollout.id: rollout.trainer_routes for rollout in rollouts if rollout.trainer_routes is not None}
+    earlier = {
+        rollout.id: (*before.routes[: len(rollout.routes)], *rollout.routes[len(before.routes) :])
+        for before, rollout in itertools.pairwise(rollouts)
+        if before.routes is not None and rollout.routes is not None
+    }
+    tried: dict[str, Mapping[str, Any]] = {
+        "those that the trainer reports": trainer,
+        "the network's own": dict.fromkeys(rollout.id for rollout in rollouts),
+        "of the token before": {key: (routes[0], *routes[:-1]) for key, routes in sampler.items()},
+        "of the sequence before in the file": earlier,
+    }
     return [
-        Hypothesis(ROUTES, "those that the trainer reports", partial(routed_by, trainers)),
-        Hypothesis(ROUTES, "the network's own", always({"routes": "own"})),
-        Hypothesis(ROUTES, "of the token before", partial(routed_by, late)),
-        Hypothesis(ROUTES, "of the sequence before in the file", partial(routed_by, earlier)),
+        Hypothesis("routes of another run", detail, {key: {"routes": routes} for key, routes in of.items()})
+        for detail, of in tried.items()
+        if sampler or trainer
     ]
-
-
-def routed_by(routes: Mapping[str, Any], rollout: Rollout) -> Variant | None:
-    return {"routes": routes[rollout.id]} if rollout.id in routes else None
 
 
 # --- what they predict
 
 
-def predictions_of(
-    model: LoadedModel,
-    scores: Sequence[Scores],
-    hypotheses: Sequence[Hypothesis],
-    readings: Sequence[str],
-    previous: LoadedModel | None,
-    place: Place,
-    progress: Progress | None = None,
-) -> list[list[Scores] | None]:
-    """The scores of the rollouts under each hypothesis; None where it changes nothing, or where the network so changed
-    overflows.
+def prediction_of(
+    model: LoadedModel, scores: Sequence[Scores], hypothesis: Hypothesis, readings: Sequence[str], place: Place
+) -> list[Scores] | None:
+    """The scores of the rollouts under a hypothesis; None where it changes none, or where the network so changed
+    overflows. Without a record, as an item names no checkpoint, and another model than a worker's is computed here.
     """
-    items, owners = [], []
-    for index, each in enumerate(scores):  # what shares a pass stands together: see variants.run
-        for number, hypothesis in enumerate(hypotheses):
-            variant = hypothesis.variants(each.rollout)
-            if variant is not None:
-                item = item_of(each.rollout, hypothesis.readings or readings)
-                if isinstance(variant.get("routes"), tuple):
-                    item["routes"] = np.asarray(variant["routes"], np.int64)[: len(item["token_ids"]) - 1]
-                    variant = {}
-                items.append({**item, "variant": variant})
-                owners.append((number, index))
-    unrecorded = replace(place, record=None)  # an item names no checkpoint
-    there = previous if previous is None or place.executor is None else source_of(previous)
-    results = compute(variant_work(there), model, items, unrecorded, progress)
-    predictions: list[list[Scores] | None] = [
-        list(scores) if each.name == AS_IT_IS or not each.is_of_network else None for each in hypotheses
+    readings = hypothesis.readings or readings
+    items: list[dict[str, Any]] = []
+    changed: dict[int, int] = {}  # of the rollouts, the number of the item
+    for index, each in enumerate(scores):
+        variant = hypothesis.variants.get(each.rollout.id, {} if hypothesis.readings or hypothesis.model else None)
+        if variant is not None:
+            changed[index] = len(items)
+            rollout = replace(each.rollout, routes=variant["routes"]) if "routes" in variant else each.rollout
+            items.append({**item_of(rollout, readings), "variant": variant})
+    if not items:
+        return None if hypothesis.name != AS_IT_IS and hypothesis.undo is None else list(scores)
+    there = replace(place, record=None, executor=place.executor if hypothesis.model is None else None)
+    results = compute(VARIANTS, hypothesis.model or model, items, there)
+    if any("error" in result for result in results):
+        return None
+    return [
+        replace(each, views=views_from(each.rollout, readings, results[changed[index]])) if index in changed else each
+        for index, each in enumerate(scores)
     ]
-    overflows = set()
-    for (number, index), result in zip(owners, results, strict=True):
-        changed = predictions[number] = predictions[number] or list(scores)
-        if "error" in result:
-            overflows.add(number)
-        else:
-            tried = hypotheses[number].readings or readings
-            changed[index] = replace(scores[index], views=views_from(scores[index].rollout, tried, result))
-    return [None if number in overflows else changed for number, changed in enumerate(predictions)]
 
 
-# --- which explains best
-
-
-@dataclass(frozen=True, eq=False)
-class Explanation:
-    """One hypothesis about a sample of rollouts; `explained` is the share of the squared errors that it removes."""
-
-    hypothesis: Hypothesis
-    detail: str
-    fit: Fit
-    explained: float
-
-    @property
-    def words(self) -> str:
-        """ "" of the network as it is."""
-        return "" if not self.is_error else self.hypothesis.name + (f" ({self.detail})" if self.detail else "")
-
-    @property
-    def is_error(self) -> bool:
-        return self.hypothesis.name != AS_IT_IS
-
-    @property
-    def rank(self) -> float:
-        """Its log-likelihood, less what it must be likelier by than the network without an error."""
-        return self.fit.log_likelihood - (LEAST_GAIN if self.is_error else 0.0)
-
-    @property
-    def is_adequate(self) -> bool:
-        """Whether what is left is within the format's rounding error, or almost nothing of a large error.
-
-        The error spread is that of the network without the error: with it, it may be several times as large.
-        """
-        if self.is_error and self.explained >= MOST_EXPLAINED:
-            return True
-        outliers = np.count_nonzero(self.fit.wrong) / max(1, int(np.count_nonzero(self.fit.reported)))
-        rms = root_mean_square(np.minimum(self.fit.sizes[self.fit.reported], 2.0 * groups.OFF))
-        return bool(outliers <= (MOST_OUTLIERS if self.is_error else 0.0) and rms <= groups.OFF)
+# --- which explains most
 
 
 def explanations(
     reported: Values,
-    expected: str,
-    scores: Sequence[Scores],
     hypotheses: Sequence[Hypothesis],
-    predictions: Sequence[list[Scores] | None],
-    formats: Sequence[Noises],
+    predictions: Sequence[Sequence[Scores] | None],
+    noises: Sequence[Noise],
+    format_name: str,
     readings: Sequence[str],
-) -> list[Explanation]:
-    """Each hypothesis under its likeliest reading and format, the likeliest first; `expected` is the reading that the
-    side should have reported.
+) -> list[Fit]:
+    """Of each hypothesis the reading that leaves least, by Fit.rank: what explains most comes first, and of equals what
+    the table has first.
     """
-    errors = joined(reported) - joined(each.views[expected].logprobs for each in scores)
-    explained = []
+    tried = []
     for hypothesis, predicted in zip(hypotheses, predictions, strict=True):
-        if predicted is None:
+        if predicted is None or format_named(format_name).bits <= 2 * hypothesis.bits:
             continue
-        tried = []
+        fits = []
         for reading in hypothesis.readings or readings:
-            undone, detail = hypothesis.undo(reported, [each.views[reading].logprobs for each in predicted])
-            fine = [noises for noises in formats if noises.bits > 2 * hypothesis.bits]
-            tried += [(fit(undone, predicted, noises, reading), detail) for noises in fine]
-        is_plain = hypothesis.name == AS_IT_IS
-        best, detail = max(tried, key=lambda each: (is_plain and each[0].is_right, each[0].log_likelihood))
-        total, left = square(errors[~np.isnan(best.errors)]), square(best.errors)
-        share = max(0.0, 1.0 - left / total) if total else 0.0
-        explained.append(Explanation(hypothesis, hypothesis.detail or detail, best, share))
-    return sorted(explained, key=lambda each: each.rank, reverse=True)
-
-
-def square(errors: Float64) -> float:
-    with np.errstate(invalid="ignore"):
-        capped = np.minimum(np.abs(errors), MOST_ERROR)
-    return math.fsum((capped[~np.isnan(capped)] ** 2).tolist())
+            undone, found = reported, ""
+            if hypothesis.undo:
+                undone, found = hypothesis.undo(reported, [each.views[reading].logprobs for each in predicted])
+            left = fit(undone, predicted, noises, format_name, reading)
+            fits.append(replace(left, name=hypothesis.name, detail=hypothesis.detail or found))
+        tried.append(min(fits, key=lambda each: each.rank))
+    return sorted(tried, key=lambda each: each.rank)
 
 
 # --- in words
@@ -360,20 +303,16 @@ def reading_words(expected: str, actual: str, sampling: SamplingParams) -> str:
             AT in expected and f"the sampler's are at temperature {meant.temperature:g}, which the file does not say"
         )
         words.append(unsaid or unmet or f"temperature {'not ' * (done.temperature == 1.0)}applied")
-    if filters_of(meant) != filters_of(done):
-        is_kept = filters_of(done) == filters_of(sampling)
+    if differ(meant, done, FILTERS):
+        is_kept = not differ(done, sampling, FILTERS)
         words.append("renormalised over kept tokens" if is_kept else "not renormalised over the kept tokens")
-    if penalties_of(meant) != penalties_of(done):
-        words.append(f"penalties {'not ' * (penalties_of(done) == PENALTIES)}applied")
+    if differ(meant, done, PENALTIES):
+        words.append(f"penalties {'not ' * (not differ(done, SamplingParams(), PENALTIES))}applied")
     return ", ".join(words)
 
 
-def filters_of(params: SamplingParams) -> tuple[float, ...]:
-    return params.top_k, params.top_p, params.min_p
-
-
-def penalties_of(params: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in PENALTIES}
+def differ(one: SamplingParams, other: SamplingParams, names: Iterable[str]) -> bool:
+    return any(getattr(one, name) != getattr(other, name) for name in names)
 
 
 def longest_words(scores: Sequence[Scores], expected: str, actual: str) -> str:

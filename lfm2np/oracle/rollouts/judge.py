@@ -5,6 +5,13 @@ With t and s what trainer and sampler report of a token, and m what each means t
     t - s = (t - m_trainer) - (s - m_sampler) + (m_trainer - m_sampler)
 
 the trainer's error, the sampler's error, and what they mean by it (temperature, filters, penalties: exact.READINGS).
+
+What explains a side is looked for in this order, and the first that does is named:
+
+1. formats, the finest first: an error of a fine format's network comes before a coarse format that would hide it;
+2. within a format the network as computed, if it explains all positions, else what explains most (Fit.rank), provided
+   that it leaves at most MOST_LEFT of those that are wrong as computed;
+3. of equals the simplest: as hypotheses.py and exact.READINGS have them.
 """
 
 from __future__ import annotations
@@ -12,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,30 +35,26 @@ from lfm2np.oracle.rollouts.exact import (
     AT,
     READINGS,
     SIDES,
+    Fit,
     Scores,
     by_rollout,
-    ids_of,
     is_unstated,
     joined,
+    noises_of,
     params_of,
     scores_of,
 )
-from lfm2np.oracle.rollouts.fits import Fit, fit, noises_of
 from lfm2np.oracle.rollouts.hypotheses import (
-    AS_IT_IS,
+    AS_COMPUTED,
     CHUNKED,
-    HEAD,
-    Explanation,
     Hypothesis,
-    always,
     explanations,
     hypotheses_of,
     longest_words,
-    predictions_of,
-    temperature_hypothesis,
+    prediction_of,
 )
 from lfm2np.oracle.rollouts.rollout import Rollout
-from lfm2np.oracle.rollouts.temperature import differs, fitted_temperature
+from lfm2np.oracle.rollouts.temperature import other_temperatures
 from lfm2np.values import Progress
 
 Float64 = NDArray[np.float64]
@@ -61,9 +63,10 @@ AUTO = "auto"
 AUTO_FORMATS = ("float32", "float16", "bfloat16")  # the finest first
 SCORING, JUDGING, EXPLAINING = "exact log-probabilities", "rounding errors", "hypotheses"
 FITTING = 0.25  # of the tokens that hypotheses are tried on, for a temperature
-LEAST_EXPLAINED = 0.8  # of the squared error, for a hypothesis to be named as the nearest
-LEAST_OF_ALL = 20.0  # nats in all by which an error must beat the network without it where that explains all, too;
-LEAST_OF_TOKENS = 0.5  # of each token for the head's precision, which rounds all of them
+MOST_LEFT = 0.1  # of the positions that are wrong as computed, for a hypothesis to explain them
+LEAST_NEAREST = 0.8  # of them explained, for it to be named as the nearest
+LEAST_WRONG = 8  # of them, for a side that a coarser format explains
+LEAST_GAIN = 50.0  # of Fit.left, within one format: more than the square of what one position of a right engine has, 6
 MOST_REFINED = 64  # rollouts whose scale is estimated from all emulated engines
 LEAST_STALE = 0.5  # of the sequences from some step on that must be further off
 Shown = Callable[[str], Progress | None]
@@ -76,7 +79,7 @@ def no_progress(name: str) -> Progress | None:
 @dataclass(frozen=True)
 class Options:
     """formats   of sampler and trainer: a name of formats.py, or auto
-    readings     what each side reports: see exact.READINGS; auto: the likeliest, unless the file says it
+    readings     what each side reports: see exact.READINGS; auto: what explains most, unless the file says it
     cause_tokens about how many tokens, prompts included, formats, readings and hypotheses are chosen by
     chunks       sizes of chunks to try beside powers of two
     """
@@ -93,7 +96,7 @@ class Side:
     """What is said of one side. `fit` is None where it reported nothing.
 
     expected   the reading that it should have reported
-    explained  the hypotheses that were tried, the likeliest first; empty where nothing had to be explained
+    explained  the hypotheses that were tried, what explains most first; empty where nothing had to be explained
     cause      in words, if a hypothesis or a reading explains what is wrong
     choices    which of the N tokens the sampler can't have chosen: excluded by its filters, or not greedy
     """
@@ -104,18 +107,23 @@ class Side:
     reported: Float64
     expected: str = "raw"
     fit: Fit | None = None
-    explained: tuple[Explanation, ...] = ()
+    explained: tuple[Fit, ...] = ()
     cause: str | None = None
     choices: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    @property
-    def is_unexplained(self) -> bool:
-        return self.verdict is Verdict.BUG and self.cause is None
 
     @property
     def reading(self) -> str:
         """That it reports."""
         return self.expected if self.fit is None else self.fit.reading
+
+    @property
+    def plain(self) -> Fit:
+        """Of what was tried the network as computed."""
+        return next(each for each in self.explained if not each.is_error)
+
+    def share(self, tried: Fit) -> float:
+        """Of the positions that are wrong as computed those that it leaves within Allowed."""
+        return max(0.0, 1.0 - tried.num_wrong / self.plain.num_wrong) if self.plain.num_wrong else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,16 +134,6 @@ class Judged:
     failed: Sequence[tuple[Rollout, str]]
     sides: Mapping[str, Side]
     exact: Mapping[str, Float64]  # m of each side
-
-    @property
-    def parts(self) -> dict[str, Float64]:
-        """t - s and its three parts; NaN where one side reported nothing, or a value is infinite."""
-        s, t = (self.sides[side].reported for side in SIDES)
-        m_s, m_t = (self.exact[side] for side in SIDES)
-        with np.errstate(invalid="ignore"):
-            columns = {"difference": t - s, "trainer": t - m_t, "sampler": m_s - s, "meaning": m_t - m_s}
-            bad = ~np.isfinite(sum(columns.values()))
-        return {name: np.where(bad, np.nan, values) for name, values in columns.items()}
 
     def meaning_words(self) -> str:
         """How what the trainer reports differs from what the sampler reports."""
@@ -180,25 +178,19 @@ class Judge:
         reported = joined(each.reported(name) for each in self.scores)
         if np.isnan(reported).all():
             return Side(name, Verdict.INCONCLUSIVE, ("no log-probabilities were reported",), reported)
-        is_auto = self.options.formats[name] == AUTO
-        formats = AUTO_FORMATS if is_auto else (self.options.formats[name],)
-        stated = self.stated_reading(name)
+        declared, stated = self.options.formats[name], self.stated_reading(name)
+        formats = AUTO_FORMATS if declared == AUTO else (declared,)
         readings = READINGS if stated == AUTO else (stated,)
-        some = self.sample(known_rollouts(reported, self.scores))
-        fits = [self.likeliest(some, reported, each, readings) for each in formats]
-        if stated == AUTO and is_unstated(self.scores[0].rollout.sampling) and not any(each.is_right for each in fits):
-            fitted = [f"tempered{AT}{temperature:g}" for _, temperature in self.temperatures(reported)]
+        best = self.as_computed(reported, formats, readings)
+        if stated == AUTO and not best.is_right and is_unstated(self.scores[0].rollout.sampling):
+            fitted = [reading for each in self.temperatures(reported) for reading in each.readings]
             rollouts = [each.rollout for each in self.scores]
             self.scores, _ = scores_of(self.model, rollouts, self.known.place, None, [*self.scores[0].views, *fitted])
-            fits = [self.likeliest(some, reported, each, (*readings, *fitted)) for each in formats]
-        best = max(fits, key=lambda each: (each.is_right, each.log_likelihood))
-        judged = self.of_all(reported, best.format_name, best.reading)
+            best = self.as_computed(reported, formats, (*readings, *fitted))
         choices = self.wrong_choices(best.format_name) if name == SIDES[0] else np.zeros(0, np.int64)
-        side = self.decided(name, reported, best.reading if stated == AUTO else stated, judged, choices)
-        if len(choices) and judged.is_right:
-            return side  # nothing that a log-probability could explain
-        if judged.is_right and (not is_auto or judged.format_name == AUTO_FORMATS[0]):
-            return side
+        side = self.decided(name, reported, best.reading if stated == AUTO else stated, best, choices)
+        if best.is_right and (len(choices) or declared != AUTO or best.format_name == AUTO_FORMATS[0]):
+            return side  # nothing that a log-probability could explain, or nothing that the format may hide
         return self.explained(side, stated == AUTO)
 
     def of_one_temperature(self, sides: dict[str, Side]) -> dict[str, Side]:
@@ -206,9 +198,9 @@ class Judge:
         for name, other in (SIDES, SIDES[::-1]):
             side, reading = sides[name], sides[other].reading
             if side.verdict is Verdict.EXACT and side.fit is not None and AT in reading and reading != side.reading:
-                fit_of_all = self.of_all(side.reported, side.fit.format_name, reading)
-                if fit_of_all.is_right:
-                    return {**sides, name: self.decided(name, side.reported, reading, fit_of_all, side.choices)}
+                best = self.of_all(side.reported, side.fit.format_name, reading)
+                if best.is_right:
+                    return {**sides, name: self.decided(name, side.reported, reading, best, side.choices)}
         return sides
 
     def stated_reading(self, name: str) -> str:
@@ -219,81 +211,74 @@ class Judge:
         modes = {getattr(each.rollout, field_name) for each in self.scores}
         return modes.pop() if len(modes) == 1 else AUTO
 
-    def sample(self, first: Sequence[int], share: float = 1.0) -> list[int]:
-        """Rollouts of about as many tokens as hypotheses are tried on, or a share of them: those of `first`, up to half
-        of the tokens, then drawn ones.
+    def sample(
+        self, values: Float64, first: Sequence[int] = (), share: float = 1.0
+    ) -> tuple[list[Scores], list[Float64]]:
+        """Rollouts of about as many tokens as hypotheses are tried on, or a share of them; theirs of the values [N]:
+        those of `first`, up to half of the tokens, then drawn ones; without `first` those that have values.
         """
-        count = self.options.cause_tokens * share
+        count, cut = self.options.cause_tokens * share, by_rollout(values, self.scores)
+        known = [index for index, part in enumerate(cut) if np.isfinite(part).any()]
         drawn = np.random.default_rng(self.options.seed).permutation(len(self.scores)).tolist()
         chosen: list[int] = []
         tokens = 0
-        for most, indices in ((count / 2.0, first), (count, drawn)):
+        for most, indices in ((count / 2.0, first or known), (count, drawn)):
             for index in indices:
-                size = len(ids_of(self.scores[index].rollout))
+                size = len(self.scores[index].rollout.ids)
                 if index not in chosen and (tokens + size <= most or not chosen):
                     chosen.append(index)
                     tokens += size
-        return sorted(chosen)
-
-    def parts(self, values: Float64, indices: Sequence[int]) -> list[Float64]:
-        """Of [N] those of some rollouts."""
-        cut = by_rollout(values, self.scores)
-        return [cut[index] for index in indices]
+        return [self.scores[index] for index in sorted(chosen)], [cut[index] for index in sorted(chosen)]
 
     # --- which format and reading
 
-    def likeliest(
+    def as_computed(self, reported: Float64, formats: Sequence[str], readings: Sequence[str]) -> Fit:
+        """Of all rollouts, under the first of the formats in which a reading explains them, or the last."""
+        some = self.sample(reported)
+        for format_name in formats:
+            best = self.tried(*some, format_name, readings)[0]
+            if best.is_right or format_name == formats[-1]:
+                best = self.of_all(reported, format_name, best.reading)
+                if best.is_right:
+                    break
+        return best
+
+    def tried(
         self,
-        indices: Sequence[int],
-        reported: Float64,
+        scores: Sequence[Scores],
+        values: Sequence[Float64],
         format_name: str,
         readings: Sequence[str],
+        hypotheses: Sequence[Hypothesis] = (AS_COMPUTED,),
+        predictions: Sequence[Sequence[Scores] | None] | None = None,
         far: float = LIMIT * FAR,
-    ) -> Fit:
-        """Of these rollouts under one of the readings: by two emulated engines, by all where that leaves it in doubt.
+    ) -> list[Fit]:
+        """What hypotheses leave of a side's values [R] of these rollouts: by two emulated engines, by all where that
+        leaves in doubt whether the network as computed explains them.
 
         The scale by two is at most twice that by all (judging/judge.py). A rollout with errors beyond `far` counts as
         wrong.
         """
-        scores, values = [self.scores[index] for index in indices], self.parts(reported, indices)
 
-        def best() -> Fit:
+        def fits(hypotheses: Sequence[Hypothesis], predictions: Sequence[Sequence[Scores] | None]) -> list[Fit]:
             noises = noises_of(format_name, self.model, scores, self.known, self.shown(JUDGING))
-            fits = [fit(values, scores, noises, reading) for reading in readings]
-            return max(fits, key=lambda each: (each.is_right, -np.count_nonzero(each.wrong), each.log_likelihood))
+            return explanations(values, hypotheses, predictions, noises, format_name, readings)
 
-        result = best()
-        worst = largest(result.ratios, scores)
+        worst = largest(fits([AS_COMPUTED], [scores])[0].ratios, scores)
         doubtful = [index for index, size in enumerate(worst) if LIMIT / 2.0 < size <= far]
-        if not doubtful:
-            return result
         doubtful.sort(key=lambda index: -worst[index])
         truths = [scores[index].truth for index in doubtful[:MOST_REFINED]]
         add_noises(self.model, format_name, truths, self.known, DRAWS)
-        return best()
+        return fits(hypotheses, predictions or [scores])
 
     def of_all(self, reported: Float64, format_name: str, reading: str) -> Fit:
-        return self.likeliest(range(len(self.scores)), reported, format_name, [reading], math.inf)
+        """The network as computed."""
+        values = by_rollout(reported, self.scores)
+        return self.tried(self.scores, values, format_name, [reading], far=math.inf)[0]
 
-    def temperatures(self, reported: Float64) -> list[tuple[str, float]]:
-        """By reading, the temperature that brings the exact values nearest to a side's, if the file states another."""
-        some = self.sample(known_rollouts(reported, self.scores), FITTING)
-        scores, values = [self.scores[index] for index in some], joined(self.parts(reported, some))
-
-        def logprobs_at(name: str, temperatures: Sequence[float]) -> Float64:
-            readings = [f"{name}{AT}{temperature!r}" for temperature in temperatures]
-            plain = Hypothesis(AS_IT_IS, variants=always({}))
-            (found,) = predictions_of(self.model, scores, [plain], readings, None, self.known.place)
-            return np.array([joined(each.views[reading].logprobs for each in found or ()) for reading in readings])
-
-        samplings = [each.rollout.sampling for each in scores]
-        has_filters = any(params_of("processed", each) != params_of("tempered", each) for each in samplings)
-        fitted = []
-        for name in ("tempered", "processed") if has_filters else ("tempered",):
-            temperature = fitted_temperature(values, partial(logprobs_at, name))
-            if all(differs(temperature, each) for each in {1.0, *(each.temperature for each in samplings)}):
-                fitted.append((name, temperature))
-        return fitted
+    def temperatures(self, reported: Float64) -> list[Hypothesis]:
+        scores, values = self.sample(reported, share=FITTING)
+        return other_temperatures(self.model, scores, joined(values), self.known.place)
 
     # --- what is wrong
 
@@ -319,82 +304,84 @@ class Judge:
 
     def decided(self, name: str, reported: Float64, expected: str, judged: Fit, choices: Int64) -> Side:
         """Before anything is explained."""
-        wrong, count = int(np.count_nonzero(judged.wrong)), int(np.count_nonzero(judged.reported))
+        count = int(np.count_nonzero(judged.reported))
         reasons = []
         if len(choices):
             reasons.append(f"{len(choices)} tokens that its sampling parameters exclude")
-        if wrong:
-            reasons.append(f"{wrong} of {count} log-probabilities are further off than {judged.format_name} explains")
+        if judged.num_wrong:
+            words = f"log-probabilities are further off than {judged.format_name} explains"
+            reasons.append(f"{judged.num_wrong} of {count} {words}")
         elif not judged.is_right:
             reasons.append(f"errors are {judged.rms:.3g} times what {judged.format_name} explains on the average")
-        if reasons:
-            return Side(name, Verdict.BUG, tuple(reasons), reported, expected, judged, choices=choices)
-        why = [f"all {count} log-probabilities are within what {judged.format_name} explains"]
-        if AT in judged.reading:
-            why.append(longest_words(self.scores, "tempered", judged.reading))
-        return Side(name, Verdict.EXACT, tuple(why), reported, expected, judged, choices=choices)
+        verdict = Verdict.BUG if reasons else Verdict.EXACT
+        if not reasons:
+            reasons = [f"all {count} log-probabilities are within what {judged.format_name} explains"]
+            reasons += [longest_words(self.scores, "tempered", judged.reading)] if AT in judged.reading else []
+        return Side(name, verdict, tuple(reasons), reported, expected, judged, choices=choices)
 
     def explained(self, side: Side, is_free: bool) -> Side:
         """With the hypotheses tried; `is_free`: whether any reading may be the side's. Of a side that is right in a
         coarse format only errors in the network that the format may hide, and not those of chunks, which are many.
         """
         assert side.fit is not None
+        is_right, name = side.verdict is Verdict.EXACT, side.fit.format_name
         worst = largest(side.fit.sizes, self.scores)
-        some = self.sample(sorted(range(len(worst)), key=lambda index: -worst[index]))
-        readings = [*dict.fromkeys((side.expected, *READINGS))]
-        hypotheses = hypotheses_of(self.model, self.beside, self.options.chunks, self.previous)
-        if side.verdict is Verdict.EXACT:
-            readings = [side.expected]
-            hypotheses = [each for each in hypotheses if each.is_of_network and each.name != CHUNKED]
-        hypotheses += [temperature_hypothesis(*each) for each in self.temperatures(side.reported)]
-        explained = self.tried(side, some, hypotheses, readings)
-        actual = explained[0].fit.reading
-        if is_free and side.verdict is not Verdict.EXACT and actual in readings and actual != side.expected:
-            side = replace(side, expected=actual, fit=self.of_all(side.reported, explained[0].fit.format_name, actual))
-            explained = self.tried(side, some, hypotheses, readings)
-        return self.with_cause(replace(side, explained=tuple(explained)))
+        scores, values = self.sample(side.reported, sorted(range(len(worst)), key=lambda index: -worst[index]))
+        readings = [side.expected] if is_right else [*dict.fromkeys((side.expected, *READINGS))]
+        rollouts = [each.rollout for each in scores]
+        hypotheses = hypotheses_of(self.model, rollouts, self.beside, self.options.chunks, self.previous)
+        if is_right:
+            hypotheses = [each for each in hypotheses if each.undo is None and each.name != CHUNKED]
+        hypotheses += self.temperatures(side.reported)
+        progress, predictions = self.shown(EXPLAINING), []
+        for number, hypothesis in enumerate(hypotheses, 1):
+            predictions.append(prediction_of(self.model, scores, hypothesis, readings, self.known.place))
+            if progress:
+                progress(number, len(hypotheses))
+        formats = sorted(dict.fromkeys((name, *AUTO_FORMATS)), key=lambda each: -format_named(each).bits)
+        for format_name in formats[: formats.index(name) + 1] if is_right else formats:
+            tried = self.tried(scores, values, format_name, readings, hypotheses, predictions)
+            side = replace(side, explained=tuple(tried))
+            best, plain = tried[0], side.plain
+            if plain.is_right:
+                if not is_right or format_name != name or plain.left - best.left < LEAST_GAIN:
+                    best = plain
+            elif not self.explains(best, plain, is_right):
+                continue
+            if is_free and not is_right and best.reading in READINGS:
+                side = replace(side, expected=best.reading, fit=self.of_all(side.reported, name, best.reading))
+            return self.with_cause(side, best)
+        return side if is_right else self.unexplained(side)
 
-    def tried(
-        self, side: Side, indices: Sequence[int], hypotheses: Sequence[Hypothesis], readings: Sequence[str]
-    ) -> list[Explanation]:
-        """On these rollouts, in any of the formats, under these readings, the likeliest first."""
-        assert side.fit is not None
-        scores, values = [self.scores[index] for index in indices], self.parts(side.reported, indices)
-        names = dict.fromkeys((side.fit.format_name, *AUTO_FORMATS))
-        for name in names:
-            self.likeliest(indices, side.reported, name, [side.expected])  # with as many engines as it takes
-        formats = [noises_of(name, self.model, scores, self.known) for name in names]
-        predictions = predictions_of(
-            self.model, scores, hypotheses, readings, self.previous, self.known.place, self.shown(EXPLAINING)
-        )
-        return explanations(values, side.expected, scores, hypotheses, predictions, formats, readings)
+    @staticmethod
+    def explains(best: Fit, plain: Fit, is_right: bool) -> bool:
+        """Whether an error explains what the network as computed leaves wrong."""
+        wrong, left = plain.num_wrong, best.num_wrong
+        return best.is_error and left <= MOST_LEFT * wrong and (not is_right or wrong - left >= LEAST_WRONG)
 
-    def with_cause(self, side: Side) -> Side:
-        """With the verdict and reasons that its explanations lead to."""
+    def with_cause(self, side: Side, best: Fit) -> Side:
+        """With the verdict and reasons that the best explanation leads to, which leaves next to nothing."""
         assert side.fit is not None
-        best = side.explained[0]
-        plain = next(each for each in side.explained if not each.is_error)
-        gain = LEAST_OF_TOKENS * np.count_nonzero(best.fit.reported) if best.hypothesis.name == HEAD else LEAST_OF_ALL
-        if side.verdict is Verdict.EXACT and best.fit.log_likelihood < plain.fit.log_likelihood + gain:
-            best = plain
-        reading = longest_words(self.scores, side.expected, best.fit.reading) if not best.hypothesis.readings else ""
+        is_fitted = best.is_error and AT in best.reading  # and has it in its name
+        reading = "" if is_fitted else longest_words(self.scores, side.expected, best.reading)
         words = ", ".join(filter(None, [best.words, reading]))
-        if best.is_error and best.is_adequate:
-            hidden = f"hidden within {side.fit.format_name}: {best.fit.format_name} with this error is likelier"
-            more = side.reasons if side.verdict is Verdict.BUG else (hidden,)
+        is_right = side.verdict is Verdict.EXACT
+        if best.is_error or (words and not is_right):
+            hidden = f"hidden within {side.fit.format_name}: {best.format_name} with this error explains more"
+            more = (hidden,) if is_right else side.reasons
             return replace(side, verdict=Verdict.BUG, cause=words, reasons=(words, *more))
-        if side.verdict is not Verdict.BUG:
+        if is_right or len(side.choices):
             return side
-        if not best.is_error and best.fit.is_right and reading:
-            return replace(side, cause=words, reasons=(words, *side.reasons))
-        if not best.is_error and best.fit.is_right and not len(side.choices):
-            why = f"errs like {best.fit.format_name} everywhere, not like {side.fit.format_name}"
-            return replace(side, verdict=Verdict.DRIFT, reasons=(why, *side.reasons))
-        if stale := self.stale_words(side.fit):
-            return replace(side, reasons=(stale, *side.reasons))
-        nearest = f"; nearest: {words}, {best.explained:.0%} of the squared error"
-        unexplained = "unexplained" + (nearest if words and best.explained >= LEAST_EXPLAINED else "")
-        return replace(side, reasons=(unexplained, *side.reasons))
+        why = f"errs like {best.format_name} everywhere, not like {side.fit.format_name}"
+        return replace(side, verdict=Verdict.DRIFT, reasons=(why, *side.reasons))
+
+    def unexplained(self, side: Side) -> Side:
+        """Stale weights by the steps, or the nearest of the hypotheses."""
+        assert side.fit is not None
+        best, words = side.explained[0], self.stale_words(side.fit) or "unexplained"
+        if words == "unexplained" and best.is_error and side.share(best) >= LEAST_NEAREST:
+            words += f"; nearest: {best.words}, {side.share(best):.0%} of the wrong log-probabilities"
+        return replace(side, reasons=(words, *side.reasons))
 
     def stale_words(self, of_all: Fit) -> str:
         """That all sequences up to some training step are right, and most of those after it further off than any of
@@ -413,10 +400,6 @@ class Judge:
         hint = "" if self.previous is not None else "; --previous DIR would tell by the weights of the step before"
         where = f"{further} of {len(after)} sequences from step {first_wrong} on are further off than any before"
         return f"stale weights: no format explains the errors, and {where}{hint}"
-
-
-def known_rollouts(reported: Float64, scores: Sequence[Scores]) -> list[int]:
-    return [index for index, part in enumerate(by_rollout(reported, scores)) if np.isfinite(part).any()]
 
 
 def largest(values: Float64, scores: Sequence[Scores]) -> list[float]:

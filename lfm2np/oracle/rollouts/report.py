@@ -1,4 +1,4 @@
-"""The report of rollouts: each side against the exact values, what explains it, their difference, and where it is."""
+"""The report of rollouts: each side against the exact values, what explains it, and their difference."""
 
 from __future__ import annotations
 
@@ -11,24 +11,11 @@ from numpy.typing import NDArray
 
 from lfm2np.oracle.judging.verdict import WRONG as WRONG_VERDICTS
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.report.charts import Axis, Series, chart, svg
-from lfm2np.oracle.report.report import (
-    OPEN,
-    RIGHT,
-    WRONG,
-    Block,
-    Figure,
-    Finding,
-    Report,
-    Section,
-    Table,
-    number,
-    plural,
-)
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Finding, Report, Section, Table, number, plural
 from lfm2np.oracle.rollouts.exact import AT, SIDES
 from lfm2np.oracle.rollouts.judge import Judged, Side
 from lfm2np.oracle.rollouts.measures import mean, measures
-from lfm2np.oracle.rollouts.rollout import Left
+from lfm2np.oracle.rollouts.reading import Left
 
 Float64 = NDArray[np.float64]
 MISMATCH = "MISMATCH"
@@ -41,12 +28,17 @@ MEANS = {
 }
 PARTS = {"sampler": "the sampler's error", "trainer": "the trainer's error", "meaning": "what they mean by it"}
 PAIRS = (SIDES, (SIDES[0], "truth"), (SIDES[1], "truth"))
-SIDE_HEADER = ("side", "verdict", "reports", "format", "tokens", "RMS", "worst", "wrong", "mean |error|, nats")
-CAUSE_HEADER = ("hypothesis", "detail", "reading", "format", "nats behind", "explained", "adequate")
+# Columns of the tables, and the names of their figures.
+OF_SIDE = {"verdict": "verdict", "reports": "reading", "format": "format", "tokens": "reported", "RMS": "rms"}
+OF_SIDE |= {"worst": "worst", "wrong": "wrong", "mean |error|, nats": "mean_abs_error"}
+OF_CAUSE = {"hypothesis": "name", "detail": "detail", "reading": "reading", "format": "format", "wrong": "wrong"}
+OF_CAUSE |= {"RMS": "rms", "explained": "explained"}
 ERRORS = "RMS and worst in units of the format's rounding error, worst beyond one rounding step of the logits."
+EXPLAINED = (
+    "wrong: positions further off than the format explains; explained: the share that the hypothesis puts right."
+)
 MORE = "--previous DIR, the checkpoint of the step before, and --chunks N,N have more causes tried"
 MOST_HYPOTHESES = 4  # in a terminal
-SMALLEST = 1e-8  # nats: smaller errors are drawn there
 
 
 def report_of(judged: Judged, sha256: str, left: Sequence[Left] = (), sampled_of: int | None = None) -> Report:
@@ -61,6 +53,7 @@ def report_of(judged: Judged, sha256: str, left: Sequence[Left] = (), sampled_of
     of = "" if sampled_of is None else f" (a sample of {sampled_of})"
     judged_words = f"{plural(figures['rollouts'], 'rollout')}{of}, {plural(figures['tokens'], 'answer token')}"
     sides = {name: f"{side.verdict}: {'; '.join(side.reasons)}" for name, side in judged.sides.items()}
+    is_unexplained = any(side.verdict is Verdict.BUG and side.cause is None for side in judged.sides.values())
     return Report(
         command="rollouts",
         verdict=verdict,
@@ -68,12 +61,12 @@ def report_of(judged: Judged, sha256: str, left: Sequence[Left] = (), sampled_of
         means=MEANS[verdict],
         findings=findings_of(judged, verdict),
         facts={"judged": judged_words, **sides, "checkpoint": sha256},
-        next_steps=[MORE] if any(side.is_unexplained for side in judged.sides.values()) else [],
+        next_steps=[MORE] if is_unexplained else [],
         not_tested=[
             *(f"{each.count} left out ({each.kind}), first {each.first}" for each in left),
             *(f"{rollout.id} not computed: {why}" for rollout, why in judged.failed),
         ],
-        sections=[section for section in sections_of(judged, figures) if section.blocks],
+        sections=[section for section in sections_of(figures) if section.blocks],
         figures=figures,
     )
 
@@ -113,7 +106,7 @@ def figures_of(judged: Judged, left: Sequence[Left] = (), sampled_of: int | None
     return {
         "rollouts": len(judged.scores),
         "sampled_of": sampled_of,
-        "tokens": len(judged.parts["difference"]),
+        "tokens": sum(each.size for each in judged.scores),
         "left_out": [{"kind": each.kind, "count": each.count, "first": each.first} for each in left],
         "not_computed": [{"id": rollout.id, "why": why} for rollout, why in judged.failed],
         "sides": {name: side_figures(side) for name, side in judged.sides.items()},
@@ -127,7 +120,6 @@ def side_figures(side: Side) -> dict[str, Any]:
     figures: dict[str, Any] = {"verdict": str(side.verdict), "reasons": list(side.reasons), "cause": side.cause}
     if fit is None:
         return figures
-    best = side.explained[0].fit.log_likelihood if side.explained else 0.0
     return figures | {
         "reported": int(np.count_nonzero(fit.reported)),
         "expected_reading": side.expected,
@@ -135,19 +127,18 @@ def side_figures(side: Side) -> dict[str, Any]:
         "format": fit.format_name,
         "rms": plain(fit.rms),
         "worst": plain(float(np.max(np.abs(fit.ratios[fit.reported]), initial=0.0))),
-        "wrong": int(np.count_nonzero(fit.wrong)),
+        "wrong": fit.num_wrong,
         "excluded_choices": len(side.choices),
         "mean_abs_error": plain(mean_abs(fit.errors)),
         "hypotheses": [
             {
-                "name": each.hypothesis.name,
+                "name": each.name,
                 "detail": each.detail,
-                "reading": each.fit.reading,
-                "format": each.fit.format_name,
-                "nats_behind": best - each.fit.log_likelihood,
-                "explained": each.explained,
-                "rms": plain(each.fit.rms),
-                "adequate": each.is_adequate,
+                "reading": each.reading,
+                "format": each.format_name,
+                "wrong": each.num_wrong,
+                "rms": plain(each.rms),
+                "explained": side.share(each),
             }
             for each in side.explained
         ],
@@ -155,14 +146,15 @@ def side_figures(side: Side) -> dict[str, Any]:
 
 
 def difference_figures(judged: Judged) -> dict[str, Any] | None:
-    """trainer - sampler and its parts, of the tokens where all are finite; None without any.
+    """trainer - sampler and its parts (judge.py), of the tokens where all are finite; None without any.
 
     `share` is the part's covariance with the whole over the whole's mean square: they sum to 1.
     """
-    parts = {name: values[~np.isnan(values)] for name, values in judged.parts.items()}
-    whole = parts.pop("difference")
-    if not len(whole):
+    values = np.array([*(judged.sides[side].reported for side in SIDES), *(judged.exact[side] for side in SIDES)])
+    s, t, m_s, m_t = values[:, np.isfinite(values).all(axis=0)]
+    if not len(s):
         return None
+    whole, parts = t - s, {"sampler": m_s - s, "trainer": t - m_t, "meaning": m_t - m_s}
     square = float(np.mean(whole**2))
     return {
         "tokens": len(whole),
@@ -198,48 +190,30 @@ def plain(value: float) -> float | None:
 # --- as tables
 
 
-def sections_of(judged: Judged, figures: Mapping[str, Any]) -> list[Section]:
+def sections_of(figures: Mapping[str, Any]) -> list[Section]:
     sides = figures["sides"]
+    rows = [[name, *cells(side, OF_SIDE)] for name, side in sides.items() if "format" in side]
+    table = Table("Each side against the exact log-probabilities", ("side", *OF_SIDE), rows, (0, 1, 2, 3))
     return [
-        Section("Sampler and trainer", side_blocks(sides)),
-        Section("What explains it", list(cause_tables(sides, True))),
+        Section("Sampler and trainer", [table, ERRORS] if rows else []),
+        Section("What explains it", list(cause_tables(sides))),
         Section("Their difference", [*parts_table(figures["difference"]), *measures_table(figures["measures"])]),
-        Section("Where the errors are", position_figure(judged)),
-        Section("What else was tried", list(cause_tables(sides, False)), is_long=True),
     ]
 
 
-def side_blocks(sides: Mapping[str, Any]) -> list[Block]:
-    rows = [
-        [
-            *(name, side["verdict"], side["reading"], side["format"], side["reported"]),
-            *(number(side["rms"]), number(side["worst"]), side["wrong"], number(side["mean_abs_error"])),
-        ]
-        for name, side in sides.items()
-        if "format" in side
-    ]
-    title = "Each side against the exact log-probabilities"
-    return [Table(title, SIDE_HEADER, rows, (0, 1, 2, 3)), ERRORS] if rows else []
+def cells(figures: Mapping[str, Any], columns: Mapping[str, str]) -> list[object]:
+    """Numbers as words."""
+    values = [figures[name] for name in columns.values()]
+    return [number(value) if value is None or isinstance(value, float) else value for value in values]
 
 
-def cause_tables(sides: Mapping[str, Any], of_wrong: bool) -> Iterator[Block]:
-    """Of sides that are wrong, or of the others, the hypotheses."""
+def cause_tables(sides: Mapping[str, Any]) -> Iterator[Block]:
+    """Of sides that are wrong, the hypotheses."""
     for name, side in sides.items():
-        rows = [
-            [
-                *(
-                    each["name"],
-                    each["detail"],
-                    each["reading"],
-                    each["format"],
-                    f"{max(0.0, each['nats_behind']):.1f}",
-                ),
-                *(f"{each['explained']:.1%}", "yes" if each["adequate"] else "no"),
-            ]
-            for each in side.get("hypotheses", ())
-        ]
-        if rows and (side["verdict"] != Verdict.EXACT) is of_wrong:
-            yield Table(f"Hypotheses about the {name}", CAUSE_HEADER, rows, (0, 1, 2, 3), MOST_HYPOTHESES)
+        rows = [cells(each, OF_CAUSE) for each in side.get("hypotheses", ())]
+        if rows and side["verdict"] != Verdict.EXACT:
+            yield Table(f"Hypotheses about the {name}", tuple(OF_CAUSE), rows, (0, 1, 2, 3), MOST_HYPOTHESES)
+            yield EXPLAINED
 
 
 def parts_table(difference: Mapping[str, Any] | None) -> list[Block]:
@@ -261,21 +235,3 @@ def measures_table(by_pair: Mapping[str, Any]) -> list[Block]:
     names = next(iter(columns.values()))
     rows = [[name, *(number(values[name]) for values in columns.values())] for name in names]
     return [Table("How far apart they are, in nats and shares", ("measure", *columns), rows)]
-
-
-def position_figure(judged: Judged) -> list[Block]:
-    """Each side's error against the token's place in the answer."""
-    places = np.array([index + 1.0 for each in judged.scores for index in range(each.size)])
-    dots: list[Series] = []
-    for name, side in judged.sides.items():
-        if side.fit is not None:
-            known = np.isfinite(side.fit.errors)
-            errors = np.maximum(np.abs(side.fit.errors[known]), SMALLEST)
-            points = list(zip(places[known].tolist(), errors.tolist(), strict=True))
-            dots.append(Series(name, points, 3 * len(dots)))
-    if not any(each.points for each in dots):
-        return []
-    title = "Error of a log-probability by the token's place in the answer"
-    axes = Axis("token of the answer, from 1", is_log=True), Axis("error, nats", is_log=True)
-    drawing = chart("errors", title, "Sizes of errors, in nats.", dots, *axes)
-    return [Figure(svg(drawing), f"{title}. What is at one spot shares a mark.")]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.work.place import Place
+from lfm2np.oracle.rollouts.exact import AT, Scores, joined, params_of
+from lfm2np.oracle.rollouts.hypotheses import Hypothesis, prediction_of
 
 Float64 = NDArray[np.float64]
 FIRST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)
@@ -14,6 +20,28 @@ WIDTHS = (0.1, 0.01)  # of the interval about the nearest, by turns
 MOST = 1.0  # nats of a token's error that count
 AS_NEAR = 1.1  # a temperature with fewer digits may leave so many times the error of the nearest
 NO_DIFFERENCE = 1e-3  # a share of the temperature
+
+
+def other_temperatures(
+    model: LoadedModel, scores: Sequence[Scores], reported: Float64, place: Place
+) -> list[Hypothesis]:
+    """By reading, the temperature that brings the exact values nearest to a side's [N], if the file states another."""
+    samplings = [each.rollout.sampling for each in scores]
+
+    def logprobs_at(name: str, temperatures: Sequence[float]) -> Float64:
+        readings = tuple(f"{name}{AT}{temperature!r}" for temperature in temperatures)
+        found = prediction_of(model, scores, Hypothesis(name, readings=readings), readings, place) or ()
+        return np.array([joined(each.views[reading].logprobs for each in found) for reading in readings])
+
+    has_filters = any(params_of("processed", each) != params_of("tempered", each) for each in samplings)
+    hypotheses = []
+    for name in ("tempered", "processed") if has_filters else ("tempered",):
+        temperature = fitted_temperature(reported, partial(logprobs_at, name))
+        stated = {1.0, *(each.temperature for each in samplings)}
+        if not any(math.isclose(temperature, each, rel_tol=NO_DIFFERENCE) for each in stated):
+            words = f"a temperature of {temperature:g} other than the stated one"
+            hypotheses.append(Hypothesis(words, readings=(f"{name}{AT}{temperature:g}",)))
+    return hypotheses
 
 
 def fitted_temperature(reported: Float64, logprobs_at: Callable[[Sequence[float]], Float64]) -> float:
@@ -47,7 +75,3 @@ def errors_at(wanted: Float64, nodes: Float64, table: Float64, reported: Float64
         errors = np.minimum(np.abs(reported - exact), MOST)
     known = ~np.isnan(reported)
     return np.asarray(np.where(np.isnan(errors), MOST, errors)[:, known].sum(axis=1))
-
-
-def differs(temperature: float, other: float) -> bool:
-    return not math.isclose(temperature, other, rel_tol=NO_DIFFERENCE)

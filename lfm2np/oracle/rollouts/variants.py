@@ -9,10 +9,6 @@ A variant is plain data, one for each sequence; {} has no error:
             the convolution's state is lost before these tokens; with `attend` False keys and values are, too
 {"head_bits": 8, "rounds_inputs": bool}
             logits rounded to so many bits, and the head's inputs before
-{"routes": "own"}
-            experts as the network chooses them, whatever was reported
-{"part": name}
-            one part of the weights is that of another checkpoint: see part_names
 {"late": 1}
             a token's log-probability is of the logits so many positions after those that predict it
 
@@ -21,9 +17,9 @@ Everything else is exact, so what such an engine reports is known to within the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -33,7 +29,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine import ragged
 from lfm2np.engine.ragged import Run
-from lfm2np.engine.work.place import Source, Work, load_source
+from lfm2np.engine.work.place import Work
 from lfm2np.errors import NumericsError
 from lfm2np.oracle.judging.routes import OWN, routed
 from lfm2np.oracle.judging.truth import given_routes
@@ -42,13 +38,6 @@ from lfm2np.truth.reference import Mixing, final_states
 
 Array = NDArray[Any]
 Item = Mapping[str, Any]
-ALL_WEIGHTS, EMBEDDING, FINAL_NORM = "all weights", "embedding and head", "final norm"
-OF_HEAD = ("head_bits", "rounds_inputs")  # what changes nothing before the head
-
-
-def variant_work(previous: LoadedModel | Source | None = None) -> Work:
-    """Items of views.VIEWS with a `variant`; `previous` has the weights of {"part": ...}."""
-    return Work("variants", partial(variant_items, previous), num_tokens_of)
 
 
 def num_tokens_of(item: Item) -> int:
@@ -62,38 +51,18 @@ def segments_of(item: Item) -> list[list[int]]:
     return [*item["variant"].get("before", ()), item["token_ids"][:stop]]
 
 
-def variant_items(
-    previous: LoadedModel | Source | None, model: LoadedModel, items: Sequence[Item]
-) -> list[dict[str, Any]]:
-    """Of each item what views_of_rows has under its variant, or `error`."""
-    results: list[dict[str, Any]] = [{} for _ in items]
-    by_part: dict[str | None, list[int]] = {}
-    for index, item in enumerate(items):
-        by_part.setdefault(item["variant"].get("part"), []).append(index)
-    for part, indices in by_part.items():
-        changed = model if part is None else with_part(model, previous, part)
-        for index, result in zip(indices, run(changed, [items[index] for index in indices]), strict=True):
-            results[index] = result
-    return results
-
-
-def run(model: LoadedModel, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """All in one flat batch; items that differ only in the head are one sequence of it."""
-    keys = [key_of(item) for item in items]
-    distinct = [items[keys.index(key)] for key in dict.fromkeys(keys)]
-    layouts, ids, positions = laid_out(distinct)
-    sequences = [[*chain.from_iterable(segments_of(item))] for item in distinct]
-    numerics, _ = routed(model.numerics, given_routes(model, sequences, list(map(routes_of, distinct))))
-    convolved = [run for layout in layouts for run in layout[0]]
-    attended = [run for layout in layouts for run in layout[1]]
+def variant_items(model: LoadedModel, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Of each item what views_of_rows has under its variant, or `error`. All in one flat batch."""
+    layouts, ids, positions = laid_out(items)
+    sequences = [[*chain.from_iterable(segments_of(item))] for item in items]
+    numerics, _ = routed(model.numerics, given_routes(model, sequences, list(map(routes_of, items))))
+    convolved = [run for conv, _, _ in layouts for run in conv]
+    attended = [run for _, attention, _ in layouts for run in attention]
     mixing = Mixing(partial(ragged.convolve, numerics, convolved), partial(ragged.attend, numerics, attended))
     states = final_states(model.weights, model.config, numerics, ids, positions, mixing)
     results: list[dict[str, Any]] = []
-    by_key = dict(zip(dict.fromkeys(keys), layouts, strict=True))
-    for item, key in zip(items, keys, strict=True):
-        _, attention, rows = by_key[key]
-        error = next((run.error for run in attention if run.error), None)
-        variant = item["variant"]
+    for item, (_, attention, rows) in zip(items, layouts, strict=True):
+        error, variant = next((run.error for run in attention if run.error), None), item["variant"]
         try:
             if error:
                 raise error
@@ -106,17 +75,10 @@ def run(model: LoadedModel, items: Sequence[Item]) -> list[dict[str, Any]]:
     return results
 
 
-def key_of(item: Item) -> str:
-    """The same for items whose network differs in nothing before the head."""
-    variant = {name: value for name, value in item["variant"].items() if name not in OF_HEAD}
-    routes = item.get("routes")
-    return repr((item["token_ids"], variant, None if routes is None else np.asarray(routes).tolist()))
-
-
 def routes_of(item: Item) -> Array | None:
     """Reported routes of the sequence, OWN ones for what stands before it and behind; None: all are the network's."""
     routes = item.get("routes")
-    if routes is None or item["variant"].get("routes") == "own":
+    if routes is None:
         return None
     *before, own = segments_of(item)
     routes = np.asarray(routes)[: len(own)]
@@ -156,28 +118,16 @@ def runs_between(borders: Sequence[int]) -> list[Run]:
     return [Run(slice(start, stop)) for start, stop in pairwise(borders)]
 
 
-def part_names(model: LoadedModel) -> list[str]:
-    """What a checkpoint's weights may be taken by: all, a layer, and what stands before and behind the layers."""
-    return [ALL_WEIGHTS, EMBEDDING, *(f"layer {index}" for index in range(len(model.weights.layers))), FINAL_NORM]
+def with_parts(model: LoadedModel, previous: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:
+    """The model with one part of another checkpoint's weights, or all."""
+    ours, theirs = model.weights, previous.weights
+    yield "all weights", replace(model, weights=theirs)
+    yield "embedding and head", replace(model, weights=replace(ours, embedding=theirs.embedding, head=theirs.head))
+    for index, layer in enumerate(theirs.layers):
+        layers = [*ours.layers]
+        layers[index] = layer
+        yield f"layer {index}", replace(model, weights=replace(ours, layers=tuple(layers)))
+    yield "final norm", replace(model, weights=replace(ours, final_norm=theirs.final_norm))
 
 
-@lru_cache(maxsize=1)
-def loaded(source: Source) -> LoadedModel:
-    """In a worker, whose own model load_source keeps."""
-    return load_source(source)
-
-
-@lru_cache(maxsize=4)
-def with_part(model: LoadedModel, previous: LoadedModel | Source | None, part: str) -> LoadedModel:
-    """The model with one part of the previous checkpoint's weights."""
-    assert previous is not None
-    weights = (loaded(previous) if isinstance(previous, Source) else previous).weights
-    if part == ALL_WEIGHTS:
-        return replace(model, weights=weights)
-    if part == EMBEDDING:
-        return replace(model, weights=replace(model.weights, embedding=weights.embedding, head=weights.head))
-    if part == FINAL_NORM:
-        return replace(model, weights=replace(model.weights, final_norm=weights.final_norm))
-    layers, index = list(model.weights.layers), part_names(model).index(part) - 2
-    layers[index] = weights.layers[index]
-    return replace(model, weights=replace(model.weights, layers=tuple(layers)))
+VARIANTS = Work("variants", variant_items, num_tokens_of)  # items of views.VIEWS with a `variant`

@@ -11,9 +11,10 @@ Assumed is that tokens are drawn from the hypothesis' distribution given those b
   and Schwarz. So candidates that are closer than rounding errors are never told apart.
 - Tokens of a text may be others than were sampled, which no hypothesis describes: they count for at most MOST_OF_TEXT
   nats each, and only between hypotheses that are named.
-- Reported log-probabilities are the exact ones, raw or processed, with errors as in rollouts/fits.py. Those of one
-  answer are not independent: half of the logarithm counts. The hypothesis has the best of the scales RIGHT, all others
-  their mean.
+- Reported log-probabilities are the exact ones, raw or processed, with errors of Student's t, scaled as in
+  rollouts/exact.py: few right engines' errors are normal, and one outlier must not decide (Lange, Little and Taylor,
+  "Robust statistical modeling using the t distribution", JASA 84, 1989). Those of one answer are not independent: half
+  of the logarithm counts. The hypothesis has the best of the scales RIGHT, all others their mean.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ from lfm2np.oracle.engines.records import Pair
 from lfm2np.oracle.engines.records_json import parse_line
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.rollouts.exact import AT, TOLERANCES, joined, scores_of
-from lfm2np.oracle.rollouts.fits import log_density, noises_of
+from lfm2np.oracle.rollouts.exact import AT, TOLERANCES, joined, noises_of, scales_of, scores_of
 from lfm2np.oracle.rollouts.rollout import Rollout
 
 Float64 = NDArray[np.float64]
@@ -50,6 +50,8 @@ RIGHT = 2.0 ** (np.arange(-4, 5) / 4.0)  # times the emulated engines' rounding 
 OTHER = 2.0 ** np.array([1.5, 2.0, 3.0, 5.0, 7.0])  # times it: another's. A neighbour in a wider gap passes for right
 COUNTED = 0.5
 LEAST_SCALE = 1e-3  # nats: what servers round log-probabilities to
+FREEDOM = 4.0  # of Student's t
+EXCLUDED = -60.0  # nats: of a value that can't be reported
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +146,10 @@ def under(hypothesis: Hypothesis, pairs: Sequence[Pair], place: Place) -> tuple[
     raw, *processed = (joined(each.views[reading].logprobs for each in scores) for reading in readings)
     high, scales = [], []
     for index, each in enumerate(scores):
-        spread = float(np.sqrt(np.mean(noises.noises[index].spread[each.rows] ** 2)))
+        spread = float(np.sqrt(np.mean(noises[index].spread[each.rows] ** 2)))
         tolerance = min(int(np.searchsorted(TOLERANCES, LIMIT * spread)), len(TOLERANCES) - 1)
         high.append(each.views["processed"].high[tolerance])
-        both = [noises.scales(index, each, reading) for reading in readings[:2]]
+        both = [scales_of(each, noises[index], hypothesis.format, reading) for reading in readings[:2]]
         scales.append(np.stack([np.hypot(np.hypot(scale, unit / 2.0), LEAST_SCALE) for scale, unit in both]))
     errors = joined(each.reported("sampler") for each in scores) - np.stack([raw, np.maximum(processed[0], -1e3)])
     return np.stack(processed), joined(high), errors, np.concatenate(scales, axis=1)
@@ -218,6 +220,14 @@ def densities_of(seen: Likelihoods) -> Float64:
     errors = np.abs(seen.errors[:, :, None])
     densities = np.where(np.isnan(errors), 0.0, COUNTED * log_density(errors / scales, scales))
     return np.cumsum(densities, axis=-1)
+
+
+def log_density(sizes: Float64, scales: Float64) -> Float64:
+    """Of Student's t, at errors in units of their scales."""
+    nu = FREEDOM
+    constant = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - 0.5 * math.log(nu * math.pi)
+    density = constant - np.log(scales) - (nu + 1) / 2 * np.log1p(np.minimum(sizes, 1e150) ** 2 / nu)
+    return np.asarray(np.maximum(density, EXCLUDED))
 
 
 def log_mean(densities: Float64) -> Float64:

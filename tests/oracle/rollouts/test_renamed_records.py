@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
 from lfm2np.oracle.rollouts.measures import measures
-from lfm2np.oracle.rollouts.renamed import NAMES
-from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
+from lfm2np.oracle.rollouts.reading import NAMES, read_rollouts
+from lfm2np.oracle.rollouts.rollout import Rollout
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "rollouts"
 TEMPERATURE = 0.7
@@ -170,12 +170,12 @@ def test_a_form_is_recognised_by_its_keys(name: str, model: Model) -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        ({"rollout_log_probs": []}, "different lengths", "rollout_log_probs: 0 rows, expected 1, as many as responses"),
-        ({"attention_mask": None}, "missing field", "attention_mask: missing"),
-        ({"attention_mask": [[1, 1]]}, "different lengths", "attention_mask: 2 entries, expected 7"),
-        ({"old_log_probs": [[-1.0]]}, "different lengths", "trainer_logprobs: 1 entries, expected 4"),
-        ({"attention_mask": [[0] * 7]}, "empty prompt or answer", "prompt_token_ids []"),
-        ({"prompts": [3]}, "wrong value", "prompt_token_ids 3: expected a list of token ids"),
+        ({"rollout_log_probs": []}, "rollout_log_probs", "0 rows, expected 1, as many as responses"),
+        ({"attention_mask": None}, "attention_mask", "missing"),
+        ({"attention_mask": [[1, 1]]}, "attention_mask", "2 entries, expected 7"),
+        ({"old_log_probs": [[-1.0]]}, "trainer_logprobs", "1 entries, expected 4"),
+        ({"attention_mask": [[0] * 7]}, "prompt_token_ids", "prompt_token_ids []"),
+        ({"prompts": [3]}, "prompt_token_ids", "3: expected a list of token ids"),
     ],
 )
 def test_columns_that_do_not_belong_together_are_left_out(

@@ -13,16 +13,26 @@ from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.work.place import Place
 from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
 from lfm2np.oracle.rollouts import variants
-from lfm2np.oracle.rollouts.exact import ids_of, item_of, scores_of, views_from
-from lfm2np.oracle.rollouts.hypotheses import packed_before, reading_words, route_hypotheses, seen_hypotheses
-from lfm2np.oracle.rollouts.judge import Options, judge_rollouts
+from lfm2np.oracle.rollouts.exact import AS_IT_IS, Fit, item_of, noises_of, scores_of, views_from
+from lfm2np.oracle.rollouts.hypotheses import (
+    AS_COMPUTED,
+    Hypothesis,
+    explanations,
+    packed_before,
+    reading_words,
+    route_hypotheses,
+    seen_hypotheses,
+)
+from lfm2np.oracle.rollouts.judge import Judge, Options, judge_rollouts
+from lfm2np.oracle.rollouts.reading import read_rollouts
 from lfm2np.oracle.rollouts.report import figures_of, report_of, verdict_of
-from lfm2np.oracle.rollouts.rollout import Rollout, read_rollouts
+from lfm2np.oracle.rollouts.rollout import Rollout
 from lfm2np.oracle.rollouts.temperature import fitted_temperature
 
 FILES = lfm2np.trained_fixture().parent / "rollouts"
@@ -100,7 +110,7 @@ def test_the_exact_values_are_right_and_a_wrong_one_is_not(exact_rollouts, model
     assert wrong.sides["sampler"].verdict is Verdict.EXACT
     assert wrong.sides["trainer"].verdict is Verdict.BUG
     assert np.flatnonzero(wrong.sides["trainer"].fit.wrong).tolist() == [12 + 3]
-    assert wrong.parts["trainer"][15] == pytest.approx(-0.5, abs=1e-9)
+    assert wrong.sides["trainer"].fit.errors[15] == pytest.approx(-0.5, abs=1e-9)
 
 
 @pytest.mark.rounding
@@ -127,7 +137,7 @@ def test_a_token_that_the_filters_exclude_is_the_samplers_bug(exact_rollouts, mo
 
 def logprobs_of(model, rollout, variant, reading="raw"):
     """[R] under a variant."""
-    (result,) = variants.variant_items(None, model, [{**item_of(rollout, [reading]), "variant": variant}])
+    (result,) = variants.variant_items(model, [{**item_of(rollout, [reading]), "variant": variant}])
     return views_from(rollout, [reading], result)[reading].logprobs
 
 
@@ -145,8 +155,8 @@ def test_a_variant_that_changes_nothing_has_the_same_bits(exact_rollouts, model)
 def test_what_is_seen_before_a_sequence_is_as_if_it_were_its_beginning(exact_rollouts, model):
     """With convolution and attention both, the sequence is the longer one's end."""
     before, rollout = exact_rollouts[0], exact_rollouts[1]
-    variant = {"before": [list(ids_of(before))], "conv": True, "attend": True}
-    whole = replace(rollout, prompt_token_ids=(*ids_of(before), *rollout.prompt_token_ids))
+    variant = {"before": [list(before.ids)], "conv": True, "attend": True}
+    whole = replace(rollout, prompt_token_ids=(*before.ids, *rollout.prompt_token_ids))
     assert np.array_equal(logprobs_of(model, rollout, variant), exact_of(model, whole))
 
 
@@ -159,7 +169,7 @@ def test_all_state_lost_is_a_shorter_prompt(exact_rollouts, model):
 
 def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
     rollout = exact_rollouts[0]
-    logits = np.asarray(model.logits(list(ids_of(rollout))), np.float64)[len(rollout.prompt_token_ids) :]
+    logits = np.asarray(model.logits(list(rollout.ids)), np.float64)[len(rollout.prompt_token_ids) :]
     logits -= logits.max(axis=1, keepdims=True)
     rows = logits[np.arange(len(logits)), list(rollout.token_ids)] - np.log(np.exp(logits).sum(axis=1))
     assert np.allclose(logprobs_of(model, rollout, {"late": 1}), rows, rtol=0, atol=1e-12)
@@ -167,7 +177,40 @@ def test_logits_a_position_late_have_seen_the_token(exact_rollouts, model):
 
 def test_the_sequences_before_in_a_pack(exact_rollouts):
     packed = [replace(each, pack=pack) for each, pack in zip(exact_rollouts, ("a", "b", "a"), strict=True)]
-    assert packed_before(packed) == {"2": [list(ids_of(exact_rollouts[0]))]}
+    assert packed_before(packed) == {"2": [list(exact_rollouts[0].ids)]}
+
+
+def left_by(wrong, name="an error"):
+    """A fit of 50 positions of which so many are wrong."""
+    ratios = np.where(np.arange(50) < wrong, 99.0, 0.0)
+    return Fit("float32", "raw", ratios, ratios, ratios, name)
+
+
+@pytest.mark.parametrize(
+    ("as_computed", "left", "is_right_in_a_coarser_format", "explains"),
+    [(40, 0, True, True), (40, 4, True, True), (40, 5, True, False), (7, 0, True, False), (7, 0, False, True)],
+)
+def test_an_error_explains_if_it_puts_nearly_all_right(as_computed, left, is_right_in_a_coarser_format, explains):
+    plain = left_by(as_computed, AS_IT_IS)
+    assert Judge.explains(left_by(left), plain, is_right_in_a_coarser_format) is explains
+    assert not Judge.explains(plain, plain, is_right_in_a_coarser_format)
+
+
+@pytest.mark.rounding
+def test_what_explains_most_comes_first_and_of_equals_the_simplest(exact_rollouts, model):
+    scores, _ = scores_of(model, exact_rollouts)
+    noises = noises_of("float32", model, scores, Known())
+    exact_values = [each.views["raw"].logprobs for each in scores]
+    shifted = Hypothesis("shifted", undo=lambda reported, exact: ([values + 0.5 for values in reported], "by a half"))
+    tried = [AS_COMPUTED, Hypothesis("as many"), shifted]
+    for values, order in (
+        (exact_values, ["as computed", "as many", "shifted"]),
+        ([values - 0.5 for values in exact_values], ["shifted", "as computed", "as many"]),
+    ):
+        fits = explanations(values, tried, [scores] * 3, noises, "float32", ["raw"])
+        assert [each.name for each in fits] == order
+        assert [each.num_wrong for each in fits] == sorted(each.num_wrong for each in fits)
+        assert fits[order.index("shifted")].words == "shifted (by a half)"
 
 
 def test_words_of_readings():
@@ -246,14 +289,14 @@ def test_a_temperature_that_the_file_does_not_say(model):
 
 def test_an_attention_leak_sees_all_of_the_pack_and_a_convolution_the_last(exact_rollouts):
     packed = [replace(exact_rollouts[0], id=str(number), pack="a") for number in range(6)]
-    conv, attention, both = seen_hypotheses("leak", packed_before(packed))
-    assert [len(each.variants(packed[5])["before"]) for each in (conv, attention, both)] == [3, 5, 5]
+    tried = seen_hypotheses("leak", packed_before(packed))
+    assert [len(each.variants["5"]["before"]) for each in tried] == [3, 5, 5]
 
 
 def test_routes_that_the_trainer_reports_are_tried(exact_rollouts):
     routes = (((0, 1),),) * 3
     tried = route_hypotheses([replace(exact_rollouts[0], trainer_routes=routes)])
-    assert tried[0].variants(replace(exact_rollouts[0], trainer_routes=routes)) == {"routes": routes}
+    assert tried[0].variants == {"0": {"routes": routes}}
     assert route_hypotheses(exact_rollouts) == []
 
 
