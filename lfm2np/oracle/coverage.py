@@ -103,7 +103,7 @@ def not_tested(
         lines.append("cancelled requests")
     if not any(request.stop for request, _ in pairs):
         lines.append("stop strings")
-    if (hits := prefix_hits(pairs)).repeated and not hits.hit:
+    if (hits := prefix_hits(pairs)).repeated and not hits.is_hit:
         lines.append(f"the prefix cache ({hits.words()})")
     if "seeds" not in asked:
         lines.append("seeds")

@@ -107,6 +107,7 @@ class Answer:
     routes: Routes | None = None  # of the prompt's and the new tokens in turn; those of the last are not used
     logits: tuple[bytes, ...] | None = None  # the bits of each row that a token was chosen from
     cached_tokens: int | None = None  # of its prompt, taken from the cache
+    round_cached_tokens: int | None = None  # of all prompts of its trace, by the server's counter; at one answer of it
     error: str | None = None  # why it can't be judged
     kind: str = ""  # of the error, as above
     sent: float | None = None

@@ -6,7 +6,6 @@ Active requests, memory in use, hits, preemptions: any of it may be missing.
 from __future__ import annotations
 
 import contextlib
-import math
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from subprocess import DEVNULL
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.engines.http_client import HttpClient, HttpError
+from lfm2np.oracle.engines.http_client import HttpClient, HttpError, metrics_of
 from lfm2np.oracle.engines.records_json import parse_line
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.system import kill_session, session, split_command, terminate_session
@@ -93,18 +92,6 @@ def answers(url: str) -> bool:
 
 SLOTS = "busy slots"
 PAUSE = 0.05  # seconds between two requests
-
-
-def metrics_of(text: str) -> dict[str, float]:
-    """Prometheus' text format: the sum of each name's samples; lines of another form are skipped."""
-    sums: dict[str, float] = {}
-    for line in text.splitlines():
-        name = line.split("{")[0].split(" ")[0]
-        if not name or line.startswith("#"):
-            continue
-        with contextlib.suppress(ValueError, IndexError):
-            sums[name] = sums.get(name, 0.0) + float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
-    return {name: value for name, value in sums.items() if math.isfinite(value)}
 
 
 class Watcher:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from answering import answers_to
+from engines import checked_target
 from http_player import (
     TEXTS,
     Handler,
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.check import judged
-from lfm2np.oracle.check_report import limits
+from lfm2np.oracle.check_report import limits, report_of
 from lfm2np.oracle.engines.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
 from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras
 from lfm2np.oracle.engines.http_target import read_answer
@@ -227,10 +228,13 @@ def choice_of(reply: dict[str, Any]) -> dict[str, Any]:
             lambda c: c["logprobs"]["top_logprobs"][2].update({"token_id:600": 0}),
             "top_logprobs[2]: token id 600: expected",
         ),
-        (lambda c: c["logprobs"]["top_logprobs"][2].update({"cat": 0}), 'expected objects with keys like "token_id:'),
-        (lambda c: c["logprobs"].pop("tokens"), "tokens: NoneType, expected a list"),
+        (
+            lambda c: c["logprobs"]["top_logprobs"][2].update({"cat": 0}),
+            'expected list of objects {"token_id:123": number}',
+        ),
+        (lambda c: c["logprobs"].update(tokens=[5] * 4), "logprobs.tokens [5, 5, 5, 5]: expected list of texts"),
         (lambda c: c["prompt_logprobs"].pop(), "prompt_logprobs: 7 entries, expected 8"),
-        (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "prompt_logprobs[3]: expected an entry of"),
+        (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "choices[0].prompt_logprobs [None, {"),
         (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
         (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
         (lambda c: c.update(text=["a"]), "text ['a']: expected text"),
@@ -277,14 +281,17 @@ def test_other_dialects_say_when_their_parts_contradict() -> None:
     twice = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
     for part, error in (
         ({"output_token_logprobs": entries[::-1]}, "output_token_logprobs: other tokens than output_ids"),
-        ({"output_token_logprobs": [[1]] * 4}, "output_token_logprobs[0]: expected [logprob, id, text]"),
+        (
+            {"output_token_logprobs": [[1]] * 4},
+            "output_token_logprobs [[1], [1], [1], [1]]: expected list of [number, id, text]",
+        ),
         ({"input_token_logprobs": entries}, "input_token_logprobs: other tokens than the prompt"),
-        ({"output_top_logprobs": twice}, "a token stands twice among the most probable"),
+        ({"output_top_logprobs": twice}, "output_top_logprobs [[[-1.0, 5, None], [-2.0, 5, None]]"),
         ({"finish_reason": {"type": "abort"}, "output_token_logprobs": entries[:2]}, "other tokens than output_ids"),
     ):
         assert error in why_not(SGLANG, {**sglang, "meta_info": sglang["meta_info"] | part}, request)
     for part, error in (
-        ({"tokens": llama["tokens"][::-1]}, "completion_probabilities: other tokens than `tokens`"),
+        ({"tokens": llama["tokens"][::-1]}, "completion_probabilities: other tokens than tokens"),
         ({"tokens_evaluated": 9}, "prompt tokens: the server counted 9"),
         ({"tokens": llama["tokens"][:3], "completion_probabilities": [], "tokens_predicted": 3}, "after 3 of 4 tokens"),
     ):
@@ -334,3 +341,41 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, inner in items:
         yield value, key
         yield from places(inner)
+
+
+# Hits of the prefix cache by the server's own counter
+
+COUNTERS = {  # of a dialect: its page after so many requests, and what stands in the report
+    "rises": (
+        "vllm",
+        'vllm:prefix_cache_hits_total{{engine="0"}} {0}.0',
+        "prompt tokens hit by the server's own counter",
+    ),
+    "of two sources": (
+        "sglang",
+        'sglang:cached_tokens_total{{s="device"}} {0}\nsglang:cached_tokens_total{{s="host"}} 3',
+        "hit",
+    ),
+    "stays": ("vllm", "vllm:prefix_cache_hits_total 7.0", "never hit in 13 requests that repeat a prefix of up to"),
+    "other": ("vllm", "process_open_fds 7.0", "hits are not reported: 13 requests repeat a prefix"),
+}
+
+
+@pytest.mark.parametrize(("name", "page", "words"), COUNTERS.values(), ids=COUNTERS)
+def test_a_server_whose_answers_report_no_hits_may_count_them(name: str, page: str, words: str) -> None:
+    with playing(name) as player:
+        player.trouble = lambda handler: (
+            handler.path == "/metrics"
+            and (handler.say(page.format(sum(path != "/metrics" for path, _, _ in player.seen)).encode()) or True)
+        )
+        result = checked_target(model(), target_of(player), cases=("hits",), at_once=1)
+        requested = [path for path, _, _ in player.seen].count("/metrics")
+    line = report_of(result).facts["prefix cache"]
+    is_hit = "{0}" in page
+    assert words in line and line.endswith("13 requests repeat a prefix, all right") == is_hit
+    assert any(line in words for words in report_of(result).not_tested) == (not is_hit)
+    assert (requested == 1) == (name == "vllm" and "process" in page)  # what is not there is not asked for again
+    assert result.total.verdict is Verdict.EXACT
+    if is_hit:
+        some = [answer.round_cached_tokens for _, answer in result.pairs]
+        assert line.startswith(f"{sum(filter(None, some))} prompt tokens")

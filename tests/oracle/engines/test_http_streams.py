@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.dialects import DIALECTS, LLAMA_CPP, SGLANG, TEXT, VLLM
-from lfm2np.oracle.engines.dialects.dialect import Dialect
-from lfm2np.oracle.engines.dialects.openai import split_choices
+from lfm2np.oracle.engines.dialects.dialect import Dialect, split_choices
 
 COUNT = 5
 Events = list[dict[str, Any]]
@@ -109,27 +108,10 @@ def test_fields_that_each_event_repeats_are_not_joined() -> None:
     assert VLLM.joined(events)["choices"] == [{"index": 0, "prompt_token_ids": [1, 2], "text": "aaa"}]
 
 
-@pytest.mark.parametrize(
-    ("dialect", "events", "words"),
-    [
-        *((dialect, [], "a stream without an event") for dialect in DIALECTS),
-        (VLLM, [{}], "choices: NoneType, expected a list"),
-        (VLLM, [{"choices": {}}], "choices: dict, expected a list"),
-        (VLLM, [{"choices": [1]}], "choices: expected objects"),
-        (VLLM, [{"choices": [{"index": [0]}]}], "choices: index [0], expected a whole number"),
-        (VLLM, [{"choices": [{"index": "0"}]}], "choices: index '0', expected a whole number"),
-        (VLLM, [{"choices": [{"index": {}}]}], "choices: index {}, expected a whole number"),
-        (VLLM, [{"choices": [{"text": "a"}]}, {"choices": [{"text": ["b"]}]}], "text: expected texts, or lists"),
-        (VLLM, [{"choices": [{"token_ids": 1}]}, {"choices": [{"token_ids": [2]}]}], "token_ids: expected texts"),
-        (TEXT, [{"choices": [{"logprobs": [1]}]}, {"choices": [{"logprobs": "a"}]}], "logprobs: expected texts"),
-        (LLAMA_CPP, [{"tokens": 5}], "tokens: expected texts, or lists"),
-        (LLAMA_CPP, [{"content": "a"}, {"content": [1]}], "content: expected texts, or lists"),
-    ],
-)
-def test_hostile_events_are_refused_by_name(dialect: Dialect, events: Events, words: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        dialect.joined(events)
-    assert words in str(caught.value)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_no_events_make_no_reply(dialect: Dialect) -> None:
+    with pytest.raises(RequestError, match="a stream without an event"):
+        dialect.joined([])
 
 
 JSON = st.recursive(

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from served_here import Here, model, player_of, serving
 
+from lfm2np.oracle.engines.http_client import metrics_of
 from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, REFUSED, Trace, greedy
 from lfm2np.oracle.engines.target import LEAK, Played
 from lfm2np.suite.fuzz import watched
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
-from lfm2np.suite.fuzz.started import Watcher, metrics_of, more_than
+from lfm2np.suite.fuzz.started import Watcher, more_than
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)

@@ -21,7 +21,7 @@ import lfm2np
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.commands.cli.shared.format_options import taken_format
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Field, Location, Metrics, Response, sampling_fields
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Field, Location, Metrics, sampling_fields
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import Request, Trace, greedy
 from lfm2np.suite.fuzz.campaign import Failure
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
 PACKAGE = Path(lfm2np.__file__).parent
 FOLDER = "lfm2np.oracle.engines.dialects"
-FILES = {f"{FOLDER}.{name}" for name in ("vllm", "sglang", "llama_cpp", "text")}
+FILES = {f"{FOLDER}.{name}" for name in ("openai", "sglang", "llama_cpp")}
 VALUES = {"VLLM", "SGLANG", "LLAMA_CPP", "TEXT"}
 NAMES = {dialect.name for dialect in dialects.DIALECTS} - {"text"}  # which is also a field of answers
 
@@ -79,7 +79,7 @@ def test_no_other_file_singles_out_a_dialect() -> None:
         "from lfm2np.oracle.engines.dialects import VLLM",
         "from lfm2np.oracle.engines.dialects import DIALECTS, sglang",
         "from lfm2np.oracle.engines.dialects.llama_cpp import request",
-        "import lfm2np.oracle.engines.dialects.text",
+        "import lfm2np.oracle.engines.dialects.openai",
         "if dialect.name == other: pass",
         "if engine.startswith('x') and kind == 'llama.cpp': pass",
         "if 'sglang' in (kind, other) or kind in ('a', 'b'): pass",
@@ -97,11 +97,6 @@ def request(request: Request, extras: Extras) -> dict[str, Any]:
     return {"ids": list(request.prompt_token_ids), "parameters": parameters}
 
 
-def read(reply: Mapping[str, Any], request: Request) -> Response:
-    ids, logprobs = zip(*reply["new"], strict=True) if reply["new"] else ((), ())
-    return Response({"token_ids": ids, "logprobs": logprobs, "finish_reason": reply["end"], "text": reply["shown"]})
-
-
 def join(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     pairs = [pair for event in events for pair in event["new"]]
     return {**events[-1], "new": pairs, "shown": "".join(event["shown"] for event in events)}
@@ -113,8 +108,12 @@ QUILL = Dialect(
     takes_token_ids=True,
     extras=(Extras(prompt_logprobs=False),),
     request=request,
-    read=read,
-    fields=(Field("token_ids", "new", "list of `[id, number]`"),),
+    fields=(
+        Field("token_ids", "new", "list of `[id, number]`", lambda pairs, reading: [pair[0] for pair in pairs]),
+        Field("logprobs", "new", "list of `[id, number]`", lambda pairs, reading: [pair[1] for pair in pairs]),
+        Field("finish_reason", "end", "text"),
+        Field("text", "shown", "text"),
+    ),
     join=join,
     reproducer="""def answer(replies):
     pairs = [pair for reply in replies for pair in reply["new"]]
