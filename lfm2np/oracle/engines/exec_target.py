@@ -49,28 +49,26 @@ from typing import IO, Any
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import DEAD, NO_ANSWER, Answer, Request, Trace, failed, shortened
-from lfm2np.oracle.engines.records_json import checked_answer, request_as_json
+from lfm2np.oracle.engines.records_json import checked_answer, read_switch, read_text, request_as_json, whole_number
 from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, play_in_rounds
 from lfm2np.system import kill_session, session, split_command
 
 PROTOCOL = 2
 PATIENCE = 120.0  # seconds to wait for a line
-MAX_COMPLAINTS = 100
 MAX_LINE = 64 * 2**20
 STDERR_BYTES, STDERR_LINES, STDERR_CHARACTERS = 4096, 10, 500
 GRACE = 5.0  # seconds for a process to end by itself
-HELLO: dict[str, tuple[type, int]] = {  # the fields of an engine's hello, and the least of a number
-    "protocol": (int, PROTOCOL),
-    "engine": (str, 0),
-    "logprobs": (bool, 0),
-    "top_logprobs": (int, 0),
-    "prompt_logprobs": (bool, 0),
-    "at_once": (int, 1),
-    "abort": (bool, 0),
-    "stops": (bool, 0),
-}
 ID_OF_A_BAD_LINE = re.compile(rb'"request_id"\s*:\s*"([^"\\]*)"')
-EXPECTED = {int: "a whole number", str: "text", bool: "true or false"}
+HELLO: dict[str, Callable[[Any, str], Any]] = {  # the fields of an engine's hello
+    "protocol": whole_number,
+    "engine": read_text,
+    "logprobs": read_switch,
+    "top_logprobs": whole_number,
+    "prompt_logprobs": read_switch,
+    "at_once": lambda value, name: whole_number(value, name, 1),
+    "abort": read_switch,
+    "stops": read_switch,
+}
 
 
 class ExecTarget:
@@ -78,17 +76,16 @@ class ExecTarget:
 
     command     without "exec:"; split as a shell would, but run without a shell
     model       the checkpoint directory, as the engine gets it
-    patience    seconds to wait for a line; an engine that takes longer is killed
-    complaints  lines that break the protocol, which no answer shows: noise, answers to nothing
+    patience    seconds to wait for an answer; an engine that takes longer is killed
     """
 
     def __init__(self, command: str, model: str | Path, vocab_size: int, patience: float = PATIENCE) -> None:
-        self.complaints: list[str] = []
         self._command, self._patience = command, patience
         self._hello = {"kind": "hello", "protocol": PROTOCOL, "model": str(model), "vocab_size": vocab_size}
         self._process: LineProcess | None = None
         self._abilities: Abilities | None = None
         self._gone: str | None = None
+        self._noise = ""  # the last line that broke the protocol, which no answer shows
         self._serial = itertools.count()  # makes ids unique: a late answer must not be taken for one of another run
 
     def probe(self) -> Abilities:
@@ -136,8 +133,8 @@ class ExecTarget:
         while len(answers) < len(requests):
             name, fields = read_answer(self._process.receive())
             if name not in names:
-                what = fields if isinstance(fields, str) else f"an answer to {name!r}, not asked in this run"
-                self.complaints += [shortened(what)] if len(self.complaints) < MAX_COMPLAINTS else []
+                unknown = f"an answer to {name!r}, not asked in this run"
+                self._noise = f"; it also wrote: {shortened(fields if isinstance(fields, str) else unknown)}"
                 continue
             index = names.index(name)
             if index in answers:
@@ -150,7 +147,7 @@ class ExecTarget:
 
     def _lose(self, how: str) -> TargetError:
         """Gives the engine up for good: what it would answer from now on can't be assigned to requests."""
-        self._gone = f"{how}; it also wrote: {self.complaints[-1]}" if self.complaints else how
+        self._gone = how + self._noise
         if self._process is not None:
             self._process.close(0.0)
         return TargetError(self._gone)
@@ -167,15 +164,12 @@ def read_hello(line: bytes) -> Abilities:
     fields = {"stops": False, **read_fields(line, "its first line")}
     if fields.pop("kind", None) != "hello":
         raise RequestError(f"its first line {shown(line)}: expected kind hello")
-    for name, (kind, least) in HELLO.items():
-        if type(fields.get(name)) is not kind:
-            value = repr(fields[name])[:80] if name in fields else "missing"
-            raise RequestError(f"hello: {name} {value}, expected {EXPECTED[kind]}")
-        if kind is int and (fields[name] < least or (name == "protocol" and fields[name] != PROTOCOL)):
-            limit = f"{PROTOCOL}" if name == "protocol" else f"at least {least}"
-            raise RequestError(f"hello: {name} {fields[name]}, expected {limit}")
-    if unknown := [name for name in fields if name not in HELLO]:
-        raise RequestError(f"hello: {unknown[0][:80]!r}, expected no more than {', '.join(HELLO)}")
+    if other := fields.keys() ^ HELLO.keys():
+        raise RequestError(f"hello: {', '.join(sorted(other))[:80]}: expected exactly {', '.join(HELLO)}")
+    for name, read in HELLO.items():
+        read(fields[name], f"hello: {name}")
+    if fields["protocol"] != PROTOCOL:
+        raise RequestError(f"hello: protocol {fields['protocol']}, expected {PROTOCOL}")
     return Abilities(
         engine=shortened(fields["engine"], 200),
         tells_logprobs=fields["logprobs"],

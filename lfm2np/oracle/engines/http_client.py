@@ -30,7 +30,6 @@ from lfm2np.oracle.engines.target import TargetError
 KEY_VARIABLE = "LFM2NP_API_KEY"
 BUSY = (429, 502, 503, 504)
 CONNECT_SECONDS, LONGEST_PAUSE = 10.0, 10.0
-MAX_NOTES = 100
 T = TypeVar("T")
 Enough = Callable[[list[dict[str, Any]]], bool]
 
@@ -67,14 +66,12 @@ class HttpClient:
     """Requests to one server, from any number of threads; each has its own connection.
 
     place   the server's URL, without a final /v1
-    notes   what was tried again, and why: no answer shows it
     """
 
     def __init__(self, url: str, timeout: float = 60.0, retries: int = 3, backoff: float = 0.25) -> None:
         self._url = split_url(url)
         self.place = f"{self._url.scheme}://{self._url.netloc}{self._url.path}"
         self.timeout = timeout
-        self.notes: list[str] = []
         self._retries, self._backoff, self._key = retries, backoff, read_key()
         self._cuts: set[Callable[[], None]] = set()  # of the connections that are open
         self._closed = threading.Event()
@@ -120,8 +117,6 @@ class HttpClient:
                     why = f"{problem} ({tried} attempts)"
                     is_gone = isinstance(problem, Unreachable)
                     raise (TargetError(f"{self.place}: {why}") if is_gone else HttpError(why, problem.status)) from None
-                if len(self.notes) < MAX_NOTES:
-                    self.notes.append(f"tried again: {problem}")
                 # varied, so that requests that were refused together don't return together
                 pause = self._backoff * 2.0 ** (tried - 1) * random.uniform(0.5, 1.5)
                 self._closed.wait(min(pause if problem.after is None else problem.after, LONGEST_PAUSE))

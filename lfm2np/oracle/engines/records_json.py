@@ -16,6 +16,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from lfm2np.engine.sampling.params import SamplingParams
@@ -160,14 +161,15 @@ def of_kind(*kinds: type, expected: str) -> Callable[[Any, str], Any]:
 
 
 def whole_number(value: Any, name: str, least: int = 0) -> int:
-    if type(value) is not int or value < least:
+    is_whole = type(value) is int or (isinstance(value, Integral) and type(value) is not bool)  # NumPy's, too
+    if not is_whole or value < least:
         raise RequestError(f"{name} {value!r}: expected a whole number, at least {least}")
-    return value
+    return int(value)
 
 
 def finite_number(value: Any, name: str) -> float:
     try:
-        number = float(value) if type(value) in (int, float) else math.nan
+        number = float(value) if isinstance(value, Real) and type(value) is not bool else math.nan
     except OverflowError:  # a whole number beyond float64
         number = math.nan
     if not math.isfinite(number):
@@ -177,6 +179,7 @@ def finite_number(value: Any, name: str) -> float:
 
 def list_of(read: Callable[[Any, str], Any], what: str) -> Callable[[Any, str], tuple[Any, ...]]:
     def read_all(values: Any, name: str) -> tuple[Any, ...]:
+        values = values.tolist() if hasattr(values, "tolist") else values  # NumPy's and PyTorch's
         if not isinstance(values, list | tuple):
             raise RequestError(f"{name}: {type(values).__name__}, expected a list of {what}")
         return tuple(read(value, f"{name}[{index}]") for index, value in enumerate(values))
@@ -193,12 +196,13 @@ def read_object(raw: Any, what: str) -> dict[str, Any]:
 def top_logprobs(raw: Any, name: str) -> dict[int, float]:
     entries = read_object(raw, name)
     for key in entries:
-        if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
+        if not (isinstance(key, Integral) or (isinstance(key, str) and key.isascii() and key.isdigit())):
             raise RequestError(f"{name}: key {key!r}, expected a token id")
     return {int(key): finite_number(value, f"{name}[{key}]") for key, value in entries.items()}
 
 
 read_text = of_kind(str, expected="text")
+read_switch = of_kind(bool, expected="true or false")
 read_ids = list_of(whole_number, "token ids")
 expert_ids = list_of(lambda value, name: whole_number(value, name, -1), "expert ids")
 routes = list_of(list_of(expert_ids, "layers"), "positions")
@@ -218,7 +222,7 @@ ANSWER_FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "sent": finite_number,
     "first": finite_number,
     "ended": finite_number,
-    "is_aborted": of_kind(bool, expected="true or false"),
+    "is_aborted": read_switch,
 }
 
 

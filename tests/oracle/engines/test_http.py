@@ -177,7 +177,6 @@ def test_a_busy_server_is_asked_again_and_given_up_if_it_stays_busy(
     vllm.trouble = lambda handler: bool(todo) and (todo.pop()(handler) or True)
     (answer,) = answers_to(target, [request_of("a")])
     assert answer.error is None and len(answer.ids) == 4
-    assert target.client.notes == [f"tried again: {error}"]
     vllm.trouble = None
     kind = {"HTTP 429: {}": REFUSED, "HTTP 503: {}": FAILED}.get(error, BROKEN)
     assert spoiled(vllm, trouble) == failed(f"{error} (2 attempts)", kind)
@@ -237,7 +236,7 @@ def test_nobody_there_is_a_target_error(scheme: str) -> None:
             HttpTarget(url, None, retries=1, backoff=0.01).probe()
         unused.listen()  # and who says nothing speaks no TLS
         if scheme == "https":
-            with pytest.raises(TargetError, match="no connection: .*timed out"):
+            with pytest.raises(TargetError, match=r"no connection: .*timed out"):
                 HttpTarget(url, None, retries=0, timeout=SHORT).probe()
 
 

@@ -204,7 +204,7 @@ def renamed(value: Any) -> Any:
         (
             doing("step", lambda value: each(value, [Answer(("a",), finish_reason="length")])),
             IMPOSSIBLE,
-            "no answer: TypeError",
+            "token_ids[0] 'a'",
         ),  # type: ignore[arg-type]
         (
             doing("step", lambda value: each(value, [Answer((5,), finish_reason="length")])),

@@ -147,6 +147,8 @@ def joined_choices(events: Sequence[Reply]) -> dict[str, Any]:
 CHOICE = "choices[0]"
 ENTRIES = f"{CHOICE}.logprobs.content"
 NAMED = 'list of objects `{"id": id, "logprob": number}`'
+TOPS = 'list of objects `{"token_id:123": number}`'
+OF_PROMPT = 'list: null, then objects `{"123": {"logprob": number}}`'
 TEXT_FIELD = Field("text", f"{CHOICE}.text", "text")
 REASON = Field("finish_reason", f"{CHOICE}.finish_reason", '`"length"` or `"stop"`')
 PROMPT_TOKENS = Field("prompt_tokens", "usage.prompt_tokens", "number")
@@ -161,18 +163,8 @@ VLLM = Dialect(
         Field("token_ids", f"{CHOICE}.token_ids", "list of ids"),
         Field("token_ids", f"{CHOICE}.logprobs.tokens", 'list of texts `"token_id:123"`', ids_of_keys),
         Field("logprobs", f"{CHOICE}.logprobs.token_logprobs", "list of numbers"),
-        Field(
-            "top_logprobs",
-            f"{CHOICE}.logprobs.top_logprobs",
-            'list of objects `{"token_id:123": number}`',
-            top_logprobs,
-        ),
-        Field(
-            "prompt_logprobs",
-            f"{CHOICE}.prompt_logprobs",
-            'list: null, then objects `{"123": {"logprob": number}}`',
-            prompt_logprobs,
-        ),
+        Field("top_logprobs", f"{CHOICE}.logprobs.top_logprobs", TOPS, top_logprobs),
+        Field("prompt_logprobs", f"{CHOICE}.prompt_logprobs", OF_PROMPT, prompt_logprobs),
         TEXT_FIELD,
         REASON,
         Field("routes", f"{CHOICE}.routed_experts", "an .npy file [tokens, layers, experts], in base64", routes),

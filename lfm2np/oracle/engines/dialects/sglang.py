@@ -87,12 +87,7 @@ SGLANG = Dialect(
         Field("token_ids", f"{META}.output_token_logprobs", TRIPLES, ids),
         Field("logprobs", f"{META}.output_token_logprobs", TRIPLES, logprobs),
         Field("top_logprobs", f"{META}.output_top_logprobs", f"list of lists, {TRIPLES}", top_logprobs),
-        Field(
-            "prompt_logprobs",
-            f"{META}.input_token_logprobs",
-            f"{TRIPLES}, the first number null",
-            prompt_logprobs,
-        ),
+        Field("prompt_logprobs", f"{META}.input_token_logprobs", f"{TRIPLES}, the first null", prompt_logprobs),
         Field("text", "text", "text"),
         Field("finish_reason", f"{META}.finish_reason", '`{"type": "length"}` or `{"type": "stop"}`', reason),
         Field("routes", f"{META}.routed_experts", "int32 [tokens, layers, experts], in base64", routes),
