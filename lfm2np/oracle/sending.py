@@ -15,7 +15,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.oracle import agreement
 from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations
 from lfm2np.oracle.engines.file_target import Transcript
-from lfm2np.oracle.engines.records import DEAD, Answer, Pair, Request, Trace, changed, greedy, samples_of
+from lfm2np.oracle.engines.records import DEAD, Pair, Request, Trace, changed, greedy, samples_of
 from lfm2np.oracle.engines.target import Abilities, Answers, Target, TargetError, in_flight
 from lfm2np.oracle.workloads import SAMPLES, Writer, noted, noted_behind, rounds
 from lfm2np.values import ProgressOf

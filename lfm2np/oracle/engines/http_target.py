@@ -160,7 +160,10 @@ class HttpTarget:
                     except HttpError as problem:
                         raise TargetError(f"{self.client.place}{dialect.path}: {problem}") from None
                     else:
-                        return with_refused(spoken, refused)
+                        can = spoken.abilities
+                        is_least = not (can.takes_token_ids and can.tells_token_ids)  # then all are told, else its own
+                        kept = tuple(words for (name, _), words in refused.items() if is_least or name == dialect.name)
+                        return spoken._replace(abilities=replace(can, refused=kept))
         raise TargetError(f"{self.client.place}: no known dialect: {'; '.join(refused.values())}")
 
     def _models(self) -> Iterator[str | None]:
@@ -406,13 +409,6 @@ def stream_error(events: Sequence[Mapping[str, Any]]) -> str | None:
     """What the last event says instead of tokens: vLLM's and llama.cpp's of a request that failed midway."""
     error = events[-1].get("error") if events else None
     return None if not error else shortened(error if isinstance(error, str) else json.dumps(error), 300)
-
-
-def with_refused(spoken: Spoken, refused: Mapping[tuple[str, str], str]) -> Spoken:
-    """With the probes that failed before: all where no ids are taken or reported, else those of the same dialect."""
-    is_least = not (spoken.abilities.takes_token_ids and spoken.abilities.tells_token_ids)
-    kept = tuple(words for (name, _), words in refused.items() if is_least or name == spoken.dialect.name)
-    return spoken._replace(abilities=replace(spoken.abilities, refused=kept))
 
 
 def read_answer(request: Request, response: Response) -> Answer:
