@@ -133,14 +133,13 @@ class ExecTarget:
         while len(answers) < len(requests):
             name, fields = read_answer(self._process.receive())
             if name not in names:
-                unknown = f"an answer to {name!r}, not asked in this run"
-                self._noise = f"; it also wrote: {shortened(fields if isinstance(fields, str) else unknown)}"
+                what = fields.get("error") if name is None else f"an answer to {name!r}, not asked in this run"
+                self._noise = f"; it also wrote: {shortened(str(what))}"
                 continue
             index = names.index(name)
             if index in answers:
-                fields = "answered twice in one run"
-            is_read = not isinstance(fields, str)
-            answers[index] = checked_answer(requests[index], fields) if is_read else failed(fields, NO_ANSWER)
+                fields = {"error": "answered twice in one run", "kind": NO_ANSWER}
+            answers[index] = checked_answer(requests[index], fields)
             came(index, (answers[index],))
             self._process.wait_anew()
         self._process.wait_for_nothing()
@@ -182,8 +181,8 @@ def read_hello(line: bytes) -> Abilities:
     )
 
 
-def read_answer(line: bytes) -> tuple[Any, dict[str, Any] | str]:
-    """The id of an answer and its fields; of a bad line the id, if it can be read, and what is wrong.
+def read_answer(line: bytes) -> tuple[Any, dict[str, Any]]:
+    """The id of an answer and its fields; of a bad line the id, if it can be read, and what is wrong as its error.
 
     So what C's printf makes of NaN is an error of that answer.
     """
@@ -191,10 +190,11 @@ def read_answer(line: bytes) -> tuple[Any, dict[str, Any] | str]:
         fields = read_fields(line, "a line")
     except RequestError as problem:
         match = ID_OF_A_BAD_LINE.search(line)
-        return (None if match is None else match[1].decode(errors="replace")), str(problem)
+        name = None if match is None else match[1].decode(errors="replace")
+        return name, {"error": str(problem), "kind": NO_ANSWER}
     kind = fields.pop("kind", None)
     if kind != "answer":
-        return None, f"a line of kind {kind!r}, expected an answer: {shown(line)}"
+        return None, {"error": f"a line of kind {kind!r}, expected an answer: {shown(line)}"}
     return fields.pop("request_id", None), fields
 
 

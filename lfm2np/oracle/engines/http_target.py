@@ -202,10 +202,10 @@ class HttpTarget:
         if dialect.version is not None:
             with contextlib.suppress(HttpError):
                 version = value_at(self.client.get(dialect.version.url), dialect.version.path) or version
-        known = isinstance(version, str) and version
+        told = shortened(version, 120) if isinstance(version, str) and version else "not told"
         slots = self.number_at([dialect.slots, *(each.slots for each in dialects.DIALECTS)])
         return Abilities(
-            engine=f"{dialect.name} dialect, version {shortened(version, 120) if known else 'not told'}",
+            engine=f"{dialect.name} dialect, version {told}",
             takes_token_ids=dialect.takes_token_ids,
             tells_token_ids=answer.token_ids is not None,
             tells_logprobs=answer.logprobs is not None,

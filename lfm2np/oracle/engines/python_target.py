@@ -36,8 +36,10 @@ from lfm2np.oracle.engines.target import (
 STEP = "step"  # the tag of requests that are to share a step of as many tokens
 BUDGET = "max_num_batched_tokens"
 OPTIONS = ("logprobs", "prompt_logprobs")  # parameters that an engine may not accept
-REPORTED = ("token_ids", "logprobs", "top_logprobs", "prompt_logprobs", "text", "finish_reason", "stop_reason")
-REPORTED += ("routes", "cached_tokens")  # fields of an answer that an engine's object may have
+REPORTED = (  # fields of an answer that an engine's object may have
+    *("token_ids", "logprobs", "top_logprobs", "prompt_logprobs", "text"),
+    *("finish_reason", "stop_reason", "routes", "cached_tokens"),
+)
 
 
 class PythonTarget:

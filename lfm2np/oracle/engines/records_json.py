@@ -161,7 +161,7 @@ def of_kind(*kinds: type, expected: str) -> Callable[[Any, str], Any]:
 
 
 def whole_number(value: Any, name: str, least: int = 0) -> int:
-    is_whole = type(value) is int or (isinstance(value, Integral) and type(value) is not bool)  # NumPy's, too
+    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))  # NumPy's, too
     if not is_whole or value < least:
         raise RequestError(f"{name} {value!r}: expected a whole number, at least {least}")
     return int(value)
@@ -169,7 +169,7 @@ def whole_number(value: Any, name: str, least: int = 0) -> int:
 
 def finite_number(value: Any, name: str) -> float:
     try:
-        number = float(value) if isinstance(value, Real) and type(value) is not bool else math.nan
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # a whole number beyond float64
         number = math.nan
     if not math.isfinite(number):

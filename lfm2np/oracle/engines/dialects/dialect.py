@@ -51,7 +51,7 @@ class Reading(NamedTuple):
     fields: dict[str, Any]
 
     @property
-    def count(self) -> int:
+    def num_new(self) -> int:
         """New tokens that the response reported."""
         return len(self.fields.get("token_ids") or ())
 

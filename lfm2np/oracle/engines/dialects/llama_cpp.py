@@ -57,7 +57,7 @@ def are_whole(entries: Entries, reading: Reading) -> bool:
     A token that ends within a character has no entry (server-context.cpp, process_token: `if (!incomplete)`). Where
     entries are fewer than tokens, which is whose is unknown, so there are no log-probabilities.
     """
-    return 0 < reading.count <= len(entries) and all("logprob" in entry for entry in entries)
+    return 0 < reading.num_new <= len(entries) and all("logprob" in entry for entry in entries)
 
 
 def entry_ids(entries: Entries, reading: Reading) -> list[Any] | None:

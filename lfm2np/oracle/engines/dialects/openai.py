@@ -121,7 +121,7 @@ def named_ids(entries: list[dict[str, Any]], reading: Reading) -> list[Any] | No
 
 def named_logprobs(entries: list[dict[str, Any]], reading: Reading) -> list[Any] | None:
     """One for each token, or none: which is whose would be unknown."""
-    return [entry["logprob"] for entry in entries] if entries and len(entries) == reading.count else None
+    return [entry["logprob"] for entry in entries] if entries and len(entries) == reading.num_new else None
 
 
 def some_ids(ids: list[Any], reading: Reading) -> list[Any] | None:

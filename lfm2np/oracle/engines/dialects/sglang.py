@@ -72,8 +72,8 @@ def routes(text: str, reading: Reading) -> list[list[list[int]]] | None:
 
     oracle/judging/routes.py, which knows the model, divides them.
     """
-    positions = len(reading.request.prompt_token_ids) + reading.count - 1
-    return np.frombuffer(from_base64(text), "<i4").reshape(positions, 1, -1).tolist() if reading.count else None
+    positions = len(reading.request.prompt_token_ids) + reading.num_new - 1
+    return np.frombuffer(from_base64(text), "<i4").reshape(positions, 1, -1).tolist() if reading.num_new else None
 
 
 META, TRIPLES = "meta_info", "list of `[number, id, text]`"
