@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, text_of
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Location, Response, split_choices, value_at
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Location, split_choices, value_at
 from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, TimedOut, metrics_of
 from lfm2np.oracle.engines.records import (
     BROKEN,
@@ -125,8 +125,8 @@ class HttpTarget:
         if len(samples) != request.params.n and has_begun:
             return (failed(f"{len(samples)} samples, expected {request.params.n}", IMPOSSIBLE),)
         responses = [dialect.read(sample, request) for sample in samples]
-        counts = [(each.new_tokens, len(each.fields.get("token_ids") or ())) for each in responses]
-        if is_streamed and not dialect.streams_all and any(there != streamed for there, streamed in counts):
+        is_whole = all(fields.get("new_tokens") == len(fields.get("token_ids", ())) for fields in responses)
+        if is_streamed and not dialect.streams_all and not is_whole:
             return (Answer(finish_reason="abort" if is_aborted else None, is_aborted=is_aborted),)
         count = None if dialect.cached is None else value_at(reply, dialect.cached)
         cached = count if type(count) is int and 0 <= count <= len(request.prompt_token_ids) else None
@@ -411,17 +411,17 @@ def stream_error(events: Sequence[Mapping[str, Any]]) -> str | None:
     return None if not error else shortened(error if isinstance(error, str) else json.dumps(error), 300)
 
 
-def read_answer(request: Request, response: Response) -> Answer:
-    """An Answer with `error`, naming the field, where the response contradicts the request or itself."""
-    fields, expected = response.fields, len(request.prompt_token_ids)
-    if response.prompt_tokens is not None and expected and response.prompt_tokens != expected:
-        return failed(f"prompt tokens: the server counted {response.prompt_tokens!r}, expected {expected}", NO_ANSWER)
+def read_answer(request: Request, read: Mapping[str, Any]) -> Answer:
+    """What a dialect read: an Answer with `error`, naming the field, where it contradicts the request or itself."""
+    fields, expected = dict(read), len(request.prompt_token_ids)
+    in_prompt, new = fields.pop("prompt_tokens", None), fields.pop("new_tokens", None)
+    if in_prompt is not None and expected and in_prompt != expected:
+        return failed(f"prompt tokens: the server counted {in_prompt!r}, expected {expected}", NO_ANSWER)
     if fields.get("token_ids") is None:  # in text only: it can't be right or wrong, only inconclusive
         if not isinstance(fields.get("text"), str):
             return failed(f"text {fields.get('text')!r}: expected text", NO_ANSWER)
         return answer_from_json({name: fields.get(name) for name in ("text", "finish_reason")})
     answer = checked_answer(request, fields)
-    if answer.error is None and response.new_tokens is not None and response.new_tokens != answer.num_tokens:
-        counted = f"token_ids: {answer.num_tokens}, but the server counted {response.new_tokens!r} new tokens"
-        return failed(counted, NO_ANSWER)
+    if answer.error is None and new is not None and new != answer.num_tokens:
+        return failed(f"token_ids: {answer.num_tokens}, but the server counted {new!r} new tokens", NO_ANSWER)
     return answer

@@ -95,17 +95,11 @@ def test_the_entries_of_mlx_come_together(tokens: list[int]) -> None:
     assert TEXT.joined(events) == {"choices": [choice(tokens, "stop")]}
 
 
-def test_of_two_finish_reasons_the_last_counts() -> None:
-    events: Events = [
-        {"choices": [{"index": 0, "text": "a", "finish_reason": reason}]} for reason in ("stop", "length")
-    ]
-    assert VLLM.joined(events)["choices"] == [{"index": 0, "text": "aa", "finish_reason": "length"}]
-
-
-def test_fields_that_each_event_repeats_are_not_joined() -> None:
-    events: Events = [{"choices": [{"index": 0, "prompt_token_ids": [1, 2], "text": "a"}]} for _ in range(3)]
+def test_what_each_event_repeats_is_not_joined_and_of_two_finish_reasons_the_last_counts() -> None:
+    fields = {"index": 0, "prompt_token_ids": [1, 2], "text": "a"}
+    events: Events = [{"choices": [{**fields, "finish_reason": reason}]} for reason in ("stop", "length")]
     events[1]["choices"][0]["prompt_token_ids"] = None
-    assert VLLM.joined(events)["choices"] == [{"index": 0, "prompt_token_ids": [1, 2], "text": "aaa"}]
+    assert VLLM.joined(events)["choices"] == [{**fields, "text": "aa", "finish_reason": "length"}]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)

@@ -137,10 +137,10 @@ def test_routes_in_responses_are_decoded() -> None:
 
     def of_vllm(text: object) -> object:
         reply = {"choices": [{"token_ids": [5, 6], "text": "", "routed_experts": text}]}
-        return VLLM.read(reply, request).fields["routes"]
+        return VLLM.read(reply, request)["routes"]
 
     def of_sglang(text: object) -> object:
-        return SGLANG.read({"output_ids": [5, 6], "meta_info": {"routed_experts": text}}, request).fields["routes"]
+        return SGLANG.read({"output_ids": [5, 6], "meta_info": {"routed_experts": text}}, request)["routes"]
 
     assert of_vllm(npy(array)) == array.tolist()
     assert of_sglang(flat) == array.reshape(3, 1, 6).tolist()

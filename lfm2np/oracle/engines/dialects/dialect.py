@@ -62,9 +62,10 @@ def as_it_is(value: Any, reading: Reading) -> Any:
 
 
 class Field(NamedTuple):
-    """Where a response holds a field of Answer or Response, as docs/engine/2-targets.md shows it.
+    """Where a response holds a field of Answer, as docs/engine/2-targets.md shows it.
 
-    says  the field's name; "prompt": the ids that were sent, to be compared
+    says  the field's name; "prompt": the ids that were sent, to be compared; "prompt_tokens", "new_tokens": how many
+          the server itself counted
     read  its value in an answer's form; None: there is none. Any exception of OTHER is an error that names the place
     """
 
@@ -72,15 +73,6 @@ class Field(NamedTuple):
     path: str
     form: str
     read: Callable[[Any, Reading], Any] = as_it_is
-
-
-@dataclass(frozen=True)
-class Response:
-    """A response as read, not yet checked: fields of an Answer, and how many tokens the server itself counted."""
-
-    fields: dict[str, Any]
-    prompt_tokens: Any = None
-    new_tokens: Any = None
 
 
 class Location(NamedTuple):
@@ -154,8 +146,9 @@ class Dialect:
     cached: Path | None = None
     metrics: Metrics = field(default_factory=Metrics)
 
-    def read(self, reply: Reply, request: Request) -> Response:
-        """RequestError that names the place of what has another form, or contradicts what stands elsewhere."""
+    def read(self, reply: Reply, request: Request) -> dict[str, Any]:
+        """What the fields say, not yet checked as an answer. RequestError that names the place of what has another
+        form, or contradicts what stands elsewhere."""
         values: dict[str, Any] = {"prompt": list(request.prompt_token_ids)}
         places = {"prompt": "the prompt that was sent"}
         for name, path, form, read in self.fields:
@@ -168,7 +161,7 @@ class Dialect:
                 raise RequestError(f"{path}: other tokens than {places[name]}")
             places.setdefault(name, path)
         del values["prompt"]
-        return Response(values, values.pop("prompt_tokens", None), values.pop("new_tokens", None))
+        return values
 
     def joined(self, events: Sequence[Reply]) -> dict[str, Any]:
         """RequestError for no events, or events that can't be joined."""
