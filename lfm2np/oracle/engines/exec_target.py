@@ -219,7 +219,7 @@ def shown(line: bytes) -> str:
 class LineProcess:
     """A child process that exchanges lines, and leads a session of its own, so that it ends with all that it started.
 
-    A thread watches it. Who is silent for `patience` seconds is killed, and who has ended is killed as well, since
+    A thread watches it. If it is silent for `patience` seconds the session is killed, and once it has ended, too, since
     children of it may hold its output open: so no read waits for ever. Its stderr goes to a file, for messages.
 
     RequestError for an invalid command, TargetError if it can't be started.
@@ -278,6 +278,8 @@ class LineProcess:
         self._deadline = time.monotonic() + grace
         self._watcher.join()
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         self._stderr.close()
 
     def _write(self, content: bytes, is_last: bool) -> None:
