@@ -66,8 +66,8 @@ class PrefixHits:
         if not self.reported and self.server:
             wrong_ones = len(self.repeating & wrong)
             right = f"{wrong_ones} of them wrong" if wrong_ones else "all right"
-            told = f"{self.server} prompt tokens hit by the server's own counter, whose is not reported"
-            return f"{told}: {self.repeated} requests repeat a prefix, {right}"
+            hits = f"{self.server} prompt tokens came from the cache, by the server's counter of all requests"
+            return f"{hits}: {self.repeated} requests repeat a prefix, {right}"
         if not self.is_hit:
             return f"never hit in {self.repeated} requests that repeat a prefix of up to {self.longest} tokens"
         wrong_hits = sorted(self.hits & wrong)

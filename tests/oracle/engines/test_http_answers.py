@@ -295,12 +295,12 @@ COUNTERS = {  # of a dialect: its page after so many requests, and what stands i
     "rises": (
         "vllm",
         'vllm:prefix_cache_hits_total{{engine="0"}} {0}.0',
-        "prompt tokens hit by the server's own counter",
+        "by the server's counter of all requests",
     ),
     "of two sources": (
         "sglang",
         'sglang:cached_tokens_total{{s="device"}} {0}\nsglang:cached_tokens_total{{s="host"}} 3',
-        "hit",
+        "came from the cache",
     ),
     "stays": ("vllm", "vllm:prefix_cache_hits_total 7.0", "never hit in 13 requests that repeat a prefix of up to"),
     "other": ("vllm", "process_open_fds 7.0", "hits are not reported: 13 requests repeat a prefix"),

@@ -76,7 +76,7 @@ def routes(text: str, reading: Reading) -> list[list[list[int]]] | None:
     return np.frombuffer(from_base64(text), "<i4").reshape(positions, 1, -1).tolist() if reading.num_new else None
 
 
-META, TRIPLES = "meta_info", "list of `[number, id, text]`"
+META, TRIPLES, TOPS = "meta_info", "list of `[number, id, text]`", "list of lists of `[number, id, text]`"
 SGLANG = Dialect(
     name="sglang",
     path="/generate",
@@ -86,7 +86,7 @@ SGLANG = Dialect(
         Field("token_ids", "output_ids", "list of ids"),
         Field("token_ids", f"{META}.output_token_logprobs", TRIPLES, ids),
         Field("logprobs", f"{META}.output_token_logprobs", TRIPLES, logprobs),
-        Field("top_logprobs", f"{META}.output_top_logprobs", f"list of lists, {TRIPLES}", top_logprobs),
+        Field("top_logprobs", f"{META}.output_top_logprobs", TOPS, top_logprobs),
         Field("prompt_logprobs", f"{META}.input_token_logprobs", f"{TRIPLES}, the first null", prompt_logprobs),
         Field("text", "text", "text"),
         Field("finish_reason", f"{META}.finish_reason", '`{"type": "length"}` or `{"type": "stop"}`', reason),
