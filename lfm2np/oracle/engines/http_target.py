@@ -162,7 +162,9 @@ class HttpTarget:
                     else:
                         can = spoken.abilities
                         is_least = not (can.takes_token_ids and can.tells_token_ids)  # then all are told, else its own
-                        kept = tuple(words for (name, _), words in refused.items() if is_least or name == dialect.name)
+                        kept = tuple(
+                            words for (name, _), words in refused.items() if is_least or name == spoken.dialect.name
+                        )
                         return spoken._replace(abilities=replace(can, refused=kept))
         raise TargetError(f"{self.client.place}: no known dialect: {'; '.join(refused.values())}")
 

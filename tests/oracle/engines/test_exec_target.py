@@ -264,7 +264,10 @@ def test_an_engine_that_dies_before_any_answer_ends_a_check(make: Make) -> None:
 
 
 def test_an_engine_that_does_not_read_is_not_waited_for_longer(make: Make) -> None:
-    target = make("hello()\ntime.sleep(60)", patience=0.4)
+    target = make("hello()\ntime.sleep(60)")
+    target.probe()
+    assert target._process is not None
+    target._process.patience = 0.4
     requests = [greedy(str(n), tuple(range(500)), 2) for n in range(200)]  # more than any pipe holds
     answers = answers_to(target, requests)
     assert all(answer.kind == DEAD and "no answer in" in str(answer.error) for answer in answers)

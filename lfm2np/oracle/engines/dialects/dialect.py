@@ -161,6 +161,8 @@ class Dialect:
                 raise RequestError(f"{path}: other tokens than {places[name]}")
             places.setdefault(name, path)
         del values["prompt"]
+        if not values.keys() - {"prompt_tokens", "new_tokens"}:
+            raise RequestError(f"a response without {', '.join(dict.fromkeys(field.path for field in self.fields))}")
         return values
 
     def joined(self, events: Sequence[Reply]) -> dict[str, Any]:
