@@ -208,7 +208,7 @@ def replaced(old: str, new: str) -> Callable[[list[str]], list[str]]:
             "line 1: answer, request, sha257, expected an object with request and answer",
         ),
         (replaced('"a"', '"c"'), "line 1: sha256 '.*', expected"),
-        (lambda lines: ['{"end": 0}'], "line 1: an end without sha256, expected an object with request and answer"),
+        (lambda lines: ['{"end": 0}'], "line 1: end, expected an object with request and answer"),
     ],
 )
 def test_a_damaged_file_is_no_target(ended: Path, damaged: Callable[[list[str]], list[str]], said: str) -> None:
