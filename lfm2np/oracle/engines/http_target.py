@@ -84,7 +84,8 @@ class HttpTarget:
         self._probe_ids = PROBE_IDS if tokenizer is None else tuple(tokenizer.encode(PROBE_TEXT))
         self._model_name, self._at_once, self._is_chat = model_name, at_once, chat
         self._spoken: Spoken | None = None
-        self._counts_hits = True  # until /metrics lacks them
+        self.counts_hits = True  # until /metrics lacks them
+        self._num_hits: float | None = None  # as it was last read there
 
     def spoken(self) -> Spoken:
         """The first dialect that works. TargetError, with each one's problem, if none does or there is no server."""
@@ -133,17 +134,18 @@ class HttpTarget:
         answers = [read_answer(request, response) for response in responses]
         return tuple(replace(answer, is_aborted=is_aborted, cached_tokens=cached) for answer in answers)
 
-    def num_hits(self) -> float | None:
-        """Prompt tokens that came from the cache, of all requests so far, by the server's own counter; None: it has
-        none, and is not requested again."""
-        if self._counts_hits:
-            metrics: dict[str, float] = {}
-            with contextlib.suppress(HttpError, TargetError):
-                metrics = metrics_of(self.client.get_text("/metrics"))
-            counts = [metrics[name] for name in self.spoken().dialect.metrics.cached if name in metrics]
-            self._counts_hits = bool(counts)
-            return sum(counts) if counts else None
-        return None
+    def new_hits(self) -> int | None:
+        """Prompt tokens that came from the cache since the last call, by the server's own counter; None: it has none.
+
+        Not since the round began: a counter may rise after the answer is sent. At first 0: those are of others.
+        """
+        metrics: dict[str, float] = {}
+        with contextlib.suppress(HttpError, TargetError):
+            metrics = metrics_of(self.client.get_text("/metrics"))
+        counts = [metrics[name] for name in self.spoken().dialect.metrics.cached if name in metrics]
+        self.counts_hits = bool(counts)
+        before, self._num_hits = self._num_hits, sum(counts)
+        return None if not counts else max(0, int(self._num_hits - (self._num_hits if before is None else before)))
 
     # --- the search for a dialect
 
@@ -290,20 +292,19 @@ class HttpRun:
     def played(self) -> Played:
         """The answers to all requests. An interrupt cuts all connections."""
         indices = range(len(self._trace.requests))
-        hits, held = self._target.num_hits(), None
+        held = None
         try:
             for index in indices:
                 threading.Thread(target=self._play, args=(index,), daemon=True).start()
             for _ in indices:
                 index = self._next()
-                if held is None and hits is not None and self._lacks_hits(index):
+                if held is None and self._target.counts_hits and self._lacks_hits(index):
                     held = index  # it gets the round's
                 else:
                     self._report(index)
             if held is not None:
-                more = (self._target.num_hits() or 0.0) - (hits or 0.0)
                 first, *others = self._answers[held]
-                self._answers[held] = (replace(first, round_cached_tokens=max(0, int(more))), *others)
+                self._answers[held] = (replace(first, round_cached_tokens=self._target.new_hits()), *others)
                 self._report(held)
         except BaseException:
             self._target.close()
