@@ -110,7 +110,7 @@ def not_tested(
     lines += [words for case, words in OPTIONS.items() if case not in asked]
     if any(answer.token_ids for _, answer in pairs) and not any(answer.text for _, answer in pairs):
         lines.append("texts")
-    # No engine's counters are read; one that takes several requests may run out of blocks or slots.
+    # No engine's counters of preemptions are read; one that takes several requests may run out of blocks or slots.
     unless = ", unless the engine preempted some by itself" if batch > 1 else ""
     return [*lines, NEVER_ASKED, f"preempted requests{unless} (lfm2np fuzz)"]
 
