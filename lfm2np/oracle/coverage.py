@@ -67,7 +67,7 @@ def not_tested(
         name for name in unasked if not (CASES[name].option or (CASES[name].needs_batches and abilities.at_once == 1))
     ]
     counts = ", ".join(f"{case} {count}" for case, count in Counter(map(case_of, not_put)).items())
-    # No engine's counters are read; one that takes several requests may run out of blocks or slots.
+    # No engine's counters of preemptions are read; one that takes several requests may run out of blocks or slots.
     unless = ", unless the engine preempted some by itself" if batch > 1 else ""
     lines = {
         f"{left} requests after one that is certainly wrong": left,
@@ -78,7 +78,7 @@ def not_tested(
         f"batches of more than {batch}": batch > 1,
         "batches": batch == 1,
         "cancelled requests": not abilities.can_abort,
-        f"the prefix cache ({hits.words()})": hits.repeated and not hits.hit,
+        f"the prefix cache ({hits.words()})": hits.repeated and not hits.is_hit,
         **{CASES[name].option: CASES[name].option for name in unasked},
         "texts": answers and not any(answer.text for answer in answers),
         "log-probabilities of prompts": not any(answer.prompt_logprobs for answer in answers),

@@ -3,6 +3,9 @@
 A prompt that was asked before is no proof: engines that never hit, for want of a setting or because blocks are longer
 than prompts, answer it as they did the first time. So requests that repeat a prefix are counted, which of them hit, and
 which hits are wrong. Some servers leave the counter out where it is 0: it counts as reported if any answer has it.
+
+Where no answer has it, a server's own counter may show that there were hits in a round of requests
+(Answer.round_cached_tokens), not whose.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ class PrefixHits:
     hit        of those, how many the engine took tokens of from its cache
     reported   whether any answer says how many tokens came from there
     hits, misses  ids of all requests that say so, whether they repeat a prefix or not
+    repeating  ids of those that repeat a prefix
+    server     prompt tokens from the cache by the server's own counter, of all rounds; None: it has none
     """
 
     repeated: int
@@ -44,14 +49,26 @@ class PrefixHits:
     reported: bool
     hits: frozenset[str]
     misses: frozenset[str]
+    repeating: frozenset[str]
+    server: int | None
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether the cache was used at all, by an answer's count or the server's."""
+        return bool(self.hit if self.reported else self.server)
 
     def words(self, wrong: frozenset[str] = frozenset()) -> str:
         """For the report; `wrong` are ids of wrong requests. Empty if no request repeats a prefix."""
         if not self.repeated:
             return ""
-        if not self.reported:
+        if not self.reported and self.server is None:
             return f"{NOT_REPORTED}: {self.repeated} requests repeat a prefix"
-        if not self.hit:
+        if not self.reported and self.server:
+            wrong_ones = len(self.repeating & wrong)
+            right = f"{wrong_ones} of them wrong" if wrong_ones else "all right"
+            hits = f"{self.server} prompt tokens came from the cache, by the server's counter of all requests"
+            return f"{hits}: {self.repeated} requests repeat a prefix, {right}"
+        if not self.is_hit:
             return f"never hit in {self.repeated} requests that repeat a prefix of up to {self.longest} tokens"
         wrong_hits = sorted(self.hits & wrong)
         right = f"wrong in {len(wrong_hits)} of all {len(self.hits)} hits" if wrong_hits else "all right"
@@ -59,7 +76,7 @@ class PrefixHits:
 
     def figures(self, wrong: frozenset[str]) -> dict[str, Any]:
         hits = {"hits": sorted(self.hits), "wrong": sorted(self.hits & wrong)}
-        return {name: getattr(self, name) for name in ("repeated", "longest", "hit", "reported")} | hits
+        return {name: getattr(self, name) for name in ("repeated", "longest", "hit", "reported", "server")} | hits
 
 
 def prefix_hits(pairs: Sequence[Pair]) -> PrefixHits:
@@ -71,8 +88,16 @@ def prefix_hits(pairs: Sequence[Pair]) -> PrefixHits:
     says_zero = 0 in counts.values()  # then no number is no 0
     misses = frozenset(name for name, count in counts.items() if count == 0 or (count is None and not says_zero))
     reported = any(count is not None for count in counts.values())
+    rounds = [answer.round_cached_tokens for _, answer in pairs if answer.round_cached_tokens is not None]
     return PrefixHits(
-        len(repeats), max(repeats.values(), default=0), len(hits & repeats.keys()), reported, hits, misses
+        repeated=len(repeats),
+        longest=max(repeats.values(), default=0),
+        hit=len(hits & repeats.keys()),
+        reported=reported,
+        hits=hits,
+        misses=misses,
+        repeating=frozenset(repeats),
+        server=sum(rounds) if rounds else None,
     )
 
 

@@ -15,8 +15,8 @@ from lfm2np.engine.loading import Model
 from lfm2np.oracle import agreement
 from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations
 from lfm2np.oracle.engines.file_target import Transcript
-from lfm2np.oracle.engines.records import DEAD, Answer, Pair, Request, Trace, changed, greedy, samples_of
-from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Target, TargetError, in_flight
+from lfm2np.oracle.engines.records import DEAD, Pair, Request, Trace, changed, greedy, samples_of
+from lfm2np.oracle.engines.target import Abilities, Answers, Target, TargetError, in_flight
 from lfm2np.oracle.workloads import SAMPLES, Writer, noted, noted_behind, rounds
 from lfm2np.values import ProgressOf
 
@@ -161,31 +161,24 @@ def answered(target: Target, trace: Trace, transcript: Transcript | None = None)
     company; what was known stays. TargetError if the engine is gone.
     """
     judged = [sample for request in stayed(trace) for sample in samples_of(request)]
-    known: dict[str, Answer] = {}
-    for sample in judged if transcript else ():
-        recorded = transcript.known(sample) if transcript else None
-        if recorded is not None and recorded.error is None:
-            known[sample.request_id] = recorded
-    if len(known) < len(judged):
-        new = [sample for sample in judged if sample.request_id not in known]
-        played = target.play(trace, keeper(transcript, trace, new))
-        pairs = played.pairs(trace)
-        if all(answer.kind == DEAD for _, answer in pairs):
-            raise TargetError(str(pairs[0][1].error))
-        for index, answers in enumerate(played.answers):
-            keeper(transcript, trace, new)(index, answers)
-        known = {request.request_id: answer for request, answer in pairs} | known
-    return [(sample, known[sample.request_id]) for sample in judged]
-
-
-def keeper(transcript: Transcript | None, trace: Trace, samples: Sequence[Request]) -> Arrived:
-    """Appends answers to these samples, and each only once."""
-    wanted = {sample.request_id for sample in samples}
+    recorded = {sample.request_id: transcript.known(sample) for sample in judged} if transcript else {}
+    known = {name: answer for name, answer in recorded.items() if answer is not None and answer.error is None}
+    if len(known) == len(judged):
+        return [(sample, known[sample.request_id]) for sample in judged]
+    wanted = {sample.request_id for sample in judged} - known.keys()
 
     def keep(index: int, answers: Answers) -> None:
+        """Each answer only once."""
         for sample, answer in zip(samples_of(trace.requests[index]), answers, strict=False):
             plain = replace(answer, sent=None, first=None, ended=None)
             if transcript is not None and sample.request_id in wanted and transcript.known(sample) != plain:
                 transcript.append(sample, plain)
 
-    return keep
+    played = target.play(trace, keep)
+    pairs = played.pairs(trace)
+    if all(answer.kind == DEAD for _, answer in pairs):
+        raise TargetError(str(pairs[0][1].error))
+    for index, answers in enumerate(played.answers):
+        keep(index, answers)
+    known = {request.request_id: answer for request, answer in pairs} | known
+    return [(sample, known[sample.request_id]) for sample in judged]

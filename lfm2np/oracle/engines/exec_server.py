@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lfm2np.oracle.engines.exec_target import PROTOCOL
@@ -43,17 +44,22 @@ def serve(factory: str | Factory) -> None:
         while (line := read())["kind"] != "bye":
             if line.pop("kind") == "request":
                 requests.append(request_from_json(line))
-                continue
-            waiting = dict(enumerate(requests))
+            else:
+                run(target, requests, write)
+                requests = []
 
-            def answer(index: int, answers: Answers, waiting: dict[int, Request] = waiting) -> None:
-                known = {name: value for name, value in answer_as_json(answers[0]).items() if name in FIELDS}
-                write({"kind": "answer", "request_id": waiting.pop(index).request_id, **known})
 
-            for index, answers in enumerate(target.play(Trace(tuple(requests)), answer).answers):
-                if index in waiting:
-                    answer(index, answers)
-            requests = []
+def run(target: PythonTarget, requests: Sequence[Request], write: Callable[[dict[str, Any]], None]) -> None:
+    """Answers each request once: when it has ended, or, if it failed, when all have."""
+    waiting = dict(enumerate(requests))
+
+    def answer(index: int, answers: Answers) -> None:
+        if request := waiting.pop(index, None):
+            known = {name: value for name, value in answer_as_json(answers[0]).items() if name in FIELDS}
+            write({"kind": "answer", "request_id": request.request_id, **known})
+
+    for index, answers in enumerate(target.play(Trace(tuple(requests)), answer).answers):
+        answer(index, answers)
 
 
 def read() -> dict[str, Any]:

@@ -34,46 +34,41 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import queue
+import math
+import os
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from lfm2np.checkpoint.strict_json import decode_text
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import DEAD, NO_ANSWER, Answer, Request, Trace, failed, shortened
-from lfm2np.oracle.engines.records_json import checked_answer, parse_line, request_as_json
+from lfm2np.oracle.engines.records_json import checked_answer, read_switch, read_text, request_as_json, whole_number
 from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, play_in_rounds
 from lfm2np.system import kill_session, session, split_command
 
 PROTOCOL = 2
 PATIENCE = 120.0  # seconds to wait for a line
-MAX_COMPLAINTS = 100
 MAX_LINE = 64 * 2**20
-KEPT_OF_A_LONG_LINE = 2**16  # enough to tell which request it answers
-WAITING_LINES = 8
-STDERR_LINES, STDERR_CHARACTERS = 10, 500
+STDERR_BYTES, STDERR_LINES, STDERR_CHARACTERS = 4096, 10, 500
 GRACE = 5.0  # seconds for a process to end by itself
-SILENCE_AFTER_THE_END = 2.0  # seconds
-HELLO_FIELDS: dict[str, type] = {
-    "protocol": int,
-    "engine": str,
-    "logprobs": bool,
-    "top_logprobs": int,
-    "prompt_logprobs": bool,
-    "at_once": int,
-    "abort": bool,
+ID_OF_A_BAD_LINE = re.compile(rb'"request_id"\s*:\s*"([^"\\]*)"')
+HELLO: dict[str, Callable[[Any, str], Any]] = {  # the fields of an engine's hello
+    "protocol": whole_number,
+    "engine": read_text,
+    "logprobs": read_switch,
+    "top_logprobs": whole_number,
+    "prompt_logprobs": read_switch,
+    "at_once": lambda value, name: whole_number(value, name, 1),
+    "abort": read_switch,
+    "stops": read_switch,
 }
-OPTIONAL_FIELDS = {"stops": bool}  # false where it is missing
-EXPECTED = {int: "a whole number", str: "text", bool: "true or false"}
-ID_OF_A_BAD_LINE = re.compile(rb'"request_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class ExecTarget:
@@ -81,16 +76,16 @@ class ExecTarget:
 
     command     without "exec:"; split as a shell would, but run without a shell
     model       the checkpoint directory, as the engine gets it
-    patience    seconds to wait for a line; an engine that takes longer is killed
-    complaints  lines that break the protocol, which no answer shows: noise, answers to nothing
+    patience    seconds to wait for an answer; an engine that takes longer is killed
     """
 
     def __init__(self, command: str, model: str | Path, vocab_size: int, patience: float = PATIENCE) -> None:
-        self.complaints: list[str] = []
-        self._command, self._model, self._vocab_size, self._patience = command, str(model), vocab_size, patience
+        self._command, self._patience = command, patience
+        self._hello = {"kind": "hello", "protocol": PROTOCOL, "model": str(model), "vocab_size": vocab_size}
         self._process: LineProcess | None = None
         self._abilities: Abilities | None = None
         self._gone: str | None = None
+        self._noise = ""  # the last line that broke the protocol, which no answer shows
         self._serial = itertools.count()  # makes ids unique: a late answer must not be taken for one of another run
 
     def probe(self) -> Abilities:
@@ -99,14 +94,14 @@ class ExecTarget:
             raise TargetError(self._gone)
         if self._abilities is None:
             self._process = LineProcess(self._command, self._patience)
-            hello = {"kind": "hello", "protocol": PROTOCOL, "model": self._model, "vocab_size": self._vocab_size}
-            self._send(hello)
+            self._process.send([self._hello])
             try:
-                self._abilities = read_hello(self._process.receive(time.monotonic()))
+                self._abilities = read_hello(self._process.receive())
             except RequestError as problem:
                 raise self._lose(self._process.complaint(str(problem))) from None
             except TargetError as problem:
                 raise self._lose(str(problem)) from None
+            self._process.wait_for_nothing()
         return self._abilities
 
     def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
@@ -116,10 +111,9 @@ class ExecTarget:
     def close(self) -> None:
         """Says bye, waits a little, and kills what is left. It can't be used afterwards."""
         if self._process is not None and self._gone is None:
-            self._send({"kind": "bye"})
+            self._process.send([{"kind": "bye"}], is_last=True)
             self._process.close(GRACE)
-        if self._gone is None:
-            self._gone = "the engine was closed"
+        self._gone = self._gone or "the engine was closed"
 
     def _together(self, requests: Sequence[Request], came: Arrived) -> list[Answers]:
         """One run."""
@@ -133,49 +127,29 @@ class ExecTarget:
 
     def _run(self, requests: Sequence[Request], answers: dict[int, Answer], came: Arrived) -> None:
         """One run, whose answers are added as they come: none is lost when the engine dies. TargetError then."""
-        indices: dict[str, int] = {}  # by the id that the engine gets
-        for index, request in enumerate(requests):
-            name = f"{next(self._serial)}:{request.request_id}"
-            indices[name] = index
-            self._send(line_of(request, name))
-        self._send({"kind": "run"})
-        waiting, since = set(indices), time.monotonic()
-        while waiting:
-            assert self._process is not None
-            answered, fields = read_answer(self._process.receive(since))
-            if answered is None or answered not in indices:
-                unasked = f"an answer to {answered!r}, not asked in this run"
-                self._complain(fields if isinstance(fields, str) else unasked)
+        assert self._process is not None
+        names = [f"{next(self._serial)}:{request.request_id}" for request in requests]
+        self._process.send([*map(line_of, requests, names), {"kind": "run"}])
+        while len(answers) < len(requests):
+            name, fields = read_answer(self._process.receive())
+            if name not in names:
+                what = fields.get("error") if name is None else f"an answer to {name!r}, not asked in this run"
+                self._noise = f"; it also wrote: {shortened(str(what))}"
                 continue
-            index = indices[answered]
-            if answered not in waiting:
-                answers[index] = failed("answered twice in one run", NO_ANSWER)
-                came(index, (answers[index],))
-                continue
-            answers[index] = answer_of(requests[index], fields)
-            waiting.discard(answered)
+            index = names.index(name)
+            if index in answers:
+                fields = {"error": "answered twice in one run", "kind": NO_ANSWER}
+            answers[index] = checked_answer(requests[index], fields)
             came(index, (answers[index],))
-            since = time.monotonic()
-
-    def _complain(self, what: str) -> None:
-        if len(self.complaints) < MAX_COMPLAINTS:
-            self.complaints.append(shortened(what))
+            self._process.wait_anew()
+        self._process.wait_for_nothing()
 
     def _lose(self, how: str) -> TargetError:
         """Gives the engine up for good: what it would answer from now on can't be assigned to requests."""
-        self._gone = f"{how}; it also wrote: {self.complaints[-1]}" if self.complaints else how
+        self._gone = how + self._noise
         if self._process is not None:
             self._process.close(0.0)
         return TargetError(self._gone)
-
-    def _send(self, record: dict[str, Any]) -> None:
-        assert self._process is not None
-        self._process.send(json.dumps(record))
-
-
-def answer_of(request: Request, fields: dict[str, Any] | str) -> Answer:
-    """`fields`: as read_answer has them."""
-    return failed(fields, NO_ANSWER) if isinstance(fields, str) else checked_answer(request, fields)
 
 
 def line_of(request: Request, name: str) -> dict[str, Any]:
@@ -184,23 +158,15 @@ def line_of(request: Request, name: str) -> dict[str, Any]:
     return {"kind": "request", **request_as_json(replace(plain, after=None, after_tokens=None, pause=0))}
 
 
-def read_hello(line: Line) -> Abilities:
+def read_hello(line: bytes) -> Abilities:
     """What the engine says about itself. RequestError for anything but a hello of this protocol."""
-    fields = read_fields(line, "its first line")
+    fields = {"stops": False, **read_fields(line, "its first line")}
     if fields.pop("kind", None) != "hello":
         raise RequestError(f"its first line {shown(line)}: expected kind hello")
-    fields = dict.fromkeys(OPTIONAL_FIELDS, False) | fields
-    known = HELLO_FIELDS | OPTIONAL_FIELDS
-    for name, kind in known.items():
-        if type(fields.get(name)) is not kind:
-            value = repr(fields[name])[:80] if name in fields else "missing"
-            raise RequestError(f"hello: {name} {value}, expected {EXPECTED[kind]}")
-    for name in fields:
-        if name not in known:
-            raise RequestError(f"hello: {name[:80]!r}, expected no more than {', '.join(known)}")
-    for name, least in (("top_logprobs", 0), ("at_once", 1)):
-        if fields[name] < least:
-            raise RequestError(f"hello: {name} {fields[name]}, expected at least {least}")
+    if other := fields.keys() ^ HELLO.keys():
+        raise RequestError(f"hello: {', '.join(sorted(other))[:80]}: expected exactly {', '.join(HELLO)}")
+    for name, read in HELLO.items():
+        read(fields[name], f"hello: {name}")
     if fields["protocol"] != PROTOCOL:
         raise RequestError(f"hello: protocol {fields['protocol']}, expected {PROTOCOL}")
     return Abilities(
@@ -215,61 +181,46 @@ def read_hello(line: Line) -> Abilities:
     )
 
 
-def read_answer(line: Line) -> tuple[str | None, dict[str, Any] | str]:
-    """The id of an answer and its fields; for a bad line the id, if it can be read, and what is wrong."""
+def read_answer(line: bytes) -> tuple[Any, dict[str, Any]]:
+    """The id of an answer and its fields; of a bad line the id, if it can be read, and what is wrong as its error.
+
+    So what C's printf makes of NaN is an error of that answer.
+    """
     try:
         fields = read_fields(line, "a line")
     except RequestError as problem:
-        return id_of_a_bad_line(line.content), f"{problem}: {shown(line)}"
-    kind, name = fields.pop("kind", None), fields.pop("request_id", None)
-    if kind != "answer" or not isinstance(name, str):
-        return None, f"expected a line of kind answer with a request_id: {shown(line)}"
-    return name, fields
+        match = ID_OF_A_BAD_LINE.search(line)
+        name = None if match is None else match[1].decode(errors="replace")
+        return name, {"error": str(problem), "kind": NO_ANSWER}
+    kind = fields.pop("kind", None)
+    if kind != "answer":
+        return None, {"error": f"a line of kind {kind!r}, expected an answer: {shown(line)}"}
+    return fields.pop("request_id", None), fields
 
 
-def read_fields(line: Line, what: str) -> dict[str, Any]:
-    """The object on a line. RequestError if there is none."""
-    if line.fault:
-        raise RequestError(f"{what}: {line.fault}")
-    fields = parse_line(decode_text(line.content, what, RequestError), what)
+def read_fields(line: bytes, what: str) -> dict[str, Any]:
+    """The object on a line, with NaN and Infinity, which no answer may have. RequestError if there is none."""
+    try:
+        fields = json.loads(line.decode())
+    except (ValueError, RecursionError) as problem:  # a UnicodeDecodeError, too
+        raise RequestError(f"{what} {shown(line)}: not JSON: {problem}") from None
     if not isinstance(fields, dict):
-        raise RequestError(f"{what}: {type(fields).__name__}, expected a JSON object")
+        raise RequestError(f"{what} {shown(line)}: {type(fields).__name__}, expected a JSON object")
     return fields
 
 
-def id_of_a_bad_line(content: bytes) -> str | None:
-    """So that NaN in an answer is reported as the error of that answer."""
-    match = ID_OF_A_BAD_LINE.search(content)
-    if match is None:
-        return None
-    try:
-        name = json.loads(match[1])
-    except ValueError:
-        return None
-    return name if isinstance(name, str) else None
-
-
-def shown(line: Line) -> str:
-    return repr(shortened(line.content[:400].decode(errors="replace"), 100))
+def shown(line: bytes) -> str:
+    return repr(shortened(line[:400].decode(errors="replace"), 100))
 
 
 # --- the process
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line without its end. With a `fault`, `content` is only its beginning."""
-
-    content: bytes
-    fault: str | None = None
-
-
 class LineProcess:
-    """A child process that exchanges lines, and may misbehave: hang, die, flood, leave children behind. It gets
-    `patience` seconds for a line.
+    """A child process that exchanges lines, and leads a session of its own, so that it ends with all that it started.
 
-    Three threads keep the pipes from blocking: one writes what is to be sent, one reads whole lines, one drains stderr
-    and keeps its end for messages. The process leads its own session, and is ended with all that it started.
+    A thread watches it. If it is silent for `patience` seconds the session is killed, and once it has ended, too, since
+    children of it may hold its output open: so no read waits for ever. Its stderr goes to a file, for messages.
 
     RequestError for an invalid command, TargetError if it can't be started.
     """
@@ -277,123 +228,79 @@ class LineProcess:
     def __init__(self, command: str, patience: float) -> None:
         if not patience > 0:
             raise RequestError(f"patience {patience}: expected seconds, more than 0")
-        self.command, self.patience = command, min(patience, threading.TIMEOUT_MAX)
-        self._process = start(command)
-        self._lines: queue.Queue[Line | None] = queue.Queue(maxsize=WAITING_LINES)  # None: there will be no more
-        self._to_send: queue.Queue[bytes | None] = queue.Queue()
-        self._stderr: deque[bytes] = deque(maxlen=STDERR_LINES)
-        self._closing = threading.Event()
-        self._killed = False
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        self._stderr_thread = start_thread(self._drain_stderr, process.stderr)
-        self._threads = [
-            self._stderr_thread,
-            start_thread(self._read_lines, process.stdout),
-            start_thread(self._write_lines, process.stdin),
-        ]
+        self.command, self.patience = command, patience
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._process = start(command, self._stderr)
+        self._deadline, self._is_late = math.inf, False
+        self._watcher = in_background(self._watch)
 
-    def send(self, line: str) -> None:
-        """Never waits: a process that does not read is noticed when it does not answer."""
-        self._to_send.put(line.encode() + b"\n")
+    def send(self, records: Sequence[Mapping[str, Any]], is_last: bool = False) -> None:
+        """Never waits, as a process that answers before it has read all would be waited for by both sides."""
+        content = "".join(json.dumps(record) + "\n" for record in records).encode()
+        self.wait_anew()
+        in_background(lambda: self._write(content, is_last))
 
-    def receive(self, since: float) -> Line:
-        """The next line. TargetError if the process is gone, or silent since then (time.monotonic) for too long."""
-        deadline = since + self.patience
-        while True:
-            ended = self._process.poll() is not None  # its children may keep the pipe open and write nothing
-            until = min(deadline, time.monotonic() + SILENCE_AFTER_THE_END) if ended else deadline
-            wait = max(0.0, until - time.monotonic())
-            try:
-                line = self._lines.get(timeout=wait if ended else min(wait, 0.2))
-            except queue.Empty:
-                if ended or time.monotonic() >= deadline:
-                    raise TargetError(self.complaint("" if ended else f"no answer in {self.patience:g} s")) from None
-                continue
-            if line is None:
-                self._lines.put(None)  # for the next call
-                raise TargetError(self.complaint(""))
+    def receive(self) -> bytes:
+        """The next line. TargetError if the process is gone, or was silent for too long."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline(MAX_LINE)
+        if line.endswith(b"\n"):
             return line
+        if len(line) == MAX_LINE:
+            raise TargetError(self.complaint(f"a line of more than {MAX_LINE} bytes"))
+        half = f"half a line, and then its output ended: {shown(line)}" if line else ""
+        raise TargetError(self.complaint(f"no answer in {self.patience:g} s" if self._is_late else half))
+
+    def wait_anew(self) -> None:
+        """From now on it may be silent for its patience."""
+        self._deadline = time.monotonic() + self.patience
+
+    def wait_for_nothing(self) -> None:
+        """It may be silent until it gets something."""
+        self._deadline = math.inf
 
     def complaint(self, what: str) -> str:
         """What it did, how it ended if it has, and the end of its stderr."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if not what:
-                self._process.wait(timeout=1.0)
-        code = self._process.poll()
-        if code is None:
-            parts = [what or "it closed its output, and still runs"]
-        else:
-            parts = [*([what] if what else []), f"it ended {how_it_ended(code)}"]
-            self._kill()  # its children, which would keep stderr open
-            self._stderr_thread.join(timeout=1.0)
-        lines = [shortened(line.decode(errors="replace"), STDERR_CHARACTERS) for line in list(self._stderr)]
-        last = " | ".join(line for line in lines if line)
+        parts = [what] if what else []
+        try:
+            parts.append("" if self._is_late else f"it ended {how_it_ended(self._process.wait(1.0))}")
+        except subprocess.TimeoutExpired:
+            parts += [] if what else ["it closed its output, and still runs"]
+        self._stderr.seek(-min(self._stderr.seek(0, os.SEEK_END), STDERR_BYTES), os.SEEK_END)
+        lines = [shortened(line.decode(errors="replace"), STDERR_CHARACTERS) for line in self._stderr.readlines()]
+        last = " | ".join(line for line in lines[-STDERR_LINES:] if line)
         last = last if len(last) <= STDERR_CHARACTERS else f"...{last[-STDERR_CHARACTERS:]}"
         parts.append(f"last on stderr: {last}" if last else "nothing on stderr")
-        return f"exec:{shortened(self.command, 200)}: {'; '.join(parts)}"
+        return f"exec:{shortened(self.command, 200)}: {'; '.join(filter(None, parts))}"
 
     def close(self, grace: float = GRACE) -> None:
-        """Closes its input, and after `grace` seconds kills it and all that it started. Any number of times."""
-        self._to_send.put(None)
-        end = time.monotonic() + grace
-        while self._process.poll() is None and time.monotonic() < end:
-            self._discard_lines()
-            time.sleep(0.01)
-        self._closing.set()
-        self._kill()
-        for thread in self._threads:
-            thread.join(timeout=1.0)  # one may stay, if another process keeps the pipe open
+        """After `grace` seconds kills it and all that it started. Any number of times."""
+        self._deadline = time.monotonic() + grace
+        self._watcher.join()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._stderr.close()
 
-    def _discard_lines(self) -> None:
-        """At most as many as the queue holds: they are not needed any more, and the process must not block on them."""
-        with contextlib.suppress(queue.Empty):
-            for _ in range(WAITING_LINES):
-                if self._lines.get_nowait() is None:
-                    self._lines.put(None)
-                    return
+    def _write(self, content: bytes, is_last: bool) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it is gone: the reader will notice
+            self._process.stdin.write(content)
+            self._process.stdin.flush()
+            if is_last:
+                self._process.stdin.close()
 
-    def _kill(self) -> None:
-        """The whole session, once, as its number may be reused later. Waits for its leader."""
-        if self._killed:
-            return
-        self._killed = True
+    def _watch(self) -> None:
+        while time.monotonic() < self._deadline:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
+                break
+        else:
+            self._is_late = True
         kill_session(self._process)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=GRACE)
-
-    # --- the threads
-
-    def _write_lines(self, pipe: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the process is gone: the reader will notice
-            while (line := self._to_send.get()) is not None:
-                pipe.write(line)
-                pipe.flush()
-        with contextlib.suppress(OSError):
-            pipe.close()
-
-    def _read_lines(self, pipe: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError), pipe:
-            while content := pipe.readline(MAX_LINE + 1):
-                if not self._put(checked_line(content, pipe)):
-                    return
-        self._put(None)
-
-    def _put(self, line: Line | None) -> bool:
-        """Whether it is still needed. Waits while the queue is full, so that a flood does not fill the memory."""
-        while not self._closing.is_set():
-            with contextlib.suppress(queue.Full):
-                self._lines.put(line, timeout=0.1)
-                return True
-        return False
-
-    def _drain_stderr(self, pipe: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError), pipe:
-            while line := pipe.readline(4096):
-                self._stderr.append(line)
 
 
-def start(command: str) -> subprocess.Popen[bytes]:
+def start(command: str, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
     """The process of a command line, without a shell."""
     try:
         words = split_command(command)
@@ -402,38 +309,19 @@ def start(command: str) -> subprocess.Popen[bytes]:
     if not words:
         raise RequestError("exec: without a command, expected exec:COMMAND")
     try:
-        return subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **session(),
-        )
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, **session())
     except (OSError, ValueError) as problem:  # ValueError: a NUL in a word
         raise TargetError(f"exec:{command}: can't be started: {problem}") from None
 
 
-def start_thread(work: Callable[[IO[bytes]], None], pipe: IO[bytes]) -> threading.Thread:
-    thread = threading.Thread(target=work, args=(pipe,), daemon=True)
+def in_background(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
 
 
-def checked_line(content: bytes, pipe: IO[bytes]) -> Line:
-    """What readline() returned, whole or with its fault. The rest of a line that is too long is skipped."""
-    if content.endswith(b"\n"):
-        return Line(content[:-1])
-    if len(content) <= MAX_LINE:
-        return Line(content[:KEPT_OF_A_LONG_LINE], "half a line, and then its output ended")
-    while (rest := pipe.readline(2**20)) and not rest.endswith(b"\n"):
-        pass
-    return Line(content[:KEPT_OF_A_LONG_LINE], f"a line of more than {MAX_LINE} bytes")
-
-
 def how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"with exit code {code}"
     try:
-        return f"by {signal.Signals(-code).name}"
+        return f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
     except ValueError:
         return f"by signal {-code}"

@@ -28,7 +28,7 @@ from lfm2np.oracle.engines.records_json import (
     request_from_json,
 )
 from lfm2np.oracle.engines.target import Abilities, Arrived, Played, TargetError, ignored
-from lfm2np.values import show
+from lfm2np.values import same, show
 from scheduler.checksum import FIELD, damage, sealed
 
 MAX_LINE = 64 * 2**20
@@ -52,24 +52,24 @@ class Transcript:
         self._num_open = 0  # lines with a checksum behind the last end
         for where, line in self._lines.read():
             if line.startswith(RESULTS):
-                if is_target and (problem := damage(parse_line(decode_text(line, where, RequestError), where))):
-                    raise RequestError(f"{where}: {problem}")
+                if is_target:
+                    read_line(line, where)
                 continue
             raw = read_line(line, where)
             if "verdict" in raw:
                 self.verdict = str(raw["verdict"])
-                continue
-            if set(raw) == {"end", FIELD}:
-                require_end(raw["end"], self._num_open, where)
+            elif "end" in raw:
+                if not same(raw["end"], self._num_open):
+                    expected = f"expected {self._num_open}, as stand before it"
+                    raise RequestError(f"{where}: the end of {show(raw['end'])} answers, {expected}")
                 self._num_open = 0
-                continue
-            self._num_open += FIELD in raw
-            request, answer = read_pair(raw, where)
-            if is_target and contradicts(self._pairs.get(request.request_id), (request, answer)):
-                raise RequestError(
-                    f"{where}: {request.request_id!r}: another request or answer than an earlier line's, expected one"
-                )
-            self._pairs[request.request_id] = (request, answer)
+            else:
+                self._num_open += FIELD in raw
+                pair = read_pair(raw, where)
+                name = pair[0].request_id
+                if is_target and contradicts(self._pairs.get(name), pair):
+                    raise RequestError(f"{where}: {name!r}: another request or answer than an earlier line's")
+                self._pairs[name] = pair
         if is_target and self._num_open:
             raise RequestError(
                 f"{self.path}: no end behind the last {self._num_open} of its answers: its check broke off, and is to "
@@ -185,9 +185,10 @@ def contradicts(earlier: Pair | None, later: Pair) -> bool:
 
 
 def read_line(line: bytes, where: str) -> dict[str, Any]:
-    """Checks its checksum, if it has one. RequestError that names the line."""
+    """Of any kind, its checksum checked, if it has one. RequestError that names the line."""
     raw = parse_line(decode_text(line, where, RequestError), where)
-    if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"request", "answer"}, {"end"}, {"verdict"}):
+    known = ({"request", "answer"}, {"request", "answer", FIELD}, {"end", FIELD}, {"verdict"}, {"verdict", FIELD})
+    if not isinstance(raw, dict) or (set(raw) not in known and not line.startswith(RESULTS)):
         names = (", ".join(sorted(raw)) or "no fields") if isinstance(raw, dict) else type(raw).__name__
         raise RequestError(f"{where}: {names[:80]}, expected an object with request and answer")
     if FIELD in raw and (changed := damage(raw)):
@@ -195,15 +196,8 @@ def read_line(line: bytes, where: str) -> dict[str, Any]:
     return raw
 
 
-def require_end(count: Any, expected: int, where: str) -> None:
-    if type(count) is not int or count != expected:
-        raise RequestError(f"{where}: the end of {show(count)} answers, expected {expected}, as stand before it")
-
-
 def read_pair(raw: Mapping[str, Any], where: str) -> Pair:
     """RequestError that names the line."""
-    if "request" not in raw:
-        raise RequestError(f"{where}: an end without {FIELD}, expected an object with request and answer")
     try:
         return request_from_json(raw["request"]), answer_from_json(raw["answer"])
     except RequestError as problem:

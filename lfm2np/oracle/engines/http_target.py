@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from lfm2np.checkpoint.text.tokenizer import Tokenizer, text_of
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Location, Response, value_at
-from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, TimedOut
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Location, split_choices, value_at
+from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, TimedOut, metrics_of
 from lfm2np.oracle.engines.records import (
     BROKEN,
     DEAD,
@@ -37,7 +37,7 @@ from lfm2np.oracle.engines.records import (
     is_due,
     shortened,
 )
-from lfm2np.oracle.engines.records_json import checked_answer
+from lfm2np.oracle.engines.records_json import answer_from_json, checked_answer
 from lfm2np.oracle.engines.target import Abilities, Answers, Arrived, Played, TargetError, ignored, in_flight
 from lfm2np.oracle.engines.validate import validate
 
@@ -84,6 +84,8 @@ class HttpTarget:
         self._probe_ids = PROBE_IDS if tokenizer is None else tuple(tokenizer.encode(PROBE_TEXT))
         self._model_name, self._at_once, self._is_chat = model_name, at_once, chat
         self._spoken: Spoken | None = None
+        self.counts_hits = True  # until /metrics lacks them
+        self._num_hits: float | None = None  # as it was last read there
 
     def spoken(self) -> Spoken:
         """The first dialect that works. TargetError, with each one's problem, if none does or there is no server."""
@@ -119,17 +121,31 @@ class HttpTarget:
     def read(self, reply: Mapping[str, Any], request: Request, is_streamed: bool, is_aborted: bool) -> Answers:
         """One answer a sample; RequestError for a reply of impossible form."""
         dialect = self.spoken().dialect
-        samples = [dict(reply)] if dialect.split_samples is None else dialect.split_samples(reply)
+        samples = split_choices(reply) if dialect.takes_samples else [dict(reply)]
         has_begun = not is_aborted or len(samples) >= request.params.n  # else it was left before each had a token
         if len(samples) != request.params.n and has_begun:
             return (failed(f"{len(samples)} samples, expected {request.params.n}", IMPOSSIBLE),)
         responses = [dialect.read(sample, request) for sample in samples]
-        counts = [(each.new_tokens, len(each.fields.get("token_ids") or ())) for each in responses]
-        if is_streamed and not dialect.streams_all and any(there != streamed for there, streamed in counts):
+        is_whole = all(fields.get("new_tokens") == len(fields.get("token_ids", ())) for fields in responses)
+        if is_streamed and not dialect.streams_all and not is_whole:
             return (Answer(finish_reason="abort" if is_aborted else None, is_aborted=is_aborted),)
-        cached = cached_tokens(dialect, reply, request)
+        count = None if dialect.cached is None else value_at(reply, dialect.cached)
+        cached = count if type(count) is int and 0 <= count <= len(request.prompt_token_ids) else None
         answers = [read_answer(request, response) for response in responses]
         return tuple(replace(answer, is_aborted=is_aborted, cached_tokens=cached) for answer in answers)
+
+    def new_hits(self) -> int | None:
+        """Prompt tokens that came from the cache since the last call, by the server's own counter; None: it has none.
+
+        Not since the round began: a counter may rise after the answer is sent. At first 0: those are of others.
+        """
+        metrics: dict[str, float] = {}
+        with contextlib.suppress(HttpError, TargetError):
+            metrics = metrics_of(self.client.get_text("/metrics"))
+        counts = [metrics[name] for name in self.spoken().dialect.metrics.cached if name in metrics]
+        self.counts_hits = bool(counts)
+        before, self._num_hits = self._num_hits, sum(counts)
+        return None if not counts else max(0, int(self._num_hits - (self._num_hits if before is None else before)))
 
     # --- the search for a dialect
 
@@ -146,14 +162,23 @@ class HttpTarget:
                     except HttpError as problem:
                         raise TargetError(f"{self.client.place}{dialect.path}: {problem}") from None
                     else:
-                        return with_refused(spoken, refused)
+                        can = spoken.abilities
+                        is_least = not (can.takes_token_ids and can.tells_token_ids)  # then all are told, else its own
+                        kept = tuple(
+                            words for (name, _), words in refused.items() if is_least or name == spoken.dialect.name
+                        )
+                        return spoken._replace(abilities=replace(can, refused=kept))
         raise TargetError(f"{self.client.place}: no known dialect: {'; '.join(refused.values())}")
 
     def _models(self) -> Iterator[str | None]:
-        """Names to try: most servers want none, and some would load another model by its name."""
+        """Names to try: most servers want none, some the only one that they list, some would load another by it."""
         yield self._model_name
-        if self._model_name is None and (name := self.client.only_model()) is not None:
-            yield name
+        if self._model_name is None:
+            with contextlib.suppress(HttpError):
+                listed = self.client.get("/v1/models")
+                name = value_at(listed, ("data", 0, "id"))
+                if isinstance(name, str) and value_at(listed, ("data", 1)) is None:
+                    yield name
 
     def _try(self, dialect: Dialect, extras: Extras) -> Spoken:
         """BadReply or RequestError if the server does not answer so."""
@@ -162,28 +187,29 @@ class HttpTarget:
         request = greedy("probe", ids, PROBE_TOKENS, prompt_text=PROBE_TEXT, message=PROBE_TEXT, **scored)
         body = dialect.request(request, extras)
         reply = self.client.post(dialect.path, body)
-        # How it ends is for the check.
-        answer = validate(request, replace(read_answer(request, dialect.read(reply, request)), is_aborted=True))
-        if answer.error is not None:
+        answer = replace(read_answer(request, dialect.read(reply, request)), is_aborted=True)  # its end is the check's
+        if (answer := validate(request, answer, self._vocab_size)).error is not None:
             raise RequestError(answer.error)
-        if self._vocab_size is not None:
-            require_ids(answer, self._vocab_size)
         if dialect.takes_token_ids and answer.token_ids is None:
             places = " or ".join(field.path for field in dialect.fields if field.says == "token_ids")
             raise RequestError(f"no token ids in the reply, expected {places}")
         self.is_streaming = self._does_stream(dialect, body)
         self._spoken = Spoken(dialect, extras, self._reported(dialect, answer, reply))  # for the probes that follow
         try:
-            abilities = self._probed(dialect, request, answer)
+            return self._spoken._replace(abilities=self._probed(dialect, request, answer))
         finally:
             self._spoken = None
-        return Spoken(dialect, extras, abilities)
 
     def _reported(self, dialect: Dialect, answer: Answer, reply: Mapping[str, Any]) -> Abilities:
         """What the server says about itself, and what one answer shows."""
+        version = reply.get("system_fingerprint")
+        if dialect.version is not None:
+            with contextlib.suppress(HttpError):
+                version = value_at(self.client.get(dialect.version.url), dialect.version.path) or version
+        told = shortened(version, 120) if isinstance(version, str) and version else "not told"
         slots = self.number_at([dialect.slots, *(each.slots for each in dialects.DIALECTS)])
         return Abilities(
-            engine=f"{dialect.name} dialect, {self._version(dialect, reply)}",
+            engine=f"{dialect.name} dialect, version {told}",
             takes_token_ids=dialect.takes_token_ids,
             tells_token_ids=answer.token_ids is not None,
             tells_logprobs=answer.logprobs is not None,
@@ -200,17 +226,22 @@ class HttpTarget:
     def _probed(self, dialect: Dialect, request: Request, whole: Answer) -> Abilities:
         """What it accepts besides greedy requests, each tried. Samples are drawn, as some servers refuse several of a
         greedy request."""
-        drawn = changed(request, temperature=1.0, seed=1, prompt_logprobs=None)
+        plain = changed(request, prompt_logprobs=None)
+        drawn, cold = changed(plain, temperature=1.0, seed=1), changed(request, cold=True)
         is_whole = self.is_streaming and dialect.streams_all and dialect.takes_token_ids
-        cold = changed(request, cold=True)
+        tokenizer = self._tokenizer
         return replace(
             self.spoken().abilities,
-            takes_stops=self._works(changed(request, stop="\u2603", prompt_logprobs=None)),
+            takes_stops=self._works(changed(plain, stop="\u2603")),
             takes_sampling=dialect.raw_logprobs and self._works(drawn),
-            takes_samples=dialect.split_samples is not None and self._works(changed(drawn, n=2)),
+            takes_samples=dialect.takes_samples and self._works(changed(drawn, n=2)),
             takes_streams=is_whole and self._takes_stream(request, whole),
             takes_cold=self.body(cold) != self.body(request),
-            tells_texts=self._tokenizer is None or not self._hides_texts(request, self._tokenizer),
+            tells_texts=tokenizer is None
+            or all(
+                answer.text != "" or not tokenizer.decode(answer.ids)
+                for answer in self._tried(changed(plain, max_tokens=8))
+            ),
         )
 
     def _works(self, request: Request) -> bool:
@@ -219,17 +250,13 @@ class HttpTarget:
 
     def _tried(self, request: Request) -> Answers:
         (answers,) = HttpRun(self, Trace((request,)), 1, ignored).played().answers
-        return tuple(validate(each, answer) for each, answer in zip([request] * len(answers), answers, strict=True))
+        return tuple(validate(request, answer) for answer in answers)
 
     def _takes_stream(self, request: Request, whole: Answer) -> bool:
         """Whether its events hold what the whole answer does: tokens, and log-probabilities if that reports them."""
         (streamed,) = self._tried(changed(request, streamed=True))
         tells = streamed.token_ids is not None and (streamed.logprobs is not None or whole.logprobs is None)
         return streamed.is_refuted or (tells and streamed.error is None)
-
-    def _hides_texts(self, request: Request, tokenizer: Tokenizer) -> bool:
-        answers = self._tried(changed(request, max_tokens=8, prompt_logprobs=None))
-        return any(answer.text == "" and tokenizer.decode(answer.token_ids or ()) for answer in answers)
 
     def _does_stream(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
         try:
@@ -246,13 +273,6 @@ class HttpTarget:
                     if type(value) is int and value > 0:
                         return value
         return None
-
-    def _version(self, dialect: Dialect, reply: Mapping[str, Any]) -> str:
-        version = reply.get("system_fingerprint")
-        if dialect.version is not None:
-            with contextlib.suppress(HttpError):
-                version = value_at(self.client.get(dialect.version.url), dialect.version.path) or version
-        return f"version {shortened(version, 120)}" if isinstance(version, str) and version else "version not told"
 
 
 class HttpRun:
@@ -272,11 +292,20 @@ class HttpRun:
     def played(self) -> Played:
         """The answers to all requests. An interrupt cuts all connections."""
         indices = range(len(self._trace.requests))
+        held = None
         try:
             for index in indices:
                 threading.Thread(target=self._play, args=(index,), daemon=True).start()
             for _ in indices:
-                self._report(self._next())
+                index = self._next()
+                if held is None and self._target.counts_hits and self._lacks_hits(index):
+                    held = index  # it gets the round's
+                else:
+                    self._report(index)
+            if held is not None:
+                first, *others = self._answers[held]
+                self._answers[held] = (replace(first, round_cached_tokens=self._target.new_hits()), *others)
+                self._report(held)
         except BaseException:
             self._target.close()
             with contextlib.suppress(RequestError, queue.Empty):  # RequestError may be what came
@@ -290,6 +319,11 @@ class HttpRun:
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._done.get(timeout=0.5)
+
+    def _lacks_hits(self, index: int) -> bool:
+        """Whether it is a judged answer that does not say what came from the cache."""
+        (answer, *_), request = self._answers[index], self._trace.requests[index]
+        return answer.error is None and answer.cached_tokens is None and request.abort_after is None
 
     def _report(self, index: int) -> None:
         answers = self._answers[index]
@@ -319,16 +353,17 @@ class HttpRun:
         """Errors as HttpClient has them; RequestError for a reply of impossible form."""
         target, client = self._target, self._target.client
         path, request = target.spoken().dialect.path, target.with_text(request)
-        body = target.body(request)
-        if request.abort_after is not None and not (request.abort_after and target.is_streaming):
-            try:
-                reply = client.post(path, body, UNSTREAMED_SECONDS if request.abort_after else AT_ONCE)
-            except TimedOut:
-                return (Answer(finish_reason="abort", is_aborted=True),)
-            return target.read(reply, request, is_streamed=False, is_aborted=False)
-        if not (self._trace.is_streamed(index) and target.is_streaming):
-            return target.read(client.post(path, body), request, is_streamed=False, is_aborted=False)
-        return self._streamed(index, request, body)
+        body, seconds = target.body(request), None
+        if self._trace.is_streamed(index) and target.is_streaming and request.abort_after != 0:
+            return self._streamed(index, request, body)
+        if request.abort_after is not None:
+            seconds = UNSTREAMED_SECONDS if request.abort_after else AT_ONCE
+        try:
+            return target.read(client.post(path, body, seconds), request, is_streamed=False, is_aborted=False)
+        except TimedOut:
+            if seconds is None:
+                raise
+            return (Answer(finish_reason="abort", is_aborted=True),)
 
     def _streamed(self, index: int, request: Request, body: Mapping[str, Any]) -> Answers:
         target, dialect = self._target, self._target.spoken().dialect
@@ -367,10 +402,8 @@ def failure_of(problem: BaseException) -> Answer:
         kind = HANG
     elif isinstance(problem, HttpError) and problem.status is not None:
         kind = FAILED if problem.status >= 500 else REFUSED
-    elif isinstance(problem, HttpError) and not isinstance(problem, BadReply):
-        kind = BROKEN
     else:
-        kind = NO_ANSWER
+        kind = BROKEN if isinstance(problem, HttpError) and not isinstance(problem, BadReply) else NO_ANSWER
     is_known = isinstance(problem, TargetError | HttpError | RequestError)
     return failed(str(problem) if is_known else f"{type(problem).__name__}: {problem}", kind)
 
@@ -381,45 +414,17 @@ def stream_error(events: Sequence[Mapping[str, Any]]) -> str | None:
     return None if not error else shortened(error if isinstance(error, str) else json.dumps(error), 300)
 
 
-def with_refused(spoken: Spoken, refused: Mapping[tuple[str, str], str]) -> Spoken:
-    """With the probes that failed before: all where no ids are taken or reported, else those of the same dialect."""
-    is_least = not (spoken.abilities.takes_token_ids and spoken.abilities.tells_token_ids)
-    kept = tuple(words for (name, _), words in refused.items() if is_least or name == spoken.dialect.name)
-    return spoken._replace(abilities=replace(spoken.abilities, refused=kept))
-
-
-def require_ids(answer: Answer, vocab_size: int) -> None:
-    for token_id in answer.token_ids or ():
-        if token_id >= vocab_size:
-            raise RequestError(f"token_ids: token id {token_id}: expected 0 to {vocab_size - 1}")
-
-
-def read_answer(request: Request, response: Response) -> Answer:
-    """An Answer with `error`, naming the field, where the response contradicts the request or itself."""
-    fields, expected = response.fields, len(request.prompt_token_ids)
-    if response.prompt_tokens is not None and expected and response.prompt_tokens != expected:
-        return failed(f"prompt tokens: the server counted {response.prompt_tokens!r}, expected {expected}", NO_ANSWER)
-    if fields.get("token_ids") is None:
-        return text_answer(fields)
+def read_answer(request: Request, read: Mapping[str, Any]) -> Answer:
+    """What a dialect read: an Answer with `error`, naming the field, where it contradicts the request or itself."""
+    fields, expected = dict(read), len(request.prompt_token_ids)
+    in_prompt, new = fields.pop("prompt_tokens", None), fields.pop("new_tokens", None)
+    if in_prompt is not None and expected and in_prompt != expected:
+        return failed(f"prompt tokens: the server counted {in_prompt!r}, expected {expected}", NO_ANSWER)
+    if fields.get("token_ids") is None:  # in text only: it can't be right or wrong, only inconclusive
+        if not isinstance(fields.get("text"), str):
+            return failed(f"text {fields.get('text')!r}: expected text", NO_ANSWER)
+        return answer_from_json({name: fields.get(name) for name in ("text", "finish_reason")})
     answer = checked_answer(request, fields)
-    if answer.error is None and response.new_tokens is not None and response.new_tokens != answer.num_tokens:
-        return failed(
-            f"token_ids: {answer.num_tokens}, but the server counted {response.new_tokens!r} new tokens", NO_ANSWER
-        )
+    if answer.error is None and new is not None and new != answer.num_tokens:
+        return failed(f"token_ids: {answer.num_tokens}, but the server counted {new!r} new tokens", NO_ANSWER)
     return answer
-
-
-def text_answer(fields: Mapping[str, Any]) -> Answer:
-    """An answer in text only: it can't be right or wrong, only inconclusive."""
-    text, reason = fields.get("text"), fields.get("finish_reason")
-    if not isinstance(text, str):
-        return failed(f"text {text!r}: expected text", NO_ANSWER)
-    if reason is not None and not isinstance(reason, str):
-        return failed(f"finish_reason {reason!r}: expected text", NO_ANSWER)
-    return Answer(text=text, finish_reason=reason)
-
-
-def cached_tokens(dialect: Dialect, reply: Mapping[str, Any], request: Request) -> int | None:
-    """Prompt tokens that came from the cache; None where that is not reported, or can't be."""
-    count = None if dialect.cached is None else value_at(reply, dialect.cached)
-    return count if type(count) is int and 0 <= count <= len(request.prompt_token_ids) else None

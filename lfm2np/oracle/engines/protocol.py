@@ -143,9 +143,7 @@ def names_in(attribute: str, given: Any, known: Collection[str], expected: str) 
 def told(engine: Any) -> dict[str, int]:
     """The sizes that it says are its own. RequestError for a name that is not of TOLD."""
     sizes = dict(getattr(engine, "sizes", {}))
-    for name in sizes:
-        if name not in TOLD:
-            raise RequestError(f"sizes {name!r}: expected names among {', '.join(TOLD)}")
+    names_in("sizes", tuple(sizes), TOLD, f"names among {', '.join(TOLD)}")
     return sizes
 
 
@@ -181,9 +179,7 @@ def search_current_folder() -> None:
             sys.path.insert(0, here)
 
 
-def sizes_of(wishes: Mapping[str, Any]) -> dict[str, Any]:
-    """The wishes, checked to be known ones."""
-    for name in wishes:
-        if name not in SIZES:
-            raise RequestError(f"size {name!r}: expected one of {', '.join(SIZES)}")
-    return dict(wishes)
+def sizes_of(hints: Mapping[str, Any]) -> dict[str, Any]:
+    """The hints, checked to be known ones."""
+    names_in("size", tuple(hints), SIZES, f"one of {', '.join(SIZES)}")
+    return dict(hints)

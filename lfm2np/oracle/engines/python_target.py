@@ -10,17 +10,14 @@ An engine that hangs can't be stopped from here: one that may hang runs behind e
 from __future__ import annotations
 
 import itertools
-import operator
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.engines.protocol import Factory, lacking, load_factory, missing, sizes_of, told
-from lfm2np.oracle.engines.records import IMPOSSIBLE, NO_ANSWER, UNTOLD, Answer, Request, Trace, failed, fault, greedy
+from lfm2np.oracle.engines.records import IMPOSSIBLE, NO_ANSWER, Answer, Request, Trace, changed, failed, fault, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, checked_answer
 from lfm2np.oracle.engines.stepping import FAULTS, StepRun
 from lfm2np.oracle.engines.target import (
@@ -39,6 +36,10 @@ from lfm2np.oracle.engines.target import (
 STEP = "step"  # the tag of requests that are to share a step of as many tokens
 BUDGET = "max_num_batched_tokens"
 OPTIONS = ("logprobs", "prompt_logprobs")  # parameters that an engine may not accept
+REPORTED = (  # fields of an answer that an engine's object may have
+    *("token_ids", "logprobs", "top_logprobs", "prompt_logprobs", "text"),
+    *("finish_reason", "stop_reason", "routes", "cached_tokens"),
+)
 
 
 class PythonTarget:
@@ -172,8 +173,7 @@ class PythonTarget:
         name = f"{next(self._serial)}:{request.request_id}"
         refused: dict[str, Any] = {option: None for option in OPTIONS if option not in self._accepted}
         salt = name if request.cold and "salts" not in lacking(self._live()) else request.cache_salt
-        params: SamplingParams = replace(request.params, **refused) if refused else request.params
-        return replace(request, request_id=name, params=params, cache_salt=salt)
+        return changed(request, request_id=name, cache_salt=salt, **refused)
 
     def _generated(self, requests: Sequence[Request], came: Arrived) -> list[Answers]:
         """By generate(). If that raises, each is sent alone, to learn which it can't take, then the rest again."""
@@ -210,7 +210,7 @@ class PythonTarget:
         if not self._needs_score(request, answers):
             return answers
         try:
-            scores = numbers(self._live().score(request.prompt_token_ids))
+            scores = self._live().score(request.prompt_token_ids)
         except FAULTS as problem:
             return (failed(f"score(): {fault(problem)}"),)
         return (checked_answer(request, {**answer_as_json(answers[0]), "prompt_logprobs": scores}),)
@@ -235,38 +235,16 @@ def answers_of(request: Request, samples: Any) -> Answers:
 
 
 def answer_of(request: Request, sample: Any) -> Answer:
-    """An engine's own object with the fields of Answer, NumPy's numbers too, as an Answer."""
+    """An engine's own object with some of an Answer's fields, NumPy's numbers too, as an Answer."""
     try:
-        fields = {
-            "token_ids": [operator.index(token) for token in sample.token_ids],
-            "logprobs": numbers(getattr(sample, "logprobs", None)),
-            "top_logprobs": getattr(sample, "top_logprobs", None),
-            "prompt_logprobs": numbers(getattr(sample, "prompt_logprobs", None)),
-            "finish_reason": getattr(sample, "finish_reason", None),
-            "stop_reason": getattr(sample, "stop_reason", UNTOLD),
-            "text": text if isinstance(text := getattr(sample, "text", None), str) else None,
-            "routes": whole_numbers(getattr(sample, "routes", None)),
-            "cached_tokens": getattr(sample, "cached_tokens", None),
-        }
+        fields = {name: getattr(sample, name) for name in REPORTED if hasattr(sample, name)}
     except FAULTS as problem:
         return failed(f"no answer: {fault(problem)}", NO_ANSWER)
-    if fields["finish_reason"] == "error":
+    if fields.get("finish_reason") == "error":
         return failed("the engine ended it with finish_reason error")
-    if fields["finish_reason"] == "abort":
+    if fields.get("finish_reason") == "abort":
         fields["prompt_logprobs"] = None  # of only a part of it
     return checked_answer(request, fields)
-
-
-def numbers(values: Any) -> list[float] | None:
-    """As floats, NumPy's too."""
-    return None if values is None else [float(value) for value in values]
-
-
-def whole_numbers(routes: Any) -> list[list[list[int]]] | None:
-    """As lists, NumPy's arrays too."""
-    if routes is None:
-        return None
-    return [[[operator.index(expert) for expert in experts] for experts in layers] for layers in routes]
 
 
 def counters(engine: Any) -> dict[str, float]:

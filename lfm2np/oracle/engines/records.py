@@ -107,6 +107,7 @@ class Answer:
     routes: Routes | None = None  # of the prompt's and the new tokens in turn; those of the last are not used
     logits: tuple[bytes, ...] | None = None  # the bits of each row that a token was chosen from
     cached_tokens: int | None = None  # of its prompt, taken from the cache
+    round_cached_tokens: int | None = None  # of all prompts of its trace, by the server's counter; at one answer of it
     error: str | None = None  # why it can't be judged
     kind: str = ""  # of the error, as above
     sent: float | None = None
@@ -155,14 +156,16 @@ class Trace:
         return request.streamed or request.abort_after is not None or is_awaited
 
 
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=0)
+
+
 def greedy(request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, **fields: Any) -> Request:
     """A request for exactly `max_tokens` of the likeliest tokens (an end-of-sequence token is no end), with their
     log-probabilities. `fields`: of Request or of SamplingParams; `case` is a tag."""
-    params = {name: fields.pop(name) for name in list(fields) if name in SamplingParams.__dataclass_fields__}
     if "case" in fields:
         fields["tags"] = {"case": fields.pop("case"), **fields.get("tags", {})}
-    chosen = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, "logprobs": 0, **params}, max_tokens=max_tokens)
-    return Request(request_id, tuple(prompt_token_ids), chosen, **fields)
+    plain = Request(request_id, tuple(prompt_token_ids), GREEDY)
+    return changed(plain, max_tokens=max_tokens, **fields)
 
 
 def changed(request: Request, **fields: Any) -> Request:

@@ -16,7 +16,8 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from typing import Any
 
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.engine.sampling.params import as_json as params_as_json
@@ -26,9 +27,7 @@ from lfm2np.oracle.engines.records import (
     FAILED,
     IMPOSSIBLE,
     NO_ANSWER,
-    UNTOLD,
     Answer,
-    Ids,
     Request,
     Routes,
     Trace,
@@ -37,11 +36,9 @@ from lfm2np.oracle.engines.records import (
     require_request,
 )
 
-T = TypeVar("T")
 DEFAULTS = greedy("", (0,), 1)
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 FIELDS = {field.name for field in dataclasses.fields(Request)} - {"params"}
-ANSWER_FIELDS = {field.name for field in dataclasses.fields(Answer)} - {"logits"}
 # Tags that say where a request stands in the plan. They change nothing of the request.
 NOTED = ("place", "seen", "abort", "order", "together")
 
@@ -62,19 +59,18 @@ def request_as_json(request: Request) -> dict[str, Any]:
 
 def request_from_json(raw: Any, where: str = "a request") -> Request:
     """RequestError that names the field for anything that `request_as_json` would not write."""
-    fields = _object(raw, where)
-    for name in fields:
-        if name not in FIELDS and name not in SAMPLING:
-            raise RequestError(f"{where}.{name}: expected one of {', '.join(sorted(FIELDS | SAMPLING))}")
-    ids, tags = _ids(fields, "prompt_token_ids"), dict(_object(fields.get("tags", {}), "tags"))
+    fields = read_object(raw, where)
+    if unknown := [name for name in fields if name not in FIELDS and name not in SAMPLING]:
+        raise RequestError(f"{where}.{unknown[0]}: expected one of {', '.join(sorted(FIELDS | SAMPLING))}")
+    texts = ("request_id", "cache_salt", "prompt_text", "message")
+    own = {"request_id": "", **{name: value for name, value in fields.items() if name not in SAMPLING}}
+    own |= {name: read_text(own[name], name) for name in texts if own.get(name) is not None}
+    own["prompt_token_ids"] = ids = read_ids(fields.get("prompt_token_ids"), "prompt_token_ids")
+    own["tags"] = tags = dict(read_object(fields.get("tags", {}), "tags"))
     if tags.get("length", len(ids)) != len(ids):
         raise RequestError(f"tags.length {repr(tags['length'])[:40]}: expected {len(ids)}, as many as prompt_token_ids")
-    params = {name: value for name, value in fields.items() if name in SAMPLING}
-    own = {name: value for name, value in fields.items() if name not in SAMPLING}
-    for name in ("request_id", "cache_salt", "prompt_text", "message"):
-        _optional(own, name, _text)
-    given = params_from_json({**params_as_json(DEFAULTS.params), **params})
-    request = Request(**{"request_id": "", **own, "prompt_token_ids": ids, "params": given, "tags": tags})
+    sampling = {name: value for name, value in fields.items() if name in SAMPLING}
+    request = Request(params=params_from_json({**params_as_json(DEFAULTS.params), **sampling}), **own)
     require_request(request, where, None)
     return request
 
@@ -87,36 +83,16 @@ def answer_as_json(answer: Answer) -> dict[str, Any]:
 
 def answer_from_json(raw: Any) -> Answer:
     """RequestError that names the field: unknown, wrong type, not finite, or wrong length."""
-    fields = _object(raw, "an answer")
-    for name in fields:
-        if name not in ANSWER_FIELDS:
-            raise RequestError(f"answer field {name!r}: expected one of {', '.join(sorted(ANSWER_FIELDS))}")
-    ids, logprobs = _optional(fields, "token_ids", _ids), _optional(fields, "logprobs", _numbers)
-    top = _optional(fields, "top_logprobs", _tops)
-    for name, values in (("logprobs", logprobs), ("top_logprobs", top)):
-        if values is not None and len(values) != len(ids or ()):
-            raise RequestError(f"{name}: {len(values)} entries for {len(ids or ())} token_ids, expected one each")
-    texts: dict[str, Any] = {name: _optional(fields, name, _text) for name in ("text", "finish_reason", "error")}
-    times: dict[str, Any] = {name: _optional(fields, name, _a_number) for name in ("sent", "first", "ended")}
-    cached = _optional(fields, "cached_tokens", lambda fields, name: _whole(fields[name], name))
-    stop_reason, is_aborted = fields.get("stop_reason", UNTOLD), fields.get("is_aborted", False)
-    if stop_reason is not None and type(stop_reason) not in (int, str):
-        raise RequestError(f"stop_reason {repr(stop_reason)[:40]}: expected a token id, a text or null")
-    if type(is_aborted) is not bool:
-        raise RequestError(f"is_aborted {repr(is_aborted)[:40]}: expected true or false")
-    return Answer(
-        ids,
-        logprobs,
-        top,
-        _optional(fields, "prompt_logprobs", _numbers),
-        stop_reason=stop_reason,
-        routes=_optional(fields, "routes", read_routes),
-        cached_tokens=cached,
-        kind=_optional(fields, "kind", _text) or "",
-        is_aborted=is_aborted,
-        **texts,
-        **times,
-    )
+    fields = read_object(raw, "an answer")
+    if unknown := [name for name in fields if name not in ANSWER_FIELDS]:
+        raise RequestError(f"answer field {unknown[0]!r}: expected one of {', '.join(sorted(ANSWER_FIELDS))}")
+    stopped = {"stop_reason": None} if "stop_reason" in fields else {}  # null is a reason there, and nothing elsewhere
+    values = {name: ANSWER_FIELDS[name](value, name) for name, value in fields.items() if value is not None}
+    answer = Answer(**{**stopped, **values})
+    for name, some in (("logprobs", answer.logprobs), ("top_logprobs", answer.top_logprobs)):
+        if some is not None and len(some) != answer.num_tokens:
+            raise RequestError(f"{name}: {len(some)} entries for {answer.num_tokens} token_ids, expected one each")
+    return answer
 
 
 def checked_answer(request: Request, fields: Mapping[str, Any]) -> Answer:
@@ -172,47 +148,28 @@ def parse_line(line: str, what: str) -> Any:
         raise RequestError(f"{what}: not JSON: {problem}") from None
 
 
-def _object(raw: Any, what: str) -> dict[str, Any]:
-    if not isinstance(raw, dict):
-        raise RequestError(f"{what}: {type(raw).__name__}, expected a JSON object")
-    return raw
+# --- values: each as a record has it, or RequestError that names the field
 
 
-def _optional(fields: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any], str], T]) -> T | None:
-    return None if fields.get(name) is None else read(fields, name)
+def of_kind(*kinds: type, expected: str) -> Callable[[Any, str], Any]:
+    def read(value: Any, name: str) -> Any:
+        if type(value) not in kinds:
+            raise RequestError(f"{name} {repr(value)[:40]}: expected {expected}")
+        return value
+
+    return read
 
 
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise RequestError(f"{name} {value!r}: expected text")
-    return value
-
-
-def _whole(value: Any, name: str, least: int = 0) -> int:
-    if type(value) is not int or value < least:
+def whole_number(value: Any, name: str, least: int = 0) -> int:
+    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))  # NumPy's, too
+    if not is_whole or value < least:
         raise RequestError(f"{name} {value!r}: expected a whole number, at least {least}")
-    return value
+    return int(value)
 
 
-def _list(value: Any, name: str, of: str = "") -> list[Any] | tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise RequestError(f"{name}: {type(value).__name__}, expected a list{of}")
-    return value
-
-
-def _ids(fields: Mapping[str, Any], name: str) -> Ids:
-    ids = _list(fields.get(name), name, " of token ids")
-    return tuple(_whole(item, f"{name}[{index}]") for index, item in enumerate(ids))
-
-
-def _a_number(fields: Mapping[str, Any], name: str) -> float:
-    return _number(fields[name], name)
-
-
-def _number(value: Any, name: str) -> float:
+def finite_number(value: Any, name: str) -> float:
     try:
-        number = float(value) if type(value) in (int, float) else math.nan
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:  # a whole number beyond float64
         number = math.nan
     if not math.isfinite(number):
@@ -220,30 +177,55 @@ def _number(value: Any, name: str) -> float:
     return number
 
 
-def _numbers(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
-    values = _list(fields.get(name), name, " of numbers")
-    return tuple(_number(item, f"{name}[{index}]") for index, item in enumerate(values))
+def list_of(read: Callable[[Any, str], Any], what: str) -> Callable[[Any, str], tuple[Any, ...]]:
+    def read_all(values: Any, name: str) -> tuple[Any, ...]:
+        values = values.tolist() if hasattr(values, "tolist") else values  # NumPy's and PyTorch's
+        if not isinstance(values, list | tuple):
+            raise RequestError(f"{name}: {type(values).__name__}, expected a list of {what}")
+        return tuple(read(value, f"{name}[{index}]") for index, value in enumerate(values))
+
+    return read_all
+
+
+def read_object(raw: Any, what: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise RequestError(f"{what}: {type(raw).__name__}, expected a JSON object")
+    return raw
+
+
+def top_logprobs(raw: Any, name: str) -> dict[int, float]:
+    entries = read_object(raw, name)
+    for key in entries:
+        if not (isinstance(key, Integral) or (isinstance(key, str) and key.isascii() and key.isdigit())):
+            raise RequestError(f"{name}: key {key!r}, expected a token id")
+    return {int(key): finite_number(value, f"{name}[{key}]") for key, value in entries.items()}
+
+
+read_text = of_kind(str, expected="text")
+read_switch = of_kind(bool, expected="true or false")
+read_ids = list_of(whole_number, "token ids")
+expert_ids = list_of(lambda value, name: whole_number(value, name, -1), "expert ids")
+routes = list_of(list_of(expert_ids, "layers"), "positions")
+ANSWER_FIELDS: dict[str, Callable[[Any, str], Any]] = {
+    "token_ids": read_ids,
+    "logprobs": list_of(finite_number, "numbers"),
+    "top_logprobs": list_of(top_logprobs, "objects"),
+    "prompt_logprobs": list_of(finite_number, "numbers"),
+    "text": read_text,
+    "finish_reason": read_text,
+    "stop_reason": of_kind(int, str, expected="a token id, a text or null"),
+    "routes": routes,
+    "cached_tokens": whole_number,
+    "round_cached_tokens": whole_number,
+    "error": read_text,
+    "kind": read_text,
+    "sent": finite_number,
+    "first": finite_number,
+    "ended": finite_number,
+    "is_aborted": read_switch,
+}
 
 
 def read_routes(fields: Mapping[str, Any], name: str) -> Routes:
     """The field as nested tuples; RequestError. oracle/judging/routes.py, which knows the model, checks the sizes."""
-    return tuple(
-        tuple(
-            tuple(_whole(expert, f"{name}[{row}][{layer}]", -1) for expert in _list(experts, f"{name}[{row}][{layer}]"))
-            for layer, experts in enumerate(_list(layers, f"{name}[{row}]"))
-        )
-        for row, layers in enumerate(_list(fields[name], name))
-    )
-
-
-def _tops(fields: Mapping[str, Any], name: str) -> tuple[dict[int, float], ...]:
-    tops = []
-    for index, entry in enumerate(_list(fields[name], name, " of objects")):
-        where = f"{name}[{index}]"
-        top = {}
-        for key, number in _object(entry, where).items():
-            if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
-                raise RequestError(f"{where}: key {key!r}, expected a token id")
-            top[int(key)] = _number(number, f"{where}[{key}]")
-        tops.append(top)
-    return tuple(tops)
+    return routes(fields[name], name)

@@ -7,7 +7,7 @@ them. Pauses have no effect.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lfm2np.oracle.engines.records import FAILED, HANG, NO_ANSWER, Answer, Request, failed, fault, is_due
@@ -16,6 +16,21 @@ from lfm2np.oracle.engines.target import Answers
 STEPS_PER_TOKEN = 4  # far more than any engine needs: it computes again what it preempted
 FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the user's
 Read = Callable[[Request, Any], Answers]
+
+
+@dataclass
+class Running:
+    """One request of a run: what the engine gave last for it, or why there is nothing; times are steps."""
+
+    index: int
+    request: Request
+    samples: list[Any] = field(default_factory=list)
+    num_tokens: int = 0  # of its longest sample
+    error: Answer | None = None
+    is_aborted: bool = False
+    sent: float | None = None
+    first: float | None = None
+    ended: float | None = None
 
 
 class StepRun:
@@ -35,21 +50,12 @@ class StepRun:
         finished: Callable[[int, Answers], None],
     ) -> None:
         self.is_spoilt = False  # the engine may be left in a state that would harm other requests
-        self._engine, self._requests, self._at_once = engine, requests, at_once
-        self._read, self._finished = read, finished
-        count = len(requests)
-        self._latest: list[list[Any]] = [[] for _ in requests]  # what the engine gave last for each
-        self._num_tokens = [0] * count  # of each request, of its longest sample
-        self._has_ended = [False] * count
-        self._errors: dict[int, Answer] = {}
-        self._aborted: set[int] = set()
-        self._sent: list[float | None] = [None] * count
-        self._first: list[float | None] = [None] * count
-        self._ended: list[float | None] = [None] * count
+        self._engine, self._at_once, self._read, self._finished = engine, at_once, read, finished
+        self._all = [Running(index, request) for index, request in enumerate(requests)]
         self._steps = 0
 
     def answers(self) -> list[Answers]:
-        most = STEPS_PER_TOKEN * (sum(request.num_tokens for request in self._requests) + 20)
+        most = STEPS_PER_TOKEN * (sum(each.request.num_tokens for each in self._all) + 20)
         while True:
             self._add_due()
             if self._abort_due():
@@ -61,36 +67,35 @@ class StepRun:
                 self._fail_running(f"not finished after {most} steps", HANG)
                 break
             self._step()
-        return [self._answers(index) for index in range(len(self._requests))]
+        return [self._answers(each) for each in self._all]
 
-    def _running(self) -> list[int]:
-        return [index for index, sent in enumerate(self._sent) if sent is not None and not self._has_ended[index]]
+    def _running(self) -> list[Running]:
+        return [each for each in self._all if each.sent is not None and each.ended is None]
 
     def _add_due(self) -> None:
-        for index, request in enumerate(self._requests):
-            has_room = len(self._running()) < self._at_once
-            if self._sent[index] is None and has_room and is_due(request, self._num_tokens, self._has_ended):
-                self._sent[index] = float(self._steps)
+        for each in self._all:
+            if each.sent is None and len(self._running()) < self._at_once and self._is_due(each.request):
+                each.sent = float(self._steps)
                 try:
-                    self._engine.add(request)
+                    self._engine.add(each.request)
                 except FAULTS as problem:
-                    self._errors[index] = failed(fault(problem))
-                    self._end(index)
+                    self._end(each, failed(fault(problem)))
+
+    def _is_due(self, request: Request) -> bool:
+        ended = [other.ended is not None for other in self._all]
+        return is_due(request, [other.num_tokens for other in self._all], ended)
 
     def _abort_due(self) -> bool:
         """Whether any was aborted."""
-        after = [request.abort_after for request in self._requests]
-        due = [
-            index for index in self._running() if (most := after[index]) is not None and self._num_tokens[index] >= most
-        ]
-        for index in due:
-            self._aborted.add(index)
+        running = [(each, each.request.abort_after) for each in self._running()]
+        due = [each for each, most in running if most is not None and each.num_tokens >= most]
+        for each in due:
+            each.is_aborted = True
             try:
-                last = list(self._engine.abort(self._requests[index].request_id) or ())
-                self._latest[index] = last or self._latest[index]
+                each.samples = list(self._engine.abort(each.request.request_id) or ()) or each.samples
+                self._end(each)
             except FAULTS as problem:
-                self._errors[index] = failed(f"abort(): {fault(problem)}")
-            self._end(index)
+                self._end(each, failed(f"abort(): {fault(problem)}"))
         return bool(due)
 
     def _step(self) -> None:
@@ -104,41 +109,37 @@ class StepRun:
 
     def _take(self, outputs: Mapping[str, list[Any]]) -> None:
         """What a step reports; of requests that don't run it may report anything."""
-        for index in self._running():
-            samples = outputs.get(self._requests[index].request_id)
-            if samples:
-                self._latest[index] = samples
-                self._num_tokens[index] = max(len(sample.token_ids) for sample in samples)
-                self._first[index] = float(self._steps) if self._first[index] is None else self._first[index]
+        for each in self._running():
+            if samples := outputs.get(each.request.request_id):
+                each.samples = samples
+                each.num_tokens = max(len(sample.token_ids) for sample in samples)
+                each.first = float(self._steps) if each.first is None else each.first
                 if is_finished(samples):
-                    self._end(index)
+                    self._end(each)
 
-    def _end(self, index: int) -> None:
-        self._has_ended[index] = True
-        self._ended[index] = float(self._steps)
-        if index not in self._errors and index not in self._aborted:
-            self._finished(index, self._answers(index))
+    def _end(self, each: Running, error: Answer | None = None) -> None:
+        each.ended, each.error = float(self._steps), error
+        if error is None and not each.is_aborted:
+            self._finished(each.index, self._answers(each))
 
     def _fail_running(self, why: str, kind: str) -> None:
         self.is_spoilt = True
-        for index in self._running():
-            self._errors[index] = failed(why, kind)
-            self._end(index)
+        for each in self._running():
+            self._end(each, failed(why, kind))
 
-    def _answers(self, index: int) -> Answers:
-        is_aborted = index in self._aborted
-        if index in self._errors:
-            answers: Answers = (self._errors[index],)
-        elif self._sent[index] is None:
+    def _answers(self, each: Running) -> Answers:
+        if each.error is not None:
+            answers: Answers = (each.error,)
+        elif each.sent is None:
             answers = (failed("never sent, as the engine failed before"),)
-        elif not self._latest[index] and is_aborted:  # before its first token
+        elif not each.samples and each.is_aborted:  # before its first token
             answers = (Answer((), finish_reason="abort"),)
         else:
-            answers = self._read(self._requests[index], self._latest[index])
-        times: dict[str, Any] = {"sent": self._sent[index], "first": self._first[index], "ended": self._ended[index]}
-        if is_aborted:
+            answers = self._read(each.request, each.samples)
+        times: dict[str, Any] = {"sent": each.sent, "first": each.first, "ended": each.ended}
+        if each.is_aborted:
             times |= {"is_aborted": True}
-            answers = tuple(replace(each, finish_reason=each.finish_reason or "abort") for each in answers)
+            answers = tuple(replace(answer, finish_reason=answer.finish_reason or "abort") for answer in answers)
         return tuple(replace(answer, **times) for answer in answers)
 
 

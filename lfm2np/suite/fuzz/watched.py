@@ -6,7 +6,6 @@ It may report active requests, memory in use, hits, preemptions: any of it may b
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, TimedOut
+from lfm2np.oracle.engines.http_client import BadReply, HttpClient, HttpError, TimedOut, metrics_of
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import BROKEN, DEAD, MOST_REQUESTS, Request, Trace
 from lfm2np.oracle.engines.records_json import parse_line
@@ -26,18 +25,6 @@ HEALTH_CHECKS, HEALTH_PAUSE = 8, 0.25  # times, seconds
 PATIENCE = 20.0  # seconds for memory and slots to come free; less if an answer may take less
 SLOTS = "busy slots"
 PAUSE = 0.05  # seconds between two requests
-
-
-def metrics_of(text: str) -> dict[str, float]:
-    """Prometheus' text format: the sum of each name's samples; lines of another form are skipped."""
-    sums: dict[str, float] = {}
-    for line in text.splitlines():
-        name = line.split("{")[0].split(" ")[0]
-        if not name or line.startswith("#"):
-            continue
-        with contextlib.suppress(ValueError, IndexError):
-            sums[name] = sums.get(name, 0.0) + float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
-    return {name: value for name, value in sums.items() if math.isfinite(value)}
 
 
 class Watcher:

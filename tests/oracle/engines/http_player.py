@@ -110,6 +110,7 @@ def play_llama(path: str, body: dict[str, Any]) -> Reply:
         "stop_type": "eos" if completion.finish_reason == "stop" else "limit",
         "tokens_evaluated": len(body["prompt"]),
         "tokens_predicted": len(completion.token_ids),
+        "truncated": False,
         "completion_probabilities": entries,
     }
 

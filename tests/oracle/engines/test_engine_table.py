@@ -66,54 +66,47 @@ def test_a_report_does_not_need_this_package(script: Path):
     assert {name.split(".")[0] for name in names}.isdisjoint({"lfm2np", "scheduler", "numpy"})
 
 
-def test_runs_of_one_question_are_one_row():
-    (row,) = rows(record(), record(run=2, worst=3.0), record(run=3))
-    assert row[3:5] == ["1,234 positions", "EXACT, 3 runs"]
-    assert row[5] == "RMS 0.75, worst 2.5 times the noise"
+RIGHT = ["1,234 positions", "EXACT, 3 runs", "RMS 0.75, worst 2.5 times the noise"]
+BUG = {"run": 2, "verdict": "BUG", "suspects": ["right cold, wrong warm"], "counts": {"EXACT": 9, "BUG": 3}, "flips": 3}
+SILENT = {"verdict": "INCONCLUSIVE", "reasons": ["2 got no answer"], "unanswered": [[2, "Invalid shape"]]}
+ROWS = {  # of records of one question, what stands behind engine, variant and format
+    "runs that agree": ([{}, {"run": 2, "worst": 3.0}, {"run": 3}], RIGHT),
+    "runs that differ, of which the wrong one is shown": (
+        [{}, BUG, {"run": 3}],
+        ["12 positions", "EXACT in 2 of 3 runs, **BUG** in 1 of 3 runs", "right cold, wrong warm; 3 positions BUG"],
+    ),
+    "a refusal, with its words": (
+        [{"verdict": "refused", "reasons": ["ValueError: a|b"]}],
+        ["nothing", "refused, 1 run", r"ValueError: a\|b"],
+    ),
+    "silence, counted and quoted": (
+        [SILENT],
+        ["1,234 positions; 2 of 10 requests unanswered", "INCONCLUSIVE, 1 run", "2 got no answer; Invalid shape"],
+    ),
+    "other experts": (
+        [{"verdict": "ROUTE", "counts": {"EXACT": 4321, "ROUTE": 2}, "rerouted": 1234}],
+        ["4,323 positions", "ROUTE, 1 run", f"{RIGHT[2]}, 1,234 tokens went to other experts"],
+    ),
+}
 
 
-def test_runs_that_differ_are_counted_and_the_wrong_one_is_shown():
-    bug = record(run=2, verdict="BUG", suspects=["right cold, wrong warm"], counts={"EXACT": 9, "BUG": 3}, flips=3)
-    (row,) = rows(record(), bug, record(run=3))
-    assert row[4] == "EXACT in 2 of 3 runs, **BUG** in 1 of 3 runs"
-    assert row[5] == "right cold, wrong warm; 3 positions BUG"
-
-
-def test_a_refusal_is_a_row_with_its_words():
-    why = {"verdict": "refused", "reasons": ["ValueError: a | b"]}
-    (row,) = [table([{**record(), **why}], [NUMPY]).split("\n")[2]]
-    assert "| nothing | refused, 1 run | ValueError: a \\| b |" in row
-
-
-def test_silence_is_counted_and_quoted():
-    silent = record(verdict="INCONCLUSIVE", reasons=["2 got no answer"], unanswered=[[2, "Invalid shape"]])
-    (row,) = rows(silent)
-    assert row[3:] == [
-        "1,234 positions; 2 of 10 requests unanswered",
-        "INCONCLUSIVE, 1 run",
-        "2 got no answer; Invalid shape",
-    ]
-
-
-def others() -> list[dict[str, Any]]:
-    """Of a recipe as it was once."""
-    return [record(pins={"numpy": "1"}), record(command="lfm2np check of old")]
-
-
-def test_tokens_that_went_to_other_experts_are_counted():
-    (row,) = rows(record(verdict="ROUTE", counts={"EXACT": 4321, "ROUTE": 2}, rerouted=1234))
-    assert row[3:5] == ["4,323 positions", "ROUTE, 1 run"]
-    assert row[5] == "RMS 0.75, worst 2.5 times the noise, 1,234 tokens went to other experts"
+@pytest.mark.parametrize(("records", "expected"), ROWS.values(), ids=ROWS)
+def test_records_of_one_question_are_one_row(records: list[dict[str, Any]], expected: list[str]):
+    (row,) = rows(*(record(**fields) for fields in records))
+    assert row[3:] == expected
 
 
 def test_every_verdict_has_an_outcome():
     assert set(Verdict) <= set(OUTCOMES)
 
 
+OTHERS = [record(pins={"numpy": "1"}), record(command="lfm2np check of old")]  # of a recipe as it was once
+
+
 def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_and_commands_none():
     finding = {"what": "wrong: token 3", "failed": 9, "replays": 10, "requests": 6, "traces": 72}
     fuzz = record(kind="fuzz", verdict="finding", findings=[finding], traces=1800, requests=9000)
-    table_rows = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), *others())
+    table_rows = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), *OTHERS)
     assert [row[2] for row in table_rows] == ["float32", "float32", "bfloat16", "float32"]
     assert [row[4] for row in table_rows[:3]] == ["EXACT, 1 run"] * 3
     assert table_rows[1][3] == "1,234 positions of `--cases short-prompts`"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from answering import answers_to
+from engines import checked_target
 from http_player import (
     TEXTS,
-    Handler,
     Player,
     computed,
     model,
@@ -57,50 +57,33 @@ def vllm() -> Iterator[Player]:
         ("text", False, False, False, 0, False, None, "text dialect, version not told"),
     ],
 )
-def test_the_probe_finds_what_a_server_reveals(
+def test_the_probe_finds_what_a_server_reveals_and_answers_are_what_our_own_engine_says(
     name: str, takes: bool, tells: bool, logprobs: bool, top: int, prompt: bool, slots: int | None, engine: str
 ) -> None:
+    requests = [request_of(text, text, 9, prompt_logprobs=0) for text in TEXTS]
     with playing(name) as player:
-        abilities = target_of(player).probe()
+        target: Target = target_of(player)
+        abilities = target.probe()
+        answers = answers_to(target, requests)
     assert abilities.engine == engine
     assert (abilities.takes_token_ids, abilities.tells_token_ids, abilities.tells_logprobs) == (takes, tells, logprobs)
     assert (abilities.num_top_logprobs, abilities.tells_prompt_logprobs, abilities.slots) == (top, prompt, slots)
     assert abilities.at_once == (AT_ONCE if slots is None else min(slots, MOST_AT_ONCE))
-
-
-@pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp", "mlx"])
-def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
-    with playing(name) as player:
-        target: Target = target_of(player)
-        abilities = target.probe()
-        requests = [request_of(text, text, 9, prompt_logprobs=0) for text in TEXTS]
-        answers = answers_to(target, requests)
     for request, answer in zip(requests, answers, strict=True):
         output = computed(request.prompt_token_ids, 9, name in ("vllm", "sglang"))
         (completion,) = output.outputs
-        assert answer.error is None
-        assert (answer.token_ids, answer.text) == (completion.token_ids, completion.text)
-        assert answer.finish_reason == completion.finish_reason
-        assert answer.logprobs == tuple(each.logprob for each in completion.logprobs)
-        if abilities.num_top_logprobs:
-            assert answer.top_logprobs == tuple(dict(each.top) for each in completion.logprobs)
-        if abilities.tells_prompt_logprobs:
-            assert answer.prompt_logprobs == tuple(each.logprob for each in output.prompt_logprobs[1:])
+        assert (answer.error, answer.text) == (None, completion.text)
+        assert answer.token_ids == (completion.token_ids if tells else None)
+        assert answer.finish_reason == (completion.finish_reason if tells else "length")
+        assert answer.logprobs == (tuple(each.logprob for each in completion.logprobs) if logprobs else None)
+        assert answer.top_logprobs == (tuple(dict(each.top) for each in completion.logprobs) if top else None)
+        assert answer.prompt_logprobs == (tuple(e.logprob for e in output.prompt_logprobs[1:]) if prompt else None)
 
 
-def test_a_server_that_returns_text_only_has_no_token_ids() -> None:
+def test_a_server_that_returns_text_only_needs_a_text() -> None:
     with playing("text") as player:
-        target = target_of(player)
-        (answer,) = answers_to(target, [request_of("a")])
-        (other,) = answers_to(target, [greedy("b", (1, 2, 3), 4)])
-    assert answer.error is None and answer.text and answer.token_ids is None and answer.logprobs is None
-    assert other.error is not None and "prompt_text" in other.error
-
-
-def test_a_dialect_of_token_ids_must_return_them(vllm: Player) -> None:
-    vllm.play = lambda path, body: {"choices": [{"text": "x", "finish_reason": "length"}]}
-    abilities = target_of(vllm).probe()
-    assert (abilities.engine, abilities.tells_token_ids) == ("text dialect, version not told", False)
+        (answer,) = answers_to(target_of(player), [greedy("b", (1, 2, 3), 4)])
+    assert answer.error is not None and "prompt_text" in answer.error
 
 
 def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) -> None:
@@ -120,12 +103,6 @@ def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) ->
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert result.total.reasons[-1] == f"probed as {'; '.join(abilities.refused)}"
     assert abilities.refused[1] in report_of(result).facts["probed as"]
-
-
-def test_a_server_that_refuses_log_probabilities_of_prompts_is_said_to(vllm: Player) -> None:
-    vllm.play = lambda path, body: None if "prompt_logprobs" in body else play_vllm(path, body)
-    (refused,) = target_of(vllm).probe().refused
-    assert refused == "vllm (/v1/completions, with log-probabilities of the prompt): HTTP 404: no such thing"
 
 
 def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:
@@ -158,17 +135,11 @@ def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
     assert "stop" not in plain and "seed" not in plain and plain["temperature"] == 0.0
 
 
-def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less(vllm: Player) -> None:
-    def refuse(handler: Handler) -> bool:
-        body = handler.server.seen[-1][2]
-        if "prompt_logprobs" in body or body.get("logprobs"):
-            handler.say({"error": "not allowed here"}, 400)
-            return True
-        return False
-
-    vllm.trouble = refuse
+def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less_and_it_is_said(vllm: Player) -> None:
+    vllm.play = lambda path, body: None if "prompt_logprobs" in body else play_vllm(path, body)
     target = target_of(vllm)
-    assert not target.probe().tells_prompt_logprobs
+    (refused,) = target.probe().refused
+    assert refused == "vllm (/v1/completions, with log-probabilities of the prompt): HTTP 404: no such thing"
     (answer,) = answers_to(target, [request_of("a", prompt_logprobs=0)])
     assert answer.error is None and answer.prompt_logprobs is None and answer.logprobs is not None
 
@@ -197,98 +168,85 @@ def test_the_model_is_named_only_where_it_is_given_or_wanted(vllm: Player) -> No
 
 # Answers that can't be true
 
+Spoil = Callable[[dict[str, Any]], Any]
+TWICE = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
+OF_CHOICE: list[tuple[Spoil, str]] = [
+    (lambda c: c.update(token_ids=[1, 2, 3, -1], logprobs=None), "token_ids[3] -1: expected a whole number"),
+    (lambda c: c.update(token_ids=[1, 2, 3, 512], logprobs=None), "token_ids: token id 512: expected 0 to 511"),
+    (lambda c: c.update(token_ids=[1, 2, 3, 4.0], logprobs=None), "token_ids[3] 4.0: expected a whole number"),
+    (lambda c: c.update(token_ids=[1, 2, 3, True], logprobs=None), "token_ids[3] True: expected a whole number"),
+    (lambda c: c.update(token_ids=[1, 2, 3, "4"], logprobs=None), "token_ids[3] '4': expected a whole number"),
+    (lambda c: c.update(token_ids="1234", logprobs=None), "token_ids: str, expected a list"),
+    (lambda c: c.update(token_ids=[1, 2, 3, 4, 5], logprobs=None), "but the server counted 4 new tokens"),
+    (lambda c: c["token_ids"].reverse(), "logprobs.tokens: other tokens"),
+    (lambda c: c["logprobs"]["token_logprobs"].pop(), "logprobs: 3 entries for 4 token_ids"),
+    (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, None]), "logprobs[3] None: expected a finite number"),
+    (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, "0"]), "logprobs[3] '0': expected a finite number"),
+    (lambda c: c["logprobs"]["top_logprobs"].pop(), "top_logprobs: 3 entries for 4 token_ids"),
+    (
+        lambda c: c["logprobs"]["top_logprobs"][2].update({"token_id:600": 0}),
+        "top_logprobs[2]: token id 600: expected",
+    ),
+    (
+        lambda c: c["logprobs"]["top_logprobs"][2].update({"cat": 0}),
+        'expected list of objects {"token_id:123": number}',
+    ),
+    (lambda c: c["logprobs"].update(tokens=[5] * 4), "logprobs.tokens [5, 5, 5, 5]: expected list of texts"),
+    (lambda c: c["prompt_logprobs"].pop(), "prompt_logprobs: 7 entries, expected 8"),
+    (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "choices[0].prompt_logprobs [None, {"),
+    (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
+    (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
+    (lambda c: c.update(text=["a"]), "text ['a']: expected text"),
+]
+OF_SGLANG: list[tuple[Spoil, str]] = [
+    (lambda m: m["output_token_logprobs"].reverse(), "output_token_logprobs: other tokens than output_ids"),
+    (lambda m: m.update(output_token_logprobs=[[1]] * 4), "[[1], [1], [1], [1]]: expected list of [number, id, text]"),
+    (lambda m: m.update(input_token_logprobs=TWICE[0]), "input_token_logprobs: other tokens than the prompt"),
+    (lambda m: m.update(output_top_logprobs=TWICE), "output_top_logprobs [[[-1.0, 5, None], [-2.0, 5, None]]"),
+    (lambda m: m["output_token_logprobs"].pop(), "other tokens than output_ids"),
+]
+OF_LLAMA: list[tuple[Spoil, str]] = [
+    (lambda r: r["tokens"].reverse(), "completion_probabilities: other tokens than tokens"),
+    (lambda r: r.update(tokens_evaluated=9), "prompt tokens: the server counted 9, expected 8"),
+    (lambda r: r.update(tokens_predicted=3), "token_ids: 4, but the server counted 3"),
+    (lambda r: r.update(truncated=True), "truncated: true, so its slot is full"),
+    (
+        lambda r: r.update(tokens=r["tokens"][:3], completion_probabilities=[], tokens_predicted=3),
+        "after 3 of 4 tokens",
+    ),
+]
+SPOILED = [
+    *((VLLM, play_vllm, lambda reply: reply["choices"][0], *row) for row in OF_CHOICE),
+    *((SGLANG, play_sglang, lambda reply: reply["meta_info"], *row) for row in OF_SGLANG),
+    *((LLAMA_CPP, play_llama, lambda reply: reply, *row) for row in OF_LLAMA),
+]
 
-def vllm_reply(request: Request) -> dict[str, Any]:
-    reply = play_vllm("/v1/completions", VLLM.request(request, Extras()))
-    assert reply is not None
-    return copy.deepcopy(reply)
+
+def reply_of(dialect: Dialect, play: Any, request: Request) -> dict[str, Any]:
+    return copy.deepcopy(play(dialect.path, dialect.request(request, Extras())))
 
 
-def choice_of(reply: dict[str, Any]) -> dict[str, Any]:
-    return reply["choices"][0]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "error"),
-    [
-        (lambda c: c.update(token_ids=[1, 2, 3, -1], logprobs=None), "token_ids[3] -1: expected a whole number"),
-        (lambda c: c.update(token_ids=[1, 2, 3, 512], logprobs=None), "token_ids: token id 512: expected 0 to 511"),
-        (lambda c: c.update(token_ids=[1, 2, 3, 4.0], logprobs=None), "token_ids[3] 4.0: expected a whole number"),
-        (lambda c: c.update(token_ids=[1, 2, 3, True], logprobs=None), "token_ids[3] True: expected a whole number"),
-        (lambda c: c.update(token_ids=[1, 2, 3, "4"], logprobs=None), "token_ids[3] '4': expected a whole number"),
-        (lambda c: c.update(token_ids="1234", logprobs=None), "token_ids: str, expected a list"),
-        (lambda c: c.update(token_ids=[1, 2, 3, 4, 5], logprobs=None), "but the server counted 4 new tokens"),
-        (lambda c: c["token_ids"].reverse(), "logprobs.tokens: other tokens"),
-        (lambda c: c["logprobs"]["token_logprobs"].pop(), "logprobs: 3 entries for 4 token_ids"),
-        (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, None]), "logprobs[3] None: expected a finite number"),
-        (lambda c: c["logprobs"].update(token_logprobs=[0, 0, 0, "0"]), "logprobs[3] '0': expected a finite number"),
-        (lambda c: c["logprobs"]["top_logprobs"].pop(), "top_logprobs: 3 entries for 4 token_ids"),
-        (
-            lambda c: c["logprobs"]["top_logprobs"][2].update({"token_id:600": 0}),
-            "top_logprobs[2]: token id 600: expected",
-        ),
-        (lambda c: c["logprobs"]["top_logprobs"][2].update({"cat": 0}), 'expected objects with keys like "token_id:'),
-        (lambda c: c["logprobs"].pop("tokens"), "tokens: NoneType, expected a list"),
-        (lambda c: c["prompt_logprobs"].pop(), "prompt_logprobs: 7 entries, expected 8"),
-        (lambda c: c["prompt_logprobs"].__setitem__(3, {"9": {}}), "prompt_logprobs[3]: expected an entry of"),
-        (lambda c: c["prompt_token_ids"].insert(0, 1), "prompt_token_ids: other tokens than the prompt"),
-        (lambda c: c.update(finish_reason=7), "finish_reason 7: expected text"),
-        (lambda c: c.update(text=["a"]), "text ['a']: expected text"),
-    ],
-)
-def test_an_answer_that_cannot_be_true_names_its_field(spoil: Callable[[dict[str, Any]], Any], error: str) -> None:
+@pytest.mark.parametrize(("dialect", "play", "inner", "spoil", "error"), SPOILED)
+def test_an_answer_that_cannot_be_true_names_its_field(
+    dialect: Dialect, play: Any, inner: Callable[[Any], Any], spoil: Spoil, error: str
+) -> None:
     request = request_of("a", prompt_logprobs=0)
-    reply = vllm_reply(request)
-    assert read_and_judged(VLLM, reply, request).error is None
-    spoil(choice_of(reply))
-    assert error in why_not(VLLM, reply, request)
-
-
-@pytest.mark.parametrize(
-    ("usage", "error"),
-    [
-        ({"prompt_tokens": 9}, "prompt tokens: the server counted 9, expected 8"),
-        ({"completion_tokens": 3}, "token_ids: 4, but the server counted 3"),
-    ],
-)
-def test_what_the_server_counts_must_agree(usage: dict[str, int], error: str) -> None:
-    request = request_of("a")
-    assert error in why_not(VLLM, vllm_reply(request) | {"usage": usage}, request)
+    reply = reply_of(dialect, play, request)
+    assert read_and_judged(dialect, reply, request).error is None
+    spoil(inner(reply))
+    assert error in why_not(dialect, reply, request)
 
 
 def test_more_or_fewer_tokens_than_asked_are_refused_but_an_end_is_not() -> None:
     request = request_of("a")
     for asked, reason, is_fine in ((3, "length", False), (8, "length", False), (8, None, False), (8, "stop", True)):
-        reply = vllm_reply(request)
-        choice_of(reply)["finish_reason"] = reason
+        reply = reply_of(VLLM, play_vllm, request)
+        reply["choices"][0]["finish_reason"] = reason
         other = request_of("a", max_tokens=asked)
         answer = read_and_judged(VLLM, reply, other)
         assert (answer.error is None) is is_fine
         words = "4 tokens, 3 were" if asked == 3 else f"finish_reason {reason!r} after 4 of 8 tokens"
         assert is_fine or words in (answer.error or "")
-
-
-def test_other_dialects_say_when_their_parts_contradict() -> None:
-    request = request_of("a", prompt_logprobs=0)
-    sglang = play_sglang("/generate", SGLANG.request(request, Extras()))
-    llama = play_llama("/completion", LLAMA_CPP.request(request, Extras()))
-    assert sglang is not None and llama is not None
-    entries = sglang["meta_info"]["output_token_logprobs"]
-    twice = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
-    for part, error in (
-        ({"output_token_logprobs": entries[::-1]}, "output_token_logprobs: other tokens than output_ids"),
-        ({"output_token_logprobs": [[1]] * 4}, "output_token_logprobs[0]: expected [logprob, id, text]"),
-        ({"input_token_logprobs": entries}, "input_token_logprobs: other tokens than the prompt"),
-        ({"output_top_logprobs": twice}, "a token stands twice among the most probable"),
-        ({"finish_reason": {"type": "abort"}, "output_token_logprobs": entries[:2]}, "other tokens than output_ids"),
-    ):
-        assert error in why_not(SGLANG, {**sglang, "meta_info": sglang["meta_info"] | part}, request)
-    for part, error in (
-        ({"tokens": llama["tokens"][::-1]}, "completion_probabilities: other tokens than `tokens`"),
-        ({"tokens_evaluated": 9}, "prompt tokens: the server counted 9"),
-        ({"tokens": llama["tokens"][:3], "completion_probabilities": [], "tokens_predicted": 3}, "after 3 of 4 tokens"),
-    ):
-        assert error in why_not(LLAMA_CPP, llama | part, request)
 
 
 def read_and_judged(dialect: Dialect, reply: dict[str, Any], request: Request) -> Answer:
@@ -307,21 +265,16 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
-PLAYED: list[tuple[Dialect, Any, str]] = [
-    (VLLM, play_vllm, "/v1/completions"),
-    (SGLANG, play_sglang, "/generate"),
-    (LLAMA_CPP, play_llama, "/completion"),
-    (TEXT, play_mlx, "/v1/completions"),
-]
+PLAYED = ((VLLM, play_vllm), (SGLANG, play_sglang), (LLAMA_CPP, play_llama), (TEXT, play_mlx))
 
 
 @given(st.sampled_from(PLAYED), st.data())
 def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(
-    played: tuple[Dialect, Any, str], data: st.DataObject
+    played: tuple[Dialect, Any], data: st.DataObject
 ) -> None:
-    dialect, play, path = played
+    dialect, play = played
     request = request_of("a", prompt_logprobs=0)
-    reply = copy.deepcopy(play(path, dialect.request(request, Extras())))
+    reply = reply_of(dialect, play, request)
     holder, key = data.draw(st.sampled_from(list(places(reply))))
     holder[key] = data.draw(ANYTHING)
     why = why_not(dialect, json.loads(json.dumps(reply)), request)
@@ -334,3 +287,41 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, inner in items:
         yield value, key
         yield from places(inner)
+
+
+# Hits of the prefix cache by the server's own counter
+
+COUNTERS = {  # of a dialect: its page after so many requests, and what stands in the report
+    "rises": (
+        "vllm",
+        'vllm:prefix_cache_hits_total{{engine="0"}} {0}.0',
+        "by the server's counter of all requests",
+    ),
+    "of two sources": (
+        "sglang",
+        'sglang:cached_tokens_total{{s="device"}} {0}\nsglang:cached_tokens_total{{s="host"}} 3',
+        "came from the cache",
+    ),
+    "stays": ("vllm", "vllm:prefix_cache_hits_total 7.0", "never hit in 13 requests that repeat a prefix of up to"),
+    "other": ("vllm", "process_open_fds 7.0", "hits are not reported: 13 requests repeat a prefix"),
+}
+
+
+@pytest.mark.parametrize(("name", "page", "words"), COUNTERS.values(), ids=COUNTERS)
+def test_a_server_whose_answers_report_no_hits_may_count_them(name: str, page: str, words: str) -> None:
+    with playing(name) as player:
+        player.trouble = lambda handler: (
+            handler.path == "/metrics"
+            and (handler.say(page.format(sum(path != "/metrics" for path, _, _ in player.seen)).encode()) or True)
+        )
+        result = checked_target(model(), target_of(player), cases=("hits",), at_once=1)
+        requested = [path for path, _, _ in player.seen].count("/metrics")
+    line = report_of(result).facts["prefix cache"]
+    is_hit = "{0}" in page
+    assert words in line and line.endswith("13 requests repeat a prefix, all right") == is_hit
+    assert any(line in words for words in report_of(result).not_tested) == (not is_hit)
+    assert (requested == 1) == (name == "vllm" and "process" in page)  # what is not there is not asked for again
+    assert result.total.verdict is Verdict.EXACT
+    if is_hit:
+        some = [answer.round_cached_tokens for _, answer in result.pairs]
+        assert line.startswith(f"{sum(filter(None, some))} prompt tokens")

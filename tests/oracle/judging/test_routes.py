@@ -15,7 +15,7 @@ import lfm2np
 from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.engines.dialects import sglang, vllm
+from lfm2np.oracle.engines.dialects import SGLANG, VLLM
 from lfm2np.oracle.engines.records import Answer, greedy
 from lfm2np.oracle.engines.records_json import answer_as_json, answer_from_json
 from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
@@ -132,22 +132,21 @@ def npy(array: np.ndarray) -> str:
 
 
 def test_routes_in_responses_are_decoded() -> None:
-    array = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
-    assert vllm.routes(npy(array), "x") == array.tolist()
-    flat = base64.b64encode(array.astype("<i4").tobytes()).decode()
-    assert sglang.routes(flat, 4, "x") == array.reshape(4, 1, 6).tolist()
-    for bad in (5, "?", "AAAA", npy(array[0]), npy(array * 0.5), base64.b64encode(b"\x93NUMPY").decode()):
-        with pytest.raises(RequestError, match=r"^x: "):
-            vllm.routes(bad, "x")
-    for bad, positions in ((None, 4), ("AAA", 4), (flat, 5), (flat, 0)):
-        with pytest.raises(RequestError, match=r"^x: "):
-            sglang.routes(bad, positions, "x")
-
-
-def test_the_dialects_hand_them_on() -> None:
     request, array = greedy("a", (1, 2), 2, case="c"), np.arange(18, dtype=np.int16).reshape(3, 3, 2)
-    of_vllm = {"choices": [{"token_ids": [5, 6], "text": "", "routed_experts": npy(array)}]}
-    assert vllm.read(of_vllm, request).fields["routes"] == array.tolist()
     flat = base64.b64encode(array.astype("<i4").tobytes()).decode()
-    of_sglang = {"output_ids": [5, 6], "meta_info": {"routed_experts": flat}}
-    assert sglang.read(of_sglang, request).fields["routes"] == array.reshape(3, 1, 6).tolist()
+
+    def of_vllm(text: object) -> object:
+        reply = {"choices": [{"token_ids": [5, 6], "text": "", "routed_experts": text}]}
+        return VLLM.read(reply, request)["routes"]
+
+    def of_sglang(text: object) -> object:
+        return SGLANG.read({"output_ids": [5, 6], "meta_info": {"routed_experts": text}}, request)["routes"]
+
+    assert of_vllm(npy(array)) == array.tolist()
+    assert of_sglang(flat) == array.reshape(3, 1, 6).tolist()
+    for bad in (5, "?", "AAAA", npy(array[0]), npy(array * 0.5), base64.b64encode(b"\x93NUMPY").decode()):
+        with pytest.raises(RequestError, match=r"^choices\[0\]\.routed_experts .*: expected an \.npy file"):
+            of_vllm(bad)
+    for bad in (5, "AAA", flat[:-8], "AAAA"):
+        with pytest.raises(RequestError, match=r"^meta_info\.routed_experts .*: expected int32"):
+            of_sglang(bad)

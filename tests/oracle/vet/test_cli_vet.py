@@ -171,7 +171,7 @@ def test_no_key_is_in_any_output_or_file(tmp_path, capsys, monkeypatch):
     [
         ((429, {"error": "slow down"}), "429"),
         ((500, {"error": "overloaded"}), "500"),
-        ((200, {"choices": []}), "choices: 0 entries"),
+        ((200, {"choices": []}), "a response without choices[0]"),
         ((200, chat("", finish_reason="length")), "an empty answer"),
         ((200, chat("", [600])), "token id 600"),
     ],

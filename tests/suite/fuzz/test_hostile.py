@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from served_here import Here, model, player_of, serving
 
+from lfm2np.oracle.engines.http_client import metrics_of
 from lfm2np.oracle.engines.records import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, REFUSED, Trace, greedy
 from lfm2np.oracle.engines.target import LEAK, Played
 from lfm2np.suite.fuzz import watched
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
-from lfm2np.suite.fuzz.watched import Watcher, metrics_of, more_than
+from lfm2np.suite.fuzz.watched import Watcher, more_than
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -140,7 +141,7 @@ def say(status: int, body: bytes) -> Callable[[Any], None]:
         (fail_in_a_stream, STREAMED, FAILED, "the stream ended in an error: "),
         (say(500, b'{"error": "out of memory"}'), ONE, FAILED, "HTTP 500: out of memory"),
         (say(400, b'{"message": "no"}'), ONE, REFUSED, "HTTP 400: no"),
-        (say(200, b"{}"), ONE, IMPOSSIBLE, "choices: NoneType, expected a list"),
+        (say(200, b"{}"), ONE, IMPOSSIBLE, "a response without choices[0]"),
         (say(200, b"{}"), STREAMED, IMPOSSIBLE, "expected text/event-stream"),
     ],
 )
@@ -168,7 +169,7 @@ def choice_of(fields: dict[str, Any]) -> dict[str, Any]:
     ("change", "told"),
     [
         (lambda fields: fields["choices"].append(fields["choices"][0]), "2 samples, expected 1"),
-        (lambda fields: fields["choices"].clear(), "choices: 0 entries, expected one object"),
+        (lambda fields: fields["choices"].clear(), "a response without choices[0]"),
         (lambda fields: choice_of(fields)["logprobs"].update(token_logprobs=[0.5, 0.0]), "expected at most 0"),
         (lambda fields: fields["usage"].update(completion_tokens=3), "the server counted 3 new tokens"),
     ],

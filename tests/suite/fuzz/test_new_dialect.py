@@ -21,7 +21,7 @@ import lfm2np
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.commands.cli.shared.format_options import taken_format
 from lfm2np.oracle.engines import dialects
-from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Field, Location, Metrics, Response, sampling_fields
+from lfm2np.oracle.engines.dialects.dialect import Dialect, Extras, Field, Location, Metrics, sampling_fields
 from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import Request, Trace, greedy
 from lfm2np.suite.fuzz.campaign import Failure
@@ -37,7 +37,7 @@ PACKAGE = Path(lfm2np.__file__).parent
 NAMES = "|".join(re.escape(each.name) for each in dialects.DIALECTS if each.name != "text")  # also a field of answers
 SINGLED_OUT = re.compile(
     r"import\b[^\n]*\b(VLLM|SGLANG|LLAMA_CPP|TEXT)\b"
-    r"|\bdialects(\.| import [^\n]*)\b(vllm|sglang|llama_cpp|text)\b"
+    r"|\bdialects(\.| import [^\n]*)\b(openai|sglang|llama_cpp)\b"
     r"|dialect\.name\b[^\n]*(==|!=| in )"
     rf"|(==|!=| in )[^\n]*[\"']({NAMES})[\"']|[\"']({NAMES})[\"'] in "
 )
@@ -62,6 +62,7 @@ def test_no_other_file_imports_a_dialect_or_compares_its_name() -> None:
         "from lfm2np.oracle.engines.dialects import VLLM",
         "from lfm2np.oracle.engines.dialects import DIALECTS, sglang",
         "from lfm2np.oracle.engines.dialects.llama_cpp import request",
+        "import lfm2np.oracle.engines.dialects.openai",
         "if dialect.name == other: pass",
         "if engine.startswith('x') and kind == 'llama.cpp': pass",
         "if 'sglang' in (kind, other): pass",
@@ -79,11 +80,6 @@ def request(request: Request, extras: Extras) -> dict[str, Any]:
     return {"ids": list(request.prompt_token_ids), "parameters": parameters}
 
 
-def read(reply: Mapping[str, Any], request: Request) -> Response:
-    ids, logprobs = zip(*reply["new"], strict=True) if reply["new"] else ((), ())
-    return Response({"token_ids": ids, "logprobs": logprobs, "finish_reason": reply["end"], "text": reply["shown"]})
-
-
 def join(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     pairs = [pair for event in events for pair in event["new"]]
     return {**events[-1], "new": pairs, "shown": "".join(event["shown"] for event in events)}
@@ -95,8 +91,12 @@ QUILL = Dialect(
     takes_token_ids=True,
     extras=(Extras(prompt_logprobs=False),),
     request=request,
-    read=read,
-    fields=(Field("token_ids", "new", "list of `[id, number]`"),),
+    fields=(
+        Field("token_ids", "new", "list of `[id, number]`", lambda pairs, reading: [pair[0] for pair in pairs]),
+        Field("logprobs", "new", "list of `[id, number]`", lambda pairs, reading: [pair[1] for pair in pairs]),
+        Field("finish_reason", "end", "text"),
+        Field("text", "shown", "text"),
+    ),
     join=join,
     reproducer="""def answer(replies):
     pairs = [pair for reply in replies for pair in reply["new"]]

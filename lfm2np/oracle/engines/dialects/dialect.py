@@ -1,25 +1,24 @@
-"""What belongs to a dialect: requests, responses, and what else a check or a fuzz run must know of such a server.
+"""What belongs to a dialect: requests, where a response holds what, and what else must be known of such a server.
 
-Below it what several dialects share: fields of requests, and reading JSON from outside, where what may be missing is
-None, and what has another form raises RequestError that names it.
+A dialect is a table entry. How a response is read is the same for all: value by value, as its fields say.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.records import Request
+from lfm2np.oracle.engines.records import Request, shortened
 
 TOP_LOGPROBS = 5
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 FILTERS = ("top_p", "top_k", "min_p")
-KINDS: dict[type, str] = {dict: "an object", list: "a list"}
+OTHER = (AttributeError, EOFError, IndexError, KeyError, OSError, TypeError, ValueError)  # a value of another form
 Reply = Mapping[str, Any]
 Path = tuple[str | int, ...]  # names and indices that lead into a JSON value
 
@@ -45,21 +44,35 @@ class Extras:
 ALL_EXTRAS = (Extras(), Extras(prompt_logprobs=False), Extras(top_logprobs=0, prompt_logprobs=False))
 
 
-class Field(NamedTuple):
-    """Where a response holds a field of Answer or Response, as docs/engine/2-targets.md shows it."""
+class Reading(NamedTuple):
+    """A response that is being read: what it answers, and the fields so far."""
 
-    says: str  # the field's name; "prompt": the ids that were sent, to be compared
+    request: Request
+    fields: dict[str, Any]
+
+    @property
+    def num_new(self) -> int:
+        """New tokens that the response reported."""
+        return len(self.fields.get("token_ids") or ())
+
+
+def as_it_is(value: Any, reading: Reading) -> Any:
+    """An answer's own form, which is checked where answers are."""
+    return value
+
+
+class Field(NamedTuple):
+    """Where a response holds a field of Answer, as docs/engine/2-targets.md shows it.
+
+    says  the field's name; "prompt": the ids that were sent, to be compared; "prompt_tokens", "new_tokens": how many
+          the server itself counted
+    read  its value in an answer's form; None: there is none. Any exception of OTHER is an error that names the place
+    """
+
+    says: str
     path: str
     form: str
-
-
-@dataclass(frozen=True)
-class Response:
-    """A response as read, not yet checked: fields of an Answer, and how many tokens the server itself counted."""
-
-    fields: dict[str, Any]
-    prompt_tokens: Any = None
-    new_tokens: Any = None
+    read: Callable[[Any, Reading], Any] = as_it_is
 
 
 class Location(NamedTuple):
@@ -75,14 +88,13 @@ class Metrics(NamedTuple):
     active    requests that run or wait
     memory    share of the cache that requests use; cached blocks that no request uses must not count
     counters  steer a fuzz run towards traces that raise them
+    cached    of prompt tokens that came from the cache
     """
 
     active: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
     counters: tuple[str, ...] = ()
-
-
-NO_METRICS = Metrics()
+    cached: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,13 +104,12 @@ class Dialect:
     extras      what to request, the most first
     request     the body of a request: greedy, and without what a server does by default: some take penalties and
                 filters from the checkpoint's generation_config.json
-    read        fields of a response; RequestError for one of another form
-    fields      where `read` finds them
-    join        server-sent events to the response that the server would have given in one piece
+    fields      of a response, those first that others are compared with
+    join        server-sent events, at least one, to the response that the server would have given in one piece
     reproducer  source of `answer(replies)`, which gives the tokens of a response and their log-probabilities or None
 
     event_ids      the new tokens of one event; None where events don't hold them
-    split_samples  a response to n > 1 as one for each sample; None: n can't be requested
+    takes_samples  n > 1, as so many choices
     takes_stops, takes_seeds  without a setting of the server
     ignores_eos    requests go on behind an end-of-sequence token
     raw_logprobs   log-probabilities of sampled tokens are of the raw logits
@@ -113,7 +124,6 @@ class Dialect:
     name: str
     path: str
     request: Callable[[Request, Extras], dict[str, Any]]
-    read: Callable[[Reply, Request], Response]
     fields: tuple[Field, ...]
     join: Callable[[Sequence[Reply]], dict[str, Any]]
     reproducer: str
@@ -121,7 +131,7 @@ class Dialect:
     takes_token_ids: bool = True
     extras: tuple[Extras, ...] = ALL_EXTRAS
     event_ids: Callable[[Reply], Any] = lambda event: None
-    split_samples: Callable[[Reply], list[dict[str, Any]]] | None = None
+    takes_samples: bool = False
     takes_stops: bool = False
     takes_seeds: bool = False
     ignores_eos: bool = False
@@ -134,13 +144,35 @@ class Dialect:
     slots: Location | None = None
     longest: Location | None = None
     cached: Path | None = None
-    metrics: Metrics = NO_METRICS
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def read(self, reply: Reply, request: Request) -> dict[str, Any]:
+        """What the fields say, not yet checked as an answer. RequestError that names the place of what has another
+        form, or contradicts what stands elsewhere."""
+        values: dict[str, Any] = {"prompt": list(request.prompt_token_ids)}
+        places = {"prompt": "the prompt that was sent"}
+        for name, path, form, read in self.fields:
+            raw = value_at(reply, tuple(int(part) if part.isdigit() else part for part in re.findall(r"\w+", path)))
+            try:
+                value = None if raw is None else read(raw, Reading(request, values))
+            except OTHER:
+                raise RequestError(f"{path} {shortened(repr(raw), 60)}: expected {form.replace('`', '')}") from None
+            if value is not None and values.setdefault(name, value) != value:
+                raise RequestError(f"{path}: other tokens than {places[name]}")
+            places.setdefault(name, path)
+        del values["prompt"]
+        if not values.keys() - {"prompt_tokens", "new_tokens"}:
+            raise RequestError(f"a response without {', '.join(dict.fromkeys(field.path for field in self.fields))}")
+        return values
 
     def joined(self, events: Sequence[Reply]) -> dict[str, Any]:
         """RequestError for no events, or events that can't be joined."""
         if not events:
             raise RequestError("a stream without an event")
-        return self.join(events)
+        try:
+            return self.join(events)
+        except OTHER as problem:
+            raise RequestError(f"events that can't be joined: {shortened(str(problem), 100)}") from None
 
     def num_tokens(self, events: Sequence[Reply]) -> int:
         """So far; an event that doesn't hold its tokens counts for one."""
@@ -175,53 +207,47 @@ def sampling_fields(request: Request) -> dict[str, Any]:
     return fields if request.stop is None else {**fields, "stop": [request.stop]}
 
 
-def model_field(extras: Extras) -> dict[str, Any]:
-    return {} if extras.model is None else {"model": extras.model}
+# --- what responses share
+
+GROWING = ("text", "content", "token_ids", "tokens", "token_logprobs", "top_logprobs", "completion_probabilities")
 
 
-# --- reading responses
+def grown(events: Sequence[Reply]) -> dict[str, Any]:
+    """Events that hold what is new: texts and lists grow, anything else is replaced by the newest."""
+    whole: dict[str, Any] = {}
+    for event in events:
+        extend(whole, event)
+    return whole
 
 
-def needed(fields: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = fields.get(name)
-    if type(value) is not kind:
-        raise RequestError(f"{name}: {type(value).__name__}, expected {KINDS[kind]}")
-    return value
+def extend(whole: dict[str, Any], piece: Reply) -> None:
+    for name, value in piece.items():
+        before = whole.get(name)
+        if isinstance(value, dict):
+            whole[name] = before if isinstance(before, dict) else {}
+            extend(whole[name], value)
+        elif name in GROWING and type(before) in (str, list) and value is not None:
+            whole[name] = before + value
+        elif value is not None or before is None:
+            whole[name] = value
 
 
-def optional(fields: Mapping[str, Any], name: str, kind: type) -> Any:
-    return None if fields.get(name) is None else needed(fields, name, kind)
+def split_choices(reply: Reply) -> list[dict[str, Any]]:
+    """One reply for each choice; usage, which counts all of them, is left out where there are more."""
+    choices = reply.get("choices")
+    if not isinstance(choices, list) or len(choices) < 2:
+        return [dict(reply)]
+    rest = {name: value for name, value in reply.items() if name not in ("choices", "usage")}
+    return [{**rest, "choices": [choice]} for choice in choices]
 
 
-def by_token_id(pairs: Sequence[tuple[Any, Any]], where: str) -> dict[Any, Any]:
-    """RequestError for an id that is no whole number, or stands there twice."""
-    for token_id, _ in pairs:
-        if type(token_id) is not int:
-            raise RequestError(f"{where}: id {token_id!r}, expected a whole number")
+def by_token_id(pairs: Sequence[tuple[Any, Any]]) -> dict[int, Any]:
+    """The most probable tokens. ValueError for an id that is no whole number, or stands there twice."""
     logprobs = dict(pairs)
-    if len(logprobs) != len(pairs):
-        raise RequestError(f"{where}: a token stands twice among the most probable, expected once")
+    if len(logprobs) != len(pairs) or not all(type(token_id) is int for token_id in logprobs):
+        raise ValueError(pairs)
     return logprobs
 
 
-def require_prompt(ids: Sequence[Any] | None, request: Request, where: str) -> None:
-    """The server must have computed the prompt that was sent: not with a second BOS, not cut."""
-    if ids is not None and list(ids) != list(request.prompt_token_ids):
-        raise RequestError(f"{where}: other tokens than the prompt that was sent")
-
-
-def concatenated(pieces: Sequence[Any], name: str) -> Any:
-    """Texts as one text, or lists as one list."""
-    kind = type(pieces[0])
-    if kind not in (str, list) or any(type(piece) is not kind for piece in pieces):
-        raise RequestError(f"{name}: expected texts, or lists, in all events")
-    return "".join(pieces) if kind is str else [item for piece in pieces for item in piece]
-
-
-def from_base64(text: Any, where: str) -> bytes:
-    if not isinstance(text, str):
-        raise RequestError(f"{where}: {type(text).__name__}, expected base64")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as problem:
-        raise RequestError(f"{where}: not base64: {problem}") from None
+def from_base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.dialects.dialect import (
     GREEDY,
     Dialect,
@@ -15,19 +14,17 @@ from lfm2np.oracle.engines.dialects.dialect import (
     Field,
     Location,
     Metrics,
-    Reply,
-    Response,
+    Reading,
     by_token_id,
     from_base64,
-    needed,
-    optional,
-    require_prompt,
     sampling_fields,
 )
 from lfm2np.oracle.engines.records import Request
 
+Triples = Sequence[Any]  # lists of [logprob, id, text]
 
-def body_of(request: Request, extras: Extras) -> dict[str, Any]:
+
+def request_of(request: Request, extras: Extras) -> dict[str, Any]:
     return {
         "input_ids": list(request.prompt_token_ids),
         "sampling_params": {
@@ -45,102 +42,72 @@ def body_of(request: Request, extras: Extras) -> dict[str, Any]:
     }
 
 
-FIELDS = (
-    Field("token_ids", "output_ids", "list of ids"),
-    Field("token_ids", "meta_info.output_token_logprobs", "list of `[number, id, text]`"),
-    Field("logprobs", "meta_info.output_token_logprobs", "list of `[number, id, text]`"),
-    Field("top_logprobs", "meta_info.output_top_logprobs", "list of lists of `[number, id, text]`"),
-    Field("prompt_logprobs", "meta_info.input_token_logprobs", "list of `[number, id, text]`, the first number null"),
-    Field("text", "text", "text"),
-    Field("finish_reason", "meta_info.finish_reason", '`{"type": "length"}` or `{"type": "stop"}`'),
-    Field("routes", "meta_info.routed_experts", "int32 [tokens, layers, experts], in base64"),
-    Field("prompt_tokens", "meta_info.prompt_tokens", "number"),
-    Field("new_tokens", "meta_info.completion_tokens", "number"),
-)
+def ids(triples: Triples, reading: Reading) -> list[Any]:
+    return [triple[1] for triple in triples]
 
 
-def read(reply: Reply, request: Request) -> Response:
-    """Log-probabilities come as [logprob, id, text]; those of greedy requests are of the raw logits."""
-    meta = needed(reply, "meta_info", dict)
-    ids = optional(reply, "output_ids", list)
-    reason = meta.get("finish_reason")
-    fields: dict[str, Any] = {
-        "text": reply.get("text"),
-        "finish_reason": reason.get("type") if isinstance(reason, dict) else reason,
-    }
-    new = optional(meta, "output_token_logprobs", list)
-    if new is not None:
-        fields["logprobs"], new_ids = logprobs_and_ids(new, "meta_info.output_token_logprobs")
-        if ids is not None and new_ids != ids:
-            raise RequestError("meta_info.output_token_logprobs: other tokens than output_ids")
-        ids = new_ids
-        tops = optional(meta, "output_top_logprobs", list)
-        fields["top_logprobs"] = [top_logprobs(top) for top in tops] if tops else None
-    prompt = optional(meta, "input_token_logprobs", list)
-    if request.is_scored and prompt:
-        logprobs, prompt_ids = logprobs_and_ids(prompt, "meta_info.input_token_logprobs")
-        require_prompt(prompt_ids, request, "meta_info.input_token_logprobs")
-        fields["prompt_logprobs"] = logprobs[1:]
-    if meta.get("routed_experts") is not None and ids:
-        count = len(request.prompt_token_ids) + len(ids) - 1
-        fields["routes"] = routes(meta["routed_experts"], count, "meta_info.routed_experts")
-    return Response(fields | {"token_ids": ids}, meta.get("prompt_tokens"), meta.get("completion_tokens"))
+def logprobs(triples: Triples, reading: Reading) -> list[Any]:
+    """Those of greedy requests are of the raw logits."""
+    return [triple[0] for triple in triples]
 
 
-def logprobs_and_ids(triples: Sequence[Any], where: str) -> tuple[list[Any], list[Any]]:
-    """Of a list of [logprob, id, text]."""
-    for index, triple in enumerate(triples):
-        if not isinstance(triple, list) or len(triple) < 2:
-            raise RequestError(f"{where}[{index}]: expected [logprob, id, text]")
-    return [triple[0] for triple in triples], [triple[1] for triple in triples]
+def top_logprobs(tops: Sequence[Triples], reading: Reading) -> list[dict[int, Any]] | None:
+    return [by_token_id([(triple[1], triple[0]) for triple in triples]) for triples in tops] or None
 
 
-def top_logprobs(triples: Any) -> dict[Any, Any]:
-    where = "meta_info.output_top_logprobs"
-    if not isinstance(triples, list):
-        raise RequestError(f"{where}: expected lists of [logprob, id, text]")
-    logprobs, ids = logprobs_and_ids(triples, where)
-    return by_token_id(list(zip(ids, logprobs, strict=True)), where)
+def prompt_ids(triples: Triples, reading: Reading) -> list[Any] | None:
+    return ids(triples, reading) if reading.request.is_scored and triples else None
 
 
-def routes(text: Any, positions: int, where: str) -> list[list[list[int]]]:
+def prompt_logprobs(triples: Triples, reading: Reading) -> list[Any] | None:
+    return logprobs(triples, reading)[1:] if reading.request.is_scored and triples else None
+
+
+def reason(value: Any, reading: Reading) -> Any:
+    return value.get("type") if isinstance(value, dict) else value
+
+
+def routes(text: str, reading: Reading) -> list[list[list[int]]] | None:
     """Experts as int32, little-endian, in base64; the shape is not reported, so they are given as one layer's.
 
     oracle/judging/routes.py, which knows the model, divides them.
     """
-    content = from_base64(text, where)
-    if len(content) % 4 or positions < 1 or (len(content) // 4) % positions:
-        raise RequestError(f"{where}: {len(content)} bytes, expected int32 of {positions} positions")
-    ids: list[list[list[int]]] = np.frombuffer(content, "<i4").reshape(positions, 1, -1).tolist()
-    return ids
+    positions = len(reading.request.prompt_token_ids) + reading.num_new - 1
+    return np.frombuffer(from_base64(text), "<i4").reshape(positions, 1, -1).tolist() if reading.num_new else None
 
 
-def last_event(events: Sequence[Reply]) -> dict[str, Any]:
-    """Events repeat what came before."""
-    return dict(events[-1])
-
-
-REPRODUCER = '''def answer(replies):
-    """SGLang's /generate, whose events repeat what came before."""
-    entries = replies[-1]["meta_info"]["output_token_logprobs"]
-    return [entry[1] for entry in entries], [entry[0] for entry in entries]'''
-
+META, TRIPLES, TOPS = "meta_info", "list of `[number, id, text]`", "list of lists of `[number, id, text]`"
 SGLANG = Dialect(
     name="sglang",
     path="/generate",
-    request=body_of,
-    read=read,
-    fields=FIELDS,
-    join=last_event,
-    reproducer=REPRODUCER,
+    request=request_of,
+    fields=(
+        Field("prompt", f"{META}.input_token_logprobs", TRIPLES, prompt_ids),
+        Field("token_ids", "output_ids", "list of ids"),
+        Field("token_ids", f"{META}.output_token_logprobs", TRIPLES, ids),
+        Field("logprobs", f"{META}.output_token_logprobs", TRIPLES, logprobs),
+        Field("top_logprobs", f"{META}.output_top_logprobs", TOPS, top_logprobs),
+        Field("prompt_logprobs", f"{META}.input_token_logprobs", f"{TRIPLES}, the first null", prompt_logprobs),
+        Field("text", "text", "text"),
+        Field("finish_reason", f"{META}.finish_reason", '`{"type": "length"}` or `{"type": "stop"}`', reason),
+        Field("routes", f"{META}.routed_experts", "int32 [tokens, layers, experts], in base64", routes),
+        Field("prompt_tokens", f"{META}.prompt_tokens", "number"),
+        Field("new_tokens", f"{META}.completion_tokens", "number"),
+    ),
+    join=lambda events: dict(events[-1]),  # they repeat what came before
+    reproducer='''def answer(replies):
+    """SGLang's /generate, whose events repeat what came before."""
+    entries = replies[-1]["meta_info"]["output_token_logprobs"]
+    return [entry[1] for entry in entries], [entry[0] for entry in entries]''',
     takes_stops=True,  # its seeds hold only with --enable-deterministic-inference
     ignores_eos=True,
     gguf_format="float16",
     version=Location("/server_info", ("version",)),
     slots=Location("/server_info", ("max_running_requests",)),
-    cached=("meta_info", "cached_tokens"),
+    cached=(META, "cached_tokens"),
     metrics=Metrics(  # SGLang docs "Production Metrics"
         active=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
         counters=("sglang:num_retracted_reqs", "sglang:cache_hit_rate"),
+        cached=("sglang:cached_tokens_total",),
     ),
 )
