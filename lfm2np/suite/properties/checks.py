@@ -13,7 +13,6 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import Factory, missing, told
 from lfm2np.oracle.engines.records import Answer, Request
-from lfm2np.suite.properties.accounting import require_ledger
 from lfm2np.suite.properties.driver import (
     TOTALS,
     Outcome,
@@ -31,7 +30,6 @@ from lfm2np.suite.strategies.lengths import Lengths
 from lfm2np.suite.strategies.scenarios import Scenario
 from lfm2np.suite.strategies.talks import trained, trained_model
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded
-from scheduler import TraceError, replay
 
 DRAWS = 400  # of one token
 FALSE_ALARM = 1e-9  # the most that the probability of a right engine's failure is, in each comparison of counts
@@ -152,7 +150,7 @@ def drawn_texts(outcome: Outcome) -> list[tuple[int, ...]]:
     return [answer.ids for answers in outcome.completions.values() for answer in answers]
 
 
-# --- memory and work
+# --- memory
 
 
 def conservation(factory: Factory, scenario: Scenario) -> None:
@@ -174,24 +172,6 @@ def conservation(factory: Factory, scenario: Scenario) -> None:
 def memory_is_right(factory: Factory, scenario: Scenario) -> None:
     engine = make(factory, scenario.model, {**scenario.sizes, "check": True, "drafter": "ngram"})
     run(engine, scenario, lambda engine, outcome: engine.verify())
-
-
-def work_adds_up(factory: Factory, scenario: Scenario) -> None:
-    """By the trace: budget, work and metrics; and it replays, to the same tokens."""
-    engine = make(factory, scenario.model, scenario.sizes)
-    outcome = run(engine, scenario)
-    require_ledger(scenario, engine.trace(), engine.metrics(), outcome)
-    try:
-        replayed = replay(engine.trace(), is_whole=False)
-    except TraceError as error:
-        raise Violation(f"the trace does not replay: {error}") from None
-    for name, answers in outcome.completions.items():
-        if name not in outcome.forks and name not in outcome.aborted:
-            for index, answer in enumerate(answers):
-                sample = name if index == 0 else f"{name}#{index}"
-                outputs = replayed.outputs.get(sample)
-                if tuple(outputs or ()) != answer.ids:
-                    raise Violation(f"request {sample}: {answer.ids}, the replay has {outputs}")
 
 
 # --- what can't be met
