@@ -104,8 +104,7 @@ ALL: tuple[Property, ...] = (
         "Whatever is added, aborted, preempted or forked when, under any policy: all ends, and as in the reference.",
         2,
         ("steps",),
-        ("vLLM 5349", "vLLM 43090", "vLLM 56196", "SGLang 34760", "nano-vllm 217")
-        + ("vLLM 14326", "vLLM 417", "vLLM 25538"),
+        ("vLLM 5349", "vLLM 43090", "vLLM 56196", "SGLang 34760", "nano-vllm 217", "vLLM 14326", "vLLM 417"),
         at_lengths(lambda at: scenarios(kinds=DISTURBANCES, lengths=at)),
         checks.every_schedule,
         16.0,

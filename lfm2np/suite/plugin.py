@@ -59,7 +59,6 @@ def add_options(parser: pytest.Parser) -> None:
             "const": "yes",
             "help": "with --scheduler: also put bugs of real engines into it; each has to be caught",
         },
-        "--schedules": {"metavar": "DIR", "help": "where schedules that break a demand go, for lfm2np draw"},
         "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
         "--number-format": {

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from lfm2np.suite.plugin import option, outcome_of
+from lfm2np.suite.plugin import outcome_of
 from lfm2np.suite.schedulers.suite import sentences
 
 
@@ -16,10 +13,5 @@ def test_demand(demand: str, request: pytest.FixtureRequest) -> None:
     status, message = outcome.status(demand)
     if status == "skipped":
         pytest.skip(message)
-    folder = option(request.config, "schedules")
-    if status == "failed" and folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        schedule = json.dumps(outcome.broken[demand].schedule)
-        Path(folder, f"{demand}.json").write_text(schedule + "\n", encoding="utf-8")
     if status == "failed":
         pytest.fail(f"{demand}: {sentences()[demand]}\n{message}", pytrace=False)

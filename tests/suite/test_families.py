@@ -7,12 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from internal_properties import second_implementation
-
-from lfm2np.errors import NumericsError
-from lfm2np.suite import adapters, runner
-from lfm2np.suite.catalogue import ALL, by_id
-from lfm2np.suite.properties.property import Property
-from lfm2np.suite.runner import Terms, run_property
 from lfm2np.suite.strategies.families import (
     EXPERTS,
     FAMILIES,
@@ -20,6 +14,12 @@ from lfm2np.suite.strategies.families import (
     has_model,
     of_family,
 )
+
+from lfm2np.errors import NumericsError
+from lfm2np.suite import adapters, runner
+from lfm2np.suite.catalogue import ALL, by_id
+from lfm2np.suite.properties.property import Property
+from lfm2np.suite.runner import Terms, run_property
 from lfm2np.suite.strategies.scenarios import Scenario, models
 from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel, checkpoint, config_of, loaded
 from lfm2np.truth.reference import route

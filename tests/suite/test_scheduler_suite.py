@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lfm2np.commands.cli import main
 from lfm2np.errors import RequestError
 from lfm2np.suite.schedulers import adapter_calls, own, suite
 from lfm2np.suite.schedulers.demands import ALWAYS, DEMANDS
@@ -20,7 +18,7 @@ from lfm2np.suite.schedulers.fault_trials import FAULTS, faults_for, try_fault, 
 from lfm2np.suite.schedulers.managed import ManagedScheduler
 from lfm2np.suite.schedulers.program_run import Run, Violation
 from lfm2np.suite.schedulers.programs import carry_out
-from lfm2np.suite.schedulers.schedule_text import read_schedule, schedule_text
+from lfm2np.suite.schedulers.schedule_text import Drawing
 from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
@@ -250,21 +248,23 @@ def test_a_run_is_the_same_by_hand():
     assert run.log == ["add('r0', [0], 1)", f"add('r1', {[0] * 12}, 2)", "drain()"]
 
 
-def test_a_wrong_schedule_is_drawn(fewer, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    fault = with_fault(Tiny, "writes-over-the-token-before")
-    outcome = suite.try_scheduler(fault, name="tiny")
-    schedule = outcome.broken["reads"].schedule
-    file = tmp_path / "reads.json"
-    file.write_text(json.dumps(schedule))
-    main(["draw", str(file), "--terminal"])
-    text = capsys.readouterr().out
-    assert text.count("!") == 2 and text.rstrip().endswith(schedule["message"])  # the place, and the legend
-    assert text in outcome.status("reads")[1]  # a failing test shows it at once
-    assert read_schedule("{}") is None and read_schedule("no JSON") is None
-    with pytest.raises(RequestError, match="a schedule without what it must have"):
-        read_schedule('{"kind": "schedule"}')
-    drawn = read_schedule(json.dumps(schedule))
-    assert drawn is not None and schedule_text(drawn) + "\n" == text
+def test_a_wrong_schedule_is_drawn():
+    run = Run(with_fault(Tiny, "writes-over-the-token-before"), SIZES, draws=True)
+    run.add("r0", [0, 1], 3)
+    with pytest.raises(Violation) as raised:
+        run.drain()
+    assert run.drawing is not None
+    assert run.drawing.text(str(raised.value), raised.value.place) == (
+        "blocks of 2: a r0; capitals were written in that step, . nothing, ! wrong\n"
+        "  add('r0', [0, 1], 3)\n"
+        "  step  0  r0 0-1  ..|..|..|..|..|AA\n"
+        "  step  1  r0 2    ..|..|..|..|..|a!\n"
+        "reads: r0: reads position 1 at place 11: its own position 2, written in step 1"
+    )
+
+
+def test_a_program_that_ends_before_a_step_is_its_message():
+    assert Drawing(2).text("calls: add() raised", None) == "calls: add() raised"
 
 
 # --- adapters that are wrong themselves
@@ -610,9 +610,7 @@ def test_a_block_manager_that_frees_too_much_is_caught(few):
 # --- from the command line
 
 
-def test_pytest_runs_it_and_writes_schedules(
-    fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """In this process, so that it draws few programs."""
     command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
     (tmp_path / "wrong_adapter.py").write_text(
@@ -623,11 +621,10 @@ def test_pytest_runs_it_and_writes_schedules(
     (tmp_path / "known.txt").write_text("tokens  # known\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    options = ["--scheduler", "wrong_adapter:factory", "--schedules", "failed", "--xfails", "known.txt"]
+    options = ["--scheduler", "wrong_adapter:factory", "--xfails", "known.txt"]
     code = pytest.main([*command, *options])
     printed = capsys.readouterr().out
     assert code == 0 and "1 xfailed" in printed and "40 programs" in printed, printed
-    assert read_schedule((tmp_path / "failed" / "tokens.json").read_text()) is not None
     assert pytest.main([*command, "--scheduler", "wrong_adapter:no"]) == 4
     assert "has no attribute 'no'" in capsys.readouterr().err
     assert pytest.main([*command, "--scheduler", ""]) == 4
@@ -646,7 +643,7 @@ def test_faults_of_a_scheduler_from_the_command_line(
     printed = capsys.readouterr().out
     assert "block-leaked (vLLM 18485, SGLang 16067): caught by leaks after" in printed, printed
     assert "run = Run(with_fault('lfm2np.suite.schedulers.own:factory', 'block-leaked')" in printed
-    broken = suite.Broken("leaks", "", "", {}, 1)
+    broken = suite.Broken("leaks", "", "", "", 1)
     bare = suite.Outcome("own", frozenset(), frozenset(), broken={"leaks": broken})
     monkeypatch.setattr(suite, "try_scheduler", lambda name, profile: bare)
     assert pytest.main([*command, *target]) == 1

@@ -38,14 +38,6 @@ def reads_one_place_late(self: Faulty, each: Entry) -> Entry:
     return replace(each, reads=[place + 1 for place in each.reads[: each.start]] + list(each.reads[each.start :]))
 
 
-@of_entry("The first two blocks of a table are exchanged.")
-def reads_blocks_in_wrong_order(self: Faulty, each: Entry) -> Entry:
-    size, reads = self.block_size, list(each.reads)
-    if each.start < 2 * size:
-        return each
-    return replace(each, reads=[*reads[size : 2 * size], *reads[:size], *reads[2 * size :]])
-
-
 @of_entry("The block before the last is read twice, the last never.", seen=("pegainfer 291",))
 def reads_last_block_as_its_predecessor(self: Faulty, each: Entry) -> Entry:
     size, reads = self.block_size, list(each.reads)
@@ -86,13 +78,6 @@ def reads_a_block_of_an_ended_request(self: Faulty, each: Entry) -> Entry:
 # --- writes
 
 
-@of_entry("A decode writes its keys and values behind their place.")
-def writes_one_place_late(self: Faulty, each: Entry) -> Entry:
-    most = self.sizes.get("num_blocks", 0) * self.block_size
-    place = each.writes[0] + 1
-    return replace(each, writes=[place]) if self.is_decode(each) and place < most else each
-
-
 @of_entry(
     "The place of writing is not advanced: a decode overwrites the token before it.",
     seen=("vmlx-swift 211", "nntrainer 3998"),
@@ -106,11 +91,6 @@ def writes_begin_at_the_tables_start(self: Faulty, each: Entry) -> Entry:
     return replace(each, writes=list(each.reads[: len(each.writes)])) if each.start else each
 
 
-@of_step("The first two rows write their last token to each other's place.")
-def writes_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
-    return exchanged(step, (0, 1), lambda each, other: replace(each, writes=[*each.writes[:-1], other.writes[-1]]))
-
-
 @of_entry("What a chunk has beyond its first block goes into this block again.", seen=("ssd 23",))
 def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry) -> Entry:
     size = self.block_size
@@ -120,11 +100,6 @@ def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry) -> Entry:
 
 
 # --- tokens and positions
-
-
-@of_entry("A request's first chunk begins at its second token.")
-def first_token_left_out(self: Faulty, each: Entry) -> Entry:
-    return later(each, 1) if self.is_new(each) and len(each.token_ids) > 1 else each
 
 
 @of_entry("A decode computes the token before in the place of the newest.", seen=("nano-vllm 217", "vLLM 5349"))
@@ -199,16 +174,6 @@ def hit_of_another_prompt(self: Faulty, each: Entry) -> Entry:
     if not (self.is_new(each) and each.start >= size and others):
         return each
     return replace(each, reads=[*others[-1].reads[:size], *each.reads[size:]])
-
-
-@of_entry(
-    "After a hit, the prompt's first tokens are written where those behind the hit belong.",
-    needs=("prefix-caching",),
-    seen=("ferrox 37",),
-)
-def adopted_prefix_computed_over(self: Faulty, each: Entry) -> Entry:
-    hit = self.is_new(each) and each.start > 0
-    return replace(each, writes=list(each.reads[: len(each.writes)])) if hit else each
 
 
 # --- limits
@@ -379,13 +344,6 @@ def copies_dropped(self: Faulty, step: Step) -> Step:
     return replace(step, copies=())
 
 
-@of_step("Blocks and states are copied from their destination to their source.", needs=("fork",))
-def copies_backwards(self: Faulty, step: Step) -> Step:
-    return replace(
-        step, copies=[replace(c, source=c.destination, destination=c.source) if c.source else c for c in step.copies]
-    )
-
-
 # --- states
 
 
@@ -412,11 +370,6 @@ def checkpoint_one_token_off(self: Faulty, each: Entry) -> Entry:
     return replace(
         each, checkpoints=[(tokens - 1, slot) for tokens, slot in each.checkpoints if tokens - 1 > each.start]
     )
-
-
-@of_entry("A chunk's state goes to the slot beside its own.", needs=("states",))
-def state_written_elsewhere(self: Faulty, each: Entry) -> Entry:
-    return replace(each, state_to=each.state_to + 1) if each.state_to is not None else each
 
 
 @of_entry(
