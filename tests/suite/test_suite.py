@@ -256,17 +256,3 @@ def test_the_properties_can_be_listed(capsys: pytest.CaptureFixture[str]):
     assert [row["id"] for row in rows] == [prop.id for prop in ALL]
     assert main(["conformance", "list"]) == 0
     assert "every-schedule  (law 2; needs steps)" in capsys.readouterr().out
-
-
-def test_an_admitted_request_may_wait_for_its_first_tokens():
-    """A false alarm of work-adds-up: static batches admit beyond a step's budget, also where a prefix is found."""
-
-    def one(name: str, *ids: int) -> Request:
-        return Request(name, ids, SamplingParams(temperature=0.0, max_tokens=1))
-
-    requests = (one("a", 3), one("b", 4), one("c", 5), one("d", 3, 3))
-    sizes = {"block_size": 1, "num_blocks": 20, "max_num_batched_tokens": 1, "policy": "static"}
-    come = (("add", 0), ("step",), ("add", 1), ("add", 2), ("add", 3))
-    for rest in ((), (("step",), ("abort", 3))):
-        scenario = Scenario(TinyModel(), requests, sizes, (*come, *rest))
-        check("work-adds-up", "lfm2np.suite.adapters:own", scenario)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from lfm2np.engine.sampling.logprobs import token_logprobs
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.records import Answer, Request
+from lfm2np.oracle.engines.stepping import is_finished
 from lfm2np.suite.properties.endings import require_ending
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.properties.rounding import format_of, require_explained, require_rounded_scores
@@ -178,11 +179,6 @@ def step_bound(scenario: Scenario) -> int:
     work = sum((len(r.prompt_token_ids) + (r.params.max_tokens or 0)) * r.params.n for r in scenario.requests)
     disturbances = sum(op[0] not in ("add", "step") for op in scenario.ops)
     return len(scenario.ops) + (work + 20) * (4 + 2 * disturbances)
-
-
-def is_finished(completions: Iterable[Answer]) -> bool:
-    reasons = [completion.finish_reason for completion in completions]
-    return bool(reasons) and None not in reasons
 
 
 def count(outcome: Outcome) -> None:
