@@ -16,6 +16,7 @@ from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.suite.properties.driver import (
     TOTALS,
     Outcome,
+    cached_tokens,
     generate,
     generate_on,
     make,
@@ -53,15 +54,27 @@ def in_steps_where_it_can(factory: Factory, scenario: Scenario) -> None:
 
 
 def after_prefix_hits(factory: Factory, scenario: Scenario) -> None:
-    """The first request is served before the others come, which begin as it does."""
+    """The first request is served before the others come, which begin as it does; hits are counted, and under its own
+    salt alone."""
     engine = make(factory, scenario.model, scenario.sizes)
     first, *others = scenario.requests
     outcome = generate_on(engine, [first])
-    outcome.completions |= generate_on(engine, others).completions
+    before = cached_tokens(engine)
+    later = generate_on(engine, others).completions
+    outcome.completions |= later
     size = scenario.sizes.get("block_size", told(engine).get("block_size", Lengths.block_size))
-    block = first.prompt_token_ids[:size]
-    TOTALS.shared += sum(len(block) == size and other.prompt_token_ids[:size] == block for other in others)
+    block = (first.cache_salt, first.prompt_token_ids[:size])
+    TOTALS.shared += sum((other.cache_salt, other.prompt_token_ids[:size]) == block for other in others)
     require_truth(factory, scenario, outcome)
+    hits = {name: answer.cached_tokens for name, (answer,) in later.items()}
+    salts = Counter(request.cache_salt for request in scenario.requests)
+    for other in others:
+        if salts[other.cache_salt] == 1 and hits[other.request_id]:
+            where, count = f"request {other.request_id}", hits[other.request_id]
+            raise Violation(f"{where}: {count} tokens from the cache, of requests under another salt")
+    after, counts = cached_tokens(engine), [count for count in hits.values() if count is not None]
+    if after is not None and len(counts) == len(hits) and sum(counts) != after - (before or 0):
+        raise Violation(f"cached_tokens: {counts} of the requests, {after - (before or 0)} in the engine's metrics()")
 
 
 def with_drafts(factory: Factory, example: tuple[Scenario, list[bool], int]) -> None:
@@ -77,8 +90,11 @@ def with_drafts(factory: Factory, example: tuple[Scenario, list[bool], int]) -> 
             ]
             script[name if index == 0 else f"{name}#{index}"] = ids
     for drafter in (script, "ngram"):
-        outcome = generate(factory, scenario, drafter=drafter, num_speculative_tokens=most)
-        require_truth(factory, scenario, outcome)
+        drafting = {"drafter": drafter, "num_speculative_tokens": most}
+        engine = make(factory, scenario.model, {**scenario.sizes, **drafting})
+        require_truth(factory, scenario, generate_on(engine, scenario.requests))
+        if missing(engine, ("state",)) is None:
+            require_all_free(engine)
 
 
 def has_scores(factory: Factory, example: tuple[TinyModel, tuple[int, ...]]) -> None:
@@ -162,6 +178,10 @@ def conservation(factory: Factory, scenario: Scenario) -> None:
 
     engine = make(factory, scenario.model, scenario.sizes)
     run(engine, scenario, check)
+    require_all_free(engine)
+
+
+def require_all_free(engine: Any) -> None:
     state = engine.state()
     for kind in ("blocks", "slots"):
         if state.get(f"free_{kind}") != state.get(f"num_{kind}"):

@@ -67,20 +67,21 @@ def generate(factory: Factory, scenario: Scenario, requests: Sequence[Request] |
 
 def generate_on(engine: Any, requests: Sequence[Request]) -> Outcome:
     """All requests at once, on an engine that may have served others."""
-    before = cached_tokens(engine)
+    before = cached_tokens(engine) or 0
     lists = engine.generate(list(requests))
     if len(lists) != len(requests):
         raise Violation(f"{len(lists)} answers for {len(requests)} requests")
     outcome = Outcome({request.request_id: list(answer) for request, answer in zip(requests, lists, strict=True)})
     TOTALS.crowds += len(requests) > WIDE
-    TOTALS.hits += cached_tokens(engine) > before
+    TOTALS.hits += (cached_tokens(engine) or 0) > before
     count(outcome)
     return outcome
 
 
-def cached_tokens(engine: Any) -> int:
-    """Those that it says it took from its prefix cache since it was made; 0 of an engine that does not say."""
-    return int(engine.metrics().get("cached_tokens", 0)) if hasattr(engine, "metrics") else 0
+def cached_tokens(engine: Any) -> int | None:
+    """Those that it says it took from its prefix cache since it was made; None of an engine that does not say."""
+    counters = engine.metrics() if hasattr(engine, "metrics") else {}
+    return int(counters["cached_tokens"]) if "cached_tokens" in counters else None
 
 
 def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
@@ -118,7 +119,7 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
         step()
     if alive:
         raise Violation(f"{sorted(alive)}: the engine says that it is done, but these never ended")
-    TOTALS.hits += cached_tokens(engine) > 0
+    TOTALS.hits += bool(cached_tokens(engine))
     TOTALS.crowds += len(outcome.completions) > WIDE
     count(outcome)
     return outcome

@@ -248,14 +248,17 @@ def scenarios(
 
 @st.composite
 def shared_prefixes(draw: st.DrawFn, lengths: Lengths) -> Scenario:
-    """Requests whose prompts share one to three full blocks, and go on differently."""
+    """Requests whose prompts share one to three full blocks, and go on differently; some under a salt."""
     most = max(1, min(BLOCKS_SHARED, (lengths.longest - 2 * MOST_TOKENS) // lengths.block_size))
     blocks = draw(st.integers(1, most))
     tails = draw(
         st.lists(st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=MOST_TOKENS), min_size=2, max_size=4)
     )
     prompts = [(*common_text(blocks * lengths.block_size), *tail)[: lengths.longest - MOST_TOKENS] for tail in tails]
-    return with_logprobs(draw, lengths, prompts, lengths.max_num_seqs)
+    scenario = with_logprobs(draw, lengths, prompts, lengths.max_num_seqs)
+    *others, last = scenario.requests
+    salted = replace(last, cache_salt=draw(st.sampled_from(["", "", "x"])))
+    return replace(scenario, requests=(*others, salted))
 
 
 @st.composite
