@@ -221,7 +221,7 @@ ALL: tuple[Property, ...] = (
     ),
     Property(
         "prefix-hits",
-        "What follows full blocks of an earlier request is the reference's; hits are counted, and stay under their salt.",
+        "What follows full blocks of an earlier request is the reference's; hits are counted, and under their salt.",
         5,
         ("generate",),
         ("vLLM 43090", "vLLM 47861", "SGLang 38319", "vLLM 12621", "vLLM 44701"),

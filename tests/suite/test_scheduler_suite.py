@@ -19,7 +19,7 @@ from lfm2np.suite.schedulers.managed import ManagedScheduler
 from lfm2np.suite.schedulers.program_run import Run, Violation
 from lfm2np.suite.schedulers.programs import carry_out
 from lfm2np.suite.schedulers.schedule_text import Drawing
-from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, Window, entry
+from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
 
@@ -129,17 +129,6 @@ def test_the_page_names_every_feature():
     ]
 
 
-def test_another_plugins_option_is_its_own(tmp_path: Path):
-    """The plugin is loaded into every run of pytest where this package is installed."""
-    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--scheduler')")
-    folder = tmp_path / "conformance"
-    folder.mkdir()
-    (folder / "test_theirs.py").write_text("def test_theirs(pytestconfig): assert pytestconfig.option.scheduler == ''")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--scheduler=", "conformance"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
 def test_numbers_of_programs_and_faults_in_prose_are_right():
     top = Path(__file__).parents[2]
     page = " ".join((top / "docs" / "engine" / "14-schedulers.md").read_text(encoding="utf-8").split())
@@ -154,11 +143,6 @@ def test_the_table_of_real_schedulers_is_of_the_results():
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     page = top / "docs" / "engine" / "14-schedulers.md"
     assert table.count("\n") > 10 and table in page.read_text(encoding="utf-8")
-
-
-def test_faults_have_a_sentence_and_need_features_that_there_are():
-    for fault in FAULTS.values():
-        assert fault.sentence.endswith(".") and set(fault.needs) <= FEATURES.keys()
 
 
 @pytest.mark.parametrize(
@@ -436,9 +420,10 @@ def test_what_is_no_scheduler_is_named():
         Run(dict, SIZES)
 
 
-def test_demands_and_policies_have_sentences():
+def test_demands_policies_and_faults_have_sentences():
     assert set(ALWAYS) <= DEMANDS.keys() and not DEMANDS.keys() & POLICIES.keys()
     assert all(sentence.endswith(".") for sentence in DEMANDS.values())
+    assert all(fault.sentence.endswith(".") and set(fault.needs) <= FEATURES.keys() for fault in FAULTS.values())
 
 
 # --- a block manager
@@ -650,7 +635,3 @@ def test_faults_of_a_scheduler_from_the_command_line(
     assert "block-leaked survives 40 programs" in capsys.readouterr().out
     assert pytest.main([*command, "--faults"]) == 4
     assert "--faults: expected with --scheduler" in capsys.readouterr().err
-
-
-def test_a_request_is_plain_data():
-    assert Request("a", (1,), 2) == Request("a", (1,), 2, frozenset(), 0, "", ())

@@ -35,17 +35,6 @@ def test_ids_are_unique_and_every_need_is_known():
         assert prop.sentence.endswith(".")
 
 
-FOUND = ("equals-reference", "every-schedule", "wide-batches")
-
-
-@pytest.mark.slow
-def test_the_broken_engine_is_found_broken():
-    results = {prop.id: run_property(prop, adapters.broken, "ci", shrink=False) for prop in ALL if prop.id in FOUND}
-    assert {result.status for result in results.values()} == {"failed"}
-    skipped = run_property(by_id("scores"), adapters.broken, "quick")
-    assert (skipped.status, skipped.message) == ("skipped", "the engine has no score()")
-
-
 @pytest.mark.slow
 def test_each_planted_bug_is_seen_by_itself(monkeypatch: pytest.MonkeyPatch):
     for planted in adapters.PLANTED:

@@ -1,12 +1,20 @@
-"""The catalogue of bugs that faulty.py puts into any scheduler: each is a function or a class with a sentence."""
+"""The catalogue of bugs that faulty.py puts into any scheduler: each is a function with a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
-from lfm2np.suite.schedulers.faulty import Faulty, of_calls, of_entry, of_step
+from lfm2np.suite.schedulers.faulty import (
+    Faulty,
+    exceeding,
+    fault_of,
+    of_add,
+    of_ends,
+    of_entry,
+    of_free,
+    of_step,
+)
 from lfm2np.suite.schedulers.named_memory import STATES
 from scheduler.protocol import Entry, Refused, Request, Step
 
@@ -184,25 +192,16 @@ def request_scheduled_twice(self: Faulty, step: Step) -> Step:
     return replace(step, entries=[*step.entries, *step.entries[:1]])
 
 
-class Exceeding(Faulty):
-    """One that is given larger limits than it says."""
-
-    def step(self) -> Step:
-        step = super().step()
-        tokens = sum(len(each.token_ids) for each in step.entries)
-        beyond = len(step.entries) > self.sizes["max_num_seqs"] or tokens > self.sizes["max_num_batched_tokens"]
-        self.applied += beyond
-        return step
+@exceeding("A step takes more tokens than max_num_batched_tokens.", needs=("budget",), max_num_batched_tokens=8)
+def budget_ignored(self: Faulty, step: Step) -> bool:
+    most: int = self.sizes["max_num_batched_tokens"]
+    return sum(len(each.token_ids) for each in step.entries) > most
 
 
-@of_calls("A step takes more tokens than max_num_batched_tokens.", needs=("budget",))
-class BudgetIgnored(Exceeding):
-    more: ClassVar = {"max_num_batched_tokens": 8}
-
-
-@of_calls("A step takes more requests than max_num_seqs.")
-class SlotsIgnored(Exceeding):
-    more: ClassVar = {"max_num_seqs": 2}
+@exceeding("A step takes more requests than max_num_seqs.", max_num_seqs=2)
+def slots_ignored(self: Faulty, step: Step) -> bool:
+    most: int = self.sizes["max_num_seqs"]
+    return len(step.entries) > most
 
 
 # --- ends
@@ -213,123 +212,69 @@ def ended_request_runs_on(self: Faulty, step: Step) -> Step:
     return replace(step, entries=[*step.entries, self.ended[-1]]) if self.ended else step
 
 
-class Reporting(Faulty):
-    """One that changes which requests are said to have ended."""
-
-    def update(self, tokens: Mapping[str, Sequence[int]]) -> Collection[str] | None:
-        ended = super().update(tokens)
-        if ended is None:
-            return None
-        changed = self.report(list(ended), tokens)
-        self.applied += changed != list(ended)
-        return changed
-
-    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
-        return ended
+@of_ends("The last request to end in a step is not said to have ended.")
+def end_not_reported(self: Faulty, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+    return ended[:-1]
 
 
-@of_calls("The last request to end in a step is not said to have ended.")
-class EndNotReported(Reporting):
-    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
-        return ended[:-1]
+@of_ends("Whoever got a token is said to have ended.")
+def end_reported_early(self: Faulty, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+    return list(tokens)
 
 
-@of_calls("Whoever got a token is said to have ended.")
-class EndReportedEarly(Reporting):
-    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
-        return list(tokens)
+@fault_of("abort", "An abort does nothing.", needs=("abort",), seen=("vLLM 14326", "vLLM 46283"))
+def abort_forgotten(self: Faulty, request_id: str) -> None:
+    self.applied += 1
 
 
-@of_calls("An abort does nothing.", needs=("abort",), seen=("vLLM 14326", "vLLM 46283"))
-class AbortForgotten(Faulty):
-    def abort(self, request_id: str) -> None:
+@of_add("A third request is accepted, and never run.", seen=("SGLang 24252",))
+def request_forgotten(self: Faulty, request: Request) -> None:
+    self.added += 1
+    if self.added == 3:
+        self.applied += 1
+    else:
+        self.inner.add(request)
+
+
+@of_add("What can never run is accepted.", seen=("nano-vllm 274",))
+def too_large_accepted(self: Faulty, request: Request) -> None:
+    try:
+        self.inner.add(request)
+    except ValueError:
         self.applied += 1
 
 
-@of_calls("A third request is accepted, and never run.", seen=("SGLang 24252",))
-class RequestForgotten(Faulty):
-    added = 0
-
-    def add(self, request: Request) -> None:
-        self.added += 1
-        if self.added == 3:
-            self.applied += 1
-        else:
-            self.inner.add(request)
-
-
-@of_calls("What can never run is accepted.", seen=("nano-vllm 274",))
-class TooLargeAccepted(Faulty):
-    def add(self, request: Request) -> None:
-        try:
-            self.inner.add(request)
-        except ValueError:
-            self.applied += 1
-
-
-@of_calls("A prompt of more than one block is refused.")
-class FittingRefused(Faulty):
-    def add(self, request: Request) -> None:
-        if len(request.prompt_token_ids) > self.block_size:
-            self.applied += 1
-            raise Refused("too long")
-        self.inner.add(request)
+@of_add("A prompt of more than one block is refused.")
+def fitting_refused(self: Faulty, request: Request) -> None:
+    if len(request.prompt_token_ids) > self.block_size:
+        self.applied += 1
+        raise Refused("too long")
+    self.inner.add(request)
 
 
 # --- memory that is free
 
 
-class Freeing(Faulty):
-    """One that changes which blocks are free, once a request has ended."""
+@of_free("A block of a request that ended is never free again.", seen=("vLLM 18485", "SGLang 16067"))
+def block_leaked(self: Faulty, free: list[int] | int) -> list[int] | int:
+    if isinstance(free, int):
+        return free - bool(self.ended)
+    leaked = self.ended[0].reads[0] // self.block_size if self.ended else None
+    return [block for block in free if block != leaked]
 
-    def free_blocks(self) -> Collection[int] | int:
-        free = self.inner.free_blocks()
-        if not self.ended or isinstance(free, int):
-            return free if not self.ended else self.count(free)
-        changed = self.blocks(list(free))
-        self.applied += changed != list(free)
-        return changed
 
-    def count(self, free: int) -> int:
+@of_free("A block of a request that ended is put on the free list twice.", seen=("sglang-jax 982", "mistral.rs 2306"))
+def block_freed_twice(self: Faulty, free: list[int] | int) -> list[int] | int:
+    if isinstance(free, int):
+        return free + bool(self.ended)
+    return [*free, *free[: len(self.ended[:1])]]
+
+
+@of_free("The first block of a request that runs is free.", seen=("vLLM 45357", "SGLang 35049"))
+def block_freed_while_in_use(self: Faulty, free: list[int] | int) -> list[int] | int:
+    if isinstance(free, int) or not self.last:
         return free
-
-    def blocks(self, free: list[int]) -> list[int]:
-        return free
-
-
-@of_calls("A block of a request that ended is never free again.", needs=("free",), seen=("vLLM 18485", "SGLang 16067"))
-class BlockLeaked(Freeing):
-    def count(self, free: int) -> int:
-        self.applied += 1
-        return free - 1
-
-    def blocks(self, free: list[int]) -> list[int]:
-        leaked = self.ended[0].reads[0] // self.block_size
-        return [block for block in free if block != leaked]
-
-
-@of_calls(
-    "A block of a request that ended is put on the free list twice.",
-    needs=("free",),
-    seen=("sglang-jax 982", "mistral.rs 2306"),
-)
-class BlockFreedTwice(Freeing):
-    def count(self, free: int) -> int:
-        self.applied += 1
-        return free + 1
-
-    def blocks(self, free: list[int]) -> list[int]:
-        return [*free, *free[:1]]
-
-
-@of_calls("The first block of a request that runs is free.", needs=("free",), seen=("vLLM 45357", "SGLang 35049"))
-class BlockFreedWhileInUse(Freeing):
-    def free_blocks(self) -> Collection[int] | int:
-        free = self.inner.free_blocks()
-        if isinstance(free, int) or not self.last:
-            return free  # type: ignore[no-any-return]
-        self.applied += 1
-        return [*free, next(iter(self.last.values())).reads[0] // self.block_size]
+    return [*free, next(iter(self.last.values())).reads[0] // self.block_size]
 
 
 # --- copies
