@@ -125,7 +125,7 @@ ALL: tuple[Property, ...] = (
         2,
         ("generate", "stops", "drawn"),
         ("vLLM 3572", "vLLM 8468", "vLLM 48853", "vllm-mlx 109"),
-        lambda _: st.one_of(talks(), talks(("abort", "abort", "fork")), split_characters()),
+        lambda _: st.one_of(split_characters(), *(talks(kinds) for kinds in (("abort", "fork"), ("abort",)))),
         checks.in_steps_where_it_can,
         4.0,
     ),
