@@ -23,10 +23,10 @@ from lfm2np.suite.strategies.tiny_models import loaded
 
 FIRST = {  # by section: what sees its faults soonest
     "A": ("equals-reference", "every-schedule"),
-    "B": ("scheduler-machine", "every-schedule", "prefix-hits"),
-    "C": ("scheduler-machine", "every-schedule"),
+    "B": ("scheduler-machine", "every-schedule", "prefix-hits", "drafts-are-counted"),
+    "C": ("scheduler-machine", "every-schedule", "refusals"),
     "D": ("equals-reference", "text-is-what-the-tokens-say", "any-noise", "sampling-is-its-definition"),
-    "E": ("is-lfm2", "equals-reference"),
+    "E": ("is-lfm2", "equals-reference", "attention-in-pieces"),
 }
 COMPUTED = (load_once, loaded, of_drawn, of_given, known_of)  # what the process keeps may be of a faulty reference
 
