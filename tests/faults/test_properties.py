@@ -22,7 +22,7 @@ BREAKS = {
     ),
     "any-noise": ("first-stop-token-missed", "logprobs-after-temperature"),
     "draws-are-distributed": ("first-token-from-the-row-before",),
-    "noise-differs": ("same-noise-for-all-samples", "engine-seed-ignored"),
+    "noise-differs": ("same-noise-for-all-samples", "engine-seed-ignored", "request-seed-ignored"),
     "conservation": ("abort-leaks-blocks",),
     "memory-is-right": ("checkpoint-one-token-ahead-of-its-key",),
     "refusals": ("ids-below-0-accepted",),

@@ -148,7 +148,8 @@ def divergence(share: float, probability: float) -> float:
 
 def noise_differs(factory: Factory, scenario: Scenario) -> None:
     """Samples, seeds, names and positions draw noise of their own; and so does each seed of the engine."""
-    texts = drawn_texts(generate(factory, scenario))
+    first = generate(factory, scenario)
+    texts = drawn_texts(first)
     if len(set(texts)) < len(texts):
         raise Violation(f"two samples at temperature 1e6 are equal: {texts}")
     if any(len(set(ids)) < 3 for ids in texts):
@@ -156,10 +157,14 @@ def noise_differs(factory: Factory, scenario: Scenario) -> None:
     if "seed" in scenario.sizes:
         if (again := drawn_texts(generate(factory, scenario))) != texts:
             raise Violation(f"with one seed of the engine {texts}, and then {again}")
-        unseeded = [request for request in scenario.requests if request.params.seed is None]
-        other = drawn_texts(generate(factory, scenario, unseeded, seed=scenario.sizes["seed"] + 1))
-        if set(texts) & set(other):
-            raise Violation(f"with two seeds of the engine the same tokens at temperature 1e6: {texts}, {other}")
+        other = generate(factory, scenario, seed=scenario.sizes["seed"] + 1).completions
+        for request in scenario.requests:
+            name, is_seeded = request.request_id, request.params.seed is not None
+            before, after = ([answer.ids for answer in each[name]] for each in (first.completions, other))
+            if is_seeded and before != after:
+                raise Violation(f"request {name} with its own seed: {before}, with another seed of the engine {after}")
+            if not is_seeded and set(texts) & set(after):
+                raise Violation(f"with two seeds of the engine the same tokens at temperature 1e6: {texts}, {after}")
 
 
 def drawn_texts(outcome: Outcome) -> list[tuple[int, ...]]:
