@@ -111,7 +111,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
         "wrong-calls-are-refused",
         "noise-differs",
     ),
-    "lfm2np/engine/sampling/stop_strings": ("stop-strings-are-found", "text-is-not-taken-back"),
+    "lfm2np/engine/sampling/stop_strings": ("stop-strings-are-found", "text-is-what-the-tokens-say"),
     "lfm2np/engine/step": ("is-lfm2", "equals-reference", "runs-are-counted"),
     "lfm2np/engine/ragged": ("whole-sequences-are-ragged",),
     "lfm2np/arithmetic": (

@@ -1,4 +1,4 @@
-"""Three engines behind the protocol: our own, transformers' generate over a left-padded batch, and a broken one."""
+"""Our own engine behind the protocol: exact, rounding, and broken."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import Model, load
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.errors import RequestError
-from lfm2np.oracle.engines import transformers_target
 from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.engines.stepping import StepRun
+from lfm2np.suite.faults import inject
 
 load_once = lru_cache(maxsize=256)(load)
-load_transformers = lru_cache(maxsize=64)(transformers_target.load_model)
 
 
 def own(model: str, sizes: dict[str, Any]) -> Own:
@@ -183,36 +182,7 @@ class Broken:
 
 @contextlib.contextmanager
 def planted() -> Iterator[None]:
-    from lfm2np.suite.faults import inject
-
     with contextlib.ExitStack() as stack:
         for name in PLANTED:
             stack.enter_context(inject(name))
         yield
-
-
-def transformers_padded(model: str, sizes: dict[str, Any]) -> TransformersPadded:
-    """transformers' generate on one left-padded batch, float32. Needs the extra `peers`."""
-    return TransformersPadded(model)
-
-
-class TransformersPadded:
-    """Level a and b. Greedy only: its random numbers are not a function of the request."""
-
-    lacks = frozenset(
-        {"sampling", "samples", "processors", "stops", "convolution-only", "block_size", "num_blocks"}
-        | {"max_num_seqs", "max_num_batched_tokens", "prefix_caching", "policy", "drafter"}
-    )
-
-    def __init__(self, model: str) -> None:
-        self._model = load_transformers(model, "float32")
-
-    def generate(self, requests: Sequence[Request]) -> list[list[Answer]]:
-        for request in requests:
-            if request.params.temperature != 0.0 or request.params.n != 1:
-                raise RequestError(f"request {request.request_id!r}: this adapter is greedy")
-        answers = transformers_target.generate(self._model, requests)
-        return [[Answer(tuple(answer["token_ids"]))] for answer in answers]
-
-    def score(self, token_ids: Sequence[int]) -> list[float]:
-        return transformers_target.prompt_logprobs(self._model, token_ids)

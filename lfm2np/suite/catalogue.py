@@ -8,7 +8,6 @@ neighbours and schedule.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,20 +17,19 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import Request
 from lfm2np.suite.properties import checks
 from lfm2np.suite.properties.property import Property
-from lfm2np.suite.strategies.lengths import ALPHABET, Lengths
+from lfm2np.suite.strategies.lengths import ALPHABET, Lengths, at_lengths
 from lfm2np.suite.strategies.scenarios import (
     MOST_TOKENS,
     Scenario,
     crowds,
-    families,
     greedy_params,
     long_prompts,
     models,
-    models_at,
     poisoned,
     prompts,
     sampling_params,
     scenarios,
+    shared_prefixes,
 )
 from lfm2np.suite.strategies.talks import split_characters, talks
 
@@ -52,15 +50,9 @@ def drafted(lengths: Lengths | None = None) -> st.SearchStrategy[tuple[Scenario,
 
 
 def sequences(lengths: Lengths | None = None) -> st.SearchStrategy[tuple[Any, ...]]:
-    if lengths is None:
-        return st.tuples(models(), token_ids())
-    long = long_prompts(lengths, lengths.longest - 1).filter(lambda ids: len(ids) > 1)
-    return st.tuples(models_at(lengths), long)
-
-
-def token_ids() -> st.SearchStrategy[tuple[int, ...]]:
     free = st.lists(st.sampled_from((*ALPHABET, 6, 9)), min_size=2, max_size=9).map(tuple)
-    return st.one_of(prompts(), free).filter(lambda ids: len(ids) > 1)
+    ids = st.one_of(prompts(), free) if lengths is None else long_prompts(lengths, lengths.longest - 1)
+    return st.tuples(models(lengths), ids.filter(lambda ids: len(ids) > 1))
 
 
 PROCESSORS: tuple[dict[str, Any], ...] = (
@@ -96,66 +88,46 @@ def noisy(model: Any) -> Scenario:
     return Scenario(model, requests, {"seed": 1}, any_noise=True)
 
 
-at_lengths = partial(Property, at_length=True)  # also with examples at an engine's own lengths
 ALL: tuple[Property, ...] = (
-    at_lengths(
+    Property(
         "equals-reference",
         "Every token and every logit that the engine shows is the reference's, whatever batch, chunks and parameters.",
         2,
         ("generate",),
         ("transformers 46588", "vLLM 32118", "transformers 41790", "mlx-vlm 1946", "transformers 45513", "vLLM 27547"),
-        lambda lengths=None: scenarios(st.one_of(greedy_params(), sampling_params()), lengths=lengths),
+        at_lengths(lambda at: scenarios(st.one_of(greedy_params(), sampling_params()), lengths=at)),
         checks.equals_reference,
-        4.0,
+        10.0,
     ),
-    at_lengths(
+    Property(
         "every-schedule",
         "Whatever is added, aborted, preempted or forked when, under any policy: all ends, and as in the reference.",
         2,
         ("steps",),
-        (
-            "vLLM 5349",
-            "vLLM 43090",
-            "vLLM 56196",
-            "SGLang 34760",
-            "nano-vllm 217",
-            "vLLM 14326",
-            "vLLM 417",
-            "vLLM 25538",
-        ),
-        lambda lengths=None: scenarios(kinds=DISTURBANCES, lengths=lengths),
+        ("vLLM 5349", "vLLM 43090", "vLLM 56196", "SGLang 34760", "nano-vllm 217", "vLLM 14326", "vLLM 417"),
+        at_lengths(lambda at: scenarios(kinds=DISTURBANCES, lengths=at)),
         checks.every_schedule,
-        6.0,
+        16.0,
     ),
-    at_lengths(
+    Property(
         "speculative-is-plain",
         "Drafts, right, wrong or overflowing, change how long it takes, and no token.",
         1,
         ("generate", "drafter"),
         ("vLLM 44296", "transformers 46937", "vLLM 52942", "vLLM 39273", "llama.cpp 23652"),
-        drafted,
+        at_lengths(drafted),
         checks.with_drafts,
-        1.5,
+        3.0,
     ),
     Property(
         "text-is-what-the-tokens-say",
-        "Text comes by whole characters, and ends where a stop string says, across token borders and with drafts too.",
+        "Text comes by whole characters, only grows, and ends where a stop string or an abort says, with drafts too.",
         2,
         ("generate", "stops", "drawn"),
         ("vLLM 3572", "vLLM 8468", "vLLM 48853", "vllm-mlx 109"),
-        lambda: st.one_of(talks(), split_characters()),
-        checks.equals_reference,
-        3.0,
-    ),
-    Property(
-        "text-is-not-taken-back",
-        "Text and tokens only grow, step by step; what was held back comes when a request ends, aborted or not.",
-        2,
-        ("steps", "stops", "drawn"),
-        ("vLLM 3572", "vllm-mlx 109"),
-        lambda: talks(("abort", "abort", "fork")),
-        checks.every_schedule,
-        3.0,
+        lambda _: st.one_of(split_characters(), *(talks(kinds) for kinds in (("abort", "fork"), ("abort",)))),
+        checks.in_steps_where_it_can,
+        4.0,
     ),
     Property(
         "any-noise",
@@ -163,9 +135,9 @@ ALL: tuple[Property, ...] = (
         2,
         ("generate", "sampling"),
         ("vLLM 48853",),
-        ending_requests,
+        lambda _: ending_requests(),
         checks.equals_reference,
-        2.0,
+        3.0,
     ),
     Property(
         "draws-are-distributed",
@@ -173,9 +145,9 @@ ALL: tuple[Property, ...] = (
         2,
         ("generate", "sampling"),
         ("vLLM 5639",),
-        single_requests,
+        lambda _: single_requests(),
         checks.draws_the_distribution,
-        0.75,
+        1.5,
     ),
     Property(
         "noise-differs",
@@ -183,48 +155,39 @@ ALL: tuple[Property, ...] = (
         1,
         ("generate", "sampling"),
         ("vLLM 51226", "vLLM 31081"),
-        lambda: models().map(noisy),
+        lambda _: models().map(noisy),
         checks.noise_differs,
-        0.2,
+        0.5,
     ),
-    at_lengths(
+    Property(
         "conservation",
         "At no moment is more free than there is, and in the end everything is.",
         5,
         ("steps", "state"),
         ("SGLang 16067", "mistral.rs 2357", "vLLM 14326", "sglang-jax 982"),
-        lambda lengths=None: scenarios(kinds=("abort", *DISTURBANCES), lengths=lengths),
+        at_lengths(lambda at: scenarios(kinds=("abort", *DISTURBANCES), lengths=at)),
         checks.conservation,
-        2.0,
+        4.0,
     ),
-    at_lengths(
+    Property(
         "memory-is-right",
         "After every step, cached blocks and running requests' memory hold what the reference demands, bit for bit.",
         5,
         ("steps", "verify"),
         ("vLLM 56525", "SGLang 29973", "SGLang 38319", "vLLM 417", "mini-sglang 142"),
-        lambda lengths=None: scenarios(kinds=("abort",), most=3, lengths=lengths),
+        at_lengths(lambda at: scenarios(kinds=("abort",), most=3, lengths=at)),
         checks.memory_is_right,
-        0.5,
+        1.5,
     ),
-    at_lengths(
-        "work-adds-up",
-        "Budget respected; work done is work needed and what was computed again; metrics fit the trace, which replays.",
-        4,
-        ("steps", "trace", "metrics"),
-        ("vLLM 45238", "vLLM 17305", "transformers 45943"),
-        lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
-        checks.work_adds_up,
-    ),
-    at_lengths(
+    Property(
         "refusals",
         "What can't be met is refused when it comes, and nobody else notices.",
         7,
         ("steps", "refusals"),
         ("nano-vllm 274", "vLLM 3239"),
-        lambda lengths=None: st.tuples(scenarios(greedy_params(), most=3, lengths=lengths), st.integers(0, 4)),
+        at_lengths(lambda at: st.tuples(scenarios(greedy_params(), most=3, lengths=at), st.integers(0, 4))),
         checks.refusals,
-        0.5,
+        1.5,
     ),
     Property(
         "overflow-stays-home",
@@ -232,19 +195,19 @@ ALL: tuple[Property, ...] = (
         7,
         ("steps", "overflow", "drawn"),
         ("llama.cpp 23652",),
-        overflowing,
+        lambda _: overflowing(),
         checks.overflow_stays_home,
-        0.5,
+        1.0,
     ),
-    at_lengths(
+    Property(
         "scores",
         "The log-probability of each given token is the reference's.",
         2,
         ("score",),
         ("ollama37 437", "llama.cpp 17548", "mlx-lm 908"),
-        sequences,
+        at_lengths(sequences),
         checks.has_scores,
-        0.5,
+        1.5,
     ),
     Property(
         "one-bos",
@@ -252,19 +215,19 @@ ALL: tuple[Property, ...] = (
         2,
         ("encode", "drawn"),
         ("vLLM 16081", "vLLM 55288", "SGLang 888"),
-        lambda: st.sampled_from(["Hi", "sort: 3 1 2", " ", "é", "a\nb"]),
+        lambda _: st.sampled_from(["Hi", "sort: 3 1 2", " ", "é", "a\nb"]),
         checks.has_one_bos,
         0.1,
     ),
     Property(
         "prefix-hits",
-        "What follows full blocks that an earlier request had, too, is the reference's, taken from a cache or not.",
+        "What follows full blocks of an earlier request is the reference's; hits are counted, and under their salt.",
         5,
         ("generate",),
         ("vLLM 43090", "vLLM 47861", "SGLang 38319", "vLLM 12621", "vLLM 44701"),
-        families,
+        shared_prefixes,
         checks.after_prefix_hits,
-        only_at_length=True,
+        2.0,
     ),
     Property(
         "wide-batches",
@@ -274,7 +237,7 @@ ALL: tuple[Property, ...] = (
         ("mlx-vlm 1946",),
         crowds,
         checks.in_steps_where_it_can,
-        only_at_length=True,
+        1.5,
     ),
 )
 

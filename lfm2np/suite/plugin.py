@@ -1,4 +1,4 @@
-"""pytest's plugin: the options of `pytest --pyargs lfm2np.suite`, and one test a property.
+"""pytest's plugin: the options of `pytest --pyargs lfm2np.suite`, and which files of tests they choose.
 
 It is loaded into every run of pytest where this package is installed, so it must import little and disturb no one.
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 PROFILES = ("quick", "ci", "deep")
-# The names of judging.formats.FORMATS, which would load NumPy here.
 MOST_OF_AN_ANNOTATION = 1000  # characters
+# The names of judging.formats.FORMATS, which would load NumPy here.
 NUMBER_FORMATS = ("float32", "float16", "bfloat16", "q8", "w8a8", "int8", "int4")
 
 
@@ -59,7 +58,6 @@ def add_options(parser: pytest.Parser) -> None:
             "const": "yes",
             "help": "with --scheduler: also put bugs of real engines into it; each has to be caught",
         },
-        "--schedules": {"metavar": "DIR", "help": "where schedules that break a demand go, for lfm2np draw"},
         "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
         "--number-format": {
@@ -90,49 +88,18 @@ def chosen_profile(config: pytest.Config) -> str:
     return name
 
 
-TERMS, ADVICE = pytest.StashKey[Any](), pytest.StashKey[str]()
-ASKING = pytest.StashKey[Any]()  # itself.asked.Asking
 FILES = {  # by option
     "engine": ("test_conformance.py",),
     "scheduler": ("test_schedulers.py",),
     "faults": ("test_schedulers.py", "test_scheduler_faults.py"),
     "server": ("test_server.py",),
 }
-OUTCOME = pytest.StashKey[Any]()  # schedulers.suite.Outcome
-TRIALS = pytest.StashKey[list[Any]]()  # schedulers.fault_trials.Trial
+SUMMARIES = pytest.StashKey[list[Callable[[], Iterable[str]]]]()  # each gives lines for the end of the run
 
 
-def outcome_of(config: pytest.Config) -> Any:
-    """schedulers.suite.Outcome: all demands are judged in one pass."""
-    from lfm2np.suite.schedulers.suite import try_scheduler
-
-    if OUTCOME not in config.stash:
-        name = option(config, "scheduler") or "lfm2np.suite.schedulers.own:factory"
-        config.stash[OUTCOME] = try_scheduler(name, chosen_profile(config))
-    return config.stash[OUTCOME]
-
-
-def terms_of(config: pytest.Config) -> Any:
-    """runner.Terms: the given checkpoint and sizes, and what the engine was found to lack so far."""
-    if TERMS not in config.stash:
-        config.stash[TERMS] = given_terms(config)
-    return config.stash[TERMS]
-
-
-def given_terms(config: pytest.Config) -> Any:
-    """UsageError for a size or a checkpoint that is none."""
-    from lfm2np.errors import Lfm2npError
-    from lfm2np.suite.runner import Terms
-    from lfm2np.suite.strategies.tiny_models import Checkpoint, loaded
-
-    path = option(config, "model")
-    try:
-        model = None if path is None else Checkpoint(str(Path(path).absolute()))
-        if model is not None:
-            loaded(model)
-    except Lfm2npError as error:
-        raise pytest.UsageError(str(error)) from None
-    return Terms(model, given_sizes(config))
+def summarise(config: pytest.Config, lines: Callable[[], Iterable[str]]) -> None:
+    """At the end of the run, these are printed."""
+    config.stash.setdefault(SUMMARIES, []).append(lines)
 
 
 def known_failures(path: str | None, known: Collection[str]) -> dict[str, str]:
@@ -184,27 +151,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if ours and collection_path.name in left_out else None
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__ == "lfm2np.suite.test_conformance" and "property_" in metafunc.fixturenames:
-        from lfm2np.suite.catalogue import ALL
-
-        metafunc.parametrize("property_", cases({prop.id: prop for prop in ALL}, metafunc.config))
-    if metafunc.module.__name__ == "lfm2np.suite.test_server":
-        from lfm2np.suite.itself.relations import RELATIONS
-
-        metafunc.parametrize("relation", cases({each.name: each for each in RELATIONS}, metafunc.config))
-    if metafunc.module.__name__ == "lfm2np.suite.test_schedulers":
-        from lfm2np.suite.schedulers.suite import sentences
-
-        metafunc.parametrize("demand", cases({name: name for name in sentences()}, metafunc.config))
-    if metafunc.module.__name__ == "lfm2np.suite.test_scheduler_faults":
-        from lfm2np.suite.schedulers.fault_trials import faults_for
-        from lfm2np.suite.schedulers.suite import require_scheduler
-
-        faults = faults_for(require_scheduler(option(metafunc.config, "scheduler") or ""))
-        metafunc.parametrize("fault", faults, ids=[fault.name for fault in faults])
-
-
 def given_sizes(config: pytest.Config) -> dict[str, Any]:
     """By names of SIZES; UsageError for one that is none."""
     from lfm2np.errors import Lfm2npError
@@ -245,32 +191,10 @@ def github_lines(reports: Iterable[Any]) -> list[str]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     config = terminalreporter.config
-    if os.environ.get("GITHUB_ACTIONS") == "true" and requests_for_suite(
-        (*config.invocation_params.args, *config.args)
-    ):
+    is_ours = requests_for_suite((*config.invocation_params.args, *config.args))
+    if is_ours and os.environ.get("GITHUB_ACTIONS") == "true":
         for line in github_lines(terminalreporter.stats.get("failed", ())):
             terminalreporter.write_line(line)
-    if ASKING in terminalreporter.config.stash:
-        asking = terminalreporter.config.stash[ASKING]
-        kind = "measured" if asking.spread.is_measured else "of the format"
-        terminalreporter.write_line(
-            f"{asking.requests} requests, {asking.tokens} tokens; spread {asking.spread.nats:.2g} ({kind})"
-        )
-        for line in dict.fromkeys(asking.unanswered):
-            terminalreporter.write_line(f"WARNING: not answered: {line}", yellow=True)
-        return
-    if OUTCOME in terminalreporter.config.stash:
-        for line in config.stash[OUTCOME].summary():
-            terminalreporter.write_line(line)
-        for trial in config.stash.get(TRIALS, []):
-            terminalreporter.write_line(trial.line())
-        return
-    if "lfm2np.suite.runner" in sys.modules:
-        runner = sys.modules["lfm2np.suite.runner"]
-        terminalreporter.write_line(runner.totals())
-        terminalreporter.write_line(runner.met())
-        for line in runner.unmet():
-            terminalreporter.write_line(f"WARNING: never met {line}", yellow=True)
-    if ADVICE in terminalreporter.config.stash:
-        terminalreporter.write_line("what the engine raised on, and does not declare; its class may say:")
-        terminalreporter.write_line(terminalreporter.config.stash[ADVICE])
+    for lines in config.stash.get(SUMMARIES, []):
+        for line in lines():
+            terminalreporter.write_line(line, yellow=line.startswith("WARNING"))

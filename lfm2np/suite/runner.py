@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import HypothesisException
-from hypothesis.strategies import SearchStrategy
 
 from lfm2np.oracle.engines.protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
 from lfm2np.suite.properties.driver import TOTALS, WIDE, make
 from lfm2np.suite.properties.property import Property, Violation
 from lfm2np.suite.properties.rounding import Rounding, format_of, unjudged
 from lfm2np.suite.shrinking import bounded_shrinking, seconds_left
-from lfm2np.suite.strategies.families import FAMILIES, Family, has_model, varied
 from lfm2np.suite.strategies.features import WORDS, advice, fit, place, promised, sparing_words
 from lfm2np.suite.strategies.lengths import Lengths, lengths_of
 from lfm2np.suite.strategies.scenarios import size_of
 from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
-SHARE_AT_LENGTH = 0.1  # examples at the engine's own lengths come on top, so many to a small one
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ def run_property(
         examples=run.examples,
         seconds=time.perf_counter() - began,
         message="\n".join([notes + run.message, *after]),
-        size=run.size,
+        size=size_of(run.smallest) if run.error else None,
         undeclared=undeclared,
         advice=advice(terms.lacks | undeclared, lacking(engine)) if undeclared else "",
     )
@@ -159,13 +156,7 @@ class Run:
     examples: int
     error: Exception | None = None
     smallest: Any = None
-    size: int | None = None
     message: str = ""
-    has_models: bool = False  # whether one of them draws a model
-
-    def then(self, other: Run) -> Run:
-        """The other one, which followed it, with the examples of both."""
-        return replace(other, examples=self.examples + other.examples)
 
 
 @dataclass(frozen=True)
@@ -177,47 +168,28 @@ class Trial:
     model: Checkpoint | None
 
     def run(self, lacks: frozenset[str]) -> Run:
-        """Examples with dense models, then with models of each other family that the engine has.
+        """Examples until the first failure. Hypothesis draws by the text of `test`: what it draws changes with that."""
+        tried, first_failure, smallest = 0, None, None
 
-        What is drawn for dense models does not change with what follows it.
-        """
-        most, few = self.chosen.max_examples, 0
-        if self.prop.at_length and "long-contexts" not in lacks:
-            few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is the smallest
-        run = self.of_family(None, most, few, lacks)
-        for family in FAMILIES if run.has_models and self.model is None else ():
-            if run.error is None and family.word not in lacks:
-                some, fewer = max(3, int(most * family.share)), max(2, int(few * family.share)) if few else 0
-                run = run.then(self.of_family(family, some, fewer, lacks))
-        return run
+        @self.chosen
+        @given(self.prop.strategy(self.lengths))
+        def test(example: Any) -> None:
+            nonlocal tried, first_failure, smallest
+            tried += 1
+            example = fit(place(example, self.model), lacks)
+            try:
+                self.prop.check(self.factory, example)
+            except Exception:
+                first_failure = tried if first_failure is None else first_failure
+                smallest = example
+                raise
 
-    def of_family(self, family: Family | None, most: int, few: int, lacks: frozenset[str]) -> Run:
-        """So many small examples, then a few such as reach over blocks and chunks of the engine's own size; with dense
-        models, or those of a family."""
-        prop = self.prop
-
-        def at_length() -> SearchStrategy[Any]:
-            return prop.strategy(self.lengths)
-
-        def drawn(strategy: Callable[[], SearchStrategy[Any]]) -> Callable[[], SearchStrategy[Any]]:
-            return strategy if family is None else lambda: varied(family, strategy())
-
-        run = self.examples(drawn(at_length if prop.only_at_length else prop.strategy), most, lacks)
-        if few and run.error is None:
-            run = run.then(self.examples(drawn(at_length), few, lacks))
-        return run
-
-    def examples(self, strategy: Callable[[], SearchStrategy[Any]], most: int, lacks: frozenset[str]) -> Run:
-        has_models = False
-
-        def placed(example: Any) -> Any:
-            nonlocal has_models
-            has_models = has_models or has_model(example)
-            return place(example, self.model)
-
-        prop = replace(self.prop, strategy=lambda: strategy().map(placed))
-        run = _run_examples(prop, self.factory, settings(self.chosen, max_examples=most), lacks)
-        return replace(run, has_models=has_models)
+        try:
+            test()
+        except Exception as error:
+            message = f"{described(error)}\n{script_of(self.prop.id, self.factory, smallest)}"
+            return Run(first_failure or tried, error, smallest, message)
+        return Run(tried)
 
     def sparing(self, run: Run, lacks: frozenset[str]) -> frozenset[str]:
         """The words that would have spared the engine what it raised; none for a Violation, or if nothing helps."""
@@ -225,31 +197,6 @@ class Trial:
             return frozenset()
         check = self.prop.check
         return sparing_words(run.smallest, lacks, self.prop.needs, lambda example: check(self.factory, example))
-
-
-def _run_examples(prop: Property, factory: Factory, chosen: settings, lacks: frozenset[str]) -> Run:
-    """Examples until the first failure. Hypothesis draws by the text of `test`: what it draws changes with that."""
-    tried, first_failure, smallest = 0, None, None
-
-    @chosen
-    @given(prop.strategy())
-    def test(example: Any) -> None:
-        nonlocal tried, first_failure, smallest
-        tried += 1
-        example = fit(example, lacks)
-        try:
-            prop.check(factory, example)
-        except Exception:
-            first_failure = tried if first_failure is None else first_failure
-            smallest = example
-            raise
-
-    try:
-        test()
-    except Exception as error:
-        message = f"{described(error)}\n{script_of(prop.id, factory, smallest)}"
-        return Run(first_failure or tried, error, smallest, size_of(smallest), message)
-    return Run(tried)
 
 
 def totals() -> str:

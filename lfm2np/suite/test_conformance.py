@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from lfm2np.errors import RequestError
-from lfm2np.oracle.engines.protocol import load_factory
-from lfm2np.suite.plugin import ADVICE, TERMS, chosen_profile, option, terms_of
+from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.oracle.engines.protocol import Factory, load_factory
+from lfm2np.suite import runner
+from lfm2np.suite.catalogue import ALL
+from lfm2np.suite.plugin import cases, chosen_profile, given_sizes, option, summarise
 from lfm2np.suite.properties.property import Property
 from lfm2np.suite.properties.rounding import Rounding
-from lfm2np.suite.runner import run_property
+from lfm2np.suite.strategies.tiny_models import Checkpoint, loaded
 
 
-def test_property(property_: Property, request: pytest.FixtureRequest) -> None:
-    name = option(request.config, "engine") or "lfm2np.suite.adapters:own"
+class Judged:
+    """The engine, on what it is judged, and what it was found to lack so far."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        """A factory, a format, a size or a checkpoint that is none ends the run."""
+        name, number_format, path = (option(config, name) for name in ("engine", "number-format", "model"))
+        try:
+            self.factory: Factory = load_factory(name or "lfm2np.suite.adapters:own")
+            if number_format is not None:
+                self.factory = Rounding(self.factory, number_format)
+            model = None if path is None else Checkpoint(str(Path(path).absolute()))
+            if model is not None:
+                loaded(model)
+        except Lfm2npError as error:
+            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+        self.terms, self.advice = runner.Terms(model, given_sizes(config)), ""
+
+    def summary(self) -> Iterator[str]:
+        yield from (runner.totals(), runner.met(), *(f"WARNING: never met {line}" for line in runner.unmet()))
+        if self.advice:
+            yield from ("what the engine raised on, and does not declare; its class may say:", self.advice)
+
+
+@pytest.fixture(scope="session")
+def judged(request: pytest.FixtureRequest) -> Judged:
+    engine = Judged(request.config)
+    summarise(request.config, engine.summary)
+    return engine
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("property_", cases({prop.id: prop for prop in ALL}, metafunc.config))
+
+
+def test_property(property_: Property, judged: Judged, request: pytest.FixtureRequest) -> None:
+    terms = judged.terms
     try:
-        factory = load_factory(name)
-        number_format = option(request.config, "number-format")
-        if number_format is not None:
-            factory = Rounding(factory, number_format)
-    except RequestError as error:
-        raise pytest.UsageError(str(error)) from None
-    terms = terms_of(request.config)
-    try:
-        result = run_property(property_, factory, chosen_profile(request.config), terms=terms)
+        result = runner.run_property(property_, judged.factory, chosen_profile(request.config), terms=terms)
     except RequestError as error:
         pytest.fail(str(error), pytrace=False)
-    if result.status == "failed":
-        lacks, spent = terms.lacks | result.undeclared, terms.spent + result.seconds
-        request.config.stash[TERMS] = replace(terms, lacks=lacks, spent=spent)
-    if result.undeclared:
-        request.config.stash[ADVICE] = result.advice
     if result.status == "skipped":
         pytest.skip(result.message)
     if result.status == "failed":
-        pytest.fail(
-            f"{property_.id}: {property_.sentence}\nafter {result.examples} examples: {result.message}", pytrace=False
-        )
+        lacks, spent = terms.lacks | result.undeclared, terms.spent + result.seconds
+        judged.terms, judged.advice = replace(terms, lacks=lacks, spent=spent), result.advice or judged.advice
+        tried = f"after {result.examples} examples: {result.message}"
+        pytest.fail(f"{property_.id}: {property_.sentence}\n{tried}", pytrace=False)

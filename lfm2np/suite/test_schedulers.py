@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from lfm2np.suite.plugin import option, outcome_of
-from lfm2np.suite.schedulers.suite import sentences
+from lfm2np.suite.plugin import cases, chosen_profile, option, summarise
+from lfm2np.suite.schedulers import suite
+
+OUTCOME = pytest.StashKey[suite.Outcome]()
+
+
+def outcome_of(config: pytest.Config) -> suite.Outcome:
+    """All demands are judged in one pass."""
+    if OUTCOME not in config.stash:
+        config.stash[OUTCOME] = suite.try_scheduler(option(config, "scheduler") or "", chosen_profile(config))
+        summarise(config, config.stash[OUTCOME].summary)
+    return config.stash[OUTCOME]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("demand", cases({name: name for name in suite.sentences()}, metafunc.config))
 
 
 def test_demand(demand: str, request: pytest.FixtureRequest) -> None:
-    outcome = outcome_of(request.config)
-    status, message = outcome.status(demand)
+    status, message = outcome_of(request.config).status(demand)
     if status == "skipped":
         pytest.skip(message)
-    folder = option(request.config, "schedules")
-    if status == "failed" and folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        schedule = json.dumps(outcome.broken[demand].schedule)
-        Path(folder, f"{demand}.json").write_text(schedule + "\n", encoding="utf-8")
     if status == "failed":
-        pytest.fail(f"{demand}: {sentences()[demand]}\n{message}", pytrace=False)
+        pytest.fail(f"{demand}: {suite.sentences()[demand]}\n{message}", pytrace=False)

@@ -12,10 +12,10 @@ from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.errors import Lfm2npError
 from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.invariance_report import score_words, what_of
-from lfm2np.suite.itself.relations import Relation
+from lfm2np.suite.itself.relations import RELATIONS, Relation
 from lfm2np.suite.itself.rounding_spread import Outcome
 from lfm2np.suite.itself.target_engine import Options, asking_of
-from lfm2np.suite.plugin import ASKING, given_sizes, option
+from lfm2np.suite.plugin import cases, given_sizes, option, summarise
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +28,16 @@ def asking(request: pytest.FixtureRequest) -> Iterator[Asking]:
             asking.until = math.inf if budget is None else time.monotonic() + 60 * budget
             asking.is_bitwise = option(config, "bitwise") is not None
             asking.begin()
-            config.stash[ASKING] = asking
+            summarise(config, lambda: summary(asking))
             yield asking
     except Lfm2npError as error:
         pytest.exit(f"--server {option(config, 'server')}: {error}", returncode=error.exit_code)
+
+
+def summary(asking: Asking) -> list[str]:
+    kind = "measured" if asking.spread.is_measured else "of the format"
+    first = f"{asking.requests} requests, {asking.tokens} tokens; spread {asking.spread.nats:.2g} ({kind})"
+    return [first, *(f"WARNING: not answered: {line}" for line in dict.fromkeys(asking.unanswered))]
 
 
 def options_of(config: pytest.Config) -> Options:
@@ -54,6 +60,10 @@ def number(config: pytest.Config, name: str) -> float | None:
     if value is not None and not 0 < value < 1e9:
         raise pytest.UsageError(f"--{name} {text!r}: expected a number above 0")
     return value
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("relation", cases({each.name: each for each in RELATIONS}, metafunc.config))
 
 
 def test_relation(relation: Relation, asking: Asking) -> None:

@@ -21,6 +21,13 @@ from lfm2np.suite.properties.rounding import known_of
 from lfm2np.suite.runner import Result, run_property
 from lfm2np.suite.strategies.tiny_models import loaded
 
+FIRST = {  # by section: what sees its faults soonest
+    "A": ("equals-reference", "every-schedule"),
+    "B": ("scheduler-machine", "every-schedule", "prefix-hits", "drafts-are-counted"),
+    "C": ("scheduler-machine", "every-schedule", "refusals"),
+    "D": ("equals-reference", "text-is-what-the-tokens-say", "any-noise", "sampling-is-its-definition"),
+    "E": ("is-lfm2", "equals-reference", "attention-in-pieces"),
+}
 COMPUTED = (load_once, loaded, of_drawn, of_given, known_of)  # what the process keeps may be of a faulty reference
 
 
@@ -29,7 +36,7 @@ def try_fault(fault: Fault, properties: Sequence[Property], profile: str = "quic
     forget()
     try:
         with inject(fault):
-            failure = first_failure(properties, profile)
+            failure = first_failure(sorted(properties, key=lambda prop: prop.id not in FIRST[fault.section]), profile)
     finally:
         forget()
     if failure is None:

@@ -58,7 +58,7 @@ def test_an_answer_that_ends_elsewhere_is_found(fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"text": lambda completion: (completion.text or "") + " "}, "tokens and stop strings say"),
+        ({"text": lambda completion: (completion.text or "") + " "}, "what was shown is taken back"),
         ({"text": None, "stop_reason": None}, "stop reason None, expected"),
         ({"stop_reason": lambda completion: completion.stop_reason or "?"}, "stop reason '?', expected None"),
     ],

@@ -1,99 +1,40 @@
-"""Mixtures of experts and LFM3 models that the suite draws: who meets them, and that everything in them counts."""
+"""Mixtures of experts and LFM3 models that the suite draws: everything in them counts."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from internal_properties import second_implementation
 
 from lfm2np.errors import NumericsError
-from lfm2np.suite import adapters, runner
-from lfm2np.suite.catalogue import ALL, by_id
-from lfm2np.suite.properties.property import Property
-from lfm2np.suite.runner import Terms, run_property
-from lfm2np.suite.strategies.families import (
-    EXPERTS,
-    FAMILIES,
-    LFM3,
-    has_model,
-    of_family,
-)
-from lfm2np.suite.strategies.scenarios import Scenario, models
-from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel, checkpoint, config_of, loaded
+from lfm2np.suite import adapters
+from lfm2np.suite.catalogue import by_id
+from lfm2np.suite.runner import run_property
+from lfm2np.suite.strategies.scenarios import FAMILIES, models
+from lfm2np.suite.strategies.tiny_models import TinyModel, checkpoint, config_of, loaded
 from lfm2np.truth.reference import route
 
 IDS = [(7 * i * i + 3 * i + 1) % 24 for i in range(20)]
 PLAIN = TinyModel(layers="cA", experts=4)
 
 
-def models_in(example: Any) -> list[TinyModel]:
-    if isinstance(example, TinyModel):
-        return [example]
-    if isinstance(example, Scenario):
-        return models_in(example.model)
-    return [model for each in example for model in models_in(each)] if isinstance(example, tuple) else []
+def test_models_of_every_family_are_drawn_and_are_checkpoints():
+    families = Counter()
 
+    @settings(max_examples=60, derandomize=True, database=None, deadline=None)
+    @given(models())
+    def count(model: TinyModel) -> None:
+        families["lfm3" if model.lfm3 else "mixture" if model.experts else "dense"] += 1
+        config = config_of(model)
+        assert (config.model_type == "lfm3", config.mixture is not None) == (model.lfm3, bool(model.experts))
+        assert not model.experts or config.is_sparse(len(model.layers) - 1)
+        assert loaded(model).logits([3, 4]).shape == (2, 24)
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As few examples as a profile may have: families then get the fewest that they ever do."""
-    monkeypatch.setitem(runner.EXAMPLES, "quick", 2)
-
-
-def drawn(prop: Property, terms: Terms | None = None) -> list[list[TinyModel]]:
-    """The models of each example under `quick`, which are not tried."""
-    drawn_models: list[list[TinyModel]] = []
-    noting = replace(prop, check=lambda factory, example: drawn_models.append(models_in(example)))
-    unasked = replace(noting, weight=min(prop.weight, 1.0))
-    assert run_property(unasked, adapters.own, "quick", terms=terms).status == "passed"
-    return drawn_models
-
-
-def family_of(models: list[TinyModel]) -> int:
-    return max(2 if model.lfm3 else 1 if model.experts else 0 for model in models)
-
-
-@pytest.mark.parametrize("prop", ALL, ids=lambda case: case.id)
-def test_whoever_draws_models_meets_those_of_each_family_after_dense_ones(prop: Property, few: None):
-    found = drawn(prop)
-    if not any(found):
-        return
-    families = [family_of(each) for each in found if each]
-    for family in (1, 2):
-        assert families.count(family) >= (5 if prop.at_length else 2)
-    assert families == sorted(families)  # what dense models are drawn does not hang on what follows them
-    assert all(config_of(model).is_sparse(len(model.layers) - 1) for each in found for model in each if model.experts)
-
-
-def test_without_families_the_same_dense_ones_are_drawn():
-    prop = by_id("equals-reference")
-    draws = drawn(prop)
-    dense = [each for each in draws if family_of(each) == 0]
-    assert drawn(prop, Terms(lacks=frozenset(family.word for family in FAMILIES))) == dense
-    assert len(dense) < len(draws)
-
-
-def test_a_given_checkpoint_stays_what_it_is(few: None):
-    prop = by_id("equals-reference")
-    given_one = Terms(model=Checkpoint(str(checkpoint(TinyModel()))))
-    assert len(drawn(prop, given_one)) == sum(family_of(each) == 0 for each in drawn(prop))
-
-
-@given(models(), EXPERTS.draw(), LFM3.draw())
-def test_every_model_of_a_family_is_a_checkpoint(model: TinyModel, experts: Any, windows: Any):
-    sparse, windowed = of_family(EXPERTS, model, experts), of_family(LFM3, model, windows)
-    assert config_of(sparse).mixture is not None
-    assert config_of(windowed).model_type == "lfm3"
-    assert of_family(EXPERTS, windowed, experts) == windowed
-    for family in (sparse, windowed):
-        assert has_model((1, (family,)))
-        assert loaded(family).logits([3, 4]).shape == (2, 24)
-
-
-def test_examples_without_a_model_have_none():
-    assert not has_model((3, ("a",)))
+    count()
+    assert min(families[name] for name in FAMILIES) > 4
 
 
 def routes(tiny: TinyModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -137,7 +137,7 @@ def test_what_an_engine_says_wrongly_of_itself_is_one_line(tmp_path: Path, attri
 def test_nobody_elses_options_are_touched(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n"
-        "    for name in ('--model', '--profile', '--engine', '--max-num-batched-tokens'):\n"
+        "    for name in ('--model', '--profile', '--engine', '--scheduler', '--max-num-batched-tokens'):\n"
         "        parser.addoption(name, choices=['mine'])\n"
     )
     (tmp_path / "test_mine.py").write_text(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lfm2np.commands.cli import main
 from lfm2np.errors import RequestError
 from lfm2np.suite.schedulers import adapter_calls, own, suite
 from lfm2np.suite.schedulers.demands import ALWAYS, DEMANDS
@@ -20,8 +18,8 @@ from lfm2np.suite.schedulers.fault_trials import FAULTS, faults_for, try_fault, 
 from lfm2np.suite.schedulers.managed import ManagedScheduler
 from lfm2np.suite.schedulers.program_run import Run, Violation
 from lfm2np.suite.schedulers.programs import carry_out
-from lfm2np.suite.schedulers.schedule_text import read_schedule, schedule_text
-from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Request, Step, Window, entry
+from lfm2np.suite.schedulers.schedule_text import Drawing
+from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
 
@@ -119,7 +117,7 @@ def test_every_fault_is_caught_on_another_scheduler(few):
     lacks = adapter_calls.Calls(Tiny, SIZES).lacks
     bare = suite.Outcome("tiny", lacks, frozenset())
     trials = [try_fault(Tiny, fault, bare, "quick") for fault in faults_for(lacks)]
-    assert len(trials) > 25 and [trial.fault.name for trial in trials if not trial.by] == []
+    assert len(trials) > 20 and [trial.fault.name for trial in trials if not trial.by] == []
 
 
 def test_the_page_names_every_feature():
@@ -129,17 +127,6 @@ def test_the_page_names_every_feature():
         for line in page.splitlines()
         if line.startswith("| `") and line.split("`")[1] in FEATURES and line.count("|") == 3
     ]
-
-
-def test_another_plugins_option_is_its_own(tmp_path: Path):
-    """The plugin is loaded into every run of pytest where this package is installed."""
-    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--scheduler')")
-    folder = tmp_path / "conformance"
-    folder.mkdir()
-    (folder / "test_theirs.py").write_text("def test_theirs(pytestconfig): assert pytestconfig.option.scheduler == ''")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--scheduler=", "conformance"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_numbers_of_programs_and_faults_in_prose_are_right():
@@ -156,11 +143,6 @@ def test_the_table_of_real_schedulers_is_of_the_results():
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     page = top / "docs" / "engine" / "14-schedulers.md"
     assert table.count("\n") > 10 and table in page.read_text(encoding="utf-8")
-
-
-def test_faults_have_a_sentence_and_need_features_that_there_are():
-    for fault in FAULTS.values():
-        assert fault.sentence.endswith(".") and set(fault.needs) <= FEATURES.keys()
 
 
 @pytest.mark.parametrize(
@@ -250,21 +232,23 @@ def test_a_run_is_the_same_by_hand():
     assert run.log == ["add('r0', [0], 1)", f"add('r1', {[0] * 12}, 2)", "drain()"]
 
 
-def test_a_wrong_schedule_is_drawn(fewer, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    fault = with_fault(Tiny, "writes-over-the-token-before")
-    outcome = suite.try_scheduler(fault, name="tiny")
-    schedule = outcome.broken["reads"].schedule
-    file = tmp_path / "reads.json"
-    file.write_text(json.dumps(schedule))
-    main(["draw", str(file), "--terminal"])
-    text = capsys.readouterr().out
-    assert text.count("!") == 2 and text.rstrip().endswith(schedule["message"])  # the place, and the legend
-    assert text in outcome.status("reads")[1]  # a failing test shows it at once
-    assert read_schedule("{}") is None and read_schedule("no JSON") is None
-    with pytest.raises(RequestError, match="a schedule without what it must have"):
-        read_schedule('{"kind": "schedule"}')
-    drawn = read_schedule(json.dumps(schedule))
-    assert drawn is not None and schedule_text(drawn) + "\n" == text
+def test_a_wrong_schedule_is_drawn():
+    run = Run(with_fault(Tiny, "writes-over-the-token-before"), SIZES, draws=True)
+    run.add("r0", [0, 1], 3)
+    with pytest.raises(Violation) as raised:
+        run.drain()
+    assert run.drawing is not None
+    assert run.drawing.text(str(raised.value), raised.value.place) == (
+        "blocks of 2: a r0; capitals were written in that step, . nothing, ! wrong\n"
+        "  add('r0', [0, 1], 3)\n"
+        "  step  0  r0 0-1  ..|..|..|..|..|AA\n"
+        "  step  1  r0 2    ..|..|..|..|..|a!\n"
+        "reads: r0: reads position 1 at place 11: its own position 2, written in step 1"
+    )
+
+
+def test_a_program_that_ends_before_a_step_is_its_message():
+    assert Drawing(2).text("calls: add() raised", None) == "calls: add() raised"
 
 
 # --- adapters that are wrong themselves
@@ -436,9 +420,10 @@ def test_what_is_no_scheduler_is_named():
         Run(dict, SIZES)
 
 
-def test_demands_and_policies_have_sentences():
+def test_demands_policies_and_faults_have_sentences():
     assert set(ALWAYS) <= DEMANDS.keys() and not DEMANDS.keys() & POLICIES.keys()
     assert all(sentence.endswith(".") for sentence in DEMANDS.values())
+    assert all(fault.sentence.endswith(".") and set(fault.needs) <= FEATURES.keys() for fault in FAULTS.values())
 
 
 # --- a block manager
@@ -610,9 +595,7 @@ def test_a_block_manager_that_frees_too_much_is_caught(few):
 # --- from the command line
 
 
-def test_pytest_runs_it_and_writes_schedules(
-    fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """In this process, so that it draws few programs."""
     command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
     (tmp_path / "wrong_adapter.py").write_text(
@@ -623,11 +606,10 @@ def test_pytest_runs_it_and_writes_schedules(
     (tmp_path / "known.txt").write_text("tokens  # known\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    options = ["--scheduler", "wrong_adapter:factory", "--schedules", "failed", "--xfails", "known.txt"]
+    options = ["--scheduler", "wrong_adapter:factory", "--xfails", "known.txt"]
     code = pytest.main([*command, *options])
     printed = capsys.readouterr().out
     assert code == 0 and "1 xfailed" in printed and "40 programs" in printed, printed
-    assert read_schedule((tmp_path / "failed" / "tokens.json").read_text()) is not None
     assert pytest.main([*command, "--scheduler", "wrong_adapter:no"]) == 4
     assert "has no attribute 'no'" in capsys.readouterr().err
     assert pytest.main([*command, "--scheduler", ""]) == 4
@@ -646,14 +628,10 @@ def test_faults_of_a_scheduler_from_the_command_line(
     printed = capsys.readouterr().out
     assert "block-leaked (vLLM 18485, SGLang 16067): caught by leaks after" in printed, printed
     assert "run = Run(with_fault('lfm2np.suite.schedulers.own:factory', 'block-leaked')" in printed
-    broken = suite.Broken("leaks", "", "", {}, 1)
+    broken = suite.Broken("leaks", "", "", "", 1)
     bare = suite.Outcome("own", frozenset(), frozenset(), broken={"leaks": broken})
     monkeypatch.setattr(suite, "try_scheduler", lambda name, profile: bare)
     assert pytest.main([*command, *target]) == 1
     assert "block-leaked survives 40 programs" in capsys.readouterr().out
     assert pytest.main([*command, "--faults"]) == 4
     assert "--faults: expected with --scheduler" in capsys.readouterr().err
-
-
-def test_a_request_is_plain_data():
-    assert Request("a", (1,), 2) == Request("a", (1,), 2, frozenset(), 0, "", ())

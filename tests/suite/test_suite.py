@@ -35,17 +35,6 @@ def test_ids_are_unique_and_every_need_is_known():
         assert prop.sentence.endswith(".")
 
 
-FOUND = ("equals-reference", "every-schedule", "wide-batches")
-
-
-@pytest.mark.slow
-def test_the_broken_engine_is_found_broken():
-    results = {prop.id: run_property(prop, adapters.broken, "ci", shrink=False) for prop in ALL if prop.id in FOUND}
-    assert {result.status for result in results.values()} == {"failed"}
-    skipped = run_property(by_id("scores"), adapters.broken, "quick")
-    assert (skipped.status, skipped.message) == ("skipped", "the engine has no score()")
-
-
 @pytest.mark.slow
 def test_each_planted_bug_is_seen_by_itself(monkeypatch: pytest.MonkeyPatch):
     for planted in adapters.PLANTED:
@@ -256,17 +245,3 @@ def test_the_properties_can_be_listed(capsys: pytest.CaptureFixture[str]):
     assert [row["id"] for row in rows] == [prop.id for prop in ALL]
     assert main(["conformance", "list"]) == 0
     assert "every-schedule  (law 2; needs steps)" in capsys.readouterr().out
-
-
-def test_an_admitted_request_may_wait_for_its_first_tokens():
-    """A false alarm of work-adds-up: static batches admit beyond a step's budget, also where a prefix is found."""
-
-    def one(name: str, *ids: int) -> Request:
-        return Request(name, ids, SamplingParams(temperature=0.0, max_tokens=1))
-
-    requests = (one("a", 3), one("b", 4), one("c", 5), one("d", 3, 3))
-    sizes = {"block_size": 1, "num_blocks": 20, "max_num_batched_tokens": 1, "policy": "static"}
-    come = (("add", 0), ("step",), ("add", 1), ("add", 2), ("add", 3))
-    for rest in ((), (("step",), ("abort", 3))):
-        scenario = Scenario(TinyModel(), requests, sizes, (*come, *rest))
-        check("work-adds-up", "lfm2np.suite.adapters:own", scenario)

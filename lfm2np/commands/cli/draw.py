@@ -13,7 +13,6 @@ from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.engine.loading import Model, load
 from lfm2np.errors import ProofError, RequestError
-from lfm2np.suite.schedulers.schedule_text import read_schedule, schedule_text
 from lfm2np.system import write_whole
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
@@ -25,9 +24,7 @@ EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np draw --demo --model LFM2-8B-A1B -o page.html
   lfm2np generate --prompt "ann has" --prompt "12+30=" --trace run.jsonl --trace-detail
   lfm2np draw run.jsonl -o page.html
-  lfm2np draw run.jsonl --terminal --step 3
-  pytest --pyargs lfm2np.suite --scheduler my.scheduler:factory --schedules failed
-  lfm2np draw failed/reads.json --terminal"""
+  lfm2np draw run.jsonl --terminal --step 3"""
 
 PARTIAL = "accept a trace without its end, of a run that is under way or was interrupted"
 
@@ -39,12 +36,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.tokenizer is not None and arguments.model is None:
         raise RequestError("--tokenizer goes with --model")
     text = None if arguments.demo else read_file(arguments.trace)
-    schedule = None if text is None else read_schedule(text)
-    if schedule is not None:
-        if not arguments.terminal or arguments.step is not None or arguments.partial:
-            raise RequestError("a schedule is printed whole: --terminal, without --step and --partial")
-        print(schedule_text(schedule))
-        return
     with progress_bar("loading") as show:
         trained = load(None, "exact", show)
         model = trained
@@ -100,7 +91,7 @@ def add_draw(commands: Commands) -> None:
     text = "show a recorded run step by step: one HTML page, or a step in the terminal"
     parser = add_command(commands, "draw", run, text, EXAMPLE, model=False)
     source = parser.add_mutually_exclusive_group(required=True)
-    add(source, "TRACE", "file written by generate --trace, or a schedule of the property suite", nargs="?")
+    add(source, "TRACE", "file written by generate --trace", nargs="?")
     add(source, "--demo", "a run that shows every feature")
     add_model(parser, "for --demo: checkpoint directory, or a GGUF file (the trained fixture)")
     add(parser, "--tokenizer DIR", f"for --model: {TOKENIZER_HELP}")

@@ -15,7 +15,6 @@ level d   each of these by itself:
           preempt(request_id): takes its memory away; it goes on later
           state() -> {"free_blocks", "num_blocks", "free_slots", "num_slots", "step_tokens"}, those that it knows
           metrics() -> the counters of METRICS
-          trace() -> the lines of the run so far, for scheduler.replay
           verify(): raises if memory holds anything but what the requests demand
           encode(prompt) -> the token ids of a prompt: a text, or the messages of a chat
 What an engine can't do, although it has the method, it names in `lacks`, a set of FEATURES or SIZES: examples are then
@@ -106,7 +105,6 @@ LEVELS = {  # what a property may need, and the methods that this takes
     "preempt": ("preempt",),
     "state": ("state",),
     "metrics": ("metrics",),
-    "trace": ("trace",),
     "verify": ("verify",),
     "encode": ("encode",),
     "drawn": (),  # models of the suite's own making: not with --model

@@ -13,10 +13,10 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import Factory, missing, told
 from lfm2np.oracle.engines.records import Answer, Request
-from lfm2np.suite.properties.accounting import require_ledger
 from lfm2np.suite.properties.driver import (
     TOTALS,
     Outcome,
+    cached_tokens,
     generate,
     generate_on,
     make,
@@ -31,7 +31,6 @@ from lfm2np.suite.strategies.lengths import Lengths
 from lfm2np.suite.strategies.scenarios import Scenario
 from lfm2np.suite.strategies.talks import trained, trained_model
 from lfm2np.suite.strategies.tiny_models import TinyModel, loaded
-from scheduler import TraceError, replay
 
 DRAWS = 400  # of one token
 FALSE_ALARM = 1e-9  # the most that the probability of a right engine's failure is, in each comparison of counts
@@ -55,15 +54,27 @@ def in_steps_where_it_can(factory: Factory, scenario: Scenario) -> None:
 
 
 def after_prefix_hits(factory: Factory, scenario: Scenario) -> None:
-    """The first request is served before the others come, which begin as it does."""
+    """The first request is served before the others come, which begin as it does; hits are counted, and under its own
+    salt alone."""
     engine = make(factory, scenario.model, scenario.sizes)
     first, *others = scenario.requests
     outcome = generate_on(engine, [first])
-    outcome.completions |= generate_on(engine, others).completions
+    before = cached_tokens(engine)
+    later = generate_on(engine, others).completions
+    outcome.completions |= later
     size = scenario.sizes.get("block_size", told(engine).get("block_size", Lengths.block_size))
-    block = first.prompt_token_ids[:size]
-    TOTALS.shared += sum(len(block) == size and other.prompt_token_ids[:size] == block for other in others)
+    block = (first.cache_salt, first.prompt_token_ids[:size])
+    TOTALS.shared += sum((other.cache_salt, other.prompt_token_ids[:size]) == block for other in others)
     require_truth(factory, scenario, outcome)
+    hits = {name: answer.cached_tokens for name, (answer,) in later.items()}
+    salts = Counter(request.cache_salt for request in scenario.requests)
+    for other in others:
+        if salts[other.cache_salt] == 1 and hits[other.request_id]:
+            where, count = f"request {other.request_id}", hits[other.request_id]
+            raise Violation(f"{where}: {count} tokens from the cache, of requests under another salt")
+    after, counts = cached_tokens(engine), [count for count in hits.values() if count is not None]
+    if after is not None and len(counts) == len(hits) and sum(counts) != after - (before or 0):
+        raise Violation(f"cached_tokens: {counts} of the requests, {after - (before or 0)} in the engine's metrics()")
 
 
 def with_drafts(factory: Factory, example: tuple[Scenario, list[bool], int]) -> None:
@@ -79,8 +90,11 @@ def with_drafts(factory: Factory, example: tuple[Scenario, list[bool], int]) -> 
             ]
             script[name if index == 0 else f"{name}#{index}"] = ids
     for drafter in (script, "ngram"):
-        outcome = generate(factory, scenario, drafter=drafter, num_speculative_tokens=most)
-        require_truth(factory, scenario, outcome)
+        drafting = {"drafter": drafter, "num_speculative_tokens": most}
+        engine = make(factory, scenario.model, {**scenario.sizes, **drafting})
+        require_truth(factory, scenario, generate_on(engine, scenario.requests))
+        if missing(engine, ("state",)) is None:
+            require_all_free(engine)
 
 
 def has_scores(factory: Factory, example: tuple[TinyModel, tuple[int, ...]]) -> None:
@@ -134,7 +148,8 @@ def divergence(share: float, probability: float) -> float:
 
 def noise_differs(factory: Factory, scenario: Scenario) -> None:
     """Samples, seeds, names and positions draw noise of their own; and so does each seed of the engine."""
-    texts = drawn_texts(generate(factory, scenario))
+    first = generate(factory, scenario)
+    texts = drawn_texts(first)
     if len(set(texts)) < len(texts):
         raise Violation(f"two samples at temperature 1e6 are equal: {texts}")
     if any(len(set(ids)) < 3 for ids in texts):
@@ -142,17 +157,21 @@ def noise_differs(factory: Factory, scenario: Scenario) -> None:
     if "seed" in scenario.sizes:
         if (again := drawn_texts(generate(factory, scenario))) != texts:
             raise Violation(f"with one seed of the engine {texts}, and then {again}")
-        unseeded = [request for request in scenario.requests if request.params.seed is None]
-        other = drawn_texts(generate(factory, scenario, unseeded, seed=scenario.sizes["seed"] + 1))
-        if set(texts) & set(other):
-            raise Violation(f"with two seeds of the engine the same tokens at temperature 1e6: {texts}, {other}")
+        other = generate(factory, scenario, seed=scenario.sizes["seed"] + 1).completions
+        for request in scenario.requests:
+            name, is_seeded = request.request_id, request.params.seed is not None
+            before, after = ([answer.ids for answer in each[name]] for each in (first.completions, other))
+            if is_seeded and before != after:
+                raise Violation(f"request {name} with its own seed: {before}, with another seed of the engine {after}")
+            if not is_seeded and set(texts) & set(after):
+                raise Violation(f"with two seeds of the engine the same tokens at temperature 1e6: {texts}, {after}")
 
 
 def drawn_texts(outcome: Outcome) -> list[tuple[int, ...]]:
     return [answer.ids for answers in outcome.completions.values() for answer in answers]
 
 
-# --- memory and work
+# --- memory
 
 
 def conservation(factory: Factory, scenario: Scenario) -> None:
@@ -164,6 +183,10 @@ def conservation(factory: Factory, scenario: Scenario) -> None:
 
     engine = make(factory, scenario.model, scenario.sizes)
     run(engine, scenario, check)
+    require_all_free(engine)
+
+
+def require_all_free(engine: Any) -> None:
     state = engine.state()
     for kind in ("blocks", "slots"):
         if state.get(f"free_{kind}") != state.get(f"num_{kind}"):
@@ -174,24 +197,6 @@ def conservation(factory: Factory, scenario: Scenario) -> None:
 def memory_is_right(factory: Factory, scenario: Scenario) -> None:
     engine = make(factory, scenario.model, {**scenario.sizes, "check": True, "drafter": "ngram"})
     run(engine, scenario, lambda engine, outcome: engine.verify())
-
-
-def work_adds_up(factory: Factory, scenario: Scenario) -> None:
-    """By the trace: budget, work and metrics; and it replays, to the same tokens."""
-    engine = make(factory, scenario.model, scenario.sizes)
-    outcome = run(engine, scenario)
-    require_ledger(scenario, engine.trace(), engine.metrics(), outcome)
-    try:
-        replayed = replay(engine.trace(), is_whole=False)
-    except TraceError as error:
-        raise Violation(f"the trace does not replay: {error}") from None
-    for name, answers in outcome.completions.items():
-        if name not in outcome.forks and name not in outcome.aborted:
-            for index, answer in enumerate(answers):
-                sample = name if index == 0 else f"{name}#{index}"
-                outputs = replayed.outputs.get(sample)
-                if tuple(outputs or ()) != answer.ids:
-                    raise Violation(f"request {sample}: {answer.ids}, the replay has {outputs}")
 
 
 # --- what can't be met

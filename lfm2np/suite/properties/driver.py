@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ from lfm2np.engine.sampling.logprobs import token_logprobs
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.oracle.engines.protocol import Factory
 from lfm2np.oracle.engines.records import Answer, Request
+from lfm2np.oracle.engines.stepping import is_finished
 from lfm2np.suite.properties.endings import require_ending
 from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.properties.rounding import format_of, require_explained, require_rounded_scores
@@ -66,20 +67,21 @@ def generate(factory: Factory, scenario: Scenario, requests: Sequence[Request] |
 
 def generate_on(engine: Any, requests: Sequence[Request]) -> Outcome:
     """All requests at once, on an engine that may have served others."""
-    before = cached_tokens(engine)
+    before = cached_tokens(engine) or 0
     lists = engine.generate(list(requests))
     if len(lists) != len(requests):
         raise Violation(f"{len(lists)} answers for {len(requests)} requests")
     outcome = Outcome({request.request_id: list(answer) for request, answer in zip(requests, lists, strict=True)})
     TOTALS.crowds += len(requests) > WIDE
-    TOTALS.hits += cached_tokens(engine) > before
+    TOTALS.hits += (cached_tokens(engine) or 0) > before
     count(outcome)
     return outcome
 
 
-def cached_tokens(engine: Any) -> int:
-    """Those that it says it took from its prefix cache since it was made; 0 of an engine that does not say."""
-    return int(engine.metrics().get("cached_tokens", 0)) if hasattr(engine, "metrics") else 0
+def cached_tokens(engine: Any) -> int | None:
+    """Those that it says it took from its prefix cache since it was made; None of an engine that does not say."""
+    counters = engine.metrics() if hasattr(engine, "metrics") else {}
+    return int(counters["cached_tokens"]) if "cached_tokens" in counters else None
 
 
 def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
@@ -117,7 +119,7 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
         step()
     if alive:
         raise Violation(f"{sorted(alive)}: the engine says that it is done, but these never ended")
-    TOTALS.hits += cached_tokens(engine) > 0
+    TOTALS.hits += bool(cached_tokens(engine))
     TOTALS.crowds += len(outcome.completions) > WIDE
     count(outcome)
     return outcome
@@ -178,11 +180,6 @@ def step_bound(scenario: Scenario) -> int:
     work = sum((len(r.prompt_token_ids) + (r.params.max_tokens or 0)) * r.params.n for r in scenario.requests)
     disturbances = sum(op[0] not in ("add", "step") for op in scenario.ops)
     return len(scenario.ops) + (work + 20) * (4 + 2 * disturbances)
-
-
-def is_finished(completions: Iterable[Answer]) -> bool:
-    reasons = [completion.finish_reason for completion in completions]
-    return bool(reasons) and None not in reasons
 
 
 def count(outcome: Outcome) -> None:

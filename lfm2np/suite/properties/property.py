@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 
 from lfm2np.oracle.engines.protocol import Factory
+from lfm2np.suite.strategies.lengths import Lengths
 
 
 class Violation(AssertionError):
@@ -24,9 +25,7 @@ class Property:
     needs  levels of the protocol
     bugs   real ones that it would have caught
     weight the number of examples, relative to the profile's
-    strategy gives examples; with `at_length` it takes Lengths, and then gives such as reach over an engine's own blocks
-           and chunks; with `only_at_length` all of them are such. Drawn models are dense: runner.py tries examples
-           with experts after them
+    strategy gives examples, for an engine with blocks, chunks and contexts of these lengths
     """
 
     id: str
@@ -34,8 +33,6 @@ class Property:
     law: int
     needs: tuple[str, ...]
     bugs: tuple[str, ...]
-    strategy: Callable[..., SearchStrategy[Any]]
+    strategy: Callable[[Lengths], SearchStrategy[Any]]
     check: Callable[[Factory, Any], None]
     weight: float = 1.0
-    at_length: bool = False
-    only_at_length: bool = False

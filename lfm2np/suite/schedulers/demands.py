@@ -203,19 +203,24 @@ class Demands:
                 self.memory.write("window block", place, written)
 
     def _require_reads(self, entry: Entry, account: Account) -> None:
-        prefixes = account.prefixes_of(entry)
-        for position, place in enumerate(entry.reads):
-            cell = self.memory.read("block", place)
-            if cell is None or cell.prefix != prefixes[position]:
-                text = self._misread(account, position, f"place {place}", cell)
-                self.fail("reads", text, ("block", place))
+        self._require_cells("reads", "block", entry.reads, 0, entry, account)
         if entry.window is None or not entry.window.is_ring:
             self._require_window(entry, account)
+
+    def _require_cells(
+        self, demand: str, memory: str, places: Sequence[int], first: int, entry: Entry, account: Account
+    ) -> None:
+        """Places of positions from `first` on hold the request's own tokens."""
+        prefixes = account.prefixes_of(entry)
+        for position, place in enumerate(places, start=first):
+            cell = self.memory.read(memory, place)
+            if cell is None or cell.prefix != prefixes[position]:
+                where = f"place {place}" if memory == "block" else f"place {place} of windowed layers"
+                self.fail(demand, self._misread(account, position, where, cell), (memory, place))
 
     def _require_window(self, entry: Entry, account: Account) -> None:
         if self.window is None:
             return
-        prefixes = account.prefixes_of(entry)
         if entry.window is None:
             self.fail("windows", f"{account.name}: no window in its entry, though the layers have one of {self.window}")
         needed = max(0, entry.start - self.window + 1)
@@ -225,11 +230,8 @@ class Demands:
                 f"{account.name}: reads from position {entry.window.first} on; the row of position {entry.start} sees "
                 f"those from {needed} on (window {self.window})",
             )
-        for position, place in enumerate(entry.window.reads[needed - entry.window.first :], start=needed):
-            cell = self.memory.read("window block", place)
-            if cell is None or cell.prefix != prefixes[position]:
-                text = self._misread(account, position, f"place {place} of windowed layers", cell)
-                self.fail("windows", text, ("window block", place))
+        seen = entry.window.reads[needed - entry.window.first :]
+        self._require_cells("windows", "window block", seen, needed, entry, account)
 
     def _misread(self, account: Account, position: int, where: str, cell: Written | None) -> str:
         """What stands where the request's own token should."""

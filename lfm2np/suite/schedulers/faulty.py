@@ -7,7 +7,6 @@ something: one that never could (no chunks, no prefix hits) says nothing about t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +39,7 @@ class Faulty:
         self.last: dict[str, Entry] = {}  # by request, of the steps so far
         self.ended: list[Entry] = []  # the last entries of requests that ended
         self.rows: list[Entry] = []  # of the step before
+        self.added = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -65,6 +65,13 @@ class Faulty:
         for name in ended or ():
             if name in self.last:
                 self.ended.append(self.last.pop(name))
+        if ended is None:
+            return None
+        changed = self.finished(list(ended), tokens)
+        self.applied += changed != list(ended)
+        return changed
+
+    def finished(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
         return ended
 
     def is_new(self, each: Entry) -> bool:
@@ -75,18 +82,48 @@ class Faulty:
         return not self.is_new(each) and len(each.token_ids) == 1
 
 
+class Freeing(Faulty):
+    """One that says of other blocks that they are free."""
+
+    freed: Callable[..., list[int] | int]
+
+    def free_blocks(self) -> Collection[int] | int:
+        free = self.inner.free_blocks()
+        free = free if isinstance(free, int) else list(free)
+        changed = self.freed(free)
+        self.applied += changed != free
+        return changed
+
+
+class Exceeding(Faulty):
+    """One that gets larger limits than it says."""
+
+    exceeds: Callable[..., bool]
+
+    def step(self) -> Step:
+        step = super().step()
+        self.applied += self.exceeds(step)
+        return step
+
+
 Change = TypeVar("Change", bound=Callable[..., Any])
 FAULTS: dict[str, SchedulerFault] = {}
 
 
 def fault_of(
-    method: str, sentence: str, *, needs: tuple[str, ...] = (), seen: tuple[str, ...] = ()
+    method: str,
+    sentence: str,
+    *,
+    base: type[Faulty] = Faulty,
+    needs: tuple[str, ...] = (),
+    seen: tuple[str, ...] = (),
+    **more: int,
 ) -> Callable[[Change], Change]:
-    """Puts a method of Faulty, or a whole class, into FAULTS under its name: TooLarge and too_large are too-large."""
+    """Puts a method of such a Faulty into FAULTS under its name, too_large as too-large; `more`: Faulty.more."""
 
     def register(change: Change) -> Change:
-        name = re.sub("(?<!^)(?=[A-Z])|_", "-", change.__name__).lower()
-        faulty = change if isinstance(change, type) else type(name, (Faulty,), {method: change})
+        name = change.__name__.replace("_", "-")
+        faulty = type(name, (base,), {method: change, "more": more})
         FAULTS[name] = SchedulerFault(name, sentence, faulty, needs, seen)
         return change
 
@@ -95,7 +132,10 @@ def fault_of(
 
 of_entry = partial(fault_of, "entry")  # each entry by itself
 of_step = partial(fault_of, "changed")  # a step as a whole
-of_calls = partial(fault_of, "")  # a class: calls, or what they return
+of_ends = partial(fault_of, "finished")  # which requests are said to have ended
+of_add = partial(fault_of, "add")
+of_free = partial(fault_of, "freed", base=Freeing, needs=("free",))
+exceeding = partial(fault_of, "exceeds", base=Exceeding)
 
 
 def with_fault(factory: Factory | str, name: str) -> Factory:

@@ -133,5 +133,4 @@ def copy_of(move: Move) -> Copy:
     return Copy(None if source is None else (source, move.source), (destination, move.destination))
 
 
-def factory(sizes: Mapping[str, Any]) -> OwnScheduler:
-    return OwnScheduler(sizes)
+factory = OwnScheduler

@@ -19,6 +19,7 @@ from lfm2np.suite.schedulers.adapter_calls import Calls, Factory, Violation
 from lfm2np.suite.schedulers.demands import Demands
 from lfm2np.suite.schedulers.ledger import Account, next_token
 from lfm2np.suite.schedulers.reports import checked_copies, checked_ids, checked_step
+from lfm2np.suite.schedulers.schedule_text import Drawing
 from scheduler.protocol import Entry, Request, Step
 
 IDLE_STEPS = 10  # steps in a row that may compute nothing while requests are unfinished
@@ -32,10 +33,10 @@ class Run:
         factory: Factory | str,
         sizes: Mapping[str, Any] | None = None,
         judged: Collection[str] = (),
-        records: bool = False,
+        draws: bool = False,
     ) -> None:
         """judged    the demands and policies that raise; none: all demands, and the policies that it declares
-        records   keep in `schedule` what each step did, and what the memory held after its writes
+        draws     keep in `drawing` what each step did, and what the memory held after its writes
         """
         self.calls = Calls(factory, dict(sizes or {}))
         self.demands = Demands(self.calls, frozenset(judged))
@@ -43,9 +44,8 @@ class Run:
         self.offered: dict[str, list[int]] = {}  # drafts for the next step that the request is in
         self.met: Counter[str] = Counter()  # what happened, for the statistics
         self.log: list[str] = []  # the calls so far, as text
-        self.records = records
-        self.schedule: list[dict[str, Any]] = []  # the steps so far, as plain data: see _record
-        self.recorded = 0  # calls of the log that stand in it
+        self.drawing = Drawing(self.demands.block_size) if draws else None
+        self.drawn = 0  # calls of the log that stand in it
         self.steps = 0
         self.idle = 0
         self.arrivals = 0
@@ -152,7 +152,7 @@ class Run:
         try:
             self._judge(step)
         except Violation:
-            self._record(step)
+            self._draw(step)
             raise
         return step
 
@@ -174,42 +174,13 @@ class Run:
         try:
             self.demands.carry_out(step, self.live, self.steps)
         finally:
-            self._record(step)
+            self._draw(step)
         return dict(self.live)
 
-    def _record(self, step: Step) -> None:
-        """One step of `schedule`, for `lfm2np draw`.
-
-        calls    those since the step before, and the one that it is of
-        cells    by block the (request, position, step of writing) of each place, or None
-        """
-        if not self.records:
-            return
-        entries = [
-            {
-                "request_id": each.request_id,
-                "start": each.start,
-                "token_ids": list(each.token_ids),
-                "writes": list(each.writes),
-                "reads": list(each.reads),
-            }
-            for each in step.entries
-        ]
-        cells = {
-            str(block): [None if cell is None else [cell.request_id, cell.position, cell.step] for cell in held]
-            for (name, block), held in sorted(self.demands.memory.blocks.items())
-            if name == "block"
-        }
-        recorded = {
-            "step": self.steps,
-            "calls": self.log[self.recorded :],
-            "entries": entries,
-            "copies": [[each.source and list(each.source), list(each.destination)] for each in step.copies],
-            "preempted": sorted(step.preempted),
-            "cells": cells,
-        }
-        self.schedule.append(recorded)
-        self.recorded = len(self.log)
+    def _draw(self, step: Step) -> None:
+        if self.drawing is not None:
+            self.drawing.add(self.steps, self.log[self.drawn :], step, self.demands.memory)
+            self.drawn = len(self.log)
 
     def _complete(self, step: Step, computed: Mapping[str, Account]) -> None:
         demands = self.demands

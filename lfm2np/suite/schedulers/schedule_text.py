@@ -1,124 +1,78 @@
-"""A schedule that broke a demand, in a terminal: each step, what every place held, and the place that was wrong.
-
-The file is what `pytest --pyargs lfm2np.suite --scheduler ... --schedules DIR` writes.
-"""
+"""A schedule that broke a demand, as text: each step, what every place held, and the place that was wrong."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from lfm2np.errors import RequestError
+from lfm2np.suite.schedulers.named_memory import Memory
 from lfm2np.values import plain
+from scheduler.protocol import Entry, Step
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """A file's fields; steps as schedulers/program_run.py records them."""
+class Drawn:
+    """One step. `calls` are those since the step before, without those that only take steps."""
 
-    scheduler: str
-    block_size: int
     calls: list[str]
-    message: str
-    place: tuple[str, int] | None
-    steps: list[dict[str, Any]]
-    requests: dict[str, int]  # name -> its number, in the order of appearance
-    num_blocks: int  # as many as were used
+    entries: str
+    cells: dict[int, list[str]]  # by block a sign for each place
+    moved: str  # who was preempted, and what was copied before the step
 
 
-def read_schedule(text: str) -> Schedule | None:
-    """Of a file; None for one that is something else. RequestError for a schedule with fields missing."""
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        return None
-    return schedule_of(fields) if isinstance(fields, dict) and fields.get("kind") == "schedule" else None
-
-
-def schedule_of(fields: Mapping[str, Any]) -> Schedule:
-    """RequestError for fields missing."""
-    try:
-        steps = list(fields["steps"])
-        names = dict.fromkeys(entry["request_id"] for step in steps for entry in step["entries"])
-        blocks = [int(block) for step in steps for block in step["cells"]]
-        size = int(fields["block_size"])
-        blocks += [place // size for step in steps for entry in step["entries"] for place in entry["reads"]]
-        place = fields["place"]
-        return Schedule(
-            fields["scheduler"],
-            size,
-            list(fields["calls"]),
-            fields["message"],
-            None if place is None else (place[0], int(place[1])),
-            steps,
-            {name: number for number, name in enumerate(names)},
-            1 + max(blocks, default=0),
-        )
-    except (KeyError, TypeError, ValueError) as problem:
-        raise RequestError(f"a schedule without what it must have: {problem!r}") from None
-
-
-def is_wrong(schedule: Schedule, number: int, place: int) -> bool:
-    return number == len(schedule.steps) - 1 and schedule.place == ("block", place)
-
-
-def held(step: dict[str, Any], schedule: Schedule, block: int) -> list[Any]:
-    return list(step["cells"].get(str(block), [None] * schedule.block_size))
-
-
-def letter(schedule: Schedule, name: str) -> str:
-    return LETTERS[schedule.requests.get(name, 25) % 26]
-
-
-def entry_text(entry: dict[str, Any]) -> str:
-    first, last = entry["start"], entry["start"] + len(entry["token_ids"]) - 1
-    places = f"{first}" if first == last else f"{first}-{last}"
-    return f"{plain(entry['request_id'])} {places}"
-
-
-def schedule_text(schedule: Schedule) -> str:
+@dataclass(eq=False)
+class Drawing:
     """A line a step: each place by the letter of whose token it holds, a capital where this step wrote it."""
-    key = ", ".join(f"{letter(schedule, name)} {plain(name)}" for name in schedule.requests)
-    labels = [", ".join(map(entry_text, step["entries"])) or "nothing" for step in schedule.steps]
-    width = max(map(len, labels), default=0)
-    lines = [f"blocks of {schedule.block_size}: {key}; capitals were written in that step, . nothing, ! wrong"]
-    for number, (step, label) in enumerate(zip(schedule.steps, labels, strict=True)):
-        lines += [f"  {call if call.isprintable() else repr(call)}" for call in calls_before(step)]
-        blocks = "|".join(signs(schedule, number, block) for block in range(schedule.num_blocks))
-        extra = "".join(f"  {text}" for text in moved(step))
-        lines.append(f"  step {number:>2}  {label:<{width}}  {blocks}{extra}")
-    return "\n".join([*lines, schedule.message])
+
+    block_size: int
+    letters: dict[str, str] = field(default_factory=dict)  # by request, in the order of appearance
+    steps: list[Drawn] = field(default_factory=list)
+
+    def add(self, number: int, calls: Sequence[str], step: Step, memory: Memory) -> None:
+        """The step with this number, with what memory holds after its writes."""
+        for each in step.entries:
+            self.letters.setdefault(each.request_id, LETTERS[len(self.letters) % len(LETTERS)])
+        cells = {place // self.block_size: ["."] * self.block_size for each in step.entries for place in each.reads}
+        for (name, block), held in memory.blocks.items():
+            if name == "block":
+                letters = ["." if cell is None else self.letters[cell.request_id] for cell in held]
+                is_new = [cell is not None and cell.step == number for cell in held]
+                cells[block] = [a.upper() if new else a for a, new in zip(letters, is_new, strict=True)]
+        entries = ", ".join(map(entry_text, step.entries)) or "nothing"
+        before = [call for call in calls if not call.startswith(("step(", "drain("))]
+        self.steps.append(Drawn(before, entries, cells, moved(step)))
+
+    def text(self, message: str, place: tuple[str, int] | None) -> str:
+        """With the place that was wrong in the last step. Without steps the message alone."""
+        if not self.steps:
+            return message
+        if place is not None and place[0] == "block":
+            block, offset = divmod(place[1], self.block_size)
+            self.steps[-1].cells.setdefault(block, ["."] * self.block_size)[offset] = "!"
+        key = ", ".join(f"{letter} {plain(name)}" for name, letter in self.letters.items())
+        lines = [f"blocks of {self.block_size}: {key}; capitals were written in that step, . nothing, ! wrong"]
+        width = max(len(step.entries) for step in self.steps)
+        blocks = range(1 + max(block for step in self.steps for block in (*step.cells, 0)))
+        for number, step in enumerate(self.steps):
+            lines += [f"  {call if call.isprintable() else repr(call)}" for call in step.calls]
+            signs = "|".join("".join(step.cells.get(block, "." * self.block_size)) for block in blocks)
+            lines.append(f"  step {number:>2}  {step.entries:<{width}}  {signs}{step.moved}")
+        return "\n".join([*lines, message])
 
 
-def calls_before(step: dict[str, Any]) -> list[str]:
-    """What changed between the step before and this one: not the calls that only take steps."""
-    return [call for call in step["calls"] if not call.startswith(("step(", "drain("))]
+def entry_text(entry: Entry) -> str:
+    last = entry.start + len(entry.token_ids) - 1
+    places = f"{entry.start}" if entry.start == last else f"{entry.start}-{last}"
+    return f"{plain(entry.request_id)} {places}"
 
 
-def moved(step: dict[str, Any]) -> list[str]:
-    """Who was preempted, and what was copied before the step."""
-    copies = [f"{'zeros' if source is None else text_of(source)} to {text_of(end)}" for source, end in step["copies"]]
-    texts = [f"preempted: {', '.join(map(plain, step['preempted']))}"] if step["preempted"] else []
-    return [*texts, f"copied: {', '.join(copies)}"] if copies else texts
+def moved(step: Step) -> str:
+    copies = [f"{end_text(each.source)} to {end_text(each.destination)}" for each in step.copies]
+    preempted = f"  preempted: {', '.join(map(plain, sorted(step.preempted)))}" if step.preempted else ""
+    return preempted + (f"  copied: {', '.join(copies)}" if copies else "")
 
 
-def text_of(end: Sequence[Any]) -> str:
-    return f"{end[0]} {end[1]}"
-
-
-def signs(schedule: Schedule, number: int, block: int) -> str:
-    cells = enumerate(held(schedule.steps[number], schedule, block), start=block * schedule.block_size)
-    return "".join(sign(schedule, number, place, what) for place, what in cells)
-
-
-def sign(schedule: Schedule, number: int, place: int, what: Sequence[Any] | None) -> str:
-    if is_wrong(schedule, number, place):
-        return "!"
-    if what is None:
-        return "."
-    name, _, step = what
-    return letter(schedule, name).upper() if step == schedule.steps[number]["step"] else letter(schedule, name)
+def end_text(end: tuple[str, int] | None) -> str:
+    return "zeros" if end is None else f"{end[0]} {end[1]}"

@@ -1,12 +1,20 @@
-"""The catalogue of bugs that faulty.py puts into any scheduler: each is a function or a class with a sentence."""
+"""The catalogue of bugs that faulty.py puts into any scheduler: each is a function with a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
-from lfm2np.suite.schedulers.faulty import Faulty, of_calls, of_entry, of_step
+from lfm2np.suite.schedulers.faulty import (
+    Faulty,
+    exceeding,
+    fault_of,
+    of_add,
+    of_ends,
+    of_entry,
+    of_free,
+    of_step,
+)
 from lfm2np.suite.schedulers.named_memory import STATES
 from scheduler.protocol import Entry, Refused, Request, Step
 
@@ -36,14 +44,6 @@ def exchanged(step: Step, rows: Sequence[int], change: Callable[[Entry, Entry], 
 @of_entry("Every cached token is read one place behind its own.", seen=("vLLM 27547",))
 def reads_one_place_late(self: Faulty, each: Entry) -> Entry:
     return replace(each, reads=[place + 1 for place in each.reads[: each.start]] + list(each.reads[each.start :]))
-
-
-@of_entry("The first two blocks of a table are exchanged.")
-def reads_blocks_in_wrong_order(self: Faulty, each: Entry) -> Entry:
-    size, reads = self.block_size, list(each.reads)
-    if each.start < 2 * size:
-        return each
-    return replace(each, reads=[*reads[size : 2 * size], *reads[:size], *reads[2 * size :]])
 
 
 @of_entry("The block before the last is read twice, the last never.", seen=("pegainfer 291",))
@@ -86,13 +86,6 @@ def reads_a_block_of_an_ended_request(self: Faulty, each: Entry) -> Entry:
 # --- writes
 
 
-@of_entry("A decode writes its keys and values behind their place.")
-def writes_one_place_late(self: Faulty, each: Entry) -> Entry:
-    most = self.sizes.get("num_blocks", 0) * self.block_size
-    place = each.writes[0] + 1
-    return replace(each, writes=[place]) if self.is_decode(each) and place < most else each
-
-
 @of_entry(
     "The place of writing is not advanced: a decode overwrites the token before it.",
     seen=("vmlx-swift 211", "nntrainer 3998"),
@@ -106,11 +99,6 @@ def writes_begin_at_the_tables_start(self: Faulty, each: Entry) -> Entry:
     return replace(each, writes=list(each.reads[: len(each.writes)])) if each.start else each
 
 
-@of_step("The first two rows write their last token to each other's place.")
-def writes_of_two_rows_exchanged(self: Faulty, step: Step) -> Step:
-    return exchanged(step, (0, 1), lambda each, other: replace(each, writes=[*each.writes[:-1], other.writes[-1]]))
-
-
 @of_entry("What a chunk has beyond its first block goes into this block again.", seen=("ssd 23",))
 def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry) -> Entry:
     size = self.block_size
@@ -120,11 +108,6 @@ def writes_only_the_first_block_of_a_chunk(self: Faulty, each: Entry) -> Entry:
 
 
 # --- tokens and positions
-
-
-@of_entry("A request's first chunk begins at its second token.")
-def first_token_left_out(self: Faulty, each: Entry) -> Entry:
-    return later(each, 1) if self.is_new(each) and len(each.token_ids) > 1 else each
 
 
 @of_entry("A decode computes the token before in the place of the newest.", seen=("nano-vllm 217", "vLLM 5349"))
@@ -201,16 +184,6 @@ def hit_of_another_prompt(self: Faulty, each: Entry) -> Entry:
     return replace(each, reads=[*others[-1].reads[:size], *each.reads[size:]])
 
 
-@of_entry(
-    "After a hit, the prompt's first tokens are written where those behind the hit belong.",
-    needs=("prefix-caching",),
-    seen=("ferrox 37",),
-)
-def adopted_prefix_computed_over(self: Faulty, each: Entry) -> Entry:
-    hit = self.is_new(each) and each.start > 0
-    return replace(each, writes=list(each.reads[: len(each.writes)])) if hit else each
-
-
 # --- limits
 
 
@@ -219,25 +192,16 @@ def request_scheduled_twice(self: Faulty, step: Step) -> Step:
     return replace(step, entries=[*step.entries, *step.entries[:1]])
 
 
-class Exceeding(Faulty):
-    """One that is given larger limits than it says."""
-
-    def step(self) -> Step:
-        step = super().step()
-        tokens = sum(len(each.token_ids) for each in step.entries)
-        beyond = len(step.entries) > self.sizes["max_num_seqs"] or tokens > self.sizes["max_num_batched_tokens"]
-        self.applied += beyond
-        return step
+@exceeding("A step takes more tokens than max_num_batched_tokens.", needs=("budget",), max_num_batched_tokens=8)
+def budget_ignored(self: Faulty, step: Step) -> bool:
+    most: int = self.sizes["max_num_batched_tokens"]
+    return sum(len(each.token_ids) for each in step.entries) > most
 
 
-@of_calls("A step takes more tokens than max_num_batched_tokens.", needs=("budget",))
-class BudgetIgnored(Exceeding):
-    more: ClassVar = {"max_num_batched_tokens": 8}
-
-
-@of_calls("A step takes more requests than max_num_seqs.")
-class SlotsIgnored(Exceeding):
-    more: ClassVar = {"max_num_seqs": 2}
+@exceeding("A step takes more requests than max_num_seqs.", max_num_seqs=2)
+def slots_ignored(self: Faulty, step: Step) -> bool:
+    most: int = self.sizes["max_num_seqs"]
+    return len(step.entries) > most
 
 
 # --- ends
@@ -248,123 +212,69 @@ def ended_request_runs_on(self: Faulty, step: Step) -> Step:
     return replace(step, entries=[*step.entries, self.ended[-1]]) if self.ended else step
 
 
-class Reporting(Faulty):
-    """One that changes which requests are said to have ended."""
-
-    def update(self, tokens: Mapping[str, Sequence[int]]) -> Collection[str] | None:
-        ended = super().update(tokens)
-        if ended is None:
-            return None
-        changed = self.report(list(ended), tokens)
-        self.applied += changed != list(ended)
-        return changed
-
-    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
-        return ended
+@of_ends("The last request to end in a step is not said to have ended.")
+def end_not_reported(self: Faulty, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+    return ended[:-1]
 
 
-@of_calls("The last request to end in a step is not said to have ended.")
-class EndNotReported(Reporting):
-    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
-        return ended[:-1]
+@of_ends("Whoever got a token is said to have ended.")
+def end_reported_early(self: Faulty, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
+    return list(tokens)
 
 
-@of_calls("Whoever got a token is said to have ended.")
-class EndReportedEarly(Reporting):
-    def report(self, ended: list[str], tokens: Mapping[str, Sequence[int]]) -> list[str]:
-        return list(tokens)
+@fault_of("abort", "An abort does nothing.", needs=("abort",), seen=("vLLM 14326", "vLLM 46283"))
+def abort_forgotten(self: Faulty, request_id: str) -> None:
+    self.applied += 1
 
 
-@of_calls("An abort does nothing.", needs=("abort",), seen=("vLLM 14326", "vLLM 46283"))
-class AbortForgotten(Faulty):
-    def abort(self, request_id: str) -> None:
+@of_add("A third request is accepted, and never run.", seen=("SGLang 24252",))
+def request_forgotten(self: Faulty, request: Request) -> None:
+    self.added += 1
+    if self.added == 3:
+        self.applied += 1
+    else:
+        self.inner.add(request)
+
+
+@of_add("What can never run is accepted.", seen=("nano-vllm 274",))
+def too_large_accepted(self: Faulty, request: Request) -> None:
+    try:
+        self.inner.add(request)
+    except ValueError:
         self.applied += 1
 
 
-@of_calls("A third request is accepted, and never run.", seen=("SGLang 24252",))
-class RequestForgotten(Faulty):
-    added = 0
-
-    def add(self, request: Request) -> None:
-        self.added += 1
-        if self.added == 3:
-            self.applied += 1
-        else:
-            self.inner.add(request)
-
-
-@of_calls("What can never run is accepted.", seen=("nano-vllm 274",))
-class TooLargeAccepted(Faulty):
-    def add(self, request: Request) -> None:
-        try:
-            self.inner.add(request)
-        except ValueError:
-            self.applied += 1
-
-
-@of_calls("A prompt of more than one block is refused.")
-class FittingRefused(Faulty):
-    def add(self, request: Request) -> None:
-        if len(request.prompt_token_ids) > self.block_size:
-            self.applied += 1
-            raise Refused("too long")
-        self.inner.add(request)
+@of_add("A prompt of more than one block is refused.")
+def fitting_refused(self: Faulty, request: Request) -> None:
+    if len(request.prompt_token_ids) > self.block_size:
+        self.applied += 1
+        raise Refused("too long")
+    self.inner.add(request)
 
 
 # --- memory that is free
 
 
-class Freeing(Faulty):
-    """One that changes which blocks are free, once a request has ended."""
+@of_free("A block of a request that ended is never free again.", seen=("vLLM 18485", "SGLang 16067"))
+def block_leaked(self: Faulty, free: list[int] | int) -> list[int] | int:
+    if isinstance(free, int):
+        return free - bool(self.ended)
+    leaked = self.ended[0].reads[0] // self.block_size if self.ended else None
+    return [block for block in free if block != leaked]
 
-    def free_blocks(self) -> Collection[int] | int:
-        free = self.inner.free_blocks()
-        if not self.ended or isinstance(free, int):
-            return free if not self.ended else self.count(free)
-        changed = self.blocks(list(free))
-        self.applied += changed != list(free)
-        return changed
 
-    def count(self, free: int) -> int:
+@of_free("A block of a request that ended is put on the free list twice.", seen=("sglang-jax 982", "mistral.rs 2306"))
+def block_freed_twice(self: Faulty, free: list[int] | int) -> list[int] | int:
+    if isinstance(free, int):
+        return free + bool(self.ended)
+    return [*free, *free[: len(self.ended[:1])]]
+
+
+@of_free("The first block of a request that runs is free.", seen=("vLLM 45357", "SGLang 35049"))
+def block_freed_while_in_use(self: Faulty, free: list[int] | int) -> list[int] | int:
+    if isinstance(free, int) or not self.last:
         return free
-
-    def blocks(self, free: list[int]) -> list[int]:
-        return free
-
-
-@of_calls("A block of a request that ended is never free again.", needs=("free",), seen=("vLLM 18485", "SGLang 16067"))
-class BlockLeaked(Freeing):
-    def count(self, free: int) -> int:
-        self.applied += 1
-        return free - 1
-
-    def blocks(self, free: list[int]) -> list[int]:
-        leaked = self.ended[0].reads[0] // self.block_size
-        return [block for block in free if block != leaked]
-
-
-@of_calls(
-    "A block of a request that ended is put on the free list twice.",
-    needs=("free",),
-    seen=("sglang-jax 982", "mistral.rs 2306"),
-)
-class BlockFreedTwice(Freeing):
-    def count(self, free: int) -> int:
-        self.applied += 1
-        return free + 1
-
-    def blocks(self, free: list[int]) -> list[int]:
-        return [*free, *free[:1]]
-
-
-@of_calls("The first block of a request that runs is free.", needs=("free",), seen=("vLLM 45357", "SGLang 35049"))
-class BlockFreedWhileInUse(Freeing):
-    def free_blocks(self) -> Collection[int] | int:
-        free = self.inner.free_blocks()
-        if isinstance(free, int) or not self.last:
-            return free  # type: ignore[no-any-return]
-        self.applied += 1
-        return [*free, next(iter(self.last.values())).reads[0] // self.block_size]
+    return [*free, next(iter(self.last.values())).reads[0] // self.block_size]
 
 
 # --- copies
@@ -377,13 +287,6 @@ class BlockFreedWhileInUse(Freeing):
 )
 def copies_dropped(self: Faulty, step: Step) -> Step:
     return replace(step, copies=())
-
-
-@of_step("Blocks and states are copied from their destination to their source.", needs=("fork",))
-def copies_backwards(self: Faulty, step: Step) -> Step:
-    return replace(
-        step, copies=[replace(c, source=c.destination, destination=c.source) if c.source else c for c in step.copies]
-    )
 
 
 # --- states
@@ -412,11 +315,6 @@ def checkpoint_one_token_off(self: Faulty, each: Entry) -> Entry:
     return replace(
         each, checkpoints=[(tokens - 1, slot) for tokens, slot in each.checkpoints if tokens - 1 > each.start]
     )
-
-
-@of_entry("A chunk's state goes to the slot beside its own.", needs=("states",))
-def state_written_elsewhere(self: Faulty, each: Entry) -> Entry:
-    return replace(each, state_to=each.state_to + 1) if each.state_to is not None else each
 
 
 @of_entry(

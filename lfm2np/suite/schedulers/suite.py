@@ -19,7 +19,6 @@ from lfm2np.suite.schedulers.adapter_calls import Calls, Factory, Unjudged, Viol
 from lfm2np.suite.schedulers.demands import ALWAYS, DEMANDS
 from lfm2np.suite.schedulers.program_run import Run
 from lfm2np.suite.schedulers.programs import Call, carry_out, programs
-from lfm2np.suite.schedulers.schedule_text import schedule_of, schedule_text
 from lfm2np.suite.shrinking import bounded_shrinking, seconds_left
 from scheduler.protocol import FEATURES, POLICIES
 
@@ -43,14 +42,9 @@ class Broken:
 
     demand: str
     message: str
+    drawing: str  # its steps, and the message
     script: str  # Python that shows it again
-    schedule: dict[str, Any]  # for `lfm2np draw`
     programs: int  # until it was first met
-
-
-def drawing_of(broken: Broken) -> str:
-    """Its steps, and the message; a program that ends before the first step has none."""
-    return schedule_text(schedule_of(broken.schedule)) if broken.schedule["steps"] else broken.message
 
 
 @dataclass(eq=False)
@@ -70,10 +64,8 @@ class Outcome:
         """passed, failed or skipped, and why."""
         if demand in self.broken:
             broken = self.broken[demand]
-            return (
-                "failed",
-                f"after {broken.programs} programs:\n{drawing_of(broken)}\n# shows it again:\n{broken.script}",
-            )
+            text = f"after {broken.programs} programs:\n{broken.drawing}\n# shows it again:\n{broken.script}"
+            return "failed", text
         if demand in POLICIES and demand not in self.policies:
             return "skipped", f"the scheduler does not promise it: {demand!r} in `policies`"
         if not self.met["finished"] and demand not in ALWAYS:
@@ -120,8 +112,8 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
             outcome.stopped[violation.demand] += 1
             first.setdefault(violation.demand, outcome.programs)
             if violation.is_endless:
-                text = script(outcome.name, sizes, run)
-                endless.append(Broken("calls", str(violation), text, {}, outcome.programs))
+                message, text = str(violation), script(outcome.name, sizes, run)
+                endless.append(Broken("calls", message, message, text, outcome.programs))
 
     drawn(judge_all, calls.lacks, profile)
     outcome.seconds = time.process_time() - started
@@ -189,12 +181,14 @@ def smallest(
     with contextlib.suppress(Violation):
         drawn(judge_one, lacks, profile)
     sizes, program = failing[-1]  # Hypothesis runs the smallest again at the end
-    run, violation = attempt(factory, sizes, program, {demand}, records=True)
+    run, violation = attempt(factory, sizes, program, {demand}, draws=True)
+    text = script(name, sizes, run)
     if violation is None:
-        text = f"{demand}: met once, and not again by the same calls: the scheduler depends on more than its calls"
-        return Broken(demand, text, script(name, sizes, run), {}, number)
-    schedule = {} if run is None else as_file(name, run, violation)
-    return Broken(demand, str(violation), script(name, sizes, run), schedule, number)
+        unsure = f"{demand}: met once, and not again by the same calls: the scheduler depends on more than its calls"
+        return Broken(demand, unsure, unsure, text, number)
+    message = str(violation)
+    drawing = message if run is None or run.drawing is None else run.drawing.text(message, violation.place)
+    return Broken(demand, message, drawing, text, number)
 
 
 def attempt(
@@ -202,32 +196,18 @@ def attempt(
     sizes: dict[str, Any],
     program: list[Call],
     judged: Collection[str] = (),
-    records: bool = False,
+    draws: bool = False,
 ) -> tuple[Run | None, Violation | None]:
     """The run, unless its scheduler could not be made, and the demand that it broke of those that are judged."""
     run = None
     try:
-        run = Run(factory, sizes, judged, records)
+        run = Run(factory, sizes, judged, draws)
         carry_out(run, program)
     except Violation as violation:
         return run, violation if not judged or violation.demand in judged else None
     except Unjudged:
         pass
     return run, None
-
-
-def as_file(name: str, run: Run, violation: Violation) -> dict[str, Any]:
-    """What `lfm2np draw` shows of a failing run."""
-    return {
-        "kind": "schedule",
-        "scheduler": name,
-        "sizes": run.calls.given,
-        "block_size": run.demands.block_size,
-        "calls": run.log,
-        "message": str(violation),
-        "place": violation.place,
-        "steps": run.schedule,
-    }
 
 
 def script(name: str, sizes: dict[str, Any], run: Run | None) -> str:

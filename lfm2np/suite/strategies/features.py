@@ -10,8 +10,7 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.engines.protocol import FEATURES, PUBLISHED_ONLY, SIZES
 from lfm2np.oracle.engines.records import Request
 from lfm2np.suite.properties.property import Violation
-from lfm2np.suite.strategies.families import OF_EXPERTS, OF_LFM3
-from lfm2np.suite.strategies.scenarios import LONGEST_PROMPT, MOST_TOKENS, Scenario
+from lfm2np.suite.strategies.scenarios import LONGEST_PROMPT, MOST_TOKENS, OF_LFM3, OF_MIXTURES, Scenario
 from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel
 
 PLAIN_FIELDS = (
@@ -19,8 +18,8 @@ PLAIN_FIELDS = (
     *("logprobs", "prompt_logprobs"),
 )
 WORDS = (*FEATURES, *SIZES)
-DENSE = {name: getattr(TinyModel(), name) for name in OF_EXPERTS}
-OF_LFM2 = {name: getattr(TinyModel(), name) for name in OF_LFM3}
+DENSE = {name: getattr(TinyModel(), name) for name in ("experts", "experts_a_token", *OF_MIXTURES)}
+OF_LFM2 = {name: getattr(TinyModel(), name) for name in ("lfm3", *OF_LFM3)}
 FIELDS: dict[str, dict[str, Any]] = {  # of a drawn model, as an engine needs them that lacks the word
     "biases": {"conv_bias": False},
     "taps": {"taps": 3},

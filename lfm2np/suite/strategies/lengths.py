@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
+
+from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
 
@@ -12,6 +15,7 @@ ALPHABET = (3, 4, 5)  # token ids of prompts
 BEGINNING = (3, 4, 3, 5, 4, 3, 3, 5, 5, 4, 3, 4, 5, 3)
 CHUNKS_DEEP = 5
 LEAST_LENGTH = 32  # small requests must fit
+SMALL_EXAMPLES = 4  # to one at the engine's own lengths
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,13 @@ def lengths_of(sizes: Mapping[str, int], where: str) -> Lengths:
         max_num_seqs=sizes.get("max_num_seqs", usual.max_num_seqs),
         longest=min(longest, sizes.get("max_model_len", longest)),
     )
+
+
+def at_lengths(
+    strategy: Callable[[Lengths | None], st.SearchStrategy[Any]],
+) -> Callable[[Lengths], st.SearchStrategy[Any]]:
+    """Its small examples, without lengths, and some that reach over blocks and chunks of the engine's own size."""
+    return lambda lengths: st.sampled_from((*(None,) * SMALL_EXAMPLES, lengths)).flatmap(strategy)
 
 
 @lru_cache(maxsize=4096)

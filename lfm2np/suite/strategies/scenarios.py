@@ -39,31 +39,62 @@ class Scenario:
     any_noise: bool = False
 
 
-def models() -> st.SearchStrategy[TinyModel]:
-    """Every odd shape: one kind of layer only, one to five taps, biases, grouped heads, tied and separate heads."""
-    heads = st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (3, 1)])
-    return st.builds(
-        lambda pair, **others: TinyModel(heads=pair[0], kv_heads=pair[1], **others),
-        heads,
-        layers=st.sampled_from(["cA", "c", "A", "cc", "Ac", "ccAc"]),
-        taps=st.sampled_from([3, 2, 4, 1, 5]),
-        head_dim=st.sampled_from([4, 2]),
-        feed_forward=st.sampled_from([12, 7]),
-        auto_adjust=st.booleans(),
-        conv_bias=st.booleans(),
-        tied=st.booleans(),
-        theta=st.sampled_from([100.0, 10000.0]),
-        eps=st.sampled_from([1e-5, 0.1]),
-        multiplier=st.sampled_from([1.0, 1.5]),
-        seed=st.integers(0, 1),
-    )
+HEADS = ((1, 1), (2, 1), (2, 2), (4, 2), (3, 1))  # query heads, key/value heads
+OF_ANY = {
+    "layers": ("cA", "c", "A", "cc", "Ac", "ccAc"),
+    "taps": (3, 2, 4, 1, 5),
+    "head_dim": (4, 2),
+    "feed_forward": (12, 7),
+    "auto_adjust": (False, True),
+    "conv_bias": (False, True),
+    "tied": (False, True),
+    "theta": (100.0, 10000.0),
+    "eps": (1e-5, 0.1),
+    "multiplier": (1.0, 1.5),
+    "seed": (0, 1),
+}
+EXPERTS = ((4, 2), (3, 1), (12, 3), (5, 3), (2, 2), (1, 1))  # and how many of them for a token
+OF_MIXTURES = {
+    "expert_width": (4, 7),
+    "dense_layers": (1, 0, 2),
+    "expert_bias": (True, True, False),
+    "normalised": (True, False),
+    "scaling": (1.0, 2.5),
+    "fused": (False, True),
+}
+ATTENTIONS = ("SA", "S", "AS", "A")  # what becomes of a layer with attention in an LFM3
+OF_LFM3 = {
+    "window": (3, 1, 2, 5, 17),
+    "sandwich": (True, True, False),
+    "gated": (True, True, False),
+    "attention_bias": (False, True),
+    "rotated": (0.5, 1.0),
+    "local_theta": (10.0, 1000.0),
+    "head_dim": (8, 4, 12),  # half of the pairs of 4 are one, whose frequency no theta changes
+}
+FAMILIES = (*("dense",) * 4, *("mixture",) * 2, "lfm3")
 
 
-def models_at(lengths: Lengths | None) -> st.SearchStrategy[TinyModel]:
-    """The same, with contexts of that length."""
-    if lengths is None:
-        return models()
-    return models().map(lambda model: replace(model, positions=lengths.longest))
+@st.composite
+def models(draw: st.DrawFn, lengths: Lengths | None = None) -> TinyModel:
+    """Every odd shape, each switch of routers and windows; with contexts of that length."""
+    family = draw(st.sampled_from(FAMILIES))
+
+    def some(fields: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        return {name: draw(st.sampled_from(values)) for name, values in fields.items()}
+
+    heads, kv_heads = draw(st.sampled_from(HEADS))
+    model = TinyModel(heads=heads, kv_heads=kv_heads, **some(OF_ANY))
+    if lengths is not None:
+        model = replace(model, positions=lengths.longest)
+    if family == "mixture":
+        experts, few = draw(st.sampled_from(EXPERTS))
+        model = replace(model, experts=experts, experts_a_token=few, **some(OF_MIXTURES))
+        return replace(model, dense_layers=min(model.dense_layers, len(model.layers) - 1))
+    if family == "lfm3":
+        layers = model.layers.replace("A", draw(st.sampled_from(ATTENTIONS)))
+        return replace(model, lfm3=True, layers=layers, auto_adjust=False, **some(OF_LFM3))
+    return model
 
 
 def counts(lengths: Lengths, most: int) -> st.SearchStrategy[int]:
@@ -212,19 +243,22 @@ def scenarios(
     steps = 3 if lengths is None else 3 + 2 * lengths.longest // lengths.chunk
     longest = max(LONGEST_PROMPT + 2 + MOST_TOKENS, *map(positions_of, chosen))
     memory = sizes(lengths, longest)
-    return Scenario(draw(models_at(lengths)), chosen, draw(memory), draw(schedules(len(chosen), kinds, steps)))
+    return Scenario(draw(models(lengths)), chosen, draw(memory), draw(schedules(len(chosen), kinds, steps)))
 
 
 @st.composite
-def families(draw: st.DrawFn, lengths: Lengths) -> Scenario:
-    """Requests whose prompts share one to three full blocks, and go on differently."""
+def shared_prefixes(draw: st.DrawFn, lengths: Lengths) -> Scenario:
+    """Requests whose prompts share one to three full blocks, and go on differently; some under a salt."""
     most = max(1, min(BLOCKS_SHARED, (lengths.longest - 2 * MOST_TOKENS) // lengths.block_size))
     blocks = draw(st.integers(1, most))
     tails = draw(
         st.lists(st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=MOST_TOKENS), min_size=2, max_size=4)
     )
     prompts = [(*common_text(blocks * lengths.block_size), *tail)[: lengths.longest - MOST_TOKENS] for tail in tails]
-    return with_logprobs(draw, lengths, prompts, lengths.max_num_seqs)
+    scenario = with_logprobs(draw, lengths, prompts, lengths.max_num_seqs)
+    *others, last = scenario.requests
+    salted = replace(last, cache_salt=draw(st.sampled_from(["", "", "x"])))
+    return replace(scenario, requests=(*others, salted))
 
 
 @st.composite
@@ -252,7 +286,7 @@ def with_logprobs(
         "prefix_caching": True,
     }
     ops = tuple(("add", index) for index in range(len(chosen)))
-    return Scenario(draw(models_at(lengths)), chosen, memory, ops)
+    return Scenario(draw(models(lengths)), chosen, memory, ops)
 
 
 def positions_of(request: Request) -> int:
@@ -262,7 +296,7 @@ def positions_of(request: Request) -> int:
 @st.composite
 def poisoned(draw: st.DrawFn, most: int = MOST_REQUESTS, lengths: Lengths | None = None) -> Scenario:
     """Greedy requests, to a model whose last token makes any sequence that it stands in overflow."""
-    model = replace(draw(models_at(lengths)), overflows=True, tied=False)
+    model = replace(draw(models(lengths)), overflows=True, tied=False)
     return replace(draw(scenarios(greedy_params(), most=most, lengths=lengths)), model=model)
 
 

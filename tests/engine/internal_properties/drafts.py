@@ -104,7 +104,7 @@ def stop_strings(example: tuple[list[str], list[str], bool, int, int]) -> None:
     "With drafts drawn at random, a token depends on prefix, parameters, seed and draft model, on nothing else.",
     1,
     lambda: st.tuples(scenarios(most=2), st.integers(1, 4)),
-    weight=1.0,
+    weight=2.0,
 )
 def drawn_drafts(example: tuple[Scenario, int]) -> None:
     """With a draft model that draws, tokens are those of one position after the other, whatever batch, memory and K."""

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 
 from lfm2np.suite.properties.property import Property
+from lfm2np.suite.strategies.lengths import at_lengths
 
 Check = Callable[[Any], None]
 
@@ -22,11 +23,15 @@ def internal(
     at_length: bool = False,
     bugs: tuple[str, ...] = (),
 ) -> Callable[[Check], Check]:
-    """The arguments are Property's fields; the check stays a function, and raises for an example that is wrong."""
+    """The arguments are Property's fields; the check stays a function, and raises for an example that is wrong.
+
+    `strategy` takes lengths only with `at_length`.
+    """
 
     def noted(check: Check) -> Check:
         run = lambda factory, example: check(example)  # noqa: E731
-        check.prop = Property(property_id, sentence, law, (), bugs, strategy, run, weight, at_length)
+        drawn = at_lengths(strategy) if at_length else lambda lengths: strategy()
+        check.prop = Property(property_id, sentence, law, (), bugs, drawn, run, weight)
         return check
 
     return noted

@@ -116,7 +116,7 @@ def check_decoding(request: Request, step: int) -> None:
     lambda lengths=None: st.tuples(
         scenarios(greedy_params(), most=3, lengths=lengths), st.sampled_from((1, 100, 1000, 10_000))
     ),
-    weight=0.5,
+    weight=1.5,
     at_length=True,
 )
 def attention_in_pieces(example: tuple[Scenario, int]) -> None:

@@ -33,6 +33,7 @@ def short_sequences(lengths: Lengths | None = None) -> st.SearchStrategy[tuple[A
     "What is scored, generated and said of its log-probabilities is that of a second implementation in float64.",
     2,
     short_sequences,
+    weight=3.0,
     at_length=True,
     bugs=("ollama37 437", "llama.cpp 17548", "mlx-lm 908"),
 )

@@ -348,7 +348,6 @@ def test_the_command_draws_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
         (["draw", "missing.jsonl", "-o", "x.html"], "RequestError: missing.jsonl: does not exist"),
         (["draw", "--demo", "--terminal", "--step", "99"], "--step 99: expected 0 to"),
         (["draw", "--demo", "-o", "x.html", "--step", "1"], "--step goes with --terminal"),
-        (["draw", "schedule.json", "-o", "x.html"], "a schedule is printed whole: --terminal"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(
@@ -361,8 +360,6 @@ def test_what_cannot_be_drawn_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "main_lines", lambda model: main_lines)
-    schedule = {"kind": "schedule", "scheduler": "s", "block_size": 2, "calls": [], "message": "m", "place": None}
-    Path("schedule.json").write_text(json.dumps({**schedule, "steps": []}))
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 
