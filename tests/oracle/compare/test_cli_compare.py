@@ -132,7 +132,8 @@ def test_tokens_of_other_names_are_named_in_a_line_of_any_length(files: Path, tm
 def test_a_scale_that_is_no_number_is_refused_before_it_is_used(files: Path, tmp_path: Path, capsys: Any):
     content = (files / "trained-Q4_0.gguf").read_bytes()
     path = files / "trained-Q4_0.gguf"
-    block = read_tensors(path, read_config(path))["model.layers.1.feed_forward.w1.weight"].values.tobytes()[:18]
+    [blocks] = read_tensors(path, read_config(path))["model.layers.1.feed_forward.w1.weight"].arrays
+    block = blocks.tobytes()[:18]
     assert content.count(block) == 1
     path = tmp_path / "x.gguf"
     path.write_bytes(content.replace(block, b"\x00\x7c" + block[2:]))

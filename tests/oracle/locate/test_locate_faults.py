@@ -136,7 +136,7 @@ LFM3S_AT_LENGTH = {
 
 def edits_exact_only(name: str) -> bool:
     (fault,) = (entry for entry in FAULTS if entry.name == name)
-    return all(edit.where.startswith("lfm2np.arithmetic.exact:") for edit in fault.edits)
+    return all(edit.where.startswith("lfm2np.arithmetic.exact") for edit in fault.edits)
 
 
 def in_both(names: Iterable[str]) -> list[tuple[str, str]]:
