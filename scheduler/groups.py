@@ -32,7 +32,7 @@ class Group:
         self.index, self.window, self.block_size = index, window, config.block_size
         self.pool = BlockPool(num_blocks)
         self.watermark = int(config.watermark * num_blocks)  # blocks that an admission leaves free
-        self.evicted: OrderedDict[bytes, None] = OrderedDict()  # keys, the latest, at most one a block
+        self.evicted: OrderedDict[bytes, None] = OrderedDict()  # the latest keys, at most one a block
         self.copy: MoveKind = "copy_block" if window is None else "copy_window_block"
 
     def blocks_for(self, num_tokens: int) -> int:

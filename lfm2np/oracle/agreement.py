@@ -103,10 +103,7 @@ def text_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer, ends: Collectio
         for request, answer in without_empty_texts(pairs)
         if not request.stop and len(answer.token_ids or ()) == request.max_tokens
     ]
-    faults = {
-        request.request_id: text_fault(tokenizer, ends, None, request.max_tokens, answer)
-        for request, answer in complete
-    }
+    faults = {request.request_id: text_fault(tokenizer, ends, None, answer) for request, answer in complete}
     return {name: fault for name, fault in faults.items() if fault is not None}
 
 
@@ -206,9 +203,7 @@ def repeats(pairs: Sequence[Pair]) -> Iterator[tuple[Answer, Request, Answer]]:
 # --- one answer: its text and finish_reason against its tokens
 
 
-def text_fault(
-    tokenizer: Tokenizer, ends: Collection[int], stop: str | None, max_tokens: int, answer: Answer
-) -> str | None:
+def text_fault(tokenizer: Tokenizer, ends: Collection[int], stop: str | None, answer: Answer) -> str | None:
     """Where a whole answer's text or finish_reason contradicts its tokens; None if it does not, or if some of them have
     no text, as some servers leave special tokens out.
 

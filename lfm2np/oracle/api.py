@@ -35,7 +35,7 @@ def check(
 ) -> dict[str, Any]:
     """Whether an engine is right: what `lfm2np check --json` prints; "verdict" and "findings" say it in short.
 
-    engine   a factory of engine_protocol.py, or a TARGET of the command: a URL, "package.module:factory", "exec:..."
+    engine   a factory (engines/protocol.py), or a TARGET of the command: a URL, "package.module:factory", "exec:..."
     model    loaded under `exact`, or a checkpoint's path; None: the trained fixture
     format   the engine's number format, also with that of its cache, as in "bfloat16 kv:float8"
     name     of the model, for a server that serves several

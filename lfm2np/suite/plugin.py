@@ -19,7 +19,7 @@ MOST_OF_AN_ANNOTATION = 1000  # characters
 NUMBER_FORMATS = ("float32", "float16", "bfloat16", "q8", "w8a8", "int8", "int4")
 
 
-SIZES = {  # option -> its name in engine_protocol.TOLD, and what it is
+SIZES = {  # option -> its name in engines.protocol.TOLD, and what it is
     "--block-size": ("block_size", "tokens of one of the engine's blocks"),
     "--max-num-batched-tokens": ("max_num_batched_tokens", "most tokens of a step of the engine"),
     "--max-num-seqs": ("max_num_seqs", "requests that the engine runs at once"),

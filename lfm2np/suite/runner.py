@@ -44,7 +44,7 @@ class Terms:
     """What a run is made on, beside the engine."""
 
     model: Checkpoint | None = None  # in the place of drawn models
-    sizes: Mapping[str, int] = field(default_factory=dict)  # of engine_protocol.TOLD, before the engine's
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of engines.protocol.TOLD, before the engine's
     lacks: frozenset[str] = frozenset()  # what the engine was found not to do, though it does not declare it
     spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
 

@@ -31,9 +31,9 @@ class Judged:
             model = None if path is None else Checkpoint(str(Path(path).absolute()))
             if model is not None:
                 loaded(model)
-        except Lfm2npError as error:
+            self.terms, self.advice = runner.Terms(model, given_sizes(config)), ""
+        except (Lfm2npError, pytest.UsageError) as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
-        self.terms, self.advice = runner.Terms(model, given_sizes(config)), ""
 
     def summary(self) -> Iterator[str]:
         yield from (runner.totals(), runner.met(), *(f"WARNING: never met {line}" for line in runner.unmet()))

@@ -30,6 +30,8 @@ def asking(request: pytest.FixtureRequest) -> Iterator[Asking]:
             asking.begin()
             summarise(config, lambda: summary(asking))
             yield asking
+    except pytest.UsageError as error:
+        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
     except Lfm2npError as error:
         pytest.exit(f"--server {option(config, 'server')}: {error}", returncode=error.exit_code)
 

@@ -305,10 +305,13 @@ class HttpRun:
             if held is not None:
                 first, *others = self._answers[held]
                 self._answers[held] = (replace(first, round_cached_tokens=self._target.new_hits()), *others)
-                self._report(held)
+                index, held = held, None
+                self._report(index)
         except BaseException:
             self._target.close()
             with contextlib.suppress(RequestError, queue.Empty):  # RequestError may be what came
+                if held is not None:
+                    self._report(held)
                 while True:
                     self._report(self._done.get_nowait())
             raise

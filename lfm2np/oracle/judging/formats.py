@@ -37,13 +37,14 @@ def round_to_float16(x: Array) -> Array:
 
 def rounded_to(bits: int, x: Array) -> Array:
     """The nearest float32 of so many significant bits, ties to even, in three operations: as bfloat16 or float16 of
-    numbers that are neither tiny nor huge, NaN beyond 2**103.
+    numbers that are neither tiny nor huge, NaN from about 2**(104 + bits) on.
 
     Source: Veltkamp's splitting.
     """
-    high = x * np.float32(2 ** (24 - bits) + 1)
-    low = high - x
-    return np.asarray(np.subtract(high, low, out=high))
+    with np.errstate(over="ignore", invalid="ignore"):
+        high = x * np.float32(2 ** (24 - bits) + 1)
+        low = high - x
+        return np.asarray(np.subtract(high, low, out=high))
 
 
 def to_bfloat16(x: Array) -> Array:

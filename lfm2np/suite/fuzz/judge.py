@@ -179,7 +179,7 @@ class ByTruth(Judge):
         if (why := stop_fault(self.tokenizer, self.ends, request, answer)) is not None:
             return STOP, why
         if self.texts:
-            why = text_fault(self.tokenizer, self.ends, request.stop, request.max_tokens, answer)
+            why = text_fault(self.tokenizer, self.ends, request.stop, answer)
         return (TEXT, why) if why is not None else ("", "")
 
     def right(self, request: Request, seen: Answer | None) -> list[Right]:
@@ -239,13 +239,13 @@ def trouble_finding(trace: Trace, played: Played) -> Finding | None:
     if played.trouble is not None and played.trouble.kind == DEAD:
         return Finding(DEAD, played.trouble.what)
     for index, answers in enumerate(played.answers):
-        why = trouble_of(trace.requests[index], answers)
+        why = trouble_of(answers)
         if why is not None:
             return Finding(why[0], f"request {index}: {why[1]}", index)
     return None if played.trouble is None else Finding(played.trouble.kind, played.trouble.what)
 
 
-def trouble_of(request: Request, answers: Sequence[Answer]) -> tuple[str, str] | None:
+def trouble_of(answers: Sequence[Answer]) -> tuple[str, str] | None:
     """Its kind and what it is, where a request failed. What comes of a cancelled one is not judged."""
     for answer in answers:
         if answer.error is not None and not (answer.is_aborted and answer.error == NO_ABORT):

@@ -26,7 +26,7 @@ class Size:
     source: str
 
 
-Sizes = Mapping[str, Size]  # by the names of engine_protocol.TOLD
+Sizes = Mapping[str, Size]  # by the names of engines.protocol.TOLD
 
 
 def sizes_of(given: Mapping[str, int | None], abilities: Abilities, longest: Size) -> Sizes:

@@ -94,7 +94,7 @@ class ByItself(Judge):
     def trouble_alone(self, request: Request, answer: Answer) -> tuple[str, str] | None:
         """Of the requests that it is compared with: an engine may hang there, too."""
         for kept in (alone(request), whole(request, answer)):
-            if kept in self.known and (why := trouble_of(kept, [self.known[kept]])) is not None:
+            if kept in self.known and (why := trouble_of([self.known[kept]])) is not None:
                 return why
         return None
 

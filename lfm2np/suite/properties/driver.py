@@ -155,7 +155,7 @@ def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outco
 def require_completions(call: str, answers: Any) -> None:
     """Violation, which says what the protocol asks for, where a call gave something else."""
     if not isinstance(answers, Sequence) or not all(hasattr(answer, "token_ids") for answer in answers):
-        raise Violation(f"{call} returned {answers!r}, expected the request's completions so far, a list of Completion")
+        raise Violation(f"{call} returned {answers!r}, expected the request's answers so far, a list of Answer")
 
 
 def require_grown(name: str, before: Sequence[Answer], now: Sequence[Answer]) -> None:

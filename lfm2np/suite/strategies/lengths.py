@@ -29,7 +29,7 @@ class Lengths:
 
 
 def lengths_of(sizes: Mapping[str, int], where: str) -> Lengths:
-    """What sizes by the names of engine_protocol.TOLD come to; five chunks or blocks deep if no max_model_len is less.
+    """What sizes by the names of engines.protocol.TOLD come to; five chunks or blocks deep if no max_model_len is less.
 
     RequestError, which names `where` they come from, for a size that is none.
     """
