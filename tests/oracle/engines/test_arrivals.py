@@ -75,8 +75,9 @@ def stuck_target(route: str) -> Iterator[Target]:
         else:
             player = stack.enter_context(playing("vllm"))
             player.trouble = lambda handler: (
-                handler.path == "/metrics" and route == "http, counted" and (handler.say(COUNTED) or True)
-            ) or never(player.seen[-1][2] or {}, player.freed.wait)
+                (handler.path == "/metrics" and route == "http, counted" and (handler.say(COUNTED) or True))
+                or never(player.seen[-1][2] or {}, player.freed.wait)
+            )
             target = target_of(player)
         stack.callback(target.close)
         yield target
