@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lfm2np
-from lfm2np.commands.cli.shared.parser import EXIT_CODES, Commands, OneLineParser, fail, one_line
+from lfm2np.commands.cli.shared.parser import EXIT_CODES, Commands, OneLineParser, discard_output, fail, one_line
 from lfm2np.errors import Lfm2npError
 
 COMMANDS = {  # the module of each, in the order of the help; its function add_COMMAND puts it into the program
@@ -83,11 +83,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard_output()
         return fail(f"the output can't be written: {error}", 1)
     return 0
-
-
-def discard_output() -> None:
-    """Nothing more can be written, nor flushed when the process ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def warnings_shown_once() -> Callable[..., None]:

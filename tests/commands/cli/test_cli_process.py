@@ -204,3 +204,23 @@ def test_every_command_starts_without_the_extras():
         "for name in COMMANDS: build_parser(name)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+
+
+SHOWN = """
+import argparse
+from lfm2np.commands.cli.shared.terminal import show_report
+from lfm2np.errors import ProofError
+from lfm2np.oracle.report.report import WRONG, Report
+try:
+    show_report(argparse.Namespace(json=False), Report("check", "BUG", WRONG))
+except ProofError as error:
+    raise SystemExit(error.exit_code)
+"""
+
+
+def test_a_reader_that_leaves_early_changes_no_verdicts_exit_code() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", SHOWN], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,11 @@ ROPE_HELP = (
     "transformers computes it"
 )
 TOKENIZER_HELP = "directory with the tokenizer.json and chat template to use instead of the checkpoint's"
+
+
+def discard_output() -> None:
+    """Nothing more can be written, nor flushed when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str, code: int) -> int:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from lfm2np.checkpoint.strict_json import decode_text, read_bytes
 from lfm2np.checkpoint.text.tokenizer import Tokenizer
+from lfm2np.commands.cli.shared.parser import discard_output
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.oracle.report.as_html import as_html
 from lfm2np.oracle.report.as_json import as_json
@@ -106,7 +107,10 @@ def show_report(arguments: argparse.Namespace, report: Report) -> None:
     ProofError (1) if it says that something is wrong, InconclusiveError (2) if that is open.
     """
     command = command_line()
-    print_result(arguments, as_json(report, command), as_text(report, command))  # first: a file may fail to be written
+    try:  # first: a file may fail to be written
+        print_result(arguments, as_json(report, command), as_text(report, command))
+    except BrokenPipeError:
+        discard_output()  # the reader has gone, as `head` does; the exit code still tells the verdict
     for name, render in (("html", as_html), ("junit", as_junit)):
         if path := getattr(arguments, name, None):
             write_whole(path, render(report, command))
