@@ -57,13 +57,15 @@ class PrefixCache:
         if most == 0:
             return [], "too short"
         keys, full = self.keys(request, most), self.groups[0]
-        found = usable = full.usable(keys)
+        num_cached = usable = full.usable(keys)
         # A shorter hit may see what a longer one does not, so windowed groups are asked until all agree.
         while (shorter := min(group.usable(keys[:usable]) for group in self.groups)) < usable:
             usable = shorter
-        if usable < found:
+        if usable < num_cached:
             return keys[:usable], "window"
-        return keys[:found], "complete" if found == most else "evicted" if keys[found] in full.evicted else "unknown"
+        if num_cached == most:
+            return keys, "complete"
+        return keys[:usable], "evicted" if keys[usable] in full.evicted else "unknown"
 
     def count(self, request: Request, num_blocks: int, reason: str) -> None:
         """One admission more in the statistics, with a hit of that many blocks."""
