@@ -283,7 +283,8 @@ def noises_of(
 def scales_of(scores: Scores, noise: Noise, format_name: str, reading: str) -> tuple[Float64, Float64]:
     """[R] standard deviations of a reading's errors, and what rounding the logits and the log-probability itself does.
 
-    The latter, and the logarithm of a sum in float32, do not shrink as p[y] goes to 1.
+    The latter, and the logarithm of a sum in float32, do not shrink as p[y] goes to 1. These are bounds, whose last
+    bits are their machine's (np.exp), as in judging/noise.py; the log-probabilities that they bound are exact.
     """
     view, rows, truth = scores.views[reading], scores.rows, scores.truth
     temperature, bits = params_of(reading, scores.rollout.sampling).temperature, format_named(format_name).bits
