@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, LocalCluster
+from distributed.cfexecutor import _cascade_future
 
 import lfm2np
 from lfm2np.commands.cli import main
@@ -26,7 +28,7 @@ from lfm2np.commands.cli.shared import work
 from lfm2np.commands.cli.shared.work import WORKS
 from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import score_many
-from lfm2np.engine.work.place import Place, map_shards, source_of
+from lfm2np.engine.work.place import Place, is_loss, map_shards, source_of
 from lfm2np.engine.work.results_file import ResultsFile, merged, spot_check
 from lfm2np.errors import WorkerError
 from lfm2np.oracle.check import check
@@ -89,6 +91,28 @@ def test_scores_are_the_same_bits_though_a_worker_is_killed_midway(
     assert repr(scores) == repr([model.score(ids) for ids in SEQUENCES])
     assert killed and killed[0] not in workers(mortal)
     spot_check(model, list(merged([path], model).values()), WORKS, 10, seed=0)
+
+
+class LostWhileItsResultCame:
+    """A future of Dask: the result is fetched, and then its worker dies, so that the task waits again."""
+
+    status = "pending"
+
+    def __init__(self, result: object) -> None:
+        self.result = result
+
+    async def _result(self, raiseit: bool) -> object:
+        return self.result
+
+
+@pytest.mark.parametrize("result", [[0.5], [0.5, 0.5, 0.5], None])
+def test_a_result_that_dask_takes_for_an_exception_is_a_lost_one(client: Client, result: object) -> None:
+    future: Future[Any] = Future()
+    client.loop.add_callback(_cascade_future, LostWhileItsResultCame(result), future)
+    error = future.exception(timeout=60)
+    assert isinstance(error, Exception) and is_loss(error)
+    own = client.get_executor(pure=False).submit(int, "x").exception(timeout=60)
+    assert isinstance(own, ValueError) and not is_loss(own)
 
 
 def always_killed(shard: int) -> int:

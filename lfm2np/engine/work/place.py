@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import (
@@ -234,7 +235,19 @@ def finished(flying: Iterable[Future[Any]], executor: Executor) -> set[Future[An
 
 def is_loss(error: Exception) -> bool:
     """Whether the worker was lost, and not the function raised: Dask's own errors are KilledWorker, CommClosedError."""
-    return isinstance(error, BrokenExecutor | CancelledError) or type(error).__module__.startswith("distributed.")
+    is_of_dask = type(error).__module__.startswith("distributed.")
+    return isinstance(error, BrokenExecutor | CancelledError) or is_of_dask or is_unpacked_result(error)
+
+
+def is_unpacked_result(error: Exception) -> bool:
+    """Whether Dask's executor took a result for an exception, as it does if the worker dies while the result comes.
+
+    Then its `typ, exc, tb = result` fails, or what it unpacked is no exception; of a true one `typ` is the class.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not frames or frames[-1].f_globals.get("__name__") != "distributed.cfexecutor":
+        return False
+    return frames[-1].f_locals.get("typ") is not type(error)
 
 
 def described(error: BaseException) -> str:
