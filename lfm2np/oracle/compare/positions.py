@@ -7,7 +7,7 @@ An item is a sequence, and the quantised checkpoints by their SHA-256, the same 
 Rows start to stop - 1 are compared; the tokens before `stop` are fed, the others only looked up. R rows, M of them with
 a next token, V vocabulary, D hidden.
 
-All sums are exact_sum's, exp and log are elementary's (divergence.py too): so the bits are the same on every machine.
+All sums are exact_sum's, exp and log are elementary's: so the bits are the same on every machine.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.arithmetic import Numerics
+from lfm2np.arithmetic.grids import exact_sum
 from lfm2np.arithmetic.matrix import Matrix
 from lfm2np.arithmetic.pieces import pieces
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine import ragged
 from lfm2np.engine.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.engine.work.place import Source, Work, load_source
-from lfm2np.oracle.compare.divergence import divergence
+from lfm2np.truth import elementary
 
 Array = NDArray[Any]
 Columns = dict[str, Array]
 Others = Mapping[str, LoadedModel | Source]
 BFLOAT16_BITS = 8  # of a significand
+TINY = 2.0**-900  # a sum of smaller terms alone has no grid in float64
 MOST_LOADED = 16  # quantised checkpoints of a worker
 loaded = lru_cache(maxsize=MOST_LOADED)(load_source)
 
@@ -79,18 +81,24 @@ def predictions(
     """
     parts: list[list[Columns]] = [[] for _ in sides]
     for rows in pieces(len(sides[0][0]), sides[0][1].outputs, LOGITS_AT_ONCE):
-        base: tuple[Array, Array] | None = None
+        base: Array | None = None  # [r, V] log-probabilities
         for part, (states, head) in zip(parts, sides, strict=True):
             with np.errstate(all="ignore"):
                 logits = numerics.linear(states[rows], head)  # [r, V]
             wrong = np.asarray(~np.isfinite(logits).all(axis=1))
             logits[wrong] = 0.0
             logprobs, given = numerics.log_softmax(logits), following[rows]
-            own = {"kl": divergence(*base, logits)} if base else margins_and_steps(logits)
-            base = base or (logits, logprobs)
+            own = margins_and_steps(logits) if base is None else {"kl": divergence(base, logprobs)}
+            base = logprobs if base is None else base
             columns = {"best": np.argmax(logits, axis=1).astype(np.int64), "wrong": wrong, **own}
             part.append({**columns, "logprobs": logprobs[np.arange(len(given)), given]})
     return [{name: np.concatenate([part[name] for part in side]) for name in side[0]} for side in parts]
+
+
+def divergence(base: Array, other: Array) -> Array:
+    """KL [r] in nats, of log-probabilities [r, V]: 0 of equal ones, and right to about 1e-15."""
+    terms = elementary.exp(base) * (base - other)
+    return np.maximum(0.0, exact_sum(np.where(np.abs(terms) < TINY, 0.0, terms)))
 
 
 def margins_and_steps(logits: Array) -> Columns:
