@@ -75,8 +75,8 @@ def predictions(
     best      [R]  the greedy token
     logprobs  [M]  of the token that follows
     wrong     [R]  where a logit is not finite
-    margins   [R]  the base's: by how much the greedy token's logit is ahead of the next; 0 in a vocabulary of one
-    steps     [R]  the base's: between neighbours in bfloat16, of the logit that is largest in absolute value
+    clear     [R]  the base's: 1 where the greedy token's logit is ahead of the next by more than a step between
+                   neighbours in bfloat16, of the logit that is largest in absolute value
     kl        [R]  the others': divergence from the base's distribution, over the whole vocabulary, nats
     """
     parts: list[list[Columns]] = [[] for _ in sides]
@@ -88,7 +88,7 @@ def predictions(
             wrong = np.asarray(~np.isfinite(logits).all(axis=1))
             logits[wrong] = 0.0
             logprobs, given = numerics.log_softmax(logits), following[rows]
-            own = margins_and_steps(logits) if base is None else {"kl": divergence(base, logprobs)}
+            own = {"clear": are_clear(logits)} if base is None else {"kl": divergence(base, logprobs)}
             base = logprobs if base is None else base
             columns = {"best": np.argmax(logits, axis=1).astype(np.int64), "wrong": wrong, **own}
             part.append({**columns, "logprobs": logprobs[np.arange(len(given)), given]})
@@ -101,11 +101,10 @@ def divergence(base: Array, other: Array) -> Array:
     return np.maximum(0.0, exact_sum(np.where(np.abs(terms) < TINY, 0.0, terms)))
 
 
-def margins_and_steps(logits: Array) -> Columns:
+def are_clear(logits: Array) -> Array:
+    """[r] 0 or 1"""
     if logits.shape[1] == 1:
-        margins = np.zeros(len(logits))
-    else:
-        second, first = np.partition(logits, -2, axis=1)[:, -2:].astype(np.float64).T
-        margins = first - second
+        return np.zeros(len(logits), np.int64)
+    second, first = np.partition(logits, -2, axis=1)[:, -2:].astype(np.float64).T
     largest = np.abs(logits).max(axis=1).astype(np.float64)
-    return {"margins": margins, "steps": np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS)}
+    return (first - second > np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS)).astype(np.int64)
