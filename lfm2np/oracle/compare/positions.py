@@ -107,4 +107,4 @@ def are_clear(logits: Array) -> Array:
         return np.zeros(len(logits), np.int64)
     second, first = np.partition(logits, -2, axis=1)[:, -2:].astype(np.float64).T
     largest = np.abs(logits).max(axis=1).astype(np.float64)
-    return (first - second > np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS)).astype(np.int64)
+    return np.asarray(first - second > np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS), np.int64)
