@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
+from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, require_folder
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
 from lfm2np.oracle.report.report import Report
@@ -16,7 +16,6 @@ from lfm2np.oracle.vectors.set_files import (
     PACKAGED,
     packaged_set,
     read_set,
-    require_replaceable,
     write_set,
 )
 from lfm2np.oracle.vectors.vectors_report import counted, report_of, summary
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def run_make(arguments: argparse.Namespace) -> None:
-    require_replaceable(arguments.output)
+    require_folder(arguments, "output")
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
         vectors = make(model, arguments.seed, progress=shown, executor=place, is_small=arguments.small)

@@ -70,11 +70,6 @@ def test_foreign_names_do_nothing_and_files_of_one_name_are_shown_by_their_paths
     assert rows == [str(path).replace("\u202e", "<U+202E>") for path in (*paths[:2], paths[2].name)]
 
 
-def test_without_anything_to_score_the_texts_of_check_are_and_it_says_so(files: Path, capsys: Any):
-    assert main(["compare", str(TRAINED), str(files / "trained-Q8_0.gguf")]) == 0
-    assert "10 texts of lfm2np check (" in capsys.readouterr().out
-
-
 def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, tmp_path: Path, capsys: Any):
     """A folder that is not there is refused before anything is computed; what shows only then, after it is printed."""
     line = refused(capsys, "missing", "missing.gguf", "--html", tmp_path / "no" / "page.html")
@@ -140,7 +135,7 @@ def test_a_scale_that_is_no_number_is_refused_before_it_is_used(files: Path, tmp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for both in ((TRAINED, path), (path, TRAINED)):
-            line = refused(capsys, *both, code=3)
+            line = refused(capsys, *both, "--requests", files / "r.jsonl", code=3)
             assert "x.gguf: " in line and "Q4_0 with the scale inf in block 0 of row 0" in line
 
 
@@ -155,6 +150,7 @@ def test_what_cannot_be_scored_is_named(files: Path, tmp_path: Path, capsys: pyt
         (("--requests", long), "line 2: 1025 tokens: expected at most max_position"),
         (("--text", long, "--window", 1025), "--window 1025: expected 2 to "),
         (("--window", 7), "--window goes with --text"),
+        ((), "nothing to score: expected --requests or --text"),
         (("--requests", twice), "two requests have one request_id: 'add'"),
     ):
         assert message in refused(capsys, *both, *options)
