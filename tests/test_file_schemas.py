@@ -20,7 +20,7 @@ from lfm2np import Engine, NgramDrafter, SamplingParams
 from lfm2np.arithmetic import NAMES
 from lfm2np.commands.cli import main
 from lfm2np.oracle.engines.records_json import ANSWER_FIELDS, FIELDS, SAMPLING
-from lfm2np.oracle.vectors.set_files import DOCUMENT, PACKAGED, TENSORS, packaged_set
+from lfm2np.oracle.vectors.set_files import PACKAGED, packaged_set
 from lfm2np.suite.strategies.tiny_models import loaded
 from scheduler import POLICIES, FinishReason
 from scheduler.plan import MoveKind
@@ -116,7 +116,7 @@ def transcript(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def committed_vectors(name: str) -> Any:
-    return json.loads((packaged_set(name) / DOCUMENT).read_text(encoding="utf-8"))
+    return json.loads(packaged_set(name).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +272,6 @@ def test_every_object_of_a_vector_set_names_all_that_it_has_and_no_more(vectors:
     assert hints == shown["hint"]
     results = VECTORS["$defs"]["position"]["properties"]["result"]["enum"]
     assert {document["vectors"][0]["positions"][0]["result"] for document in vectors} == set(results)
-    assert VECTORS["$defs"]["tensorsFile"]["properties"]["file"] == {"const": TENSORS}
 
 
 def test_every_kind_of_line_and_of_move_was_seen(trace: list[Any]) -> None:

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 EXACT, TIE, DRIFT, BUG, INCONCLUSIVE = "EXACT", "TIE", "DRIFT", "BUG", "INCONCLUSIVE"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 FIELDS = {  # of an answer: types of its items if it is a list, and what is expected
     "id": (None, "text"),
     "script": (None, "text"),

@@ -11,7 +11,7 @@ from lfm2np.commands.cli.program import build_parser
 from lfm2np.engine.loading import Model, load
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors.golden import make
-from lfm2np.oracle.vectors.set_files import VectorSet, packaged_set, read_set
+from lfm2np.oracle.vectors.set_files import packaged_set, read_set
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 SIX = FIXTURES / "torture" / "six_heads_two_kv"
@@ -25,7 +25,7 @@ def six() -> Model:
 
 
 @cache
-def few() -> VectorSet:
+def few() -> dict[str, Any]:
     return make(six(), only=FEW)
 
 
@@ -36,7 +36,7 @@ def trained() -> Model:
 
 @cache
 def packaged() -> dict[str, Any]:
-    return read_set(packaged_set()).document
+    return read_set(packaged_set())
 
 
 def run(*words: str) -> None:

@@ -11,23 +11,18 @@ from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
 from lfm2np.oracle.report.report import Report
 from lfm2np.oracle.vectors.golden import BOUNDED, make, verify
-from lfm2np.oracle.vectors.set_files import (
-    DOCUMENT,
-    PACKAGED,
-    packaged_set,
-    read_set,
-    write_set,
-)
+from lfm2np.oracle.vectors.set_files import PACKAGED, document_text, packaged_set, read_set
 from lfm2np.oracle.vectors.vectors_report import counted, report_of, summary
+from lfm2np.system import write_whole
 
 EXIT_CODES = """exit codes:
   0    the set is written, or matches
   1    verify: the set differs from the model
-  3    it could not run: wrong arguments, model or vectors are missing or corrupt, or the folder can't be written
+  3    it could not run: wrong arguments, model or vectors are missing or corrupt, or the file can't be written
   130  interrupted"""
-EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M
+EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M.json
   lfm2np vectors verify && lfm2np vectors verify lfm3
-  lfm2np vectors verify vectors-350M --model LFM2-350M"""
+  lfm2np vectors verify vectors-350M.json --model LFM2-350M"""
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -42,28 +37,25 @@ def run_make(arguments: argparse.Namespace) -> None:
     require_folder(arguments, "output")
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
-        vectors = make(model, arguments.seed, progress=shown, executor=place, is_small=arguments.small)
-    size = write_set(vectors, arguments.output)
-    fields = {"folder": arguments.output, "bytes": size, **counted(vectors)}
-    print_result(arguments, fields, f"{summary(vectors)}, {size} bytes")
+        document = make(model, arguments.seed, progress=shown, executor=place, is_small=arguments.small)
+    text = document_text(document)
+    write_whole(arguments.output, text)
+    fields = {"file": arguments.output, "bytes": len(text.encode()), **counted(document)}
+    print_result(arguments, fields, f"{summary(document)}, {fields['bytes']} bytes")
 
 
 def report_on_set(arguments: argparse.Namespace) -> Report:
-    known = read_set(folder_of(arguments))
-    model = load_model(arguments)
-    with work.place_of(arguments, model) as place, progress_bars("verifying") as shown:
-        return report_of(known, verify(model, known, shown, place))
-
-
-def folder_of(arguments: argparse.Namespace) -> Path:
-    """FOLDER may also be the vectors.json in it, or the name of a packaged set, whose fixture is the default model."""
-    name = arguments.folder or PACKAGED[0]
+    """Of a file, or a packaged set, whose fixture is the default model."""
+    name = arguments.file or PACKAGED[0]
     path = Path(name)
-    if name in PACKAGED and not (path / DOCUMENT).exists():
+    if name in PACKAGED and not path.is_file():
         path = packaged_set(name)
         if vars(arguments).get("model") is None:
-            arguments.model = str(path.parents[1] / name)
-    return path.parent if path.name == DOCUMENT else path
+            arguments.model = str(path.parents[2] / name)
+    document = read_set(path)
+    model = load_model(arguments)
+    with work.place_of(arguments, model) as place, progress_bars("verifying") as shown:
+        return report_of(document, verify(model, document, shown, place))
 
 
 def add_vectors(commands: Commands) -> None:
@@ -81,13 +73,13 @@ def add_vectors(commands: Commands) -> None:
         add(sub, "--json", "print one JSON object", default=argparse.SUPPRESS)
         work.add_options(sub)
         if name == "make":
-            add(sub, "-o --output FOLDER", "folder to write or replace, as a whole", required=True)
+            add(sub, "-o --output FILE", "the file to write", required=True)
             add(sub, "--seed N", "seed of the prompts (0)", default=0)
             add(sub, "--small", "only the vectors that the scripts need and a few more, with fewer tensors")
         else:
             add(
                 sub,
-                "FOLDER",
+                "FILE",
                 f"the set, or the name of a packaged one: {', '.join(PACKAGED)} ({PACKAGED[0]})",
                 nargs="?",
             )

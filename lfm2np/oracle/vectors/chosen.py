@@ -17,7 +17,6 @@ from lfm2np.truth.config import SLIDING, ModelConfig
 
 NEW = 8  # new tokens of a vector, unless it says otherwise
 BLOCK = 16  # tokens of a block in most engines
-LOGITS = "logits"
 Hint = dict[str, Any]  # one thing to arrange in the engine: see schemas/vectors.schema.json
 SMALL = (  # the vectors of a small set, beside those that they name and those of windows
     *("short-1-ids", "short-2-text", "border-16", "decode-32", "chunks-none", "chunks-of-2"),
@@ -68,12 +67,7 @@ TASKS = {  # as fixtures/corpus.py asks them: id, flag, question, new tokens, co
 
 @dataclass(frozen=True)
 class Chosen:
-    """One vector before anything is computed.
-
-    keep  tensors to store: "" none, "logits" the rows of the new tokens, "blocks" also each block's output for the
-    prompt,
-          "all" every tensor that recorders/lfm2np_recorder.py names
-    """
+    """One vector before anything is computed."""
 
     id: str
     flags: tuple[str, ...]
@@ -82,7 +76,6 @@ class Chosen:
     prompt_text: str | None = None
     new: int = NEW
     schedule: tuple[dict[str, Any], ...] = ()
-    keep: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +111,7 @@ class Prompts:
 def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0, is_small: bool = False) -> list[Chosen]:
     """All vectors that fit into the model's context.
 
-    is_small  those of SMALL and what they name, without logits, from which all scripts can still be made
+    is_small  those of SMALL and what they name, from which all scripts can still be made
     """
     prompts = Prompts(config, tokenizer, seed)
     room = config.max_position_embeddings
@@ -132,7 +125,7 @@ def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0, is_s
         chosen = [replace(vector, prompt_text=text) for vector, text in zip(chosen, texts, strict=True)]
     if is_small:
         wanted = [vector.id for vector in chosen if vector.id in SMALL or "sliding-window" in vector.flags]
-        return [replace(vector, keep=vector.keep.replace(LOGITS, "")) for vector in picked(chosen, wanted)]
+        return picked(chosen, wanted)
     return chosen
 
 
@@ -179,19 +172,18 @@ def of_lengths(prompts: Prompts) -> Iterator[Chosen]:
             ids = draw(length, f"short-{length}")
             flags = "start-of-sequence" if length <= taps else "wrong-row start-of-sequence"
             flags += " one-token" * (length == 1) + " beginning-token" * (ids[0] == config.bos_token_id)
-            keep = "all" if kind == "text" and length in (2, taps + 1) else LOGITS
             comment = f"{where}, {how}: what is before them is 0."
-            yield vector(f"short-{length}-{kind}", flags, ids, comment, ALONE, keep=keep)
+            yield vector(f"short-{length}-{kind}", flags, ids, comment, ALONE)
     for blocks, (off, where) in product((1, 2, 4), ((-1, "one less than"), (0, "exactly"), (1, "one more than"))):
         length, draw = blocks * BLOCK + off, prompts.text if off else prompts.random
-        name, keep = f"border-{length}", LOGITS if blocks == 1 else ""
+        name = f"border-{length}"
         comment = f"{length} tokens, {where} {blocks * BLOCK}: a border of blocks of {BLOCK}, and the new ones go on."
-        yield vector(name, "block-border", draw(length, name), comment, keep=keep)
+        yield vector(name, "block-border", draw(length, name), comment)
     if window is not None and config.layers_of(SLIDING):
         for length in sorted({max(window - 1, 1), window, window + 1, 3 * window}):
             ids = prompts.random(length, f"window-{length}")
             comment = f"{length} tokens, where some layers see the last {window} only, a token's own included."
-            yield vector(f"window-{length}", "sliding-window", ids, comment, keep=LOGITS)
+            yield vector(f"window-{length}", "sliding-window", ids, comment)
 
 
 def of_schedules(prompts: Prompts) -> Iterator[Chosen]:
@@ -203,7 +195,7 @@ def of_schedules(prompts: Prompts) -> Iterator[Chosen]:
     # One prompt with several chunk sizes: the answers have to be the same.
     ids = text(23, "chunks")
     comment = "The prompt in one step: what the same prompt in chunks has to equal."
-    yield vector("chunks-none", "chunk-state", ids, comment, ALONE, keep="blocks")
+    yield vector("chunks-none", "chunk-state", ids, comment, ALONE)
     for size, why in (
         (1, "no chunk fills the convolution's window, so each keeps a part of the older state"),
         (2, "chunks as short as a window of 3 is deep"),
@@ -215,9 +207,9 @@ def of_schedules(prompts: Prompts) -> Iterator[Chosen]:
     # Cold, then warm: the same blocks, from the cache.
     ids, warm = text(3 * BLOCK, "prefix"), after("prefix-cold")
     comment = "Three whole blocks, computed with nothing in the cache."
-    yield vector("prefix-cold", "prefix-state", ids, comment, {"kind": "cold"}, keep=LOGITS)
+    yield vector("prefix-cold", "prefix-state", ids, comment, {"kind": "cold"})
     comment = "The same prompt again: all of its blocks are cached, and the last token is still to be computed."
-    yield vector("prefix-same", "whole-prompt-cached prefix-state", ids, comment, warm, keep=LOGITS)
+    yield vector("prefix-same", "whole-prompt-cached prefix-state", ids, comment, warm)
     comment = "It goes on from the cached prompt: keys and values are there, and the state at that place has to be too."
     yield vector("prefix-longer", "prefix-state", (*ids, *random(9, "prefix-longer")), comment, warm)
     branch = (*ids[:25], *random(14, "prefix-branch"))
@@ -237,7 +229,7 @@ def of_schedules(prompts: Prompts) -> Iterator[Chosen]:
     comment = "It leaves a full state behind for the next one in its slot."
     yield vector("slot-long", "stale-slot", text(90, "slot-long"), comment, ALONE)
     comment = "One token where ninety were: all but it of the convolution's window would be the old tenant's."
-    yield vector("slot-short", "stale-slot", random(1, "slot-short"), comment, after("slot-long"), keep=LOGITS)
+    yield vector("slot-short", "stale-slot", random(1, "slot-short"), comment, after("slot-long"))
     comment = "Longer again, in the slot that the short one has left: its pages hold less than is read now."
     yield vector("slot-again", "stale-slot", random(40, "slot-again"), comment, after("slot-short"))
 
@@ -248,7 +240,7 @@ def of_schedules(prompts: Prompts) -> Iterator[Chosen]:
         others = ", ".join(str(other) for other in lengths if other != length)
         comment = f"{length} tokens beside {others}, which end earlier or later: alone it is the same."
         ids = (text if length > 3 else random)(length, name)
-        fields = {"new": NEW - 3 * (length % 3), "keep": LOGITS if length < 4 else ""}
+        fields = {"new": NEW - 3 * (length % 3)}
         yield vector(name, "ragged-batch padding slot-index", ids, comment, together(name, names), **fields)
 
 

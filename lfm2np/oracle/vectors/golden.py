@@ -1,16 +1,15 @@
 """Golden vectors: prompts with a right engine's answers, for engines' tests, like Project Wycheproof's for
 cryptography. `make` computes a set, `verify` computes it again and compares, bit for bit.
 
-The arithmetic is exact, so tokens, logits, log-probabilities and activations are the same on every machine. Bounds of
-noise are not, as emulated engines use the machine's float32 products: they are rounded to two digits and not compared;
-`may_tie_in` follows from the rounded bounds.
+The arithmetic is exact, so tokens, logits and log-probabilities are the same on every machine. Bounds of noise are not,
+as emulated engines use the machine's float32 products: they are rounded to two digits and not compared; `may_tie_in`
+follows from the rounded bounds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,11 +33,10 @@ from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.truth import Spoken, Truth, Wanted, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT
-from lfm2np.oracle.recorders.lfm2np_recorder import record
 from lfm2np.oracle.sending import silent
-from lfm2np.oracle.vectors.chosen import LOGITS, Chosen, choose, picked
+from lfm2np.oracle.vectors.chosen import Chosen, choose, picked
 from lfm2np.oracle.vectors.scripts import scripts_of
-from lfm2np.oracle.vectors.set_files import TENSORS, VectorSet, sound, tensors_bytes
+from lfm2np.oracle.vectors.set_files import sound
 from lfm2np.oracle.vectors_plain import FORMAT_VERSION, allowances
 from lfm2np.truth import reference
 from lfm2np.values import ProgressOf
@@ -63,7 +61,7 @@ def make(
     progress: ProgressOf = silent,
     executor: AnyPlace = None,
     is_small: bool = False,
-) -> VectorSet:
+) -> Json:
     """The set of a model; with `only` some vectors, by their ids, and those that their schedules name.
 
     executor  as for check.check: all but the engine's run is computed there
@@ -76,35 +74,30 @@ def make(
         raise RequestError(f"seed {seed}: expected at least 0")
     chosen, place = picked(choose(model.config, model.tokenizer_or_none, seed, is_small), only), place_of(executor)
     keys = [(vector.prompt_token_ids, tokens) for vector, tokens in greedy(model, chosen, progress)]
-    items = [vector_item(*key, kept_names(model, vector.keep)) for vector, key in zip(chosen, keys, strict=True)]
-    results = compute(VECTOR, model, items, place, functools.partial(progress, "scoring"))
+    results = compute(VECTOR, model, list(map(vector_item, keys)), place, functools.partial(progress, "scoring"))
     for vector, (_, tokens), result in zip(chosen, keys, results, strict=True):
         best = tuple(position["top"][0][0] for position in result["positions"])
         if best != tokens:
             raise ProofError(f"{vector.id}: the engine's new tokens are {tokens}, the reference's {best}")
     noises = noises_of(model, keys, place, progress)
     rules = rules_for(next(iter(noises.values()))[1])
-    vectors, tensors = [], dict[str, Array]()
+    vectors = []
     for vector, (prompt, tokens), result in zip(chosen, keys, results, strict=True):
-        tensors |= {f"{vector.id}/{name}": values for name, values in result["tensors"].items()}
         bounds = bounds_of(*noises[Spoken((*prompt, *tokens))], result["positions"], len(prompt) - 1)
         positions = [bounded(*both, rules) for both in zip(result["positions"], bounds, strict=True)]
-        vectors.append(vector_json(vector, tokens, positions, list(result["tensors"])))
-    sha256 = hashlib.sha256(tensors_bytes(tensors)).hexdigest()
+        vectors.append(vector_json(vector, tokens, positions))
     scripts = scripts_of(vectors)
     used = {flag for entry in (*vectors, *scripts) for flag in entry["flags"]}
-    document = {
+    return {
         "format_version": FORMAT_VERSION,
         "generator": {"name": "lfm2np", "version": lfm2np.__version__},
         "seed": seed,
         **rules,
         "model": {"name": model.path.absolute().name, **model_facts(model)},
-        "tensors": {"file": TENSORS, "sha256": sha256},
         "notes": {name: note for name, note in NOTES.items() if name in used},
         "vectors": vectors,
         "scripts": scripts,
     }
-    return VectorSet(document, tensors, sha256)
 
 
 def require_exact(model: LoadedModel) -> None:
@@ -183,11 +176,11 @@ def bounded(exact: Json, noise: Json, rules: Mapping[str, Any]) -> Json:
     return {**position, "result": "may_tie" if names else "must_match", "may_tie_in": names}
 
 
-def vector_json(vector: Chosen, tokens: Ids, positions: list[Json], tensors: list[str]) -> Json:
+def vector_json(vector: Chosen, tokens: Ids, positions: list[Json]) -> Json:
     fields = asdict(vector)
-    del fields["new"], fields["keep"]
+    del fields["new"]
     lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
-    return {**fields, **lists, "token_ids": list(tokens), "tensors": tensors, "positions": positions}
+    return {**fields, **lists, "token_ids": list(tokens), "positions": positions}
 
 
 # --- what is exact
@@ -214,32 +207,18 @@ def exact_position(logits: Array, logprobs: Array) -> Json:
     }
 
 
-def kept_names(model: LoadedModel, keep: str) -> list[str] | None:
-    """The tensors that a Chosen.keep stands for; None: all."""
-    if keep == "all":
-        return None
-    blocks = [f"model.layers.{index}" for index in range(model.config.num_hidden_layers)]
-    whole = [LOGITS, "model.embed_tokens", *blocks, "model.embedding_norm", "lm_head"]
-    return {"": [], LOGITS: [LOGITS], "blocks": whole}[keep]
-
-
-def vector_item(prompt: Sequence[int], tokens: Sequence[int], tensors: list[str] | None) -> Json:
-    """One vector as work: prompt, new tokens, and the tensors of these names; None: all."""
-    return {"prompt": list(prompt), "token_ids": list(tokens), "tensors": tensors}
+def vector_item(key: Key) -> Json:
+    """One vector as work: prompt and new tokens."""
+    prompt, tokens = key
+    return {"prompt": list(prompt), "token_ids": list(tokens)}
 
 
 def vector_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Of each item the exact part of its positions, and its tensors; by reference.py, one after another."""
+    """Of each item the exact part of its positions; by reference.py, one after another."""
     results = []
     for item in items:
-        prompt, names = item["prompt"], item["tensors"]
-        logits, logprobs = exact_rows(model, (tuple(prompt), tuple(item["token_ids"])))
-        positions = [exact_position(*rows) for rows in zip(logits, logprobs, strict=True)]
-        tensors = {LOGITS: logits}
-        if names is None or set(names) - {LOGITS}:
-            tensors |= {name: values for name, values in record(model, prompt).items() if name != "token_ids"}
-        kept = tensors if names is None else {name: tensors[name] for name in names if name in tensors}
-        results.append({"positions": positions, "tensors": kept})
+        rows = exact_rows(model, (tuple(item["prompt"]), tuple(item["token_ids"])))
+        results.append({"positions": [exact_position(*row) for row in zip(*rows, strict=True)]})
     return results
 
 
@@ -286,15 +265,14 @@ class Difference:
 
 
 def verify(
-    model: LoadedModel, known: VectorSet, progress: ProgressOf = silent, executor: AnyPlace = None
+    model: LoadedModel, document: Json, progress: ProgressOf = silent, executor: AnyPlace = None
 ) -> list[Difference]:
-    """All disagreements between the set and the model, bit for bit; bounds of noise are taken as they are.
+    """All disagreements between a set and the model, bit for bit; bounds of noise are taken as they are.
 
     For another model, or other rules, only that is reported. After a wrong token the rest of its vector is skipped.
     `executor` as for check.check. VectorsError for a document that is of no set's form.
     """
     require_exact(model)
-    document = known.document
     with sound("the set"):
         facts = {"model": model_facts(model), **rules_for(document["formats"])}
         stated = {name: document[name] for name in facts}
@@ -302,19 +280,15 @@ def verify(
         if differences := list(differing(stated, facts)):
             return differences
         vectors = document["vectors"]
-        items = [
-            vector_item(*(each[name] for name in ("prompt_token_ids", "token_ids", "tensors"))) for each in vectors
-        ]
+        items = [vector_item((each["prompt_token_ids"], each["token_ids"])) for each in vectors]
         results = compute(VECTOR, model, items, executor, functools.partial(progress, "verifying"))
         for vector, result in zip(vectors, results, strict=True):
-            differences += of_vector(model, known, vector, result)
-        stated = {name: document[name] for name in ("scripts", "tensors")}
-        expected = {"scripts": scripts_of(vectors), "tensors": {"file": TENSORS, "sha256": known.tensors_sha256}}
-        return [*differences, *differing(stated, expected)]
+            differences += of_vector(model, document, vector, result)
+        return [*differences, *differing(document["scripts"], scripts_of(vectors), "scripts")]
 
 
-def of_vector(model: LoadedModel, known: VectorSet, vector: Json, computed: Json) -> Iterator[Difference]:
-    """Where the vector is not what was computed, tensors last."""
+def of_vector(model: LoadedModel, document: Json, vector: Json, computed: Json) -> Iterator[Difference]:
+    """Where the vector is not what was computed."""
     name = vector["id"]
     if vector["prompt_text"] is not None and model.has_tokenizer:
         ids = model.tokenizer.encode(vector["prompt_text"])
@@ -324,28 +298,7 @@ def of_vector(model: LoadedModel, known: VectorSet, vector: Json, computed: Json
         if best != token:
             yield Difference(name, index, "token", str(token), str(best))
             return
-        yield from differing(stored, bounded(exact, stored["noise"], known.document), "", name, index)
-    for tensor in vector["tensors"]:
-        yield from differing_tensor(name, tensor, known.tensors[f"{name}/{tensor}"], computed["tensors"].get(tensor))
-
-
-def differing_tensor(vector: str, name: str, array: Array, expected: Array | None) -> Iterator[Difference]:
-    """The first number whose bits differ. Row t of logits is position t; of others, token t of the prompt."""
-    if expected is None or array.shape != expected.shape:
-        wanted = "none of that name" if expected is None else f"shape {expected.shape}"
-        yield Difference(vector, None, f"tensor {name}", f"shape {array.shape}", wanted)
-        return
-    wrong = np.argwhere(bits_of(array) != bits_of(expected))
-    if len(wrong):
-        row, column = (int(place) for place in wrong[0])
-        what = f"logit of token {column}" if name == LOGITS else f"{name} of prompt token {row}, channel {column}"
-        values = tuple(f"{value!s} ({float(value).hex()})" for value in (array[row, column], expected[row, column]))
-        yield Difference(vector, row if name == LOGITS else None, f"{what}, first of {len(wrong)}", *values)
-
-
-def bits_of(values: Array) -> NDArray[np.uint32]:
-    """Of float32 numbers in either byte order: a set's are little-endian, computed ones are the machine's."""
-    return np.ascontiguousarray(values, np.float32).view(np.uint32)
+        yield from differing(stored, bounded(exact, stored["noise"], document), "", name, index)
 
 
 def differing(

@@ -97,7 +97,7 @@ def run_all(document: Json, loses: str = "", make: type[nano.Engine] = nano.Engi
 @pytest.mark.parametrize("name", PACKAGED)
 def test_every_read_has_the_context_of_its_position_and_every_position_is_read(name: str) -> None:
     """So what a right engine says there is what the vector expects."""
-    document = read_set(packaged_set(name)).document
+    document = read_set(packaged_set(name))
     vectors = {vector["id"]: vector for vector in document["vectors"]}
     assert [script["id"] for script in document["scripts"]] == list(SCRIPTS)
     for script in document["scripts"]:

@@ -17,21 +17,11 @@ from vector_sets import FEW, FIXTURES, SIX, few, packaged, run, six, trained
 from lfm2np.engine.loading import load
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.vectors import golden, set_files
+from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose, mentioned
 from lfm2np.oracle.vectors.golden import NOTES, make, verify
 from lfm2np.oracle.vectors.scripts import scripts_of
-from lfm2np.oracle.vectors.set_files import (
-    DOCUMENT,
-    PACKAGED,
-    TENSORS,
-    VectorsError,
-    VectorSet,
-    packaged_set,
-    read_set,
-    write_set,
-)
-from lfm2np.system import write_whole
+from lfm2np.oracle.vectors.set_files import PACKAGED, VectorsError, document_text, packaged_set, read_set
 from scheduler.checksum import sealed
 
 pytestmark = pytest.mark.rounding
@@ -39,23 +29,17 @@ Edit = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_set(few(), tmp_path / "set")
-    return tmp_path / "set"
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "set.json").write_text(document_text(few()))
+    return tmp_path / "set.json"
 
 
 # --- make
 
 
-def test_the_same_bytes_twice_which_verify(tmp_path: Path, folder: Path) -> None:
-    """The second time made anew, over a folder that holds a set already."""
-    again = tmp_path / "again"
-    write_set(few(), again)
-    write_set(make(six(), only=FEW), again)
-    for name in (DOCUMENT, TENSORS):
-        assert (again / name).read_bytes() == (folder / name).read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "set"]
-    assert verify(six(), read_set(folder)) == []
+def test_the_same_bytes_twice_which_verify(file: Path) -> None:
+    assert document_text(make(six(), only=FEW)) == file.read_text()
+    assert verify(six(), read_set(file)) == []
 
 
 def test_another_seed_draws_other_prompts() -> None:
@@ -65,29 +49,11 @@ def test_another_seed_draws_other_prompts() -> None:
 
 
 def test_what_a_schedule_names_is_made_too_and_what_does_not_fit_leaves_out_what_names_it() -> None:
-    made = [vector["id"] for vector in few().document["vectors"]]
+    made = [vector["id"] for vector in few()["vectors"]]
     assert made == ["short-1-text", "short-2-text", "border-15", "prefix-cold", "prefix-same"]
     chosen = {choice.id: choice for choice in choose(replace(six().config, max_position_embeddings=60), None)}
     assert not {"slot-long", "slot-short", "slot-again"} & chosen.keys()
     assert all(mentioned(choice) <= chosen.keys() for choice in chosen.values())
-
-
-def test_an_interrupt_between_the_files_leaves_what_does_not_verify(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(path: Path, content: bytes) -> None:
-        if path.name == DOCUMENT:
-            raise KeyboardInterrupt
-        write_whole(path, content)
-
-    new = VectorSet(few().document, {**few().tensors, "border-15/logits": few().tensors["prefix-cold/logits"]}, "")
-    monkeypatch.setattr(set_files, "write_whole", interrupt)
-    for target in (folder, tmp_path / "new"):
-        with pytest.raises(KeyboardInterrupt):
-            write_set(new, target)
-    assert "tensors.sha256" in {difference.what for difference in verify(six(), read_set(folder))}
-    with pytest.raises(VectorsError, match=r"new/vectors\.json: can't be read"):
-        read_set(tmp_path / "new")
 
 
 def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -114,17 +80,16 @@ def test_a_packaged_set_is_what_its_model_says(name: str, capsys: pytest.Capture
 @pytest.mark.parametrize("name", PACKAGED)
 def test_a_packaged_set_is_what_choose_the_scripts_and_the_notes_say(name: str) -> None:
     """What can change without the numbers: run `lfm2np vectors make` after a change (docs/why/fixture.md)."""
-    document, model = read_set(packaged_set(name)).document, load(FIXTURES / name)
+    document, model = read_set(packaged_set(name)), load(FIXTURES / name)
     chosen = choose(model.config, model.tokenizer, is_small=name != "trained")
     for choice, vector in zip(chosen, document["vectors"], strict=True):
         assert len(vector["token_ids"]) == choice.new
-        assert choice.keep == "all" or golden.kept_names(model, choice.keep) == vector["tensors"]
-        said = golden.vector_json(choice, tuple(vector["token_ids"]), vector["positions"], vector["tensors"])
+        said = golden.vector_json(choice, tuple(vector["token_ids"]), vector["positions"])
         assert said == vector
     assert document["scripts"] == scripts_of(document["vectors"]) and len(document["scripts"]) == 7
     used = {flag for entry in (*document["vectors"], *document["scripts"]) for flag in entry["flags"]}
     assert document["notes"] == {flag: note for flag, note in NOTES.items() if flag in used}
-    assert sum(path.stat().st_size for path in packaged_set(name).iterdir()) < (1.5e6 if name == "trained" else 6e5)
+    assert packaged_set(name).stat().st_size < (4e5 if name == "trained" else 2e5)
 
 
 def test_the_tasks_are_answered_right() -> None:
@@ -175,7 +140,6 @@ VALUES: dict[str, tuple[Edit, str]] = {
         r'^set: model.weights.model.safetensors: "111',
     ),
     "digest": (lambda it: it["model"].update(digest="2" * 64), r'^set: model.digest: "222'),
-    "tensors": (lambda it: it["tensors"].update(sha256="3" * 64), r'^set: tensors.sha256: "333'),
     "scripts": (lambda it: it.update(scripts=[{"id": "x"}]), r"^set: scripts: \[{"),
 }
 
@@ -183,54 +147,31 @@ VALUES: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_a_changed_value_is_a_difference_that_names_its_place(name: str) -> None:
     edit, message = VALUES[name]
-    document = copy.deepcopy(few().document)
+    document = copy.deepcopy(few())
     edit(document)
-    assert re.search(message, str(verify(six(), replace(few(), document=document))[0]))
+    assert re.search(message, str(verify(six(), document)[0]))
 
 
 def test_a_prompt_that_its_text_does_not_make_is_a_difference() -> None:
     known = read_set(packaged_set())
-    vectors = [vector for vector in known.document["vectors"] if vector["id"] == "border-15"]
+    vectors = [vector for vector in known["vectors"] if vector["id"] == "border-15"]
     vectors[0]["prompt_token_ids"] = vectors[0]["prompt_token_ids"][:14]
-    differences = verify(trained(), replace(known, document={**known.document, "vectors": vectors}))
+    differences = verify(trained(), {**known, "vectors": vectors})
     assert str(differences[0]).startswith("border-15: prompt_token_ids, by prompt_text: [")
 
 
-def flip_bit(values: np.ndarray) -> None:
-    values.view(np.uint32).ravel()[-1] ^= 1
-
-
-@pytest.mark.parametrize(
-    ("name", "edit", "message"),
-    [
-        ("prefix-cold/logits", flip_bit, r"^prefix-cold position 7: logit of token \d+, first of 1: -?[\d.]+ \(-?0x"),
-        (
-            "border-15/logits",
-            lambda rows: rows.fill(np.nan),
-            r"^border-15 position 0: logit of token 0, first of \d+: nan",
-        ),
-        ("short-2-text/model.layers.3.self_attn.k_rotated", flip_bit, r"k_rotated of prompt token 1, channel .*0x.*0x"),
-    ],
-)
-def test_one_bit_of_a_tensor_is_a_difference(name: str, edit: Callable[[np.ndarray], None], message: str) -> None:
-    tensors = {**few().tensors, name: few().tensors[name].copy()}
-    edit(tensors[name])
-    (found,) = verify(six(), replace(few(), tensors=tensors))
-    assert re.search(message, str(found))
-
-
-def change(folder: Path, edit: Edit) -> None:
-    document = json.loads((folder / DOCUMENT).read_text())
+def change(file: Path, edit: Edit) -> None:
+    document = json.loads(file.read_text())
     edit(document)
-    (folder / DOCUMENT).write_text(json.dumps(sealed(document)))
+    file.write_text(json.dumps(sealed(document)))
 
 
 def test_the_command_prints_the_differences_and_ends_with_an_error(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    change(folder, other_token)
+    change(file, other_token)
     with pytest.raises(ProofError):
-        run("verify", str(folder), "--model", str(SIX))
+        run("verify", str(file), "--model", str(SIX))
     because = re.search("^because +(.*)$", capsys.readouterr().out, re.MULTILINE)
     assert because and re.search(VALUES["token"][1], because[1])
 
@@ -238,54 +179,46 @@ def test_the_command_prints_the_differences_and_ends_with_an_error(
 FORMS: dict[str, tuple[Edit, str]] = {  # the schema says more: see tests/test_file_schemas.py
     "missing field": (lambda it: it["vectors"][0].pop("token_ids"), "not a sound vector set: KeyError: 'token_ids'"),
     "no list": (lambda it: it.update(vectors=None), "not a sound vector set: TypeError"),
-    "another version": (lambda it: it.update(format_version=2), "not a vector set of format_version 3"),
+    "another version": (lambda it: it.update(format_version=3), "not a vector set of format_version 4"),
     "fewer positions": (lambda it: it["vectors"][0]["positions"].pop(), "not a sound vector set: IndexError"),
     "missing gap": (
         lambda it: position(it, 0, 0)["noise"]["float16"]["gaps"].pop(),
         "not a sound vector set: ValueError",
     ),
     "missing format": (lambda it: position(it, 0, 0)["noise"].pop("float16"), "KeyError: 'float16'"),
-    "unlisted tensor": (lambda it: it["vectors"][0].update(tensors=[]), "tensor short-1-text/logits: there, but not"),
-    "lost tensor": (lambda it: it["vectors"][0].update(tensors=["logits", "x"]), "tensor short-1-text/x: missing"),
 }
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_document_of_another_form_is_refused(folder: Path, name: str) -> None:
+def test_a_document_of_another_form_is_refused(file: Path, name: str) -> None:
     edit, message = FORMS[name]
-    change(folder, edit)
+    change(file, edit)
     with pytest.raises(VectorsError, match=message):
-        run("verify", str(folder), "--model", str(SIX))
+        run("verify", str(file), "--model", str(SIX))
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "message"),
+    ("damage", "message"),
     [
-        (DOCUMENT, lambda content: content[:-30], "not JSON"),
-        (DOCUMENT, lambda content: b"[]", "not a vector set"),
-        (DOCUMENT, lambda content: b"\xff", "can't be read: .*utf-8"),
-        (DOCUMENT, lambda content: content.replace(b'"margin": ', b'"margin": NaN, "was": ', 1), "NaN is no JSON"),
-        (DOCUMENT, lambda content: content.replace(b'"margin": ', b'"margin": 1e999, "was": ', 1), "1e999 is no JSON"),
-        (DOCUMENT, lambda content: content.replace(b'"seed"', b'"limit": 1, "seed"', 1), "stands twice"),
-        (DOCUMENT, lambda content: content.replace(b'"limit": 1', b'"limit": 2', 1), r"sha256 '\w{64}', expected"),
-        (DOCUMENT, None, "can't be read"),
-        (TENSORS, lambda content: content[:-1], "not a sound safetensors file"),
-        (TENSORS, lambda content: content[:5], "not a sound safetensors file"),
-        (TENSORS, lambda content: content.replace(b'"F32"', b'"I32"', 1), "dtype I32, expected F32"),
-        (TENSORS, None, "does not exist"),
+        (lambda content: content[:-30], "not JSON"),
+        (lambda content: b"[]", "not a vector set"),
+        (lambda content: b"\xff", "can't be read: .*utf-8"),
+        (lambda content: content.replace(b'"margin": ', b'"margin": NaN, "was": ', 1), "NaN is no JSON"),
+        (lambda content: content.replace(b'"margin": ', b'"margin": 1e999, "was": ', 1), "1e999 is no JSON"),
+        (lambda content: content.replace(b'"seed"', b'"limit": 1, "seed"', 1), "stands twice"),
+        (lambda content: content.replace(b'"limit": 1', b'"limit": 2', 1), r"sha256 '\w{64}', expected"),
+        (None, "can't be read"),
     ],
 )
 def test_a_broken_file_is_named_also_without_the_package(
-    folder: Path, name: str, damage: Callable[[bytes], bytes] | None, message: str
+    file: Path, damage: Callable[[bytes], bytes] | None, message: str
 ) -> None:
-    path = folder / name
     if damage is None:
-        path.unlink()
+        file.unlink()
     else:
-        path.write_bytes(damage(path.read_bytes()))
+        file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(Lfm2npError, match=message) as error:
-        run("verify", str(folder), "--model", str(SIX))
-    assert error.value.exit_code == 3 and name in str(error.value)
-    if name == DOCUMENT:
-        with pytest.raises(vectors_plain.PlainError, match=message):
-            vectors_plain.read_document(str(path))
+        run("verify", str(file), "--model", str(SIX))
+    assert error.value.exit_code == 3 and file.name in str(error.value)
+    with pytest.raises(vectors_plain.PlainError, match=message):
+        vectors_plain.read_document(str(file))

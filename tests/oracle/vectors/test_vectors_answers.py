@@ -36,7 +36,7 @@ from lfm2np.oracle.judging.noise import allowed_by, noise_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose, picked
-from lfm2np.oracle.vectors.set_files import DOCUMENT, PACKAGED, packaged_set, read_set
+from lfm2np.oracle.vectors.set_files import PACKAGED, packaged_set, read_set
 from lfm2np.truth.weights import AttentionWeights
 
 Json = dict[str, Any]
@@ -180,7 +180,7 @@ def test_the_file_alone_has_the_exit_codes(tmp_path: Path, change: str, code: in
     file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     copied.write_text(PLAIN.read_text())
     format_name = "bfloat17" if change == "format" else "float16"
-    words = [str(copied), str(packaged_set() / DOCUMENT), str(file), "--format", format_name]
+    words = [str(copied), str(packaged_set()), str(file), "--format", format_name]
     done = subprocess.run([sys.executable, "-I", "-S", *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
 
@@ -207,7 +207,7 @@ def emulated_answers(model: Model, document: Json, format_name: str, draw: int) 
 def test_the_plain_checker_agrees_with_the_one_with_the_model(format_name: str, engine_format: str) -> None:
     """Up to the first token that is not the expected one, at each position: with the bounds of the set, which are
     rounded, and with those that judge.py measures at other columns."""
-    document = few().document
+    document = few()
     answers = emulated_answers(six(), document, engine_format, 3)
     pairs = [
         (
@@ -236,7 +236,7 @@ def test_the_plain_checker_agrees_with_the_one_with_the_model(format_name: str, 
 @pytest.mark.parametrize("format_name", golden.BOUNDED)
 def test_the_bounds_are_those_of_allowed(format_name: str) -> None:
     """Two digits are off by 5 % at most; the rest is for products of other shapes, which kernels round otherwise."""
-    document = few().document
+    document = few()
     keys = {(*entry["prompt_token_ids"], *entry["token_ids"]): entry for entry in document["vectors"]}
     truths = [truth_of(six(), ids, {}) for ids in keys]
     noises = noise_of(six(), truths, format_name)
@@ -293,14 +293,14 @@ def caught(document: Json, vectors: list[Json], model: Model) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PACKAGED)
 def test_the_engine_run_as_the_schedules_say_answers_right(name: str) -> None:
-    document = read_set(packaged_set(name)).document
+    document = read_set(packaged_set(name))
     judged = vectors_plain.judge(document, played(load(FIXTURES / name), document), "float32")
     assert {judgement.verdict for judgement in judged} == {"EXACT"}
 
 
 @pytest.mark.parametrize(("window", "caught_by"), [(15, "window-17"), (17, "window-17"), (1024, "window-48")])
 def test_a_wrong_window_is_caught(window: int, caught_by: str) -> None:
-    document, model = read_set(packaged_set("lfm3")).document, load(FIXTURES / "lfm3")
+    document, model = read_set(packaged_set("lfm3")), load(FIXTURES / "lfm3")
     layers = [
         replace(layer, operator=replace(layer.operator, scale=layer.operator.scale._replace(window=window)))
         if isinstance(layer.operator, AttentionWeights) and layer.operator.scale.window

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from test_vectors_answers import emulated_answers, played, verdict
@@ -16,7 +17,7 @@ from lfm2np.engine.loading import Model, load
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.vectors.golden import make, verify
-from lfm2np.oracle.vectors.set_files import VectorSet, read_set, write_set
+from lfm2np.oracle.vectors.set_files import document_text, read_set
 from lfm2np.truth.weights import MixtureWeights
 
 pytestmark = pytest.mark.rounding
@@ -30,7 +31,7 @@ def published() -> Model:
 
 
 @cache
-def some() -> VectorSet:
+def some() -> dict[str, Any]:
     return make(published(), only=SOME)
 
 
@@ -46,26 +47,26 @@ def without_bias(model: Model) -> Model:
 
 
 def test_a_set_is_written_and_verifies(tmp_path: Path) -> None:
-    write_set(some(), tmp_path / "set")
-    known = read_set(tmp_path / "set")
+    (tmp_path / "set.json").write_text(document_text(some()))
+    known = read_set(tmp_path / "set.json")
     assert verify(published(), known) == []
     assert verify(load(published().path, weights="streamed"), known) == []
 
 
 def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
-    judged = vectors_plain.judge(some().document, played(published(), some().document), "float32")
+    judged = vectors_plain.judge(some(), played(published(), some()), "float32")
     assert {judgement.verdict for judgement in judged} == {"EXACT"}
 
 
 @pytest.mark.parametrize(("format_name", "draw"), [("float32", 4), ("bfloat16", 3), ("float16", 4)])
 def test_right_engines_that_choose_their_own_experts_are_not_wrong(format_name: str, draw: int) -> None:
-    answers = emulated_answers(published(), some().document, format_name, draw)
-    assert verdict(some().document, answers, format_name) != 1
+    answers = emulated_answers(published(), some(), format_name, draw)
+    assert verdict(some(), answers, format_name) != 1
 
 
 def test_the_bounds_are_of_engines_that_choose_their_own_experts() -> None:
     """In bfloat16 that is another size than the arithmetic's alone; in float32 nearly all choices are as they were."""
-    vector = next(entry for entry in some().document["vectors"] if entry["id"] == "decode-32")
+    vector = next(entry for entry in some()["vectors"] if entry["id"] == "decode-32")
     truth = truth_of(published(), (*vector["prompt_token_ids"], *vector["token_ids"]), {})
     first = len(vector["prompt_token_ids"]) - 1
     ratios = {}
@@ -80,5 +81,5 @@ def test_the_bounds_are_of_engines_that_choose_their_own_experts() -> None:
 
 
 def test_an_engine_without_the_experts_bias_is_wrong_in_float32() -> None:
-    answers = played(without_bias(published()), some().document)
-    assert verdict(some().document, answers, "float32") == 1
+    answers = played(without_bias(published()), some())
+    assert verdict(some(), answers, "float32") == 1
