@@ -194,7 +194,7 @@ def test_nothing_half_written_stays(problem: BaseException, tmp_path: Path, monk
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["digest", "--model", str(SMALL), "--prepared", str(tmp_path / "file")]) == 2
+    assert main(["info", "--digest", "--model", str(SMALL), "--prepared", str(tmp_path / "file")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"{tmp_path / 'file'}" in error
 
@@ -220,7 +220,7 @@ def test_workers_map_the_file_of_their_parent(tmp_path: Path) -> None:
 
 def test_commands_take_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        assert main(["digest", "--model", str(SMALL), "--prepared", str(tmp_path)]) == 0
+        assert main(["info", "--digest", "--model", str(SMALL), "--prepared", str(tmp_path)]) == 0
     assert set(capsys.readouterr().out.split()) == {load(SMALL).digest()}
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from lfm2np.commands.cli.conformance import require_hypothesis
 from lfm2np.commands.cli.shared import against, format_options, work
 from lfm2np.commands.cli.shared.parser import (
     Commands,
@@ -37,6 +36,14 @@ UNUSED = {  # options that a mode does not use
     against.LOCAL: against.NEED_SERVER,
     NO_START: ("start_seconds",),
 }
+
+
+def require_hypothesis() -> None:
+    """RequestError without the library that draws the examples."""
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError:
+        raise RequestError('the suite needs Hypothesis: pip install "lfm2np[conformance]"') from None
 
 
 def run(arguments: argparse.Namespace) -> None:

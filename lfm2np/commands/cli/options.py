@@ -37,7 +37,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     add(group, "--num-speculative-tokens K", "most draft tokens of a request in a step (4)")
     add(group, "--draft-model DIR", "for --speculative draft (without --model: the draft fixture)")
     add(group, "--draft-sampling", "how the draft model proposes (greedy)", choices=DRAFT_SAMPLING)
-    add(group, "--trace FILE", "write the run as JSON lines, for `lfm2np replay`")
+    add(group, "--trace FILE", "write the run as JSON lines, for `lfm2np draw`")
     return group
 
 

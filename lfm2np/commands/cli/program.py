@@ -1,4 +1,4 @@
-"""The command line: `lfm2np generate | serve | replay | score | check | compare | record | locate | vectors | ...`."""
+"""The command line: `lfm2np generate | serve | score | check | compare | record | locate | vectors | ...`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from lfm2np.errors import Lfm2npError
 COMMANDS = {  # the module of each, in the order of the help; its function add_COMMAND puts it into the program
     "generate": "lfm2np.commands.cli.generate",
     "serve": "lfm2np.commands.cli.serve",
-    "replay": "lfm2np.commands.cli.draw",
     "draw": "lfm2np.commands.cli.draw",
     "lab": "lfm2np.commands.cli.lab",
-    "conformance": "lfm2np.commands.cli.conformance",
     "check": "lfm2np.commands.cli.check",
     "compare": "lfm2np.commands.cli.compare",
     "vet": "lfm2np.commands.cli.vet",
@@ -32,8 +30,6 @@ COMMANDS = {  # the module of each, in the order of the help; its function add_C
     "vectors": "lfm2np.commands.cli.vectors",
     "simulate": "lfm2np.commands.cli.simulate",
     "score": "lfm2np.commands.cli.score",
-    "merge": "lfm2np.commands.cli.score",
-    "digest": "lfm2np.commands.cli.info",
     "info": "lfm2np.commands.cli.info",
 }
 

@@ -88,7 +88,7 @@ def run_single(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def writing(path: str | None, scenario: Scenario) -> Iterator[TraceWriter | None]:
-    """A trace for `lfm2np replay` and `lfm2np draw`."""
+    """A trace for `lfm2np draw`."""
     if path is None:
         yield None
         return
@@ -188,4 +188,4 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--out FILE", "where the cost model goes")
     group = parser.add_argument_group("output")
     add(group, "--html FILE", "write an HTML report with curves")
-    add(group, "--trace FILE", "write every step, for `lfm2np draw` and `lfm2np replay`")
+    add(group, "--trace FILE", "write every step, for `lfm2np draw`")

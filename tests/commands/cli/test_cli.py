@@ -163,8 +163,8 @@ BAD_USAGE = [
     ["generate", "--prompt", "a", "--max-tokens", "many"],
     ["generate", "--prompt", "a", "--logprobs", "1.5"],
     ["score"],
-    ["digest", "--prompt", "a"],
-    ["info", "--numerics", "exact"],
+    ["info", "--prompt", "a"],
+    ["info", "--digest", "--trust"],
 ]
 
 
@@ -178,7 +178,7 @@ def test_unknown_or_contradictory_options_end_in_exit_code_2(capsys, arguments):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["generate", "score", "digest", "info"])
+@pytest.mark.parametrize("command", ["generate", "score", "info"])
 def test_every_help_text_has_an_example_and_the_exit_codes(capsys, command):
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
@@ -299,11 +299,11 @@ def test_score_agrees_with_the_logprobs_of_generation(model, capsys):
 
 
 def test_digest_is_64_hex_digits_and_depends_on_the_weights(model, capsys):
-    assert main(["digest", "--model", str(model)]) == 0
+    assert main(["info", "--digest", "--model", str(model)]) == 0
     printed = capsys.readouterr().out.strip()
     assert len(bytes.fromhex(printed)) == 32
-    assert answer(capsys, "digest", "--model", str(model))["sha256"] == printed
-    other = answer(capsys, "digest", "--model", str(FIXTURES / "torture" / "all_attention"))
+    assert answer(capsys, "info", "--digest", "--model", str(model))["sha256"] == printed
+    other = answer(capsys, "info", "--digest", "--model", str(FIXTURES / "torture" / "all_attention"))
     assert other["sha256"] != printed
 
 

@@ -65,7 +65,7 @@ FULL = (">/dev/full", 1, "lfm2np: the output can't be written: [Errno 28] No spa
 @pytest.mark.parametrize(
     ("command", "redirection", "code", "error"),
     [
-        (["digest"], *CLOSED),
+        (["info", "--digest"], *CLOSED),
         (["info"], *FULL),
         (["generate", "--prompt", "a"], *CLOSED),
         (["generate", "--prompt", "a"], *FULL),

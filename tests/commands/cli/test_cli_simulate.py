@@ -38,7 +38,7 @@ def test_simulated_steps_replay_and_are_drawn(capsys: pytest.CaptureFixture[str]
     trace, html = tmp_path / "trace.jsonl", tmp_path / "page.html"
     ran(capsys, "poisson:prompt=50,output=9,requests=3", "--rate", "5", "--trace", str(trace), "--html", str(html))
     assert html.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert main(["replay", str(trace)]) == 0
+    assert main(["draw", str(trace), "--replay"]) == 0
     assert main(["draw", str(trace), "-o", str(tmp_path / "drawing.html")]) == 0
 
 

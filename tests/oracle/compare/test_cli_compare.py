@@ -100,7 +100,7 @@ def test_it_goes_on_where_it_broke_off_and_workers_find_the_same(files: Path, tm
     kept.unlink()
     again = figures(capsys, *options, "--workers", 1, "--weights", "streamed")
     assert again["quantised"] == expected["quantised"]
-    assert main(["merge", "--model", str(TRAINED), str(kept), "-o", str(tmp_path / "merged.jsonl")]) == 0
+    assert main(["score", "--model", str(TRAINED), "--merge", str(kept), "-o", str(tmp_path / "merged.jsonl")]) == 0
 
 
 # --- what it refuses
