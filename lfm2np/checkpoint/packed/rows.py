@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.gguf.blocks import FP4_VALUES
-
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOAT64_BITS = 53
 NUMBERS = 2**18  # looked at together: keeps temporaries small
@@ -193,7 +191,8 @@ def float8_values() -> Float64:
 
 
 FLOAT8 = float8_values()
-FLOAT4 = np.where(np.arange(16) < 8, 1.0, -1.0) * np.abs(FP4_VALUES) / 2  # E2M1; code 8 is -0.0
+_FLOAT4 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # E2M1 of each sign; code 8 is -0.0
+FLOAT4 = np.concatenate([_FLOAT4, -_FLOAT4])
 E8M0 = np.append(np.ldexp(1.0, np.arange(255) - 127), np.nan)  # powers of two
 
 
