@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from mmap import mmap
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,30 +23,49 @@ _EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00}
 Array = npt.NDArray[np.generic]
 
 
-class QuantisedRows(Protocol):
-    """Rows of a quantised matrix, indexed as an array is: PackedRows of safetensors, BlockRows of GGUF."""
+@dataclass(frozen=True, eq=False)
+class QuantisedRows:
+    """Rows of a quantised matrix, indexed as an array is: PackedRows of safetensors, BlockRows of GGUF.
+
+    Its fields are arrays, which an index is applied to, but for those of `SHARED`; and what says how they are read.
+    """
+
+    SHARED: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def by_field(self) -> dict[str, Array]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     @property
-    def nbytes(self) -> int: ...
+    def shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.by_field.values())
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What the bytes of `arrays` alone do not tell: two of one form are equal if these are."""
+        """What the bytes of the arrays alone do not tell: two of one form are equal if these are."""
+        arrays = self.by_field
+        return (self.shape, *(each.name if each.name in arrays else getattr(self, each.name) for each in fields(self)))
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return self.shape[0]
 
-    def __getitem__(self, index: Any) -> Self: ...
-
-    def arrays(self) -> Iterator[Array]: ...
+    def __getitem__(self, index: Any) -> Self:
+        """Of the first axis: a number of experts, a slice or an array of rows."""
+        parts: Any = {name: array[index] for name, array in self.by_field.items() if name not in self.SHARED}
+        return replace(self, **parts)
 
     def widened(self) -> npt.NDArray[np.float64]:
         """[..., columns], exactly the stored values."""
+        raise NotImplementedError
 
     def problem(self) -> str | None:
         """In words, the first number that is not finite, or that no float32 holds."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +91,7 @@ class StoredTensor:
 
     @property
     def arrays(self) -> Iterator[Array]:
-        return iter([self.values]) if isinstance(self.values, np.ndarray) else self.values.arrays()
+        return iter([self.values] if isinstance(self.values, np.ndarray) else self.values.by_field.values())
 
     @property
     def is_quantised(self) -> bool:

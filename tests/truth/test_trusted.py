@@ -18,7 +18,7 @@ LISTED = {file.file: file for file in trusted.trusted_files()}
 CHOOSING = {  # run beside them, and change no number of a plain checkpoint
     *("engine/loading.py", "arithmetic/__init__.py"),  # which arithmetic, by its name, and who calls the reference
     *("checkpoint/loaded.py", "checkpoint/files.py", "checkpoint/tensors.py"),  # which kind of file
-    *("checkpoint/packed/quantization_config.py", "checkpoint/packed/mlx.py"),  # whether it is quantised, by whom
+    *("checkpoint/packed/settings.py", "checkpoint/packed/mlx.py"),  # whether it is quantised, by whom
     "checkpoint/text/tokenizer.py",  # whether ids lie in the vocabulary
 }
 MOST_LINES = {False: 860, True: 1960}  # of the reference, of reading

@@ -15,13 +15,13 @@ and below 2**27 (Q5_K: 2**16 * (63 * 31 + 63)), 51 bits.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.checkpoint.stored import QuantisedRows
 from lfm2np.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]
@@ -127,8 +127,8 @@ def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockRows:
-    """Rows in a format of QUANTISED, indexed as an array is. blocks: uint8 [..., bytes], a view of the file."""
+class BlockRows(QuantisedRows):
+    """Rows in a format of QUANTISED. blocks: uint8 [..., bytes], a view of the file."""
 
     dtype: str
     blocks: Bytes
@@ -137,23 +137,6 @@ class BlockRows:
     def shape(self) -> tuple[int, ...]:
         kind = QUANTISED[self.dtype]
         return (*self.blocks.shape[:-1], self.blocks.shape[-1] // kind.size * kind.weights)
-
-    @property
-    def nbytes(self) -> int:
-        return self.blocks.nbytes
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        return (self.dtype, self.shape)
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, index: Any) -> BlockRows:
-        return replace(self, blocks=self.blocks[index])
-
-    def arrays(self) -> Iterator[Bytes]:
-        yield self.blocks
 
     def widened(self) -> Float64:
         return values_of(self.blocks, self.dtype)

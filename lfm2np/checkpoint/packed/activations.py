@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lfm2np.checkpoint.packed.compressed import class_of, input_scale
-from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.matrix_parts import Parts, matrices
+from lfm2np.checkpoint.packed.settings import CompressedSettings
 from lfm2np.checkpoint.plain import under_our_names
 from lfm2np.checkpoint.tensors import ALL_DTYPES, settings_in
 from lfm2np.truth.config import ModelConfig

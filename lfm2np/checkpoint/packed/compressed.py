@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.layout import origins_of
-from lfm2np.checkpoint.packed.compressed_settings import Args, CompressedSettings, Scheme
 from lfm2np.checkpoint.packed.matrix_parts import INTEGERS, Dims, Parts, groups_of_columns, packed_dim
-from lfm2np.checkpoint.packed.rows import Array, PackedRows, numbers, unpacked
-from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.checkpoint.packed.rows import PackedRows, numbers, unpacked
+from lfm2np.checkpoint.packed.settings import Args, CompressedSettings, Scheme
+from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
 from lfm2np.truth.layers import Dim
 
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from lfm2np.checkpoint.layout import Place, experts_of, part_of, whole_dims
 from lfm2np.checkpoint.packed.matrix_parts import Parts, modules_of, packed_dim
-from lfm2np.checkpoint.packed.quantization_config import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.settings import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.truth.config import ModelConfig

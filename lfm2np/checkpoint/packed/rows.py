@@ -14,12 +14,13 @@ In float64 it is that number exactly:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lfm2np.checkpoint.stored import Array, QuantisedRows
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOAT64_BITS = 53
@@ -27,8 +28,8 @@ NUMBERS = 2**18  # looked at together: keeps temporaries small
 
 
 @dataclass(frozen=True, eq=False)
-class PackedRows:
-    """Indexed by rows (or by an expert, where they are stacked) as an array is: an index takes them of each array.
+class PackedRows(QuantisedRows):
+    """Indexed by rows, or by an expert, where they are stacked.
 
     coding    what codes_of takes
     columns   numbers in a row
@@ -48,28 +49,11 @@ class PackedRows:
     zeros: NDArray[np.integer] | int = 0
     biases: Array | None = None
     group_of: NDArray[np.int64] | None = None
+    SHARED: ClassVar[tuple[str, ...]] = ("group_of",)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.codes.shape[:-1], self.columns)
-
-    @property
-    def nbytes(self) -> int:
-        arrays = (self.codes, self.scales, self.biases, self.zeros, self.group_of)
-        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def __getitem__(self, index: Any) -> PackedRows:
-        """Of the first axis: a number of experts, a slice or an array of rows."""
-        return replace(
-            self,
-            codes=self.codes[index],
-            scales=self.scales[index],
-            zeros=self.zeros if isinstance(self.zeros, int) else self.zeros[index],
-            biases=None if self.biases is None else self.biases[index],
-        )
 
     def widened(self) -> Float64:
         """[..., rows, columns]. Nothing rounds: see above."""
@@ -93,15 +77,6 @@ class PackedRows:
         if self.group_of is not None:
             return np.asarray(of_groups[..., self.group_of])
         return np.repeat(of_groups, self.columns // of_groups.shape[-1], axis=-1)
-
-    @property
-    def form(self) -> tuple[object, ...]:
-        return self.coding, self.columns, self.dtype, self.biases is None, self.group_of is None
-
-    def arrays(self) -> Iterator[Array]:
-        for array in (self.codes, self.scales, self.biases, self.zeros, self.group_of):
-            if array is not None:
-                yield np.atleast_1d(np.asarray(array))
 
     def problem(self) -> str | None:
         return bad_group(self)
@@ -161,7 +136,6 @@ def bad_value(row: PackedRows) -> str | None:
     return None
 
 
-Array = NDArray[np.generic]
 Float64 = NDArray[np.float64]
 
 # --- codes of 1 to 8 bits, float8, float4, and scales of any of their types
