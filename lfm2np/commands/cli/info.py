@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from lfm2np.checkpoint import summary
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.commands.cli import trusted
+from lfm2np.commands.cli import summary, trusted
 from lfm2np.commands.cli.shared.parser import Commands, add, add_command
 from lfm2np.commands.cli.shared.prompts import add_arithmetic_options, load_model, named
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bar
