@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.packed.matrix_parts import INTEGERS, Dims, Parts, groups_of_columns, packed_dim
+from lfm2np.checkpoint.packed.matrix_parts import INTEGERS, Dims, Parts, packed_dim
 from lfm2np.checkpoint.packed.rows import PackedRows, unpacked
 from lfm2np.checkpoint.packed.settings import AutoSettings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
@@ -31,8 +31,7 @@ def read_matrix(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTenso
     """None of a module that is not quantised. CheckpointError names the file, the tensor and the key."""
     if "qweight" not in parts:
         return None
-    names = parts.module.names
-    if skipped := next((part for part in settings.skipped if any(part in name for name in names)), None):
+    if skipped := next((part for part in settings.skipped if any(part in name for name in parts.names)), None):
         raise parts.wrong(
             "qweight", f"expected none from modules_to_not_convert, which has {show_json(skipped)} (config.json)"
         )
@@ -84,7 +83,7 @@ def _gptq_groups(parts: Parts, columns: Dim, size: int, settings: AutoSettings) 
     """The group of each column: those of g_idx, which files without desc_act may leave out."""
     key, expected = "desc_act=true", np.arange(columns[0], dtype=np.int64) // size
     if settings.has_order:
-        return groups_of_columns(parts, "g_idx", key, columns, int(expected[-1]))
+        return parts.groups_of_columns("g_idx", key, columns, int(expected[-1]))
     if "g_idx" in parts:
         stored = parts.take("g_idx", key, INTEGERS, (columns,))
         if not np.array_equal(stored.array.astype(np.int64), expected):

@@ -195,11 +195,6 @@ def unpacked(words: Array, width: int) -> NDArray[np.uint8]:
     return codes.reshape(*packed.shape[:-1], -1)
 
 
-def packed_words(width: int, columns: int) -> int:
-    """32-bit words of a row of so many codes."""
-    return -(-width * columns // 32)
-
-
 def codes_of(words: Array, coding: str) -> Float64:
     """[..., codes] of "n bits", "int8", "float8" or "float4"."""
     if coding in BITS:
