@@ -24,7 +24,7 @@ import numpy as np
 
 from lfm2np.checkpoint.gguf.ggml_types import NUMBERS, QUANTISED, BlockRows, Bytes, package
 from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
-from lfm2np.errors import CheckpointError
+from lfm2np.errors import CheckpointError, Lfm2npError
 from lfm2np.values import plain, show
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -51,6 +51,36 @@ class Container:
     paths: tuple[Path, ...]
     keys: Mapping[str, Value]
     tensors: Mapping[str, StoredTensor]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of a file under one prefix, each with the type that it must have; `error` is raised for another."""
+
+    container: Container
+    prefix: str
+    error: type[Lfm2npError]
+
+    def stored(self, key: str) -> Value | None:
+        return self.container.keys.get(f"{self.prefix}.{key}")
+
+    def value(self, key: str, kind: str) -> Any:
+        if self.stored(key) is None:
+            raise self.wrong(key, f"a key of type {kind}", "absent")
+        return self.optional(key, kind)
+
+    def optional(self, key: str, kind: str) -> Any:
+        """None if there is no such key."""
+        stored = self.stored(key)
+        if stored is not None and stored.kind != kind:
+            raise self.wrong(key, f"a {kind}")
+        return None if stored is None else stored.value
+
+    def wrong(self, key: str, expected: str, shown: str | None = None) -> Lfm2npError:
+        """`shown` is said of the value, by default what it is and its type."""
+        if (stored := self.stored(key)) is not None and shown is None:
+            shown = f"{show(stored.value)} ({stored.kind})"
+        return self.error(f"{self.container.paths[0]}: {self.prefix}.{plain(key)}: {shown}, expected {expected}")
 
 
 @dataclass
