@@ -32,6 +32,7 @@ PACKAGES = [
     "python3-tqdm",
     "python3-requests",
     "python3-yaml",
+    "python3-jsonschema",
 ]
 WHEELS = ["safetensors", "tokenizers", "gguf"]  # of pyproject.toml's, those that Debian has not or not everywhere
 GLIBC = range(5, 42)  # minor versions of the glibc 2 of manylinux wheels, up to trixie's own
