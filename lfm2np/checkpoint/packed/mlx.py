@@ -58,7 +58,7 @@ def in_our_names(
     places = {name: place_of(name, config) for name in layout}
     theirs = parts_of({place.name: None for place in places.values()}, tensors, source)
     known = {name for parts in theirs.values() for name in parts.names}
-    for path in () if settings is None else settings.modules.keys() - known:
+    for path in sorted(() if settings is None else settings.modules.keys() - known)[:1]:
         raise ConfigError(f"{source}: {KEY}.{show(path)} (config.json): there is no such module in this model")
     whole: dict[str, StoredTensor] = {}  # by their name
     used: set[str] = set()

@@ -45,7 +45,7 @@ class Keys:
         return value
 
     def end(self, *ignored: str) -> None:
-        for name in self.left.keys() - {*ignored}:
+        for name in (name for name in self.left if name not in ignored):
             require(False, f"{self.where}{plain(name)}", self.left[name], "no such key")
 
 
