@@ -67,25 +67,11 @@ def tokenizer_json(container: Container, config: ModelConfig) -> str:
     bos = _bos(tables, config, vocabulary) if (ADDS_BOS[pattern] if adds_bos is None else adds_bos) else None
     fields = {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
         "added_tokens": added,
-        "normalizer": None,
         "pre_tokenizer": _pre_tokenizer(SPLITS[pattern]),
         "post_processor": None if bos is None else _post_processor(*bos),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": _merges(tables, vocabulary),
-        },
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(tables, vocabulary)},
     }
     return json.dumps(fields, ensure_ascii=False)
 
