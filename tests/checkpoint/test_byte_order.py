@@ -217,7 +217,7 @@ NATIVE = {  # why that is right
     },
     "the order of a table of dtypes, or of the array itself": {
         "data[begin:end].view(dtypes[dtype])",
-        "content.view(DTYPES[entry.dtype])",
+        "header.content[begin:begin + size].view(numbers)",
         "rounded[:, None].view(np.uint8)",  # of "<f2"
         "np.frombuffer(content, known[dtype])",
         "np.frombuffer(content, STORED[kind])",
