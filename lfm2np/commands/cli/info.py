@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from lfm2np.checkpoint import summary
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.commands.cli import trusted
+from lfm2np.commands.cli import summary, trusted
 from lfm2np.commands.cli.shared.parser import Commands, add, add_command, add_modes, refuse_unused
 from lfm2np.commands.cli.shared.prompts import add_arithmetic_options, load_model, named
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bar
@@ -51,7 +50,7 @@ def add_info(commands: Commands) -> None:
     add(group, "--trust", trust)
     add(group, "--digest", "print the SHA-256 of the logits' bits for a fixed set of prompts: equal on every machine")
     add_arithmetic_options(parser)
-    add_modes(parser, {WITH_DIGEST: ("numerics", "weights", "prepared")})
+    add_modes(parser, {WITH_DIGEST: ("numerics", "weights")})
 
 
 def print_digest(arguments: argparse.Namespace) -> None:

@@ -127,7 +127,7 @@ def test_every_key_that_a_model_needs_is_missed(path: Path, config: ModelConfig)
     assert len(needed) == (10 if config.mixture is None else 15)
     for name in needed:
         text = key_error(path, config, name)
-        assert text == f"{name}: absent, expected it in a file of the architecture {prefix}"
+        assert text.startswith(f"{name}: absent, expected a key of type ")
 
 
 @pytest.mark.parametrize(
