@@ -78,8 +78,7 @@ def written(arguments: argparse.Namespace, asking: Asking, held: Held) -> Iterat
     trace that needs that. The whole trace brings its own past."""
     from lfm2np.suite.fuzz.campaign import Campaign
     from lfm2np.suite.fuzz.draw_traces import Around
-    from lfm2np.suite.fuzz.failure_report import Context
-    from lfm2np.suite.fuzz.hand_over import hand_over
+    from lfm2np.suite.fuzz.hand_over import Context, hand_over
 
     trace = held.broken.trace if held.broken is not None else None
     if trace is None or held.relation.player or held.relation.samples:
@@ -99,5 +98,5 @@ def written(arguments: argparse.Namespace, asking: Asking, held: Held) -> Iterat
     context = Context(arguments.target, asking.abilities.engine, asking.format_name, "", "none", command_line())
     yield "shrunk", str(hand_over(Path(arguments.out), failure, judge, player, context))
     if failure.trace != trace and not failure.is_fresh:
-        whole = replace(failure, trace=trace, played=played, finding=finding, rate=(1, 1), before=())
+        whole = replace(failure, trace=trace, played=played, finding=finding, rate=(1, 1))
         yield "as it was asked", str(hand_over(Path(arguments.out), whole, judge, player, context))

@@ -28,8 +28,7 @@ from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
 from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
 from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
-from lfm2np.suite.fuzz.failure_report import Context, history
-from lfm2np.suite.fuzz.hand_over import TRACE, hand_over, read_trace, require_place
+from lfm2np.suite.fuzz.hand_over import TRACE, Context, hand_over, history, read_trace, require_place
 from lfm2np.suite.fuzz.judge import WRONG as WRONG_ANSWER
 from lfm2np.suite.fuzz.judge import ByTruth, Judge
 from lfm2np.suite.fuzz.sizes import (
@@ -299,8 +298,6 @@ def finding_of(failure: Failure, folder: Path) -> Finding:
         "failed": failure.rate[0],
         "replays": failure.rate[1],
         "same_tokens": failure.same_tokens,
-        "before": failure.num_before,
-        "needs_before": failure.needs_before,
         "requests": len(failure.trace.requests),
         "tokens": failure.trace.num_tokens,
         "drawn_requests": len(failure.drawn.requests),
