@@ -98,25 +98,6 @@ def test_the_plugin_names_wrong_sizes_and_checkpoints(tmp_path: Path, arguments:
 
 
 @pytest.mark.slow
-def test_what_is_found_undeclared_is_told_once_and_not_tried_again(tmp_path: Path):
-    (tmp_path / "narrow.py").write_text(
-        "import json\n"
-        "from pathlib import Path\n"
-        "from lfm2np.suite import adapters\n"
-        "class Engine:\n"
-        "    def __init__(self, model, sizes):\n"
-        "        if json.loads((Path(model) / 'config.json').read_text())['conv_bias']:\n"
-        "            raise NotImplementedError('conv_bias')\n"
-        "        self.generate = adapters.own(model, sizes).generate\n"
-    )
-    ended = run_pytest(
-        tmp_path, *SUITE, "--engine", "narrow:Engine", "-k", "equals-reference or prefix-hits or wide-batches"
-    )
-    assert "1 failed, 2 passed" in ended.stdout
-    assert 'its class may say:\nlacks = {"biases"}\n' in ended.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attribute", "said"),
     [

@@ -19,8 +19,7 @@ level d   each of these by itself:
           encode(prompt) -> the token ids of a prompt: a text, or the messages of a chat
 What an engine can't do, although it has the method, it names in `lacks`, a set of FEATURES or SIZES: examples are then
 drawn without it, and properties about nothing else are skipped. An engine for published checkpoints only has
-`lacks = PUBLISHED_ONLY | {...}`. If it raises on an example that needs an undeclared feature, the failure names the
-feature to add to `lacks`.
+`lacks = PUBLISHED_ONLY | {...}`. If it raises on an example, the failure names the undeclared features that this uses.
 
 Lengths of prompts and outputs are drawn small, and around multiples of the engine's blocks and chunks. An engine whose
 sizes differ from the hints reports them in `sizes`, a mapping by names of TOLD; max_model_len is the most tokens of a

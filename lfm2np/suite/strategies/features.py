@@ -1,15 +1,14 @@
-"""Examples without what an engine lacks, and on a given checkpoint; which word of `lacks` spares it an example."""
+"""Examples without what an engine lacks, and on a given checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.protocol import FEATURES, PUBLISHED_ONLY, SIZES
+from lfm2np.oracle.engines.protocol import FEATURES, SIZES
 from lfm2np.oracle.engines.records import Request
-from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import LONGEST_PROMPT, MOST_TOKENS, OF_LFM3, OF_MIXTURES, Scenario
 from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel
 
@@ -35,7 +34,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {  # and of requests
     "stop-strings": {"stop": (), "include_stop_str_in_output": False},
     "logprobs": {"logprobs": None, "prompt_logprobs": None},
 }
-PROMISES = ("refusals", "overflow")  # what an engine lacks by doing otherwise, and not by raising
 HEAD_DIM, WIDTH = 64, 64  # of published checkpoints; their widths are multiples of it
 
 
@@ -152,64 +150,3 @@ def placed_token(token: int, vocab_size: int) -> int:
     """Of a drawn model's 24 ids the one that stands for it: ordinary tokens of the middle half of a vocabulary."""
     drawn = TinyModel().vocab_size
     return token if vocab_size < 4 * drawn else vocab_size // 4 + token * (vocab_size // 2 // drawn)
-
-
-# --- what an engine raises and has not declared
-
-
-def sparing_words(
-    example: Any, lacks: frozenset[str], needs: tuple[str, ...], attempt: Callable[[Any], object]
-) -> frozenset[str]:
-    """The words of `lacks` without whose features the example raises nothing but a Violation; empty if none do.
-
-    The first single word, what the property is about before the others; else the fewest that are left when all are
-    taken, and then one after the other given back if it is not needed.
-    """
-
-    def spares(words: frozenset[str]) -> bool:
-        fitted = fit(example, lacks | words)
-        return fitted != fit(example, lacks) and not raises(lambda: attempt(fitted))
-
-    open_words = [word for word in dict.fromkeys((*needs, *WORDS)) if word in WORDS and word not in lacks]
-    for word in open_words:
-        if spares(frozenset({word})):
-            return frozenset({word})
-    needed = frozenset(open_words)
-    if not spares(needed):
-        return frozenset()
-    for word in open_words:
-        if spares(needed - {word}):
-            needed -= {word}
-    return needed
-
-
-def raises(call: Callable[[], object]) -> bool:
-    """Whether it raises what is no verdict of the suite."""
-    try:
-        call()
-    except Violation:
-        return False
-    except Exception:
-        return True
-    return False
-
-
-def advice(words: frozenset[str], lacks: frozenset[str]) -> str:
-    """What to write into the engine's class, and what the new words mean."""
-    meanings = [f"    {word}: {FEATURES.get(word, 'it can not be set')}" for word in WORDS if word in words]
-    return "\n".join([line_of(lacks | words), *meanings])
-
-
-def promised(needs: tuple[str, ...], lacks: frozenset[str]) -> list[str]:
-    """What to declare where an engine does otherwise than a property needs it to promise; empty for others."""
-    words = frozenset(PROMISES).intersection(needs)
-    return [f"If the engine promises no such thing, let its class say so.\n{advice(words, lacks)}"] if words else []
-
-
-def line_of(lacks: frozenset[str]) -> str:
-    published = lacks >= PUBLISHED_ONLY
-    rest = [word for word in WORDS if word in lacks and not (published and word in PUBLISHED_ONLY)]
-    listed = "{" + ", ".join(f'"{word}"' for word in rest) + "}"
-    if published:
-        return "lacks = PUBLISHED_ONLY | " + listed if rest else "lacks = PUBLISHED_ONLY"
-    return "lacks = " + listed
