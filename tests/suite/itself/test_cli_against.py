@@ -46,8 +46,8 @@ def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, st
     return code, report, (captured.err.splitlines() or [""])[-1]
 
 
-def outcomes(report: Any, number: int = 0) -> dict[str, str]:
-    return {row["relation"]: row["outcome"] for row in report["figures"]["engines"][number]["relations"]}
+def outcomes(report: Any) -> dict[str, str]:
+    return {row["relation"]: row["outcome"] for row in report["figures"]["relations"]}
 
 
 def reproduced(script: Path, url: str) -> subprocess.CompletedProcess[str]:
@@ -57,15 +57,10 @@ def reproduced(script: Path, url: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_right_server_holds_and_what_it_does_not_take_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as here:
-        code, report, _ = check(capsys, here.url, "--against", "itself", *FEW[:1], "repeat,warm,stream,sizes,varied")
-        assert code == 0 and (report["verdict"], report["facts"]["relations"]) == ("HOLDS", "3 of 5 hold")
-        rows = {row["relation"]: row for row in report["figures"]["engines"][0]["relations"]}
+        code, report, _ = check(capsys, here.url, "--against", "itself", *FEW[:1], "repeat,warm,stream,sizes")
+        assert code == 0 and (report["verdict"], report["facts"]["relations"]) == ("HOLDS", "3 of 4 hold")
+        rows = {row["relation"]: row for row in report["figures"]["relations"]}
         assert rows["sizes"]["why"] == "only an engine in Python that steps is made again in other sizes"
-        assert rows["varied"]["why"] == "no --vary was given"
-        code, report, _ = check(
-            capsys, here.url, "--against", "itself", "--relations", "varied", "--vary", '{"seed": 1}'
-        )
-        assert code == 0 and outcomes(report)["varied"] in ("equal bits", "within spread")
 
 
 def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +71,7 @@ def test_a_fault_breaks_its_relations(capsys: pytest.CaptureFixture[str]) -> Non
         ("relation", "warm"),
         ("relation", "prefixes"),
     ]
-    broken = next(row for row in report["figures"]["engines"][0]["relations"] if row["relation"] == "warm")
+    broken = next(row for row in report["figures"]["relations"] if row["relation"] == "warm")
     assert broken["broken_rounds"] == 2 and broken["largest"] > 1e-3 and broken["trace"]["requests"]
 
 
@@ -121,7 +116,7 @@ def test_an_engine_that_gives_other_tokens_beside_others_is_broken(
             target = f"http://127.0.0.1:{server.server_address[1]}"
         code, report, _ = check(capsys, target, "--against", "itself", "--relations", "batch,twins")
     assert code == 1 and [row["where"] for row in report["findings"]] == ["batch", "twins"]
-    (row, _) = report["figures"]["engines"][0]["relations"]
+    (row, _) = report["figures"]["relations"]
     assert row["flips"] and row["noise"] > 9 and "at least 9.8 nat" in row["what"]
 
 
@@ -131,12 +126,12 @@ def test_other_tokens_of_no_size_are_counted_and_those_without_a_number_are_left
     few = ("--against", "itself", "--relations", "batch")
     page = tmp_path / "r.html"
     code, report, _ = check(capsys, "beside_others:undecided", *few, "--html", str(page))
-    assert code == 1 and "positions have other tokens" in report["figures"]["engines"][0]["relations"][0]["what"]
+    assert code == 1 and "positions have other tokens" in report["figures"]["relations"][0]["what"]
     assert "positions have other tokens" in page.read_text(encoding="utf-8")
     code, report, _ = check(capsys, "beside_others:silent", *few)
     assert code == 2 and report["verdict"] == "INCONCLUSIVE" and report["findings"][0]["where"] == "batch"
     code, report, _ = check(capsys, "beside_others:certain", *few)
-    assert code == 1 and 20 < report["figures"]["engines"][0]["relations"][0]["noise"] < 30
+    assert code == 1 and 20 < report["figures"]["relations"][0]["noise"] < 30
     assert check(capsys, "beside_others:right", *few)[0] == 0
 
 
@@ -166,18 +161,10 @@ def test_fuzz_finds_the_fault_without_a_checkpoint(capsys: pytest.CaptureFixture
 def test_two_servers_are_compared_by_their_spread(capsys: pytest.CaptureFixture[str]) -> None:
     with serving("float32") as first, serving("exact") as second:
         code, report, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
-        assert (
-            code == 0
-            and len(report["figures"]["engines"]) == 2
-            and report["figures"]["between"]["outcome"] == "within spread"
-        )
+        assert code == 0 and outcomes(report)["other"] == "within spread" and report["figures"]["other"]
     with serving("float32") as first, serving("bfloat16") as second:
         code, report, _ = check(capsys, first.url, "--against", second.url, "--relations", "repeat")
-        assert (
-            code == 1
-            and report["figures"]["between"]["outcome"] == "BROKEN"
-            and report["findings"][-1]["where"] == "other"
-        )
+        assert code == 1 and report["findings"][-1]["where"] == "other"
         assert outcomes(report)["repeat"] in ("equal bits", "within spread")
 
 
@@ -194,7 +181,7 @@ def test_an_exact_engine_in_this_process_has_equal_bits_under_every_relation(
     assert code == 0
     asked = {name: value for name, value in outcomes(report).items() if value != "not asked"}
     assert asked.pop("greedy") == "not judged"  # it reports its own tokens' log-probabilities alone
-    assert set(asked.values()) == {"equal bits"} and set(NAMES) - set(asked) == {"stream", "varied", "greedy"}
+    assert set(asked.values()) == {"equal bits"} and set(NAMES) - set(asked) == {"stream", "greedy"}
 
 
 @pytest.mark.parametrize(
@@ -210,8 +197,6 @@ def test_an_exact_engine_in_this_process_has_equal_bits_under_every_relation(
         (["--format", "auto"], "--format auto: it is read from a checkpoint"),
         (["--vocab-size", "3"], "--vocab-size 3: expected at least 16"),
         (["--minutes", "0"], "--minutes 0.0: expected more than 0"),
-        (["--vary", "[1]"], "--vary '[1]': expected fields of a request"),
-        (["--vary", "{"], "--vary: not JSON"),
         (["--against", "no"], "--against 'no': expected `itself`"),
         (["--out", "README.md/none"], "--out README.md/none"),
     ],
