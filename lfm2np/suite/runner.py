@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,10 +17,10 @@ from lfm2np.suite.properties.driver import TOTALS, WIDE, make
 from lfm2np.suite.properties.property import Property, Violation
 from lfm2np.suite.properties.rounding import Rounding, format_of, unjudged
 from lfm2np.suite.shrinking import bounded_shrinking, seconds_left
-from lfm2np.suite.strategies.features import WORDS, fit, place
+from lfm2np.suite.strategies.features import WORDS, fit
 from lfm2np.suite.strategies.lengths import Lengths, lengths_of
 from lfm2np.suite.strategies.scenarios import size_of
-from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel
+from lfm2np.suite.strategies.tiny_models import TinyModel
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
 
@@ -41,7 +41,6 @@ class Result:
 class Terms:
     """What a run is made on, beside the engine."""
 
-    model: Checkpoint | None = None  # in the place of drawn models
     sizes: Mapping[str, int] = field(default_factory=dict)  # of engines.protocol.TOLD, before the engine's
     spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
 
@@ -67,14 +66,14 @@ def run_property(
     """One property under a profile; never raises for what the engine does."""
     began, terms = time.perf_counter(), terms or Terms()
     try:
-        engine = first_engine(factory, terms)
+        engine = first_engine(factory)
     except Exception as error:
         return Result(prop.id, "failed", message=f"the factory makes no engine: {described(error)}")
     lacks = lacking(engine) | unjudged(factory)
-    reason = missing(engine, prop.needs) or withheld(prop, factory, terms)
+    reason = missing(engine, prop.needs) or withheld(prop, factory)
     if reason is not None:
         return Result(prop.id, "skipped", message=reason)
-    trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms), terms.model)
+    trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms))
     with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, terms.spent)) as stopped:
         run = trial.run(lacks)
     is_raised = run.error is not None and not isinstance(run.error, Violation | HypothesisException)
@@ -97,31 +96,24 @@ def to_declare(example: Any, lacks: frozenset[str]) -> str:
     return "\n".join(["if one of these is more than the engine can do, let its class say so in `lacks`:", *lines])
 
 
-def first_engine(factory: Factory, terms: Terms) -> Any:
+def first_engine(factory: Factory) -> Any:
     """One on a plain drawn model; where that can't be run, on one with the shapes of published checkpoints."""
-    if terms.model is not None:
-        return make(factory, terms.model, {})
     try:
         return make(factory, TinyModel(), {})
     except Exception:
         return make(factory, fit(TinyModel(), PUBLISHED_ONLY), {})
 
 
-def withheld(prop: Property, factory: Factory, terms: Terms) -> str | None:
-    """Why these terms allow no verdict, or None."""
+def withheld(prop: Property, factory: Factory) -> str | None:
+    """Why how the engine computes allows no verdict, or None."""
     for need in prop.needs:
         if need in unjudged(factory):
             return f"{need}: not judged where an engine computes in {format_of(factory)}"
-        if need == "drawn" and terms.model is not None:
-            return "it draws models of its own: not with --model"
     return None
 
 
 def lengths_at(engine: Any, terms: Terms) -> Lengths:
-    sizes = {**told(engine), **terms.sizes}
-    lengths = lengths_of(sizes, "sizes of the engine")
-    longest = lengths.longest if terms.model is None else min(lengths.longest, terms.model.positions)
-    return replace(lengths, longest=longest)
+    return lengths_of({**told(engine), **terms.sizes}, "sizes of the engine")
 
 
 @dataclass(frozen=True)
@@ -140,7 +132,6 @@ class Trial:
     factory: Factory
     chosen: settings
     lengths: Lengths
-    model: Checkpoint | None
 
     def run(self, lacks: frozenset[str]) -> Run:
         """Examples until the first failure. Hypothesis draws by the text of `test`: what it draws changes with that."""
@@ -151,7 +142,7 @@ class Trial:
         def test(example: Any) -> None:
             nonlocal tried, first_failure, smallest
             tried += 1
-            example = fit(place(example, self.model), lacks)
+            example = fit(example, lacks)
             try:
                 self.prop.check(self.factory, example)
             except Exception:

@@ -13,12 +13,12 @@ import pytest
 
 from lfm2np.errors import RequestError
 from lfm2np.suite.schedulers import adapter_calls, own, suite
+from lfm2np.suite.schedulers.adapter_calls import Violation
 from lfm2np.suite.schedulers.demands import ALWAYS, DEMANDS
-from lfm2np.suite.schedulers.fault_trials import FAULTS, faults_for, try_fault, with_fault
+from lfm2np.suite.schedulers.fault_trials import FAULTS, faults_for, try_fault
 from lfm2np.suite.schedulers.managed import ManagedScheduler
-from lfm2np.suite.schedulers.program_run import Run, Violation
+from lfm2np.suite.schedulers.program_run import Run
 from lfm2np.suite.schedulers.programs import carry_out
-from lfm2np.suite.schedulers.schedule_text import Drawing
 from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
@@ -230,25 +230,6 @@ def test_a_run_is_the_same_by_hand():
     with pytest.raises(Violation, match="leaks: no request is left, and 1 of 6 blocks are not free"):
         run.drain()
     assert run.log == ["add('r0', [0], 1)", f"add('r1', {[0] * 12}, 2)", "drain()"]
-
-
-def test_a_wrong_schedule_is_drawn():
-    run = Run(with_fault(Tiny, "writes-over-the-token-before"), SIZES, draws=True)
-    run.add("r0", [0, 1], 3)
-    with pytest.raises(Violation) as raised:
-        run.drain()
-    assert run.drawing is not None
-    assert run.drawing.text(str(raised.value), raised.value.place) == (
-        "blocks of 2: a r0; capitals were written in that step, . nothing, ! wrong\n"
-        "  add('r0', [0, 1], 3)\n"
-        "  step  0  r0 0-1  ..|..|..|..|..|AA\n"
-        "  step  1  r0 2    ..|..|..|..|..|a!\n"
-        "reads: r0: reads position 1 at place 11: its own position 2, written in step 1"
-    )
-
-
-def test_a_program_that_ends_before_a_step_is_its_message():
-    assert Drawing(2).text("calls: add() raised", None) == "calls: add() raised"
 
 
 # --- adapters that are wrong themselves
@@ -628,7 +609,7 @@ def test_faults_of_a_scheduler_from_the_command_line(
     printed = capsys.readouterr().out
     assert "block-leaked (vLLM 18485, SGLang 16067): caught by leaks after" in printed, printed
     assert "run = Run(with_fault('lfm2np.suite.schedulers.own:factory', 'block-leaked')" in printed
-    broken = suite.Broken("leaks", "", "", "", 1)
+    broken = suite.Broken("leaks", "", "", 1)
     bare = suite.Outcome("own", frozenset(), frozenset(), broken={"leaks": broken})
     monkeypatch.setattr(suite, "try_scheduler", lambda name, profile: bare)
     assert pytest.main([*command, *target]) == 1

@@ -106,7 +106,6 @@ LEVELS = {  # what a property may need, and the methods that this takes
     "metrics": ("metrics",),
     "verify": ("verify",),
     "encode": ("encode",),
-    "drawn": (),  # models of the suite's own making: not with --model
 }
 Factory = Callable[[str, dict[str, Any]], Any]
 

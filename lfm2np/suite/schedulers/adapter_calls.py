@@ -31,11 +31,11 @@ NEEDED = {  # the method that a feature takes
 
 
 class Violation(AssertionError):
-    """A demand that is not met: its name, what was seen, and the place that was wrong, if it is one."""
+    """A demand that is not met: its name, and what was seen."""
 
-    def __init__(self, demand: str, message: str, place: tuple[str, int] | None = None) -> None:
+    def __init__(self, demand: str, message: str) -> None:
         super().__init__(f"{demand}: {message}")
-        self.demand, self.place = demand, place
+        self.demand = demand
         self.is_endless = ENDLESS in message
 
 

@@ -1,4 +1,4 @@
-"""Examples without what an engine lacks, and on a given checkpoint."""
+"""Examples without what an engine lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.oracle.engines.protocol import FEATURES, SIZES
 from lfm2np.oracle.engines.records import Request
 from lfm2np.suite.strategies.scenarios import LONGEST_PROMPT, MOST_TOKENS, OF_LFM3, OF_MIXTURES, Scenario
-from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel
+from lfm2np.suite.strategies.tiny_models import TinyModel
 
 PLAIN_FIELDS = (
     *("temperature", "n", "max_tokens", "stop_token_ids", "stop", "include_stop_str_in_output", "ignore_eos", "seed"),
@@ -116,37 +116,3 @@ def fitting_request(request: Request, lacks: frozenset[str]) -> Request:
     if "salts" in lacks:
         request = replace(request, cache_salt="")
     return replace(request, prompt_token_ids=prompt, params=params)
-
-
-def place(example: Any, model: Checkpoint | None) -> Any:
-    """The example with a given checkpoint in the place of the drawn model, and tokens of its vocabulary."""
-    if model is None:
-        return example
-    if isinstance(example, tuple):
-        return tuple(place(part, model) for part in example)
-    if isinstance(example, TinyModel):
-        return model
-    if isinstance(example, Scenario):
-        return replace(example, model=model, requests=place(example.requests, model))
-    if not isinstance(example, Request):
-        return example
-    vocab_size, params = model.vocab_size, example.params
-
-    def placed(ids: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(placed_token(token, vocab_size) for token in ids)
-
-    biases, allowed = params.logit_bias, params.allowed_token_ids
-    params = replace(
-        params,
-        logit_bias=biases and {placed_token(token, vocab_size): bias for token, bias in dict(biases).items()},
-        allowed_token_ids=None if allowed is None else placed(tuple(allowed)),
-        banned_token_ids=placed(tuple(params.banned_token_ids)),
-        stop_token_ids=placed(tuple(params.stop_token_ids)),
-    )
-    return replace(example, prompt_token_ids=placed(example.prompt_token_ids), params=params)
-
-
-def placed_token(token: int, vocab_size: int) -> int:
-    """Of a drawn model's 24 ids the one that stands for it: ordinary tokens of the middle half of a vocabulary."""
-    drawn = TinyModel().vocab_size
-    return token if vocab_size < 4 * drawn else vocab_size // 4 + token * (vocab_size // 2 // drawn)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ from lfm2np.commands.cli import main
 from lfm2np.commands.cli.program import build_parser
 from lfm2np.errors import Lfm2npError
 from lfm2np.suite.itself.relations import NAMES
-from lfm2np.suite.plugin import github_lines
 
 pytestmark = pytest.mark.rounding
 SCHEMA = json.loads((Path(lfm2np.__file__).parent / "oracle/schemas/report.schema.json").read_text())
@@ -258,16 +256,14 @@ def test_no_server_and_no_token_ids(capsys: pytest.CaptureFixture[str]) -> None:
 
 def suite(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "lfm2np.suite"]
-    there = {**os.environ, "GITHUB_ACTIONS": "true"}
     words = ("--server", url, *words)
-    return subprocess.run([*command, *words], cwd=folder, env=there, capture_output=True, text=True, check=False)
+    return subprocess.run([*command, *words], cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_the_plugin_has_a_test_for_each_relation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite", *SIZES]
     chosen = ["-k", "repeat or prefixes or sizes", "--junit-xml", "j.xml"]
     with inject(FAULT), serving("float32") as here:
@@ -275,7 +271,6 @@ def test_the_plugin_has_a_test_for_each_relation(
     printed = capsys.readouterr().out
     assert code == 1 and "1 failed, 1 passed, 1 skipped" in printed, printed
     assert "a cached prefix of every length = without" in printed
-    assert "\n::error title=lfm2np prefixes::a cached prefix of every length = without prefixes: prompt of " in printed
     assert (tmp_path / "j.xml").exists()
 
 
@@ -287,12 +282,3 @@ def test_the_plugin_without_a_server_is_one_line(tmp_path: Path) -> None:
     assert ran.returncode == 4 and "--engine and --server: expected one of them" in ran.stderr
     ran = suite(tmp_path, "http://127.0.0.1:9", "--vocab-size", "x")
     assert "--vocab-size 'x': expected a number above 0" in ran.stdout + ran.stderr
-
-
-def test_a_workflow_gets_a_line_for_each_failure() -> None:
-    class Report:
-        nodeid = "lfm2np/suite/test_server.py::test_relation[warm]"
-        longrepr = "with cached prefixes = without\n50 % of it"
-
-    (line,) = github_lines([Report()])
-    assert line == "::error title=lfm2np warm::with cached prefixes = without 50 %25 of it"
