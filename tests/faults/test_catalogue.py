@@ -12,8 +12,11 @@ from lfm2np.teaching.drawings.runs.leaks import BROKEN
 from lfm2np.teaching.faults import parse_faults
 from lfm2np.teaching.lab.settings import TEACHING_FAULTS
 
-# Injected by docs/start/first-check.md and docs/engine/3-verdicts.md, which run in an installed copy.
-OF_PAGES = ("one-token-prompt-reads-the-previous-tenants-state", "state-dropped-after-the-prompt")
+# Injected by docs/start/first-check.md, docs/engine/3-verdicts.md and 6-faults.md, which run in an installed copy.
+OF_PAGES = (
+    *("one-token-prompt-reads-the-previous-tenants-state", "state-dropped-after-the-prompt"),
+    *("slot-index-wraps-modulo-2", "parent-key-not-hashed"),
+)
 
 
 @pytest.mark.parametrize("change", (*FAULTS, *VARIANTS), ids=lambda change: change.name)
