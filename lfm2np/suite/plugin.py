@@ -43,7 +43,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--engine": {"metavar": "MODULE:FACTORY", "help": "the engine to test (default: lfm2np's own)"},
         "--scheduler": {
             "metavar": "MODULE:FACTORY",
-            "help": "a scheduler or a block manager to test instead, without a model: see scheduler/protocol.py",
+            "help": "a scheduler to test instead, without a model: see scheduler/protocol.py",
         },
         "--server": {
             "metavar": "URL",
