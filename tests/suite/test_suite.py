@@ -73,7 +73,7 @@ def test_check_is_silent_for_what_holds():
 class Greedy:
     """An engine that lacks much: it repeats the last token."""
 
-    lacks = frozenset({"sampling", "samples", "processors", "stops", "convolution-only"})
+    lacks = frozenset({"sampling", "samples", "processors", "stops", "odd-shapes"})
 
     def generate(self, requests):
         for request in requests:
