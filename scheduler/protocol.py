@@ -58,7 +58,6 @@ POLICIES = {
     "fcfs": "Requests are admitted in the order of arrival.",
     "priority": "Requests are admitted in the order of priority, the smallest first, then of arrival.",
     "preempts-last": "Of those that run, the one that was added last is preempted first.",
-    "decodes-always": "In each step, every running request whose prompt is computed gets a token.",
     "finds-prefixes": "Whoever begins with the first block of a request that runs does not compute this block.",
 }
 

@@ -16,9 +16,9 @@ from lfm2np.errors import RequestError
 from lfm2np.suite.schedulers import adapter_calls, own, suite
 from lfm2np.suite.schedulers.adapter_calls import Violation
 from lfm2np.suite.schedulers.demands import ALWAYS, DEMANDS
-from lfm2np.suite.schedulers.fault_trials import FAULTS, faults_for, try_fault
 from lfm2np.suite.schedulers.program_run import Run
 from lfm2np.suite.schedulers.programs import carry_out
+from lfm2np.suite.schedulers.scheduler_faults import FAULTS, faults_for, try_fault
 from scheduler.protocol import FEATURES, POLICIES, Copy, Refused, Step, Window, entry
 
 SIZES = {"block_size": 2, "num_blocks": 6, "max_num_seqs": 2, "max_num_batched_tokens": 8}
@@ -150,7 +150,6 @@ def test_the_table_of_real_schedulers_is_of_the_results():
     [
         ("fcfs", "priority", True),
         ("priority", "fcfs", True),
-        ("decodes-always", "prefill-first", True),
         ("finds-prefixes", "fcfs", False),
     ],
 )
@@ -575,7 +574,7 @@ def test_pytest_runs_it(fewer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     command = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--pyargs", "lfm2np.suite"]
     (tmp_path / "wrong_adapter.py").write_text(
         "from lfm2np.suite.schedulers import own\n"
-        "from lfm2np.suite.schedulers.fault_trials import with_fault\n"
+        "from lfm2np.suite.schedulers.scheduler_faults import with_fault\n"
         "factory = with_fault(own.factory, 'newest-token-lost')\n"
     )
     (tmp_path / "known.txt").write_text("tokens  # known\n")

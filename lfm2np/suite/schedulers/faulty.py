@@ -163,8 +163,3 @@ def plain(step: Step) -> tuple[Any, ...]:
         for each in step.entries
     ]
     return (entries, list(step.copies))
-
-
-def faults_for(lacks: frozenset[str]) -> list[SchedulerFault]:
-    """Those that a scheduler can have that lacks this."""
-    return [fault for fault in FAULTS.values() if not lacks & set(fault.needs)]

@@ -205,7 +205,7 @@ def script(name: str, sizes: dict[str, Any], run: Run | None) -> str:
     calls = "".join(f"run.{call}\n" for call in (run.log if run is not None else ()))
     imports = "from lfm2np.suite.schedulers.program_run import Run\n"
     if name.startswith("with_fault("):
-        imports += "from lfm2np.suite.schedulers.fault_trials import with_fault\n"
+        imports += "from lfm2np.suite.schedulers.scheduler_faults import with_fault\n"
     factory = name if name.startswith("with_fault(") else repr(name)
     return f"{imports}\nrun = Run({factory}, {sizes})\n{calls}"
 
