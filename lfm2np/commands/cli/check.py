@@ -74,7 +74,7 @@ UNUSED = {  # options that a mode does not use
     ),
     against.WITHOUT: (
         *against.NEED_AGAINST,
-        *("relations", "vary", "out", "minutes", "block_size", "max_num_batched_tokens", "max_num_seqs"),
+        *("relations", "out", "minutes", "block_size", "max_num_batched_tokens", "max_num_seqs"),
     ),
     OF_FILE: ("at_once", "cases", "max_model_len", "seed", "timeout"),
     against.LOCAL: against.NEED_SERVER,
@@ -243,7 +243,6 @@ def add_check(commands: Commands) -> None:
     work.add_options(parser)
     group = against.add_options(parser)
     add(group, "--relations NAMES", f"some of {', '.join(NAMES)}, separated by commas (all)")
-    add(group, "--vary JSON", "fields of a request that must not change its answer")
     add(group, "--minutes N", "begin no relation after N minutes", type=float)
     add(group, "--out DIR", "shrink what is broken, and write it into folders as fuzz does")
     add(group, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})")

@@ -30,7 +30,7 @@ SMALL = ("--block-size", "4", "--max-num-batched-tokens", "16", "--max-num-seqs"
 KEYS = {"engine", "format", "why_format", "traces", "replays", "requests", "tokens", "seconds"}
 KEYS |= {"sizes", "assumed"}
 ROW = {"folder", "failed", "replays", "requests", "tokens", "drawn_requests", "drawn_tokens", "traces"}
-ROW |= {"same_tokens", "before", "needs_before"}
+ROW |= {"same_tokens"}
 
 
 @pytest.fixture(autouse=True)

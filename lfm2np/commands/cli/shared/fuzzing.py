@@ -28,8 +28,7 @@ from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
 from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
 from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
-from lfm2np.suite.fuzz.failure_report import Context, history
-from lfm2np.suite.fuzz.hand_over import TRACE, hand_over, read_trace, require_place
+from lfm2np.suite.fuzz.hand_over import TRACE, Context, hand_over, history, read_trace, require_place
 from lfm2np.suite.fuzz.judge import WRONG as WRONG_ANSWER
 from lfm2np.suite.fuzz.judge import ByTruth, Judge
 from lfm2np.suite.fuzz.sizes import (
@@ -123,18 +122,17 @@ def player_of(arguments: argparse.Namespace, model: Model) -> Target:
 def by_itself(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: contextlib.ExitStack) -> Subject:
     """Its spread is measured first; with another engine the larger of both."""
     against.require(arguments)
-    askings = against.askings(arguments, stack)
-    abilities, sizes = askings[0].abilities, askings[0].sizes
+    asking = against.asking(arguments, stack)
+    abilities, sizes = asking.abilities, asking.sizes
     if not abilities.tells_logprobs:
         raise InconclusiveError("the engine reports no log-probabilities: other tokens can't be judged without a truth")
-    for asking in askings:
-        asking.begin()
+    asking.begin()
     source = GIVEN if arguments.max_model_len else REPORTED if abilities.longest else ASSUMED
     around_sizes = sizes_of(given(arguments), abilities, Size((sizes.longest,), source))
     takes_seeds = replace(abilities, takes_sampling=abilities.takes_sampling and abilities.takes_seeds)
     around = around_of(left_out, None, sizes.vocab, takes_seeds, around_sizes)
-    context = Context(arguments.target, abilities.engine, askings[0].format_name, "", "none", command_line())
-    return Subject(askings[0].players[""], against.judge_of(askings), around, around_sizes, context)
+    context = Context(arguments.target, abilities.engine, asking.format_name, "", "none", command_line())
+    return Subject(asking.players[""], against.judge_of(asking, asking.other), around, around_sizes, context)
 
 
 def given(arguments: argparse.Namespace) -> dict[str, int | None]:
@@ -299,8 +297,6 @@ def finding_of(failure: Failure, folder: Path) -> Finding:
         "failed": failure.rate[0],
         "replays": failure.rate[1],
         "same_tokens": failure.same_tokens,
-        "before": failure.num_before,
-        "needs_before": failure.needs_before,
         "requests": len(failure.trace.requests),
         "tokens": failure.trace.num_tokens,
         "drawn_requests": len(failure.drawn.requests),
