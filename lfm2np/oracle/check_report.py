@@ -16,19 +16,13 @@ from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.prefix_hits import prefix_hits, wrong_requests
 from lfm2np.oracle.report import report as reports
-from lfm2np.oracle.report.charts import Axis, Series, chart, svg
-from lfm2np.oracle.report.report import Case, Code, Figure, Finding, Report, Section, Table, number, plural
+from lfm2np.oracle.report.report import Case, Code, Finding, Report, Section, Table, number, plural
 from lfm2np.oracle.workloads import CASES
 
-LOOKS = {  # of the marks in the figure; the least severe first
-    Verdict.EXACT: 0,
-    Verdict.ROUTE: 6,
-    Verdict.TIE: 2,
-    Verdict.INCONCLUSIVE: 3,
-    Verdict.DRIFT: 5,
-    Verdict.BUG: 1,
-}
-SEVERITY = tuple(LOOKS)
+SEVERITY = (  # the least severe first
+    *(Verdict.EXACT, Verdict.ROUTE, Verdict.TIE),
+    *(Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BUG),
+)
 MEANS = {
     Verdict.EXACT: "Every token is the oracle's, and every error is one that the declared format explains.",
     Verdict.ROUTE: "Some tokens went to other experts, where the declared format can't tell the scores apart.",
@@ -43,7 +37,6 @@ ERRORS = (
     f"beyond one rounding step of the logits: up to {LIMIT:g} may be the format, more is not. RMS is of whole errors, "
     "the rounding step being part of their unit; so is worst where no error goes beyond that step."
 )
-SMALLEST, LARGEST = 0.01, 1e15  # errors as they are drawn; what is beyond is drawn there
 NO_FIELDS = ("request", "scale", "route_chance", "flip_chance")  # of a position
 TOTAL_FIELDS = ("rms", "worst", "flips", "flip_chance", "rerouted", "route_chance")
 SIZES = ("positions", "reported", "RMS", "worst", "flips", "bugs")  # of a group
@@ -135,7 +128,6 @@ def sections_of(checked: Checked) -> list[Section]:
         Section("Where it goes wrong", [Code(["where it goes wrong", *checked.cause.lines])] if checked.cause else []),
         Section("Wrong positions and flips", [Table("", ODD, list(map(cells, odd)), (0, 3, 11), 10)] if odd else []),
         Section("No usable answer", [Table(title, ("requests", "why"), counted, (1,), 10)] if counted else []),
-        Section("Errors by position", error_figure(checked), is_long=True),
         Section("What the errors depend on", [about, ERRORS], is_long=True),
     ]
 
@@ -214,31 +206,6 @@ def words_of(position: Position) -> list[str]:
 
 def phase(position: Position) -> str:
     return "generated" if position.is_new else "prompt"
-
-
-# --- the figure
-
-
-def error_figure(checked: Checked) -> list[Figure]:
-    """A mark a judged log-probability, what is wrong on top."""
-    points: dict[Verdict, list[tuple[float, float]]] = {verdict: [] for verdict in reversed(SEVERITY)}
-    for position in checked.positions:
-        if position.error_ratio is not None:
-            y = max(SMALLEST, min(LARGEST, abs(position.error_ratio)))
-            points[position.verdict].append((position.row + 1.0, y))
-    count = sum(map(len, points.values()))
-    if not count:
-        return []
-    series = [Series(str(verdict), some, LOOKS[verdict]) for verdict, some in points.items() if some]
-    title = "Error of log-probabilities by position, in units of the format's rounding error"
-    about = f"{plural(count, 'position')}: {counts_in_words(checked)}. The numbers stand below."
-    levels = [(1.0, "1: rounding"), (LIMIT, f"{LIMIT:g}: the limit")]
-    axes = Axis("position in the sequence, from 1", is_log=True), Axis("error", is_log=True)
-    drawing = chart("errors", title, about, series, *axes, levels)
-    caption = f"{title}. Those of one verdict at one spot share a mark; below {SMALLEST} they are drawn at the bottom."
-    rows = [[level, *sizes(group), state(group)] for level, group in grouped(checked.positions, "row").items()]
-    numbers = Table("Errors by row, in units of the rounding error", ("row", *SIZES, "state"), rows)
-    return [Figure(svg(drawing), caption, [numbers])]
 
 
 # --- for programs

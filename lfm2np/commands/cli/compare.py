@@ -18,7 +18,7 @@ from lfm2np.oracle.compare.compare import compare
 from lfm2np.oracle.compare.comparison_report import report_of
 from lfm2np.oracle.compare.pair import Files, files_of, longest, require_same_network, require_same_tokens
 from lfm2np.oracle.compare.positions import Others
-from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, check_texts, of_request, of_text
+from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, of_request, of_text
 from lfm2np.oracle.report.report import plural
 
 EXAMPLE = """lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --requests requests.jsonl --text book.txt
@@ -62,6 +62,8 @@ def sides(quantised: list[Files], weights: str, place: Place) -> Others:
 
 def what_is_scored(model: Model, quantised: list[Files], arguments: argparse.Namespace) -> list[Scored]:
     """RequestError names what can't be scored, before anything is computed."""
+    if arguments.requests is None and arguments.text is None:
+        raise RequestError("nothing to score: expected --requests or --text")
     most = longest(model.config, quantised)
     scored: list[Scored] = []
     if arguments.requests is not None:
@@ -77,7 +79,7 @@ def what_is_scored(model: Model, quantised: list[Files], arguments: argparse.Nam
         text = read_file(arguments.text)
         window = arguments.window
         scored += of_text(model.tokenizer, model.config.vocab_size, text, arguments.text, window, most)
-    return scored or check_texts(model.tokenizer, most)
+    return scored
 
 
 def add_compare(commands: Commands) -> None:

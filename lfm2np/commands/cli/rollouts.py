@@ -17,7 +17,7 @@ from lfm2np.engine.sampling.params import SamplingParams
 from lfm2np.errors import RequestError
 from lfm2np.oracle.judging.formats import FORMATS, format_named
 from lfm2np.oracle.rollouts.api import judge_file
-from lfm2np.oracle.rollouts.exact import READINGS, SIDES
+from lfm2np.oracle.rollouts.exact import SIDES
 from lfm2np.oracle.rollouts.judge import AUTO, EXPLAINING, JUDGING, SCORING, Options
 from lfm2np.oracle.rollouts.rollout import SAMPLING
 from lfm2np.values import require_count
@@ -68,7 +68,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
         raise RequestError(f"--chunks {chunks!r}: expected whole numbers above 0 with commas between them")
     return Options(
         formats,
-        {side: getattr(arguments, f"{side}_reports") for side in SIDES},
         require_count("--cause-tokens", arguments.cause_tokens, 1, None),
         [int(size) for size in chunks.split(",") if size],
         require_count("--seed", arguments.seed, 0, None),
@@ -90,8 +89,6 @@ def add_rollouts(commands: Commands) -> None:
     for side in SIDES:
         format_help = f"number format of the {side}: {', '.join(FORMATS)}, also with a cache format, as in "
         add(parser, f"--{side}-format FORMAT", format_help + "'bfloat16 kv:float8' (auto: finest fit)", default=AUTO)
-        reports_help = f"what the {side} reports (auto: as the file says, else what explains most)"
-        add(parser, f"--{side}-reports READING", reports_help, choices=[AUTO, *READINGS], default=AUTO)
     for name in SAMPLING:
         kind = int if name == "top_k" else float
         add(parser, f"{option(name)} X", f"{name} of sequences that do not say it", type=kind)

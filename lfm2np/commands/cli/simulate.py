@@ -18,7 +18,6 @@ from lfm2np.commands.simulate.fit import fit, read_steps
 from lfm2np.commands.simulate.result import Scenario, config_of, simulate, simulation_report
 from lfm2np.commands.simulate.traffic import Traffic
 from lfm2np.errors import RequestError
-from lfm2np.oracle.report.charts import document
 from lfm2np.system import replaced, write_whole
 from lfm2np.values import require_count
 from scheduler import POLICIES, TraceWriter
@@ -113,8 +112,7 @@ def run_sweep(arguments: argparse.Namespace) -> None:
     if arguments.svg is not None:
         if len(sweep.best_runs(result)) < 2:
             raise RequestError("--svg: a curve by requests a second needs several, such as --sweep rate=2:32")
-        metric, quantile = (target.metric, target.quantile) if target else sweep.CURVES[0]
-        write_whole(arguments.svg, document(sweep.curve(result, target, metric, quantile)))
+        write_whole(arguments.svg, sweep.curve(result, target))
     show_report(arguments, sweep.sweep_report(result, target))
 
 
@@ -187,5 +185,5 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--fit FILE", "fit a cost model: a trace of lfm2np generate, CSV or JSON lines")
     add(group, "--out FILE", "where the cost model goes")
     group = parser.add_argument_group("output")
-    add(group, "--html FILE", "write an HTML report with curves")
+    add(group, "--html FILE", "write an HTML report")
     add(group, "--trace FILE", "write every step, for `lfm2np draw`")

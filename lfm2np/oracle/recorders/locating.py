@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -25,8 +24,8 @@ from lfm2np.values import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first
 MOST_BESIDE = 7  # others that one is tried with
-IDS_OF_A_LINE, MOST_IDS = 64, 512  # of a prompt
 MOST_TRIALS = 3  # of each: alone, beside others, and those as far as they ran
+MOST_IDS = 64  # of a prompt, in a line
 RIGHT = "nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the server)"
 NOTHING = "not located         the recorded logits are wrong, too, but every recorded tensor follows from its inputs"
 
@@ -41,9 +40,16 @@ class Trial:
     request: int
     max_tokens: int
 
-    def without(self, index: int) -> Trial:
-        kept = tuple(prompt for number, prompt in enumerate(self.prompts) if number != index)
-        return replace(self, prompts=kept, request=self.request - (index < self.request))
+    def cause(self, target: str, report: Report | None, *lines: str) -> Cause:
+        """By a report with a finding, or none, and more lines."""
+        finding = None if report is None else asdict(report.findings[0])
+        beside, name = len(self.prompts) > 1, self.wrong.request_id
+        return Cause(target, name, self.prompts, self.request, self.max_tokens, beside, finding, lines)
+
+    def __str__(self) -> str:
+        others = f"beside {len(self.prompts) - 1} others" if len(self.prompts) > 1 else "alone"
+        size = f"prompt of {len(self.prompts[self.request])}, {self.max_tokens} new"
+        return f"{self.wrong.request_id}: {size}, {others}"
 
 
 def cause_of(
@@ -63,36 +69,31 @@ def cause_of(
     An engine that can't be recorded gives a cause without a finding: the check's result stays. So does a record that
     does not show the error: what `locate` finds there, if anything, is another.
     """
-    wrong = wrong_requests(checked.positions)
-    if not wrong:
+    if not (wrong := wrong_requests(checked.positions)):
         return None
-    done = 0
     answers = {request.request_id: answer for request, answer in checked.pairs}
-
-    def recorded(trial: Trial) -> tuple[Report, str]:
-        """What `locate` says, and why the record does not show the error that the check saw, if it does not."""
-        nonlocal done
-        content = record(trial.prompts, trial.request, trial.max_tokens, trial.row)
-        dump = parse_dump(content, f"what {target} recorded of {trial.wrong.request_id}", model.config)
-        done += 1
-        if progress:
-            progress(done, MOST_TRIALS * MOST_ASKS + MOST_BESIDE)
-        answer = answers[trial.wrong.request_id]
-        why = why_not_shown(model, checked.format, known or Known(), tensors, dump, trial, answer)
-        return locate(tensors, model.config, dump), why
-
     reasons: dict[str, Trial] = {}
     trial = alone(*wrong[0])
     try:
-        for trial in trials(checked, wrong, model.config.max_position_embeddings):
-            report, why = recorded(trial)
+        for done, trial in enumerate(trials(checked, wrong, model.config.max_position_embeddings)):
+            if progress:
+                progress(done, MOST_TRIALS * MOST_ASKS)
+            content = record(trial.prompts, trial.request, trial.max_tokens, trial.row)
+            dump = parse_dump(content, f"what {target} recorded of {trial.wrong.request_id}", model.config)
+            answer = answers[trial.wrong.request_id]
+            why = why_not_shown(model, checked.format, known or Known(), tensors, dump, trial, answer)
+            report = locate(tensors, model.config, dump)
             if report.findings and not why:
-                return cause(target, *without_needless(trial, report, recorded))
+                also = shortened([finding.name for finding in report.findings[1:]])
+                more = [f"also wrong          {also}"] if report.findings[1:] else []
+                shown = f"recorded            {target} {trial}", *finding_lines(report.findings[0]), *more
+                return trial.cause(target, report, *shown)
             reasons.setdefault(why or NOTHING, trial)
+        why = NOTHING if NOTHING in reasons else next(iter(reasons))
     except Lfm2npError as problem:
-        return cause(target, trial, None, f"not recorded        {problem}")
-    why = NOTHING if NOTHING in reasons else next(iter(reasons))
-    return cause(target, reasons[why], None, why)
+        why = f"not recorded        {problem}"
+        reasons = {why: trial}
+    return reasons[why].cause(target, None, f"recorded            {target} {reasons[why]}", why)
 
 
 def why_not_shown(
@@ -129,38 +130,22 @@ def why_not_shown(
 
 
 def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
-    """For an engine that shows only answers: which wrong request to dump, which tensors, and what to run `then`.
+    """For an engine that shows only answers: which wrong request to dump, and what to run `then`.
 
     None if no token or log-probability was wrong.
     """
-    wrong = wrong_requests(checked.positions)
-    if not wrong:
+    if not (wrong := wrong_requests(checked.positions)):
         return None
     trial = beside_others(checked, *wrong[0]) if wrong[0][0].tags.get("beside") else alone(*wrong[0])
-    others = [prompt for index, prompt in enumerate(trial.prompts) if index != trial.request]
-    how = f"beside {len(others)} others" if others else "alone"
-    lines = (
+    return trial.cause(
+        target,
+        None,
         f"not recorded        {target} shows answers only; if the same engine runs in Python: --locate RECORDER",
-        f"request to dump     {trial.wrong.request_id}: {trial.max_tokens} new, greedy, {how}",
-        *prompt_lines("its prompt ids", trial.prompts[trial.request]),
-        *(line for prompt in others for line in prompt_lines("one beside it", prompt)),
-        "tensors to write    token_ids [T] and steps [S], whole numbers; model.layers.N [T, hidden] of each layer N",
-        "                    and lm_head find the layer, in it conv.in_proj, conv.conv, conv.state,",
-        "                    self_attn.q_rotated, self_attn.attended, feed_forward.w2, ... the operation; all names:",
-        "                    docs/engine/7-locate.md",
-        "how to write them   as safetensors: the same page has a writer in C++ and one in Rust, without dependencies",
+        f"request to dump     {trial}; greedy; all ids: cause.prompts of --json",
+        f"its prompt ids      {','.join(map(str, trial.prompts[trial.request][:MOST_IDS]))}",
+        "how                 docs/engine/7-locate.md: names of tensors, and writers in C++ and Rust",
         f"then                {then}",
     )
-    return cause_with(target, trial, lines)
-
-
-def prompt_lines(name: str, ids: Sequence[int]) -> list[str]:
-    """All ids of a prompt, or the first MOST_IDS and where the others are."""
-    starts = range(0, min(len(ids), MOST_IDS), IDS_OF_A_LINE)
-    lines = [",".join(map(str, ids[start : start + IDS_OF_A_LINE])) for start in starts]
-    lines = [f"{line}," for line in lines[:-1]] + lines[-1:]  # so that they can be put together again
-    rest = [f"... {len(ids)} in all: cause.prompts of --json"] if ids[MOST_IDS:] else []
-    return [f"{'' if index else name:<20}{line}" for index, line in enumerate([*lines, *rest])]
 
 
 def wrong_requests(positions: Sequence[Position]) -> list[tuple[Request, int]]:
@@ -203,35 +188,3 @@ def alone(wrong: Request, row: int) -> Trial:
 def new_tokens(wrong: Request, row: int) -> int:
     """As many as are needed to compute that row."""
     return max(1, row + 2 - len(wrong.prompt_token_ids))
-
-
-def without_needless(
-    trial: Trial, report: Report, recorded: Callable[[Trial], tuple[Report, str]]
-) -> tuple[Trial, Report]:
-    """The trial without neighbours that are not needed for it to be wrong."""
-    for index in reversed(range(len(trial.prompts))):
-        if index != trial.request and len(trial.prompts) > 1:
-            smaller = trial.without(index)
-            smaller_report, why = recorded(smaller)
-            if smaller_report.findings and not why:
-                trial, report = smaller, smaller_report
-    return trial, report
-
-
-def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -> Cause:
-    """Of a report with a finding; or of none, and the problem."""
-    tokens = f"prompt of {len(trial.prompts[trial.request])}, {trial.max_tokens} new"
-    others = f"beside {len(trial.prompts) - 1} others" if len(trial.prompts) > 1 else "alone"
-    lines = [f"recorded            {target} {trial.wrong.request_id}: {tokens}, {others}"]
-    if report is None:
-        return cause_with(target, trial, [*lines, problem])
-    lines += finding_lines(report.findings[0])
-    if report.findings[1:]:
-        lines.append(f"also wrong          {shortened([finding.name for finding in report.findings[1:]])}")
-    return cause_with(target, trial, lines, asdict(report.findings[0]))
-
-
-def cause_with(target: str, trial: Trial, lines: Sequence[str], finding: Mapping[str, Any] | None = None) -> Cause:
-    beside = len(trial.prompts) > 1
-    request = trial.wrong.request_id
-    return Cause(target, request, trial.prompts, trial.request, trial.max_tokens, beside, finding, tuple(lines))

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from lfm2np.arithmetic import NAMES
 from lfm2np.checkpoint.files import is_gguf
+from lfm2np.checkpoint.text.tokenizer import require_ids
 from lfm2np.engine.loading import load
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.oracle.engines.protocol import load_factory
@@ -136,16 +137,7 @@ def require_request(prompts: Prompts, request: int, max_tokens: int, config: Mod
         raise RequestError(f"request {request}: expected one of {len(prompts)}, from 0 on")
     if max_tokens < 1:
         raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
-    most = config.max_position_embeddings
     for number, prompt in enumerate(prompts):
-        wrong = [token_id for token_id in prompt if not 0 <= token_id < config.vocab_size]
-        problem = ""
-        if len(prompt) == 0:
-            problem = "empty, expected at least one token"
-        elif wrong:
-            problem = f"token {wrong[0]}, expected ids below vocab_size={config.vocab_size}"
-        elif len(prompt) + max_tokens > most:
-            tokens = f"{len(prompt)} tokens and {max_tokens} new ones"
-            problem = f"{tokens}, expected at most max_position_embeddings={most}"
-        if problem:
-            raise RequestError(f"prompt {number}: {problem}")
+        count, most = len(require_ids(prompt, config.vocab_size)) + max_tokens, config.max_position_embeddings
+        if count > most:
+            raise RequestError(f"prompt {number}: {count} tokens with new ones, max_position_embeddings={most}")
