@@ -120,7 +120,8 @@ def impossible_counts(pairs: Sequence[Pair]) -> str:
     if above := [pair for pair in counts if pair[1] > len(pair[0].prompt_token_ids)]:
         request, count = above[0]
         first = f"first {request.request_id}: {count} of {len(request.prompt_token_ids)}"
-        return f"not believed: the engine reports more cached tokens than the prompt has in {plural(len(above), 'request')}, {first}"
+        where = f"in {plural(len(above), 'request')}, {first}"
+        return f"not believed: the engine reports more cached tokens than the prompt has {where}"
     hits = [(request, count) for request, count in counts if count >= LEAST and "order" in request.tags]
     if unshared := [request.request_id for request, count in hits if count > shared(request, pairs)]:
         where = f"{len(unshared)} of {len(hits)} hits are longer than what any request shares, first {unshared[0]}"
