@@ -12,7 +12,7 @@ from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.engine.loading import Model
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.check import Cause, Checked
-from lfm2np.oracle.engines.records import Answer, Request, greedy
+from lfm2np.oracle.engines.records import Answer, Request, greedy, whole_request
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known
@@ -21,12 +21,15 @@ from lfm2np.oracle.locate.dump import Dump, parse_dump, shortened
 from lfm2np.oracle.locate.locate import Report, locate, logits_at
 from lfm2np.oracle.locate.locate_report import finding_lines
 from lfm2np.oracle.recorders.registry import Record
+from lfm2np.oracle.report.report import plural
 from lfm2np.values import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first
 MOST_BESIDE = 7  # others that one is tried with
+Fails = Callable[[Sequence[Request]], bool]
 IDS_OF_A_LINE, MOST_IDS = 64, 512  # of a prompt
-MOST_TRIALS = 3  # of each: alone, beside others, and those as far as they ran
+MOST_TRIALS = 4  # of each: alone, beside others, those as far as they ran, and alone after those that were sent before
+MOST_BEFORE = 64  # requests that were sent before one, and are sent again to learn whether it needs them
 RIGHT = "nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the server)"
 NOTHING = "not located         the recorded logits are wrong, too, but every recorded tensor follows from its inputs"
 
@@ -40,6 +43,7 @@ class Trial:
     prompts: tuple[tuple[int, ...], ...]
     request: int
     max_tokens: int
+    before: tuple[Request, ...] = ()  # what runs before, one after the other
 
     def without(self, index: int) -> Trial:
         kept = tuple(prompt for number, prompt in enumerate(self.prompts) if number != index)
@@ -54,24 +58,29 @@ def cause_of(
     model: Model,
     progress: Progress | None = None,
     known: Known | None = None,
+    renew: Callable[[], Record] | None = None,
 ) -> Cause | None:
     """Where the engine goes wrong in one of its wrong requests; None if no token or log-probability was wrong.
 
     target     what `record` records, in words
     progress   called with (recordings done, the most that there may be)
     known      what the check computed
+    renew      makes the recorder again, with an engine that ran nothing: what a later record shows may need what
+               earlier ones left behind
     An engine that can't be recorded gives a cause without a finding: the check's result stays. So does a record that
     does not show the error: what `locate` finds there, if anything, is another.
     """
     wrong = wrong_requests(checked.positions)
     if not wrong:
         return None
-    done = 0
+    done, history = 0, list[Request]()  # what ran on the recorder's engine
     answers = {request.request_id: answer for request, answer in checked.pairs}
 
     def recorded(trial: Trial) -> tuple[Report, str]:
         """What `locate` says, and why the record does not show the error that the check saw, if it does not."""
         nonlocal done
+        for request in trial.before:
+            record((request.prompt_token_ids,), 0, request.max_tokens)
         content = record(trial.prompts, trial.request, trial.max_tokens, trial.row)
         dump = parse_dump(content, f"what {target} recorded of {trial.wrong.request_id}", model.config)
         done += 1
@@ -87,8 +96,14 @@ def cause_of(
         for trial in trials(checked, wrong, model.config.max_position_embeddings):
             report, why = recorded(trial)
             if report.findings and not why:
+                if renew is not None and done > 1:
+                    record = renew()
+                    again, why = recorded(trial)
+                    if why or not again.findings:
+                        return cause(target, replace(trial, before=tuple(history)), report)
                 return cause(target, *without_needless(trial, report, recorded))
             reasons.setdefault(why or NOTHING, trial)
+            history.append(trial.wrong)
     except Lfm2npError as problem:
         return cause(target, trial, None, f"not recorded        {problem}")
     why = NOTHING if NOTHING in reasons else next(iter(reasons))
@@ -128,22 +143,28 @@ def why_not_shown(
     return "" if is_wrong(judge(model, format_name, [pair], known=known)) else RIGHT
 
 
-def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
-    """For an engine that shows only answers: which wrong request to dump, which tensors, and what to run `then`.
+def cause_to_dump(checked: Checked, target: str, why: str, then: str, fails: Fails | None = None) -> Cause | None:
+    """For an engine that shows only answers, `why`: which wrong request to dump, which tensors, and what to run `then`.
 
+    fails   sends requests again, one after the other, and says whether the last is wrong; None: that is impossible
     None if no token or log-probability was wrong.
     """
     wrong = wrong_requests(checked.positions)
     if not wrong:
         return None
     trial = beside_others(checked, *wrong[0]) if wrong[0][0].tags.get("beside") else alone(*wrong[0])
+    needs: tuple[str, ...] = ()
+    if fails is not None and not wrong[0][0].tags.get("beside"):
+        trial, needs = wrong_again(checked, wrong, fails)
     others = [prompt for index, prompt in enumerate(trial.prompts) if index != trial.request]
     how = f"beside {len(others)} others" if others else "alone"
     lines = (
-        f"not recorded        {target} shows answers only; if the same engine runs in Python: --locate RECORDER",
+        f"not recorded        {why}",
         f"request to dump     {trial.wrong.request_id}: {trial.max_tokens} new, greedy, {how}",
         *prompt_lines("its prompt ids", trial.prompts[trial.request]),
         *(line for prompt in others for line in prompt_lines("one beside it", prompt)),
+        *needs,
+        *(line for request in trial.before for line in prompt_lines("one before it", request.prompt_token_ids)),
         "tensors to write    token_ids [T] and steps [S], whole numbers; model.layers.N [T, hidden] of each layer N",
         "                    and lm_head find the layer, in it conv.in_proj, conv.conv, conv.state,",
         "                    self_attn.q_rotated, self_attn.attended, feed_forward.w2, ... the operation; all names:",
@@ -152,6 +173,32 @@ def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
         f"then                {then}",
     )
     return cause_with(target, trial, lines)
+
+
+def wrong_again(checked: Checked, wrong: Sequence[tuple[Request, int]], fails: Fails) -> tuple[Trial, tuple[str, ...]]:
+    """The first of some wrong requests that is wrong if it is sent alone; else the first after as few of those before
+    it as it takes, and the line that says so."""
+    few = [pair for pair in wrong[:MOST_ASKS] if not pair[0].tags.get("beside")]
+    for request, row in few:
+        if fails([request]):
+            return alone(request, row), ()
+    trial = alone(*few[0])
+    earlier = sent_before(checked, trial.wrong)
+    for count in (2**power for power in range(MOST_BEFORE.bit_length())):
+        before = earlier[-count:]
+        if fails([*before, trial.wrong]):
+            needs = f"right alone         wrong after {plural(len(before), 'request')} before it, one after the other"
+            return replace(trial, before=tuple(before)), (needs,)
+        if count >= len(earlier):
+            break
+    tried = plural(min(MOST_BEFORE, len(earlier)), "request")
+    return trial, (f"right alone         and after the {tried} before it: it needs others, or is not deterministic",)
+
+
+def sent_before(checked: Checked, wrong: Request) -> list[Request]:
+    """Whole requests, in the order in which they were sent."""
+    requests = {whole.request_id: whole for whole in (whole_request(request) for request, _ in checked.pairs)}
+    return list(requests.values())[: list(requests).index(whole_request(wrong).request_id)]
 
 
 def prompt_lines(name: str, ids: Sequence[int]) -> list[str]:
@@ -174,7 +221,8 @@ def wrong_requests(positions: Sequence[Position]) -> list[tuple[Request, int]]:
 
 def trials(checked: Checked, wrong: Sequence[tuple[Request, int]], positions: int) -> Iterator[Trial]:
     """Each alone, then each that ran in a batch beside others of its case: up to its wrong row, then as far as they all
-    ran (a request has at most `positions` tokens), as it may be wrong only where memory was short.
+    ran (a request has at most `positions` tokens), as it may be wrong only where memory was short. At last each alone
+    after those that were sent before it.
     """
     in_batches = [(wrong, row) for wrong, row in wrong if wrong.tags.get("beside")][:MOST_ASKS]
     yield from (alone(wrong, row) for wrong, row in wrong[:MOST_ASKS])
@@ -184,6 +232,9 @@ def trials(checked: Checked, wrong: Sequence[tuple[Request, int]], positions: in
         longest = max(wrong.max_tokens for wrong, _ in checked.pairs if wrong.case == trial.wrong.case)
         room = positions - max(map(len, trial.prompts))
         yield replace(trial, max_tokens=max(trial.max_tokens, min(longest, room)))
+    for wrong_one, row in wrong[:MOST_ASKS]:
+        if before := sent_before(checked, wrong_one)[-MOST_BESIDE:]:
+            yield replace(alone(wrong_one, row), before=tuple(before))
 
 
 def beside_others(checked: Checked, wrong: Request, row: int) -> Trial:
@@ -223,6 +274,9 @@ def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -
     tokens = f"prompt of {len(trial.prompts[trial.request])}, {trial.max_tokens} new"
     others = f"beside {len(trial.prompts) - 1} others" if len(trial.prompts) > 1 else "alone"
     lines = [f"recorded            {target} {trial.wrong.request_id}: {tokens}, {others}"]
+    if trial.before:
+        names = shortened([request.request_id for request in trial.before])
+        lines.append(f"after               {names}, one after the other; on a new engine it is right without them")
     if report is None:
         return cause_with(target, trial, [*lines, problem])
     lines += finding_lines(report.findings[0])
@@ -234,4 +288,5 @@ def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -
 def cause_with(target: str, trial: Trial, lines: Sequence[str], finding: Mapping[str, Any] | None = None) -> Cause:
     beside = len(trial.prompts) > 1
     request = trial.wrong.request_id
-    return Cause(target, request, trial.prompts, trial.request, trial.max_tokens, beside, finding, tuple(lines))
+    before = tuple(earlier.prompt_token_ids for earlier in trial.before)
+    return Cause(target, request, trial.prompts, trial.request, trial.max_tokens, beside, finding, tuple(lines), before)
