@@ -12,7 +12,7 @@ from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.causes.groups import SHOWN, Group, group_of, grouped
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import case_of, early_ends
-from lfm2np.oracle.engines.records import Answer, Request
+from lfm2np.oracle.engines.records import Answer, Request, shown_ids
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.prefix_hits import prefix_hits, wrong_requests
 from lfm2np.oracle.report import report as reports
@@ -202,7 +202,7 @@ def words_of(position: Position) -> list[str]:
         f"the oracle's is {position.best}, the engine's is behind it by {gap} nats, {ratio} times the rounding error"
     )
     behind = "the oracle's too" if position.token_id == position.best else behind
-    prompt = f"prompt of {plural(len(ids), 'token')}: {','.join(map(str, ids[:32]))}{',...' * (len(ids) > 32)}"
+    prompt = f"prompt of {plural(len(ids), 'token')}: {shown_ids(ids)}"
     largest = f"the largest reported is {number(position.error_ratio)} times the rounding error"
     return [
         f"request    {request.request_id} of {request.case}, {prompt}",

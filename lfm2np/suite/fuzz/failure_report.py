@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 
-from lfm2np.oracle.engines.records import MOST_REQUESTS, Answer, Request, Trace
+from lfm2np.oracle.engines.records import MOST_REQUESTS, Answer, Request, Trace, shown_ids
 from lfm2np.oracle.report.report import WRONG, Code, Finding, Report, Section, Table, number
 from lfm2np.suite.fuzz.campaign import Failure, size_of
 from lfm2np.suite.fuzz.judge import MEANS, Right
@@ -174,10 +174,6 @@ def special(request: Request) -> str:
     words += [f"temperature {params.temperature:g}, seed {params.seed}, {params.n} samples"] * bool(params.temperature)
     words += [f"stop {request.stop!r}"] if request.stop is not None else []
     return "; ".join([*words, *["cold"] * request.cold, *["streamed"] * request.streamed])
-
-
-def shown_ids(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids[:MOST_TOKENS])) + (f", ... {len(ids)} tokens" if len(ids) > MOST_TOKENS else "")
 
 
 def sharing(trace: Trace, index: int) -> str:

@@ -23,7 +23,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.errors import InconclusiveError, RequestError
 from lfm2np.oracle.engines.protocol import TOLD
 from lfm2np.oracle.engines.python_target import PythonTarget
-from lfm2np.oracle.engines.records import MOST_REQUESTS
+from lfm2np.oracle.engines.records import FAILED, MOST_REQUESTS, REFUSED
 from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
 from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
@@ -262,6 +262,9 @@ def report_of(
     shown = [f"{name} {' or '.join(map(str, size.values))} ({size.source})" for name, size in sizes.items()]
     is_lone = any(each.finding.kind == WRONG_ANSWER and len(each.trace.requests) == 1 for each, _ in found)
     lone = ["one request alone is wrong: `lfm2np check` tells a number format from a bug"] if is_lone else []
+    longest, is_refused = sizes["max_model_len"], any(each.finding.kind in (FAILED, REFUSED) for each, _ in found)
+    guess = f"max_model_len {max(longest.values)} is {longest.source}: if the engine takes fewer, give --max-model-len"
+    too_long = [guess] if is_refused and longest.source in (ASSUMED, MODELS) and not arguments.replay else []
     folders = [f"{folder}: trace.json, report.html, issue.md and, for a server, reproduce.py" for _, folder in found]
     return Report(
         command="fuzz",
@@ -277,7 +280,7 @@ def report_of(
             "sizes": ", ".join(shown),
             **({"once": once} if counts.once else {}),
         },
-        next_steps=[*folders, *lone],
+        next_steps=[*folders, *lone, *too_long],
         not_tested=[assumed_text(unknown)] if unknown and not found else [],
         sections=[Section(str(folder), [Code(lines_of(failure))]) for failure, folder in found],
         figures={
