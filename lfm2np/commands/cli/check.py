@@ -61,7 +61,7 @@ from lfm2np.values import ProgressOf, require_count
 EXIT_CODES = """exit codes:
   0    right: every difference is within what the declared format explains
   1    wrong: DRIFT or BUG
-  2    inconclusive: the engine does not reveal enough, or did not answer
+  2    inconclusive: the engine reports no token ids or no log-probabilities, or did not answer
   3    the check could not run
   130  interrupted"""
 EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloat16

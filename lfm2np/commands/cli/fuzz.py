@@ -20,9 +20,9 @@ from lfm2np.errors import RequestError
 from lfm2np.suite.fuzz.sizes import BLOCKS, CHUNKS, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
 
 EXIT_CODES = """exit codes:
-  0    no trace failed
+  0    no trace failed; without log-probabilities only tokens were compared, as the report says
   1    a trace failed; its findings are in a folder
-  2    inconclusive: the engine does not report its token ids
+  2    inconclusive: the engine does not report its token ids or, with --against, its log-probabilities
   3    it could not run
   130  interrupted; findings so far are kept"""
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10

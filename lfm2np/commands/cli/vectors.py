@@ -25,7 +25,7 @@ from lfm2np.oracle.vectors.set_files import (
 from lfm2np.oracle.vectors.vectors_report import counted, report_of_answers, report_of_set, summary
 
 EXIT_CODES = """exit codes:
-  0    the set is written, or matches, or the responses are right
+  0    the set is written, or matches, or the responses are right (without log-probabilities: their tokens)
   1    verify: the set differs from the model, or a response is wrong
   2    verify: responses are missing or not judged
   3    it could not run: wrong arguments, model or vectors are missing or corrupt, or the folder can't be written

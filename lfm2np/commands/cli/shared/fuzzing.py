@@ -26,6 +26,7 @@ from lfm2np.oracle.engines.python_target import PythonTarget
 from lfm2np.oracle.engines.records import FAILED, MOST_REQUESTS, REFUSED
 from lfm2np.oracle.engines.target import Abilities, Target
 from lfm2np.oracle.report.report import RIGHT, WRONG, Code, Finding, Report, Section, plural
+from lfm2np.oracle.vectors_plain import TOKENS_ONLY
 from lfm2np.suite.fuzz.campaign import Campaign, Counts, Failure
 from lfm2np.suite.fuzz.draw_traces import SPECIAL, TEXTS, Around, alphabet_of
 from lfm2np.suite.fuzz.failure_report import Context, history
@@ -63,6 +64,7 @@ class Subject(NamedTuple):
     around: Around
     sizes: Sizes
     context: Context
+    tells_logprobs: bool
 
 
 def fuzzed(arguments: argparse.Namespace) -> Report:
@@ -107,7 +109,7 @@ def by_truth(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: co
     judge = ByTruth(model, taken.name, place, TEXTS not in left_out and abilities.tells_texts)
     sizes = sizes_of(given(arguments), abilities, longest_of(arguments, model, abilities))
     around = around_of(left_out, model.tokenizer_or_none, model.config.vocab_size, abilities, sizes)
-    return Subject(player, judge, around, sizes, context)
+    return Subject(player, judge, around, sizes, context, abilities.tells_logprobs)
 
 
 def player_of(arguments: argparse.Namespace, model: Model) -> Target:
@@ -134,7 +136,7 @@ def by_itself(arguments: argparse.Namespace, left_out: tuple[str, ...], stack: c
     takes_seeds = replace(abilities, takes_sampling=abilities.takes_sampling and abilities.takes_seeds)
     around = around_of(left_out, None, sizes.vocab, takes_seeds, around_sizes)
     context = Context(arguments.target, abilities.engine, askings[0].format_name, "", "none", command_line())
-    return Subject(askings[0].players[""], against.judge_of(askings), around, around_sizes, context)
+    return Subject(askings[0].players[""], against.judge_of(askings), around, around_sizes, context, True)
 
 
 def given(arguments: argparse.Namespace) -> dict[str, int | None]:
@@ -145,7 +147,7 @@ def played(
     arguments: argparse.Namespace, subject: Subject, started: StartedServer | None
 ) -> tuple[Campaign, list[tuple[Failure, Path]]]:
     """The campaign at its end, and each failure with its folder."""
-    player, judge, around, sizes, context = subject
+    player, judge, around, sizes, context, _ = subject
     found: list[tuple[Failure, Path]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -281,7 +283,10 @@ def report_of(
             **({"once": once} if counts.once else {}),
         },
         next_steps=[*folders, *lone, *too_long],
-        not_tested=[assumed_text(unknown)] if unknown and not found else [],
+        not_tested=[
+            *([] if subject.tells_logprobs else [TOKENS_ONLY]),
+            *([assumed_text(unknown)] if unknown and not found else []),
+        ],
         sections=[Section(str(folder), [Code(lines_of(failure))]) for failure, folder in found],
         figures={
             "engine": context.engine,
