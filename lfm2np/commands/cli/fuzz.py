@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from lfm2np.commands.cli.conformance import require_hypothesis
 from lfm2np.commands.cli.shared import against, format_options, work
@@ -16,7 +17,7 @@ from lfm2np.commands.cli.shared.parser import (
     require_times,
 )
 from lfm2np.commands.cli.shared.terminal import show_report
-from lfm2np.errors import RequestError
+from lfm2np.errors import ProofError, RequestError
 from lfm2np.suite.fuzz.sizes import BLOCKS, CHUNKS, EXAMPLES, LEAST_CONTEXT, REPLAYS, SLOTS
 
 EXIT_CODES = """exit codes:
@@ -50,7 +51,12 @@ def run(arguments: argparse.Namespace) -> None:
     require_times(arguments, "minutes", "timeout", "start_seconds")
     if not 0 <= arguments.shrink_minutes < 1e7:
         raise RequestError(f"--shrink-minutes {arguments.shrink_minutes}: expected at least 0")
-    show_report(arguments, fuzzed(arguments))
+    report, is_interrupted = fuzzed(arguments)
+    if is_interrupted:
+        with contextlib.suppress(ProofError):
+            show_report(arguments, report)
+        raise KeyboardInterrupt
+    show_report(arguments, report)
 
 
 def add_fuzz(commands: Commands) -> None:

@@ -80,7 +80,7 @@ def history(failure: Failure) -> dict[str, str]:
     tokens = (
         "the same tokens: with others it did not fail" if failure.same_tokens else "other tokens in the same places"
     )
-    rate = "not played again: the server is gone, and there is no --start"
+    rate = "not played again: the engine is gone, and there is no --start"
     if replays:
         rate = f"fails in {failed} of {replays} replays, each with {tokens}. {server_words(failure)}"
     shrunk = f"shrunk to {size_of(failure.trace)} in {failure.shrinking:.0f} s"
@@ -92,10 +92,10 @@ def history(failure: Failure) -> dict[str, str]:
 
 
 def server_words(failure: Failure) -> str:
-    """In what state the server was when it failed, as a sentence."""
+    """In what state the engine was when it failed, as a sentence."""
     if failure.is_fresh:
-        return "It failed on a server that had just been started: start it anew."
-    sentence = "It failed on a server that had served other requests before; it was not tried on a new one."
+        return "It failed on an engine that had just been started: start it anew."
+    sentence = "It failed on an engine that had served other requests before; it was not tried on a new one."
     if failure.needs_before:
         return f"It needs what came before: {failure.num_before} requests, which are sent first. {sentence}"
     if failure.before:

@@ -186,9 +186,9 @@ BEFORE = (Trace((greedy("", A[:1], 1),) * 2), Trace((greedy("", A[:4], 2),)))
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({}, "each with other tokens in the same places. It failed on a server that had served other requests before"),
-        ({"is_fresh": True}, "each with other tokens in the same places. It failed on a server that had just been"),
-        ({"same_tokens": True}, "each with the same tokens: with others it did not fail. It failed on a server that"),
+        ({}, "each with other tokens in the same places. It failed on an engine that had served other requests before"),
+        ({"is_fresh": True}, "each with other tokens in the same places. It failed on an engine that had just been"),
+        ({"same_tokens": True}, "each with the same tokens: with others it did not fail. It failed on an engine that"),
         ({"before": BEFORE[:1]}, "Before each replay came 2 short requests, which are sent first."),
         ({"before": BEFORE}, "It needs what came before: 3 requests, which are sent first."),
     ],
@@ -206,7 +206,7 @@ def test_what_came_before_is_read_with_the_trace(tmp_path: Path) -> None:
 
 def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
     lines = (handed(tmp_path, replace(failure_of(), rate=(0, 0))) / "issue.md").read_text().splitlines()
-    assert "replays    not played again: the server is gone, and there is no --start" in lines
+    assert "replays    not played again: the engine is gone, and there is no --start" in lines
 
 
 def test_an_answer_with_invalid_tokens_can_be_handed_over(tmp_path: Path) -> None:

@@ -67,16 +67,17 @@ class Subject(NamedTuple):
     tells_logprobs: bool
 
 
-def fuzzed(arguments: argparse.Namespace) -> Report:
-    """Of all traces. InconclusiveError if nothing can be judged."""
+def fuzzed(arguments: argparse.Namespace) -> tuple[Report, bool]:
+    """Of all traces, and whether an interrupt ended it after a finding; one before is raised. InconclusiveError if
+    nothing can be judged."""
     left_out = without(arguments.without)
     require_place(Path(arguments.out))
     with contextlib.ExitStack() as stack:
         started = stack.enter_context(started_server(arguments))
         of = by_truth if arguments.against is None else by_itself
         subject = of(arguments, left_out, stack)
-        campaign, found = played(arguments, subject, started)
-    return report_of(arguments, subject, campaign, found)
+        campaign, found, is_interrupted = played(arguments, subject, started)
+    return report_of(arguments, subject, campaign, found), is_interrupted
 
 
 @contextlib.contextmanager
@@ -145,8 +146,8 @@ def given(arguments: argparse.Namespace) -> dict[str, int | None]:
 
 def played(
     arguments: argparse.Namespace, subject: Subject, started: StartedServer | None
-) -> tuple[Campaign, list[tuple[Failure, Path]]]:
-    """The campaign at its end, and each failure with its folder."""
+) -> tuple[Campaign, list[tuple[Failure, Path]], bool]:
+    """The campaign at its end, each failure with its folder, and whether an interrupt came after one."""
     player, judge, around, sizes, context, _ = subject
     found: list[tuple[Failure, Path]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
@@ -169,11 +170,16 @@ def played(
             say=say,
             arounds=arounds_of(around, sizes),
         )
-        for failure in failures(arguments, campaign):
-            folder = hand_over(Path(arguments.out), failure, judge, player, context)
-            found.append((failure, folder))
-            say(f"found: {failure.finding.what} -> {folder}")
-    return campaign, found
+        try:
+            for failure in failures(arguments, campaign):
+                folder = hand_over(Path(arguments.out), failure, judge, player, context)
+                found.append((failure, folder))
+                say(f"found: {failure.finding.what} -> {folder}")
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            return campaign, found, True
+    return campaign, found, False
 
 
 def say(line: str) -> None:
@@ -267,7 +273,8 @@ def report_of(
     longest, is_refused = sizes["max_model_len"], any(each.finding.kind in (FAILED, REFUSED) for each, _ in found)
     guess = f"max_model_len {max(longest.values)} is {longest.source}: if the engine takes fewer, give --max-model-len"
     too_long = [guess] if is_refused and longest.source in (ASSUMED, MODELS) and not arguments.replay else []
-    folders = [f"{folder}: trace.json, report.html, issue.md and, for a server, reproduce.py" for _, folder in found]
+    files = "trace.json, report.html, issue.md" + ", reproduce.py" * arguments.target.startswith(HTTP)
+    folders = [f"{folder}: {files}" for _, folder in found]
     return Report(
         command="fuzz",
         verdict=plural(len(found), "finding") if found else "no finding",
