@@ -80,10 +80,9 @@ def report_of(checked: Checked) -> Report:
 def facts_of(checked: Checked) -> dict[str, str]:
     """Empty where there is nothing to say."""
     total, early = checked.total, early_ends(checked.pairs)
-    is_reported = any(position.error_ratio is not None for position in checked.positions)
+    beyond = [abs(position.error_ratio) for position in checked.positions if position.error_ratio is not None]
     short = f"{plural(early.answers, 'answer')}, {plural(early.tokens, 'token')} short"
     short = f"{short}: {early.tokens - early.lost} of them came in follow-up requests" if early.answers else ""
-    explained = f"(1 is the rounding error of the format, {LIMIT:g} the most that it explains)"
     chance = f"a right engine has so many or more with probability {probability_words(total.flip_chance)}"
     rerouted = f"{total.rerouted} tokens went to other experts; so many or more with probability"
     constants = None if total.verdict in WRONG else total.constants
@@ -92,8 +91,9 @@ def facts_of(checked: Checked) -> dict[str, str]:
         "format": f"{checked.format} ({checked.why_format})" if checked.why_format else checked.format,
         "positions": f"{len(checked.positions)}: {counts_in_words(checked)}",
         "early ends": short,
-        "errors": f"RMS {number(total.rms)}, worst {number(total.worst)} {explained}"
-        if is_reported
+        "errors": f"RMS {number(total.rms)} times rounding error plus logit step; beyond that step at most "
+        f"{number(max(beyond))} times the rounding error ({LIMIT:g} are explained)"
+        if beyond
         else "none reported",
         "flips": f"{total.flips}; {chance}" if total.flips else "0",
         "prefix cache": prefix_hits(checked.pairs).words(wrong_requests(checked.pairs, checked.positions)),
