@@ -209,7 +209,10 @@ def read_document(path: str) -> dict[str, Any]:
 def read_answers(path: str) -> list[dict[str, Any]]:
     """PlainError that names the line and the field."""
     lines = {f"{path} line {number}": line for number, line in enumerate(read_text(path).split("\n"), 1)}
-    return [require_answer(parse(line, where), where) for where, line in lines.items() if line.strip()]
+    answers = [require_answer(parse(line, where), where) for where, line in lines.items() if line.strip()]
+    if not answers:
+        raise PlainError(f"{path}: no answers, expected one on each line")
+    return answers
 
 
 def require_answer(answer: Any, where: str) -> dict[str, Any]:

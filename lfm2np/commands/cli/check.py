@@ -20,8 +20,8 @@ from lfm2np.commands.cli.shared.parser import (
     add_modes,
     refuse_unused,
     require_at_least,
-    require_folder,
     require_times,
+    to_write,
 )
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import progress_bar, progress_bars, show_report
@@ -95,7 +95,6 @@ def run(arguments: argparse.Namespace) -> None:
     """
     is_file = is_a_file(arguments.target) and arguments.against is None
     refuse_unused(arguments, *against.modes(arguments), *([OF_FILE] if is_file else []))
-    require_folder(arguments, "html", "junit")
     if arguments.against is not None:
         check_against.run(arguments)
         return
@@ -294,6 +293,6 @@ def add_check(commands: Commands) -> None:
     chunk = f"most tokens in a step of the engine ({CHUNK})"
     add(group, "--max-num-batched-tokens N", chunk)
     add(group, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
-    add(parser, "--html FILE", "write an HTML report")
-    add(parser, "--junit FILE", "write a JUnit XML report")
+    add(parser, "--html FILE", "write an HTML report", type=to_write)
+    add(parser, "--junit FILE", "write a JUnit XML report", type=to_write)
     add_modes(parser, UNUSED)

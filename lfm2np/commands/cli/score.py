@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, to_write
 from lfm2np.commands.cli.shared.prompts import (
     add_arithmetic_options,
     add_prompt_options,
@@ -166,7 +166,7 @@ def add_merge(commands: Commands) -> None:
     text = "merge --save files of score, check or vectors, and recompute some of their items"
     parser = add_command(commands, "merge", run_merge, text, MERGE_EXAMPLE)
     parser.add_argument("files", metavar="FILE", nargs="+", help="--save files of one checkpoint")
-    add(parser, "-o --output FILE", "file to write or replace", required=True)
+    add(parser, "-o --output FILE", "file to write or replace", type=to_write, required=True)
     add(parser, "--spot-check K", "recompute K items, and fail if a bit differs (0)", default=0)
     add(parser, "--seed N", "seed that chooses those items (0)", default=0)
     work.add_executor_options(parser)

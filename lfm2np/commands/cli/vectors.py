@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, require_folder
+from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, to_write
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
 from lfm2np.errors import RequestError
@@ -42,7 +42,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.what == "make":
         run_make(arguments)
         return
-    require_folder(arguments, "html", "junit")
     if arguments.answers is None and arguments.format is not None:
         raise RequestError("--format: expected --answers with it")
     show_report(arguments, report_on_set(arguments) if arguments.answers is None else report_on_answers(arguments))
@@ -113,5 +112,5 @@ def add_vectors(commands: Commands) -> None:
             answers_help = 'an engine\'s responses, {"id", "token_ids", "logprobs"} on each line; no model is needed'
             add(sub, "--answers FILE", answers_help)
             add(sub, "--format", "with --answers: number format of the engine (float32)", choices=BOUNDED)
-            add(sub, "--html FILE", "write an HTML report")
-            add(sub, "--junit FILE", "write a JUnit XML report")
+            add(sub, "--html FILE", "write an HTML report", type=to_write)
+            add(sub, "--junit FILE", "write a JUnit XML report", type=to_write)

@@ -175,6 +175,8 @@ class FileTarget:
             if not self._path.is_file():
                 raise TargetError(f"{self._path}: no such file, expected lines of requests and answers")
             self._transcript = Transcript(self._path, is_target=True)
+            if not self._transcript.pairs():
+                raise TargetError(f"{self._path}: no answers, expected lines of requests and answers")
         return self._transcript
 
 
