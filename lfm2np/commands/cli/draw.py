@@ -9,16 +9,18 @@ import shlex
 import sys
 from pathlib import Path
 
-from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
+import scheduler
+from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, to_write
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.engine.loading import Model, load
-from lfm2np.errors import ProofError, RequestError
+from lfm2np.errors import Lfm2npError, ProofError, RequestError, TraceError
 from lfm2np.system import write_whole
 from lfm2np.teaching.drawings import demo
 from lfm2np.teaching.drawings.all_views import draw
 from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
 from lfm2np.teaching.drawings.terminal_drawing import as_text
-from scheduler import TraceError, replay
+from scheduler import replay
+from scheduler.trace import read_lines
 
 EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np draw --demo --model LFM2-8B-A1B -o page.html
@@ -31,7 +33,7 @@ PARTIAL = "accept a trace without its end, of a run that is under way or was int
 
 
 def run_draw(arguments: argparse.Namespace) -> None:
-    """RequestError for a file that is no trace, a step that it does not have, or a page that can't be written."""
+    """TraceError for a file that is no trace, RequestError for a step that it lacks or a page that can't be written."""
     if arguments.model is not None and not arguments.demo:
         raise RequestError("--model goes with --demo; a trace has the model that it was recorded of")
     if arguments.tokenizer is not None and arguments.model is None:
@@ -83,7 +85,7 @@ def read(arguments: argparse.Namespace, model: Model, text: str | None) -> Run:
     try:
         return read_run(lines_of(text, arguments.partial), not arguments.partial)
     except RequestError as error:
-        raise RequestError(f"{arguments.trace}: {error}") from None
+        raise TraceError(f"{arguments.trace}: {error}") from None
 
 
 def lines_of(trace: str, is_partial: bool) -> list[str]:
@@ -92,13 +94,19 @@ def lines_of(trace: str, is_partial: bool) -> list[str]:
 
 
 def replay_schedule(arguments: argparse.Namespace, text: str | None) -> None:
-    """Schedules again what the trace has, without the model. ProofError if a plan, a token or an ending differs."""
+    """Schedules again what the trace has, without the model. TraceError (3) for a file that is no trace, ProofError (1)
+    if a plan, a token or an ending differs.
+    """
     if text is None:
         raise RequestError("--replay goes with a trace")
+    lines, is_whole = lines_of(text, arguments.partial), not arguments.partial
+    refusal: type[Lfm2npError] = TraceError
     try:
-        result = replay(lines_of(text, arguments.partial), is_whole=not arguments.partial)
-    except TraceError as error:
-        raise ProofError(f"{arguments.trace}: {error}") from None
+        list(read_lines(lines, is_whole))
+        refusal = ProofError
+        result = replay(lines, is_whole=is_whole)
+    except scheduler.TraceError as error:
+        raise refusal(f"{arguments.trace}: {error}") from None
     unfinished = f", {result.unfinished} requests unfinished" if result.unfinished else ""
     line = (
         f"replayed {result.steps} steps, {result.requests} requests, {result.scheduled_tokens} scheduled and "
@@ -118,7 +126,7 @@ def add_draw(commands: Commands) -> None:
     add(parser, "--tokenizer DIR", f"for --model: {TOKENIZER_HELP}")
     add(parser, "--partial", PARTIAL)
     target = parser.add_mutually_exclusive_group(required=True)
-    add(target, "-o --output FILE", "HTML file to write")
+    add(target, "-o --output FILE", "HTML file to write", type=to_write)
     add(target, "--terminal", "print plan, blocks and timeline of a step as text")
     again = "draw nothing: schedule again without the model, and confirm each plan, token and ending"
     add(target, "--replay", again)

@@ -71,8 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(f"{type(error).__name__}: {error}", error.exit_code)
     except MemoryError as error:
         return fail(f"out of memory {error}", 1)
-    except KeyboardInterrupt:
-        return fail("interrupted", 130)
     except BrokenPipeError:
         discard_output()  # the reader has gone: say nothing more
     except OSError as error:

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, require_folder
+from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
+from lfm2np.errors import RequestError
 from lfm2np.oracle.report.report import Report
 from lfm2np.oracle.vectors.golden import BOUNDED, make, verify
 from lfm2np.oracle.vectors.set_files import (
@@ -39,7 +40,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def run_make(arguments: argparse.Namespace) -> None:
-    require_folder(arguments, "output")
+    if not Path(arguments.output).parent.is_dir():  # before hours of work
+        raise RequestError(f"--output {arguments.output}: {Path(arguments.output).parent}: no such directory")
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
         vectors = make(model, arguments.seed, progress=shown, executor=place, is_small=arguments.small)

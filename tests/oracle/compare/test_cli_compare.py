@@ -70,14 +70,17 @@ def test_foreign_names_do_nothing_and_files_of_one_name_are_shown_by_their_paths
     assert rows == [str(path).replace("\u202e", "<U+202E>") for path in (*paths[:2], paths[2].name)]
 
 
-def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, tmp_path: Path, capsys: Any):
-    """A folder that is not there is refused before anything is computed; what shows only then, after it is printed."""
-    line = refused(capsys, "missing", "missing.gguf", "--html", tmp_path / "no" / "page.html")
-    assert line.endswith(f"--html {tmp_path / 'no' / 'page.html'}: {tmp_path / 'no'}: no such directory")
-    words = (TRAINED, files / "trained-Q8_0.gguf", "--requests", files / "r.jsonl", "--html", tmp_path)
+def test_without_anything_to_score_the_texts_of_check_are_and_it_says_so(files: Path, capsys: Any):
+    assert main(["compare", str(TRAINED), str(files / "trained-Q8_0.gguf")]) == 0
+    assert "10 texts of lfm2np check (" in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, capsys: Any):
+    """What shows only when it is written: after it is printed."""
+    words = (TRAINED, files / "trained-Q8_0.gguf", "--requests", files / "r.jsonl", "--html", "/dev/full")
     assert main(["compare", *map(str, words)]) == 2
     said = capsys.readouterr()
-    assert "digest     " in said.out and f"{tmp_path}: can't be written: " in said.err
+    assert "digest     " in said.out and "/dev/full: can't be written: " in said.err
 
 
 # --- where it is computed

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lfm2np
-from lfm2np.commands.cli.shared.parser import add
+from lfm2np.commands.cli.shared.parser import add, to_write
 from lfm2np.engine.loading import Model
 from lfm2np.engine.teacher_forcing import SCORE
 from lfm2np.engine.work.place import AT_ONCE, Place, Source, Workers, described, model_of, source_of
@@ -33,7 +33,7 @@ WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR, VIEWS)}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_executor_options(parser)
-    add(parser, "--save FILE", SAVE_HELP)
+    add(parser, "--save FILE", SAVE_HELP, type=to_write)
 
 
 def add_executor_options(parser: argparse.ArgumentParser) -> None:
