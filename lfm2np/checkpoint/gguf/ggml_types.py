@@ -7,9 +7,9 @@ authors, knows which. It computes in float32, in which only the difference is ro
     8 bits, and times a code of at most 5 (Q6_K), or 6 and 7 bits (IQ4_XS): at most 24 bits, as float32 holds.
     MXFP4 is a power of two times an integer up to 12.
 
-So of formats with minima the scaled codes and the minima are taken apart, by a zero in the place of the other's
-float16, and subtracted in float64, which is exact: both are multiples of 2**-24, as the least subnormal of float16 is,
-and below 2**27 (Q5_K: 2**16 * (63 * 31 + 63)), 51 bits.
+So of formats with minima the package decodes blocks whose minima are zero, and they are subtracted here, in float64,
+which is exact: both are multiples of 2**-24, as the least subnormal of float16 is, and below 2**27 (Q5_K:
+2**16 * (63 * 31 + 63)), 51 bits.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lfm2np.checkpoint.quantised_rows import QuantisedRows
 from lfm2np.errors import CheckpointError
 
 Bytes = NDArray[np.uint8]
+Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 CHUNK = 2**20  # bytes looked at together: keeps temporaries small
 LARGEST_EXPONENT = 252  # of MXFP4: 2**(252 - 127) * 6 is the largest power whose values are all float32
@@ -75,34 +76,45 @@ def package(what: str) -> Any:
     return gguf
 
 
+def half(blocks: Bytes, at: int) -> Float64:
+    """The float16 in two bytes of each block: [n, 1]."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float64)
+
+
 def minima_of(blocks: Bytes, name: str) -> Float64:
-    """Of blocks [n, bytes] in a format with minima, what is added to each scaled code: [1, n * weights]."""
-    minima, at = blocks.copy(), QUANTISED[name].halves[0]
-    minima[:, at : at + 2] = NEGATIVE_ZERO  # times a code, and added: it changes no number, nor the sign of a zero
-    return dequantised(minima, name)
+    """Of blocks in a format with minima, that of each group: [n, groups]."""
+    minimum = half(blocks, QUANTISED[name].halves[1])
+    if name in ("Q4_1", "Q5_1"):
+        return -minimum
+    if name == "Q2_K":
+        return minimum * (blocks[:, :16] >> 4)
+    codes: Bytes = package(name).quants.Q4_K.get_scale_min(blocks[:, 4:16])[1]  # of Q5_K, too
+    return minimum * codes
 
 
 def values_of(rows: Bytes, name: str) -> Float64:
     """The weights of rows [..., bytes] in a format of QUANTISED: [..., weights]. Nothing rounds: see above."""
     kind = QUANTISED[name]
-    shape = (*rows.shape[:-1], rows.shape[-1] // kind.size * kind.weights)
     blocks = np.ascontiguousarray(rows).reshape(-1, kind.size)
+    shape = (*rows.shape[:-1], rows.shape[-1] // kind.size * kind.weights)
     if kind.no_minimum is None:
-        return dequantised(blocks, name).reshape(shape)
-    scaled, at = blocks.copy(), kind.halves[1]
+        return dequantised(blocks, name).astype(np.float64).reshape(shape)
+    scaled, minima, at = blocks.copy(), minima_of(blocks, name), kind.halves[1]
     scaled[:, at : at + 2] = kind.no_minimum
-    return (dequantised(scaled, name) + minima_of(blocks, name)).reshape(shape)
+    values = dequantised(scaled, name).astype(np.float64).reshape(*minima.shape, -1)
+    values -= minima[..., None]
+    return values.reshape(shape)
 
 
-def dequantised(blocks: Bytes, name: str) -> Float64:
+def dequantised(blocks: Bytes, name: str) -> Float32:
     """As one row, [1, weights]: the package takes few rows at a time. It reads numbers in the machine's order."""
     gguf, kind = package(name), QUANTISED[name]
     if sys.byteorder == "big":
         blocks = blocks.copy()
         for begin, end in (*((at, at + 2) for at in kind.halves), *kind.others):
             blocks[:, begin:end] = blocks[:, begin:end][:, ::-1].copy()
-    values: NDArray[np.float32] = gguf.dequantize(blocks.reshape(1, -1), gguf.GGMLQuantizationType[name])
-    return values.astype(np.float64)
+    values: Float32 = gguf.dequantize(blocks.reshape(1, -1), gguf.GGMLQuantizationType[name])
+    return values
 
 
 def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
@@ -117,8 +129,7 @@ def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
         scales = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127))
         bad = exponents > LARGEST_EXPONENT
     else:
-        halves = [np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2") for at in kind.halves]
-        scales = np.concatenate(halves, axis=1).astype(np.float64)
+        scales = np.concatenate([half(blocks, at) for at in kind.halves], axis=1)
         bad = ~np.isfinite(scales)
     if not bad.any():
         return None

@@ -38,7 +38,7 @@ def linear(x: Measured, weight: Weights, bias: Weights | None, tensor: StoredTen
         return output
     assert isinstance(tensor.values, BlockRows), tensor.name
     blocks = tensor.values.blocks.reshape(-1, QUANTISED[tensor.dtype].size)
-    minima = minima_of(blocks, tensor.dtype)[0, ::SMALL_BLOCK].reshape(len(weight), -1)  # [O, B]
+    minima = minima_of(blocks, tensor.dtype).reshape(len(weight), -1)  # [O, B]
     sums = 2.0**-11 * inputs.values.reshape(len(x), -1, SMALL_BLOCK).sum(axis=-1)  # [T, B]: what float16 may lose
     return Measured(output.values, together(output.spread, np.sqrt(np.square(sums) @ np.square(minima).T)))
 
