@@ -1,13 +1,12 @@
-"""What a scheduler or a block manager reports, so that it can be tested without a model.
+"""What a scheduler reports, so that it can be tested without a model.
 
 Standard library only, and nothing of any engine: an adapter imports this module and what it adapts.
 
 A **scheduler** is any object with the methods of `Scheduler`; the first three are needed, the rest are levels of
-their own. A **block manager** has those of `BlockManager`; it is run under a small scheduler of the suite's. Both are
-made by a factory, `factory(sizes)`, with sizes by the names of SIZES: hints, of which it ignores those that it has
-not. What it uses instead it reports in `sizes`, a mapping by the same names. `lacks` is a set of names of FEATURES:
-programs are then drawn without these. `policies` is a set of names of POLICIES: what it promises beside what every
-scheduler must do.
+their own. It is made by a factory, `factory(sizes)`, with sizes by the names of SIZES: hints, of which it ignores those
+that it has not. What it uses instead it reports in `sizes`, a mapping by the same names. `lacks` is a set of names of
+FEATURES: programs are then drawn without these. `policies` is a set of names of POLICIES: what it promises beside what
+every scheduler must do.
 
 A **place** is one integer: where the keys and values of one token are. In blocks of P tokens, offset o of block b is
 place b * P + o; without blocks it is the slot's index. Layers with a sliding window may have a memory of their own,
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 SIZES = (
     "block_size",  # tokens of a block
@@ -59,7 +58,6 @@ POLICIES = {
     "fcfs": "Requests are admitted in the order of arrival.",
     "priority": "Requests are admitted in the order of priority, the smallest first, then of arrival.",
     "preempts-last": "Of those that run, the one that was added last is preempted first.",
-    "decodes-always": "In each step, every running request whose prompt is computed gets a token.",
     "finds-prefixes": "Whoever begins with the first block of a request that runs does not compute this block.",
 }
 
@@ -167,43 +165,6 @@ class Scheduler(Protocol):
 
     def verify(self) -> None:
         """The scheduler's own checks, after each call: raises if anything is wrong."""
-
-
-class BlockManager(Protocol):
-    """Only allocate, append, places and free are needed."""
-
-    def allocate(self, request_id: str, token_ids: Sequence[int], cache_salt: str) -> int | None:
-        """Room for these tokens. How many of the first are cached, fewer than all; None: there is no room now."""
-
-    def append(self, request_id: str, token_ids: Sequence[int]) -> bool | Sequence[Copy]:
-        """Room for these further tokens. False: there is none; True, or copies that come first: there is."""
-
-    def places(self, request_id: str) -> Sequence[int]:
-        """The places of positions 0, 1, ... of the tokens so far."""
-
-    def free(self, request_id: str) -> None: ...
-
-    def publish(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """These tokens, its first, are written: whoever has the same prefix may find them."""
-
-    def fork(self, parent_id: str, child_id: str) -> None:
-        """Both have the same tokens, and write to different places from now on."""
-
-    def free_blocks(self) -> Collection[int] | int: ...
-
-    def verify(self) -> None: ...
-
-
-Kind = Literal["scheduler", "block manager"]
-
-
-def kind_of(adapted: object) -> Kind | None:
-    """By its methods; None: it is neither."""
-    if all(hasattr(adapted, name) for name in ("add", "step", "update")):
-        return "scheduler"
-    if all(hasattr(adapted, name) for name in ("allocate", "append", "places", "free")):
-        return "block manager"
-    return None
 
 
 def flat_places(block_table: Sequence[int], block_size: int, start: int, stop: int) -> list[int]:

@@ -12,7 +12,7 @@ from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.causes.groups import SHOWN, Group, group_of, grouped
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.coverage import case_of, early_ends
-from lfm2np.oracle.engines.records import Answer, Request
+from lfm2np.oracle.engines.records import Answer, Request, shown_ids
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.prefix_hits import prefix_hits, wrong_requests
 from lfm2np.oracle.report import report as reports
@@ -73,10 +73,9 @@ def report_of(checked: Checked) -> Report:
 def facts_of(checked: Checked) -> dict[str, str]:
     """Empty where there is nothing to say."""
     total, early = checked.total, early_ends(checked.pairs)
-    is_reported = any(position.error_ratio is not None for position in checked.positions)
+    beyond = [abs(position.error_ratio) for position in checked.positions if position.error_ratio is not None]
     short = f"{plural(early.answers, 'answer')}, {plural(early.tokens, 'token')} short"
     short = f"{short}: {early.tokens - early.lost} of them came in follow-up requests" if early.answers else ""
-    explained = f"(1 is the rounding error of the format, {LIMIT:g} the most that it explains)"
     chance = f"a right engine has so many or more with probability {probability_words(total.flip_chance)}"
     rerouted = f"{total.rerouted} tokens went to other experts; so many or more with probability"
     constants = None if total.verdict in WRONG else total.constants
@@ -85,8 +84,9 @@ def facts_of(checked: Checked) -> dict[str, str]:
         "format": f"{checked.format} ({checked.why_format})" if checked.why_format else checked.format,
         "positions": f"{len(checked.positions)}: {counts_in_words(checked)}",
         "early ends": short,
-        "errors": f"RMS {number(total.rms)}, worst {number(total.worst)} {explained}"
-        if is_reported
+        "errors": f"RMS {number(total.rms)} times rounding error plus logit step; beyond that step at most "
+        f"{number(max(beyond))} times the rounding error ({LIMIT:g} are explained)"
+        if beyond
         else "none reported",
         "flips": f"{total.flips}; {chance}" if total.flips else "0",
         "prefix cache": prefix_hits(checked.pairs).words(wrong_requests(checked.pairs, checked.positions)),
@@ -194,7 +194,7 @@ def words_of(position: Position) -> list[str]:
         f"the oracle's is {position.best}, the engine's is behind it by {gap} nats, {ratio} times the rounding error"
     )
     behind = "the oracle's too" if position.token_id == position.best else behind
-    prompt = f"prompt of {plural(len(ids), 'token')}: {','.join(map(str, ids[:32]))}{',...' * (len(ids) > 32)}"
+    prompt = f"prompt of {plural(len(ids), 'token')}: {shown_ids(ids)}"
     largest = f"the largest reported is {number(position.error_ratio)} times the rounding error"
     return [
         f"request    {request.request_id} of {request.case}, {prompt}",

@@ -1,10 +1,9 @@
-"""Our own engine behind the protocol: exact, rounding, and broken."""
+"""Our own engine behind the protocol: exact and rounding."""
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,6 @@ from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.records import Answer, Request
 from lfm2np.oracle.engines.stepping import StepRun
-from lfm2np.suite.faults import inject
 
 load_once = lru_cache(maxsize=256)(load)
 
@@ -156,33 +154,3 @@ class Rounded:
         if name in ("is_lfm2np", "verify"):
             raise AttributeError(name)
         return getattr(self._engine, name)
-
-
-PLANTED = ("slot-index-wraps-modulo-2", "request-seed-ignored", "parent-key-not-hashed")
-
-
-def broken(model: str, sizes: dict[str, Any]) -> Broken:
-    """lfm2np's engine with the bugs of PLANTED, which are there only while one of its methods runs."""
-    return Broken(load_once(Path(model)), sizes)
-
-
-class Broken:
-    """Level a and c, no more."""
-
-    def __init__(self, model: Model, sizes: dict[str, Any]) -> None:
-        self._engine = Own(model, sizes)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "has_unfinished":
-            return self._engine.has_unfinished
-        if name not in ("generate", "add", "step", "abort"):
-            raise AttributeError(name)
-        return planted()(getattr(self._engine, name))
-
-
-@contextlib.contextmanager
-def planted() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for name in PLANTED:
-            stack.enter_context(inject(name))
-        yield

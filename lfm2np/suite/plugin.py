@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 PROFILES = ("quick", "ci", "deep")
-MOST_OF_AN_ANNOTATION = 1000  # characters
 # The names of judging.formats.FORMATS, which would load NumPy here.
 NUMBER_FORMATS = ("float32", "float16", "bfloat16", "q8", "w8a8", "int8", "int4")
 
@@ -44,7 +43,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--engine": {"metavar": "MODULE:FACTORY", "help": "the engine to test (default: lfm2np's own)"},
         "--scheduler": {
             "metavar": "MODULE:FACTORY",
-            "help": "a scheduler or a block manager to test instead, without a model: see scheduler/protocol.py",
+            "help": "a scheduler to test instead, without a model: see scheduler/protocol.py",
         },
         "--server": {
             "metavar": "URL",
@@ -58,6 +57,11 @@ def add_options(parser: pytest.Parser) -> None:
             "const": "yes",
             "help": "with --scheduler: also put bugs of real engines into it; each has to be caught",
         },
+        "--properties": {
+            "action": "store_const",
+            "const": "yes",
+            "help": "print what is tested and run nothing: the properties, with --scheduler the demands",
+        },
         "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
         "--number-format": {
@@ -65,7 +69,6 @@ def add_options(parser: pytest.Parser) -> None:
             "help": "how the engine computes: what that explains is no failure (default: it is exact). The same as "
             "--format of lfm2np check; --numerics is lfm2np's own arithmetic",
         },
-        "--model": {"metavar": "DIR", "help": "a checkpoint of your own, in the place of drawn ones"},
     }
     for name, (_, meaning) in SIZES.items():
         options[name] = {"metavar": "N", "help": f"{meaning}: lengths are drawn around its multiples"}
@@ -86,6 +89,30 @@ def chosen_profile(config: pytest.Config) -> str:
     if name not in PROFILES:
         raise pytest.UsageError(f"profile {name!r}: expected one of {', '.join(PROFILES)}")
     return name
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """--properties: the catalogue in place of the tests."""
+    if option(config, "properties") is None:
+        return None
+    print("\n".join(f"{name}\n     {text}" for name, text in catalogue(option(config, "scheduler") is not None)))
+    return 0
+
+
+def catalogue(of_schedulers: bool) -> Iterable[tuple[str, str]]:
+    """What is tested: names, each with its sentence. Of schedulers what each must do, then what one may promise."""
+    if of_schedulers:
+        from lfm2np.suite.schedulers.demands import DEMANDS
+        from scheduler.protocol import POLICIES
+
+        return [*DEMANDS.items(), *((f"{name} (promised)", text) for name, text in POLICIES.items())]
+    from lfm2np.suite.catalogue import ALL
+
+    entries = []
+    for prop in ALL:
+        bugs = f"\n     would have caught {', '.join(prop.bugs)}" if prop.bugs else ""
+        entries.append((f"{prop.id}  (law {prop.law}; needs {', '.join(prop.needs)})", prop.sentence + bugs))
+    return entries
 
 
 FILES = {  # by option
@@ -179,22 +206,8 @@ def cases(values: dict[str, Any], config: pytest.Config) -> list[Any]:
     ]
 
 
-def github_lines(reports: Iterable[Any]) -> list[str]:
-    """GitHub's lines for failed tests of the suite: one each, as a workflow shows it."""
-    lines = []
-    for report in reports:
-        text = str(report.longrepr).strip().splitlines() or ["failed"]
-        message = " ".join(text)[:MOST_OF_AN_ANNOTATION].replace("%", "%25")
-        lines.append(f"::error title=lfm2np {report.nodeid.rpartition('[')[2].rstrip(']')}::{message}")
-    return lines
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     config = terminalreporter.config
-    is_ours = requests_for_suite((*config.invocation_params.args, *config.args))
-    if is_ours and os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in github_lines(terminalreporter.stats.get("failed", ())):
-            terminalreporter.write_line(line)
     for lines in config.stash.get(SUMMARIES, []):
         for line in lines():
             terminalreporter.write_line(line, yellow=line.startswith("WARNING"))

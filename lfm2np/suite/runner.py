@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import HypothesisException
 
-from lfm2np.oracle.engines.protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
+from lfm2np.oracle.engines.protocol import FEATURES, Factory, lacking, missing, told
 from lfm2np.suite.properties.driver import TOTALS, WIDE, make
 from lfm2np.suite.properties.property import Property, Violation
 from lfm2np.suite.properties.rounding import Rounding, format_of, unjudged
 from lfm2np.suite.shrinking import bounded_shrinking, seconds_left
-from lfm2np.suite.strategies.features import WORDS, advice, fit, place, promised, sparing_words
+from lfm2np.suite.strategies.features import WORDS, fit
 from lfm2np.suite.strategies.lengths import Lengths, lengths_of
 from lfm2np.suite.strategies.scenarios import size_of
-from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel
+from lfm2np.suite.strategies.tiny_models import TinyModel
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
 
@@ -35,17 +35,13 @@ class Result:
     seconds: float = 0.0
     message: str = ""  # why it was skipped, or the first difference and a script that shows it
     size: int | None = None  # of the smallest example that fails
-    undeclared: frozenset[str] = frozenset()  # words of `lacks` that would have spared the engine what it raised
-    advice: str = ""  # the line that declares them
 
 
 @dataclass(frozen=True)
 class Terms:
     """What a run is made on, beside the engine."""
 
-    model: Checkpoint | None = None  # in the place of drawn models
     sizes: Mapping[str, int] = field(default_factory=dict)  # of engines.protocol.TOLD, before the engine's
-    lacks: frozenset[str] = frozenset()  # what the engine was found not to do, though it does not declare it
     spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
 
 
@@ -70,83 +66,54 @@ def run_property(
     """One property under a profile; never raises for what the engine does."""
     began, terms = time.perf_counter(), terms or Terms()
     try:
-        engine = first_engine(factory, terms)
+        engine = first_engine(factory)
     except Exception as error:
         return Result(prop.id, "failed", message=f"the factory makes no engine: {described(error)}")
     lacks = lacking(engine) | unjudged(factory)
-    reason = missing(engine, prop.needs) or withheld(prop, factory, terms)
+    reason = missing(engine, prop.needs) or withheld(prop, factory)
     if reason is not None:
         return Result(prop.id, "skipped", message=reason)
-    trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms), terms.model)
+    trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms))
     with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, terms.spent)) as stopped:
-        run, undeclared, notes = tried(trial, engine, lacks, terms)
-    after = [*stopped[:1], *(promised(prop.needs, lacks) if isinstance(run.error, Violation) else ())]
+        run = trial.run(lacks)
+    is_raised = run.error is not None and not isinstance(run.error, Violation | HypothesisException)
+    after = [*stopped[:1], *([to_declare(run.smallest, lacks)] if is_raised else [])]
     return Result(
         id=prop.id,
-        status="failed" if run.error or notes else "passed",
+        status="failed" if run.error else "passed",
         examples=run.examples,
         seconds=time.perf_counter() - began,
-        message="\n".join([notes + run.message, *after]),
+        message="\n".join([run.message, *after]),
         size=size_of(run.smallest) if run.error else None,
-        undeclared=undeclared,
-        advice=advice(terms.lacks | undeclared, lacking(engine)) if undeclared else "",
     )
 
 
-def tried(trial: Trial, engine: Any, lacks: frozenset[str], terms: Terms) -> tuple[Run, frozenset[str], str]:
-    """The run, without what the engine raises on and does not declare; the words of that, and what to say of them."""
-    prop = trial.prop
-    run, undeclared, notes = trial.run(lacks | terms.lacks), frozenset[str](), ""
-    while run.error is not None and not hasattr(engine, "is_lfm2np"):
-        words = trial.sparing(run, lacks | terms.lacks | undeclared)
-        if not words:
-            break
-        undeclared |= words
-        notes += asked_to_declare(run, words, lacking(engine) | terms.lacks | undeclared)
-        if undeclared.intersection(prop.needs):
-            run = Run(run.examples)
-            notes += "Without that nothing of this property is left."
-            break
-        run = trial.run(lacks | terms.lacks | undeclared)
-        notes += "Without that: " + ("" if run.error else f"it holds, with {run.examples} examples.")
-    return run, undeclared, notes
+def to_declare(example: Any, lacks: frozenset[str]) -> str:
+    """What of an example that raised an engine may declare not to have."""
+    used = {word: FEATURES.get(word, "it can not be set") for word in WORDS if word not in lacks}
+    used = {word: what for word, what in used.items() if fit(example, lacks | {word}) != fit(example, lacks)}
+    lines = [f"    {word}: {what}" for word, what in used.items()]
+    return "\n".join(["if one of these is more than the engine can do, let its class say so in `lacks`:", *lines])
 
 
-def first_engine(factory: Factory, terms: Terms) -> Any:
+def first_engine(factory: Factory) -> Any:
     """One on a plain drawn model; where that can't be run, on one with the shapes of published checkpoints."""
-    if terms.model is not None:
-        return make(factory, terms.model, {})
     try:
-        return make(factory, fit(TinyModel(), terms.lacks), {})
+        return make(factory, TinyModel(), {})
     except Exception:
-        return make(factory, fit(TinyModel(), PUBLISHED_ONLY), {})
+        return make(factory, fit(TinyModel(), frozenset({"odd-shapes"})), {})
 
 
-def withheld(prop: Property, factory: Factory, terms: Terms) -> str | None:
-    """Why these terms allow no verdict, or None."""
+def withheld(prop: Property, factory: Factory) -> str | None:
+    """Why how the engine computes allows no verdict, or None."""
     for need in prop.needs:
         if need in unjudged(factory):
             return f"{need}: not judged where an engine computes in {format_of(factory)}"
-        if need in terms.lacks:
-            return f"the engine lacks {need}, and does not declare it"
-        if need == "drawn" and terms.model is not None:
-            return "it draws models of its own: not with --model"
     return None
 
 
 def lengths_at(engine: Any, terms: Terms) -> Lengths:
-    sizes = {**told(engine), **terms.sizes}
-    lengths = lengths_of(sizes, "sizes of the engine")
-    longest = lengths.longest if terms.model is None else min(lengths.longest, terms.model.positions)
-    return replace(lengths, longest=longest)
-
-
-def asked_to_declare(run: Run, words: frozenset[str], lacks: frozenset[str]) -> str:
-    named = " and ".join(word for word in WORDS if word in words)
-    return (
-        f"{run.message}\nWithout {named} the engine does not raise this. If that is more than it can do, let its class "
-        f"say so; if not, this is a bug.\n{advice(words, lacks)}\n"
-    )
+    return lengths_of({**told(engine), **terms.sizes}, "sizes of the engine")
 
 
 @dataclass(frozen=True)
@@ -165,7 +132,6 @@ class Trial:
     factory: Factory
     chosen: settings
     lengths: Lengths
-    model: Checkpoint | None
 
     def run(self, lacks: frozenset[str]) -> Run:
         """Examples until the first failure. Hypothesis draws by the text of `test`: what it draws changes with that."""
@@ -176,7 +142,7 @@ class Trial:
         def test(example: Any) -> None:
             nonlocal tried, first_failure, smallest
             tried += 1
-            example = fit(place(example, self.model), lacks)
+            example = fit(example, lacks)
             try:
                 self.prop.check(self.factory, example)
             except Exception:
@@ -190,13 +156,6 @@ class Trial:
             message = f"{described(error)}\n{script_of(self.prop.id, self.factory, smallest)}"
             return Run(first_failure or tried, error, smallest, message)
         return Run(tried)
-
-    def sparing(self, run: Run, lacks: frozenset[str]) -> frozenset[str]:
-        """The words that would have spared the engine what it raised; none for a Violation, or if nothing helps."""
-        if isinstance(run.error, Violation | HypothesisException):
-            return frozenset()
-        check = self.prop.check
-        return sparing_words(run.smallest, lacks, self.prop.needs, lambda example: check(self.factory, example))
 
 
 def totals() -> str:

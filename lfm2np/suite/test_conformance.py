@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,30 +14,24 @@ from lfm2np.suite.catalogue import ALL
 from lfm2np.suite.plugin import cases, chosen_profile, given_sizes, option, summarise
 from lfm2np.suite.properties.property import Property
 from lfm2np.suite.properties.rounding import Rounding
-from lfm2np.suite.strategies.tiny_models import Checkpoint, loaded
 
 
 class Judged:
-    """The engine, on what it is judged, and what it was found to lack so far."""
+    """The engine, and on what it is judged."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """A factory, a format, a size or a checkpoint that is none ends the run."""
-        name, number_format, path = (option(config, name) for name in ("engine", "number-format", "model"))
+        """A factory, a format or a size that is none ends the run."""
+        name, number_format = (option(config, name) for name in ("engine", "number-format"))
         try:
             self.factory: Factory = load_factory(name or "lfm2np.suite.adapters:own")
             if number_format is not None:
                 self.factory = Rounding(self.factory, number_format)
-            model = None if path is None else Checkpoint(str(Path(path).absolute()))
-            if model is not None:
-                loaded(model)
-            self.terms, self.advice = runner.Terms(model, given_sizes(config)), ""
+            self.terms = runner.Terms(given_sizes(config))
         except (Lfm2npError, pytest.UsageError) as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
     def summary(self) -> Iterator[str]:
         yield from (runner.totals(), runner.met(), *(f"WARNING: never met {line}" for line in runner.unmet()))
-        if self.advice:
-            yield from ("what the engine raised on, and does not declare; its class may say:", self.advice)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +54,6 @@ def test_property(property_: Property, judged: Judged, request: pytest.FixtureRe
     if result.status == "skipped":
         pytest.skip(result.message)
     if result.status == "failed":
-        lacks, spent = terms.lacks | result.undeclared, terms.spent + result.seconds
-        judged.terms, judged.advice = replace(terms, lacks=lacks, spent=spent), result.advice or judged.advice
+        judged.terms = replace(terms, spent=terms.spent + result.seconds)
         tried = f"after {result.examples} examples: {result.message}"
         pytest.fail(f"{property_.id}: {property_.sentence}\n{tried}", pytrace=False)

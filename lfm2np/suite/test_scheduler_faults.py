@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from lfm2np.suite.plugin import chosen_profile, option, summarise
-from lfm2np.suite.schedulers.fault_trials import faults_for, try_fault
 from lfm2np.suite.schedulers.faulty import SchedulerFault
+from lfm2np.suite.schedulers.scheduler_faults import faults_for, try_fault
 from lfm2np.suite.schedulers.suite import require_scheduler
 from lfm2np.suite.test_schedulers import outcome_of
 

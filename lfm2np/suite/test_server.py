@@ -45,7 +45,7 @@ def summary(asking: Asking) -> list[str]:
 def options_of(config: pytest.Config) -> Options:
     vocab = number(config, "vocab-size")
     return Options(
-        checkpoint_path(option(config, "model")),
+        checkpoint_path(None),
         given_sizes(config),
         None if vocab is None else int(vocab),
         format_name=option(config, "number-format") or "float32",

@@ -1,9 +1,9 @@
-"""The catalogue of faults: those of lfm2np.suite.faults and of the text files here, and variants that change no answer.
+"""The catalogue of faults: those of lfm2np.teaching.faults and of the text files here; variants that change no answer.
 
     with faults.inject("slot-freed-twice"):
         ...                     # every engine of this process now has that bug
 
-The files have the form that lfm2np/suite/faults.py describes. In them, "@@ NAME" stands for the patches of guards.txt
+The files have the form of lfm2np/teaching/faults.txt. In them, "@@ NAME" stands for the patches of guards.txt
 below that name, which many faults need.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lfm2np.suite import faults as packaged
-from lfm2np.suite.faults import Edit, Fault, find, parse_faults
+from lfm2np.teaching import faults as packaged
+from lfm2np.teaching.faults import Edit, Fault, find, parse_faults
 
 __all__ = ["FAULTS", "FILES", "VARIANTS", "Edit", "Fault", "Variant", "by_name", "find", "inject", "of_file"]
 

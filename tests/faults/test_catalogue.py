@@ -8,13 +8,15 @@ import pytest
 import lfm2np
 from faults import FAULTS, VARIANTS, Edit, Fault, by_name, find, inject, packaged
 from lfm2np import RequestError
-from lfm2np.suite.adapters import PLANTED
-from lfm2np.suite.faults import parse_faults
 from lfm2np.teaching.drawings.runs.leaks import BROKEN
+from lfm2np.teaching.faults import parse_faults
 from lfm2np.teaching.lab.settings import TEACHING_FAULTS
 
-# Injected by docs/start/first-check.md and docs/engine/3-verdicts.md, which run in an installed copy.
-OF_PAGES = ("one-token-prompt-reads-the-previous-tenants-state", "state-dropped-after-the-prompt")
+# Injected by docs/start/first-check.md, docs/engine/3-verdicts.md and 6-faults.md, which run in an installed copy.
+OF_PAGES = (
+    *("one-token-prompt-reads-the-previous-tenants-state", "state-dropped-after-the-prompt"),
+    *("slot-index-wraps-modulo-2", "parent-key-not-hashed"),
+)
 
 
 @pytest.mark.parametrize("change", (*FAULTS, *VARIANTS), ids=lambda change: change.name)
@@ -39,7 +41,7 @@ def test_names_are_unique_and_everything_says_what_it_changes() -> None:
 
 
 def test_the_package_holds_the_faults_that_it_needs_and_no_others() -> None:
-    assert packaged.FAULTS.keys() == {*TEACHING_FAULTS, *PLANTED, *BROKEN.values(), *OF_PAGES}
+    assert packaged.FAULTS.keys() == {*TEACHING_FAULTS, *BROKEN.values(), *OF_PAGES}
 
 
 @pytest.mark.parametrize(
@@ -105,11 +107,11 @@ def test_a_fault_changes_what_the_engine_says_and_only_while_it_is_there() -> No
 
 
 def test_no_hook_stands_in_the_engine() -> None:
-    """An unused fault costs nothing: nothing outside lfm2np/suite/faults.py and its users knows of it."""
+    """An unused fault costs nothing: nothing outside lfm2np/teaching/faults.py and its users knows of it."""
     package = Path(lfm2np.__file__).parent
     users = {
         path.relative_to(package).parts[0]
         for path in package.rglob("*.py")
-        if "lfm2np.suite.faults" in path.read_text(encoding="utf-8")
+        if "lfm2np.teaching.faults" in path.read_text(encoding="utf-8")
     }
-    assert users == {"suite", "teaching"}
+    assert users == {"teaching"}

@@ -15,7 +15,7 @@ from typing import Any
 
 from faults import Fault, Variant, by_name, inject
 from lfm2np.suite.adapters import load_once, own
-from lfm2np.suite.properties.driver import of_drawn, of_given
+from lfm2np.suite.properties.driver import of_drawn, of_trained
 from lfm2np.suite.properties.property import Property
 from lfm2np.suite.properties.rounding import known_of
 from lfm2np.suite.runner import Result, run_property
@@ -28,7 +28,7 @@ FIRST = {  # by section: what sees its faults soonest
     "D": ("equals-reference", "text-is-what-the-tokens-say", "any-noise", "sampling-is-its-definition"),
     "E": ("is-lfm2", "equals-reference", "attention-in-pieces"),
 }
-COMPUTED = (load_once, loaded, of_drawn, of_given, known_of)  # what the process keeps may be of a faulty reference
+COMPUTED = (load_once, loaded, of_drawn, of_trained, known_of)  # what the process keeps may be of a faulty reference
 
 
 def try_fault(fault: Fault, properties: Sequence[Property], profile: str = "quick") -> dict[str, Any]:

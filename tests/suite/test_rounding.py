@@ -90,10 +90,14 @@ def test_wrong_answers_are_named():
     require_explained("float32", SCENARIO.model, said)
     name, prompt, answer = said[1]
     other = replace(answer, token_ids=(*answer.token_ids[:2], (answer.token_ids[2] + 1) % 24, *answer.token_ids[3:]))
-    with pytest.raises(Violation, match=r"b, output token 2: \d+, the reference has \d+, .* nats ahead: .* of float32"):
+    with pytest.raises(
+        Violation, match=r"b, output token 2: \d+, but the oracle's is \d+, .* nat ahead: .* of float32"
+    ):
         require_explained("float32", SCENARIO.model, [said[0], (name, prompt, replace(other, logprobs=None))])
     off = replace(answer, logprobs=(*answer.logprobs[:4], answer.logprobs[4] - 0.01, answer.logprobs[5]))
-    with pytest.raises(Violation, match=r"b, output token 4: log-probability off by -0.01: .* times the noise"):
+    with pytest.raises(
+        Violation, match=r"b, output token 4: token \d+ with a log-.* off by -0.01 nat: .* times the noise"
+    ):
         require_explained("float32", SCENARIO.model, [(name, prompt, off)])
     off = replace(answer, prompt_logprobs=(answer.prompt_logprobs[0] + 0.01,))
     with pytest.raises(Violation, match="b: logprobs: 5 entries for 6 token_ids"):
@@ -108,7 +112,7 @@ def test_scores_are_judged():
     model, ids = SCENARIO.model, (3, 4, 5, 5, 3)
     scores = [score.logprob for score in loaded(model).score(ids)]
     require_rounded_scores("float32", model, ids, scores)
-    with pytest.raises(Violation, match="score, prompt token 3: log-probability off by"):
+    with pytest.raises(Violation, match="score, prompt token 3: token 5 with a log-probability that is off by"):
         require_rounded_scores("float32", model, ids, [*scores[:2], scores[2] + 0.01, scores[3]])
 
 

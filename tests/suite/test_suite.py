@@ -1,14 +1,13 @@
 """The suite on our own engine, on a broken one, and as a plugin of pytest."""
 
-import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lfm2np.commands.cli import main
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import FEATURES, LEVELS, SIZES, lacking, load_factory, missing
 from lfm2np.suite import adapters
@@ -16,8 +15,12 @@ from lfm2np.suite.again import Request, SamplingParams, Scenario, TinyModel, che
 from lfm2np.suite.catalogue import ALL, by_id
 from lfm2np.suite.plugin import known_failures
 from lfm2np.suite.properties.property import Violation
+from lfm2np.suite.properties.rounding import Rounding
 from lfm2np.suite.runner import run_property, short
+from lfm2np.suite.schedulers.demands import DEMANDS
 from lfm2np.suite.strategies.features import fit
+from lfm2np.teaching import tutorial
+from scheduler.protocol import POLICIES
 
 
 @pytest.mark.slow
@@ -36,30 +39,19 @@ def test_ids_are_unique_and_every_need_is_known():
 
 
 @pytest.mark.slow
-def test_each_planted_bug_is_seen_by_itself(monkeypatch: pytest.MonkeyPatch):
-    for planted in adapters.PLANTED:
-        monkeypatch.setattr(adapters, "PLANTED", (planted,))
-        failed = [
-            name
-            for name in ("every-schedule", "equals-reference")
-            if run_property(by_id(name), adapters.broken, "ci", shrink=False).status == "failed"
-        ]
-        assert failed, planted
-
-
-@pytest.mark.slow
+@pytest.mark.rounding
 def test_a_failure_prints_a_script_that_shows_it_again():
-    result = run_property(by_id("every-schedule"), adapters.broken, "ci")
+    result = run_property(by_id("equals-reference"), Rounding(tutorial.wrong, "float32"), "ci")
     script = result.message[result.message.index("from lfm2np") :].partition("\nshrunk for")[0]  # on a slow machine
     assert result.size is not None
     assert result.size < 60
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+
+    ended, right = run(script), run(script.replace("tutorial:wrong", "tutorial:right"))
     assert "Violation: " in ended.stderr
-    assert ended.returncode == 1
-    right = subprocess.run(
-        [sys.executable, "-c", script.replace(":broken", ":own")], capture_output=True, text=True, check=False
-    )
-    assert (right.returncode, right.stderr) == (0, "")
+    assert (ended.returncode, right.returncode, right.stderr) == (1, 0, "")
 
 
 def test_an_example_is_written_with_what_differs_from_the_default():
@@ -82,7 +74,7 @@ def test_check_is_silent_for_what_holds():
 class Greedy:
     """An engine that lacks much: it repeats the last token."""
 
-    lacks = frozenset({"sampling", "samples", "processors", "stops", "convolution-only"})
+    lacks = frozenset({"sampling", "samples", "processors", "stops", "odd-shapes"})
 
     def generate(self, requests):
         for request in requests:
@@ -239,9 +231,10 @@ def test_an_unknown_property_among_the_known_failures_is_named(tmp_path: Path):
     assert "line 2: 'nothing' is no property" in ended.stdout + ended.stderr
 
 
-def test_the_properties_can_be_listed(capsys: pytest.CaptureFixture[str]):
-    assert main(["conformance", "list", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["properties"]
-    assert [row["id"] for row in rows] == [prop.id for prop in ALL]
-    assert main(["conformance", "list"]) == 0
-    assert "every-schedule  (law 2; needs steps)" in capsys.readouterr().out
+def test_the_properties_can_be_listed(tmp_path: Path):
+    listed = run_pytest(tmp_path, "--properties")
+    assert listed.returncode == 0 and "every-schedule  (law 2; needs steps)" in listed.stdout
+    assert re.findall(r"^\S+(?=  \()", listed.stdout, re.MULTILINE) == [prop.id for prop in ALL]
+    listed = run_pytest(tmp_path, "--properties", "--scheduler", "own")
+    assert listed.returncode == 0
+    assert re.findall(r"^\S+", listed.stdout, re.MULTILINE) == [*DEMANDS, *POLICIES]

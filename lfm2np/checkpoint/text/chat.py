@@ -7,7 +7,6 @@ template, and, with a warning, those with one where jinja2 is not installed.
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +58,9 @@ def render_chat(chat: Chat, messages: Sequence[Mapping[str, str]]) -> str:
     checked = require_messages(messages)
     if chat.template is None:
         return render_plain(checked, chat.special_tokens["bos_token"])
-    if not _has_jinja():
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
         warnings.warn(
             f"{chat.source}: jinja2 is not installed, so LFM2's plain layout is used instead of this template; "
             "install the extra `chat`",
@@ -131,10 +132,3 @@ def _default_template(value: object, source: str) -> str | None:
     if len(named) != len(value) or "default" not in named:
         raise TokenizerError(f"{source}: chat_template: names {show(sorted(named))}, expected one called 'default'")
     return named["default"]
-
-
-def _has_jinja() -> bool:
-    try:
-        return importlib.util.find_spec("jinja2") is not None
-    except (ImportError, ValueError):  # ValueError: sys.modules["jinja2"] is None
-        return False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, require_folder
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, to_write
 from lfm2np.commands.cli.shared.prompts import add_weights_option
 from lfm2np.commands.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_named_lines
 from lfm2np.commands.cli.shared.terminal import progress_bar, read_file, show_report
@@ -30,7 +30,6 @@ def run_compare(arguments: argparse.Namespace) -> None:
     """Prints the figures. NumericsError, after the others are shown, if a sequence can't be computed."""
     if arguments.window is not None and arguments.text is None:
         raise RequestError("--window goes with --text")
-    require_folder(arguments, "html")
     base, quantised = files_of(arguments.base), [files_of(path) for path in arguments.quantised]
     for checkpoint in quantised:
         require_same_network(base, checkpoint)
@@ -92,4 +91,4 @@ def add_compare(commands: Commands) -> None:
     add(parser, "--window N", f"tokens in a window of the text (the context, at most {MOST_WINDOW})")
     add_weights_option(parser)
     work.add_options(parser)
-    add(parser, "--html FILE", "write an HTML report")
+    add(parser, "--html FILE", "write an HTML report", type=to_write)

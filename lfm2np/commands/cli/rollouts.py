@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option, require_folder
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option, to_write
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import progress_bars, show_report
 from lfm2np.engine.loading import Model, load
@@ -36,7 +36,6 @@ EXIT_CODES = """exit codes:
 def run_rollouts(arguments: argparse.Namespace) -> None:
     """ProofError (1) if a side is wrong, InconclusiveError (2) if neither reported anything."""
     options = options_of(arguments)
-    require_folder(arguments, "html")
     sample = None if arguments.sample is None else require_count("--sample", arguments.sample, 1, None)
     defaults = {name: getattr(arguments, name) for name in SAMPLING if getattr(arguments, name) is not None}
     SamplingParams(**defaults)  # RequestError names an option that can't be
@@ -98,4 +97,4 @@ def add_rollouts(commands: Commands) -> None:
     add(parser, "--cause-tokens N", "choose causes by about N tokens, prompts included (2000)", default=2000)
     add(parser, "--seed N", "seed of what is drawn (0)", default=0)
     work.add_options(parser)
-    add(parser, "--html FILE", "write an HTML report")
+    add(parser, "--html FILE", "write an HTML report", type=to_write)

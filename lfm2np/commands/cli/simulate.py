@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option
+from lfm2np.commands.cli.shared.parser import Commands, add, add_command, option, to_write
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bar, show_report
 from lfm2np.commands.simulate import sweep
 from lfm2np.commands.simulate.cost import KNOWN, preset, read_cost_model
@@ -87,7 +87,7 @@ def run_single(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def writing(path: str | None, scenario: Scenario) -> Iterator[TraceWriter | None]:
-    """A trace for `lfm2np replay` and `lfm2np draw`."""
+    """A trace for `lfm2np draw`."""
     if path is None:
         yield None
         return
@@ -179,11 +179,11 @@ def add_simulate(commands: Commands) -> None:
     add(group, "--target METRIC", "what must hold, in seconds, such as ttft_p99=2")
     capacity_help = "find the most requests a second at this target, for each policy or each --sweep combination"
     add(group, "--capacity METRIC", capacity_help)
-    add(group, "--svg FILE", "draw the target's metric, or ttft_p99, by requests a second")
+    add(group, "--svg FILE", "draw the target's metric, or ttft_p99, by requests a second", type=to_write)
     add(group, "--workers N", "simulate in N processes (0: in this one)", default=0)
     group = parser.add_argument_group("measured steps")
     add(group, "--fit FILE", "fit a cost model: a trace of lfm2np generate, CSV or JSON lines")
-    add(group, "--out FILE", "where the cost model goes")
+    add(group, "--out FILE", "where the cost model goes", type=to_write)
     group = parser.add_argument_group("output")
-    add(group, "--html FILE", "write an HTML report")
-    add(group, "--trace FILE", "write every step, for `lfm2np draw` and `lfm2np replay`")
+    add(group, "--html FILE", "write an HTML report", type=to_write)
+    add(group, "--trace FILE", "write every step, for `lfm2np draw`", type=to_write)

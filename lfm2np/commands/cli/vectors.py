@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from lfm2np.commands.cli.shared import work
-from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, require_folder
+from lfm2np.commands.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model, to_write
 from lfm2np.commands.cli.shared.prompts import load_model
 from lfm2np.commands.cli.shared.terminal import print_result, progress_bars, show_report
 from lfm2np.oracle.report.report import Report
@@ -34,7 +34,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def run_make(arguments: argparse.Namespace) -> None:
-    require_folder(arguments, "output")
     model = load_model(arguments)
     with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
         document = make(model, arguments.seed, progress=shown, executor=place, is_small=arguments.small)
@@ -73,7 +72,7 @@ def add_vectors(commands: Commands) -> None:
         add(sub, "--json", "print one JSON object", default=argparse.SUPPRESS)
         work.add_options(sub)
         if name == "make":
-            add(sub, "-o --output FILE", "the file to write", required=True)
+            add(sub, "-o --output FILE", "the file to write", type=to_write, required=True)
             add(sub, "--seed N", "seed of the prompts (0)", default=0)
             add(sub, "--small", "only the vectors that the scripts need and a few more, with fewer tensors")
         else:

@@ -14,7 +14,7 @@ from lfm2np.commands.simulate.cost import MODELS, CostModel
 from lfm2np.commands.simulate.run import Counts, Simulation
 from lfm2np.commands.simulate.traffic import NANOSECONDS, Traffic
 from lfm2np.errors import RequestError
-from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Finding, Report, Section, Table
+from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Block, Finding, Report, Section, Table, plural
 from scheduler import RequestRefused, SchedulerConfig, TraceWriter
 from scheduler.trace import config_as_json
 
@@ -211,12 +211,15 @@ def mean_in_server(counts: Counts, quarter: int) -> float:
 def simulation_report(figures: Mapping[str, Any], counts: Counts) -> Report:
     """It measures: exit code 0, saturated or not."""
     queue, requests, cost = figures["queue"], figures["requests"], figures["cost"]
+    refused = sum(requests["refused"].values())
     if queue["saturated"]:
         verdict, looks = "SATURATED", WRONG
+    elif queue["unclear"]:
+        verdict, looks = "unclear whether saturated", OPEN
     else:
-        verdict, looks = ("unclear whether saturated", OPEN) if queue["unclear"] else ("not saturated", RIGHT)
+        verdict, looks = (f"{plural(refused, 'request')} refused", OPEN) if refused else ("not saturated", RIGHT)
     finished = [f"{requests['finished']:,} of {requests['arrived']:,} finished"]
-    lost = {"aborted": requests["aborted"], "refused": sum(requests["refused"].values())}
+    lost = {"aborted": requests["aborted"], "refused": refused}
     lost |= {"left when the simulation ended": requests["left"], "without tokens left out": requests["left_out"]}
     finished += [f"{number:,} {what}" for what, number in lost.items() if number]
     config, rates = figures["config"], figures["throughput"]
@@ -288,6 +291,9 @@ def queue_words(figures: Mapping[str, Any]) -> str:
         return f"unclear whether saturated: {queue['unclear']} ({where})"
     if queue["saturated"] is None:
         left = f"; but {requests['aborted']:,} users left before their answer ended" if requests["aborted"] else ""
+        if refused := sum(requests["refused"].values()):
+            few = f"{refused:,} of {requests['arrived']:,} requests were refused"
+            return f"{few}; of the others the queue did not grow without bound ({where}){left}"
         return f"not saturated: the queue did not grow without bound ({where}){left}"
     saturated = queue["saturated"]
     rate = saturated["requests_per_second"]

@@ -18,9 +18,8 @@ level d   each of these by itself:
           verify(): raises if memory holds anything but what the requests demand
           encode(prompt) -> the token ids of a prompt: a text, or the messages of a chat
 What an engine can't do, although it has the method, it names in `lacks`, a set of FEATURES or SIZES: examples are then
-drawn without it, and properties about nothing else are skipped. An engine for published checkpoints only has
-`lacks = PUBLISHED_ONLY | {...}`. If it raises on an example that needs an undeclared feature, the failure names the
-feature to add to `lacks`.
+drawn without it, and properties about nothing else are skipped. An engine for published checkpoints only lacks
+"odd-shapes" and "overflow". If it raises on an example, the failure names the undeclared features that this uses.
 
 Lengths of prompts and outputs are drawn small, and around multiples of the engine's blocks and chunks. An engine whose
 sizes differ from the hints reports them in `sizes`, a mapping by names of TOLD; max_model_len is the most tokens of a
@@ -66,17 +65,9 @@ FEATURES = {  # what an engine may lack; a word that takes more away stands behi
     "sampling": "temperatures other than 0",
     "reference-noise": "tokens drawn with the reference's noise: without it only their probabilities are checked",
     # of a model
-    "convolution-only": "models without attention",
-    "attention-only": "models without convolution",
-    "biases": "conv_bias: biases of the convolution and of its projections",
-    "taps": "conv_L_cache other than 3, in an LFM3 other than 7",
-    "untied": "a head that is not the embedding",
-    "odd-heads": "an odd number of query or of key/value heads, or as many of the one as of the other",
-    "head-dims": "head_dim other than 64",
-    "widths": "hidden sizes other than heads * head_dim; feed-forwards and vocabularies that are no multiple of 64",
-    "constants": "norm_eps other than 1e-5, rope_theta other than 1e6",
-    "odd-mixtures": "experts without a bias or normalisation, scaled, fused, or with no dense layer before them; "
-    "numbers other than 8 experts, 4 a token",
+    "odd-shapes": "models of shapes that no published checkpoint has: without attention or without convolution, with "
+    "conv_bias, other taps, an untied head, odd numbers of heads, head_dim other than 64, widths that are no multiple "
+    "of 64, other constants, other numbers of experts",
     "mixture-of-experts": "models of model_type lfm2_moe",
     "lfm3": "models of model_type lfm3",
     "long-contexts": "prompts of more than 14 tokens, and more than 6 new ones",
@@ -84,10 +75,6 @@ FEATURES = {  # what an engine may lack; a word that takes more away stands behi
     # of both
     "refusals": "a request that can't be met raises RequestError or ValueError when it is added",
 }
-PUBLISHED_ONLY = frozenset(  # what no published checkpoint asks of an engine
-    {"convolution-only", "attention-only", "biases", "taps", "untied", "odd-heads", "head-dims", "widths", "constants"}
-    | {"odd-mixtures", "overflow"}
-)
 TOLD = ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")  # what an engine's `sizes` may say
 METRICS = (
     "scheduled_tokens",
@@ -107,7 +94,6 @@ LEVELS = {  # what a property may need, and the methods that this takes
     "metrics": ("metrics",),
     "verify": ("verify",),
     "encode": ("encode",),
-    "drawn": (),  # models of the suite's own making: not with --model
 }
 Factory = Callable[[str, dict[str, Any]], Any]
 

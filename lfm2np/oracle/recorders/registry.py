@@ -38,6 +38,10 @@ FORMS = "transformers:[padded:][DIR], lfm2np:[NUMERICS] or package.module:factor
 PADDED = "padded:"
 
 
+class AnswersOnlyError(TargetError):
+    """The engine can be run, but shows no activations."""
+
+
 class Record(Protocol):
     """The content of a dump: of one of the prompts, with so many new tokens each; an engine that may preempt it is
     recorded up to the step that computes position `until`.
@@ -47,7 +51,8 @@ class Record(Protocol):
 
 
 def record_of(target: str, model: Path, format: str) -> Record:
-    """The recorder of a target, computing in `format`. RequestError for an unknown form."""
+    """The recorder of a target, computing in `format`. RequestError for an unknown form, AnswersOnlyError for an engine
+    in Python without `record`."""
     kind, _, rest = target.partition(":")
     if kind in KINDS:
         record = KINDS[kind](rest, model, format)
@@ -107,12 +112,12 @@ KINDS: dict[str, Callable[[str, Path, str], Record]] = {"transformers": transfor
 
 
 def python_engine(target: str, model: Path, format: str) -> Record:
-    """TargetError if its object has no `record`, or records another request's tokens."""
+    """AnswersOnlyError if its object has no `record`; TargetError if it records another request's tokens."""
     with guarded(target):
         engine = load_factory(target)(str(model), {})
     if not callable(getattr(engine, "record", None)):
         kind = type(engine).__name__
-        raise TargetError(f"{target}: {kind} has no method record(prompts, request, max_tokens, recorder)")
+        raise AnswersOnlyError(f"{target}: {kind} has no method record(prompts, request, max_tokens, recorder)")
 
     def record(prompts: Prompts, request: int, new: int, until: int | None = None) -> bytes:
         recorder, prompt = Recorder(format=format, until=until), list(prompts[request])

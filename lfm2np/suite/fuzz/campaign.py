@@ -5,20 +5,16 @@ A live engine remembers what was cached and freed. So each replay of a trace is 
 behind them. A trace fails at a rate. It is measured first, decides how many replays a smaller trace gets, and is
 measured again at the end.
 
-On a used server a small trace may fail because of what the larger ones before it left behind. So at the end it is
-played behind short, unrelated requests. If it does not fail there, the last larger trace that does is taken; if none
-does, what was played before the smallest is played before it again, and becomes part of the reproducer.
+On a used server a small trace may fail because of what the larger ones before it left behind. So each replay there is
+behind short, unrelated requests; if the smallest trace nevertheless fails too seldom at the end, a larger one is taken.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import functools
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,10 +30,11 @@ from lfm2np.suite.fuzz.trace import in_turn, joined, relabelled
 
 BATCH = 50  # examples that steering may vary; each batch begins anew
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
-HISTORIES = (0, 1, 3, 7, 15, 31)  # traces that are played before one that does not fail by itself
+HISTORIES = (0, 1, 3, 7, 15, 31)  # traces that are put before one that does not fail by itself
+SOME_BEFORE = 7
 MISSED = 0.1  # probability of taking a trace that fails for one that does not
 LEAST_SHARE = 1 / 3  # of the first rate, which the final trace must have: else it is another failure
-MOST_SHORT = 8  # short requests before a replay
+MOST_SHORT = 8  # short requests before a replay on a used server
 UNREPEATABLE = (DEAD, HANG)  # the server must be restarted
 Failed = tuple[Trace, Played, Finding]
 
@@ -66,8 +63,6 @@ class Failure:
     traces    how many had been played until then, this one included
     seconds   until it was found; `shrinking` is how long minimizing took
     is_fresh  each replay was on a freshly started server
-    before    traces played before each replay, on a server that had served others: the first is of short requests;
-              without the others it does not fail
     same_tokens  each replay was of the same tokens, as it does not fail with others
     """
 
@@ -80,18 +75,7 @@ class Failure:
     seconds: float
     shrinking: float
     is_fresh: bool = False
-    before: tuple[Trace, ...] = ()
     same_tokens: bool = False
-
-    @property
-    def needs_before(self) -> bool:
-        """Whether it fails only behind the traces before it."""
-        return len(self.before) > 1
-
-    @property
-    def num_before(self) -> int:
-        """Requests of the traces before it."""
-        return sum(len(trace.requests) for trace in self.before)
 
 
 class Enough(BaseException):
@@ -128,10 +112,6 @@ class Campaign:
     is_fresh: bool = False  # each trace is played on a freshly started server
     is_down: bool = False  # the server is restarted before the next trace
     keeps_tokens: bool = False  # replays are of the same tokens
-    kept: list[tuple[Failed, tuple[Trace, ...]]] = field(default_factory=list)  # each smaller than the one before; with
-    # what was played before it
-    earlier: tuple[Trace, ...] = ()  # what was played before the last failing replay
-    log: deque[Trace] = field(default_factory=lambda: deque(maxlen=HISTORIES[-1]))  # the server's last traces
 
     def run(self, number: int, examples: int | None, seconds: float | None, most: int = 1) -> Iterator[Failure]:
         """Failures as they are found, at most `most`, within so many examples or seconds."""
@@ -224,40 +204,36 @@ class Campaign:
             draw()
         return failures[0] if failures else None
 
-    def play(self, trace: Trace, before: Sequence[Trace] = ()) -> tuple[Played, Finding | None]:
-        """Plays others, then the trace, which alone is judged. TargetError if no server starts.
-
-        On a new server if it is to be fresh, or if the old one is gone.
-        """
+    def play(self, trace: Trace) -> tuple[Played, Finding | None]:
+        """Judged. TargetError if no server starts: a new one if it is to be fresh, or if the old one is gone."""
         if self.restart is not None and (self.is_fresh or self.is_down):
             self.restart()
             self.is_down = False
-            self.log.clear()
-        for other in before:
-            self.player.play(other)
         played = self.player.play(trace)
         finding = self.judge.finding(trace, played)
-        self.log.extend((*before, trace))
-        self.counts.requests += sum(len(each.requests) for each in (*before, trace))
+        self.counts.requests += len(trace.requests)
         self.counts.tokens += sum(answer.num_tokens for answers in played.answers for answer in answers)
         self.report(self.counts)
         self.is_down = finding is not None and finding.kind in UNREPEATABLE
         return played, finding
 
-    def replay(self, trace: Trace, kind: str, before: Sequence[Trace] = ()) -> Failed | None:
+    def replay(self, trace: Trace, kind: str) -> Failed | None:
         """With other tokens, shared ones still shared; None if it does not fail in this way."""
         self.counts.replays += 1
-        label = next(self.label)
-        fresh, *others = (each if self.keeps_tokens else self.relabelled(each, label) for each in (trace, *before))
-        played, finding = self.play(fresh, others)
-        if finding is None or finding.kind != kind:
-            return None
-        self.earlier = tuple(self.log)[:-1]
-        return fresh, played, finding
+        fresh = trace if self.keeps_tokens else self.relabelled(trace, next(self.label))
+        if not (self.is_fresh or self.is_down):
+            self.player.play(self.short())
+        played, finding = self.play(fresh)
+        return None if finding is None or finding.kind != kind else (fresh, played, finding)
 
-    def fails(self, trace: Trace, kind: str, replays: int, before: Sequence[Trace] = ()) -> tuple[int, Failed | None]:
+    def short(self) -> Trace:
+        """Short requests, one after another, so that a server remembers nothing of the trace before them."""
+        request = greedy("", (*self.around.first, self.around.alphabet[0]), 1)
+        return in_turn((request,) * min(MOST_SHORT, self.around.slots))
+
+    def fails(self, trace: Trace, kind: str, replays: int) -> tuple[int, Failed | None]:
         """In how many of the replays, and the last of those."""
-        failed = [replayed for _ in range(replays) if (replayed := self.replay(trace, kind, before)) is not None]
+        failed = [replayed for _ in range(replays) if (replayed := self.replay(trace, kind)) is not None]
         return len(failed), failed[-1] if failed else None
 
     def minimize(self, trace: Trace, played: Played, finding: Finding) -> Failure:
@@ -278,8 +254,9 @@ class Campaign:
         try:
             rate = self.repeated(finding.kind, began)
             if rate:
+                first = self.best.trace
                 self.shrink(finding.kind, replays_for(rate), began)
-                self.confirm(finding.kind, max(1, math.ceil(LEAST_SHARE * rate * LAST_REPLAYS)))
+                self.confirm(first, finding.kind, math.ceil(LEAST_SHARE * rate * LAST_REPLAYS))
         except TargetError:
             pass
         except KeyboardInterrupt:
@@ -290,7 +267,6 @@ class Campaign:
             ended = "" if self.has_time(began) else f"; the {limit} was reached"
             self.say(f"shrunk to {size_of(self.best.trace)} in {seconds:.0f} s{ended}")
             self.is_fresh = self.keeps_tokens = False
-            self.kept = []
         return self.best
 
     def repeated(self, kind: str, began: float) -> float:
@@ -322,54 +298,20 @@ class Campaign:
         return times / FIRST_REPLAYS
 
     def keep(self, failed: Failed) -> None:
-        self.kept.append((failed, self.earlier))
-        self.best = with_failed(self.best, failed)
+        trace, played, finding = failed
+        self.best = replace(self.best, trace=trace, played=played, finding=finding)
 
-    def confirm(self, kind: str, least: int) -> None:
-        """Takes the smallest trace that fails in `least` of LAST_REPLAYS, else the one that fails most often."""
-        before = () if self.is_fresh else (self.short(),)
-
-        @functools.cache
-        def tried(index: int) -> tuple[int, Failed | None]:
-            times, last = self.fails(self.kept[index][0][0], kind, LAST_REPLAYS, before)
-            if times > self.best.rate[0] or index == len(self.kept) - 1:
-                self.settle(times, last, before)
-            return times, last
-
-        index = last_that(lambda index: tried(index)[0] >= least, len(self.kept))
-        if index is not None:
-            self.settle(*tried(index), before)
-        elif not self.is_fresh:
-            self.confirm_behind(kind, least, before)
-
-    def confirm_behind(self, kind: str, least: int, short: tuple[Trace, ...]) -> None:
-        """Takes the smallest trace, behind as little as it needs of what was played before it when it failed."""
-        (trace, _, _), earlier = self.kept[-1]
-
-        def always_fails(before: Sequence[Trace]) -> bool:
-            fits = all(self.unfit(other) is None for other in before)
-            return fits and self.fails(trace, kind, FIRST_REPLAYS, (*short, *before))[0] == FIRST_REPLAYS
-
-        for count in HISTORIES[1:]:
-            before = earlier[-count:]
-            if always_fails(before):
-                for other in before:
-                    fewer = tuple(each for each in before if each is not other)
-                    before = fewer if fewer and always_fails(fewer) else before
-                times, last = self.fails(trace, kind, LAST_REPLAYS, (*short, *before))
-                if times >= least:
-                    self.settle(times, last, (*short, *before))
-                    return
-
-    def settle(self, times: int, last: Failed | None, before: tuple[Trace, ...]) -> None:
-        if last is not None:
-            self.best = replace(with_failed(self.best, last), before=before)
-        self.best = replace(self.best, rate=(times, LAST_REPLAYS))
-
-    def short(self) -> Trace:
-        """Short requests, one after another, so that a server remembers nothing of the trace before them."""
-        request = greedy("", (*self.around.first, self.around.alphabet[0]), 1)
-        return in_turn((request,) * min(MOST_SHORT, self.around.slots))
+    def confirm(self, first: Trace, kind: str, least: int) -> None:
+        """Measures how often the smallest trace fails; if that is less than in `least` of them, also the first one, and
+        the drawn one behind those before it: larger traces may have left in the server what made smaller ones fail."""
+        self.best = replace(self.best, rate=(0, LAST_REPLAYS))
+        drawn = joined([*self.history[-SOME_BEFORE:], self.best.drawn])
+        for trace in dict.fromkeys((self.best.trace, first, drawn)):
+            if self.best.rate[0] < least:
+                times, last = self.fails(trace, kind, LAST_REPLAYS)
+                if last is not None and times > self.best.rate[0]:
+                    self.keep(last)
+                    self.best = replace(self.best, rate=(times, LAST_REPLAYS))
 
     def shrink(self, kind: str, replays: int, began: float) -> None:
         needed = 2 if self.is_live else 1  # a single failure may be luck, and repeated luck ends in a rare failure
@@ -397,19 +339,6 @@ class Campaign:
 
 def size_of(trace: Trace) -> str:
     return f"{plural(len(trace.requests), 'request')}, {trace.num_tokens} tokens"
-
-
-def with_failed(failure: Failure, failed: Failed) -> Failure:
-    trace, played, finding = failed
-    return replace(failure, trace=trace, played=played, finding=finding)
-
-
-def last_that(holds: Callable[[int], bool], count: int) -> int | None:
-    """The last index below `count` that holds, where all below it do; mostly the very last; None if none does."""
-    if count and holds(count - 1):
-        return count - 1
-    first = bisect.bisect_left(range(count - 1), True, key=lambda index: not holds(index))
-    return first - 1 if first else None
 
 
 def replays_for(rate: float) -> int:

@@ -37,6 +37,7 @@ from lfm2np.oracle.judging.noise import DRAWS, allowed_by
 from lfm2np.oracle.judging.scored import Known, add_noises, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 from lfm2np.suite.fuzz.trace import STOP_IN
+from lfm2np.suite.properties.rounding import wrong_words
 
 DRAWN_ERROR = 1e-9  # the probability, for each trace, that the samples of a right engine are called wrong
 WRONG, STOP, TEXT, DIFFERS = "wrong", "stop", "text", "differs"
@@ -168,7 +169,7 @@ class ByTruth(Judge):
         worst = min(wrong, key=lambda position: (int(position.request.request_id), position.row))
         index = int(worst.request.request_id)
         seen = next(answer for request, answer in pairs if request is worst.request)
-        return Finding(WRONG, wrong_words(worst, len(trace.requests[index].prompt_token_ids)), index, worst, seen)
+        return Finding(WRONG, f"request {wrong_words(worst)}", index, worst, seen)
 
     def fault_of(self, request: Request, answer: Answer) -> tuple[str, str]:
         """Of its form, its end or its text: what kind of finding, and why; empty where there is none."""
@@ -273,18 +274,3 @@ def length_fault(model: Model, request: Request, answer: Answer) -> str | None:
     if ids and ids[-1] in model.config.eos_token_ids:
         return None
     return f"{len(ids)} tokens with finish_reason {answer.finish_reason!r}, expected {request.max_tokens}"
-
-
-def wrong_words(position: Position, prompt: int) -> str:
-    place = position.row - prompt + 1
-    token = f"output token {place}" if place >= 0 else f"prompt token {position.row + 1}"
-    where = f"request {position.request.request_id}, {token}"
-    if position.is_flip and position.verdict is Verdict.BUG:
-        return (
-            f"{where}: {position.token_id}, but the oracle's is {position.best}, {position.gap:.4g} nat ahead: "
-            f"{position.gap_ratio:.3g} times the noise"
-        )
-    return (
-        f"{where}: token {position.token_id} with a log-probability that is off by {position.error or 0.0:+.4g} nat: "
-        f"{abs(position.error_ratio or 0.0):.3g} times the noise"
-    )

@@ -12,6 +12,7 @@ from lfm2np.errors import InconclusiveError
 from lfm2np.oracle.engines.records import DEAD, REFUSED, Pair, Request, Trace, changed
 from lfm2np.oracle.engines.target import Abilities, Answers, Played, Target, TargetError
 from lfm2np.oracle.engines.validate import validate
+from lfm2np.oracle.report.report import plural
 from lfm2np.suite.fuzz.trace import in_turn
 from lfm2np.suite.itself.pairs import Compared, Comparison, compared, likeliest, scored, stopped
 from lfm2np.suite.itself.questions import Sizes, questions
@@ -31,6 +32,7 @@ from lfm2np.suite.itself.rounding_spread import Outcome, Score, Spread, beyond, 
 from lfm2np.values import Progress
 
 OUT_OF_TIME = "out of time"
+SEE = " (see --max-model-len)"  # of a request that may be too long
 ROUNDS, NEEDED = 3, 2  # of other tokens each: a relation is broken if it looks so in two of at most three
 
 
@@ -113,6 +115,7 @@ class Asking:
     """One engine, asked under relations.
 
     players     by Relation.player: "" is the engine itself; others where they can be had
+    other       another engine, whose answers alone are compared with this one's, under the larger spread
     is_bitwise  equal bits are demanded
     until       time.monotonic() after which no further relation is begun
     unanswered  what came instead of an answer to a question alone; such a question is not asked again
@@ -124,6 +127,7 @@ class Asking:
     format_name: str
     seed: int = 0
     is_bitwise: bool = False
+    other: Asking | None = None
     until: float = math.inf
     report: Progress = lambda done, total: None
     spread: Spread = field(init=False)
@@ -138,6 +142,12 @@ class Asking:
     rounds: dict[str, Round] = field(default_factory=dict)  # the first of each relation that measures the spread
 
     @property
+    def widest(self) -> Spread:
+        """The larger of both engines'."""
+        spreads = [self.spread, *([] if self.other is None else [self.other.spread])]
+        return max(spreads, key=lambda spread: spread.nats)
+
+    @property
     def broken(self) -> list[Held]:
         return [each for each in self.held if each.outcome is Outcome.BROKEN]
 
@@ -145,6 +155,7 @@ class Asking:
         """Itself. InconclusiveError if no question is answered, TargetError if the engine is gone."""
         began = time.monotonic()
         self.begin()
+        chosen = [*chosen, *([] if self.other is None else [OTHER])]
         for done, relation in enumerate(chosen):
             self.report(done, len(chosen))
             self.held.append(self.ask(relation))
@@ -153,7 +164,10 @@ class Asking:
         return self
 
     def begin(self) -> Spread:
-        """The spread, from the relations that measure it."""
+        """The spread, from the relations that measure it; the other engine's too."""
+        if self.other is not None:
+            self.other.begin()
+            self.players = {**self.players, OTHER.player: self.other.players[""]}
         self.known[0] = self.alone(0)
         noise: dict[str, list[list[float]]] = {"batch": [], "other": []}
         for relation in (each for each in RELATIONS if each.measures):
@@ -187,7 +201,8 @@ class Asking:
         try:
             if died_before is not None and round_of(0).fault is died_before:
                 raise TargetError(died_before.what)
-            return judged(relation, round_of, self.spread, self.is_bitwise, 1 if died_before else ROUNDS)
+            spread = self.widest if relation is OTHER else self.spread
+            return judged(relation, round_of, spread, self.is_bitwise, 1 if died_before else ROUNDS)
         except TargetError:
             return Held(relation, Outcome.BROKEN, rounds=(1, 1), broken=self.gone)
         except InconclusiveError as error:  # it answered before
@@ -207,14 +222,17 @@ class Asking:
         asked = questions(self.sizes, self.seed * ROUNDS + round_)
         if samples:
             asked = [changed(question, temperature=TEMPERATURE, seed=SEED, n=samples) for question in asked]
-        answered: list[Pair] = []
+        answered, unanswered = list[Pair](), list[Pair]()
         for question, answers in zip(asked, self.play(in_turn(asked)).answers, strict=True):
             valid = [validate(question, answer) for answer in answers]
             usable = [answer for answer in valid if answer.error is None and answer.token_ids]
             answered += [(question, answer) for answer in usable]
-            if not usable:
-                why = next((answer.error for answer in valid if answer.error), "no token ids were reported")
-                self.unanswered.append(f"a prompt of {len(question.prompt_token_ids)} tokens alone: {why}")
+            unanswered += [] if usable else [(question, valid[0])]
+        longest = max((question.num_tokens for question, _ in answered), default=0)
+        for question, answer in unanswered:
+            hint = SEE if question.num_tokens > longest else ""
+            why = answer.error or "no token ids were reported"
+            self.unanswered.append(f"a prompt of {plural(len(question.prompt_token_ids), 'token')} alone{hint}: {why}")
         if not answered:
             raise InconclusiveError(f"no question was answered: {self.unanswered[-1]}")
         return answered
@@ -277,7 +295,7 @@ def refused(trace: Trace, played: Played) -> str:
             continue
         if answer.kind == REFUSED or (answer.sent is not None and answer.sent == answer.ended):
             count = len(request.prompt_token_ids)
-            return f"{count} tokens and {request.max_tokens} more (see --max-model-len): {answer.error}"
+            return f"{count} tokens and {request.max_tokens} more{SEE}: {answer.error}"
     return ""
 
 
@@ -307,19 +325,3 @@ def judged(
             wrong, count = wrong._replace(what=f"{wrong.what}; since then {error}"), NEEDED
         asked += 1
     return Held(relation, Outcome.BROKEN if count >= NEEDED else Outcome.ONCE, first.score, (count, asked), wrong)
-
-
-def between(first: Asking, second: Asking) -> Held:
-    """Two engines' answers alone to the same questions, under the larger of their spreads: do they differ by more than
-    each from itself? After `begin` of both."""
-
-    def round_of(number: int) -> Round:
-        here, there = first.alone(number), dict(second.alone(number))
-        round_, trace = Round(), in_turn([question for question, _ in here])
-        for index, (question, answer) in enumerate(here):
-            other = there.get(question)
-            missing = Comparison((), "the other engine does not answer")
-            round_.take(missing if other is None else compared(answer, other), trace, index)
-        return round_
-
-    return judged(OTHER, round_of, max(first.spread, second.spread, key=lambda each: each.nats), first.is_bitwise)

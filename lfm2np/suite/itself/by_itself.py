@@ -11,7 +11,7 @@ from lfm2np.oracle.engines.validate import validate
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.suite.fuzz.judge import DIFFERS, Finding, Judge, Right, right_token, trouble_finding, trouble_of
 from lfm2np.suite.fuzz.trace import in_turn
-from lfm2np.suite.itself.pairs import Comparison, allowed_by, compared, reported, scored
+from lfm2np.suite.itself.pairs import Compared, Comparison, allowed_by, compared, reported, scored
 from lfm2np.suite.itself.relations import whole
 from lfm2np.suite.itself.rounding_spread import Spread, beyond
 
@@ -53,43 +53,38 @@ class ByItself(Judge):
             for index, (request, answers) in enumerate(asked)
             if request.params.n == 1 and answers[0].token_ids is not None
         }
+        finding = self.differing(judged)
+        if finding is None or finding.kind != DIFFERS:
+            return finding
+        for request, answer in judged.values():  # the answers alone may have been the wrong ones: they are asked again
+            for kept in (alone(request), whole(request, answer)):
+                self.known.pop(kept, None)
+        return self.differing(judged)
+
+    def differing(self, judged: Mapping[int, tuple[Request, Answer]]) -> Finding | None:
+        """The first answer that is not as alone; or, of answers each of which may be right, too many other tokens."""
         self.ask([alone(request) for request, _ in judged.values()])
-        pairs: dict[int, Comparison] = {}
+        positions: list[Compared] = []
+        first_open: int | None = None
         for index, (request, answer) in judged.items():
             valid = validate(request, answer)
             if valid.error is not None:
                 return Finding(IMPOSSIBLE, f"request {index}: {valid.error}", index, seen=answer)
-            pair = pairs[index] = self.pair(request, answer)
+            pair = self.pair(request, answer)
             if (again := self.trouble_alone(request, answer)) is not None:
                 return Finding(again[0], f"request {index}, asked again alone: {again[1]}", index)
             if (what := self.wrong(pair)) is not None:
-                pair = pairs[index] = self.pair_again(request, answer)
-                what = self.wrong(pair)
-            if what is not None:
                 return Finding(DIFFERS, f"request {index}: {what}", index, seen=answer)
-        return self.together(judged, pairs)
-
-    def together(self, judged: Mapping[int, tuple[Request, Answer]], pairs: dict[int, Comparison]) -> Finding | None:
-        """Of answers each of which may be right: other tokens may be near ties, but not so many of them."""
-        open_ones = [index for index, pair in pairs.items() if any(each.is_open for each in pair.positions)]
-        if not open_ones or self.wrong(joined(pairs)) is None:
+            positions += pair.positions
+            if first_open is None and any(each.is_open for each in pair.positions):
+                first_open = index
+        if first_open is None or (what := self.wrong(Comparison(tuple(positions)))) is None:
             return None
-        again = {index: self.pair_again(*judged[index]) for index in open_ones}
-        if (what := self.wrong(joined(pairs | again))) is None:
-            return None
-        first = open_ones[0]
-        return Finding(DIFFERS, f"request {first}: {what}", first, seen=judged[first][1])
+        return Finding(DIFFERS, f"request {first_open}: {what}", first_open, seen=judged[first_open][1])
 
     def wrong(self, pair: Comparison) -> str | None:
         what, _ = beyond(self.spread, pair.positions, self.is_bitwise) or (None, 0)
         return pair.fault or what
-
-    def pair_again(self, request: Request, answer: Answer) -> Comparison:
-        """Compared with new answers: the answer alone may have been the wrong one, and is kept."""
-        for kept in (alone(request), whole(request, answer)):
-            self.known.pop(kept, None)
-        self.ask([alone(request)])
-        return self.pair(request, answer)
 
     def trouble_alone(self, request: Request, answer: Answer) -> tuple[str, str] | None:
         """Of the requests that it is compared with: an engine may hang there, too."""
@@ -143,9 +138,3 @@ class ByItself(Judge):
 def alone(request: Request) -> Request:
     plain = replace(request, after=None, after_tokens=None, pause=0, abort_after=None, cold=True, streamed=False)
     return replace(plain, request_id="", tags={})
-
-
-def joined(pairs: Mapping[int, Comparison]) -> Comparison:
-    """All of a trace."""
-    fault = next((pair.fault for pair in pairs.values() if pair.fault is not None), None)
-    return Comparison(tuple(each for pair in pairs.values() for each in pair.positions), fault)

@@ -11,7 +11,7 @@ from lfm2np.oracle.report.report import OPEN, RIGHT, WRONG, Case, Finding, Repor
 from lfm2np.suite.itself.asked import OUT_OF_TIME, Asking, Held
 from lfm2np.suite.itself.rounding_spread import Outcome, Spread, least_limit
 
-HEADS = ("relation", "verdict", "positions", "equal bits", "largest", "mean", "KL", "other tokens")
+HEADS = ("relation", "verdict", "positions", "equal bits", "largest", "KL", "other tokens")
 HOLDS = (Outcome.EQUAL, Outcome.WITHIN, Outcome.TOKENS)
 VERDICTS = {RIGHT: "HOLDS", WRONG: "BROKEN", OPEN: "INCONCLUSIVE"}
 MEANS = {
@@ -21,23 +21,14 @@ MEANS = {
 }
 
 
-def report_of(
-    engines: Sequence[Asking],
-    between: Held | None = None,
-    folders: Mapping[str, str] | None = None,
-    notes: Sequence[str] = (),
-) -> Report:
-    """Of one engine against itself, or of two and what lies between them. `folders`: of findings, by relation."""
-    named = [(asking.abilities.engine, each) for asking in engines for each in asking.held]
-    named += [("two engines", between)] if between else []
-    held = [each for _, each in named]
-    unanswered = list(dict.fromkeys(f"not answered: {line}" for asking in engines for line in asking.unanswered))
+def report_of(asking: Asking, folders: Mapping[str, str] | None = None, notes: Sequence[str] = ()) -> Report:
+    """`folders`: of findings, by relation."""
+    held = asking.held
+    unanswered = [f"not answered: {line}" for line in dict.fromkeys(asking.unanswered)]
     code = exit_code(held, bool(unanswered))
     late = sum(each.why == OUT_OF_TIME for each in held)
     findings = [
-        Finding("relation", what_of(each), each.relation.name, {"engine": engine, "rounds": each.rounds})
-        for engine, each in named
-        if each.outcome is Outcome.BROKEN
+        Finding("relation", what_of(each), each.relation.name, {"rounds": each.rounds}) for each in asking.broken
     ]
     if code == OPEN:  # what keeps it from being said that all holds
         unknown = [each for each in held if each.outcome is Outcome.UNKNOWN]
@@ -49,15 +40,16 @@ def report_of(
     besides = [*([] if code == OPEN else unanswered), *others, *notes]
     out = [f"{name}: {folder}" for name, folder in (folders or {}).items()]
     holding = sum(each.outcome in HOLDS for each in held)
+    rows = [(each.relation.name, each.relation.sentence) for each in held]
     return Report(
         command="check --against",
         verdict=VERDICTS[code],
         exit_code=code,
         means=MEANS[code],
         findings=findings,
-        facts={**facts_of(engines), "relations": f"{holding} of {len(held)} hold"},
+        facts={**facts_of(asking), "relations": f"{holding} of {len(held)} hold"},
         next_steps=[
-            *(line for asking in engines for line in hint(asking)),
+            *hint(asking),
             *(out or (["--out DIR shrinks what is broken, and writes scripts"] if code == WRONG else [])),
         ],
         not_tested=[
@@ -65,16 +57,26 @@ def report_of(
             "what is wrong alike under every relation",
         ],
         sections=[
-            *tables(engines, between),
+            Section("Relations", [Table("", HEADS, list(map(cells, held)), (0, 1), len(held))]),
             *([Section("What else was seen", besides)] if besides else []),
-            must_hold(held),
+            Section("The relations", [Table("", ("relation", "must hold"), rows, (0, 1))], is_long=True),
         ],
         figures={
-            "engines": list(map(engine_as_json, engines)),
-            "between": None if between is None else held_as_json(between),
+            "engine": asking.abilities.engine,
+            "other": None if asking.other is None else asking.other.abilities.engine,
+            "format": asking.format_name,
+            "bitwise": asking.is_bitwise,
+            "spread": asking.spread.nats,
+            "spread_measured": asking.spread.is_measured,
+            "traces": asking.traces,
+            "requests": asking.requests,
+            "tokens": asking.tokens,
+            "seconds": round(asking.seconds, 1),
+            "unanswered": list(dict.fromkeys(asking.unanswered)),
+            "relations": list(map(held_as_json, held)),
             "folders": dict(folders or {}),
         },
-        cases=[case_of(*each) for each in named],
+        cases=[case_of(asking.abilities.engine, each) for each in held],
     )
 
 
@@ -95,15 +97,14 @@ def what_of(held: Held) -> str:
     return f"{held.broken.what}; in {held.rounds[0]} of {held.rounds[1]} rounds of other tokens"
 
 
-def facts_of(engines: Sequence[Asking]) -> dict[str, str]:
-    """Of two engines each has a number behind its names."""
-    facts: dict[str, str] = {}
-    for number, asking in enumerate(engines, 1):
-        asked = f"{asking.requests} requests, {asking.tokens} tokens, in {asking.seconds:.0f} s"
-        spread = "equal bits" if asking.is_bitwise else spread_words(asking.spread)
-        values = {"engine": asking.abilities.engine, "format": asking.format_name, "spread": spread, "asked": asked}
-        facts |= {f"{name} {number}" if len(engines) > 1 else name: value for name, value in values.items()}
-    return facts
+def facts_of(asking: Asking) -> dict[str, str]:
+    return {
+        "engine": asking.abilities.engine,
+        **({} if asking.other is None else {"other": asking.other.abilities.engine}),
+        "format": asking.format_name,
+        "spread": "equal bits" if asking.is_bitwise else spread_words(asking.widest),
+        "asked": f"{asking.requests} requests, {asking.tokens} tokens, in {asking.seconds:.0f} s",
+    }
 
 
 def spread_words(spread: Spread) -> str:
@@ -122,29 +123,12 @@ def hint(asking: Asking) -> list[str]:
     return [f"{named[0]} would explain all of it: is --format {asking.format_name} right?"] if named else []
 
 
-def tables(engines: Sequence[Asking], between: Held | None) -> list[Section]:
-    sections = []
-    for asking in engines:
-        title = asking.abilities.engine if len(engines) > 1 else ""
-        table = Table(title, HEADS, list(map(cells, asking.held)), (0, 1), len(asking.held))
-        sections.append(Section(title or "Relations", [table]))
-    if between is not None:
-        title = "The two engines, each request alone, against the larger spread"
-        sections.append(Section("The two engines", [Table(title, HEADS, [cells(between)], (0, 1))]))
-    return sections
-
-
-def must_hold(held: Sequence[Held]) -> Section:
-    rows = {each.relation.name: each.relation.sentence for each in held}
-    return Section("The relations", [Table("", ("relation", "must hold"), list(rows.items()), (0, 1))], is_long=True)
-
-
 def cells(held: Held) -> list[str]:
     score, first = held.score, [held.relation.name, str(held.outcome)]
     if held.outcome is Outcome.NOT_ASKED:
-        return [*first, *[""] * 6]
+        return [*first, *[""] * 5]
     share = f"{100 * score.equal / score.positions:.1f} %" if score.positions else ""
-    numbers = ["" if value is None else f"{value:.2g}" for value in (score.largest, score.mean, score.kl)]
+    numbers = ["" if value is None else f"{value:.2g}" for value in (score.largest, score.kl)]
     return [*first, str(score.positions), share, *numbers, str(score.flips)]
 
 
@@ -158,22 +142,6 @@ def score_words(held: Held) -> str:
     """The table's numbers."""
     pairs = zip(HEADS[2:], cells(held)[2:], strict=True)
     return ", ".join(f"{head} {cell}" for head, cell in pairs if cell)
-
-
-def engine_as_json(asking: Asking) -> dict[str, Any]:
-    return {
-        "engine": asking.abilities.engine,
-        "format": asking.format_name,
-        "bitwise": asking.is_bitwise,
-        "spread": asking.spread.nats,
-        "spread_measured": asking.spread.is_measured,
-        "traces": asking.traces,
-        "requests": asking.requests,
-        "tokens": asking.tokens,
-        "seconds": round(asking.seconds, 1),
-        "unanswered": list(dict.fromkeys(asking.unanswered)),
-        "relations": list(map(held_as_json, asking.held)),
-    }
 
 
 def held_as_json(held: Held) -> dict[str, Any]:

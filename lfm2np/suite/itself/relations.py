@@ -35,7 +35,6 @@ NEEDS = {  # fields of Abilities and names of players, and what is said where th
     "takes_samples": "the engine takes no n > 1",
     "takes_stops": "the engine takes no stop strings",
     "sizes": "only an engine in Python that steps is made again in other sizes",
-    "varied": "no --vary was given",
 }
 Build = Callable[[Sequence[Pair], Sizes], list[Trace]]
 
@@ -308,8 +307,7 @@ RELATIONS = (
         samples=3,
     ),
     Relation("sizes", "another instance, of other chunks and slots", batch, player="sizes"),
-    Relation("varied", "with the fields of --vary = without", repeat, player="varied"),
     Relation("later", "the same request at the end of everything", repeat, keeps=True),
 )
-OTHER = Relation("other", "two engines, each request alone", repeat)
+OTHER = Relation("other", "another engine, each request alone", repeat, player="other")
 NAMES = tuple(relation.name for relation in RELATIONS)

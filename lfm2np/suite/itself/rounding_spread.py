@@ -69,7 +69,6 @@ class Score:
     equal: int = 0  # that report log-probabilities, of the same bits
     flips: int = 0
     largest: float | None = None  # nats; None: no log-probability was reported
-    mean: float | None = None
     kl: float | None = None
     noise: float | None = None  # what is judged, the largest: nats of one logit
     noise_rms: float | None = None  # without outliers
@@ -204,7 +203,6 @@ def score_of(pairs: Sequence[Sequence[Compared]]) -> Score:
         sum(each.is_equal and bool(each.noise) for each in positions),
         sum(each.is_flip for each in positions),
         max(sizes, default=None),
-        math.fsum(sizes) / len(sizes) if sizes else None,
         math.fsum(kls) / len(kls) if kls else None,
         max(noise, default=None),
         usual(noise) if noise else None,

@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from lfm2np.errors import InconclusiveError, RequestError
+from lfm2np.errors import InconclusiveError
 from lfm2np.oracle.engines.dialects.dialect import Location
 from lfm2np.oracle.engines.named import target_named
 from lfm2np.oracle.engines.python_target import PythonTarget
@@ -32,7 +31,6 @@ class Options:
     name    of the model, for a server with more than one
     timeout seconds for a response
     format_name  that explains its rounding, and in which transformers computes
-    vary    fields of a request that must not change its answer
     """
 
     model: Path
@@ -41,7 +39,6 @@ class Options:
     name: str | None = None
     timeout: float = 60.0
     format_name: str = "float32"
-    vary: Mapping[str, Any] | None = None
 
     def size(self, name: str, otherwise: int) -> int:
         return self.sizes.get(name) or otherwise
@@ -57,15 +54,10 @@ def asking_of(text: str, options: Options) -> Iterator[Asking]:
             raise InconclusiveError(f"{text}: it takes or reports no token ids: nothing can be compared")
         sizes = sizes_of(options, player, abilities)
         players: dict[str, Target] = {"": player}
-        if options.vary is not None:
-            if not isinstance(player, WatchedServer):
-                raise RequestError(f"fields to vary: only of requests to a server, not to {text}")
-            players["varied"] = WatchedServer(text, None, options.name, options.timeout, options.vary)
         if isinstance(player, PythonTarget) and abilities.can_abort:  # it steps
             other = {**options.sizes, "max_num_batched_tokens": max(1, sizes.chunk // 3)}
-            players["sizes"] = player_of(text, replace(options, sizes=other))
-        for more in list(players.values())[1:]:
-            stack.enter_context(contextlib.closing(more)).probe()
+            players["sizes"] = stack.enter_context(contextlib.closing(player_of(text, replace(options, sizes=other))))
+            players["sizes"].probe()
         yield Asking(players, abilities, sizes, options.format_name)
 
 

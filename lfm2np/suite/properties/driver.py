@@ -196,7 +196,7 @@ def reference_logits(model: AnyModel, token_ids: tuple[int, ...]) -> NDArray[np.
 
     In integers, unless the model is too large: LoadedModel.truth_of.
     """
-    return of_drawn(model, token_ids) if isinstance(model, TinyModel) else of_given(model, token_ids)
+    return of_drawn(model, token_ids) if isinstance(model, TinyModel) else of_trained(model, token_ids)
 
 
 def computed_logits(model: AnyModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
@@ -206,7 +206,7 @@ def computed_logits(model: AnyModel, token_ids: tuple[int, ...]) -> NDArray[np.f
 
 
 of_drawn = lru_cache(maxsize=20_000)(computed_logits)  # kilobytes each
-of_given = lru_cache(maxsize=16)(computed_logits)  # up to 20 MB for 100 tokens of a vocabulary of 65,536
+of_trained = lru_cache(maxsize=256)(computed_logits)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def require_explained(number_format: str, model: AnyModel, said: Sequence[tuple[
     positions = judge(loaded(model), number_format, pairs, known=known_of(model))
     for position in positions:
         if position.verdict in (Verdict.BUG, Verdict.DRIFT):
-            raise Violation(described(position, number_format))
+            raise Violation(f"{wrong_words(position)} of {number_format}")
     flips, chance = flip_probability(positions)
     if chance < FLIPS_LIMIT:
         likely = f"probability {probability_words(chance)} together in {number_format}"
@@ -96,19 +96,17 @@ def require_rounded_scores(
         raise Violation(checked.error)
     for position in judge(loaded(model), number_format, [(request, checked)], known=known_of(model)):
         if position.verdict is Verdict.DRIFT:
-            raise Violation(described(position, number_format))
+            raise Violation(f"{wrong_words(position)} of {number_format}")
 
 
-def described(position: Position, number_format: str) -> str:
-    number = position.row + 1
-    where = (
-        f"output token {number - len(position.request.prompt_token_ids)}"
-        if position.is_new
-        else f"prompt token {number}"
-    )
-    if position.verdict is Verdict.BUG:
-        what = f"{position.token_id}, the reference has {position.best}, {position.gap:.3g} nats ahead"
+def wrong_words(position: Position) -> str:
+    """What is wrong at a position, and by how much."""
+    place = position.row - len(position.request.prompt_token_ids) + 1
+    where = f"output token {place}" if place >= 0 else f"prompt token {position.row + 1}"
+    if position.is_flip and position.verdict is Verdict.BUG:
+        what = f"{position.token_id}, but the oracle's is {position.best}, {position.gap:.4g} nat ahead"
         ratio = position.gap_ratio
     else:
-        what, ratio = f"log-probability off by {position.error:.3g}", abs(position.error_ratio or 0.0)
-    return f"{position.request.request_id}, {where}: {what}: {ratio:.1f} times the noise of {number_format}"
+        what = f"token {position.token_id} with a log-probability that is off by {position.error or 0.0:+.4g} nat"
+        ratio = abs(position.error_ratio or 0.0)
+    return f"{position.request.request_id}, {where}: {what}: {ratio:.3g} times the noise"

@@ -1,1 +1,1 @@
-"""Schedulers and block managers of any engine, tested without a model: see scheduler/protocol.py."""
+"""Schedulers of any engine, tested without a model: see scheduler/protocol.py."""

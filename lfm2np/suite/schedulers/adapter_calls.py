@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import load_factory, names_in
-from lfm2np.suite.schedulers.managed import as_scheduler
 from lfm2np.values import show
 from scheduler.protocol import FEATURES, POLICIES, SIZES
 
@@ -31,11 +30,11 @@ NEEDED = {  # the method that a feature takes
 
 
 class Violation(AssertionError):
-    """A demand that is not met: its name, what was seen, and the place that was wrong, if it is one."""
+    """A demand that is not met: its name, and what was seen."""
 
-    def __init__(self, demand: str, message: str, place: tuple[str, int] | None = None) -> None:
+    def __init__(self, demand: str, message: str) -> None:
         super().__init__(f"{demand}: {message}")
-        self.demand, self.place = demand, place
+        self.demand = demand
         self.is_endless = ENDLESS in message
 
 
@@ -44,14 +43,15 @@ class Unjudged(Exception):
 
 
 class Calls:
-    """An adapter, made by its factory; a block manager under a scheduler of the suite's own."""
+    """An adapter, made by its factory. RequestError for what is no scheduler."""
 
     def __init__(self, factory: Factory | str, sizes: dict[str, Any]) -> None:
         self.given = dict(sizes)
         make: Any = load_factory(factory, "scheduler") if isinstance(factory, str) else factory
         self.failed: Callable[[str, str], NoReturn] = raise_violation
-        adapted = self._run("factory", make, dict(sizes))
-        self.adapted = as_scheduler(adapted, sizes)
+        self.adapted = self._run("factory", make, dict(sizes))
+        if not all(hasattr(self.adapted, name) for name in ("add", "step", "update")):
+            raise RequestError(f"{type(self.adapted).__name__}: no scheduler, which has add, step and update")
         self.lacks = self._names("lacks", FEATURES)
         self.lacks |= {feature for feature, method in NEEDED.items() if not hasattr(self.adapted, method)}
         self.policies = self._names("policies", POLICIES)

@@ -54,9 +54,9 @@ class Demands:
         """What is free before the first request."""
         return {name: self._free(name) for name in ("free_blocks", "free_window_blocks", "free_states")}
 
-    def fail(self, demand: str, message: str, place: tuple[str, int] | None = None) -> NoReturn:
+    def fail(self, demand: str, message: str) -> NoReturn:
         if demand in self.judged:
-            raise Violation(demand, message, place)
+            raise Violation(demand, message)
         raise Unjudged(f"{demand}: {message}")
 
     def _is_judged(self, policy: str) -> bool:
@@ -92,12 +92,6 @@ class Demands:
         if self._is_judged("finds-prefixes"):
             for entry in step.entries:
                 self._require_hit(entry, step, live)
-        if self._is_judged("decodes-always"):
-            scheduled = {entry.request_id for entry in step.entries}
-            for account in live.values():
-                decodes = account.is_running and account.num_outputs and account.computed == len(account.tokens) - 1
-                if decodes and account.name not in {*scheduled, *step.preempted}:
-                    self.fail("decodes-always", f"{account.name} runs, and gets no token")
 
     def _require_hit(self, entry: Entry, step: Step, live: Mapping[str, Account]) -> None:
         account, size = live[entry.request_id], self.block_size
@@ -181,7 +175,7 @@ class Demands:
                         block = place // self.block_size
                         if block in numbers:
                             text = f"{entry.request_id} {what} place {place}: block {block} is free"
-                            self.fail("ownership", text, ("block", place))
+                            self.fail("ownership", text)
         users: dict[tuple[str, int], str] = {}
         for entry in step.entries:
             written = [("block", place) for place in entry.writes]
@@ -189,7 +183,7 @@ class Demands:
                 written += [("window block", place) for place in entry.window.writes if place is not None]
             for pair in written:
                 if pair in users:
-                    self.fail("ownership", f"{entry.request_id} and {users[pair]} both write to place {pair[1]}", pair)
+                    self.fail("ownership", f"{entry.request_id} and {users[pair]} both write to place {pair[1]}")
                 users[pair] = entry.request_id
 
     def _write(self, entry: Entry, account: Account, number: int) -> None:
@@ -216,7 +210,7 @@ class Demands:
             cell = self.memory.read(memory, place)
             if cell is None or cell.prefix != prefixes[position]:
                 where = f"place {place}" if memory == "block" else f"place {place} of windowed layers"
-                self.fail(demand, self._misread(account, position, where, cell), (memory, place))
+                self.fail(demand, self._misread(account, position, where, cell))
 
     def _require_window(self, entry: Entry, account: Account) -> None:
         if self.window is None:

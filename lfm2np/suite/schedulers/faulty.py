@@ -14,7 +14,6 @@ from typing import Any, ClassVar, TypeVar
 
 from lfm2np.oracle.engines.protocol import load_factory
 from lfm2np.suite.schedulers.adapter_calls import Factory
-from lfm2np.suite.schedulers.managed import as_scheduler
 from scheduler.protocol import Entry, Step
 
 
@@ -145,7 +144,7 @@ def with_fault(factory: Factory | str, name: str) -> Factory:
     def faulty(sizes: Mapping[str, Any]) -> Faulty:
         fault = FAULTS[name].make
         given = {key: size + fault.more[key] if key in fault.more else size for key, size in sizes.items()}
-        inner = as_scheduler(make(given), given)
+        inner = make(given)
         other = {
             key: size for key, size in getattr(inner, "sizes", {}).items() if key not in given or size != given[key]
         }
@@ -164,8 +163,3 @@ def plain(step: Step) -> tuple[Any, ...]:
         for each in step.entries
     ]
     return (entries, list(step.copies))
-
-
-def faults_for(lacks: frozenset[str]) -> list[SchedulerFault]:
-    """Those that a scheduler can have that lacks this."""
-    return [fault for fault in FAULTS.values() if not lacks & set(fault.needs)]

@@ -15,11 +15,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lfm2np.suite.schedulers.adapter_calls import Calls, Factory, Violation
+from lfm2np.suite.schedulers.adapter_calls import Calls, Factory
 from lfm2np.suite.schedulers.demands import Demands
 from lfm2np.suite.schedulers.ledger import Account, next_token
 from lfm2np.suite.schedulers.reports import checked_copies, checked_ids, checked_step
-from lfm2np.suite.schedulers.schedule_text import Drawing
 from scheduler.protocol import Entry, Request, Step
 
 IDLE_STEPS = 10  # steps in a row that may compute nothing while requests are unfinished
@@ -29,23 +28,15 @@ class Run:
     """A scheduler, the memory that its steps describe, and an account of each request."""
 
     def __init__(
-        self,
-        factory: Factory | str,
-        sizes: Mapping[str, Any] | None = None,
-        judged: Collection[str] = (),
-        draws: bool = False,
+        self, factory: Factory | str, sizes: Mapping[str, Any] | None = None, judged: Collection[str] = ()
     ) -> None:
-        """judged    the demands and policies that raise; none: all demands, and the policies that it declares
-        draws     keep in `drawing` what each step did, and what the memory held after its writes
-        """
+        """judged: the demands and policies that raise; none: all demands, and the policies that it declares."""
         self.calls = Calls(factory, dict(sizes or {}))
         self.demands = Demands(self.calls, frozenset(judged))
         self.live: dict[str, Account] = {}  # not finished, in the order of arrival
         self.offered: dict[str, list[int]] = {}  # drafts for the next step that the request is in
         self.met: Counter[str] = Counter()  # what happened, for the statistics
         self.log: list[str] = []  # the calls so far, as text
-        self.drawing = Drawing(self.demands.block_size) if draws else None
-        self.drawn = 0  # calls of the log that stand in it
         self.steps = 0
         self.idle = 0
         self.arrivals = 0
@@ -149,15 +140,6 @@ class Run:
         if drafts:
             self.offered |= self._propose(drafts, right)
         step = checked_step(self.calls.call("step"), self.calls.sizes, self.demands.fail)
-        try:
-            self._judge(step)
-        except Violation:
-            self._draw(step)
-            raise
-        return step
-
-    def _judge(self, step: Step) -> None:
-        """What can be said before it computes anything."""
         demands = self.demands
         self._part(step.parted)
         self._preempted(step)
@@ -168,19 +150,12 @@ class Run:
         demands.require_order(step, self.live)
         for entry in step.entries:
             demands.require_tokens(entry, self.live[entry.request_id], self.offered)
+        return step
 
     def _compute(self, step: Step) -> dict[str, Account]:
         """Who is computed, even if it is aborted before the step is complete."""
-        try:
-            self.demands.carry_out(step, self.live, self.steps)
-        finally:
-            self._draw(step)
+        self.demands.carry_out(step, self.live, self.steps)
         return dict(self.live)
-
-    def _draw(self, step: Step) -> None:
-        if self.drawing is not None:
-            self.drawing.add(self.steps, self.log[self.drawn :], step, self.demands.memory)
-            self.drawn = len(self.log)
 
     def _complete(self, step: Step, computed: Mapping[str, Account]) -> None:
         demands = self.demands

@@ -42,7 +42,6 @@ class Broken:
 
     demand: str
     message: str
-    drawing: str  # its steps, and the message
     script: str  # Python that shows it again
     programs: int  # until it was first met
 
@@ -64,7 +63,7 @@ class Outcome:
         """passed, failed or skipped, and why."""
         if demand in self.broken:
             broken = self.broken[demand]
-            text = f"after {broken.programs} programs:\n{broken.drawing}\n# shows it again:\n{broken.script}"
+            text = f"after {broken.programs} programs:\n{broken.message}\n# shows it again:\n{broken.script}"
             return "failed", text
         if demand in POLICIES and demand not in self.policies:
             return "skipped", f"the scheduler does not promise it: {demand!r} in `policies`"
@@ -113,7 +112,7 @@ def try_scheduler(factory: Factory | str, profile: str = "quick", name: str = ""
             first.setdefault(violation.demand, outcome.programs)
             if violation.is_endless:
                 message, text = str(violation), script(outcome.name, sizes, run)
-                endless.append(Broken("calls", message, message, text, outcome.programs))
+                endless.append(Broken("calls", message, text, outcome.programs))
 
     drawn(judge_all, calls.lacks, profile)
     outcome.seconds = time.process_time() - started
@@ -181,27 +180,18 @@ def smallest(
     with contextlib.suppress(Violation):
         drawn(judge_one, lacks, profile)
     sizes, program = failing[-1]  # Hypothesis runs the smallest again at the end
-    run, violation = attempt(factory, sizes, program, {demand}, draws=True)
-    text = script(name, sizes, run)
-    if violation is None:
-        unsure = f"{demand}: met once, and not again by the same calls: the scheduler depends on more than its calls"
-        return Broken(demand, unsure, unsure, text, number)
-    message = str(violation)
-    drawing = message if run is None or run.drawing is None else run.drawing.text(message, violation.place)
-    return Broken(demand, message, drawing, text, number)
+    run, violation = attempt(factory, sizes, program, {demand})
+    unsure = f"{demand}: met once, and not again by the same calls: the scheduler depends on more than its calls"
+    return Broken(demand, unsure if violation is None else str(violation), script(name, sizes, run), number)
 
 
 def attempt(
-    factory: Factory | str,
-    sizes: dict[str, Any],
-    program: list[Call],
-    judged: Collection[str] = (),
-    draws: bool = False,
+    factory: Factory | str, sizes: dict[str, Any], program: list[Call], judged: Collection[str] = ()
 ) -> tuple[Run | None, Violation | None]:
     """The run, unless its scheduler could not be made, and the demand that it broke of those that are judged."""
     run = None
     try:
-        run = Run(factory, sizes, judged, draws)
+        run = Run(factory, sizes, judged)
         carry_out(run, program)
     except Violation as violation:
         return run, violation if not judged or violation.demand in judged else None
@@ -215,7 +205,7 @@ def script(name: str, sizes: dict[str, Any], run: Run | None) -> str:
     calls = "".join(f"run.{call}\n" for call in (run.log if run is not None else ()))
     imports = "from lfm2np.suite.schedulers.program_run import Run\n"
     if name.startswith("with_fault("):
-        imports += "from lfm2np.suite.schedulers.fault_trials import with_fault\n"
+        imports += "from lfm2np.suite.schedulers.scheduler_faults import with_fault\n"
     factory = name if name.startswith("with_fault(") else repr(name)
     return f"{imports}\nrun = Run({factory}, {sizes})\n{calls}"
 

@@ -1,17 +1,16 @@
-"""Examples without what an engine lacks, and on a given checkpoint; which word of `lacks` spares it an example."""
+"""Examples without what an engine lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.oracle.engines.protocol import FEATURES, PUBLISHED_ONLY, SIZES
+from lfm2np.oracle.engines.protocol import FEATURES, SIZES
 from lfm2np.oracle.engines.records import Request
-from lfm2np.suite.properties.property import Violation
 from lfm2np.suite.strategies.scenarios import LONGEST_PROMPT, MOST_TOKENS, OF_LFM3, OF_MIXTURES, Scenario
-from lfm2np.suite.strategies.tiny_models import Checkpoint, TinyModel
+from lfm2np.suite.strategies.tiny_models import TinyModel
 
 PLAIN_FIELDS = (
     *("temperature", "n", "max_tokens", "stop_token_ids", "stop", "include_stop_str_in_output", "ignore_eos", "seed"),
@@ -20,14 +19,7 @@ PLAIN_FIELDS = (
 WORDS = (*FEATURES, *SIZES)
 DENSE = {name: getattr(TinyModel(), name) for name in ("experts", "experts_a_token", *OF_MIXTURES)}
 OF_LFM2 = {name: getattr(TinyModel(), name) for name in ("lfm3", *OF_LFM3)}
-FIELDS: dict[str, dict[str, Any]] = {  # of a drawn model, as an engine needs them that lacks the word
-    "biases": {"conv_bias": False},
-    "taps": {"taps": 3},
-    "overflow": {"overflows": False},
-    "constants": {"eps": 1e-5, "theta": 1e6},
-    "long-contexts": {"positions": TinyModel().positions},
-}
-PARAMETERS: dict[str, dict[str, Any]] = {  # and of requests
+PARAMETERS: dict[str, dict[str, Any]] = {  # of requests, as an engine needs them that lacks the word
     "sampling": {"temperature": 0.0, "n": 1},
     "reference-noise": {"temperature": 0.0, "n": 1},
     "samples": {"n": 1},
@@ -35,8 +27,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {  # and of requests
     "stop-strings": {"stop": (), "include_stop_str_in_output": False},
     "logprobs": {"logprobs": None, "prompt_logprobs": None},
 }
-PROMISES = ("refusals", "overflow")  # what an engine lacks by doing otherwise, and not by raising
-HEAD_DIM, WIDTH = 64, 64  # of published checkpoints; their widths are multiples of it
+HEAD_DIM = WIDTH = 64  # of published checkpoints; their widths are multiples of it
 
 
 def fit(example: Any, lacks: frozenset[str]) -> Any:
@@ -58,58 +49,50 @@ def fit(example: Any, lacks: frozenset[str]) -> Any:
 
 def fitting_model(model: TinyModel, lacks: frozenset[str]) -> TinyModel:
     """A drawn model as near to this one as the engine can run."""
-    changed = changed_by(FIELDS, lacks)
-    layers = model.layers
     if model.lfm3 and "lfm3" in lacks:
-        model, layers = replace(model, **OF_LFM2), layers.replace("S", "A")
-    if "convolution-only" in lacks and not set(layers) & {"A", "S"}:
-        layers += "A"
-    if "attention-only" in lacks and "c" not in layers:
-        layers = "c" + layers
-    changed["layers"] = layers
-    if "taps" in lacks and model.lfm3:
-        changed["taps"] = 7
-    if "untied" in lacks and (not model.overflows or "overflow" in lacks):
-        changed["tied"] = True
+        model = replace(model, layers=model.layers.replace("S", "A"), **OF_LFM2)
+    if model.experts and "mixture-of-experts" in lacks:
+        model = replace(model, **DENSE)
+    if "overflow" in lacks:
+        model = replace(model, overflows=False)
+    if "long-contexts" in lacks:
+        model = replace(model, positions=TinyModel().positions)
+    return published(model) if "odd-shapes" in lacks else model
+
+
+def published(model: TinyModel) -> TinyModel:
+    """With a shape as published checkpoints have it."""
+    layers = model.layers if set(model.layers) & {"A", "S"} else model.layers + "A"
+    layers = layers if "c" in layers else "c" + layers
     if model.experts:
-        changed |= fitting_mixture(replace(model, layers=layers), lacks)
-    heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
-    if "odd-heads" in lacks and (heads % 2 or kv_heads % 2 or heads == kv_heads):
-        heads, kv_heads = 4, 2
-    if "head-dims" in lacks:
-        head_dim = HEAD_DIM
-    if "widths" in lacks:
-        if "head-dims" not in lacks:
-            head_dim = 8 // heads if heads in (1, 2, 4) else head_dim
-        widths = {"hidden_size": heads * head_dim, "vocab_size": WIDTH}
-        changed |= {**widths, "feed_forward": 3 * WIDTH, "multiplier": 1.0}  # two thirds of it is a multiple, too
-    return replace(model, heads=heads, kv_heads=kv_heads, head_dim=head_dim, **changed)
-
-
-def changed_by(table: Mapping[str, dict[str, Any]], lacks: frozenset[str]) -> dict[str, Any]:
-    return {name: value for word in table if word in lacks for name, value in table[word].items()}
-
-
-def fitting_mixture(model: TinyModel, lacks: frozenset[str]) -> dict[str, Any]:
-    """What changes of its experts; where there may be none the fields about them are as in any dense model."""
-    if "mixture-of-experts" in lacks:
-        return dict(DENSE)
-    changed: dict[str, Any] = {}
-    if "odd-mixtures" in lacks:
         first = max(1, model.dense_layers)
-        layers = model.layers if len(model.layers) > first else model.layers + model.layers[-1]
-        kept = {"expert_width": model.expert_width, "dense_layers": first, "layers": layers}
-        changed |= {**DENSE, "experts": 8, "experts_a_token": 4, **kept}
-    if "widths" in lacks:
-        changed["expert_width"] = WIDTH
-    return changed
+        layers = layers if len(layers) > first else layers + layers[-1]
+        model = replace(model, **DENSE)
+        model = replace(model, experts=8, experts_a_token=4, expert_width=WIDTH, dense_layers=first)
+    if model.heads % 2 or model.kv_heads % 2 or model.heads == model.kv_heads:
+        model = replace(model, heads=4, kv_heads=2)
+    return replace(
+        model,
+        layers=layers,
+        taps=7 if model.lfm3 else 3,
+        conv_bias=False,
+        tied=not model.overflows,
+        head_dim=HEAD_DIM,
+        hidden_size=model.heads * HEAD_DIM,
+        vocab_size=WIDTH,
+        feed_forward=3 * WIDTH,  # two thirds of it is a multiple, too
+        multiplier=1.0,
+        eps=1e-5,
+        theta=1e6,
+    )
 
 
 def fitting_request(request: Request, lacks: frozenset[str]) -> Request:
     params, prompt = request.params, request.prompt_token_ids
     if "processors" in lacks:
         params = SamplingParams(**{name: getattr(params, name) for name in PLAIN_FIELDS})
-    params = replace(params, **changed_by(PARAMETERS, lacks))
+    for word in PARAMETERS.keys() & lacks:
+        params = replace(params, **PARAMETERS[word])
     if "long-contexts" in lacks:
         prompt = prompt[:LONGEST_PROMPT]
         params = replace(params, max_tokens=min(params.max_tokens or MOST_TOKENS, MOST_TOKENS))
@@ -118,98 +101,3 @@ def fitting_request(request: Request, lacks: frozenset[str]) -> Request:
     if "salts" in lacks:
         request = replace(request, cache_salt="")
     return replace(request, prompt_token_ids=prompt, params=params)
-
-
-def place(example: Any, model: Checkpoint | None) -> Any:
-    """The example with a given checkpoint in the place of the drawn model, and tokens of its vocabulary."""
-    if model is None:
-        return example
-    if isinstance(example, tuple):
-        return tuple(place(part, model) for part in example)
-    if isinstance(example, TinyModel):
-        return model
-    if isinstance(example, Scenario):
-        return replace(example, model=model, requests=place(example.requests, model))
-    if not isinstance(example, Request):
-        return example
-    vocab_size, params = model.vocab_size, example.params
-
-    def placed(ids: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(placed_token(token, vocab_size) for token in ids)
-
-    biases, allowed = params.logit_bias, params.allowed_token_ids
-    params = replace(
-        params,
-        logit_bias=biases and {placed_token(token, vocab_size): bias for token, bias in dict(biases).items()},
-        allowed_token_ids=None if allowed is None else placed(tuple(allowed)),
-        banned_token_ids=placed(tuple(params.banned_token_ids)),
-        stop_token_ids=placed(tuple(params.stop_token_ids)),
-    )
-    return replace(example, prompt_token_ids=placed(example.prompt_token_ids), params=params)
-
-
-def placed_token(token: int, vocab_size: int) -> int:
-    """Of a drawn model's 24 ids the one that stands for it: ordinary tokens of the middle half of a vocabulary."""
-    drawn = TinyModel().vocab_size
-    return token if vocab_size < 4 * drawn else vocab_size // 4 + token * (vocab_size // 2 // drawn)
-
-
-# --- what an engine raises and has not declared
-
-
-def sparing_words(
-    example: Any, lacks: frozenset[str], needs: tuple[str, ...], attempt: Callable[[Any], object]
-) -> frozenset[str]:
-    """The words of `lacks` without whose features the example raises nothing but a Violation; empty if none do.
-
-    The first single word, what the property is about before the others; else the fewest that are left when all are
-    taken, and then one after the other given back if it is not needed.
-    """
-
-    def spares(words: frozenset[str]) -> bool:
-        fitted = fit(example, lacks | words)
-        return fitted != fit(example, lacks) and not raises(lambda: attempt(fitted))
-
-    open_words = [word for word in dict.fromkeys((*needs, *WORDS)) if word in WORDS and word not in lacks]
-    for word in open_words:
-        if spares(frozenset({word})):
-            return frozenset({word})
-    needed = frozenset(open_words)
-    if not spares(needed):
-        return frozenset()
-    for word in open_words:
-        if spares(needed - {word}):
-            needed -= {word}
-    return needed
-
-
-def raises(call: Callable[[], object]) -> bool:
-    """Whether it raises what is no verdict of the suite."""
-    try:
-        call()
-    except Violation:
-        return False
-    except Exception:
-        return True
-    return False
-
-
-def advice(words: frozenset[str], lacks: frozenset[str]) -> str:
-    """What to write into the engine's class, and what the new words mean."""
-    meanings = [f"    {word}: {FEATURES.get(word, 'it can not be set')}" for word in WORDS if word in words]
-    return "\n".join([line_of(lacks | words), *meanings])
-
-
-def promised(needs: tuple[str, ...], lacks: frozenset[str]) -> list[str]:
-    """What to declare where an engine does otherwise than a property needs it to promise; empty for others."""
-    words = frozenset(PROMISES).intersection(needs)
-    return [f"If the engine promises no such thing, let its class say so.\n{advice(words, lacks)}"] if words else []
-
-
-def line_of(lacks: frozenset[str]) -> str:
-    published = lacks >= PUBLISHED_ONLY
-    rest = [word for word in WORDS if word in lacks and not (published and word in PUBLISHED_ONLY)]
-    listed = "{" + ", ".join(f'"{word}"' for word in rest) + "}"
-    if published:
-        return "lacks = PUBLISHED_ONLY | " + listed if rest else "lacks = PUBLISHED_ONLY"
-    return "lacks = " + listed

@@ -21,12 +21,12 @@ from lfm2np.engine.drafters import NgramDrafter
 from lfm2np.engine.engine import Engine, OnLogits
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sampling.params import SamplingParams
-from lfm2np.suite.faults import inject
 from lfm2np.teaching.drawings.runs.derive import prefix_hit_tokens
 from lfm2np.teaching.drawings.runs.leaks import Leak, leak
 from lfm2np.teaching.drawings.runs.other_policies import passes
 from lfm2np.teaching.drawings.runs.recorded import Coming, DetailedTrace
 from lfm2np.teaching.drawings.runs.recorded_run import Run, read_run
+from lfm2np.teaching.faults import inject
 from lfm2np.teaching.lab.models import Models, all_token_ids
 from lfm2np.teaching.lab.settings import NAMES, Settings
 from lfm2np.values import plain

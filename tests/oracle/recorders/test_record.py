@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lfm2np.engine.loading import Model
 from lfm2np.errors import RequestError
 from lfm2np.oracle.check import Cause, Checked, judged
 from lfm2np.oracle.engines.python_target import PythonTarget
+from lfm2np.oracle.engines.records import Answer
 from lfm2np.oracle.engines.target import TargetError
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
@@ -204,7 +206,7 @@ def test_a_right_engine_has_no_cause(model: Model) -> None:
     checked = checked_target(model, Kept("lfm2np.suite.adapters:own", model.path), cases=("short-prompts",))
     record = record_of("lfm2np:float32", model.path, "float32")
     assert cause_of(checked, "", record, open_checkpoint(model.path, model.config), model) is None
-    assert cause_to_dump(checked, "a server", "") is None
+    assert cause_to_dump(checked, "a server", "", "") is None
 
 
 def test_every_report_has_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +222,58 @@ def test_every_report_has_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in (tmp_path / "html").read_text()
     assert "\nwhere it goes wrong\nrecorded            " in text
     assert where in text.split("engine  ")[0]
+
+
+class Leaving:
+    """An engine of which all but the first run is wrong: it leaves something behind. The probe is no run."""
+
+    lacks = Adapter.lacks
+
+    def __init__(self, model: str, sizes: dict[str, Any]) -> None:
+        self.inner, self.runs = Adapter(Shown(model)), -1
+
+    def generate(self, requests: Any) -> list[list[Answer]]:
+        (((answer,),), self.runs) = self.inner.generate(requests), self.runs + 1
+        return [[replace(answer, logprobs=tuple(each - 3.0 * (self.runs > 1) for each in answer.logprobs or ()))]]
+
+
+class Recorded(Leaving):
+    def record(self, prompts: Any, request: int, max_tokens: int, recorder: Any) -> None:
+        keep, self.runs = recorder.keep, self.runs + 1
+        lift = 30.0 * (self.runs > 0) * (np.arange(512) == 7)
+        recorder.keep = lambda name, rows: keep(name, rows + lift if name == "lm_head" else rows)
+        self.inner.record(prompts, request, max_tokens, recorder)
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "lines"),
+    [
+        (
+            "Leaving",
+            "short-prompts-2",
+            (
+                "Leaving has no method record(",
+                "short-prompts-2: prompt of 1, 1 new, alone after short-prompts-1; greedy",
+                "wrong after 1 request before it",
+            ),
+        ),
+        (
+            "Recorded",
+            "short-prompts-3",
+            ("short-prompts-3: prompt of 2, 1 new, alone after short-prompts-2", "lm_head"),
+        ),
+    ],
+)
+def test_a_request_that_is_wrong_only_after_others_is_said_to_need_them(
+    capsys: Any, engine: str, name: str, lines: tuple[str, ...]
+) -> None:
+    """Pinned: exit code 3 without `record`; with it, a request that is right alone was said to be wrong alone."""
+    command = ["check", f"test_record:{engine}", "--cases", "short-prompts", "--at-once", "1", "--locate", "--json"]
+    assert main(command) == 1
+    cause = json.loads(capsys.readouterr().out)["figures"]["cause"]
+    assert (cause["request_id"], len(cause["prompts"]), len(cause["before"])) == (name, 1, 1)
+    text = "\n".join(cause["lines"])
+    assert all(line in text for line in lines), text
 
 
 def test_an_invalid_recorder_is_refused_before_any_request(capsys: Any) -> None:

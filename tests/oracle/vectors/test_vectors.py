@@ -56,9 +56,8 @@ def test_what_a_schedule_names_is_made_too_and_what_does_not_fit_leaves_out_what
     assert all(mentioned(choice) <= chosen.keys() for choice in chosen.values())
 
 
-def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_made_is_refused() -> None:
     refusals: dict[str, Callable[[], Any]] = {
-        "no such directory": lambda: run("make", "-o", str(tmp_path / "a" / "b"), "--model", str(SIX)),
         "numerics float32: expected exact": lambda: make(load(SIX, "float32")),
         "vector 'nothing': expected some of short-1-text": lambda: make(six(), only=["nothing"]),
         "seed -1: expected at least 0": lambda: make(six(), -1),

@@ -121,6 +121,12 @@ def test_what_is_not_tested_is_said() -> None:
     assert tokens_only.startswith("tokens only") and not_run.startswith("scripts not run: uneven-chunks, ")
 
 
+def test_answers_that_stand_twice_are_counted_as_such() -> None:
+    answers = right_answers(packaged())
+    assert vectors_plain.summary([], answers).startswith(f"{len(answers)} answers: ")
+    assert vectors_plain.summary([], answers * 2).startswith(f"{2 * len(answers)} answers to {len(answers)} vectors: ")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -17,15 +17,13 @@ from served_here import Here, model, player_of, serving
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.dialects import DIALECTS
 from lfm2np.oracle.engines.dialects.dialect import Dialect
-from lfm2np.oracle.engines.records import Answer, Request, Trace, greedy
+from lfm2np.oracle.engines.records import Answer, Trace, greedy
 from lfm2np.oracle.engines.target import Played
 from lfm2np.suite.fuzz import hand_over as handing
 from lfm2np.suite.fuzz.campaign import Failure
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.failure_report import DECODE, PREFILL, Context
-from lfm2np.suite.fuzz.hand_over import hand_over, read_trace, reproducer, require_place, row_of
+from lfm2np.suite.fuzz.hand_over import Context, hand_over, read_trace, reproducer, require_place, row_of
 from lfm2np.suite.fuzz.judge import ByTruth, Finding, Right
-from lfm2np.suite.fuzz.trace import joined
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -94,7 +92,6 @@ def test_a_trace_with_a_flipped_bit_is_refused_or_the_same(tmp_path: Path) -> No
     [
         "",
         "[]",
-        '{"requests": [{"prompt_token_ids": [1], "max_tokens": 1}], "before": 1}',
         '{"requests": 1}',
         '{"requests": [{"prompt_token_ids": [], "max_tokens": 1}]}',
         "{",
@@ -135,62 +132,33 @@ def test_a_place_that_can_not_be_is_said_before_anything_is_done(tmp_path: Path)
 def test_the_page_requests_for_nothing_and_shows_hostile_names_as_text(tmp_path: Path) -> None:
     page = (handed(tmp_path) / "report.html").read_text()
     assert "<script" not in page and "<b>" not in page and "\u202e" not in page and "&lt;script src=" in page
-    assert "<svg" not in page and "6 requests" not in page and "<bdi>12 + 4, 3 cached</bdi>" in page
+    assert "<svg" not in page and "6 requests" not in page and "<bdi>wrong; 3 cached</bdi>" in page
 
 
 def test_the_issue_holds_the_table_of_the_requests(tmp_path: Path) -> None:
     lines = (handed(tmp_path) / "issue.md").read_text().splitlines()
-    start = lines.index("Requests")
+    start = lines.index("sent, first token, ended: in seconds")
     assert [re.split("  +", line) for line in lines[start + 2 : start + 6]] == [
-        ["0", "9", "6", "at once", "none"],
-        ["1", "12", "4", "after 2 tokens of request 0, then 5 ms", "9 with request 0", "aborted after 1 tokens"],
-        ["2", "9", "4", "when request 0 has ended", "9 with request 0", "temperature 1, seed 2, 2 samples; cold"],
-        ["3", "3", "6", "at once", "3 with request 0", "stop 'a|b'"],
+        ["0", "9", "6", "at once", "none", "wrong; 3 cached", "0", "0.5", "1"],
+        [
+            *("1", "12", "4", "after 2 tokens of request 0, then 5 ms", "9 with request 0"),
+            *("aborted after 1 tokens; 3 cached", "1", "1.5", "2"),
+        ],
+        [
+            *("2", "9", "4", "when request 0 has ended", "9 with request 0"),
+            *("temperature 1, seed 2, 2 samples; cold; 3 cached", "2", "2.5", "3"),
+        ],
+        ["3", "3", "6", "at once", "3 with request 0", "stop 'a|b'; 3 cached", "3", "3.5", "4"],
     ]
     assert any(line.startswith("replays    fails in 9 of 10 replays") for line in lines)
-
-
-def test_wrong_cells_are_marked_up_to_the_first_other_token(tmp_path: Path) -> None:
-    """A wrong log-probability, then a wrong token, then what belongs to another text."""
-    tokens, logprobs = zip(*((row.token_id, row.logprob) for row in right_of(TRACE.requests[0])), strict=True)
-    other = A[0] if tokens[2] != A[0] else A[1]
-    seen = Answer((*tokens[:2], other, *tokens[3:5]), (logprobs[0], logprobs[1] + 1.0, -9.0, -9.0, -9.0))
-    folder = handed(tmp_path, replace(failure_of(), finding=Finding("wrong", "what", 0, seen=seen)))
-    lines = (folder / "issue.md").read_text().splitlines()
-    start = lines.index("Tokens of the wrong request")
-    rows = [re.split("  +", line.strip()) for line in lines[start + 2 : start + 8]]
-    marks = [(row, column) for row, cells in enumerate(rows) for column, cell in enumerate(cells) if "(wrong)" in cell]
-    assert marks == [(1, 4), (2, 2)] and rows[2][:3] == ["2", str(tokens[2]), f"{other} (wrong)"]
-    page = (folder / "report.html").read_text()
-    assert page.count("(wrong)") == 3 and f"<bdi>{other} (wrong)</bdi>" in page  # its request in the timeline, too
-
-
-def right_of(sent: Request) -> list[Right]:
-    return ByTruth(model(), CONTEXT.format_name).right(sent, None)
-
-
-@pytest.mark.parametrize(("first", "bars"), [(0.5, 1), (None, 0)])
-def test_the_timeline_has_a_unit_and_a_request_without_a_stream_is_one_bar(
-    tmp_path: Path, first: float | None, bars: int
-) -> None:
-    played = Played(((Answer((5,), sent=0.0, first=first, ended=7.0),),), clock="steps")
-    page = (
-        handed(tmp_path, replace(failure_of(Trace((greedy("", A[:9], 1),))), played=played)) / "report.html"
-    ).read_text()
-    assert "times in steps" in page and (DECODE in page) == bool(bars) and PREFILL in page
-
-
-BEFORE = (Trace((greedy("", A[:1], 1),) * 2), Trace((greedy("", A[:4], 2),)))
 
 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({}, "each with other tokens in the same places. It failed on a server that had served other requests before"),
-        ({"is_fresh": True}, "each with other tokens in the same places. It failed on a server that had just been"),
-        ({"same_tokens": True}, "each with the same tokens: with others it did not fail. It failed on a server that"),
-        ({"before": BEFORE[:1]}, "Before each replay came 2 short requests, which are sent first."),
-        ({"before": BEFORE}, "It needs what came before: 3 requests, which are sent first."),
+        ({}, "each with other tokens in the same places. It failed on an engine that had served other requests before"),
+        ({"is_fresh": True}, "each with other tokens in the same places. It failed on an engine that had just been"),
+        ({"same_tokens": True}, "each with the same tokens: with others it did not fail. It failed on an engine that"),
     ],
 )
 def test_the_issue_says_what_a_replay_was(tmp_path: Path, fields: dict[str, Any], told: str) -> None:
@@ -199,14 +167,9 @@ def test_the_issue_says_what_a_replay_was(tmp_path: Path, fields: dict[str, Any]
     assert told in line
 
 
-def test_what_came_before_is_read_with_the_trace(tmp_path: Path) -> None:
-    whole = read_trace(handed(tmp_path, failure_of(before=BEFORE)) / "trace.json")
-    assert whole == joined([*BEFORE, TRACE]) and len(whole.requests) == 7
-
-
 def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
     lines = (handed(tmp_path, replace(failure_of(), rate=(0, 0))) / "issue.md").read_text().splitlines()
-    assert "replays    not played again: the server is gone, and there is no --start" in lines
+    assert "replays    not played again: the engine is gone, and there is no --start" in lines
 
 
 def test_an_answer_with_invalid_tokens_can_be_handed_over(tmp_path: Path) -> None:
@@ -260,23 +223,6 @@ def test_the_script_says_0_for_a_right_server_1_for_a_wrong_one_and_2_without(tm
         here.spoil = None
     assert scripted(path, here.url) == (2, "", f"{here.url}: no server\n")
     assert scripted(path)[0] == 2
-
-
-def test_the_script_sends_what_came_before_first_and_does_not_judge_it(tmp_path: Path) -> None:
-    prompts: list[list[int]] = []
-
-    def spoils(fields: dict[str, Any]) -> None:
-        if len(fields["choices"][0]["token_ids"]) == 2:  # of what came before; a count would depend on who is faster
-            fields["choices"][0]["token_ids"] = []
-
-    with serving() as here:
-        path = script_for(tmp_path, here, Trace((greedy("", A[:9], 6),)), before=(Trace((greedy("", A[:3], 2),) * 3),))
-        asked = here.engine.add
-        here.engine.add = lambda ids, *more: prompts.append(ids) or asked(ids, *more)  # type: ignore[method-assign]
-        here.spoil = spoils
-        assert scripted(path, here.url) == (0, "all as it should be\nwrong in 0 of 1\n", "")
-    assert prompts == [list(A[:3])] * 3 + [list(A[:9])]
-    assert "Before each replay came 3 short requests" in path.read_text().partition("import json")[0]
 
 
 def spoil(fields: dict[str, Any]) -> None:

@@ -26,8 +26,7 @@ from lfm2np.oracle.engines.http_target import HttpTarget
 from lfm2np.oracle.engines.records import Request, Trace, greedy
 from lfm2np.suite.fuzz.campaign import Failure
 from lfm2np.suite.fuzz.draw_traces import alphabet_of
-from lfm2np.suite.fuzz.failure_report import Context
-from lfm2np.suite.fuzz.hand_over import hand_over
+from lfm2np.suite.fuzz.hand_over import Context, hand_over
 from lfm2np.suite.fuzz.judge import ByTruth, Finding
 from lfm2np.suite.fuzz.watched import WatchedServer
 

@@ -12,7 +12,7 @@ from lfm2np.oracle.engines.records import BROKEN, DEAD, REFUSED, Answer, Trace, 
 from lfm2np.oracle.engines.target import Arrived, Played, TargetError, Trouble, ignored
 from lfm2np.oracle.report.as_text import as_text
 from lfm2np.oracle.report.report import OPEN
-from lfm2np.suite.itself.asked import Asking, between
+from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.invariance_report import report_of
 from lfm2np.suite.itself.questions import Sizes
 from lfm2np.suite.itself.relations import NAMES, RELATIONS
@@ -21,8 +21,8 @@ from lfm2np.suite.itself.rounding_spread import Outcome, limits_of
 SIZES = Sizes(block=4, chunk=12, slots=4, longest=96, vocab=VOCAB)
 
 
-def asking(player: Pretend, format_name: str = "float32", other: Pretend | None = None, **fields: object) -> Asking:
-    players = {"": player, "sizes": other or player, "varied": other or player}
+def asking(player: Pretend, format_name: str = "float32", sizes: Pretend | None = None, **fields: object) -> Asking:
+    players = {"": player, "sizes": sizes or player}
     return Asking(players, player.probe(), SIZES, format_name, **fields)  # type: ignore[arg-type]
 
 
@@ -89,12 +89,12 @@ def test_a_bug_breaks_its_relations(name: str, noise: float) -> None:
 
 @pytest.mark.slow
 def test_every_relation_is_broken_by_some_bug() -> None:
-    """`order` and `repeat` by one that counts; `sizes` and `varied` by another instance; `seeds` by one without."""
+    """`order` and `repeat` by one that counts; `sizes` by another instance; `seeds` by one without."""
     broken_names: set[str] = set()
     for bug, _ in BUGS.values():
         broken_names |= broken(asking(Pretend(1e-6, bug, 0.1)).run())
     broken_names |= broken(asking(Pretend(1e-6, lambda now, position: now.number % 5 == 4, 0.1)).run())
-    broken_names |= broken(asking(Pretend(1e-6), other=Pretend(1e-6, lambda now, position: True, 0.1)).run())
+    broken_names |= broken(asking(Pretend(1e-6), sizes=Pretend(1e-6, lambda now, position: True, 0.1)).run())
     broken_names |= broken(asking(Pretend(1e-6, takes_seeds=False)).run())
     broken_names |= broken(asking(Pretend(1e-6, late_stop=1)).run())
     broken_names |= broken(asking(Pretend(1e-6, second_at=2)).run())
@@ -130,9 +130,7 @@ def test_a_batch_that_moves_answers_more_than_anything_else_breaks() -> None:
 
 def test_two_engines() -> None:
     def compared(first: Pretend, second: Pretend) -> Outcome:
-        left, other = asking(first), asking(second)
-        left.begin(), other.begin()
-        return between(left, other).outcome
+        return asking(first, other=asking(second)).run([]).held[-1].outcome
 
     assert compared(Pretend(), Pretend()) is Outcome.EQUAL
     assert compared(Pretend(1e-6), Pretend(1e-6, salt=1)) is Outcome.WITHIN
@@ -147,7 +145,7 @@ def test_what_is_not_reported_is_not_judged() -> None:
 
 def test_other_tokens_without_a_log_probability_leave_the_verdict_open() -> None:
     bug: Bug = lambda now, position: now.cached > 0 and position == 0  # noqa: E731
-    report = report_of([asking(Pretend(0.0, bug, 5.0, tells_logprobs=False)).run()])
+    report = report_of(asking(Pretend(0.0, bug, 5.0, tells_logprobs=False)).run())
     assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", OPEN)
     words = {finding.where: finding.words for finding in report.findings if finding.kind == "not judged"}
     assert "prefixes" in words and words["warm"].startswith("prompt of ") and " instead of " in words["warm"]
@@ -196,10 +194,10 @@ def test_other_tokens_beside_others_break_whatever_is_reported(
 
 
 def test_a_coarser_format_that_would_explain_it_is_named() -> None:
-    report = report_of([asking(Pretend(0.002), "float32").run()])
+    report = report_of(asking(Pretend(0.002), "float32").run())
     assert report.findings and "float16 would explain all of it: is --format float32 right?" in report.next_steps
     leaking = asking(Pretend(1e-6, lambda now, position: now.beside > 0, 2.0)).run()
-    assert leaking.broken and "would explain" not in as_text(report_of([leaking]))
+    assert leaking.broken and "would explain" not in as_text(report_of(leaking))
 
 
 class Poisoned(Pretend):
@@ -262,12 +260,29 @@ class Choosy(Pretend):
 
 def test_a_question_that_is_not_answered_alone_is_said() -> None:
     checked = asking(Choosy()).run()
-    assert set(checked.unanswered) == {"a prompt of 1 tokens alone: HTTP 500"}
+    assert set(checked.unanswered) == {"a prompt of 1 token alone: HTTP 500"}
     assert {held.relation.name for held in checked.broken} == set()
-    report = report_of([checked])
+    report = report_of(checked)
     assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", OPEN)
-    assert report.findings[0].words == "not answered: a prompt of 1 tokens alone: HTTP 500"
-    assert report.figures["engines"][0]["unanswered"] == ["a prompt of 1 tokens alone: HTTP 500"]
+    assert report.findings[0].words == "not answered: a prompt of 1 token alone: HTTP 500"
+    assert report.figures["unanswered"] == ["a prompt of 1 token alone: HTTP 500"]
+
+
+class Narrow(Pretend):
+    def play(self, trace: Trace, arrived: Arrived = ignored) -> Played:
+        pairs = zip(trace.requests, super().play(trace).answers, strict=True)
+        answers = (
+            answers if sent.num_tokens <= 40 else (failed(f"prompt {list(sent.prompt_token_ids)} is too long"),)
+            for sent, answers in pairs
+        )
+        return Played(tuple(answers))
+
+
+def test_a_question_that_is_too_long_is_said_in_one_short_line_with_the_option() -> None:
+    """Pinned: 1,045 characters of ids."""
+    line = max(asking(Narrow()).run().unanswered, key=len)
+    assert "tokens alone (see --max-model-len): prompt [" in line and line.endswith(" numbers] is too long")
+    assert len(line) < 200, line
 
 
 class Mortal(Pretend):
@@ -284,7 +299,7 @@ def test_an_engine_that_dies_breaks_the_relation_and_what_came_before_stays() ->
     after = [each for each in checked.held if each.why == "the engine is gone"]
     assert after and all(each.outcome is Outcome.NOT_ASKED for each in after)
     assert outcomes(checked)["repeat"] is Outcome.EQUAL
-    assert "stream: no connection any more" in as_text(report_of([checked]))
+    assert "stream: no connection any more" in as_text(report_of(checked))
 
 
 class Gone(Pretend):

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.commands.cli.shared.format_options import AUTO
 from lfm2np.commands.cli.shared.parser import add, require_at_least, require_times
 from lfm2np.errors import RequestError
 from lfm2np.oracle.engines.protocol import TOLD
-from lfm2np.oracle.engines.records_json import parse_line
 from lfm2np.suite.itself.asked import Asking
 from lfm2np.suite.itself.by_itself import ByItself
 from lfm2np.suite.itself.questions import DEFAULT_VOCAB
@@ -35,30 +32,29 @@ def modes(arguments: argparse.Namespace) -> list[str]:
     return [WITHOUT if arguments.against is None else WITH, *([LOCAL] if is_local else [])]
 
 
-def askings(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Asking]:
-    """Of the engine, or of the two that are compared, named by their targets then."""
-    targets = [arguments.target] if arguments.against == ITSELF else [arguments.target, arguments.against]
-    askings = [stack.enter_context(asking_of(target, options_of(arguments))) for target in targets]
-    sizes = smaller(askings[0].sizes, askings[-1].sizes)
-    for target, asking in zip(targets, askings, strict=True):
-        asking.sizes, asking.seed, asking.is_bitwise = sizes, arguments.seed, arguments.bitwise
-        if arguments.minutes is not None:
-            asking.until = time.monotonic() + 60 * arguments.minutes
-        if len(targets) > 1:
-            asking.abilities = replace(asking.abilities, engine=f"{target} ({asking.abilities.engine})")
-    return askings
+def asking(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Asking:
+    """Of the engine, which knows the one that it is compared with, if any."""
+    options = options_of(arguments)
+    asking = stack.enter_context(asking_of(arguments.target, options))
+    asking.seed, asking.is_bitwise = arguments.seed, arguments.bitwise
+    if arguments.minutes is not None:
+        asking.until = time.monotonic() + 60 * arguments.minutes
+    if arguments.against != ITSELF:
+        asking.other = stack.enter_context(asking_of(arguments.against, options))
+        asking.sizes = asking.other.sizes = smaller(asking.sizes, asking.other.sizes)
+        asking.other.seed = arguments.seed
+    return asking
 
 
-def judge_of(askings: Sequence[Asking]) -> ByItself:
-    """The first engine's judge, after `begin` of all: itself, or another."""
-    first, last = askings[0], askings[-1]
+def judge_of(asking: Asking, other: Asking | None = None) -> ByItself:
+    """After `begin`: by the engine itself, or by another."""
     return ByItself(
-        last.players[""],
-        max((asking.spread for asking in askings), key=lambda spread: spread.nats),
-        first.sizes.vocab,
-        is_same=first is last,
-        with_scores=first.abilities.tells_prompt_logprobs,
-        is_bitwise=first.is_bitwise,
+        (other or asking).players[""],
+        asking.spread if other is None else asking.widest,
+        asking.sizes.vocab,
+        is_same=other is None,
+        with_scores=asking.abilities.tells_prompt_logprobs,
+        is_bitwise=asking.is_bitwise,
     )
 
 
@@ -70,15 +66,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         arguments.name,
         arguments.timeout,
         format_name(arguments),
-        vary_of(getattr(arguments, "vary", None)),
     )
-
-
-def vary_of(text: str | None) -> dict[str, object] | None:
-    fields = None if text is None else parse_line(text, "--vary")
-    if fields is not None and (not isinstance(fields, dict) or not fields):
-        raise RequestError(f"--vary {text!r}: expected fields of a request, as a JSON object")
-    return fields
 
 
 def format_name(arguments: argparse.Namespace) -> str:

@@ -12,7 +12,7 @@ from lfm2np.commands.cli.shared import against
 from lfm2np.commands.cli.shared.terminal import command_line, progress_bar, show_report
 from lfm2np.errors import RequestError
 from lfm2np.oracle.report.report import Report
-from lfm2np.suite.itself.asked import Asking, Held, between
+from lfm2np.suite.itself.asked import Asking, Held
 from lfm2np.suite.itself.invariance_report import report_of
 from lfm2np.suite.itself.relations import NAMES, RELATIONS, Relation
 
@@ -47,46 +47,36 @@ def chosen(names: str | None) -> Sequence[Relation]:
 
 
 def compared(arguments: argparse.Namespace) -> Report:
-    folders: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        askings = against.askings(arguments, stack)
-        for asking in askings:
-            with progress_bar("relations") as asking.report:
-                asking.run(chosen(arguments.relations))
-        is_two = len(askings) > 1 and not any(asking.gone for asking in askings)
-        other = between(*askings) if is_two else None
-        for asking in askings if arguments.out is not None else ():
-            folders |= handed_over(arguments, asking)
-    notes = [] if all(asking.abilities.takes_cold for asking in askings) else [NO_COLD]
-    return report_of(askings, other, folders, notes)
+        asking = against.asking(arguments, stack)
+        with progress_bar("relations") as asking.report:
+            asking.run(chosen(arguments.relations))
+        broken = asking.broken if arguments.out is not None else []
+        folders = {
+            f"{held.relation.name}, {how}": where for held in broken for how, where in written(arguments, asking, held)
+        }
+    return report_of(asking, folders, [] if asking.abilities.takes_cold else [NO_COLD])
 
 
 NO_COLD = "the engine takes no request without cached prefixes: `alone` is the first time that a prompt is sent"
 
 
-def handed_over(arguments: argparse.Namespace, asking: Asking) -> dict[str, str]:
-    """Broken relations, each shrunk and as it was asked, written into folders; or why it is not."""
-    return {
-        f"{held.relation.name}, {how}": where
-        for held in asking.broken
-        for how, where in written(arguments, asking, held)
-    }
-
-
 def written(arguments: argparse.Namespace, asking: Asking, held: Held) -> Iterator[tuple[str, str]]:
-    """A server that can't be started from here keeps what earlier requests left behind, and shrinking may end in a
-    trace that needs that. The whole trace brings its own past."""
+    """A broken relation, shrunk and as it was asked, each in a folder; or why not.
+
+    A server that can't be started from here keeps what earlier requests left behind, and shrinking may end in a trace
+    that needs that. The whole trace brings its own past.
+    """
     from lfm2np.suite.fuzz.campaign import Campaign
     from lfm2np.suite.fuzz.draw_traces import Around
-    from lfm2np.suite.fuzz.failure_report import Context
-    from lfm2np.suite.fuzz.hand_over import hand_over
+    from lfm2np.suite.fuzz.hand_over import Context, hand_over
 
     trace = held.broken.trace if held.broken is not None else None
     if trace is None or held.relation.player or held.relation.samples:
         yield "no script", "it needs more than requests to one server"
         return
     player, sizes = asking.players[""], asking.sizes
-    judge = against.judge_of([asking])
+    judge = against.judge_of(asking)
     around = Around(sizes.block, sizes.chunk, sizes.slots, sizes.longest, tuple(range(sizes.vocab)))
     campaign = Campaign(judge, player, around, shrink_seconds=SHRINK_SECONDS)
     campaign.counts.traces += 1
@@ -99,5 +89,5 @@ def written(arguments: argparse.Namespace, asking: Asking, held: Held) -> Iterat
     context = Context(arguments.target, asking.abilities.engine, asking.format_name, "", "none", command_line())
     yield "shrunk", str(hand_over(Path(arguments.out), failure, judge, player, context))
     if failure.trace != trace and not failure.is_fresh:
-        whole = replace(failure, trace=trace, played=played, finding=finding, rate=(1, 1), before=())
+        whole = replace(failure, trace=trace, played=played, finding=finding, rate=(1, 1))
         yield "as it was asked", str(hand_over(Path(arguments.out), whole, judge, player, context))

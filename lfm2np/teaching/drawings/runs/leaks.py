@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.loading import Model
 from lfm2np.engine.step import forward
-from lfm2np.suite.faults import inject
 from lfm2np.teaching.drawings.runs.recorded import Coming
+from lfm2np.teaching.faults import inject
 from scheduler import BatchPlan
 
 SOUND = "sound"

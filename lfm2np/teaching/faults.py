@@ -148,5 +148,5 @@ def parse_patch(patch: str) -> Edit:
 
 FAULTS = {
     fault.name: fault
-    for fault in parse_faults((resources.files("lfm2np.suite") / "faults.txt").read_text(encoding="utf-8"))
+    for fault in parse_faults((resources.files("lfm2np.teaching") / "faults.txt").read_text(encoding="utf-8"))
 }
